@@ -1,0 +1,91 @@
+"""The job: one call of one task, the durable record."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, SmallInteger, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, column_property, mapped_column
+
+from pgqueue.models.base import Base
+from pgqueue.models.status import JobStatus, StatusComparator, status_of
+
+DEFAULT_QUEUE = "default"
+DEFAULT_PRIORITY = 5
+DEFAULT_MAX_ATTEMPTS = 10
+
+
+class Job(Base):
+    """One call of one task.
+
+    Written when it is enqueued, when an attempt fails, and when it ends.  The update at the end
+    stays in its page (HOT) because the fill factor leaves room and no index names a column that
+    changes then.  Make one with ``task.enqueue(...)`` or ``task.job(...)``: a ``Job()`` made by
+    hand has no message, so no worker ever runs it, and ``queue.check`` reports it.
+    """
+
+    __tablename__ = "jobs"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    queue: Mapped[str] = mapped_column(server_default=DEFAULT_QUEUE)
+    task: Mapped[str]
+    args: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    """The arguments, keyed by parameter name, in their JSON form."""
+
+    priority: Mapped[int] = mapped_column(SmallInteger, server_default=text(str(DEFAULT_PRIORITY)))
+    """0 runs first, 9 last."""
+
+    run_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
+    """Always that of the current message: the job does not start before it."""
+
+    max_attempts: Mapped[int] = mapped_column(
+        SmallInteger, server_default=text(str(DEFAULT_MAX_ATTEMPTS))
+    )
+    attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    snoozes: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    outcome: Mapped[str | None] = mapped_column()
+    """Empty until the job has ended, then succeeded, failed or cancelled."""
+
+    result: Mapped[Any] = mapped_column(JSONB(none_as_null=True), nullable=True)
+    last_error: Mapped[str | None]
+    unique_key: Mapped[str | None]
+    held_unique_key: Mapped[str | None]
+    """The unique key while the job is unfinished; empty at the end, so the key is free again."""
+
+    tags: Mapped[list[str] | None]
+    meta: Mapped[dict[str, Any] | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    cancel_requested_at: Mapped[datetime | None]
+    """Set by ``queue.cancel`` while an attempt runs: however that attempt ends, the job ends
+    cancelled."""
+
+    status: Mapped[JobStatus] = column_property(
+        status_of(id, outcome, queue, priority, run_at),  # type: ignore[arg-type]  # mapped columns serve as expressions
+        comparator_factory=StatusComparator,
+    )
+
+    __table_args__ = (
+        CheckConstraint("priority BETWEEN 0 AND 9", name="jobs_priority"),
+        # Finite, and within what Python's datetime can hold: a claim must never fail to read it.
+        CheckConstraint(
+            "run_at BETWEEN '2000-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'",
+            name="jobs_run_at",
+        ),
+        CheckConstraint("max_attempts >= 1", name="jobs_max_attempts"),
+        CheckConstraint("outcome IN ('succeeded', 'failed', 'cancelled')", name="jobs_outcome"),
+        CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="jobs_finished_at"),
+        Index(
+            "jobs_held_unique_key",
+            "queue",
+            "held_unique_key",
+            unique=True,
+            postgresql_where=text("held_unique_key IS NOT NULL"),
+        ),
+        {"postgresql_with": {"fillfactor": "50"}},
+    )
+
+    def __repr__(self) -> str:
+        """Names the job without its arguments, which may be secret."""
+        return f"<Job {self.__dict__.get('id')} {self.__dict__.get('task')}>"
