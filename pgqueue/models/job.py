@@ -62,7 +62,7 @@ class Job(Base):
     cancelled."""
 
     status: Mapped[JobStatus] = column_property(
-        status_of(id, outcome, queue, priority, run_at),  # type: ignore[arg-type]  # mapped columns serve as expressions
+        status_of(id, outcome, queue, priority, run_at),
         comparator_factory=StatusComparator,
     )
 

@@ -42,7 +42,7 @@ class JobStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-STATUS_TYPE = Enum(
+STATUS_TYPE: Any = Enum(  # Any: the stubs type every Enum as str
     JobStatus,
     native_enum=False,
     create_constraint=False,

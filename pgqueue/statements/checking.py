@@ -1,0 +1,184 @@
+"""Check: what must hold for every row, as queries that return whatever breaks it.
+
+One statement, so that one snapshot answers for all of it.  A message or a lease of a job that
+has *ended* is no damage: a cancel never waits for whoever holds it, and the next claim drops it.
+"""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Executable,
+    FromClause,
+    Select,
+    Text,
+    and_,
+    cast,
+    exists,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    union_all,
+)
+
+from pgqueue.statements.tables import (
+    CANCELLED,
+    FAILED,
+    SUCCEEDED,
+    clock,
+    dead_letters,
+    jobs,
+    leases,
+    message_queue,
+    workers,
+)
+
+
+@cache
+def invariant_violations() -> Executable:
+    """Every row that breaks a rule: the rule, the job, and what was found."""
+    return union_all(
+        *_of_unfinished_jobs(), *_of_messages(), *_of_leases(), *_of_ended_jobs()
+    ).order_by(literal_column("2"), literal_column("1"))
+
+
+def _of_unfinished_jobs() -> list[Select[*tuple[Any, ...]]]:
+    messages = select(message_queue.c.target_id)
+    lost = and_(
+        jobs.c.outcome.is_(None),
+        jobs.c.id.not_in(messages),
+        jobs.c.id.not_in(select(leases.c.target_id)),
+    )
+    overrun = jobs.c.attempts > jobs.c.max_attempts
+    return [
+        _broken(
+            "an unfinished job has a message or a lease",
+            jobs.c.id,
+            literal("it has neither, so no worker will ever run it"),
+            jobs,
+            lost,
+        ),
+        _broken(
+            "attempts never exceed max_attempts",
+            jobs.c.id,
+            func.concat(jobs.c.attempts, " of ", jobs.c.max_attempts),
+            jobs,
+            overrun,
+        ),
+    ]
+
+
+def _of_messages() -> list[Select[*tuple[Any, ...]]]:
+    mine = jobs.c.id == message_queue.c.target_id
+    unfinished = message_queue.join(jobs, and_(mine, jobs.c.outcome.is_(None)))
+    differs = or_(
+        message_queue.c.queue != jobs.c.queue,
+        message_queue.c.priority != jobs.c.priority,
+        message_queue.c.run_at != jobs.c.run_at,
+        message_queue.c.task != jobs.c.task,
+    )
+    twins = (
+        select(message_queue.c.target_id.label("job_id"), func.count().label("count"))
+        .select_from(unfinished)
+        .group_by(message_queue.c.target_id)
+        .having(func.count() > 1)
+        .subquery("twins")
+    )
+    of_other_lease = and_(
+        leases.c.target_id == message_queue.c.target_id,
+        or_(~leases.c.held, leases.c.message_id != message_queue.c.id),
+    )
+    number = func.concat("message ", message_queue.c.id)
+    target = message_queue.c.target_id
+    return [
+        _broken(
+            "a message has a job",
+            target,
+            func.concat(number, " points at no job"),
+            message_queue,
+            ~exists().where(mine),
+        ),
+        _broken(
+            "a job has at most one message",
+            twins.c.job_id,
+            func.concat(twins.c.count, " messages"),
+            twins,
+            literal_column("true"),
+        ),
+        _broken("a message stands where its job says", target, number, unfinished, differs),
+        _broken(
+            "a message beside a lease is the one the lease holds",
+            target,
+            number,
+            unfinished,
+            exists().where(of_other_lease),
+        ),
+    ]
+
+
+def _of_leases() -> list[Select[*tuple[Any, ...]]]:
+    without_job = ~exists().where(jobs.c.id == leases.c.target_id)
+    minute_ago = clock() - literal_column("interval '1 minute'")
+    owner_lives = exists().where(
+        workers.c.id == leases.c.worker_id,
+        or_(workers.c.dead_at.is_(None), workers.c.dead_at > minute_ago),
+    )
+    # In transaction mode a message beside the lease brings the job back by itself.
+    comes_back = and_(
+        leases.c.held, exists().where(message_queue.c.target_id == leases.c.target_id)
+    )
+    owner = func.concat("worker ", cast(leases.c.worker_id, Text))
+    return [
+        _broken("a lease has a job", leases.c.target_id, owner, leases, without_job),
+        _broken(
+            "a lease has an owner that lives, or is rescued within a minute",
+            leases.c.target_id,
+            owner,
+            leases,
+            and_(~owner_lives, ~comes_back, leases.c.started_at < minute_ago),
+        ),
+    ]
+
+
+def _of_ended_jobs() -> list[Select[*tuple[Any, ...]]]:
+    died = jobs.c.outcome.in_([FAILED, CANCELLED])
+    letter = and_(dead_letters.c.job_id == jobs.c.id, dead_letters.c.outcome == jobs.c.outcome)
+    unread = and_(died, ~exists().where(letter))
+    misplaced = ~exists().where(letter)
+    still_held = and_(jobs.c.outcome.is_not(None), jobs.c.held_unique_key.is_not(None))
+    never_run = and_(jobs.c.outcome == SUCCEEDED, jobs.c.attempts < 1)
+    outcome = func.concat("outcome ", jobs.c.outcome)
+    return [
+        _broken("a failed or cancelled job has a dead letter", jobs.c.id, outcome, jobs, unread),
+        _broken(
+            "a dead letter says what its job says",
+            dead_letters.c.job_id,
+            func.concat("dead letter: ", dead_letters.c.outcome),
+            dead_letters,
+            misplaced,
+        ),
+        _broken("an ended job holds no unique key", jobs.c.id, outcome, jobs, still_held),
+        _broken("a succeeded job was attempted", jobs.c.id, outcome, jobs, never_run),
+    ]
+
+
+def _broken(
+    rule: str,
+    job_id: ColumnElement[Any],
+    detail: ColumnElement[Any],
+    source: FromClause,
+    condition: ColumnElement[bool],
+) -> Select[*tuple[Any, ...]]:
+    return (
+        select(
+            literal(rule, Text).label("rule"),
+            cast(job_id, BigInteger).label("job_id"),
+            cast(detail, Text).label("detail"),
+        )
+        .select_from(source)
+        .where(condition)
+    )

@@ -1,0 +1,295 @@
+"""Claim: take due messages in order, and with them the right to run their jobs.
+
+One index scan per (queue, priority) pair, in the order the pairs are given, each starting
+behind the frontier of that pair and stopping as soon as the batch is full.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    Executable,
+    Integer,
+    Select,
+    SmallInteger,
+    Text,
+    Uuid,
+    and_,
+    any_,
+    bindparam,
+    cast,
+    column,
+    delete,
+    exists,
+    false,
+    func,
+    insert,
+    literal_column,
+    select,
+    true,
+    tuple_,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import insert as insert_or_take_over
+from sqlalchemy.sql.selectable import CTE, Subquery, TableValuedAlias
+
+from pgqueue.statements.tables import (
+    CTID,
+    clock,
+    document,
+    job_attempts,
+    jobs,
+    leases,
+    message_queue,
+    workers,
+)
+
+LIMIT = bindparam("limit", type_=Integer)
+WORKER = bindparam("worker_id", type_=Uuid)
+
+
+@cache
+def claim(*, ahead: bool) -> Executable:
+    """Lease mode: delete the messages, insert the leases, read the jobs.
+
+    ``ahead`` claims for a slot that is not free yet, and passes by the messages of jobs that
+    must not wait in a worker that may die.  At least one row comes back, with the database's
+    time; its other columns are empty when nothing was claimed.
+    """
+    message = _taken_messages(ahead=ahead)
+    started = _unfinished_jobs_of(message)
+    lease = _leases_for(started)
+    crashed = _crashed_attempts(started, lease)
+    claimed = (
+        select(*_claimed_columns(started), lease.c.attempt, lease.c.crashes)
+        .select_from(started.join(lease, started.c.id == lease.c.message_id))
+        .subquery("claimed")
+    )
+    moment = _moment(message)
+    return select(moment, claimed).select_from(moment.outerjoin(claimed, true())).add_cte(crashed)
+
+
+@cache
+def lock() -> Executable:
+    """Transaction mode: delete the messages in a transaction that stays open, and see the leases
+    that crashed attempts have left."""
+    message = _taken_messages(ahead=False)
+    started = _unfinished_jobs_of(message)
+    claimed = (
+        select(
+            *_claimed_columns(started),
+            started.c.used_attempts,
+            started.c.past_crashes,
+            leases.c.message_id.label("seen_message_id"),
+            leases.c.attempt.label("seen_attempt"),
+            leases.c.held.label("seen_held"),
+        )
+        .select_from(started.outerjoin(leases, leases.c.target_id == started.c.target_id))
+        .subquery("claimed")
+    )
+    moment = _moment(message)
+    return select(moment, claimed).select_from(moment.outerjoin(claimed, true()))
+
+
+@cache
+def next_run_at() -> Executable:
+    """How many seconds until the next message of these pairs is due; NULL when none waits."""
+    pair = _pairs()
+    future = (
+        select(message_queue.c.run_at)
+        .where(
+            _of_pair(pair),
+            message_queue.c.run_at > func.statement_timestamp(),
+        )
+        .order_by(message_queue.c.run_at, message_queue.c.id)
+        .limit(1)
+        .lateral("future")
+    )
+    wait = func.extract("epoch", func.min(future.c.run_at) - clock())
+    return select(wait).select_from(pair.join(future, true()))
+
+
+def _taken_messages(*, ahead: bool) -> CTE:
+    """The due messages, deleted.
+
+    By ctid, because that is a Tid Scan whatever the statistics say, and an array is read once:
+    ``id IN (SELECT ... LIMIT 2 FOR UPDATE SKIP LOCKED)`` may run its sub-query once per outer
+    row and then deletes far more than two.
+    """
+    pair = _pairs()
+    due = (
+        select(CTID)
+        .select_from(message_queue)
+        .where(
+            _of_pair(pair),
+            tuple_(message_queue.c.run_at, message_queue.c.id)
+            > tuple_(pair.c.run_at, pair.c.message_id),
+            message_queue.c.run_at <= func.statement_timestamp(),
+            ~message_queue.c.alone if ahead else true(),
+        )
+        .order_by(message_queue.c.run_at, message_queue.c.id)
+        .limit(LIMIT)
+        .with_for_update(skip_locked=True)
+        .lateral("due")
+    )
+    batch = (
+        select(due.c.ctid)
+        .select_from(pair.join(due, true()))
+        .where(_worker_is_alive())
+        .limit(LIMIT)
+    )
+    return (
+        delete(message_queue)
+        .where(any_(func.array(batch.scalar_subquery())) == CTID)
+        .returning(message_queue)
+        .cte("message")
+    )
+
+
+def array_of(names: Iterable[str]) -> str:
+    """Names as the text of a PostgreSQL array: one string to send, and a constant to plan with."""
+    quoted = (name.replace("\\", "\\\\").replace('"', '\\"') for name in names)
+    return "{" + ",".join(f'"{name}"' for name in quoted) + "}"
+
+
+def _pairs() -> TableValuedAlias:
+    return document(
+        "pairs",
+        column("queue", Text),
+        column("priority", SmallInteger),
+        column("run_at", DateTime(timezone=True)),
+        column("message_id", BigInteger),
+    )
+
+
+def _of_pair(pair: TableValuedAlias) -> ColumnElement[bool]:
+    """Of the pair, and of a task this worker knows: an unknown task waits for a newer worker."""
+    known_tasks = cast(bindparam("tasks", type_=Text), ARRAY(Text))
+    return and_(
+        message_queue.c.queue == pair.c.queue,
+        message_queue.c.priority == pair.c.priority,
+        message_queue.c.task == any_(known_tasks),
+    )
+
+
+def _worker_is_alive() -> ColumnElement[bool]:
+    """A worker that was declared dead may not take anything more under that name."""
+    this_worker = select(workers.c.dead_at.is_(None)).where(workers.c.id == WORKER)
+    return this_worker.scalar_subquery()
+
+
+def _unfinished_jobs_of(message: CTE) -> CTE:
+    """Each message with its job; a message without an unfinished job is dropped here.
+
+    Keys, time and payload as text: a row that Python cannot read must fail alone, in its own
+    job, and not the claim of its neighbours.  OFFSET keeps the planner from joining ``jobs``
+    in an order of its own.
+    """
+    job = (
+        select(jobs.c.max_attempts, cast(jobs.c.args, Text).label("args"))
+        .where(jobs.c.id == message.c.target_id, jobs.c.outcome.is_(None))
+        .offset(literal_column("0"))
+        .lateral("job")
+    )
+    started: Select[tuple[object, ...]] = select(
+        message.c.id,
+        message.c.target_id,
+        message.c.queue,
+        message.c.priority,
+        cast(message.c.run_at, Text).label("run_at"),
+        message.c.task,
+        message.c.attempt.label("used_attempts"),
+        message.c.crashes.label("past_crashes"),
+        job.c.max_attempts,
+        job.c.args,
+    ).select_from(message.join(job, true()))
+    return started.cte("started")
+
+
+def _claimed_columns(started: CTE) -> list[ColumnElement[Any]]:
+    """The first three are the order in which claimed jobs start, so that rows sort by themselves."""
+    names = ["priority", "run_at", "id", "target_id", "queue", "task", "args", "max_attempts"]
+    return [started.c[name] for name in names]
+
+
+def _leases_for(started: CTE) -> CTE:
+    """A lease each, taking over what a crash in transaction mode has left of the same message.
+
+    A second message of a leased job finds another message's lease and gets nothing.
+    """
+    first = started.alias("first")
+    twin = exists().where(first.c.target_id == started.c.target_id, first.c.id < started.c.id)
+    proposed = select(
+        started.c.target_id,
+        started.c.id,
+        started.c.used_attempts + 1,
+        started.c.past_crashes,
+        WORKER,
+        false(),
+    ).where(~twin)
+    new = insert_or_take_over(leases).from_select(
+        ["target_id", "message_id", "attempt", "crashes", "worker_id", "held"], proposed
+    )
+    taken_over = new.on_conflict_do_update(
+        index_elements=[leases.c.target_id],
+        set_={
+            "attempt": leases.c.attempt + 1,
+            "crashes": leases.c.crashes + 1,
+            "worker_id": new.excluded.worker_id,
+            "held": false(),
+            "started_at": clock(),
+        },
+        where=leases.c.message_id == new.excluded.message_id,
+    )
+    return taken_over.returning(leases.c.message_id, leases.c.attempt, leases.c.crashes).cte(
+        "lease"
+    )
+
+
+def _crashed_attempts(started: CTE, lease: CTE) -> CTE:
+    """The attempt that a take-over proves crashed, as its lease still stands in the snapshot."""
+    old = (
+        select(leases.c.worker_id, leases.c.started_at)
+        .where(leases.c.target_id == started.c.target_id)
+        .offset(literal_column("0"))
+        .lateral("old")
+    )
+    rows = (
+        select(
+            started.c.target_id,
+            started.c.id,
+            lease.c.attempt - 1,
+            literal_column("'crashed'"),
+            old.c.worker_id,
+            old.c.started_at,
+            clock(),
+        )
+        .select_from(
+            started.join(lease, started.c.id == lease.c.message_id).join(old, true()),
+        )
+        .where(lease.c.attempt > started.c.used_attempts + 1)
+    )
+    columns = [
+        "job_id",
+        "message_id",
+        "attempt",
+        "outcome",
+        "worker_id",
+        "started_at",
+        "finished_at",
+    ]
+    return insert(job_attempts).from_select(columns, rows).cte("crashed")
+
+
+def _moment(message: CTE) -> Subquery:
+    """The database's time, and how many messages were taken, in one row that is always there."""
+    second_ago = func.statement_timestamp() - literal_column("interval '1 second'")
+    return select(
+        cast(func.statement_timestamp(), Text).label("read_at"),
+        cast(second_ago, Text).label("quiet_until"),
+        select(func.count()).select_from(message).scalar_subquery().label("taken"),
+    ).subquery("moment")

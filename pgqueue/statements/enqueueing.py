@@ -1,0 +1,162 @@
+"""Enqueue: a job and its message in one statement of the caller's transaction."""
+
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    Executable,
+    Interval,
+    SmallInteger,
+    Text,
+    bindparam,
+    cast,
+    column,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.sql.selectable import CTE
+
+from pgqueue.statements.tables import clock, document, jobs, message_queue, wake_up_call
+
+
+class Start(StrEnum):
+    """When a job may start, as the enqueuer said it."""
+
+    NOW = "now"
+    AFTER = "after"
+    AT = "at"
+
+
+MESSAGE_COLUMNS = ["queue", "priority", "run_at", "target_id", "task", "alone"]
+
+
+@cache
+def enqueue_job(*, start: Start, unique: bool, notify: bool) -> Executable:
+    """Insert one job and its message; returns what the database chose.
+
+    No row comes back when another unfinished job holds the unique key.  DO NOTHING, because
+    DO UPDATE of the holder costs twelve times as much under contention.
+    """
+    values: dict[str, Any] = {
+        "queue": bindparam("queue", type_=Text),
+        "task": bindparam("task", type_=Text),
+        "args": cast(bindparam("args", type_=Text), JSONB),
+        "priority": bindparam("priority", type_=SmallInteger),
+        "max_attempts": bindparam("max_attempts", type_=SmallInteger),
+        "run_at": start_time(start),
+    }
+    if unique:
+        values["unique_key"] = bindparam("unique_key", type_=Text)
+        values["held_unique_key"] = bindparam("unique_key", type_=Text)
+    job = _unless_taken(insert_or_skip(jobs).values(values), unique)
+    message = _message_of(job).cte("message")
+    woken = wake_up_call() if notify else func.true()
+    return select(job.c.id, job.c.run_at, job.c.created_at, woken).select_from(job).add_cte(message)
+
+
+@cache
+def enqueue_jobs(*, start: Start, notify: bool) -> Executable:
+    """Insert a chunk of jobs of one task from one JSON array of arguments; returns their ids."""
+    payloads = (
+        func.jsonb_array_elements(cast(bindparam("documents", type_=Text), JSONB))
+        .table_valued(column("args", JSONB))
+        .render_derived(name="payload")
+    )
+    return _enqueue_from(payloads, {"args": payloads.c.args}, start, unique=False, notify=notify)
+
+
+@cache
+def enqueue_unique_jobs(*, start: Start, notify: bool) -> Executable:
+    """The same with a unique key each; returns the ids and keys of those that were free."""
+    payloads = document("documents", column("args", JSONB), column("unique_key", Text))
+    key = payloads.c.unique_key
+    own = {"args": payloads.c.args, "unique_key": key, "held_unique_key": key}
+    return _enqueue_from(payloads, own, start, unique=True, notify=notify)
+
+
+@cache
+def holders_of_unique_keys() -> Executable:
+    """The unfinished jobs of a queue that hold these keys."""
+    keys = func.jsonb_array_elements_text(cast(bindparam("keys", type_=Text), JSONB))
+    return select(jobs.c.id, jobs.c.held_unique_key).where(
+        jobs.c.queue == bindparam("queue", type_=Text),
+        jobs.c.held_unique_key.in_(select(keys.column_valued("key"))),
+        jobs.c.held_unique_key.is_not(None),
+    )
+
+
+@cache
+def dispatch_flushed_job(*, unique: bool, notify: bool) -> Executable:
+    """Give a job that a flush has just inserted its message, and let it take its unique key."""
+    this_job = jobs.c.id == bindparam("job_id", type_=BigInteger)
+    if unique:
+        taken = update(jobs).where(this_job).values(held_unique_key=jobs.c.unique_key)
+        job = taken.returning(jobs).cte("job")
+    else:
+        job = select(jobs).where(this_job).cte("job")
+    woken = wake_up_call() if notify else func.true()
+    return select(woken).select_from(job).add_cte(_message_of(job).cte("message"))
+
+
+def start_time(start: Start) -> ColumnElement[Any]:
+    """Never in the past: a message behind the frontiers of the workers is found late."""
+    if start is Start.NOW:
+        return clock()
+    if start is Start.AFTER:
+        return clock() + bindparam("delay", type_=Interval)
+    return func.greatest(bindparam("run_at", type_=DateTime(timezone=True)), clock())
+
+
+def _enqueue_from(
+    payloads: Any, own: dict[str, Any], start: Start, *, unique: bool, notify: bool
+) -> Executable:
+    shared = {
+        "queue": bindparam("queue", type_=Text),
+        "task": bindparam("task", type_=Text),
+        "priority": bindparam("priority", type_=SmallInteger),
+        "max_attempts": bindparam("max_attempts", type_=SmallInteger),
+        "run_at": start_time(start),
+    }
+    values = {**shared, **own}
+    rows = select(*values.values()).select_from(payloads)
+    job = _unless_taken(insert_or_skip(jobs).from_select(list(values), rows), unique)
+    woken = wake_up_call() if notify else func.true()
+    # An uncorrelated sub-select is evaluated once, however many jobs there are.
+    return select(job.c.id, job.c.held_unique_key, select(woken).scalar_subquery()).add_cte(
+        _message_of(job).cte("message")
+    )
+
+
+def _unless_taken(job: Any, unique: bool) -> CTE:
+    if unique:
+        job = job.on_conflict_do_nothing(
+            index_elements=[jobs.c.queue, jobs.c.held_unique_key],
+            index_where=jobs.c.held_unique_key.is_not(None),
+        )
+    cte: CTE = job.returning(
+        jobs.c.id,
+        jobs.c.queue,
+        jobs.c.priority,
+        jobs.c.run_at,
+        jobs.c.task,
+        jobs.c.max_attempts,
+        jobs.c.held_unique_key,
+        jobs.c.created_at,
+    ).cte("job")
+    return cte
+
+
+def _message_of(job: CTE) -> Any:
+    """The message comes from the job's own row, never from the caller: they cannot differ."""
+    rows = select(
+        job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task, job.c.max_attempts == 1
+    )
+    return insert(message_queue).from_select(MESSAGE_COLUMNS, rows)

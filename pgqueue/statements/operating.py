@@ -1,0 +1,176 @@
+"""What an operator may do to one job: look at it, cancel it, put it back; and pause a queue."""
+
+from functools import cache
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Text,
+    and_,
+    any_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    null,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+
+from pgqueue.models import Job
+from pgqueue.statements.tables import (
+    CANCELLED,
+    CTID,
+    FAILED,
+    clock,
+    dead_letters,
+    jobs,
+    leases,
+    message_queue,
+    notify,
+    queues,
+)
+
+JOB = bindparam("job_id", type_=BigInteger)
+
+
+@cache
+def lock_job() -> Executable:
+    """Read where a job stands and keep it there: no worker settles it meanwhile.
+
+    NO KEY UPDATE, so that rows which refer to the job can still be written.
+    """
+    leased = exists().where(leases.c.target_id == jobs.c.id)
+    columns = (jobs.c.task, jobs.c.queue, jobs.c.outcome, jobs.c.unique_key)
+    return (
+        select(*columns, leased.label("leased"))
+        .where(jobs.c.id == JOB)
+        .with_for_update(key_share=True)
+    )
+
+
+@cache
+def delete_messages() -> Executable:
+    """Delete the messages of a job that nobody is claiming.  Never waits for a handler."""
+    message = (
+        select(CTID)
+        .select_from(message_queue)
+        .where(_message_of_job())
+        .with_for_update(skip_locked=True)
+    )
+    return (
+        delete(message_queue)
+        .where(any_(func.array(message.scalar_subquery())) == CTID)
+        .returning(message_queue.c.id)
+    )
+
+
+@cache
+def delete_left_lease() -> Executable:
+    """Delete the lease that a crash left beside a message, once the message is ours."""
+    return delete(leases).where(leases.c.target_id == JOB, leases.c.held)
+
+
+@cache
+def delete_lease_of_ended_job() -> Executable:
+    """Fence whoever still runs a job that has ended: its late settle finds no lease."""
+    ended = exists().where(jobs.c.id == JOB, _is_dead())
+    return delete(leases).where(leases.c.target_id == JOB, ended)
+
+
+@cache
+def request_cancel() -> Executable:
+    """Flag a running job.  Its owner reads the flag, and whoever settles it obeys it."""
+    return (
+        update(jobs)
+        .where(jobs.c.id == JOB, jobs.c.outcome.is_(None))
+        .values(cancel_requested_at=func.coalesce(jobs.c.cancel_requested_at, clock()))
+    )
+
+
+@cache
+def cancel_job() -> Executable:
+    """End a job that does not run as cancelled."""
+    job = (
+        update(jobs)
+        .where(jobs.c.id == JOB, jobs.c.outcome.is_(None))
+        .values(outcome=CANCELLED, finished_at=clock(), held_unique_key=null())
+        .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
+        .cte("job")
+    )
+    letter = insert_or_skip(dead_letters).from_select(
+        ["job_id", "outcome", "queue", "task", "finished_at"], select(job)
+    )
+    return select(job.c.id).add_cte(letter.on_conflict_do_nothing().cte("letter"))
+
+
+@cache
+def requeue_job() -> Executable:
+    """Put a failed or cancelled job back, as new, with its unique key."""
+    job = (
+        update(jobs)
+        .where(jobs.c.id == JOB, _is_dead())
+        .values(
+            outcome=null(),
+            attempts=0,
+            snoozes=0,
+            run_at=clock(),
+            result=null(),
+            started_at=null(),
+            finished_at=null(),
+            cancel_requested_at=null(),
+            held_unique_key=jobs.c.unique_key,
+        )
+        .returning(jobs)
+        .cte("job")
+    )
+    rows = select(
+        job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task, job.c.max_attempts == 1
+    )
+    columns = ["queue", "priority", "run_at", "target_id", "task", "alone"]
+    message = insert(message_queue).from_select(columns, rows).cte("message")
+    letter = delete(dead_letters).where(dead_letters.c.job_id.in_(select(job.c.id))).cte("letter")
+    return select(job.c.id, notify("rewind")).add_cte(message).add_cte(letter)
+
+
+@cache
+def is_cancel_requested() -> Executable:
+    return select(jobs.c.cancel_requested_at.is_not(None)).where(jobs.c.id == JOB)
+
+
+@cache
+def pause_queue() -> Executable:
+    row = insert_or_skip(queues).values(name=bindparam("name", type_=Text), paused_at=clock())
+    kept = func.coalesce(queues.c.paused_at, row.excluded.paused_at)
+    return row.on_conflict_do_update(index_elements=[queues.c.name], set_={"paused_at": kept})
+
+
+@cache
+def resume_queue() -> Executable:
+    name = bindparam("queue_name", type_=Text)
+    return update(queues).where(queues.c.name == name).values(paused_at=null())
+
+
+@cache
+def count_jobs() -> Executable:
+    """How many jobs stand where, by queue."""
+
+    by = (Job.queue, Job.status)
+    return select(*by, func.count().label("count")).group_by(*by).order_by(*by)
+
+
+def _message_of_job() -> ColumnElement[bool]:
+    """By the job's whole place, which is the key of its message but for the id."""
+    place = select(jobs.c.queue, jobs.c.priority, jobs.c.run_at).where(jobs.c.id == JOB)
+    of_place = [
+        message_queue.c[name] == place.with_only_columns(jobs.c[name]).scalar_subquery()
+        for name in ("queue", "priority", "run_at")
+    ]
+    return and_(*of_place, message_queue.c.target_id == JOB)
+
+
+def _is_dead() -> ColumnElement[bool]:
+    return jobs.c.outcome.in_([FAILED, CANCELLED])

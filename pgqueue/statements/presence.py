@@ -1,0 +1,113 @@
+"""Presence: how a worker says that it lives, and how the others see it."""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Executable,
+    Integer,
+    SmallInteger,
+    String,
+    Text,
+    Uuid,
+    bindparam,
+    cast,
+    column,
+    delete,
+    exists,
+    func,
+    insert,
+    literal_column,
+    select,
+    table,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from pgqueue.statements.tables import clock, leases, queues, workers
+
+WORKER = bindparam("worker_id", type_=Uuid)
+
+
+@cache
+def register_worker() -> Executable:
+    """Write the row of a new worker process and take the lock that dies with its connection."""
+    row = insert(workers).values(
+        id=WORKER,
+        hostname=bindparam("hostname", type_=Text),
+        pid=bindparam("pid", type_=Integer),
+        backend_pid=func.pg_backend_pid(),
+        queues=cast(bindparam("queues", type_=Text), JSONB),
+        slots=bindparam("slots", type_=SmallInteger),
+    )
+    return row.returning(workers.c.id)
+
+
+@cache
+def lock_presence() -> Executable:
+    """Session level: held until the connection ends, however it ends."""
+    return select(func.pg_advisory_lock(_lock_key(WORKER)))
+
+
+@cache
+def beat() -> Executable:
+    """Beat.  No row: this worker has been declared dead."""
+    paused = select(func.coalesce(func.jsonb_agg(queues.c.name), literal_column("'[]'"))).where(
+        queues.c.paused_at.is_not(None)
+    )
+    return (
+        update(workers)
+        .where(workers.c.id == WORKER, workers.c.dead_at.is_(None))
+        .values(heartbeat_at=clock(), backend_pid=func.pg_backend_pid())
+        .returning(cast(paused.scalar_subquery(), Text).label("paused_queues"))
+    )
+
+
+@cache
+def deregister_worker() -> Executable:
+    """Delete the row of a worker that has nothing left."""
+    holds = exists().where(leases.c.worker_id == WORKER)
+    return delete(workers).where(workers.c.id == WORKER, ~holds)
+
+
+@cache
+def fleet() -> Executable:
+    """Every worker not declared dead, with its last beat and whether its lock is still held.
+
+    By that backend: behind a pooler the lock of a dead client may be in another's hands.
+    """
+    locks = table(
+        "pg_locks",
+        column("pid", Integer),
+        column("locktype", String),
+        column("classid"),
+        column("objid"),
+        column("granted", Boolean),
+        schema="pg_catalog",
+    )
+    high_half = cast(locks.c.classid, BigInteger).op("<<")(literal_column("32"))
+    lock_held = high_half.op("|")(cast(locks.c.objid, BigInteger))
+    is_locked = exists().where(
+        locks.c.pid == workers.c.backend_pid,
+        locks.c.locktype == literal_column("'advisory'"),
+        locks.c.granted,
+        lock_held == _lock_key(workers.c.id),
+    )
+    return select(workers.c.id, workers.c.heartbeat_at, is_locked.label("is_locked")).where(
+        workers.c.dead_at.is_(None)
+    )
+
+
+@cache
+def leases_of() -> Executable:
+    """What the database thinks this worker holds in lease mode."""
+    return select(leases.c.target_id, leases.c.message_id, leases.c.attempt).where(
+        leases.c.worker_id == WORKER, ~leases.c.held
+    )
+
+
+def _lock_key(worker_id: ColumnElement[Any]) -> ColumnElement[int]:
+    return func.hashtextextended(cast(worker_id, Text), literal_column("0"))

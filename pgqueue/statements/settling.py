@@ -1,0 +1,252 @@
+"""Settle: write down what became of an attempt, if the lease is still ours.
+
+The lease row is the fence.  Whatever a worker writes begins by deleting the lease under all of
+its four names, and everything else is made from the rows that this delete returns: a worker
+that has lost its lease changes nothing.
+"""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Float,
+    SmallInteger,
+    Text,
+    Uuid,
+    and_,
+    bindparam,
+    case,
+    cast,
+    column,
+    delete,
+    func,
+    insert,
+    null,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.sql.selectable import CTE
+
+from pgqueue.statements.tables import (
+    CANCELLED,
+    FAILED,
+    SUCCEEDED,
+    clock,
+    dead_letters,
+    document,
+    job_attempts,
+    jobs,
+    leases,
+    message_queue,
+    seconds,
+)
+
+WORKER = bindparam("worker_id", type_=Uuid)
+BURNED = 1
+KEPT = 0
+
+
+@cache
+def settle(*, held: bool) -> Executable:
+    """Settle a batch of attempts, each as its document says; returns those that were ours.
+
+    ``held`` settles attempts of transaction mode, and may only be run in the transaction that
+    holds their messages.
+    """
+    said = document(
+        "said",
+        column("target_id", BigInteger),
+        column("message_id", BigInteger),
+        column("attempt", SmallInteger),
+        column("ending", Text),
+        column("delay", Float),
+        column("burned", SmallInteger),
+        column("snoozed", SmallInteger),
+        column("result", JSONB),
+        column("end", Text),
+        column("error_type", Text),
+        column("error", Text),
+        column("traceback", Text),
+    )
+    lease = (
+        delete(leases)
+        .where(
+            leases.c.target_id == said.c.target_id,
+            leases.c.message_id == said.c.message_id,
+            leases.c.attempt == said.c.attempt,
+            leases.c.worker_id == WORKER,
+            leases.c.held if held else ~leases.c.held,
+        )
+        .returning(*_lease_columns(), *_verdict_columns(said))
+        .cte("lease")
+    )
+    return write_verdicts(lease)
+
+
+@cache
+def settle_succeeded() -> Executable:
+    """The common case of :func:`settle`, lean: lease mode, success, nothing to keep."""
+    said = (
+        func.unnest(
+            cast(bindparam("target_ids"), ARRAY(BigInteger)),
+            cast(bindparam("message_ids"), ARRAY(BigInteger)),
+            cast(bindparam("attempts"), ARRAY(SmallInteger)),
+        )
+        .table_valued(
+            column("target_id", BigInteger),
+            column("message_id", BigInteger),
+            column("attempt", SmallInteger),
+        )
+        .render_derived(name="said")
+    )
+    lease = (
+        delete(leases)
+        .where(
+            leases.c.target_id == said.c.target_id,
+            leases.c.message_id == said.c.message_id,
+            leases.c.attempt == said.c.attempt,
+            leases.c.worker_id == WORKER,
+            ~leases.c.held,
+        )
+        .returning(leases.c.target_id, leases.c.attempt, leases.c.started_at)
+        .cte("lease")
+    )
+    job = (
+        update(jobs)
+        .where(jobs.c.id == lease.c.target_id, jobs.c.outcome.is_(None))
+        .values(
+            outcome=case((jobs.c.cancel_requested_at.is_(None), SUCCEEDED), else_=CANCELLED),
+            attempts=lease.c.attempt,
+            started_at=lease.c.started_at,
+            finished_at=clock(),
+            held_unique_key=null(),
+        )
+        .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
+        .cte("job")
+    )
+    return select(job.c.id, job.c.outcome).add_cte(_letters_of(job))
+
+
+def write_verdicts(lease: CTE) -> Executable:
+    """Carry out what was decided about these deleted leases: the one place where it is written.
+
+    The job's row is the arbiter: a job that has ended meanwhile stays as it ended.  Three rules
+    hold whatever was decided: a cancel that was asked for wins; an attempt that used up the last
+    one fails the job; and a job goes on exactly if it gets a message here.
+    """
+    job = (
+        update(jobs)
+        .where(jobs.c.id == lease.c.target_id, jobs.c.outcome.is_(None))
+        .values(
+            outcome=_ending(lease),
+            attempts=lease.c.attempt - 1 + lease.c.burned,
+            snoozes=jobs.c.snoozes + lease.c.snoozed,
+            run_at=_next_run_at(lease),
+            result=lease.c.result,
+            last_error=func.coalesce(lease.c.error, jobs.c.last_error),
+            started_at=case((lease.c.burned == BURNED, lease.c.started_at)),
+            finished_at=case((_ending(lease).is_not(None), clock())),
+            held_unique_key=case((_ending(lease).is_(None), jobs.c.held_unique_key)),
+        )
+        .returning(*jobs.c, *(column.label(f"lease_{column.name}") for column in lease.c))
+        .cte("job")
+    )
+    return (
+        select(job.c.id, job.c.outcome)
+        .add_cte(_next_messages_of(job))
+        .add_cte(_bad_attempts_of(job))
+        .add_cte(_letters_of(job))
+    )
+
+
+def _ending(lease: CTE) -> ColumnElement[Any]:
+    used_up = and_(lease.c.burned == BURNED, lease.c.attempt >= jobs.c.max_attempts)
+    return case(
+        (jobs.c.cancel_requested_at.is_not(None), CANCELLED),
+        (lease.c.ending.is_not(None), lease.c.ending),
+        (used_up, FAILED),
+    )
+
+
+def _next_run_at(lease: CTE) -> ColumnElement[Any]:
+    """Without a delay the job keeps its place: a new time would put it behind the backlog."""
+    again = and_(_ending(lease).is_(None), lease.c.delay.is_not(None))
+    return case((again, clock() + seconds(lease.c.delay)), else_=jobs.c.run_at)
+
+
+def _next_messages_of(job: CTE) -> CTE:
+    """A job that crashed before, or has one attempt to lose, is not claimed ahead of a slot."""
+    alone = or_(job.c.lease_crashes > 0, job.c.max_attempts == 1)
+    rows = select(
+        job.c.queue,
+        job.c.priority,
+        job.c.run_at,
+        job.c.id,
+        job.c.task,
+        job.c.attempts,
+        job.c.lease_crashes,
+        alone,
+    ).where(job.c.outcome.is_(None))
+    columns = ["queue", "priority", "run_at", "target_id", "task", "attempt", "crashes", "alone"]
+    return insert(message_queue).from_select(columns, rows).cte("next_message")
+
+
+def _bad_attempts_of(job: CTE) -> CTE:
+    rows = select(
+        job.c.id,
+        job.c.lease_message_id,
+        job.c.lease_attempt,
+        job.c.lease_end,
+        job.c.lease_error_type,
+        job.c.lease_error,
+        job.c.lease_traceback,
+        job.c.lease_worker_id,
+        job.c.lease_started_at,
+        clock(),
+    ).where(job.c.lease_end.is_not(None))
+    columns = [
+        "job_id",
+        "message_id",
+        "attempt",
+        "outcome",
+        "error_type",
+        "error",
+        "traceback",
+        "worker_id",
+        "started_at",
+        "finished_at",
+    ]
+    attempts = insert_or_skip(job_attempts).from_select(columns, rows).on_conflict_do_nothing()
+    return attempts.cte("bad_attempt")
+
+
+def _letters_of(job: CTE) -> CTE:
+    rows = select(job.c.id, job.c.outcome, job.c.queue, job.c.task, job.c.finished_at).where(
+        job.c.outcome.in_([FAILED, CANCELLED])
+    )
+    columns = ["job_id", "outcome", "queue", "task", "finished_at"]
+    letters = insert_or_skip(dead_letters).from_select(columns, rows).on_conflict_do_nothing()
+    return letters.cte("letter")
+
+
+def _lease_columns() -> list[ColumnElement[Any]]:
+    return [
+        leases.c.target_id,
+        leases.c.message_id,
+        leases.c.attempt,
+        leases.c.crashes,
+        leases.c.worker_id,
+        leases.c.started_at,
+    ]
+
+
+def _verdict_columns(said: Any) -> list[ColumnElement[Any]]:
+    words = ("ending", "delay", "burned", "snoozed", "result")
+    error = ("end", "error_type", "error", "traceback")
+    return [said.c[name] for name in (*words, *error)]

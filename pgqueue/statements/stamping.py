@@ -1,0 +1,108 @@
+"""Stamp: in transaction mode, commit that an attempt has started before its handler starts.
+
+The message is deleted in a transaction that a crash undoes, so the attempt it used up must be
+written elsewhere: the lease, committed on a side connection.  It may be committed lazily
+(``synchronous_commit=off``), because it has to survive the worker, not the server.
+"""
+
+from functools import cache
+
+from sqlalchemy import (
+    BigInteger,
+    Executable,
+    SmallInteger,
+    Uuid,
+    bindparam,
+    delete,
+    insert,
+    literal_column,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+
+from pgqueue.statements.tables import clock, job_attempts, jobs, leases
+
+JOB = bindparam("job_id", type_=BigInteger)
+MESSAGE = bindparam("of_message_id", type_=BigInteger)
+WORKER = bindparam("by_worker_id", type_=Uuid)
+# Named unlike the columns: in an UPDATE a parameter of a column's name would be SET.
+SEEN = bindparam("seen_attempt", type_=SmallInteger)
+
+
+@cache
+def stamp_first() -> Executable:
+    """Stamp an attempt whose job has no lease.  No row: someone was first, or the job ended."""
+    unfinished = select(
+        jobs.c.id,
+        MESSAGE,
+        bindparam("next_attempt", type_=SmallInteger),
+        bindparam("past_crashes", type_=SmallInteger),
+        WORKER,
+        true(),
+    ).where(jobs.c.id == JOB, jobs.c.outcome.is_(None))
+    return (
+        insert_or_skip(leases)
+        .from_select(
+            ["target_id", "message_id", "attempt", "crashes", "worker_id", "held"], unfinished
+        )
+        .on_conflict_do_nothing()
+        .returning(leases.c.attempt, leases.c.crashes)
+    )
+
+
+@cache
+def stamp_after_crash() -> Executable:
+    """Take over the stamp that a crash has left: compare the attempt seen, and set the next.
+
+    No row: another worker was first.  The attempt that crashed is recorded in passing.
+    """
+    old = (
+        select(leases.c.worker_id, leases.c.started_at).where(leases.c.target_id == JOB).cte("old")
+    )
+    taken_over = (
+        update(leases)
+        .where(
+            leases.c.target_id == JOB,
+            leases.c.message_id == MESSAGE,
+            leases.c.attempt == SEEN,
+            leases.c.held,
+        )
+        .values(
+            attempt=leases.c.attempt + 1,
+            crashes=leases.c.crashes + 1,
+            worker_id=WORKER,
+            started_at=clock(),
+        )
+        .returning(leases.c.attempt, leases.c.crashes)
+        .cte("taken_over")
+    )
+    crashed = select(
+        JOB,
+        MESSAGE,
+        SEEN,
+        literal_column("'crashed'"),
+        old.c.worker_id,
+        old.c.started_at,
+        clock(),
+    ).select_from(taken_over.join(old, true()))
+    columns = [
+        "job_id",
+        "message_id",
+        "attempt",
+        "outcome",
+        "worker_id",
+        "started_at",
+        "finished_at",
+    ]
+    recorded = insert(job_attempts).from_select(columns, crashed).cte("crashed")
+    return select(taken_over.c.attempt, taken_over.c.crashes).add_cte(recorded)
+
+
+@cache
+def drop_stamp() -> Executable:
+    """Delete the stamp of a message whose job has ended; only in the transaction that holds it."""
+    return delete(leases).where(
+        leases.c.target_id == JOB, leases.c.message_id == MESSAGE, leases.c.held
+    )

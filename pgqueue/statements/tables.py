@@ -1,0 +1,102 @@
+"""The tables as Core sees them, and the few expressions every statement shares."""
+
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any, cast
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Interval,
+    Table,
+    Text,
+    bindparam,
+    case,
+    column,
+    func,
+    literal,
+    literal_column,
+)
+from sqlalchemy import cast as sql_cast
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql.selectable import TableValuedAlias
+
+from pgqueue.models import (
+    SCHEMA,
+    DeadLetter,
+    Job,
+    JobAttempt,
+    Lease,
+    MessageQueue,
+    QueueSettings,
+    WorkerProcess,
+)
+
+
+def _table(model: type[Any]) -> Table:
+    return cast(Table, model.__table__)  # declared as FromClause, always a Table here
+
+
+jobs = _table(Job)
+message_queue = _table(MessageQueue)
+leases = _table(Lease)
+job_attempts = _table(JobAttempt)
+dead_letters = _table(DeadLetter)
+workers = _table(WorkerProcess)
+queues = _table(QueueSettings)
+
+CTID: ColumnElement[Any] = column("ctid")
+"""Where a row lies.  Safe in a statement that has locked the row itself, and only on a plain
+table: on a partitioned one the same ctid names a row in every partition."""
+
+SUCCEEDED = literal_column("'succeeded'", Text)
+FAILED = literal_column("'failed'", Text)
+CANCELLED = literal_column("'cancelled'", Text)
+
+
+def lock_key(purpose: str) -> int:
+    """An advisory lock of this schema, so that two schemas in one database never meet."""
+    digest = sha256(f"pgqueue:{SCHEMA}:{purpose}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+SLEEPERS = lock_key("sleepers")
+"""Held shared by every sleeping worker."""
+
+CHANNEL = f"pgqueue_{sha256(SCHEMA.encode()).hexdigest()[:8]}"
+"""One fixed channel for a schema: no user's text is ever part of an identifier."""
+
+clock = func.clock_timestamp
+
+
+def wake_up_call(word: str = "enqueued") -> ColumnElement[bool]:
+    """Notify, but only when some worker sleeps.
+
+    A sleeper holds the lock shared, so taking it exclusively fails exactly then; it is given
+    back at once, and nobody waits for it.  NOTIFY on every commit would serialise the commits
+    of all enqueuers behind a lock on the whole database.
+    """
+    key = literal(SLEEPERS, BigInteger, literal_execute=True)
+    return case(
+        (func.pg_try_advisory_lock(key), func.pg_advisory_unlock(key)),
+        else_=notify(word),
+    )
+
+
+def notify(word: str) -> ColumnElement[bool]:
+    return func.pg_notify(literal_column(f"'{CHANNEL}'"), literal_column(f"'{word}'")).is_(None)
+
+
+def document(name: str, *columns: ColumnElement[Any]) -> TableValuedAlias:
+    """One JSON document as rows.
+
+    A bulk parameter travels so because psycopg adapts a list of strings in Python, item by
+    item, which costs more than the statement.
+    """
+    recordset = func.jsonb_to_recordset(sql_cast(bindparam(name, type_=Text), JSONB))
+    return recordset.table_valued(*columns).render_derived(name=name, with_types=True)
+
+
+def seconds(value: ColumnElement[Any]) -> ColumnElement[Any]:
+    """A number of seconds as an interval."""
+    return value * literal(timedelta(seconds=1), Interval, literal_execute=False)
