@@ -1,0 +1,7 @@
+"""A private PostgreSQL for the demo and the tests, which ends with the process that starts it."""
+
+from pgqueue.embedded.account import PostgresFailed
+from pgqueue.embedded.programs import NoPostgres, find_binaries
+from pgqueue.embedded.server import EmbeddedPostgres
+
+__all__ = ["EmbeddedPostgres", "NoPostgres", "PostgresFailed", "find_binaries"]

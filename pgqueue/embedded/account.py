@@ -1,0 +1,87 @@
+"""The account that runs the server: yours, or one that root lends to it."""
+
+# ruff: noqa: S603 - starting programs is what this module is for
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pgqueue.errors import PgQueueError
+
+if sys.platform != "win32":
+    import pwd
+
+
+class PostgresFailed(PgQueueError, RuntimeError):
+    """The private PostgreSQL could not do what it was told."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who runs PostgreSQL's programs."""
+
+    name: str
+    uid: int
+    gid: int
+
+    @property
+    def is_lent(self) -> bool:
+        """The starting process is root, which PostgreSQL refuses to run as."""
+        return self.uid != os.geteuid()
+
+    @property
+    def process_options(self) -> dict[str, Any]:
+        """What `subprocess` needs to run a program by this account."""
+        if not self.is_lent:
+            return {}
+        return {"user": self.uid, "group": self.gid, "extra_groups": []}
+
+    def give(self, path: Path) -> None:
+        """Make this account the owner of a path that we have made."""
+        if self.is_lent:
+            os.chown(path, self.uid, self.gid)
+
+    def run(self, command: Sequence[str]) -> str:
+        """Run a program to its end and return what it printed."""
+        try:
+            ended: subprocess.CompletedProcess[str] = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                cwd="/",
+                env=environment(),
+                **self.process_options,
+            )
+        except OSError as error:
+            raise PostgresFailed(f"{self.name!r} cannot run {command[0]}: {error}") from error
+        if ended.returncode != 0:
+            raise PostgresFailed(f"{command[0]}, run by {self.name!r}: {ended.stderr.strip()}")
+        return ended.stdout
+
+
+def server_account() -> Account:
+    """Choose the account to run the server: your own, unless you are root."""
+    if os.geteuid() != 0:
+        return Account(name=str(os.geteuid()), uid=os.geteuid(), gid=os.getegid())
+    for name in ("postgres", "nobody"):
+        with suppress(KeyError):
+            found = pwd.getpwnam(name)
+            return Account(name=name, uid=found.pw_uid, gid=found.pw_gid)
+    raise PostgresFailed(
+        "PostgreSQL refuses to run as root, and there is neither a `postgres` nor a `nobody`"
+        " account to lend to it: run as another user, or give --url."
+    )
+
+
+def environment() -> dict[str, str]:
+    """The surroundings of PostgreSQL's programs, without what is meant for other servers."""
+    # PGDATA, PGPORT and the like would mislead them; macOS insists on a locale that exists.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return kept | {"LC_ALL": "C"}

@@ -1,0 +1,89 @@
+"""A real PostgreSQL for every test: your own by PGQUEUE_TEST_URL, or a private one."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import URL, Engine, NullPool, create_engine, make_url, text
+from sqlalchemy.orm import Session
+
+from pgqueue.embedded import EmbeddedPostgres
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """The URL of a role that may create databases; each xdist worker has a server of its own."""
+    if given := os.environ.get("PGQUEUE_TEST_URL"):
+        yield _as_text(make_url(given).set(drivername="postgresql+psycopg"))
+        return
+    with EmbeddedPostgres(durable=False, settings={"max_connections": "200"}) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def template_url(server_url: str) -> Iterator[str]:
+    """A database that the migrations have brought up to date; others are copies of it."""
+    from pgqueue.schema import upgrade_database
+
+    with fresh_database(server_url) as url:
+        engine = create_engine(url, poolclass=NullPool)
+        upgrade_database(engine)
+        yield url
+
+
+@pytest.fixture
+def empty_database_url(server_url: str) -> Iterator[str]:
+    """A database with nothing in it."""
+    with fresh_database(server_url) as url:
+        yield url
+
+
+@pytest.fixture
+def database_url(server_url: str, template_url: str) -> Iterator[str]:
+    """A database with pgqueue's tables."""
+    with fresh_database(server_url, template_url=template_url) as url:
+        yield url
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """An engine on a database with pgqueue's tables."""
+    engine = create_engine(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def session(engine: Engine) -> Iterator[Session]:
+    """A session on a database with pgqueue's tables; what it does not commit is rolled back."""
+    with Session(engine) as session:
+        yield session
+
+
+@contextmanager
+def fresh_database(server_url: str, *, template_url: str | None = None) -> Iterator[str]:
+    """A new database, empty or a copy of the template, which is gone afterwards."""
+    url = make_url(server_url).set(database=f"pgqueue_test_{uuid.uuid4().hex[:16]}")
+    server = create_engine(server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with server.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {url.database} {_copying(template_url, server)}"))
+    try:
+        yield _as_text(url)
+    finally:
+        with server.connect() as connection:
+            connection.execute(text(f"DROP DATABASE {url.database} WITH (FORCE)"))
+
+
+def _copying(template_url: str | None, server: Engine) -> str:
+    if template_url is None:
+        return "TEMPLATE template0"
+    template = f"TEMPLATE {make_url(template_url).database}"
+    # Copying files beats writing every page to the log, and was the only way before version 15.
+    version = server.dialect.server_version_info or (0,)
+    return f"{template} STRATEGY file_copy" if version >= (15,) else template
+
+
+def _as_text(url: URL) -> str:
+    return url.render_as_string(hide_password=False)
