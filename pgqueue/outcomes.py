@@ -72,9 +72,9 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The attempt failed and the job may start again after ``delay``."""
+    """The attempt failed and the job may start again after ``delay``; None keeps its place."""
 
-    delay: timedelta
+    delay: timedelta | None
     error: ErrorReport
     end: AttemptEnd = AttemptEnd.FAILED
 
@@ -106,4 +106,9 @@ class Released:
     """The attempt never started: its message goes back as it was."""
 
 
-Outcome = Succeeded | Retried | Failed | Cancelled | Snoozed | Released
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """The attempt never started: crashes have used up all the attempts the job had."""
+
+
+Outcome = Succeeded | Retried | Failed | Cancelled | Snoozed | Released | Exhausted

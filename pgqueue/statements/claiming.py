@@ -211,7 +211,7 @@ def _unfinished_jobs_of(message: CTE) -> CTE:
 
 
 def _claimed_columns(started: CTE) -> list[ColumnElement[Any]]:
-    """The first three are the order in which claimed jobs start, so that rows sort by themselves."""
+    """The first three are the order in which jobs start, so that rows sort by themselves."""
     names = ["priority", "run_at", "id", "target_id", "queue", "task", "args", "max_attempts"]
     return [started.c[name] for name in names]
 

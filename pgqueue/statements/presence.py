@@ -13,6 +13,7 @@ from sqlalchemy import (
     String,
     Text,
     Uuid,
+    any_,
     bindparam,
     cast,
     column,
@@ -25,9 +26,9 @@ from sqlalchemy import (
     table,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from pgqueue.statements.tables import clock, leases, queues, workers
+from pgqueue.statements.tables import clock, jobs, leases, queues, workers
 
 WORKER = bindparam("worker_id", type_=Uuid)
 
@@ -107,6 +108,13 @@ def leases_of() -> Executable:
     return select(leases.c.target_id, leases.c.message_id, leases.c.attempt).where(
         leases.c.worker_id == WORKER, ~leases.c.held
     )
+
+
+@cache
+def cancel_requests() -> Executable:
+    """Which of these running jobs somebody has asked to cancel."""
+    ids = cast(bindparam("job_ids"), ARRAY(BigInteger))
+    return select(jobs.c.id).where(jobs.c.id == any_(ids), jobs.c.cancel_requested_at.is_not(None))
 
 
 def _lock_key(worker_id: ColumnElement[Any]) -> ColumnElement[int]:

@@ -1,0 +1,22 @@
+"""Runs statements on a given Session or Connection.  Never commits, never opens one."""
+
+from pgqueue.repository.attempts import Attempts, Claim, Claimed, Locked, Pair, Settled
+from pgqueue.repository.fleet import Fleet, Member
+from pgqueue.repository.jobs import Change, Enqueued, Jobs, NewJob, StatusCount, Violation
+
+__all__ = [
+    "Attempts",
+    "Change",
+    "Claim",
+    "Claimed",
+    "Enqueued",
+    "Fleet",
+    "Jobs",
+    "Locked",
+    "Member",
+    "NewJob",
+    "Pair",
+    "Settled",
+    "StatusCount",
+    "Violation",
+]

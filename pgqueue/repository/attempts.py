@@ -1,0 +1,223 @@
+"""What a worker does to attempts: claim, lock, stamp, settle."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, NamedTuple, TypeVar, assert_never
+from uuid import UUID
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from pgqueue.outcomes import (
+    AttemptEnd,
+    Cancelled,
+    Exhausted,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from pgqueue.statements import claiming, settling, stamping
+
+
+class Claimed(NamedTuple):
+    """A job this worker may run.  Sorts in the order in which jobs start.
+
+    Time and arguments are text as the database wrote them, unread so far.
+    """
+
+    priority: int
+    run_at: str
+    message_id: int
+    job_id: int
+    queue: str
+    task: str
+    args: str
+    max_attempts: int
+    attempt: int
+    crashes: int
+
+
+class Locked(NamedTuple):
+    """A job whose message this transaction has deleted, and the stamp a crash may have left."""
+
+    priority: int
+    run_at: str
+    message_id: int
+    job_id: int
+    queue: str
+    task: str
+    args: str
+    max_attempts: int
+    used_attempts: int
+    past_crashes: int
+    seen_message_id: int | None
+    seen_attempt: int | None
+    seen_held: bool | None
+
+    def claimed(self, *, attempt: int, crashes: int) -> Claimed:
+        return Claimed(*self[:8], attempt=attempt, crashes=crashes)
+
+
+Kind = TypeVar("Kind", Claimed, Locked)
+
+
+class Pair(NamedTuple):
+    """A queue and a priority, and the key behind which a claim looks."""
+
+    queue: str
+    priority: int
+    run_at: str
+    message_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Generic[Kind]):
+    """What one claim brought."""
+
+    rows: list[Kind]
+    taken: int
+    """Messages deleted: more than ``rows`` when some had no unfinished job."""
+    read_at: str
+    quiet_until: str
+    """A second before the claim, by the database's clock."""
+
+
+class Settled(NamedTuple):
+    """An attempt that was ours to settle, and how its job stands now."""
+
+    job_id: int
+    outcome: str | None
+
+
+class Attempts:
+    """The attempts of one worker, behind one Session or Connection."""
+
+    def __init__(self, executor: Session | Connection, worker_id: UUID) -> None:
+        self._executor = executor
+        self._worker_id = worker_id
+
+    def claim(
+        self, pairs: Iterable[Pair], *, tasks: str, limit: int, ahead: bool = False
+    ) -> Claim[Claimed]:
+        """Claim due jobs, in the order they start."""
+        rows = self._take(claiming.claim(ahead=ahead), pairs, tasks, limit)
+        return _claim_of(rows, Claimed)
+
+    def lock(self, pairs: Iterable[Pair], *, tasks: str, limit: int) -> Claim[Locked]:
+        """Delete due messages in this transaction, which holds them until it ends."""
+        rows = self._take(claiming.lock(), pairs, tasks, limit)
+        return _claim_of(rows, Locked)
+
+    def seconds_to_next(self, pairs: Iterable[Pair], *, tasks: str) -> float | None:
+        """How long until the next waiting message is due; None when there is none."""
+        parameters = {"pairs": _documents(pairs), "tasks": tasks}
+        wait = self._executor.execute(claiming.next_run_at(), parameters).scalar()
+        return None if wait is None else float(wait)
+
+    def stamp(self, locked: Locked) -> Claimed | None:
+        """Commit the start of a locked job's attempt; None when another was first.
+
+        To be run on a connection of its own, in autocommit.
+        """
+        parameters: dict[str, Any] = {
+            "job_id": locked.job_id,
+            "of_message_id": locked.message_id,
+            "by_worker_id": self._worker_id,
+        }
+        if locked.seen_attempt is None:
+            parameters["next_attempt"] = locked.used_attempts + 1
+            parameters["past_crashes"] = locked.past_crashes
+            statement = stamping.stamp_first()
+        else:
+            parameters["seen_attempt"] = locked.seen_attempt
+            statement = stamping.stamp_after_crash()
+        stamped = self._executor.execute(statement, parameters).one_or_none()
+        if stamped is None:
+            return None
+        return locked.claimed(attempt=stamped[0], crashes=stamped[1])
+
+    def settle(
+        self, settlements: Sequence[tuple[Claimed, Outcome]], *, held: bool = False
+    ) -> list[Settled]:
+        """Write outcomes down; returns those attempts that were still this worker's."""
+        said = [_verdict(claimed, outcome) for claimed, outcome in settlements]
+        said.sort(key=lambda verdict: verdict["target_id"])
+        parameters = {"said": json.dumps(said), "worker_id": self._worker_id}
+        rows = self._executor.execute(settling.settle(held=held), parameters)
+        return [Settled(row[0], row[1]) for row in rows]
+
+    def settle_succeeded(self, successes: Sequence[Claimed]) -> list[Settled]:
+        """Write down successes that have no result to keep."""
+        rows = self._executor.execute(
+            settling.settle_succeeded(),
+            {
+                "target_ids": [claimed.job_id for claimed in successes],
+                "message_ids": [claimed.message_id for claimed in successes],
+                "attempts": [claimed.attempt for claimed in successes],
+                "worker_id": self._worker_id,
+            },
+        )
+        return [Settled(row[0], row[1]) for row in rows]
+
+    def _take(self, statement: Any, pairs: Iterable[Pair], tasks: str, limit: int) -> Sequence[Any]:
+        parameters = {
+            "pairs": _documents(pairs),
+            "tasks": tasks,
+            "limit": limit,
+            "worker_id": self._worker_id,
+        }
+        return self._executor.execute(statement, parameters).all()
+
+
+def _claim_of(rows: Sequence[Any], kind: type[Kind]) -> Claim[Kind]:
+    read_at, quiet_until, taken = rows[0][:3]
+    # DELETE ... RETURNING promises no order, whatever the probes had.
+    found = sorted(kind._make(row[3:]) for row in rows if row[3] is not None)
+    return Claim(found, taken, read_at, quiet_until)
+
+
+def _documents(pairs: Iterable[Pair]) -> str:
+    return json.dumps([pair._asdict() for pair in pairs])
+
+
+def _verdict(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:
+    """One attempt and its outcome, as the row that the settle statement reads."""
+    verdict: dict[str, Any] = {
+        "target_id": claimed.job_id,
+        "message_id": claimed.message_id,
+        "attempt": claimed.attempt,
+        "burned": 1,
+        "snoozed": 0,
+    }
+    match outcome:
+        case Succeeded(result):
+            verdict |= {"ending": "succeeded", "result": result}
+        case Retried(delay, error, end):
+            verdict |= {"delay": delay and delay.total_seconds(), **_error(error, end)}
+        case Failed(error, end):
+            verdict |= {"ending": "failed", **_error(error, end)}
+        case Cancelled(reason):
+            verdict |= {"ending": "cancelled", "end": AttemptEnd.CANCELLED, "error": reason or None}
+        case Snoozed(delay):
+            verdict |= {"burned": 0, "snoozed": 1, "delay": delay.total_seconds()}
+        case Released():
+            verdict["burned"] = 0
+        case Exhausted():
+            verdict |= {"burned": 0, "ending": "failed"}
+        case _:
+            assert_never(outcome)
+    return verdict
+
+
+def _error(error: Any, end: AttemptEnd) -> dict[str, Any]:
+    words = asdict(error)
+    return {
+        "end": end,
+        "error_type": words["type"],
+        "error": words["message"],
+        "traceback": words["traceback"],
+    }

@@ -1,0 +1,86 @@
+"""What workers do to each other: say that they live, see who does not, rescue what it held."""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from pgqueue.repository.attempts import Settled
+from pgqueue.statements import presence, rescuing
+
+RESCUE_BATCH = 500
+
+
+class Member(NamedTuple):
+    """A worker as another one sees it."""
+
+    id: UUID
+    heartbeat_at: datetime
+    is_locked: bool
+
+
+class Fleet:
+    """All workers, behind one Session or Connection."""
+
+    def __init__(self, executor: Session | Connection) -> None:
+        self._executor = executor
+
+    def register(
+        self, worker_id: UUID, *, hostname: str, pid: int, queues: Sequence[str], slots: int
+    ) -> None:
+        """Write a new worker's row, and take the lock that ends with this connection."""
+        self.lock_presence(worker_id)
+        row = {
+            "worker_id": worker_id,
+            "hostname": hostname,
+            "pid": pid,
+            "queues": json.dumps(list(queues)),
+            "slots": slots,
+        }
+        self._executor.execute(presence.register_worker(), row)
+
+    def lock_presence(self, worker_id: UUID) -> None:
+        self._executor.execute(presence.lock_presence(), {"worker_id": worker_id})
+
+    def beat(self, worker_id: UUID) -> list[str] | None:
+        """Beat; returns the queues that are paused, or None for a worker declared dead."""
+        row = self._executor.execute(presence.beat(), {"worker_id": worker_id}).one_or_none()
+        if row is None:
+            return None
+        paused: list[str] = json.loads(row[0])
+        return paused
+
+    def deregister(self, worker_id: UUID) -> None:
+        self._executor.execute(presence.deregister_worker(), {"worker_id": worker_id})
+
+    def members(self) -> list[Member]:
+        return [Member(*row) for row in self._executor.execute(presence.fleet())]
+
+    def cancel_requests(self, job_ids: Sequence[int]) -> set[int]:
+        """Those of these jobs that somebody has asked to cancel."""
+        rows = self._executor.execute(presence.cancel_requests(), {"job_ids": list(job_ids)})
+        return {row[0] for row in rows}
+
+    def leases_of(self, worker_id: UUID) -> list[tuple[int, int, int]]:
+        """(job, message, attempt) of every lease the database says this worker holds."""
+        rows = self._executor.execute(presence.leases_of(), {"worker_id": worker_id})
+        return [(row[0], row[1], row[2]) for row in rows]
+
+    def declare_dead(self, member: Member) -> bool:
+        """Declare a worker dead unless it has beaten since it was seen."""
+        parameters = {"dead_id": member.id, "seen_at": member.heartbeat_at}
+        return self._executor.execute(rescuing.declare_dead(), parameters).first() is not None
+
+    def rescue(self) -> list[Settled]:
+        """Give back a batch of what dead workers held; empty when nothing is left."""
+        limit = {"limit": RESCUE_BATCH}
+        rows = list(self._executor.execute(rescuing.rescue_leases(), limit))
+        rows += self._executor.execute(rescuing.rescue_lost_messages(), limit)
+        return [Settled(row[0], row[1]) for row in rows]
+
+    def forget_dead(self) -> None:
+        self._executor.execute(rescuing.forget_workers())

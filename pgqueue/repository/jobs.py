@@ -1,0 +1,231 @@
+"""What an application does to jobs: enqueue, cancel, requeue, look."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from pgqueue.errors import DuplicateJob, JobNotFound
+from pgqueue.models import Job, JobStatus
+from pgqueue.statements import checking, enqueueing, operating
+from pgqueue.statements.enqueueing import Start
+
+TRIES_FOR_A_KEY = 5
+
+
+class Change(StrEnum):
+    """What an operator's call has done.  ``UNCHANGED`` is false, the others are true."""
+
+    CANCELLED = "cancelled"
+    CANCEL_REQUESTED = "cancel requested"
+    """The job is running: it ends as cancelled when its handler does."""
+    REQUEUED = "requeued"
+    UNCHANGED = "unchanged"
+
+    def __bool__(self) -> bool:
+        return self is not Change.UNCHANGED
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """What all jobs of one enqueue have in common."""
+
+    task: str
+    queue: str
+    priority: int
+    max_attempts: int
+    notify: bool
+    delay: timedelta | None = None
+    run_at: datetime | None = None
+
+    @property
+    def start(self) -> Start:
+        if self.run_at is not None:
+            return Start.AT
+        return Start.NOW if self.delay is None else Start.AFTER
+
+    def parameters(self) -> dict[str, Any]:
+        parameters: dict[str, Any] = {
+            "task": self.task,
+            "queue": self.queue,
+            "priority": self.priority,
+            "max_attempts": self.max_attempts,
+        }
+        if self.run_at is not None:
+            parameters["run_at"] = self.run_at
+        elif self.delay is not None:
+            parameters["delay"] = self.delay
+        return parameters
+
+
+class Enqueued(NamedTuple):
+    """What the database chose for a new job."""
+
+    id: int
+    run_at: datetime
+    created_at: datetime
+
+
+class StatusCount(NamedTuple):
+    queue: str
+    status: JobStatus
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A row that breaks a rule which must always hold."""
+
+    rule: str
+    job_id: int | None
+    detail: str
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: {self.rule}; {self.detail}"
+
+
+class Jobs:
+    """The jobs behind one Session or Connection."""
+
+    def __init__(self, executor: Session | Connection) -> None:
+        self._executor = executor
+
+    def enqueue(self, new: NewJob, *, args: str, unique_key: str | None) -> Enqueued | int:
+        """Insert a job; returns what the database chose, or the id of the job that has the key."""
+        statement = enqueueing.enqueue_job(
+            start=new.start, unique=unique_key is not None, notify=new.notify
+        )
+        parameters = {**new.parameters(), "args": args}
+        if unique_key is None:
+            row = self._executor.execute(statement, parameters).one()
+            return Enqueued(row[0], row[1], row[2])
+        parameters["unique_key"] = unique_key
+        for _ in range(TRIES_FOR_A_KEY):
+            found = self._executor.execute(statement, parameters).one_or_none()
+            if found is not None:
+                return Enqueued(found[0], found[1], found[2])
+            # Not visible: the holder has ended between the two statements, so the key is free.
+            holder = self._holders(new.queue, [unique_key]).get(unique_key)
+            if holder is not None:
+                return holder
+        raise _key_keeps_moving(new, unique_key)
+
+    def enqueue_chunk(self, new: NewJob, *, documents: str) -> list[int]:
+        """Insert a chunk of jobs from a JSON array of their arguments; returns ids in order."""
+        statement = enqueueing.enqueue_jobs(start=new.start, notify=new.notify)
+        rows = self._executor.execute(statement, {**new.parameters(), "documents": documents})
+        # Identities are drawn in the order of the array.
+        return sorted(row[0] for row in rows)
+
+    def enqueue_unique_chunk(
+        self, new: NewJob, *, payloads: Sequence[Any], keys: Sequence[str | None]
+    ) -> list[int]:
+        """The same with unique keys; a taken key gives the id of the job that holds it."""
+        statement = enqueueing.enqueue_unique_jobs(start=new.start, notify=new.notify)
+        ids: dict[str, int] = {}
+        without_key: list[int] = []
+        missing = list(zip(payloads, keys, strict=True))
+        for _ in range(TRIES_FOR_A_KEY):
+            documents = json.dumps([{"args": args, "unique_key": key} for args, key in missing])
+            parameters = {**new.parameters(), "documents": documents}
+            for id, key, _woken in self._executor.execute(statement, parameters):
+                without_key.append(id) if key is None else ids.setdefault(key, id)
+            unknown = {key for key in keys if key is not None} - ids.keys()
+            ids |= self._holders(new.queue, sorted(unknown)) if unknown else {}
+            missing = [(args, key) for args, key in missing if key is not None and key not in ids]
+            if not missing:
+                free = iter(sorted(without_key))
+                return [next(free) if key is None else ids[key] for key in keys]
+        raise _key_keeps_moving(new, str(missing[0][1]))
+
+    def dispatch(self, job_id: int, *, unique: bool, notify: bool) -> None:
+        """Insert the message of a job that a flush has just inserted."""
+        statement = enqueueing.dispatch_flushed_job(unique=unique, notify=notify)
+        self._executor.execute(statement, {"job_id": job_id})
+
+    def cancel(self, job_id: int) -> Change:
+        """End a waiting job as cancelled, or ask the worker of a running one to.
+
+        The job's row is locked first; its message only if nobody holds it.  A message that
+        could be taken proves that the job does not run, whatever a crash has left behind.
+        """
+        job = self._locked(job_id)
+        if job.outcome is not None:
+            return Change.UNCHANGED
+        waits = self._run(operating.delete_messages(), job_id).all() != []
+        if waits:
+            self._run(operating.delete_left_lease(), job_id)
+        elif job.leased:
+            self._run(operating.request_cancel(), job_id)
+            return Change.CANCEL_REQUESTED
+        self._run(operating.cancel_job(), job_id)
+        return Change.CANCELLED
+
+    def requeue(self, job_id: int) -> Change:
+        """Put a failed or cancelled job back as if new; its old attempts stay on record."""
+        # Leases before jobs, as everywhere: a late settle of this job takes them in that order.
+        self._run(operating.delete_lease_of_ended_job(), job_id)
+        job = self._locked(job_id)
+        if job.outcome not in (JobStatus.FAILED, JobStatus.CANCELLED):
+            return Change.UNCHANGED
+        self._run(operating.delete_messages(), job_id)
+        self._run(operating.requeue_job(), job_id)
+        return Change.REQUEUED
+
+    def is_cancel_requested(self, job_id: int) -> bool:
+        return bool(self._run(operating.is_cancel_requested(), job_id).scalar())
+
+    def pause(self, queue: str) -> None:
+        self._executor.execute(operating.pause_queue(), {"name": queue})
+
+    def resume(self, queue: str) -> None:
+        self._executor.execute(operating.resume_queue(), {"queue_name": queue})
+
+    def violations(self) -> list[Violation]:
+        return [Violation(*row) for row in self._executor.execute(checking.invariant_violations())]
+
+    def counts(self) -> list[StatusCount]:
+        return [StatusCount(*row) for row in self._executor.execute(operating.count_jobs())]
+
+    def _run(self, statement: Any, job_id: int) -> Any:
+        return self._executor.execute(statement, {"job_id": job_id})
+
+    def _locked(self, job_id: int) -> Any:
+        job = self._run(operating.lock_job(), job_id).one_or_none()
+        if job is None:
+            raise JobNotFound(
+                f"job {job_id} does not exist: it was never committed, or has been deleted; "
+                "look the id up in pgqueue.jobs"
+            )
+        return job
+
+    def _holders(self, queue: str, keys: Iterable[str]) -> dict[str, int]:
+        parameters = {"queue": queue, "keys": json.dumps(list(keys))}
+        rows = self._executor.execute(enqueueing.holders_of_unique_keys(), parameters)
+        return {key: id for id, key in rows}
+
+
+def raising_duplicate(action: Callable[[], Any], job: Job | int, unique_key: str | None) -> Any:
+    """Run what may take a unique key, and say which key it was if another job has it."""
+    try:
+        return action()
+    except IntegrityError as error:
+        if "jobs_held_unique_key" not in str(error.orig):
+            raise
+        raise DuplicateJob(
+            f"{job!r}: another unfinished job of its queue holds the unique key {unique_key!r}; "
+            "use enqueue(), which returns that job, or wait for it to end"
+        ) from error
+
+
+def _key_keeps_moving(new: NewJob, unique_key: str) -> DuplicateJob:
+    return DuplicateJob(
+        f"task {new.task}: the unique key {unique_key!r} in queue {new.queue!r} is held by a job "
+        f"this transaction cannot see; enqueue again in a new transaction"
+    )
