@@ -2,7 +2,15 @@
 
 from pgqueue.repository.attempts import Attempts, Claim, Claimed, Locked, Pair, Settled
 from pgqueue.repository.fleet import Fleet, Member
-from pgqueue.repository.jobs import Change, Enqueued, Jobs, NewJob, StatusCount, Violation
+from pgqueue.repository.jobs import (
+    Change,
+    Enqueued,
+    Jobs,
+    NewJob,
+    StatusCount,
+    Violation,
+    raising_duplicate,
+)
 
 __all__ = [
     "Attempts",
@@ -19,4 +27,5 @@ __all__ = [
     "Settled",
     "StatusCount",
     "Violation",
+    "raising_duplicate",
 ]

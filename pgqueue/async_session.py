@@ -1,0 +1,62 @@
+"""The door for AsyncSession: the one sync core, run in the greenlet SQLAlchemy itself uses.
+
+``AsyncSession.execute`` is such a door too, so nothing is lost by walking through this one.
+SQLAlchemy 2.1 installs greenlet only with its extra ``asyncio``; hence the lazy imports.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import URL
+from sqlalchemy.orm import Session
+
+from pgqueue.errors import ArgumentsError
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+async def run_sync(
+    session: "AsyncSession | async_scoped_session[Any]",
+    function: Callable[Concatenate[Session, P], R],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> R:
+    """Run ``function`` on the Session inside an AsyncSession, in its transaction."""
+    return await actual(session).run_sync(function, *args, **kwargs)
+
+
+def actual(session: "AsyncSession | async_scoped_session[Any]") -> "AsyncSession":
+    """The AsyncSession itself, also when it is scoped."""
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+
+    if isinstance(session, async_scoped_session):
+        session = session()
+    if not isinstance(session, AsyncSession):
+        raise ArgumentsError(
+            f"an AsyncSession is needed here, not {type(session).__name__}; "
+            "with a Session, call the method without _async"
+        )
+    return session
+
+
+def is_async_session(annotation: Any) -> bool:
+    """Whether an annotation is AsyncSession; imports nothing if nobody else has."""
+    import sys
+
+    module = sys.modules.get("sqlalchemy.ext.asyncio")
+    return (
+        module is not None
+        and isinstance(annotation, type)
+        and issubclass(annotation, module.AsyncSession)
+    )
+
+
+def create_engine(url: URL) -> "AsyncEngine":
+    """An async engine on psycopg, to be used by one event loop only."""
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    return create_async_engine(url.set(drivername="postgresql+psycopg"))

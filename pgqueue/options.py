@@ -1,0 +1,179 @@
+"""What may be said about a task or a job, and the checks that nothing false is said quietly."""
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import Any, TypedDict
+
+from pgqueue.errors import OptionError, PayloadError, TaskDefinitionError, UnknownOption
+from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE
+from pgqueue.retry import DEFAULT_RETRY, Retry
+
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+TASK_NAME = re.compile(r"[^\s\x00-\x1f]{1,200}")
+FIRST_RUN_AT = datetime(2000, 1, 1, tzinfo=UTC)
+LAST_RUN_AT = datetime(9999, 12, 31, tzinfo=UTC)
+LONGEST_DELAY = timedelta(days=36_525)
+LARGEST_SMALLINT = 32_767
+LONGEST_PLAIN_KEY = 512
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of ``@queue.task(...)``."""
+
+    name: str
+    queue: str
+    priority: int
+    max_attempts: int
+    timeout: timedelta | None
+    transactional: bool
+    retry: Retry
+    unique_key: Callable[..., str | None] | None
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of ``task.options(...)``: those of a task that one enqueue may change."""
+
+    delay: timedelta | None
+    run_at: datetime | None
+    priority: int
+    queue: str
+    unique_key: str | Callable[..., str | None] | None
+    max_attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything that was said, checked."""
+
+    task: str
+    queue: str = DEFAULT_QUEUE
+    priority: int = DEFAULT_PRIORITY
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    timeout: timedelta | None = None
+    transactional: bool = False
+    retry: Retry = field(default=DEFAULT_RETRY)
+    unique_key: str | Callable[..., str | None] | None = None
+    delay: timedelta | None = None
+    run_at: datetime | None = None
+
+    @classmethod
+    def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":
+        _refuse_unknown(f"task {name}", options, TaskOptions.__annotations__)
+        given = {key: value for key, value in options.items() if key != "name"}
+        checked = cls(task=name, **given)
+        checked._check()
+        return checked
+
+    def of_job(self, options: Mapping[str, Any]) -> "Options":
+        """These options, changed for one enqueue."""
+        _refuse_unknown(f"task {self.task}", options, JobOptions.__annotations__)
+        changed = replace(self, **options)
+        changed._check()
+        return changed
+
+    def _check(self) -> None:
+        where = f"task {self.task}: "
+        _check_names(where, self.task, self.queue)
+        _check_whole(where, "priority", self.priority, 0, 9)
+        _check_whole(where, "max_attempts", self.max_attempts, 1, LARGEST_SMALLINT)
+        _check_times(where, self.timeout, self.delay, self.run_at)
+        if not isinstance(self.retry, Retry):
+            raise OptionError(f"{where}retry is {self.retry!r}; give a Retry, e.g. Retry.never()")
+        if not isinstance(self.transactional, bool):
+            raise OptionError(f"{where}transactional is {self.transactional!r}; give True or False")
+        key = self.unique_key
+        if key is not None and not isinstance(key, str) and not callable(key):
+            raise OptionError(f"{where}unique_key is {key!r}; give a string, a callable or None")
+
+
+def names_wanted_by(
+    unique_key: Callable[..., Any], task_name: str, parameters: frozenset[str]
+) -> frozenset[str]:
+    """Which of a task's parameters a unique-key function names."""
+    wanted: set[str] = set()
+    for parameter in inspect.signature(unique_key).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return parameters
+        if parameter.name in parameters:
+            wanted.add(parameter.name)
+        elif parameter.default is parameter.empty:
+            raise TaskDefinitionError(
+                f"task {task_name}: unique_key asks for {parameter.name!r}, which is not a "
+                f"parameter of the task; it may name {', '.join(sorted(parameters)) or 'nothing'}"
+            )
+    return frozenset(wanted)
+
+
+def storable_key(key: Any, task_name: str) -> str | None:
+    """A unique key as it is stored: a long one as its digest, which an index can hold."""
+    if key is None:
+        return None
+    if not isinstance(key, str):
+        raise OptionError(f"task {task_name}: unique_key gave {key!r}; it must give a str or None")
+    if "\x00" in key or (not key.isprintable() and _has_surrogate(key)):
+        raise PayloadError(
+            f"task {task_name}: unique_key {key!r} holds a character PostgreSQL cannot store; "
+            "remove NUL characters and lone surrogates"
+        )
+    if len(key) <= LONGEST_PLAIN_KEY:
+        return key
+    return f"sha256:{sha256(key.encode()).hexdigest()}"
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _refuse_unknown(where: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise UnknownOption(f"{where}: there is no option {name!r}; {hint}")
+
+
+def _check_names(where: str, task: Any, queue: Any) -> None:
+    if not isinstance(task, str) or not TASK_NAME.fullmatch(task):
+        raise OptionError(f"{where}name is {task!r}; use up to 200 characters without spaces")
+    check_queue_name(queue, where)
+
+
+def check_queue_name(queue: Any, where: str = "") -> None:
+    if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue):
+        raise OptionError(
+            f"{where}queue is {queue!r}; a queue name has 1 to 64 letters, digits or _ . : -"
+        )
+
+
+def _check_whole(where: str, name: str, value: Any, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise OptionError(f"{where}{name} is {value!r}; give a whole number from {least} to {most}")
+
+
+def _check_times(where: str, timeout: Any, delay: Any, run_at: Any) -> None:
+    if timeout is not None and not _is_span(timeout, least=timedelta(microseconds=1)):
+        raise OptionError(f"{where}timeout is {timeout!r}; give a timedelta above zero, or None")
+    if delay is not None and not _is_span(delay, least=timedelta(0)):
+        raise OptionError(
+            f"{where}delay is {delay!r}; give a timedelta from zero to {LONGEST_DELAY.days} days"
+        )
+    if run_at is None:
+        return
+    if delay is not None:
+        raise OptionError(f"{where}both delay and run_at are given; give one of them")
+    if not isinstance(run_at, datetime) or run_at.utcoffset() is None:
+        raise OptionError(
+            f"{where}run_at is {run_at!r}; give a datetime with a time zone, "
+            "e.g. datetime.now(UTC) + timedelta(hours=1)"
+        )
+    if not FIRST_RUN_AT <= run_at <= LAST_RUN_AT:
+        raise OptionError(f"{where}run_at is {run_at}; give a time from the year 2000 to 9999")
+
+
+def _is_span(value: Any, *, least: timedelta) -> bool:
+    return isinstance(value, timedelta) and least <= value <= LONGEST_DELAY

@@ -1,0 +1,110 @@
+"""Where a transaction begins, and how it ends.  Whoever opened it ends it."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm.attributes import set_committed_value
+
+from pgqueue.models import Job
+from pgqueue.repository import Jobs, raising_duplicate
+
+logger = logging.getLogger(__name__)
+
+DRIVER = "postgresql+psycopg"
+
+PLANNER = ("enable_sort", "enable_bitmapscan", "enable_seqscan")
+"""Off where claims are planned: a plan cached while a table was small would sort or scan it
+when it is large.  The statements reach every row by a key and need none of the three."""
+
+NETWORK = {
+    "client_connection_check_interval": "1000",
+    "tcp_user_timeout": "10000",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+"""Milliseconds and seconds.  With these the server notices a dead client in seconds, also in the
+middle of a statement or behind a cut cable, and gives its locks back; the defaults take hours.
+https://www.postgresql.org/docs/current/runtime-config-connection.html"""
+
+CLAIMING = {
+    **dict.fromkeys(PLANNER, "off"),
+    **NETWORK,
+    "timezone": "UTC",
+    "default_transaction_isolation": "read committed",
+    "idle_in_transaction_session_timeout": "60000",
+}
+
+PLAN_BY_KEY = "; ".join(f"SET LOCAL {name} = off" for name in PLANNER)
+PLAN_FREELY = "; ".join(f"SET LOCAL {name} TO DEFAULT" for name in PLANNER)
+
+NOTIFY_AT_FLUSH = "pgqueue.notify_at_flush"
+
+
+def dispatch_at_flush(job: Job, *, notify: bool) -> Job:
+    """Mark a new job, so that the flush that inserts it also inserts its message."""
+    inspect(job, raiseerr=True).info[NOTIFY_AT_FLUSH] = notify
+    return job
+
+
+@event.listens_for(Job, "after_insert", propagate=True)
+def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
+    notify = inspect(job, raiseerr=True).info.get(NOTIFY_AT_FLUSH)
+    if notify is None:
+        return  # made by hand: PgQueue.check reports it
+    unique_key = job.unique_key
+
+    def dispatch() -> None:
+        Jobs(connection).dispatch(job.id, unique=unique_key is not None, notify=notify)
+
+    raising_duplicate(dispatch, job, unique_key)
+    set_committed_value(job, "held_unique_key", unique_key)
+
+
+def worker_engine(engine: Engine) -> Engine:
+    """The engine a worker uses: the application's own, or its twin on psycopg."""
+    if engine.dialect.driver == "psycopg":
+        return engine
+    return create_engine(engine.url.set(drivername=DRIVER))
+
+
+@contextmanager
+def own_connection(engine: Engine, settings: Mapping[str, str]) -> Iterator[Connection]:
+    """A connection in autocommit that is taken out of the pool, set up, and closed at the end."""
+    with engine.connect() as connection:
+        connection.detach()
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        configure(connection, settings)
+        yield connection
+
+
+def configure(connection: Connection, settings: Mapping[str, str]) -> None:
+    """Set what the server lets us set; what it does not know, it does without."""
+    for name, value in settings.items():
+        try:
+            connection.exec_driver_sql("SELECT set_config(%s, %s, false)", (name, value))
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            logger.info("the server does not accept %s = %s: %s", name, value, error.orig)
+
+
+def joined_session(sessions: sessionmaker[Session], connection: Connection) -> Session:
+    """A Session inside a transaction that is not its own.
+
+    Its commit() and rollback() end at a savepoint, so a handler that calls them can neither
+    drop the lock on its message nor publish half of its work.
+    """
+    return sessions(bind=connection, join_transaction_mode="create_savepoint")
+
+
+def backend_pid(connection: Connection) -> int:
+    """The server process behind a connection."""
+    driver_connection: Any = connection.connection.driver_connection
+    pid: int = driver_connection.info.backend_pid
+    return pid
