@@ -1,9 +1,12 @@
 """A real PostgreSQL for every test: your own by PGQUEUE_TEST_URL, or a private one."""
 
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from sqlalchemy import URL, Engine, NullPool, create_engine, make_url, text
@@ -60,6 +63,16 @@ def session(engine: Engine) -> Iterator[Session]:
     """A session on a database with pgqueue's tables; what it does not commit is rolled back."""
     with Session(engine) as session:
         yield session
+
+
+@pytest.fixture
+def server_directory() -> Iterator[Path]:
+    """A folder for a server that the test itself starts, crashes and starts again."""
+    # pytest's folders are closed to the account that runs the server of root.
+    path = Path(tempfile.mkdtemp(prefix="pgqueue-test-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

@@ -92,9 +92,7 @@ class EmbeddedPostgres:
         """Stop the server this object started; a temporary directory goes too."""
         if self._directory is None or self._starter_pid != os.getpid():
             return  # never started, or a forked child's copy of its parent's server
-        if self._supervisor is not None:
-            self._supervisor.communicate()
-            self._supervisor = None
+        self._release_supervisor()
         if self._is_ready() and not self._is_supervised():
             self._end(signal.SIGINT)
         if self._socket_directory != self._data:
@@ -120,6 +118,10 @@ class EmbeddedPostgres:
     @property
     def _lock(self) -> Path:
         return self.directory / "supervisor.lock"
+
+    @property
+    def _log(self) -> Path:
+        return self.directory / "server.log"
 
     @property
     def _port(self) -> str:
@@ -172,16 +174,15 @@ class EmbeddedPostgres:
             )
 
     def _serve(self) -> None:
-        log = self.directory / "server.log"
         give_up_at = time.monotonic() + _PATIENCE
+        self._wait_until_ready(give_up_at)
         while not self._is_ready():
-            already_written = log.stat().st_size if log.exists() else 0
-            self._supervisor = self._start_supervisor(log)
-            while self._supervisor.poll() is None and time.monotonic() < give_up_at:
-                if self._is_ready():
-                    return
-                time.sleep(0.01)
-            report = log.read_bytes()[already_written:].decode(errors="replace")
+            report_from = self._log.stat().st_size if self._log.exists() else 0
+            self._start_supervisor()
+            self._wait_until_ready(give_up_at)
+            if self._is_ready():
+                return
+            report = self._log.read_bytes()[report_from:].decode(errors="replace")
             # What a killed server held stays taken until the last of its processes is gone.
             is_held = "lock file" in report or "pre-existing shared memory" in report
             if not is_held or time.monotonic() > give_up_at:
@@ -190,7 +191,14 @@ class EmbeddedPostgres:
                 )
             time.sleep(0.1)
 
-    def _start_supervisor(self, log: Path) -> subprocess.Popen[bytes]:
+    def _wait_until_ready(self, give_up_at: float) -> None:
+        while self._supervisor is not None and self._supervisor.poll() is None:
+            if self._is_ready() or time.monotonic() > give_up_at:
+                return
+            time.sleep(0.01)
+
+    def _start_supervisor(self) -> None:
+        self._release_supervisor()
         plan = {
             "command": self._command(),
             "process_options": self._account.process_options,
@@ -198,8 +206,8 @@ class EmbeddedPostgres:
             "temporary": None if self._given else str(self.directory),
         }
         script = Path(__file__).with_name("supervisor.py")
-        with log.open("ab") as output:
-            return subprocess.Popen(
+        with self._log.open("ab") as output:
+            self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(script), json.dumps(plan)],
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -208,6 +216,11 @@ class EmbeddedPostgres:
                 env=environment(),
                 start_new_session=True,  # Ctrl-C is for the starting process alone
             )
+
+    def _release_supervisor(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.communicate()  # closes the pipe, and waits for the end
+            self._supervisor = None
 
     def _command(self) -> list[str]:
         settings = {
