@@ -1,0 +1,21 @@
+"""Brings the tables to the version this code is written for, or says what to run.
+
+The revisions lie in ``pgqueue/migrations`` and are run in one of two ways: in a history of their
+own (:func:`upgrade_database`), or inside the application's own Alembic history, where a revision
+calls :func:`upgrade`.  A database is brought up by one of the two.
+"""
+
+from pgqueue.schema.host_history import downgrade, include_name, upgrade
+from pgqueue.schema.own_history import upgrade_database
+from pgqueue.schema.revision_file import write_revision
+from pgqueue.schema.state import SCHEMA_VERSION, verify
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "verify",
+    "upgrade_database",
+    "upgrade",
+    "downgrade",
+    "include_name",
+    "write_revision",
+]

@@ -1,0 +1,118 @@
+"""The way of an application with Alembic: its own revisions call ours, and there is one history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, text
+
+from pgqueue.errors import SchemaError, SchemaTooNew
+from pgqueue.models.base import SCHEMA
+from pgqueue.schema.state import (
+    SCHEMA_VERSION,
+    installed,
+    read_state,
+    wait_for_other_upgrades,
+)
+
+if TYPE_CHECKING:
+    from alembic.script import Script
+
+
+def upgrade(*, to: int, base: int | None = None) -> None:
+    """Bring the tables to a version, inside a revision of the application's own history.
+
+    Steps the database already has are skipped.  Offline (``--sql``) there is no database to ask:
+    ``base`` says which version it has, 0 where there are no tables yet.
+    """
+    _refuse_unknown(to, lowest=1)
+    found = _version_found("upgrade", to=to, base=base, offline_default=0)
+    for step in _our_revisions()[found:to]:
+        step.module.upgrade()
+
+
+def downgrade(*, to: int, base: int | None = None) -> None:
+    """Take the tables back to a version, inside a revision of the application's own history.
+
+    Version 0 has no tables.  Offline ``base`` says which version the database has, by default
+    the newest.
+    """
+    _refuse_unknown(to, lowest=0)
+    found = _version_found("downgrade", to=to, base=base, offline_default=SCHEMA_VERSION)
+    if found > SCHEMA_VERSION:
+        raise SchemaTooNew(
+            f"The pgqueue tables have version {found}, and {installed()} knows the way back "
+            f"from version {SCHEMA_VERSION}. Run `pip install -U sqlalchemy-pgqueue`."
+        )
+    for step in reversed(_our_revisions()[to:found]):
+        step.module.downgrade()
+
+
+def include_name(
+    name: str | None,
+    type_: str,
+    parent_names: Mapping[Any, str | None],  # Any: Alembic's own key type is not public
+) -> bool:
+    """Keep pgqueue's schema out of autogenerate, for hosts that set ``include_schemas=True``.
+
+    Alembic asks before it reads a schema, and reads nothing of one that is refused.
+    """
+    return not (type_ == "schema" and name == SCHEMA)
+
+
+def _refuse_unknown(to: int, *, lowest: int) -> None:
+    if to < lowest:
+        raise SchemaError(f"pgqueue has no version {to} to go to: {lowest} is the lowest here.")
+    if to > SCHEMA_VERSION:
+        raise SchemaError(
+            f"This revision wants version {to} of the pgqueue tables, and {installed()} knows "
+            f"versions up to {SCHEMA_VERSION}. Run `pip install -U sqlalchemy-pgqueue`."
+        )
+
+
+def _version_found(verb: str, *, to: int, base: int | None, offline_default: int) -> int:
+    from alembic import op
+
+    if not op.get_context().as_sql:
+        return _version_in_database(op.get_bind())
+    if base is not None:
+        _refuse_unknown(base, lowest=0)
+        return base
+    if abs(offline_default - to) > 1:
+        raise SchemaError(
+            f"pgqueue.schema.{verb}(to={to}) takes more than one step, and offline there is no "
+            f"database to ask for the first: say pgqueue.schema.{verb}(to={to}, base=...)."
+        )
+    return offline_default
+
+
+def _version_in_database(connection: Connection) -> int:
+    wait_for_other_upgrades(connection)
+    found = read_state(connection)
+    if damage := found.damage():
+        raise damage
+    if found.revision is not None:
+        _take_over(connection)
+    return found.version or 0
+
+
+def _take_over(connection: Connection) -> None:
+    """From here on the host's history brings the tables: two would each run the next revision."""
+    connection.execute(
+        text(
+            f"""
+            DELETE FROM "{SCHEMA}".alembic_version WHERE starts_with(version_num, 'pgqueue_')
+            """  # noqa: S608  # the schema name is checked where it is read
+        )
+    )
+
+
+def _our_revisions() -> list[Script]:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", "pgqueue:migrations")
+    newest_first = ScriptDirectory.from_config(config).walk_revisions()
+    return list(newest_first)[::-1]

@@ -1,0 +1,45 @@
+"""The stand-alone way: pgqueue's revisions in a history of their own."""
+
+from sqlalchemy import Connection, Engine
+
+from pgqueue.errors import SchemaError
+from pgqueue.models.base import SCHEMA
+from pgqueue.schema.state import (
+    SCHEMA_VERSION,
+    State,
+    read_state,
+    verify,
+    wait_for_other_upgrades,
+)
+
+
+def upgrade_database(engine: Engine) -> None:
+    """Create or upgrade the tables; any number of processes may do so at once."""
+    # READ COMMITTED: whoever waited for the lock must see what the one before it has done.
+    with engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+        wait_for_other_upgrades(connection)
+        found = read_state(connection)
+        if found.version is None or found.version < SCHEMA_VERSION:
+            _refuse_other_histories(found)
+            _upgrade_to_head(connection)
+        verify(connection)
+
+
+def _refuse_other_histories(found: State) -> None:
+    if damage := found.damage():
+        raise damage
+    if found.version is not None and found.revision is None:
+        raise SchemaError(
+            f"The pgqueue tables in schema {SCHEMA} have version {found.version}, and this code "
+            f"needs version {SCHEMA_VERSION}. {found.way_up()}"
+        )
+
+
+def _upgrade_to_head(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "pgqueue:migrations")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

@@ -1,0 +1,87 @@
+"""Writes the revision file by which an application's own history brings pgqueue."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pgqueue.errors import SchemaError
+from pgqueue.schema.state import SCHEMA_VERSION, installed
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+
+def write_revision(
+    host: Config | Path | str, *, message: str = "add pgqueue", head: str = "head"
+) -> Path:
+    """Write the next revision of an application's own history, and say where it is.
+
+    The revision brings the tables from the version an earlier one brought to the newest.
+    ``host`` is the application's Alembic ``Config``, its ``alembic.ini``, or its directory of
+    migrations.
+    """
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+
+    config = _config_of(Path(host)) if isinstance(host, Path | str) else host
+    try:
+        scripts = ScriptDirectory.from_config(config)
+        path = _write(scripts, config, message=message, head=head)
+    except CommandError as error:
+        raise SchemaError(f"Alembic wrote no revision: {error}") from error
+    _refuse_empty(path)
+    return path
+
+
+def _config_of(path: Path) -> Config:
+    """Plain Alembic keeps its ini beside the directory of migrations, Flask-Migrate inside."""
+    from alembic.config import Config
+
+    if path.is_file():
+        return Config(str(path))
+    inside, beside = path / "alembic.ini", path.absolute().parent / "alembic.ini"
+    ini = next((ini for ini in (inside, beside) if ini.is_file()), None)
+    config = Config(str(ini)) if ini else Config()
+    config.set_main_option("script_location", str(path).replace("%", "%%"))
+    return config
+
+
+def _write(scripts: ScriptDirectory, config: Config, *, message: str, head: str) -> Path:
+    from alembic.util import rev_id
+
+    base = _version_brought_by(scripts)
+    if base >= SCHEMA_VERSION:
+        raise SchemaError(
+            f"A revision in {scripts.dir} already calls pgqueue.schema.upgrade(to={base}), and "
+            f"{installed()} knows no newer version."
+        )
+    script = scripts.generate_revision(
+        rev_id(),
+        message,
+        head=head,
+        config=config,
+        imports="import pgqueue.schema",
+        upgrades=f"pgqueue.schema.upgrade(to={SCHEMA_VERSION}, base={base})",
+        downgrades=f"pgqueue.schema.downgrade(to={base}, base={SCHEMA_VERSION})",
+    )
+    assert script is not None  # None is for files that are no revision
+    return Path(script.path)
+
+
+def _version_brought_by(scripts: ScriptDirectory) -> int:
+    sources = [Path(script.path).read_text("utf-8") for script in scripts.walk_revisions()]
+    calls = re.findall(r"\bschema\.upgrade\(\s*to=(\d+)", "\n".join(sources))
+    return max(map(int, calls), default=0)
+
+
+def _refuse_empty(path: Path) -> None:
+    """The templates for several databases have a function for each, and no place for the call."""
+    if "pgqueue.schema.upgrade" not in path.read_text("utf-8"):
+        raise SchemaError(
+            f"The template of {path} has no place for the call. In the functions for the database "
+            f"that holds the jobs, write pgqueue.schema.upgrade(to={SCHEMA_VERSION}) and "
+            "pgqueue.schema.downgrade(to=0)."
+        )

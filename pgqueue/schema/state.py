@@ -1,0 +1,132 @@
+"""What a database holds of pgqueue, and whether this code can work with it."""
+
+from dataclasses import dataclass
+from importlib import metadata
+
+from sqlalchemy import Connection, func, select, text
+
+from pgqueue.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld
+from pgqueue.models.base import SCHEMA
+from pgqueue.models.fleet import SchemaVersion
+
+SCHEMA_VERSION = 1
+"""What this code is written for.  Version N is brought by revision ``pgqueue_000N``."""
+
+_UPGRADE_COMMAND = "pgqueue --app module:queue upgrade"
+
+
+def verify(connection: Connection) -> None:
+    """Raise an error that says what to run, unless this code can work with the tables."""
+    found = read_state(connection)
+    if found.version is None or found.oldest_code is None:
+        raise found.damage() or _no_tables()
+    if found.version < SCHEMA_VERSION:
+        raise SchemaTooOld(
+            f"The pgqueue tables in schema {SCHEMA} have version {found.version}, and this code "
+            f"needs version {SCHEMA_VERSION}. {found.way_up()}"
+        )
+    if found.oldest_code > SCHEMA_VERSION:
+        raise SchemaTooNew(
+            f"The pgqueue tables in schema {SCHEMA} have version {found.version}, which serves "
+            f"code of version {found.oldest_code} and later, and this code has version "
+            f"{SCHEMA_VERSION}. Run `pip install -U sqlalchemy-pgqueue`."
+        )
+    if not found.is_claimable:
+        raise SchemaError(
+            f"{SCHEMA}.message_queue is missing, partitioned, or has child tables. A claim names "
+            "messages by their place (ctid), and would take a neighbour's: make it a plain table."
+        )
+
+
+@dataclass(frozen=True)
+class State:
+    """What a database holds of pgqueue; the version is None where its row is missing."""
+
+    tables: frozenset[str]
+    is_claimable: bool
+    version: int | None
+    oldest_code: int | None
+    revision: str | None
+    """Where our own history stands; None where the application's history brings the tables."""
+
+    def damage(self) -> SchemaError | None:
+        """What is wrong with a database that has no version, unless it is new to pgqueue."""
+        if self.version is not None:
+            return None
+        if "schema_version" in self.tables:
+            return SchemaError(
+                f"{SCHEMA}.schema_version has lost its row. Insert it again: version "
+                f"{SCHEMA_VERSION} and oldest_code {SCHEMA_VERSION}, if the tables were up to date."
+            )
+        if self.revision is not None:
+            return SchemaError(
+                f"{SCHEMA}.alembic_version says {self.revision}, but the tables are gone. "
+                "Delete that row, and run this again."
+            )
+        return None
+
+    def way_up(self) -> str:
+        """What brings these tables to the version of this code, in the history they came by."""
+        if self.revision is not None:
+            return f"Run `{_UPGRADE_COMMAND}`."
+        return (
+            "Your application's own Alembic history brought them: write a revision there that "
+            f"calls `pgqueue.schema.upgrade(to={SCHEMA_VERSION}, base={self.version})`, and run it."
+        )
+
+
+def read_state(connection: Connection) -> State:
+    """Asks the catalog first: a missing table must not fail the caller's transaction."""
+    found = connection.execute(_TABLES, {"schema": SCHEMA})
+    plain = {table.name: table.is_plain for table in found}
+    row = connection.execute(_VERSION).first() if "schema_version" in plain else None
+    revision = connection.scalar(_REVISION) if "alembic_version" in plain else None
+    return State(
+        tables=frozenset(plain),
+        is_claimable=plain.get("message_queue", False),
+        version=row.version if row else None,
+        oldest_code=row.oldest_code if row else None,
+        revision=revision,
+    )
+
+
+def wait_for_other_upgrades(connection: Connection) -> None:
+    """Held until the transaction ends, whichever history upgrades."""
+    key = func.hashtextextended(f"pgqueue upgrades schema {SCHEMA}", 0)
+    connection.execute(select(func.pg_advisory_xact_lock(key)))
+
+
+def installed() -> str:
+    """The distribution by name and version, for messages."""
+    try:
+        return f"the installed sqlalchemy-pgqueue {metadata.version('sqlalchemy-pgqueue')}"
+    except metadata.PackageNotFoundError:
+        return "this checkout of sqlalchemy-pgqueue"
+
+
+_TABLES = text(
+    """
+    SELECT relname AS name,
+           relkind = 'r'
+           AND NOT EXISTS (SELECT FROM pg_inherits WHERE inhparent = pg_class.oid) AS is_plain
+    FROM pg_class
+    JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE nspname = :schema
+      AND relname IN ('message_queue', 'schema_version', 'alembic_version')
+    """
+)
+_VERSION = select(SchemaVersion.version, SchemaVersion.oldest_code)
+# A host may keep the version table of its own history in the same schema.
+_REVISION = text(
+    f"""
+    SELECT version_num FROM "{SCHEMA}".alembic_version WHERE starts_with(version_num, 'pgqueue_')
+    """  # noqa: S608  # the schema name is checked where it is read
+)
+
+
+def _no_tables() -> SchemaMissing:
+    return SchemaMissing(
+        f"There are no pgqueue tables in schema {SCHEMA} of this database. "
+        f"Run `{_UPGRADE_COMMAND}`, or write a revision in your application's own Alembic "
+        f"history that calls `pgqueue.schema.upgrade(to={SCHEMA_VERSION})`, and run it."
+    )

@@ -1,0 +1,139 @@
+"""One revision of a host: which of our steps it takes, and which it refuses."""
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from importlib import metadata
+
+import pytest
+from catalog import facts, read_facts
+from hosts import host_revision, offline_revision
+from sqlalchemy import Connection, Engine, create_engine, text
+
+from pgqueue.errors import SchemaError, SchemaTooNew
+from pgqueue.schema import downgrade, include_name, upgrade, verify
+
+
+@pytest.fixture
+def empty_connection(empty_database_url: str) -> Iterator[Connection]:
+    engine = create_engine(empty_database_url)
+    with engine.begin() as connection:
+        yield connection
+    engine.dispose()
+
+
+def test_a_host_revision_gives_the_tables_of_the_stand_alone_history(
+    empty_connection: Connection, database_url: str
+) -> None:
+    with host_revision(empty_connection):
+        upgrade(to=1)
+
+    verify(empty_connection)
+    assert read_facts(empty_connection) == facts(database_url)
+
+
+def test_a_step_the_database_already_has_is_skipped(empty_connection: Connection) -> None:
+    with host_revision(empty_connection):
+        upgrade(to=1)
+
+        upgrade(to=1)
+
+    verify(empty_connection)
+
+
+def test_a_host_revision_takes_over_from_the_stand_alone_history(engine: Engine) -> None:
+    with engine.begin() as connection, host_revision(connection):
+        upgrade(to=1)
+
+    with engine.connect() as connection:
+        verify(connection)
+        assert connection.execute(text("SELECT FROM pgqueue.alembic_version")).all() == []
+
+
+def test_a_version_table_of_the_host_in_our_schema_is_left_alone(
+    empty_connection: Connection,
+) -> None:
+    empty_connection.execute(text("CREATE SCHEMA pgqueue"))
+    empty_connection.execute(text("CREATE TABLE pgqueue.alembic_version (version_num text)"))
+    empty_connection.execute(text("INSERT INTO pgqueue.alembic_version VALUES ('4f5e')"))
+
+    with host_revision(empty_connection):
+        upgrade(to=1)
+
+    assert empty_connection.scalar(text("SELECT * FROM pgqueue.alembic_version")) == "4f5e"
+
+
+def test_down_and_up_again_in_one_host_gives_the_same(empty_connection: Connection) -> None:
+    with host_revision(empty_connection):
+        upgrade(to=1)
+        before = read_facts(empty_connection)
+
+        downgrade(to=0)
+        between = read_facts(empty_connection)
+        upgrade(to=1)
+
+    assert between == set()
+    assert read_facts(empty_connection) == before
+
+
+def test_offline_steps_run_on_an_empty_database_and_give_the_same(
+    empty_connection: Connection, database_url: str
+) -> None:
+    script = io.StringIO()
+    with offline_revision(script):
+        upgrade(to=1)
+
+    empty_connection.exec_driver_sql(script.getvalue())
+
+    verify(empty_connection)
+    assert read_facts(empty_connection) == facts(database_url)
+
+
+def test_offline_steps_go_down_from_the_newest_version(engine: Engine) -> None:
+    script = io.StringIO()
+    with offline_revision(script):
+        downgrade(to=0)
+
+    with engine.begin() as connection:
+        connection.exec_driver_sql(script.getvalue())
+        assert read_facts(connection) == set()
+
+
+def test_a_version_this_code_does_not_know_names_the_installed_one(
+    empty_connection: Connection,
+) -> None:
+    installed = f"the installed sqlalchemy-pgqueue {metadata.version('sqlalchemy-pgqueue')}"
+
+    with host_revision(empty_connection), pytest.raises(SchemaError, match=re.escape(installed)):
+        upgrade(to=2)
+
+
+@pytest.mark.parametrize("call", [lambda: upgrade(to=0), lambda: downgrade(to=-1)])
+def test_a_version_below_the_lowest_is_refused(
+    empty_connection: Connection, call: Callable[[], None]
+) -> None:
+    with host_revision(empty_connection), pytest.raises(SchemaError, match="is the lowest"):
+        call()
+
+
+def test_the_way_back_from_newer_tables_needs_newer_code(engine: Engine) -> None:
+    with engine.begin() as connection, host_revision(connection):
+        connection.execute(text("UPDATE pgqueue.schema_version SET version = 2"))
+
+        with pytest.raises(SchemaTooNew, match="knows the way back from version 1"):
+            downgrade(to=0)
+
+
+def test_a_lost_version_row_is_not_taken_for_an_empty_database(engine: Engine) -> None:
+    with engine.begin() as connection, host_revision(connection):
+        connection.execute(text("TRUNCATE pgqueue.schema_version"))
+
+        with pytest.raises(SchemaError, match="has lost its row"):
+            upgrade(to=1)
+
+
+def test_autogenerate_is_kept_out_of_our_schema_only() -> None:
+    assert include_name("pgqueue", "schema", {}) is False
+    assert include_name("public", "schema", {}) is True
+    assert include_name(None, "schema", {}) is True
+    assert include_name("pgqueue", "table", {"schema_name": None}) is True

@@ -1,0 +1,132 @@
+"""Our own revisions: what they create is what the models describe, and they leave nothing."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from catalog import facts, of_tables, read_facts
+from sqlalchemy import Connection, Engine, create_engine, insert, select, text
+
+import pgqueue
+from pgqueue.models import Base, DeadLetter, Job, Lease, MessageQueue, SchemaVersion
+
+REVISIONS = sorted(Path(pgqueue.__file__).parent.glob("migrations/versions/*.py"))
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    with engine.begin() as connection:
+        yield connection
+
+
+def our_history(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", "pgqueue:migrations")
+    config.attributes["connection"] = connection
+    return config
+
+
+def test_autogenerate_finds_nothing_to_add(connection: Connection) -> None:
+    command.check(our_history(connection))
+
+
+def test_the_catalog_is_the_one_the_models_would_create(
+    database_url: str, empty_database_url: str
+) -> None:
+    engine = create_engine(empty_database_url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA pgqueue"))
+        Base.metadata.create_all(connection)
+    engine.dispose()
+
+    migrated = facts(database_url)
+
+    assert of_tables(migrated, views={"job_overview"}) == facts(empty_database_url)
+
+
+def test_down_leaves_only_the_schema_and_up_again_gives_the_same(connection: Connection) -> None:
+    before = read_facts(connection)
+
+    command.downgrade(our_history(connection), "base")
+    between = read_facts(connection)
+    command.upgrade(our_history(connection), "head")
+
+    assert between == set()
+    assert read_facts(connection) == before
+
+
+def test_the_first_revision_writes_version_one(connection: Connection) -> None:
+    command.downgrade(our_history(connection), "base")
+
+    command.upgrade(our_history(connection), "pgqueue_0001")
+
+    row = connection.execute(select(SchemaVersion.version, SchemaVersion.oldest_code)).one()
+    assert row == (1, 1)
+
+
+@pytest.mark.parametrize("revision", REVISIONS, ids=lambda path: path.stem)
+def test_a_revision_imports_nothing_that_may_change(revision: Path) -> None:
+    imported = {
+        f"{node.module}.{name.name}" if isinstance(node, ast.ImportFrom) else name.name
+        for node in ast.walk(ast.parse(revision.read_text()))
+        if isinstance(node, ast.ImportFrom | ast.Import)
+        for name in node.names
+    }
+
+    ours = {name for name in imported if name.startswith("pgqueue")}
+    assert ours <= {"pgqueue.models.base.SCHEMA"}
+
+
+def test_the_overview_gives_every_job_the_status_the_model_gives_it(
+    connection: Connection,
+) -> None:
+    put_a_job_in_every_place(connection)
+
+    by_view = connection.execute(text("SELECT id, status FROM pgqueue.job_overview")).all()
+
+    by_model = connection.execute(select(Job.id, Job.status)).all()
+    assert sorted(by_view) == sorted(by_model)
+    assert {status for _, status in by_view} == {
+        "pending",
+        "running",
+        "blocked",
+        "succeeded",
+        "failed",
+        "cancelled",
+    }
+
+
+def test_the_overview_names_the_worker_of_a_running_job(connection: Connection) -> None:
+    put_a_job_in_every_place(connection)
+
+    running = connection.execute(
+        text(
+            """
+            SELECT status, worker_id, lease_started_at IS NOT NULL AS is_started
+            FROM pgqueue.job_overview WHERE worker_id IS NOT NULL
+            """
+        )
+    ).one()
+
+    assert (running.status, running.worker_id.int, running.is_started) == ("running", 0, True)
+
+
+def put_a_job_in_every_place(connection: Connection) -> None:
+    """One pending, one running that kept its message, one nowhere, and one of each end."""
+    add = insert(Job).returning(Job.id, Job.queue, Job.priority, Job.run_at)
+    pending, running, _blocked = (connection.execute(add, {"task": "t"}).one() for _ in range(3))
+    for job in (pending, running):
+        message = {"queue": job.queue, "priority": job.priority, "run_at": job.run_at}
+        connection.execute(insert(MessageQueue), message | {"target_id": job.id, "task": "t"})
+    lease = {"message_id": 1, "attempt": 1, "worker_id": "0" * 32}
+    connection.execute(insert(Lease), lease | {"target_id": running.id})
+    for outcome in ("succeeded", "failed", "cancelled"):
+        ended = {"task": "t", "outcome": outcome, "finished_at": text("clock_timestamp()")}
+        job = connection.execute(add.values(ended)).one()
+        if outcome != "succeeded":
+            letter = {"outcome": outcome, "queue": "default", "task": "t"}
+            connection.execute(insert(DeadLetter), letter | {"job_id": job.id})
+    connection.execute(insert(Lease), lease | {"target_id": job.id})

@@ -1,0 +1,105 @@
+"""Before work begins, the tables are looked at, and a refusal says what to run."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, text
+
+from pgqueue.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld
+from pgqueue.schema import verify
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    with engine.begin() as connection:
+        yield connection
+
+
+@pytest.fixture
+def empty_connection(empty_database_url: str) -> Iterator[Connection]:
+    engine = create_engine(empty_database_url)
+    with engine.begin() as connection:
+        yield connection
+    engine.dispose()
+
+
+def test_tables_of_this_version_are_accepted(connection: Connection) -> None:
+    verify(connection)
+
+
+def test_newer_tables_that_serve_this_code_are_accepted(connection: Connection) -> None:
+    connection.execute(text("UPDATE pgqueue.schema_version SET version = version + 1"))
+
+    verify(connection)
+
+
+def test_missing_tables_name_both_ways_to_create_them(empty_connection: Connection) -> None:
+    with pytest.raises(SchemaMissing) as refusal:
+        verify(empty_connection)
+
+    assert "`pgqueue --app module:queue upgrade`" in str(refusal.value)
+    assert "`pgqueue.schema.upgrade(to=1)`" in str(refusal.value)
+
+
+def test_missing_tables_leave_the_transaction_usable(empty_connection: Connection) -> None:
+    with pytest.raises(SchemaMissing):
+        verify(empty_connection)
+
+    assert empty_connection.scalar(text("SELECT 1")) == 1
+
+
+def test_old_tables_of_our_history_ask_for_our_command(connection: Connection) -> None:
+    connection.execute(text("UPDATE pgqueue.schema_version SET version = 0"))
+
+    with pytest.raises(SchemaTooOld, match="`pgqueue --app module:queue upgrade`"):
+        verify(connection)
+
+
+def test_old_tables_of_a_host_history_ask_for_its_next_revision(connection: Connection) -> None:
+    connection.execute(text("DROP TABLE pgqueue.alembic_version"))
+    connection.execute(text("UPDATE pgqueue.schema_version SET version = 0"))
+
+    with pytest.raises(SchemaTooOld, match=re.escape("`pgqueue.schema.upgrade(to=1, base=0)`")):
+        verify(connection)
+
+
+def test_tables_that_no_longer_serve_this_code_ask_for_newer_code(connection: Connection) -> None:
+    connection.execute(text("UPDATE pgqueue.schema_version SET version = 3, oldest_code = 2"))
+
+    with pytest.raises(SchemaTooNew, match="`pip install -U sqlalchemy-pgqueue`"):
+        verify(connection)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        """
+        ALTER TABLE pgqueue.message_queue RENAME TO plain;
+        CREATE TABLE pgqueue.message_queue (LIKE pgqueue.plain) PARTITION BY LIST (queue)
+        """,
+        "CREATE TABLE pgqueue.child () INHERITS (pgqueue.message_queue)",
+    ],
+    ids=["partitioned", "with a child table"],
+)
+def test_a_message_queue_that_is_not_one_plain_table_is_refused(
+    connection: Connection, change: str
+) -> None:
+    connection.execute(text(change))
+
+    with pytest.raises(SchemaError, match="make it a plain table"):
+        verify(connection)
+
+
+def test_a_truncated_version_row_is_said_to_be_lost(connection: Connection) -> None:
+    connection.execute(text("TRUNCATE pgqueue.schema_version"))
+
+    with pytest.raises(SchemaError, match="has lost its row"):
+        verify(connection)
+
+
+def test_a_history_without_its_tables_is_said_to_be_damaged(connection: Connection) -> None:
+    connection.execute(text("DROP TABLE pgqueue.schema_version"))
+
+    with pytest.raises(SchemaError, match="alembic_version says pgqueue_0001"):
+        verify(connection)
