@@ -1,0 +1,200 @@
+"""The arguments of one task: checked at the call, written as JSON, read back as they were."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pgqueue.errors import ArgumentsError, PayloadError, TaskDefinitionError
+from pgqueue.payload import text as json_text
+from pgqueue.payload.annotations import Annotations
+from pgqueue.payload.codec import Codec
+from pgqueue.payload.plain import TOO_DEEP, nests_too_deep
+from pgqueue.payload.refusals import BadValue, CannotTravel, Refusal, WrongType, key_step
+from pgqueue.payload.signature import Signature
+from pgqueue.payload.text import MAX_PAYLOAD_BYTES
+
+_SLICE = 500
+"""How many calls of a large batch are measured together."""
+
+
+class Payload:
+    """How the arguments of one task travel; made once, when the task is defined.
+
+    The way out is ``bind``, ``encode``, ``dumps``; the way back is ``loads``.  ``encode`` checks
+    types, ``dumps`` checks what text can hold: store nothing that has not been through both.
+    """
+
+    def __init__(self, task_name: str, signature: Signature, codecs: Mapping[str, Codec]) -> None:
+        self.task_name = task_name
+        self.names = tuple(codecs)
+        self._signature = signature
+        self._codecs = dict(codecs)
+        self._natives = {name: codec.natives for name, codec in codecs.items()}
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., Any],
+        *,
+        task_name: str,
+        injected: int,
+        hints: Mapping[str, Any],
+    ) -> "Payload":
+        """Read a task's signature, leaving out the ``injected`` parameters it begins with."""
+        signature = Signature.of(function, task_name=task_name, injected=injected)
+        annotations = Annotations()
+        codecs = {}
+        for name in signature.names:
+            try:
+                codecs[name] = annotations.codec_of(hints.get(name, Any))
+            except CannotTravel as error:
+                raise TaskDefinitionError(f"{task_name}: parameter {name!r} {error}") from error
+        return cls(task_name, signature, codecs)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Name the given arguments, as a call would; defaults are not added."""
+        return self._signature.bind(args, kwargs)
+
+    def with_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the defaults of the parameters that were not given."""
+        return {**self._signature.defaults, **values}
+
+    def encode(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Turn named arguments into plain JSON data."""
+        natives = self._natives
+        for name, value in values.items():
+            if type(value) not in natives[name]:
+                return {each: self._encode_one(each, value) for each, value in values.items()}
+        return values
+
+    def dumps(self, encoded: dict[str, Any], *, max_bytes: int = MAX_PAYLOAD_BYTES) -> str:
+        """Write encoded arguments as strict JSON text, no larger than a job may be."""
+        try:
+            text = json_text.write(encoded)
+            size = json_text.size_of(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._unstorable(encoded) from error
+        if json_text.may_hold_nul(text) and json_text.first_fault(encoded):
+            raise self._unstorable(encoded)
+        if size > max_bytes:
+            raise self._too_large(encoded, size, max_bytes)
+        return text
+
+    def dumps_many(
+        self,
+        encoded: Sequence[dict[str, Any]],
+        *,
+        max_bytes: int = MAX_PAYLOAD_BYTES,
+        first_index: int = 0,
+    ) -> str:
+        """Write many as the text of one JSON array; an error names the index of the bad one."""
+        text = self._sound_text(encoded, max_bytes)
+        if text is not None:
+            return text
+        for start in range(0, len(encoded), _SLICE):
+            some = encoded[start : start + _SLICE]
+            if self._sound_text(some, max_bytes) is None:
+                self._check_each(some, max_bytes=max_bytes, first_index=first_index + start)
+        return json_text.write(encoded)
+
+    def loads(self, text: str) -> dict[str, Any]:
+        """Read stored text back into keyword arguments of the declared types."""
+        try:
+            values, end = json_text.read_start(text)
+            if end != len(text):
+                values = json_text.read(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._damaged(f"are not JSON that can be read ({error})") from error
+        return self.decode(values)
+
+    def decode(self, values: Any) -> dict[str, Any]:
+        """Turn plain JSON data, as stored, into keyword arguments of the declared types."""
+        if type(values) is not dict:
+            raise self._damaged(f"are a JSON {type(values).__name__}, not an object")
+        if values.keys() != self._codecs.keys():
+            self._check_names(values)
+        natives = self._natives
+        for name, value in values.items():
+            if type(value) not in natives[name]:
+                return {each: self._decode_one(each, value) for each, value in values.items()}
+        return values
+
+    def _sound_text(self, encoded: Sequence[dict[str, Any]], max_bytes: int) -> str | None:
+        """Write many at once, if the text shows without a closer look that each is sound."""
+        try:
+            text = json_text.write(encoded)
+            is_small = json_text.size_of(text) <= max_bytes
+        except (ValueError, TypeError, RecursionError):
+            return None
+        return text if is_small and not json_text.may_hold_nul(text) else None
+
+    def _check_each(
+        self, encoded: Sequence[dict[str, Any]], *, max_bytes: int, first_index: int
+    ) -> None:
+        for index, each in enumerate(encoded, start=first_index):
+            try:
+                self.dumps(each, max_bytes=max_bytes)
+            except PayloadError as error:
+                raise PayloadError(
+                    f"{error} (call {index} of the batch, counted from 0)"
+                ) from error
+
+    def _check_names(self, values: dict[str, Any]) -> None:
+        for name in sorted(values.keys() - self._codecs.keys()):
+            raise self._damaged(
+                f"name {name[:60]!a}, which the task does not take: the job was enqueued for "
+                "another version of it; keep the parameter, with a default, until such jobs ended"
+            )
+        for name in sorted(self._signature.required - values.keys()):
+            raise self._damaged(
+                f"have no {name!r}: the job was enqueued before the parameter was added; "
+                "give it a default"
+            )
+
+    def _encode_one(self, name: str, value: Any) -> Any:
+        codec = self._codecs[name]
+        try:
+            encoded = codec.encode(value)
+            if codec.is_unbounded and nests_too_deep(encoded):
+                raise BadValue(TOO_DEEP)
+        except WrongType as refusal:
+            raise ArgumentsError(self._said(name, refusal)) from refusal
+        except Refusal as refusal:
+            raise PayloadError(self._said(name, refusal)) from refusal
+        except RecursionError:
+            raise PayloadError(self._said(name, BadValue(TOO_DEEP))) from None
+        except Exception as error:  # to look at an application's object is to run its code
+            reason = BadValue(f"cannot be read: looking at it raised {type(error).__name__}")
+            raise PayloadError(self._said(name, reason)) from error
+        return encoded
+
+    def _decode_one(self, name: str, value: Any) -> Any:
+        codec = self._codecs[name]
+        try:
+            if codec.is_unbounded and nests_too_deep(value):
+                raise BadValue(TOO_DEEP)
+            return codec.decode(value)
+        except Refusal as refusal:
+            raise PayloadError(f"stored {self._said(name, refusal)}") from refusal
+        except RecursionError:
+            raise PayloadError(f"stored {self._said(name, BadValue(TOO_DEEP))}") from None
+        except Exception as error:  # a validator or a constructor is the application's code
+            reason = BadValue(f"cannot be built: its type raised {type(error).__name__}")
+            raise PayloadError(f"stored {self._said(name, reason)}") from error
+
+    def _said(self, name: str, refusal: Refusal) -> str:
+        return f"{self.task_name}: argument {name}{refusal.path} {refusal.reason}"
+
+    def _damaged(self, what: str) -> PayloadError:
+        return PayloadError(f"{self.task_name}: the stored arguments {what}")
+
+    def _unstorable(self, encoded: Any) -> PayloadError:
+        path, reason = json_text.first_fault(encoded) or ("", "cannot be written as JSON")
+        return PayloadError(f"{self.task_name}: argument {path.lstrip('.')} {reason}")
+
+    def _too_large(self, encoded: dict[str, Any], size: int, max_bytes: int) -> PayloadError:
+        sizes = {name: len(json_text.write(value)) for name, value in encoded.items()}
+        largest = max(sizes, key=lambda name: sizes[name], default="")
+        return PayloadError(
+            f"{self.task_name}: the arguments are {size:,} bytes as JSON and may be {max_bytes:,}; "
+            f"the largest is {key_step(largest)[1:]}: keep it in a table and pass its id"
+        )

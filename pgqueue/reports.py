@@ -1,0 +1,296 @@
+"""What is kept of an attempt: its error in words, its result as JSON data."""
+
+import json
+import math
+import re
+import sys
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from traceback import StackSummary, walk_tb
+from types import FrameType, TracebackType
+from typing import Any
+from uuid import UUID
+
+from pgqueue.outcomes import ErrorReport
+
+MAX_MESSAGE_BYTES = 8 * 1024
+MAX_TRACEBACK_BYTES = 32 * 1024
+MAX_RESULT_BYTES = 1024 * 1024
+MAX_RESULT_DEPTH = 64
+
+_MAX_TYPE_BYTES = 500
+_MAX_FRAMES = 60
+_MAX_ERRORS = 16
+"""How many errors of one chain, and how many parts of one group, are told."""
+
+_CAUSED = "\nThe above exception was the direct cause of the following exception:\n\n"
+_HANDLED = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+# PostgreSQL's text and jsonb hold neither NUL nor half a surrogate pair.
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_REPLACEMENT = "\ufffd"
+
+
+def report(error: BaseException) -> ErrorReport:
+    """Put an error into words that can be stored, whatever the error does to prevent it."""
+    return ErrorReport(
+        type=_capped(_type_name(error), _MAX_TYPE_BYTES),
+        message=_message_of(error),
+        traceback=_traceback_of(error),
+    )
+
+
+def storable_result(value: Any) -> Any:
+    """Turn what a handler returned into JSON data, or into a note of why it cannot be kept.
+
+    The job has succeeded: whatever it returned, that stands.
+    """
+    if value is None or value is True or value is False:
+        return value
+    try:
+        kept = _Copy().of(value)
+        text = json.dumps(kept, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        if len(text.encode()) > MAX_RESULT_BYTES:
+            raise _CannotKeep(_TOO_LARGE)
+    except _CannotKeep as refusal:
+        return _unkept(value, str(refusal))
+    except RecursionError:
+        return _unkept(value, _TOO_DEEP)
+    except Exception as error:  # to look at an application's object is to run its code
+        return _unkept(value, f"looking at it raised {type(error).__name__}")
+    return kept
+
+
+# -- errors ----------------------------------------------------------------------------------
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    module = kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        message = str.__str__(str(error))
+    except (
+        BaseException
+    ) as failure:  # __str__ is the application's code, and the error must be told
+        return f"(its __str__ raised {type(failure).__name__})"
+    return _capped(message, MAX_MESSAGE_BYTES)
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        return _capped("".join(_told(error)), MAX_TRACEBACK_BYTES)
+    except BaseException as failure:  # the attributes of an application's error may be code too
+        return f"(the traceback cannot be told: {type(failure).__name__})"
+
+
+def _told(error: BaseException) -> Iterator[str]:
+    """Tell an error as Python does: what led to it first, the parts of a group last."""
+    for cause, link in reversed(_chain_before(error)):
+        yield from _one(cause)
+        yield link
+    yield from _one(error)
+    for place, part in _parts_of(error):
+        yield f"\nPart {place} of the group:\n"
+        yield from _one(part)
+
+
+def _chain_before(error: BaseException) -> list[tuple[BaseException, str]]:
+    chain: list[tuple[BaseException, str]] = []
+    seen = {id(error)}
+    while len(chain) < _MAX_ERRORS:
+        if error.__cause__ is not None:
+            before, link = error.__cause__, _CAUSED
+        elif error.__context__ is not None and not error.__suppress_context__:
+            before, link = error.__context__, _HANDLED
+        else:
+            break
+        if id(before) in seen:
+            break
+        seen.add(id(before))
+        chain.append((before, link))
+        error = before
+    return chain
+
+
+def _parts_of(error: BaseException) -> list[tuple[str, BaseException]]:
+    """List the parts of a group and of the groups in it, without recursion: they may be deep."""
+    parts: list[tuple[str, BaseException]] = []
+    waiting = [("", error)]
+    while waiting and len(parts) <= _MAX_ERRORS:
+        place, group = waiting.pop(0)
+        if isinstance(group, BaseExceptionGroup):
+            found = [
+                (f"{place}{number}", part)
+                for number, part in enumerate(group.exceptions[:_MAX_ERRORS], start=1)
+            ]
+            parts += found
+            waiting += [(f"{name}.", part) for name, part in found]
+    return parts[:_MAX_ERRORS]
+
+
+def _one(error: BaseException) -> Iterator[str]:
+    if error.__traceback__ is not None:
+        yield "Traceback (most recent call last):\n"
+        yield from _frames(error.__traceback__)
+    message = _message_of(error)
+    name = _type_name(error)
+    yield f"{name}: {message}\n" if message else f"{name}\n"
+    notes = getattr(error, "__notes__", None)
+    for note in notes[:_MAX_ERRORS] if isinstance(notes, list) else ():
+        if isinstance(note, str):
+            yield _capped(note, MAX_MESSAGE_BYTES) + "\n"
+
+
+def _frames(traceback: TracebackType) -> Iterator[str]:
+    frames = _from_the_handler(list(walk_tb(traceback)))
+    left_out = len(frames) - _MAX_FRAMES
+    if left_out <= 0:
+        yield from _lines(frames)
+        return
+    yield from _lines(frames[: _MAX_FRAMES // 2])
+    yield f"  ... {left_out} frames left out ...\n"
+    yield from _lines(frames[-_MAX_FRAMES // 2 :])
+
+
+def _lines(frames: Iterable[tuple[FrameType, int]]) -> list[str]:
+    # Never the local variables: they hold what the application keeps secret.
+    return StackSummary.extract(frames, capture_locals=False).format()
+
+
+def _from_the_handler(frames: list[tuple[FrameType, int]]) -> list[tuple[FrameType, int]]:
+    """Leave out the frames that lead from the worker to the handler."""
+    for index, (frame, _) in enumerate(frames):
+        if not str(frame.f_globals.get("__name__")).startswith("pgqueue."):
+            return frames[index:]
+    return frames
+
+
+def _storable(text: str) -> str:
+    return _UNSTORABLE.sub(_REPLACEMENT, text)
+
+
+def _capped(text: str, max_bytes: int) -> str:
+    """Keep the head and the tail of a text, cutting before anything is copied."""
+    if len(text) <= max_bytes:
+        whole = _storable(text)
+        if len(whole.encode()) <= max_bytes:
+            return whole
+    gap = f"\n... {len(text):,} characters in all ...\n"
+    half = (max_bytes - len(gap)) // 2
+    head = _storable(text[:half]).encode()[:half]
+    tail = _storable(text[-half:]).encode()[-half:]
+    return head.decode(errors="ignore") + gap + tail.decode(errors="ignore")
+
+
+# -- results ---------------------------------------------------------------------------------
+
+_TOO_LARGE = f"larger than {MAX_RESULT_BYTES:,} bytes as JSON"
+_TOO_DEEP = f"nested deeper than {MAX_RESULT_DEPTH} levels, or containing itself"
+
+
+class _CannotKeep(Exception):
+    """A result has no form in JSON; says why."""
+
+
+def _unkept(value: Any, reason: str) -> dict[str, str]:
+    return {"unserialisable_result": _storable(f"{type(value).__name__}: {reason}")}
+
+
+def _duration(value: timedelta) -> str:
+    size = abs(value)
+    fraction = f".{size.microseconds:06}" if size.microseconds else ""
+    sign = "-" if value < timedelta(0) else ""
+    return f"{sign}P{size.days}DT{size.seconds}{fraction}S"
+
+
+# A datetime is a date too, so it is asked for first.
+_SPELLED: tuple[tuple[type, Callable[[Any], str]], ...] = (
+    (datetime, datetime.isoformat),
+    (date, date.isoformat),
+    (time, time.isoformat),
+    (timedelta, _duration),
+    (UUID, UUID.__str__),
+    (Decimal, Decimal.__str__),
+    (bytes, lambda value: b64encode(value).decode("ascii")),
+)
+
+_ARRAYS: tuple[tuple[type, Callable[[Any], Iterator[Any]]], ...] = (
+    (list, list.__iter__),
+    (tuple, tuple.__iter__),
+    (set, set.__iter__),
+    (frozenset, frozenset.__iter__),
+)
+
+
+class _Copy:
+    """A copy of a result as JSON data, given up as soon as it is larger than a result may be."""
+
+    def __init__(self) -> None:
+        self._room = MAX_RESULT_BYTES
+
+    def of(self, value: Any, depth: int = 0) -> Any:
+        self._take(1)
+        if depth > MAX_RESULT_DEPTH:
+            raise _CannotKeep(_TOO_DEEP)
+        if isinstance(value, Enum):
+            return self.of(value.value, depth)
+        if value is None or isinstance(value, str | int | float):
+            return self._scalar(value)
+        for kind, write in _SPELLED:
+            if isinstance(value, kind):
+                return self._text(write(value))
+        return self._container(value, depth + 1)
+
+    def _scalar(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return self._text(str.__str__(value))
+        if isinstance(value, int):
+            return self._integer(int.__int__(value))
+        if not math.isfinite(value):
+            raise _CannotKeep(f"{float.__float__(value)} is not JSON")
+        return float.__float__(value)
+
+    def _container(self, value: Any, depth: int) -> Any:
+        for kind, iterate in _ARRAYS:
+            if isinstance(value, kind):
+                return [self.of(each, depth) for each in iterate(value)]
+        if isinstance(value, dict):
+            return {self._key(key): self.of(each, depth) for key, each in dict.items(value)}
+        if is_dataclass(value) and not isinstance(value, type):
+            named = {field.name: getattr(value, field.name) for field in fields(value)}
+            return self.of(named, depth - 1)
+        model = getattr(sys.modules.get("pydantic"), "BaseModel", None)
+        if model is not None and isinstance(value, model):
+            return self.of(value.model_dump(mode="json"), depth - 1)
+        raise _CannotKeep(f"a {type(value).__name__} has no form in JSON")
+
+    def _key(self, key: Any) -> str:
+        if not isinstance(key, str):
+            raise _CannotKeep(f"a key is a {type(key).__name__}, and JSON keys are str")
+        return self._text(str.__str__(key))
+
+    def _text(self, value: str) -> str:
+        self._take(len(value))
+        return _storable(value)
+
+    def _integer(self, value: int) -> int:
+        try:
+            self._take(len(str(value)))
+        except ValueError:
+            raise _CannotKeep("an int has too many digits") from None
+        return value
+
+    def _take(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            raise _CannotKeep(_TOO_LARGE)

@@ -1,0 +1,312 @@
+"""Whether a failed attempt is followed by another, and when."""
+
+import inspect
+import logging
+import math
+import random as randomness
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from pgqueue.errors import OptionError
+from pgqueue.outcomes import AttemptEnd, ErrorReport, Failed, Retried
+
+logger = logging.getLogger(__name__)
+
+_NO_DELAY = timedelta(0)
+MAX_DELAY = timedelta(days=3650)
+"""The longest wait before the next attempt."""
+
+# These end an attempt whatever the handler did, so a list of exceptions does not speak of them.
+_NOT_RAISED_BY_THE_HANDLER = (AttemptEnd.CRASHED, AttemptEnd.INTERRUPTED)
+_FINAL = (AttemptEnd.CANCELLED, AttemptEnd.DISCARDED)
+
+_TOLD = ("attempt", "error", "max_attempts")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed attempt, as far as the wait after it may depend on it."""
+
+    attempt: int
+    max_attempts: int
+    error: BaseException
+    random: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """There is no next attempt."""
+
+    def __str__(self) -> str:
+        return "Retry.never()"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same wait after every failure."""
+
+    interval: timedelta
+
+    def delay_after(self, failure: Failure) -> timedelta:
+        return min(self.interval, MAX_DELAY)
+
+    def __str__(self) -> str:
+        return f"Retry.constant({self.interval})"
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One step more after every failure."""
+
+    step: timedelta
+    cap: timedelta | None
+
+    def delay_after(self, failure: Failure) -> timedelta:
+        return _capped(self.step.total_seconds() * failure.attempt, self.cap)
+
+    def __str__(self) -> str:
+        return f"Retry.linear({self.step}, cap={self.cap})"
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """A wait that is multiplied after every failure."""
+
+    base: timedelta
+    factor: float
+    cap: timedelta | None
+    jitter: bool
+
+    def delay_after(self, failure: Failure) -> timedelta:
+        delay = _capped(self._seconds_after(failure.attempt), self.cap)
+        # Full jitter, anywhere up to the delay: jobs that failed together must not return together.
+        return delay * failure.random() if self.jitter else delay
+
+    def _seconds_after(self, attempt: int) -> float:
+        if not self.base:
+            return 0.0
+        try:
+            return self.base.total_seconds() * float(self.factor) ** (attempt - 1)
+        except OverflowError:
+            return math.inf
+
+    def __str__(self) -> str:
+        return (
+            f"Retry.exponential(base={self.base}, factor={self.factor}, "
+            f"cap={self.cap}, jitter={self.jitter})"
+        )
+
+
+_DEFAULT = Exponential(timedelta(seconds=1), factor=2, cap=timedelta(hours=1), jitter=True)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Retry:
+    """When a failed job is tried again.
+
+    ``Retry(function)`` asks a function for the wait: a timedelta, or seconds.  It gets by name
+    what it names among ``attempt``, ``error`` and ``max_attempts``; required parameters of other
+    names get the attempt, then the error.
+    """
+
+    schedule: Never | Constant | Linear | Exponential | Callable[..., Any]
+    retried: tuple[type[BaseException], ...] = ()
+    """Only these are retried; empty: every error is."""
+
+    given_up: tuple[type[BaseException], ...] = ()
+    """These are never retried."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, Never | Constant | Linear | Exponential):
+            _arguments_of(self.schedule)
+
+    @classmethod
+    def constant(cls, interval: timedelta) -> "Retry":
+        """Wait the same time after every failure."""
+        return cls(Constant(_duration("interval", interval)))
+
+    @classmethod
+    def linear(cls, step: timedelta, cap: timedelta | None = None) -> "Retry":
+        """Wait one step after the first failure, two after the second, and so on."""
+        return cls(Linear(_duration("step", step), _cap(cap)))
+
+    @classmethod
+    def exponential(
+        cls,
+        base: timedelta = _DEFAULT.base,
+        factor: float = _DEFAULT.factor,
+        cap: timedelta | None = _DEFAULT.cap,
+        jitter: bool = _DEFAULT.jitter,
+    ) -> "Retry":
+        """Wait ``base``, then ``factor`` times as long after each failure, up to ``cap``.
+
+        With ``jitter`` the wait is drawn evenly from zero to that.
+        """
+        if isinstance(factor, bool) or not isinstance(factor, int | float):
+            raise OptionError(f"factor must be a number, not {type(factor).__name__}")
+        if not 1 <= factor < math.inf:
+            raise OptionError("factor must be 1 or more, and finite")
+        if not isinstance(jitter, bool):
+            raise OptionError(f"jitter must be True or False, not {type(jitter).__name__}")
+        return cls(Exponential(_duration("base", base), factor, _cap(cap), jitter))
+
+    @classmethod
+    def never(cls) -> "Retry":
+        """Fail the job at its first failure."""
+        return cls(Never())
+
+    def only(self, *exceptions: type[BaseException]) -> "Retry":
+        """Retry these errors alone; called again, the lists add up."""
+        return replace(self, retried=self.retried + _exceptions("only", exceptions))
+
+    def never_on(self, *exceptions: type[BaseException]) -> "Retry":
+        """Do not retry these errors; called again, the lists add up."""
+        return replace(self, given_up=self.given_up + _exceptions("never_on", exceptions))
+
+    def after_failure(
+        self,
+        *,
+        attempt: int,
+        max_attempts: int,
+        error: BaseException,
+        report: ErrorReport,
+        end: AttemptEnd = AttemptEnd.FAILED,
+        random: Callable[[], float] = randomness.random,
+        task_name: str = "",
+    ) -> Retried | Failed:
+        """Decide what follows the failed attempt; the first attempt is number 1."""
+        if attempt >= max_attempts or end in _FINAL:
+            return Failed(report, end)
+        if end not in _NOT_RAISED_BY_THE_HANDLER and not self._retries(error):
+            return Failed(report, end)
+        failure = Failure(attempt, max_attempts, error, random)
+        match self.schedule:
+            case Never():
+                return Failed(report, end)
+            case Constant() | Linear() | Exponential() as schedule:
+                return Retried(schedule.delay_after(failure), report, end)
+            case function:
+                return Retried(_asked(function, failure, task_name), report, end)
+
+    def _retries(self, error: BaseException) -> bool:
+        if isinstance(error, self.given_up):
+            return False
+        return not self.retried or isinstance(error, self.retried)
+
+    def __repr__(self) -> str:
+        text = str(self.schedule)
+        if not isinstance(self.schedule, Never | Constant | Linear | Exponential):
+            text = f"Retry({_name_of(self.schedule)})"
+        for method, exceptions in (("only", self.retried), ("never_on", self.given_up)):
+            if exceptions:
+                text += f".{method}({', '.join(each.__name__ for each in exceptions)})"
+        return text
+
+
+def _asked(function: Callable[..., Any], failure: Failure, task_name: str) -> timedelta:
+    """Ask the application's function, and do without it where its answer is of no use."""
+    by_place, by_name = _arguments_of(function)
+    try:
+        answer = function(
+            *(getattr(failure, name) for name in by_place),
+            **{name: getattr(failure, name) for name in by_name},
+        )
+    except Exception as error:  # the function is the application's code
+        what = f"raised {type(error).__name__}"
+    else:
+        delay = _usable(answer)
+        if delay is not None:
+            return delay
+        what = f"returned a {type(answer).__name__} that is no delay"
+    logger.warning(
+        "Task %s: its retry function %s %s at attempt %d, so the default exponential delay is "
+        "used. Let it return a timedelta or seconds, from 0 to %d days.",
+        task_name or "(unnamed)",
+        _name_of(function),
+        what,
+        failure.attempt,
+        MAX_DELAY.days,
+    )
+    return _DEFAULT.delay_after(failure)
+
+
+def _usable(answer: Any) -> timedelta | None:
+    """Read a delay, if it is one: None, NaN, negative and endless waits are not."""
+    if isinstance(answer, timedelta):
+        return answer if _NO_DELAY <= answer <= MAX_DELAY else None
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        return None
+    # Written so that NaN, of which every comparison is false, is refused too.
+    if not 0 <= answer <= MAX_DELAY.total_seconds():
+        return None
+    return timedelta(seconds=answer)
+
+
+def _arguments_of(function: Any) -> tuple[list[str], list[str]]:
+    """Work out what a function is told, by place and by name."""
+    parameters = _parameters_of(function)
+    unnamed = [name for name in ("attempt", "error") if name not in parameters]
+    by_place: list[str] = []
+    by_name: list[str] = []
+    in_line = True
+    for parameter in parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            by_place += unnamed if in_line else []
+            in_line = False
+        elif parameter.name in _TOLD:
+            places = by_place if in_line and parameter.kind < parameter.KEYWORD_ONLY else by_name
+            places.append(parameter.name)
+        elif parameter.default is not parameter.empty:
+            in_line = False  # a parameter with a default of its own keeps it
+        elif parameter.kind < parameter.KEYWORD_ONLY and unnamed:
+            by_place.append(unnamed.pop(0))
+        elif parameter.kind is not parameter.VAR_KEYWORD:
+            raise OptionError(
+                f"the retry function {_name_of(function)} requires {parameter.name!r}, and is "
+                "told only attempt, error and max_attempts: give it a default"
+            )
+    return by_place, by_name
+
+
+def _parameters_of(function: Any) -> dict[str, inspect.Parameter]:
+    if not callable(function):
+        raise OptionError(f"Retry takes a function, not a {type(function).__name__}")
+    try:
+        return dict(inspect.signature(function).parameters)
+    except ValueError:  # some builtins do not say
+        return {"attempt": inspect.Parameter("attempt", inspect.Parameter.POSITIONAL_ONLY)}
+
+
+def _capped(seconds: float, cap: timedelta | None) -> timedelta:
+    longest = MAX_DELAY if cap is None else min(cap, MAX_DELAY)
+    return longest if seconds >= longest.total_seconds() else timedelta(seconds=seconds)
+
+
+def _duration(name: str, value: Any) -> timedelta:
+    if not isinstance(value, timedelta):
+        raise OptionError(f"{name} must be a timedelta, not {type(value).__name__}")
+    if value < _NO_DELAY:
+        raise OptionError(f"{name} must not be negative")
+    return value
+
+
+def _cap(value: Any) -> timedelta | None:
+    return None if value is None else _duration("cap", value)
+
+
+def _exceptions(method: str, values: tuple[Any, ...]) -> tuple[type[BaseException], ...]:
+    if not values:
+        raise OptionError(f"{method}() needs at least one exception class")
+    for value in values:
+        if not (isinstance(value, type) and issubclass(value, BaseException)):
+            raise OptionError(f"{method}() takes exception classes, not {value!r:.80}")
+    return values
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+DEFAULT_RETRY = Retry.exponential()
