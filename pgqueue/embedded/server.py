@@ -135,17 +135,17 @@ class EmbeddedPostgres:
         return Path(tempfile.gettempdir(), f"pgqueue-{name}")
 
     def _prepare(self) -> None:
-        account = server_account()
-        if self._given is not None:
-            self._given.mkdir(parents=True, exist_ok=True)
-        elif self._directory is None:
+        self._account = account = server_account()
+        if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="pgqueue-"))
-            self._directory.chmod(0o711 if account.is_lent else 0o700)
-        self._account = account
+            account.let_in(self._directory)
+        elif not self._directory.exists():
+            self._directory.mkdir(parents=True, exist_ok=True)
+            account.let_in(self._directory)
         self._binaries = programs_for(account, directory=self.directory)
         if not (self._data / "PG_VERSION").exists():
             self._create_cluster()
-        self._refuse_another_major()
+        self._refuse_other_data()
         if self._socket_directory != self._data:
             _claim(self._socket_directory, account)
 
@@ -163,8 +163,14 @@ class EmbeddedPostgres:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
-    def _refuse_another_major(self) -> None:
-        made_by = (self._data / "PG_VERSION").read_text().strip()
+    def _refuse_other_data(self) -> None:
+        try:
+            made_by = (self._data / "PG_VERSION").read_text().strip()
+        except OSError as error:
+            raise PostgresFailed(
+                f"{self._data} holds something else than PostgreSQL's data: choose another"
+                " directory."
+            ) from error
         found = major_version(self._binaries, self._account)
         if made_by != found:
             raise PostgresFailed(

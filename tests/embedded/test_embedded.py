@@ -2,7 +2,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,13 @@ from sqlalchemy import make_url
 from pgqueue.embedded import EmbeddedPostgres, PostgresFailed, find_binaries
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root lends an account to its server")
+
+
+@pytest.fixture
+def strict_umask() -> Iterator[None]:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
 
 
 class TestStarting:
@@ -140,6 +147,17 @@ class TestData:
 
         assert (server_directory / "data" / "base").is_dir()
 
+    def test_a_folder_that_holds_something_else_is_refused_and_kept(
+        self, server_directory: Path
+    ) -> None:
+        (server_directory / "data").mkdir()
+        (server_directory / "data" / "sales.csv").write_text("1,2\n")
+
+        with pytest.raises(PostgresFailed, match="something else"):
+            EmbeddedPostgres(server_directory, durable=False).start()
+
+        assert (server_directory / "data" / "sales.csv").read_text() == "1,2\n"
+
     def test_the_folder_given_keeps_its_owner_and_its_permissions(
         self, server_directory: Path
     ) -> None:
@@ -174,6 +192,13 @@ class TestRoot:
             assert query(server.url, "SELECT 1") == 1
 
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+    @as_root
+    def test_a_folder_made_under_a_strict_umask_lets_the_account_in(
+        self, server_directory: Path, strict_umask: None
+    ) -> None:
+        with EmbeddedPostgres(server_directory / "new", durable=False) as server:
+            assert query(server.url, "SELECT 1") == 1
 
     @as_root
     def test_a_directory_the_account_cannot_enter_is_refused_by_name(

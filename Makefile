@@ -1,0 +1,68 @@
+# Every target makes what it needs: after a clone, `make demo` or `make test` is the first command.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+# What the developer's environment holds includes the demo's; without it the demo makes its own.
+DEVELOPMENT := .venv/.development
+DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format format-check lint types contracts battery bench build clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(DEVELOPMENT) ## Make the environment .venv, once (PYTHON=python3.12 picks another Python)
+
+demo: $(DEMONSTRATION) ## Watch it work on a PostgreSQL of its own (ARGS="--url ..." for yours)
+	@$(BIN)/pgqueue demo $(ARGS)
+
+test: setup ## Run the tests (PGQUEUE_TEST_URL=... for your own server, ARGS="-k word" for some)
+	@$(BIN)/pytest -n auto -m "not battery" $(ARGS)
+
+check: format-check lint types contracts test ## Run everything a change has to pass
+
+format: setup ## Rewrite the code to the house's format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+format-check: setup
+	@$(BIN)/ruff format --check .
+
+lint: setup ## Look for mistakes with ruff
+	@$(BIN)/ruff check .
+
+types: setup ## Check the types with mypy --strict
+	@$(BIN)/mypy
+
+contracts: setup ## Check that modules import downwards only
+	@$(BIN)/lint-imports
+
+battery: setup ## Run the long tests: kills, storms, hours of load
+	@$(BIN)/pytest -n auto -m battery $(ARGS)
+
+bench: setup ## Measure, side by side (ARGS for the benchmark's own options)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+build: setup ## Build the wheel and the source archive into dist/
+	@$(BIN)/python -m build --no-isolation
+
+clean: ## Remove builds and caches; the environment stays
+	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .import_linter_cache .coverage
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+$(DEVELOPMENT): EXTRA := dev
+.venv/.demonstration: EXTRA := demo
+$(DEVELOPMENT) .venv/.demonstration: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'pgqueue needs Python 3.11 or newer, and $(PYTHON) is not:' \
+	    'name another one, as in `make PYTHON=python3.12 $(or $(MAKECMDGOALS),setup)`.' >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo '$(PYTHON) cannot make an environment:' \
+	    'install its venv package (on Debian and Ubuntu: `apt install python3-venv`).' >&2; exit 1; }
+	@echo 'Making the environment .venv, once ...'
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --editable '.[$(EXTRA)]'
+	@touch $@
