@@ -38,9 +38,9 @@ _REPLACEMENT = "\ufffd"
 def report(error: BaseException) -> ErrorReport:
     """Put an error into words that can be stored, whatever the error does to prevent it."""
     return ErrorReport(
-        type=_capped(_type_name(error), _MAX_TYPE_BYTES),
+        type=_safely(_type_name, error, _MAX_TYPE_BYTES),
         message=_message_of(error),
-        traceback=_traceback_of(error),
+        traceback=_safely(_traceback_of, error, MAX_TRACEBACK_BYTES),
     )
 
 
@@ -65,9 +65,6 @@ def storable_result(value: Any) -> Any:
     return kept
 
 
-# -- errors ----------------------------------------------------------------------------------
-
-
 def _type_name(error: BaseException) -> str:
     kind = type(error)
     module = kind.__module__
@@ -75,20 +72,18 @@ def _type_name(error: BaseException) -> str:
 
 
 def _message_of(error: BaseException) -> str:
-    try:
-        message = str.__str__(str(error))
-    except (
-        BaseException
-    ) as failure:  # __str__ is the application's code, and the error must be told
-        return f"(its __str__ raised {type(failure).__name__})"
-    return _capped(message, MAX_MESSAGE_BYTES)
+    return _safely(str, error, MAX_MESSAGE_BYTES)
 
 
 def _traceback_of(error: BaseException) -> str:
+    return "".join(_told(error))
+
+
+def _safely(tell: Callable[[BaseException], str], error: BaseException, max_bytes: int) -> str:
     try:
-        return _capped("".join(_told(error)), MAX_TRACEBACK_BYTES)
-    except BaseException as failure:  # the attributes of an application's error may be code too
-        return f"(the traceback cannot be told: {type(failure).__name__})"
+        return _capped(str.__str__(tell(error)), max_bytes)
+    except BaseException as failure:  # __str__ is the application's code, and may even exit
+        return f"(untold: asking for it raised {type(failure).__name__})"
 
 
 def _told(error: BaseException) -> Iterator[str]:
@@ -189,8 +184,6 @@ def _capped(text: str, max_bytes: int) -> str:
     tail = _storable(text[-half:]).encode()[-half:]
     return head.decode(errors="ignore") + gap + tail.decode(errors="ignore")
 
-
-# -- results ---------------------------------------------------------------------------------
 
 _TOO_LARGE = f"larger than {MAX_RESULT_BYTES:,} bytes as JSON"
 _TOO_DEEP = f"nested deeper than {MAX_RESULT_DEPTH} levels, or containing itself"

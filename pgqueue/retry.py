@@ -5,7 +5,7 @@ import logging
 import math
 import random as randomness
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,6 @@ from pgqueue.outcomes import AttemptEnd, ErrorReport, Failed, Retried
 
 logger = logging.getLogger(__name__)
 
-_NO_DELAY = timedelta(0)
 MAX_DELAY = timedelta(days=3650)
 """The longest wait before the next attempt."""
 
@@ -50,7 +49,7 @@ class Constant:
     interval: timedelta
 
     def delay_after(self, failure: Failure) -> timedelta:
-        return min(self.interval, MAX_DELAY)
+        return self.interval
 
     def __str__(self) -> str:
         return f"Retry.constant({self.interval})"
@@ -61,10 +60,10 @@ class Linear:
     """One step more after every failure."""
 
     step: timedelta
-    cap: timedelta | None
+    cap: timedelta
 
     def delay_after(self, failure: Failure) -> timedelta:
-        return _capped(self.step.total_seconds() * failure.attempt, self.cap)
+        return _at_most(self.cap, seconds=self.step.total_seconds() * failure.attempt)
 
     def __str__(self) -> str:
         return f"Retry.linear({self.step}, cap={self.cap})"
@@ -76,11 +75,11 @@ class Exponential:
 
     base: timedelta
     factor: float
-    cap: timedelta | None
+    cap: timedelta
     jitter: bool
 
     def delay_after(self, failure: Failure) -> timedelta:
-        delay = _capped(self._seconds_after(failure.attempt), self.cap)
+        delay = _at_most(self.cap, seconds=self._seconds_after(failure.attempt))
         # Full jitter, anywhere up to the delay: jobs that failed together must not return together.
         return delay * failure.random() if self.jitter else delay
 
@@ -99,6 +98,8 @@ class Exponential:
         )
 
 
+Schedule = Never | Constant | Linear | Exponential
+
 _DEFAULT = Exponential(timedelta(seconds=1), factor=2, cap=timedelta(hours=1), jitter=True)
 
 
@@ -111,7 +112,8 @@ class Retry:
     names get the attempt, then the error.
     """
 
-    schedule: Never | Constant | Linear | Exponential | Callable[..., Any]
+    schedule: Schedule | Callable[..., Any]
+    _: KW_ONLY
     retried: tuple[type[BaseException], ...] = ()
     """Only these are retried; empty: every error is."""
 
@@ -119,7 +121,8 @@ class Retry:
     """These are never retried."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.schedule, Never | Constant | Linear | Exponential):
+        # A function that cannot be asked is refused here, not at the first failure of a job.
+        if not isinstance(self.schedule, Schedule):
             _arguments_of(self.schedule)
 
     @classmethod
@@ -130,27 +133,25 @@ class Retry:
     @classmethod
     def linear(cls, step: timedelta, cap: timedelta | None = None) -> "Retry":
         """Wait one step after the first failure, two after the second, and so on."""
-        return cls(Linear(_duration("step", step), _cap(cap)))
+        longest = MAX_DELAY if cap is None else _duration("cap", cap)
+        return cls(Linear(_duration("step", step), longest))
 
     @classmethod
     def exponential(
         cls,
         base: timedelta = _DEFAULT.base,
         factor: float = _DEFAULT.factor,
-        cap: timedelta | None = _DEFAULT.cap,
+        cap: timedelta = _DEFAULT.cap,
         jitter: bool = _DEFAULT.jitter,
     ) -> "Retry":
         """Wait ``base``, then ``factor`` times as long after each failure, up to ``cap``.
 
         With ``jitter`` the wait is drawn evenly from zero to that.
         """
-        if isinstance(factor, bool) or not isinstance(factor, int | float):
-            raise OptionError(f"factor must be a number, not {type(factor).__name__}")
-        if not 1 <= factor < math.inf:
-            raise OptionError("factor must be 1 or more, and finite")
-        if not isinstance(jitter, bool):
-            raise OptionError(f"jitter must be True or False, not {type(jitter).__name__}")
-        return cls(Exponential(_duration("base", base), factor, _cap(cap), jitter))
+        if not isinstance(factor, int | float) or not 1 <= factor < math.inf:
+            raise OptionError("factor must be a finite number, 1 or more")
+        schedule = Exponential(_duration("base", base), factor, _duration("cap", cap), bool(jitter))
+        return cls(schedule)
 
     @classmethod
     def never(cls) -> "Retry":
@@ -196,9 +197,9 @@ class Retry:
         return not self.retried or isinstance(error, self.retried)
 
     def __repr__(self) -> str:
-        text = str(self.schedule)
-        if not isinstance(self.schedule, Never | Constant | Linear | Exponential):
-            text = f"Retry({_name_of(self.schedule)})"
+        text = f"Retry({_name_of(self.schedule)})"
+        if isinstance(self.schedule, Schedule):
+            text = str(self.schedule)
         for method, exceptions in (("only", self.retried), ("never_on", self.given_up)):
             if exceptions:
                 text += f".{method}({', '.join(each.__name__ for each in exceptions)})"
@@ -221,27 +222,21 @@ def _asked(function: Callable[..., Any], failure: Failure, task_name: str) -> ti
             return delay
         what = f"returned a {type(answer).__name__} that is no delay"
     logger.warning(
-        "Task %s: its retry function %s %s at attempt %d, so the default exponential delay is "
-        "used. Let it return a timedelta or seconds, from 0 to %d days.",
+        "Task %s: its retry function %s; the default exponential delay is used. Let it return "
+        "a timedelta or seconds, from 0 to 3650 days.",
         task_name or "(unnamed)",
-        _name_of(function),
-        what,
-        failure.attempt,
-        MAX_DELAY.days,
+        f"{_name_of(function)} {what}",
     )
     return _DEFAULT.delay_after(failure)
 
 
 def _usable(answer: Any) -> timedelta | None:
     """Read a delay, if it is one: None, NaN, negative and endless waits are not."""
-    if isinstance(answer, timedelta):
-        return answer if _NO_DELAY <= answer <= MAX_DELAY else None
-    if isinstance(answer, bool) or not isinstance(answer, int | float):
-        return None
+    seconds = answer.total_seconds() if isinstance(answer, timedelta) else answer
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     # Written so that NaN, of which every comparison is false, is refused too.
-    if not 0 <= answer <= MAX_DELAY.total_seconds():
-        return None
-    return timedelta(seconds=answer)
+    is_usable = is_number and 0 <= seconds <= MAX_DELAY.total_seconds()
+    return timedelta(seconds=seconds) if is_usable else None
 
 
 def _arguments_of(function: Any) -> tuple[list[str], list[str]]:
@@ -279,21 +274,14 @@ def _parameters_of(function: Any) -> dict[str, inspect.Parameter]:
         return {"attempt": inspect.Parameter("attempt", inspect.Parameter.POSITIONAL_ONLY)}
 
 
-def _capped(seconds: float, cap: timedelta | None) -> timedelta:
-    longest = MAX_DELAY if cap is None else min(cap, MAX_DELAY)
-    return longest if seconds >= longest.total_seconds() else timedelta(seconds=seconds)
+def _at_most(cap: timedelta, *, seconds: float) -> timedelta:
+    return cap if seconds >= cap.total_seconds() else timedelta(seconds=seconds)
 
 
 def _duration(name: str, value: Any) -> timedelta:
-    if not isinstance(value, timedelta):
-        raise OptionError(f"{name} must be a timedelta, not {type(value).__name__}")
-    if value < _NO_DELAY:
-        raise OptionError(f"{name} must not be negative")
+    if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_DELAY:
+        raise OptionError(f"{name} must be a timedelta from 0 to {MAX_DELAY.days} days")
     return value
-
-
-def _cap(value: Any) -> timedelta | None:
-    return None if value is None else _duration("cap", value)
 
 
 def _exceptions(method: str, values: tuple[Any, ...]) -> tuple[type[BaseException], ...]:

@@ -6,7 +6,7 @@ import sys
 import typing
 from collections.abc import Callable
 from enum import Enum
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any
 
 from pgqueue.payload.choices import Union, member_of, one_of
@@ -21,10 +21,10 @@ _INJECTED = {"Session", "AsyncSession", "scoped_session", "async_scoped_session"
 
 
 class Annotations:
-    """Builds the codecs of one signature, each class once, so that a class may name itself."""
+    """Builds the codecs of one signature."""
 
     def __init__(self) -> None:
-        self._classes: dict[Any, Codec] = {}
+        self._named: dict[Any, Codec] = {}
 
     def codec_of(self, annotation: Any) -> Codec:
         """Find how the values of an annotation travel, or say why they cannot."""
@@ -39,10 +39,10 @@ class Annotations:
             return one_of(typing.get_args(annotation))
         if (origin or annotation) in _CONTAINERS:
             return self._container(annotation)
-        if annotation in SCALAR_CODECS:
-            return SCALAR_CODECS[annotation]
+        if type(annotation).__name__ == "TypeAliasType":
+            return self._once(annotation, lambda alias: self.codec_of(alias.__value__))
         if isinstance(annotation, type) and origin is None:
-            return self._class(annotation)
+            return SCALAR_CODECS.get(annotation) or self._once(annotation, self._class)
         raise _no_form(annotation)
 
     def _container(self, annotation: Any) -> Codec:
@@ -65,29 +65,29 @@ class Annotations:
             return tuple_of(self.codec_of(items[0]))
         return tuple_with([self.codec_of(item) for item in items])
 
-    def _class(self, kind: Any) -> Codec:
-        if kind in self._classes:
-            return self._classes[kind]
-        build = self._builder(kind)
-        # Until it is built, a field of the class's own type finds the promise of its codec.
-        self._classes[kind] = _promised(kind, lambda: self._classes[kind])
-        self._classes[kind] = build(kind)
-        return self._classes[kind]
+    def _once(self, named: Any, build: Callable[[Any], Codec]) -> Codec:
+        """Build the codec of a named type, which may contain values of the same type."""
+        if named not in self._named:
+            # Until it is built, the type finds in itself the promise of its codec.
+            self._named[named] = _promised(named, lambda: self._named[named])
+            self._named[named] = build(named)
+        return self._named[named]
 
-    def _builder(self, kind: Any) -> Callable[[Any], Codec]:
+    def _class(self, kind: Any) -> Codec:
         if hasattr(kind, "__mapper__"):
             raise CannotTravel(
                 f"is the ORM class {kind.__name__}, whose objects belong to one session: "
                 "pass the primary key and load the object in the task"
             )
         if issubclass(kind, Enum):
-            return member_of
+            return member_of(kind)
         if dataclasses.is_dataclass(kind):
-            return self._dataclass
-        if typing.is_typeddict(kind):
-            return self._typed_dict
+            return self._dataclass(kind)
+        # Not typing.is_typeddict: it does not know those of typing_extensions.
+        if issubclass(kind, dict) and hasattr(kind, "__required_keys__"):
+            return self._typed_dict(kind)
         if _is_pydantic_model(kind):
-            return pydantic_model_of
+            return pydantic_model_of(kind)
         raise _no_form(kind)
 
     def _dataclass(self, kind: Any) -> Codec:
@@ -103,11 +103,11 @@ class Annotations:
         required = frozenset(
             name for name in names if taken[name].default is inspect.Parameter.empty
         )
-        codecs = {name: self.codec_of(hints[name]) for name in names}
+        codecs = {name: self._field(kind, name, hints[name]) for name in names}
         return dataclass_of(kind, names, Fields(codecs, required=required))
 
     def _typed_dict(self, kind: Any) -> Codec:
-        codecs = {name: self.codec_of(hint) for name, hint in _hints(kind).items()}
+        codecs = {name: self._field(kind, name, hint) for name, hint in _hints(kind).items()}
         required = set(kind.__required_keys__)
         # With `from __future__ import annotations` the class has not seen these markers.
         for name, hint in typing.get_type_hints(kind, include_extras=True).items():
@@ -116,6 +116,12 @@ class Annotations:
             if typing.get_origin(hint) is typing.Required:
                 required.add(name)
         return typed_dict_of(kind, Fields(codecs, required=frozenset(required)))
+
+    def _field(self, kind: Any, name: str, annotation: Any) -> Codec:
+        try:
+            return self.codec_of(annotation)
+        except CannotTravel as error:
+            raise CannotTravel(f"has the field {kind.__name__}.{name}, which {error}") from error
 
 
 _CONTAINERS = (list, dict, tuple, set, frozenset)
@@ -128,10 +134,8 @@ def _bare(annotation: Any) -> Any:
             annotation = typing.get_args(annotation)[0]
         elif isinstance(annotation, typing.NewType):
             annotation = annotation.__supertype__
-        elif type(annotation).__name__ == "TypeAliasType":
-            annotation = annotation.__value__
         else:
-            return annotation
+            return NoneType if annotation is None else annotation
 
 
 def _hints(kind: Any) -> dict[str, Any]:
@@ -144,7 +148,7 @@ def _hints(kind: Any) -> dict[str, Any]:
         ) from error
 
 
-def _promised(kind: type, codec: Callable[[], Codec]) -> Codec:
+def _promised(kind: Any, codec: Callable[[], Codec]) -> Codec:
     return Codec(
         expects=f"a {kind.__name__}",
         encode=lambda value: codec().encode(value),

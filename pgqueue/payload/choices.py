@@ -81,6 +81,8 @@ def one_of(values: Sequence[Any]) -> Codec:
         else:
             raise CannotTravel("has a bytes literal: use str, int, bool, None or enum literals")
     read = {_key(plain): key[1] for key, plain in written.items()}
+    if len(read) < len(written):
+        raise CannotTravel("has two literals that JSON writes alike: keep one of them")
     expects = "one of " + ", ".join(str(plain) for plain in written.values())
 
     def encode(value: Any) -> Any:

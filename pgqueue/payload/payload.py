@@ -1,6 +1,6 @@
 """The arguments of one task: checked at the call, written as JSON, read back as they were."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pgqueue.errors import ArgumentsError, PayloadError, TaskDefinitionError
@@ -8,7 +8,7 @@ from pgqueue.payload import text as json_text
 from pgqueue.payload.annotations import Annotations
 from pgqueue.payload.codec import Codec
 from pgqueue.payload.plain import TOO_DEEP, nests_too_deep
-from pgqueue.payload.refusals import BadValue, CannotTravel, Refusal, WrongType, key_step
+from pgqueue.payload.refusals import BadValue, CannotTravel, Refusal, WrongType
 from pgqueue.payload.signature import Signature
 from pgqueue.payload.text import MAX_PAYLOAD_BYTES
 
@@ -47,7 +47,9 @@ class Payload:
             try:
                 codecs[name] = annotations.codec_of(hints.get(name, Any))
             except CannotTravel as error:
-                raise TaskDefinitionError(f"{task_name}: parameter {name!r} {error}") from error
+                raise TaskDefinitionError(
+                    f"task {task_name}: parameter {name!r} {error}"
+                ) from error
         return cls(task_name, signature, codecs)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,6 +67,16 @@ class Payload:
             if type(value) not in natives[name]:
                 return {each: self._encode_one(each, value) for each, value in values.items()}
         return values
+
+    def encode_many(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Encode many calls; an error names the index of the bad one."""
+        encoded: list[dict[str, Any]] = []
+        try:
+            for values in rows:
+                encoded.append(self.encode(values))
+        except (ArgumentsError, PayloadError) as error:
+            raise type(error)(_in_batch(error, len(encoded))) from error
+        return encoded
 
     def dumps(self, encoded: dict[str, Any], *, max_bytes: int = MAX_PAYLOAD_BYTES) -> str:
         """Write encoded arguments as strict JSON text, no larger than a job may be."""
@@ -134,9 +146,7 @@ class Payload:
             try:
                 self.dumps(each, max_bytes=max_bytes)
             except PayloadError as error:
-                raise PayloadError(
-                    f"{error} (call {index} of the batch, counted from 0)"
-                ) from error
+                raise PayloadError(_in_batch(error, index)) from error
 
     def _check_names(self, values: dict[str, Any]) -> None:
         for name in sorted(values.keys() - self._codecs.keys()):
@@ -174,27 +184,33 @@ class Payload:
                 raise BadValue(TOO_DEEP)
             return codec.decode(value)
         except Refusal as refusal:
-            raise PayloadError(f"stored {self._said(name, refusal)}") from refusal
+            raise PayloadError(self._said(name, refusal, noun="stored argument")) from refusal
         except RecursionError:
-            raise PayloadError(f"stored {self._said(name, BadValue(TOO_DEEP))}") from None
+            reason = BadValue(TOO_DEEP)
+            raise PayloadError(self._said(name, reason, noun="stored argument")) from None
         except Exception as error:  # a validator or a constructor is the application's code
             reason = BadValue(f"cannot be built: its type raised {type(error).__name__}")
-            raise PayloadError(f"stored {self._said(name, reason)}") from error
+            raise PayloadError(self._said(name, reason, noun="stored argument")) from error
 
-    def _said(self, name: str, refusal: Refusal) -> str:
-        return f"{self.task_name}: argument {name}{refusal.path} {refusal.reason}"
+    def _said(self, name: str, refusal: Refusal, *, noun: str = "argument") -> str:
+        return f"task {self.task_name}: {noun} {name}{refusal.path} {refusal.reason}"
 
     def _damaged(self, what: str) -> PayloadError:
-        return PayloadError(f"{self.task_name}: the stored arguments {what}")
+        return PayloadError(f"task {self.task_name}: the stored arguments {what}")
 
     def _unstorable(self, encoded: Any) -> PayloadError:
         path, reason = json_text.first_fault(encoded) or ("", "cannot be written as JSON")
-        return PayloadError(f"{self.task_name}: argument {path.lstrip('.')} {reason}")
+        return PayloadError(f"task {self.task_name}: argument {path.lstrip('.')} {reason}")
 
     def _too_large(self, encoded: dict[str, Any], size: int, max_bytes: int) -> PayloadError:
         sizes = {name: len(json_text.write(value)) for name, value in encoded.items()}
         largest = max(sizes, key=lambda name: sizes[name], default="")
         return PayloadError(
-            f"{self.task_name}: the arguments are {size:,} bytes as JSON and may be {max_bytes:,}; "
-            f"the largest is {key_step(largest)[1:]}: keep it in a table and pass its id"
+            f"task {self.task_name}: the arguments are {size:,} bytes as JSON, over the limit of "
+            f"{max_bytes:,}; "
+            f"the largest is {largest!r}: keep it in a table and pass its id"
         )
+
+
+def _in_batch(error: Exception, index: int) -> str:
+    return f"{error} (call {index} of the batch, counted from 0)"

@@ -1,5 +1,6 @@
 """Plain JSON values: what a parameter without annotation, or with ``Any``, may carry."""
 
+from collections.abc import Iterable
 from types import NoneType
 from typing import Any
 
@@ -33,9 +34,9 @@ def copied(value: Any, depth: int = 0) -> Any:
 
 def nests_too_deep(value: Any) -> bool:
     """Tell whether lists and dicts nest deeper than an argument may; looks level by level."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [child for parent in level for child in _children(parent)]
+    level = _containers_among((value,))
+    for _ in range(MAX_DEPTH):
+        level = [child for parent in level for child in _containers_in(parent)]
         if not level:
             return False
     return True
@@ -44,7 +45,7 @@ def nests_too_deep(value: Any) -> bool:
 def text_key(key: Any) -> str:
     """Refuse a key that JSON would silently turn into text."""
     if not isinstance(key, str):
-        raise WrongType(f"must have only str keys, not {type(key).__name__}")
+        raise WrongType(f"must have only str keys, not {type(key).__name__}: convert its keys")
     return str.__str__(key)
 
 
@@ -85,10 +86,12 @@ def _reduced(value: Any) -> Any:
     raise wrong_type(_PLAIN, value)
 
 
-def _children(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+def _containers_in(parent: list[Any] | dict[str, Any]) -> list[Any]:
+    return _containers_among(parent.values() if isinstance(parent, dict) else parent)
+
+
+def _containers_among(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, list | dict)]
 
 
 ANY = Codec(

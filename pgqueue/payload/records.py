@@ -44,7 +44,7 @@ class Fields:
         for name in self._required - values.keys():
             raise BadValue(f"has no field {name!r}")
         for name in values.keys() - self._codecs.keys():
-            raise BadValue(f"has a field{key_step(name)} that its type does not declare")
+            raise BadValue(f"has {name[:60]!a}, which its type does not declare")
 
 
 def dataclass_of(kind: type, names: tuple[str, ...], fields: Fields) -> Codec:

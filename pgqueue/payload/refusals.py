@@ -32,7 +32,7 @@ class BadValue(Refusal):
 
 def wrong_type(expects: str, value: Any) -> WrongType:
     """Name the two types, never the value: it may be a secret, or unable to print itself."""
-    return WrongType(f"must be {expects}, not {type(value).__name__}")
+    return WrongType(f"must be {expects}, not {type(value).__name__}: {_remedy_for(value)}")
 
 
 def key_step(key: str) -> str:
@@ -40,3 +40,9 @@ def key_step(key: str) -> str:
     if key.isidentifier():
         return f".{key[:60]}"
     return f"[{key[:60]!a}]"
+
+
+def _remedy_for(value: Any) -> str:
+    if hasattr(type(value), "__mapper__"):
+        return "an ORM object belongs to its session; pass its primary key, load it in the task"
+    return "convert the value, or annotate the parameter with the type it has"

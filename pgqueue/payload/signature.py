@@ -44,11 +44,13 @@ class Signature:
             parameters = list(inspect.signature(function).parameters.values())[injected:]
         except (TypeError, ValueError) as error:
             raise TaskDefinitionError(
-                f"{task_name}: its signature cannot be read; make the task a plain function"
+                f"task {task_name}: its signature cannot be read; make the task a plain function"
             ) from error
         for parameter in parameters:
             if remedy := _REMEDIES.get(parameter.kind):
-                raise TaskDefinitionError(f"{task_name}: parameter {parameter.name!r} {remedy}")
+                raise TaskDefinitionError(
+                    f"task {task_name}: parameter {parameter.name!r} {remedy}"
+                )
         return cls(task_name, {parameter.name: parameter for parameter in parameters})
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,4 +76,4 @@ class Signature:
         else:
             reason = "got arguments it does not take"
         called = ", ".join(f"{name}=..." if name in self.defaults else name for name in self.names)
-        return ArgumentsError(f"{self.task_name}() {reason}; its arguments are ({called})")
+        return ArgumentsError(f"task {self.task_name}: {reason}; its arguments are ({called})")
