@@ -2,8 +2,6 @@
 
 from sqlalchemy import Connection, Engine
 
-from pgqueue.errors import SchemaError
-from pgqueue.models.base import SCHEMA
 from pgqueue.schema.state import (
     SCHEMA_VERSION,
     State,
@@ -29,10 +27,7 @@ def _refuse_other_histories(found: State) -> None:
     if damage := found.damage():
         raise damage
     if found.version is not None and found.revision is None:
-        raise SchemaError(
-            f"The pgqueue tables in schema {SCHEMA} have version {found.version}, and this code "
-            f"needs version {SCHEMA_VERSION}. {found.way_up()}"
-        )
+        raise found.too_old()
 
 
 def _upgrade_to_head(connection: Connection) -> None:

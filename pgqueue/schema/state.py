@@ -21,10 +21,7 @@ def verify(connection: Connection) -> None:
     if found.version is None or found.oldest_code is None:
         raise found.damage() or _no_tables()
     if found.version < SCHEMA_VERSION:
-        raise SchemaTooOld(
-            f"The pgqueue tables in schema {SCHEMA} have version {found.version}, and this code "
-            f"needs version {SCHEMA_VERSION}. {found.way_up()}"
-        )
+        raise found.too_old()
     if found.oldest_code > SCHEMA_VERSION:
         raise SchemaTooNew(
             f"The pgqueue tables in schema {SCHEMA} have version {found.version}, which serves "
@@ -65,13 +62,18 @@ class State:
             )
         return None
 
-    def way_up(self) -> str:
-        """What brings these tables to the version of this code, in the history they came by."""
-        if self.revision is not None:
-            return f"Run `{_UPGRADE_COMMAND}`."
-        return (
-            "Your application's own Alembic history brought them: write a revision there that "
-            f"calls `pgqueue.schema.upgrade(to={SCHEMA_VERSION}, base={self.version})`, and run it."
+    def too_old(self) -> SchemaTooOld:
+        """Names what brings the tables up in the history they came by."""
+        way_up = f"Run `{_UPGRADE_COMMAND}`."
+        if self.revision is None:
+            way_up = (
+                "Your application's own Alembic history brought them: write a revision there that "
+                f"calls `pgqueue.schema.upgrade(to={SCHEMA_VERSION}, base={self.version})`, "
+                "and run it."
+            )
+        return SchemaTooOld(
+            f"The pgqueue tables in schema {SCHEMA} have version {self.version}, and this code "
+            f"needs version {SCHEMA_VERSION}. {way_up}"
         )
 
 

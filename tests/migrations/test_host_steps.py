@@ -4,11 +4,14 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from typing import Any
 
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from catalog import facts, read_facts
 from hosts import host_revision, offline_revision
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, MetaData, create_engine, text
 
 from pgqueue.errors import SchemaError, SchemaTooNew
 from pgqueue.schema import downgrade, include_name, upgrade, verify
@@ -132,8 +135,23 @@ def test_a_lost_version_row_is_not_taken_for_an_empty_database(engine: Engine) -
             upgrade(to=1)
 
 
-def test_autogenerate_is_kept_out_of_our_schema_only() -> None:
-    assert include_name("pgqueue", "schema", {}) is False
-    assert include_name("public", "schema", {}) is True
-    assert include_name(None, "schema", {}) is True
-    assert include_name("pgqueue", "table", {"schema_name": None}) is True
+def test_a_host_that_compares_every_schema_would_drop_our_tables(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert differences(connection, {"include_schemas": True}) != []
+
+
+def test_include_name_keeps_our_schema_out_of_the_comparison(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA billing"))
+        connection.execute(text("CREATE TABLE billing.jobs (id integer)"))
+
+        found = differences(connection, {"include_schemas": True, "include_name": include_name})
+
+    assert [(name, table.fullname) for name, table in found] == [("remove_table", "billing.jobs")]
+
+
+def differences(connection: Connection, options: dict[str, Any]) -> list[Any]:
+    """What autogenerate would do for a host that has no tables."""
+    context = MigrationContext.configure(connection, opts=options)
+    found: list[Any] = compare_metadata(context, MetaData())
+    return found

@@ -17,6 +17,7 @@ from pgqueue.errors import SchemaError
 from pgqueue.schema import upgrade, upgrade_database, verify
 
 PROCESSES = 8
+ISOLATION_LEVELS = ["AUTOCOMMIT", "READ COMMITTED", "SERIALIZABLE"]
 HISTORY = text("SELECT version_num FROM pgqueue.alembic_version")
 VERSIONS = text("SELECT version, oldest_code FROM pgqueue.schema_version")
 
@@ -28,11 +29,15 @@ def empty_engine(empty_database_url: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-def test_eight_processes_at_once_write_one_history(empty_engine: Engine) -> None:
+@pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
+def test_eight_processes_at_once_write_one_history(
+    empty_engine: Engine, isolation_level: str
+) -> None:
     forked = multiprocessing.get_context("fork")
     start = forked.Barrier(PROCESSES)
     url = empty_engine.url.render_as_string(hide_password=False)
-    processes = [forked.Process(target=upgrade_when, args=(start, url)) for _ in range(PROCESSES)]
+    arguments = (start, url, isolation_level)
+    processes = [forked.Process(target=upgrade_when, args=arguments) for _ in range(PROCESSES)]
 
     for process in processes:
         process.start()
@@ -45,14 +50,14 @@ def test_eight_processes_at_once_write_one_history(empty_engine: Engine) -> None
         assert connection.execute(VERSIONS).all() == [(1, 1)]
 
 
-def upgrade_when(start: Barrier, url: str) -> None:
-    engine = create_engine(url)
+def upgrade_when(start: Barrier, url: str, isolation_level: Any) -> None:
+    engine = create_engine(url, isolation_level=isolation_level)
     start.wait()
     upgrade_database(engine)
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-@pytest.mark.parametrize("isolation_level", ["AUTOCOMMIT", "READ COMMITTED", "SERIALIZABLE"])
+@pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
 def test_any_driver_and_isolation_gives_the_same_tables(
     empty_database_url: str, database_url: str, driver: str, isolation_level: Any
 ) -> None:
