@@ -7,7 +7,7 @@ SQLAlchemy 2.1 installs greenlet only with its extra ``asyncio``; hence the lazy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import URL
+from sqlalchemy import URL, NullPool
 from sqlalchemy.orm import Session
 
 from pgqueue.errors import ArgumentsError
@@ -53,6 +53,14 @@ def is_async_session(annotation: Any) -> bool:
         and isinstance(annotation, type)
         and issubclass(annotation, module.AsyncSession)
     )
+
+
+def new_session(url: URL) -> "AsyncSession":
+    """An AsyncSession on a psycopg engine that keeps no connection: any event loop may use it."""
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    engine = create_async_engine(url.set(drivername="postgresql+psycopg"), poolclass=NullPool)
+    return AsyncSession(engine, expire_on_commit=False)
 
 
 def create_engine(url: URL) -> "AsyncEngine":

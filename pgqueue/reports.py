@@ -265,11 +265,11 @@ class _Copy:
         model = getattr(sys.modules.get("pydantic"), "BaseModel", None)
         if model is not None and isinstance(value, model):
             return self.of(value.model_dump(mode="json"), depth - 1)
-        raise _CannotKeep(f"a {type(value).__name__} has no form in JSON")
+        raise _CannotKeep(f"{type(value).__name__} has no form in JSON")
 
     def _key(self, key: Any) -> str:
         if not isinstance(key, str):
-            raise _CannotKeep(f"a key is a {type(key).__name__}, and JSON keys are str")
+            raise _CannotKeep(f"{type(key).__name__} as a key, and JSON keys are str")
         return self._text(str.__str__(key))
 
     def _text(self, value: str) -> str:

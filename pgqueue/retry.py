@@ -222,8 +222,8 @@ def _asked(function: Callable[..., Any], failure: Failure, task_name: str) -> ti
             return delay
         what = f"returned a {type(answer).__name__} that is no delay"
     logger.warning(
-        "Task %s: its retry function %s; the default exponential delay is used. Let it return "
-        "a timedelta or seconds, from 0 to 3650 days.",
+        "Task %s: its retry function %s; the default delay is used. "
+        "Let it return a timedelta or seconds, not negative and not endless.",
         task_name or "(unnamed)",
         f"{_name_of(function)} {what}",
     )

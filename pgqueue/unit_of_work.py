@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect
+from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.orm.attributes import set_committed_value
@@ -40,8 +41,25 @@ CLAIMING = {
     "idle_in_transaction_session_timeout": "60000",
 }
 
-PLAN_BY_KEY = "; ".join(f"SET LOCAL {name} = off" for name in PLANNER)
-PLAN_FREELY = "; ".join(f"SET LOCAL {name} TO DEFAULT" for name in PLANNER)
+STAMPING = {**CLAIMING, "synchronous_commit": "off"}
+"""A stamp has to survive the worker, not the server: it need not wait for the disk."""
+
+HANDLING = {**NETWORK, "default_transaction_isolation": "read committed"}
+
+FORGET_HANDLER = "; ".join(
+    (
+        "RESET ROLE",
+        *(f"RESET {name}" for name in ("search_path", "statement_timeout", "lock_timeout")),
+        "UNLISTEN *",
+        "DISCARD TEMP",
+        "SELECT pg_advisory_unlock_all()",
+    )
+)
+"""What one handler may have left on a connection that the next one uses."""
+
+LOCAL = {**dict.fromkeys(PLANNER, "off"), "timezone": "'UTC'"}
+PLAN_BY_KEY = "; ".join(f"SET LOCAL {name} = {value}" for name, value in LOCAL.items())
+PLAN_FREELY = "; ".join(f"SET LOCAL {name} TO DEFAULT" for name in LOCAL)
 
 NOTIFY_AT_FLUSH = "pgqueue.notify_at_flush"
 
@@ -74,12 +92,18 @@ def worker_engine(engine: Engine) -> Engine:
 
 
 @contextmanager
-def own_connection(engine: Engine, settings: Mapping[str, str]) -> Iterator[Connection]:
-    """A connection in autocommit that is taken out of the pool, set up, and closed at the end."""
+def own_connection(
+    engine: Engine,
+    settings: Mapping[str, str],
+    *,
+    isolation_level: IsolationLevel = "AUTOCOMMIT",
+) -> Iterator[Connection]:
+    """A connection that is taken out of the pool, set up, and closed at the end."""
     with engine.connect() as connection:
         connection.detach()
         connection.execution_options(isolation_level="AUTOCOMMIT")
         configure(connection, settings)
+        connection.execution_options(isolation_level=isolation_level)
         yield connection
 
 

@@ -4,6 +4,8 @@ Downgrading removes all of it but the schema itself, which may hold the version 
 stand-alone history.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
@@ -20,7 +22,8 @@ depends_on = None
 MOMENT = sa.DateTime(timezone=True)
 CLOCK = sa.text("clock_timestamp()")
 ZERO = sa.text("0")
-EMPTIED_OFTEN = {"autovacuum_vacuum_scale_factor": "0.05"}
+ROOM_FOR_UPDATES = "fillfactor = 50"
+EMPTIED_OFTEN = "autovacuum_vacuum_scale_factor = 0.05"
 
 
 def upgrade() -> None:
@@ -59,6 +62,11 @@ def create_schema() -> None:
     )
 
 
+def set_storage(table: str, parameters: str) -> None:
+    # As a statement of its own: create_table takes postgresql_with from SQLAlchemy 2.1 on.
+    op.execute(f'ALTER TABLE "{SCHEMA}".{table} SET ({parameters})')
+
+
 def create_jobs() -> None:
     op.create_table(
         "jobs",
@@ -66,8 +74,8 @@ def create_jobs() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("jobs_pkey")),
         *checks_of_jobs(),
         schema=SCHEMA,
-        postgresql_with={"fillfactor": "50"},
     )
+    set_storage("jobs", ROOM_FOR_UPDATES)
     op.create_index(
         op.f("jobs_held_unique_key"),
         "jobs",
@@ -78,7 +86,7 @@ def create_jobs() -> None:
     )
 
 
-def columns_of_jobs() -> tuple[sa.Column, ...]:
+def columns_of_jobs() -> tuple[sa.Column[Any], ...]:
     return (
         sa.Column("id", sa.BigInteger, sa.Identity(), nullable=False),
         sa.Column("queue", sa.Text, server_default="default", nullable=False),
@@ -136,8 +144,8 @@ def create_message_queue() -> None:
             "queue", "priority", "run_at", "id", name=op.f("message_queue_pkey")
         ),
         schema=SCHEMA,
-        postgresql_with=EMPTIED_OFTEN,
     )
+    set_storage("message_queue", EMPTIED_OFTEN)
 
 
 def create_leases() -> None:
@@ -152,8 +160,8 @@ def create_leases() -> None:
         sa.Column("started_at", MOMENT, server_default=CLOCK, nullable=False),
         sa.PrimaryKeyConstraint("target_id", name=op.f("leases_pkey")),
         schema=SCHEMA,
-        postgresql_with=EMPTIED_OFTEN,
     )
+    set_storage("leases", EMPTIED_OFTEN)
 
 
 def create_job_attempts() -> None:
@@ -205,8 +213,8 @@ def create_workers() -> None:
         sa.Column("dead_at", MOMENT),
         sa.PrimaryKeyConstraint("id", name=op.f("workers_pkey")),
         schema=SCHEMA,
-        postgresql_with={"fillfactor": "50"},
     )
+    set_storage("workers", ROOM_FOR_UPDATES)
 
 
 def create_queues() -> None:

@@ -42,7 +42,7 @@ class Claimed(NamedTuple):
 
 
 class Locked(NamedTuple):
-    """A job whose message this transaction has deleted, and the stamp a crash may have left."""
+    """A job whose message this transaction holds, and the stamp a crash may have left."""
 
     priority: int
     run_at: str
@@ -80,7 +80,7 @@ class Claim(Generic[Kind]):
 
     rows: list[Kind]
     taken: int
-    """Messages deleted: more than ``rows`` when some had no unfinished job."""
+    """Messages found: more than ``rows`` when some had no unfinished job, and are dropped."""
     read_at: str
     quiet_until: str
     """A second before the claim, by the database's clock."""
@@ -108,7 +108,7 @@ class Attempts:
         return _claim_of(rows, Claimed)
 
     def lock(self, pairs: Iterable[Pair], *, tasks: str, limit: int) -> Claim[Locked]:
-        """Delete due messages in this transaction, which holds them until it ends."""
+        """Lock due messages until this transaction ends."""
         rows = self._take(claiming.lock(), pairs, tasks, limit)
         return _claim_of(rows, Locked)
 
@@ -139,6 +139,15 @@ class Attempts:
         if stamped is None:
             return None
         return locked.claimed(attempt=stamped[0], crashes=stamped[1])
+
+    def take_message(self, claimed: Claimed) -> bool:
+        """Delete the message of a held attempt; False when another transaction holds it."""
+        message = {"job_id": claimed.job_id, "of_message_id": claimed.message_id}
+        return self._executor.execute(stamping.take_message(), message).first() is not None
+
+    def drop_left_stamps(self) -> None:
+        """Clear away what crashes in transaction mode have left on ended jobs."""
+        self._executor.execute(stamping.drop_left_stamps())
 
     def settle(
         self, settlements: Sequence[tuple[Claimed, Outcome]], *, held: bool = False

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from pgqueue.repository.attempts import Settled
+from pgqueue.repository.attempts import Claimed, Settled
 from pgqueue.statements import presence, rescuing
 
 RESCUE_BATCH = 500
@@ -69,6 +69,22 @@ class Fleet:
         """(job, message, attempt) of every lease the database says this worker holds."""
         rows = self._executor.execute(presence.leases_of(), {"worker_id": worker_id})
         return [(row[0], row[1], row[2]) for row in rows]
+
+    def holds(self, worker_id: UUID, claimed: Claimed) -> bool:
+        """Whether a worker still holds the lease of an attempt."""
+        fence = {
+            "job_id": claimed.job_id,
+            "message_id": claimed.message_id,
+            "attempt": claimed.attempt,
+            "worker_id": worker_id,
+        }
+        return bool(self._executor.execute(presence.holds_lease(), fence).scalar())
+
+    def backend_lives(self, pid: int) -> bool:
+        return bool(self._executor.execute(presence.backend_lives(), {"pid": pid}).scalar())
+
+    def terminate_backend(self, pid: int) -> None:
+        self._executor.execute(presence.terminate_backend(), {"pid": pid})
 
     def declare_dead(self, member: Member) -> bool:
         """Declare a worker dead unless it has beaten since it was seen."""

@@ -175,7 +175,13 @@ class Jobs:
         if job.outcome not in (JobStatus.FAILED, JobStatus.CANCELLED):
             return Change.UNCHANGED
         self._run(operating.delete_messages(), job_id)
-        self._run(operating.requeue_job(), job_id)
+
+        def requeue() -> None:
+            # A savepoint: a taken key must leave the caller's transaction as it was.
+            with self._executor.begin_nested():
+                self._run(operating.requeue_job(), job_id)
+
+        raising_duplicate(requeue, job_id, job.unique_key)
         return Change.REQUEUED
 
     def is_cancel_requested(self, job_id: int) -> bool:
@@ -218,9 +224,10 @@ def raising_duplicate(action: Callable[[], Any], job: Job | int, unique_key: str
     except IntegrityError as error:
         if "jobs_held_unique_key" not in str(error.orig):
             raise
+        name = f"job {job}" if isinstance(job, int) else repr(job)
         raise DuplicateJob(
-            f"{job!r}: another unfinished job of its queue holds the unique key {unique_key!r}; "
-            "use enqueue(), which returns that job, or wait for it to end"
+            f"{name}: another unfinished job of its queue holds the unique key {unique_key!r}; "
+            "wait for that job to end, or use enqueue(), which returns it"
         ) from error
 
 

@@ -75,9 +75,9 @@ def claim(*, ahead: bool) -> Executable:
 
 @cache
 def lock() -> Executable:
-    """Transaction mode: delete the messages in a transaction that stays open, and see the leases
-    that crashed attempts have left."""
-    message = _taken_messages(ahead=False)
+    """Transaction mode: lock the messages until this transaction ends, and see the leases that
+    crashed attempts have left."""
+    message = _due_messages(ahead=False).cte("message")
     started = _unfinished_jobs_of(message)
     claimed = (
         select(
@@ -91,8 +91,15 @@ def lock() -> Executable:
         .select_from(started.outerjoin(leases, leases.c.target_id == started.c.target_id))
         .subquery("claimed")
     )
+    unfinished = exists().where(jobs.c.id == message.c.target_id, jobs.c.outcome.is_(None))
+    useless = select(message.c.ctid).where(~unfinished)
+    dropped = delete(message_queue).where(any_(func.array(useless.scalar_subquery())) == CTID)
     moment = _moment(message)
-    return select(moment, claimed).select_from(moment.outerjoin(claimed, true()))
+    return (
+        select(moment, claimed)
+        .select_from(moment.outerjoin(claimed, true()))
+        .add_cte(dropped.cte("dropped"))
+    )
 
 
 @cache
@@ -120,10 +127,21 @@ def _taken_messages(*, ahead: bool) -> CTE:
     ``id IN (SELECT ... LIMIT 2 FOR UPDATE SKIP LOCKED)`` may run its sub-query once per outer
     row and then deletes far more than two.
     """
+    due = _due_messages(ahead=ahead).subquery("due")
+    places = select(due.c.ctid).scalar_subquery()
+    return (
+        delete(message_queue)
+        .where(any_(func.array(places)) == CTID)
+        .returning(message_queue)
+        .cte("message")
+    )
+
+
+def _due_messages(*, ahead: bool) -> Select[*tuple[Any, ...]]:
+    """The first due messages of the pairs, locked: LIMIT inside each probe and around all."""
     pair = _pairs()
     due = (
-        select(CTID)
-        .select_from(message_queue)
+        select(CTID, message_queue)
         .where(
             _of_pair(pair),
             tuple_(message_queue.c.run_at, message_queue.c.id)
@@ -136,18 +154,7 @@ def _taken_messages(*, ahead: bool) -> CTE:
         .with_for_update(skip_locked=True)
         .lateral("due")
     )
-    batch = (
-        select(due.c.ctid)
-        .select_from(pair.join(due, true()))
-        .where(_worker_is_alive())
-        .limit(LIMIT)
-    )
-    return (
-        delete(message_queue)
-        .where(any_(func.array(batch.scalar_subquery())) == CTID)
-        .returning(message_queue)
-        .cte("message")
-    )
+    return select(due).select_from(pair.join(due, true())).where(_worker_is_alive()).limit(LIMIT)
 
 
 def array_of(names: Iterable[str]) -> str:
@@ -195,7 +202,7 @@ def _unfinished_jobs_of(message: CTE) -> CTE:
         .offset(literal_column("0"))
         .lateral("job")
     )
-    started: Select[tuple[object, ...]] = select(
+    started: Select[*tuple[Any, ...]] = select(
         message.c.id,
         message.c.target_id,
         message.c.queue,

@@ -111,6 +111,31 @@ def leases_of() -> Executable:
 
 
 @cache
+def holds_lease() -> Executable:
+    """Whether a worker still holds the lease of one attempt."""
+    lease = exists().where(
+        leases.c.target_id == bindparam("job_id", type_=BigInteger),
+        leases.c.message_id == bindparam("message_id", type_=BigInteger),
+        leases.c.attempt == bindparam("attempt", type_=SmallInteger),
+        leases.c.worker_id == WORKER,
+    )
+    return select(lease)
+
+
+@cache
+def backend_lives() -> Executable:
+    """Whether a server process is still there."""
+    activity = table("pg_stat_activity", column("pid", Integer), schema="pg_catalog")
+    return select(exists().where(activity.c.pid == bindparam("pid", type_=Integer)))
+
+
+@cache
+def terminate_backend() -> Executable:
+    """End a server process of our own role: its transaction rolls back."""
+    return select(func.pg_terminate_backend(bindparam("pid", type_=Integer)))
+
+
+@cache
 def cancel_requests() -> Executable:
     """Which of these running jobs somebody has asked to cancel."""
     ids = cast(bindparam("job_ids"), ARRAY(BigInteger))

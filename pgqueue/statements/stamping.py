@@ -12,8 +12,11 @@ from sqlalchemy import (
     Executable,
     SmallInteger,
     Uuid,
+    any_,
     bindparam,
     delete,
+    exists,
+    func,
     insert,
     literal_column,
     select,
@@ -22,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
-from pgqueue.statements.tables import clock, job_attempts, jobs, leases
+from pgqueue.statements.tables import CTID, clock, job_attempts, jobs, leases, message_queue
 
 JOB = bindparam("job_id", type_=BigInteger)
 MESSAGE = bindparam("of_message_id", type_=BigInteger)
@@ -101,8 +104,28 @@ def stamp_after_crash() -> Executable:
 
 
 @cache
-def drop_stamp() -> Executable:
-    """Delete the stamp of a message whose job has ended; only in the transaction that holds it."""
-    return delete(leases).where(
-        leases.c.target_id == JOB, leases.c.message_id == MESSAGE, leases.c.held
+def take_message() -> Executable:
+    """Delete a message that this transaction holds, or that nobody holds; no row otherwise."""
+    place = select(jobs.c.queue, jobs.c.priority, jobs.c.run_at).where(jobs.c.id == JOB)
+    of_place = [
+        message_queue.c[name] == place.with_only_columns(jobs.c[name]).scalar_subquery()
+        for name in ("queue", "priority", "run_at")
+    ]
+    message = (
+        select(CTID)
+        .select_from(message_queue)
+        .where(*of_place, message_queue.c.id == MESSAGE)
+        .with_for_update(skip_locked=True)
     )
+    return (
+        delete(message_queue)
+        .where(any_(func.array(message.scalar_subquery())) == CTID)
+        .returning(message_queue.c.id)
+    )
+
+
+@cache
+def drop_left_stamps() -> Executable:
+    """Delete the stamps that crashes have left on jobs that have ended since."""
+    unfinished = exists().where(jobs.c.id == leases.c.target_id, jobs.c.outcome.is_(None))
+    return delete(leases).where(leases.c.held, ~unfinished)

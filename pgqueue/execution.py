@@ -1,0 +1,152 @@
+"""One attempt of one job: read its arguments, run its handler, decide what has become of it."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from pgqueue.context import JobContext
+from pgqueue.errors import PayloadError, TaskDefinitionError
+from pgqueue.outcomes import (
+    AttemptEnd,
+    Cancel,
+    Cancelled,
+    Discard,
+    ErrorReport,
+    Failed,
+    Outcome,
+    Snooze,
+    Snoozed,
+    Succeeded,
+)
+from pgqueue.reports import report, storable_result
+from pgqueue.repository import Attempts, Claimed
+from pgqueue.tasks import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What has become of an attempt, and whether what its handler wrote is to be kept."""
+
+    outcome: Outcome
+    keeps_writes: bool
+
+
+NOTHING_RETURNED = Verdict(Succeeded(), keeps_writes=True)
+
+
+class Stale(Exception):
+    """The lease has passed to another: nothing of this attempt may be kept."""
+
+
+class CancelWins(Exception):
+    """Somebody has asked to cancel the job: nothing of this attempt may be kept."""
+
+
+def run(task: Task[..., Any], claimed: Claimed, context: JobContext) -> Verdict:
+    """Run a handler in this thread."""
+    try:
+        arguments = task.payload.loads(claimed.args)
+    except PayloadError as error:
+        return _unreadable(error)
+    try:
+        injected = task.injection.values(session=context.session, context=context)
+        returned = task.function(*injected, **arguments)
+        return NOTHING_RETURNED if returned is None else _returned(task, returned)
+    except BaseException as error:  # the one broad except: a user's task may raise anything
+        return Verdict(after_error(task, claimed, error), keeps_writes=False)
+
+
+async def run_async(task: Task[..., Any], claimed: Claimed, context: JobContext) -> Verdict:
+    """Run an async handler on this event loop."""
+    try:
+        arguments = task.payload.loads(claimed.args)
+    except PayloadError as error:
+        return _unreadable(error)
+    timeout = task.settings.timeout
+    seconds = None if timeout is None else timeout.total_seconds()
+    end = AttemptEnd.FAILED
+    try:
+        injected = task.injection.values(session=context.session, context=context)
+        async with asyncio.timeout(seconds) as clock:
+            returned = await task.function(*injected, **arguments)
+        return NOTHING_RETURNED if returned is None else _returned(task, returned)
+    except BaseException as error:  # the one broad except: a user's task may raise anything
+        if isinstance(error, TimeoutError) and clock.expired():
+            end = AttemptEnd.TIMEOUT
+        return Verdict(after_error(task, claimed, error, end=end), keeps_writes=False)
+
+
+def after_error(
+    task: Task[..., Any],
+    claimed: Claimed,
+    error: BaseException,
+    *,
+    end: AttemptEnd = AttemptEnd.FAILED,
+) -> Outcome:
+    """What becomes of an attempt whose handler raised."""
+    if isinstance(error, Cancel | Discard | Snooze):
+        return _asked_for(error)
+    return task.settings.retry.after_failure(
+        attempt=claimed.attempt,
+        max_attempts=claimed.max_attempts,
+        error=error,
+        report=report(error),
+        end=end,
+        task_name=task.name,
+    )
+
+
+def complete(
+    connection: Connection, attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool
+) -> None:
+    """Settle an attempt inside the handler's own transaction; its COMMIT is the caller's.
+
+    Deferred constraints are checked first, so that what would fail the COMMIT fails the handler.
+    """
+    connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+    settled = attempts.settle([(claimed, outcome)], held=held)
+    if not settled:
+        raise Stale
+    if settled[0].outcome == "cancelled" and not isinstance(outcome, Cancelled):
+        raise CancelWins
+
+
+def finish(
+    task: Task[..., Any], claimed: Claimed, verdict: Verdict, write_pending: Callable[[], None]
+) -> Verdict:
+    """Write what the handler left pending in its session; that may fail as a handler may."""
+    try:
+        write_pending()
+    except Exception as error:  # a flush runs the application's own event handlers
+        return Verdict(after_error(task, claimed, error), keeps_writes=False)
+    return verdict
+
+
+def _unreadable(error: PayloadError) -> Verdict:
+    """What cannot be read now cannot be read later: no further attempt is worth making."""
+    return Verdict(Failed(report(error)), keeps_writes=False)
+
+
+def _returned(task: Task[..., Any], returned: Any) -> Verdict:
+    if isinstance(returned, Cancel | Discard | Snooze):
+        return Verdict(_asked_for(returned), keeps_writes=True)
+    if inspect.iscoroutine(returned):
+        returned.close()
+        raise TaskDefinitionError(
+            f"task {task.name} returned a coroutine that nobody awaits; make it `async def`"
+        )
+    return Verdict(Succeeded(storable_result(returned)), keeps_writes=True)
+
+
+def _asked_for(wish: Cancel | Discard | Snooze) -> Outcome:
+    match wish:
+        case Cancel(reason=reason):
+            return Cancelled(reason)
+        case Discard(reason=reason):
+            return Failed(ErrorReport("Discard", reason, ""), AttemptEnd.DISCARDED)
+        case Snooze(delay=delay):
+            return Snoozed(delay)

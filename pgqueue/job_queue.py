@@ -1,0 +1,258 @@
+"""The object an application holds: its tasks, its database, and what an operator may do."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
+
+from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from pgqueue import async_session, schema
+from pgqueue.context import JobContext
+from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
+from pgqueue.options import Options, TaskOptions, check_queue_name
+from pgqueue.repository import Change, Jobs, StatusCount, Violation
+from pgqueue.tasks import Task
+from pgqueue.unit_of_work import DRIVER, worker_engine
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Bind = str | Engine | sessionmaker[Any]
+AnySession = "Session | scoped_session[Any]"
+
+
+class PgQueue:
+    """The tasks of an application, and the database their jobs live in.
+
+    ``bind`` is a URL, an Engine or a sessionmaker; leave it away and call :meth:`bind` later.
+    ``notify=False`` turns wake-ups off, for two-phase commits and for poolers that cannot
+    carry them: workers then find new jobs when they poll.
+    """
+
+    def __init__(self, bind: "Bind | None" = None, *, notify: bool = True) -> None:
+        self.notify = notify
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self._sessions: sessionmaker[Session] | None = None
+        self._pid = os.getpid()
+        if bind is not None:
+            self.bind(bind)
+
+    def bind(self, bind: "Bind") -> None:
+        """Say which database the jobs live in."""
+        if isinstance(bind, sessionmaker):
+            self._sessions = bind
+        elif isinstance(bind, Engine):
+            self._sessions = sessionmaker(bind)
+        elif isinstance(bind, str):
+            self._sessions = sessionmaker(create_engine(_on_psycopg(bind)))
+        else:
+            raise ArgumentsError(
+                f"PgQueue is bound to a URL, an Engine or a sessionmaker, not {type(bind).__name__}"
+            )
+
+    @property
+    def engine(self) -> Engine:
+        """The engine behind :meth:`session`."""
+        engine = self.sessions.kw.get("bind")
+        if not isinstance(engine, Engine):
+            raise NotBound("the sessionmaker of this PgQueue has no engine: give it bind=engine")
+        if os.getpid() != self._pid:
+            # Sockets inherited from the parent belong to the parent: forget them, do not close.
+            engine.dispose(close=False)
+            self._pid = os.getpid()
+        return engine
+
+    @property
+    def autocommit(self) -> Engine:
+        """The same engine and pool, each statement its own transaction."""
+        return self.engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    @property
+    def sessions(self) -> sessionmaker[Session]:
+        if self._sessions is None:
+            raise NotBound("this PgQueue has no database yet: call queue.bind(engine) first")
+        return self._sessions
+
+    def session(self) -> Session:
+        """A new Session; close it, or use it in a ``with`` block."""
+        self.engine  # noqa: B018  # forgets connections inherited by a fork
+        return self.sessions()
+
+    def async_session(self) -> "AsyncSession":
+        """A new AsyncSession, on an engine of its own on psycopg."""
+        return async_session.new_session(self.engine.url)
+
+    def upgrade(self) -> None:
+        """Create the tables, or bring them up to date; safe from many processes at once.
+
+        For tables in a history of their own.  An application with Alembic better calls
+        :func:`pgqueue.schema.upgrade` from a revision of its own.
+        """
+        engine = worker_engine(self.engine)
+        schema.upgrade_database(engine)
+
+    @overload
+    def task(self, function: Callable[Concatenate[Session, JobContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[JobContext, Session, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self, function: "Callable[Concatenate[AsyncSession, JobContext, P], R]", /
+    ) -> Task[P, R]: ...
+    @overload
+    def task(
+        self, function: "Callable[Concatenate[JobContext, AsyncSession, P], R]", /
+    ) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[Session, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: "Callable[Concatenate[AsyncSession, P], R]", /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[JobContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, /, **options: Unpack[TaskOptions]) -> "TaskDecorator": ...
+    def task(self, function: Any = None, /, **options: Any) -> Any:
+        """Make a function a task: bare, or with options.
+
+        ``name`` (module and function name), ``queue`` ("default"), ``priority`` (0 first, 9
+        last, default 5), ``max_attempts`` (10), ``timeout`` (None), ``retry``
+        (``Retry.exponential()``), ``unique_key`` (a callable that is given by name the arguments
+        it names), ``transactional`` (True for a handler that asks for a Session).
+
+        A Session or AsyncSession, and a JobContext, as the first parameters are filled in when
+        the job runs and are not arguments of the job.
+        """
+        if function is not None:
+            return self._register(function, options)
+        return lambda function: self._register(function, options)
+
+    def find(self, name: str) -> Task[..., Any]:
+        """The task of that name."""
+        if name not in self.tasks:
+            raise UnknownTask(
+                f"no task {name!r} is registered; known are {', '.join(sorted(self.tasks)) or '-'}"
+            )
+        return self.tasks[name]
+
+    def cancel(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
+        """Cancel a job in the caller's transaction; returns what that has done.
+
+        A waiting job ends as cancelled.  A running one is asked to stop
+        (:meth:`JobContext.is_cancelled`), and ends as cancelled however its handler ends; the
+        writes of a transactional handler then roll back.  An ended job stays as it is.  Raises
+        JobNotFound.
+        """
+        return Jobs(_executor(session)).cancel(job_id)
+
+    def requeue(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
+        """Put a failed or cancelled job back, with all its attempts before it again.
+
+        Any other job stays as it is.  Raises JobNotFound, and DuplicateJob when another
+        unfinished job has taken its unique key.
+        """
+        return Jobs(_executor(session)).requeue(job_id)
+
+    def pause(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
+        """Have all workers pass a queue by, within a second; enqueuing goes on."""
+        check_queue_name(queue)
+        Jobs(_executor(session)).pause(queue)
+
+    def resume(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
+        """Undo :meth:`pause`."""
+        check_queue_name(queue)
+        Jobs(_executor(session)).resume(queue)
+
+    def check(self, session: "Session | Connection | scoped_session[Any]") -> list[Violation]:
+        """Every row that breaks an invariant; empty when all is sound.  Reads all jobs."""
+        return Jobs(_executor(session)).violations()
+
+    def counts(self, session: "Session | Connection | scoped_session[Any]") -> list[StatusCount]:
+        """How many jobs stand where, by queue.  Reads all jobs."""
+        return Jobs(_executor(session)).counts()
+
+    def _register(self, function: Callable[..., Any], options: dict[str, Any]) -> Task[..., Any]:
+        if not callable(function) or isinstance(function, (type, Task)):
+            raise TaskDefinitionError(
+                f"{function!r} cannot be made a task: decorate a function or a coroutine function"
+            )
+        name = options.get("name") or default_name(function)
+        task: Task[..., Any] = Task(function, Options.of_task(name, options), self)
+        known = self.tasks.get(name)
+        if known is not None and not _is_same(known.function, function):
+            raise TaskDefinitionError(
+                f"task {name} is registered already, for {known.function!r}; give name=..."
+            )
+        self.tasks[name] = task
+        return task
+
+
+def _is_same(known: Callable[..., Any], function: Callable[..., Any]) -> bool:
+    """Whether a function was defined again, as a reload does; another of its name is a mistake."""
+    return (known.__module__, known.__qualname__) == (function.__module__, function.__qualname__)
+
+
+class TaskDecorator:
+    """What ``queue.task(...)`` with options returns, as type checkers see it."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Session, JobContext, P], R], /
+    ) -> Task[P, R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[JobContext, Session, P], R], /
+    ) -> Task[P, R]: ...
+    @overload
+    def __call__(
+        self, function: "Callable[Concatenate[AsyncSession, JobContext, P], R]", /
+    ) -> Task[P, R]: ...
+    @overload
+    def __call__(
+        self, function: "Callable[Concatenate[JobContext, AsyncSession, P], R]", /
+    ) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Session, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: "Callable[Concatenate[AsyncSession, P], R]", /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[JobContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Any, /) -> Any: ...
+
+
+def default_name(function: Callable[..., Any]) -> str:
+    """Module and function; a script names itself as the worker that imports it will."""
+    module = function.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec else Path(path).stem if path else module
+    return f"{module}.{function.__qualname__}"
+
+
+def _on_psycopg(url: str) -> Any:
+    """``postgres://`` and ``postgresql://`` mean psycopg 3, with every SQLAlchemy version."""
+    scheme, separator, rest = url.partition("://")
+    if scheme in ("postgres", "postgresql"):
+        url = f"{DRIVER}{separator}{rest}"
+    return make_url(url)
+
+
+def _executor(session: Any) -> Session | Connection:
+    if isinstance(session, scoped_session):
+        session = session()
+    if isinstance(session, Session | Connection):
+        return session
+    raise ArgumentsError(
+        f"a Session is needed here, not {type(session).__name__}; "
+        "with an AsyncSession, await session.run_sync(queue.cancel, job_id)"
+    )

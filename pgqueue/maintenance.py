@@ -1,0 +1,85 @@
+"""Rescue: every worker may, and none is the leader.
+
+Death is judged by time a worker has *witnessed* itself: on one uninterrupted connection it has
+seen the same heartbeat for the whole grace.  After a restart of the server every heartbeat is
+old and every lock is gone, and still nobody is dead.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from sqlalchemy import Connection, func, select
+
+from pgqueue.repository import Fleet, Member
+from pgqueue.statements.tables import lock_key, notify
+
+logger = logging.getLogger(__name__)
+
+FAST_GRACE = timedelta(seconds=1.5)
+"""For a worker whose advisory lock is gone too: its connection has ended."""
+
+SLOW_GRACE = timedelta(seconds=30)
+"""For a worker whose lock is still there: frozen, cut off, or behind a pooler."""
+
+RESCUE_LOCK = lock_key("rescue")
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A heartbeat, and since when it has been seen unchanged."""
+
+    heartbeat_at: datetime
+    since: float
+
+
+class Witness:
+    """What one worker has seen of the others on one connection.  Pure: takes the time given."""
+
+    def __init__(self) -> None:
+        self._sightings: dict[UUID, Sighting] = {}
+
+    def dead_among(self, members: list[Member], *, now: float) -> list[Member]:
+        """Those who have not beaten for the whole grace while this witness looked on."""
+        known, self._sightings = self._sightings, {}
+        dead: list[Member] = []
+        for member in members:
+            sighting = known.get(member.id)
+            if sighting is None or sighting.heartbeat_at != member.heartbeat_at:
+                sighting = Sighting(member.heartbeat_at, since=now)
+            self._sightings[member.id] = sighting
+            grace = SLOW_GRACE if member.is_locked else FAST_GRACE
+            if now - sighting.since >= grace.total_seconds():
+                dead.append(member)
+        return dead
+
+
+def rescue_dead(connection: Connection, witness: Witness) -> int:
+    """Look at the fleet once, and rescue what the dead have left; returns how many leases.
+
+    ``connection`` must be the one the witness has looked through from the start.
+    """
+    fleet = Fleet(connection)
+    for member in witness.dead_among(fleet.members(), now=time.monotonic()):
+        if fleet.declare_dead(member):
+            logger.warning("worker %s is dead: no heartbeat since %s", *member[:2])
+    rescued = 0
+    # Only to save work: two rescuers at once pass each other's leases by.
+    with connection.begin():
+        if not connection.scalar(select(func.pg_try_advisory_xact_lock(RESCUE_LOCK))):
+            return 0
+        while batch := fleet.rescue():
+            rescued += len(batch)
+        if rescued:
+            # The jobs keep their time, so they stand behind the frontiers of all workers.
+            connection.execute(select(notify("rewind")))
+    if rescued:
+        logger.warning("rescued %d attempts of dead workers", rescued)
+    return rescued
+
+
+def forget_dead(connection: Connection) -> None:
+    """Delete the rows of workers that died long ago."""
+    Fleet(connection).forget_dead()

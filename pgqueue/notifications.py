@@ -1,0 +1,142 @@
+"""Wake-ups.  They are hints: whoever misses one finds the message at the next poll."""
+
+import logging
+import select as sockets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psycopg
+from sqlalchemy import Engine, func, select
+from sqlalchemy.exc import DBAPIError
+
+from pgqueue.statements.tables import CHANNEL, SLEEPERS, notify
+from pgqueue.unit_of_work import NETWORK, own_connection
+
+logger = logging.getLogger(__name__)
+
+TEST_EVERY = 30.0
+TEST_DEADLINE = 2.0
+LATER = 30.0
+
+
+class Listener:
+    """Hears the enqueuers of this schema, on a connection of its own.
+
+    While it is *armed* it holds the sleepers' lock shared; enqueuers notify exactly while
+    somebody does.  Used by one thread; only :meth:`poke` may be called from others.
+    """
+
+    def __init__(self, engine: Engine, *, enabled: bool) -> None:
+        self._engine = engine
+        self._enabled = enabled
+        self._resources = ExitStack()
+        self._connection: Any = None
+        self._is_armed = False
+        self._retry_at = 0.0
+        self._heard_at = time.monotonic()
+        self._inbox, self._doorbell = socket.socketpair()
+        self._inbox.setblocking(False)
+        self._doorbell.setblocking(False)
+
+    def close(self) -> None:
+        self._disconnect()
+        self._inbox.close()
+        self._doorbell.close()
+
+    def poke(self) -> None:
+        """Wake the thread that listens."""
+        try:
+            self._doorbell.send(b"!")
+        except OSError:
+            return  # full: it is waking up already; closed: it has stopped
+
+    def arm(self) -> None:
+        """Have enqueuers notify from now on.  What was committed before must be looked for."""
+        if self._is_armed or not self._is_connected():
+            return
+        with self._surviving():
+            self._connection.execute(select(func.pg_advisory_lock_shared(SLEEPERS)))
+            self._is_armed = True
+
+    def disarm(self) -> None:
+        """Let enqueuers save the notification again."""
+        if not self._is_armed:
+            return
+        self._is_armed = False
+        with self._surviving():
+            self._connection.execute(select(func.pg_advisory_unlock_shared(SLEEPERS)))
+
+    def wait(self, seconds: float) -> set[str]:
+        """Wait for a word, a poke or the end of the time; returns the words heard."""
+        readable: list[Any] = [self._inbox]
+        if self._is_connected():
+            readable.append(self._connection.connection.driver_connection)
+        try:
+            ready, _, _ = sockets.select(readable, [], [], max(seconds, 0.0))
+        except (OSError, ValueError):
+            self._disconnect()  # the server has closed the connection under us
+            return set()
+        if self._inbox in ready:
+            self._empty_inbox()
+        if len(ready) > (self._inbox in ready):
+            return self._words()
+        self._test_now_and_then()
+        return set()
+
+    def _words(self) -> set[str]:
+        words: set[str] = set()
+        with self._surviving():
+            driver_connection = self._connection.connection.driver_connection
+            words = {note.payload for note in driver_connection.notifies(timeout=0)}
+            self._heard_at = time.monotonic()
+        return words
+
+    def _test_now_and_then(self) -> None:
+        """Hear oneself: a half-open connection, or a pooler, swallows notifications silently."""
+        if self._connection is None or time.monotonic() - self._heard_at < TEST_EVERY:
+            return
+        with self._surviving():
+            self._connection.execute(select(notify("test")))
+            driver_connection = self._connection.connection.driver_connection
+            if any(driver_connection.notifies(timeout=TEST_DEADLINE, stop_after=1)):
+                self._heard_at = time.monotonic()
+                return
+            logger.warning("notifications do not arrive (is there a pooler?): polling instead")
+            self._disconnect()
+
+    def _is_connected(self) -> bool:
+        if self._connection is not None:
+            return True
+        if not self._enabled or time.monotonic() < self._retry_at:
+            return False
+        with self._surviving():
+            self._connection = self._resources.enter_context(own_connection(self._engine, NETWORK))
+            self._connection.exec_driver_sql(f"LISTEN {CHANNEL}")
+            self._heard_at = time.monotonic()
+        return self._connection is not None
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Whatever happens to this connection, the worker goes on by polling."""
+        try:
+            yield
+        except (DBAPIError, psycopg.Error, OSError) as error:
+            logger.info("lost the listening connection, polling for a while: %s", error)
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        self._connection, self._is_armed = None, False
+        self._retry_at = time.monotonic() + LATER
+        try:
+            self._resources.close()
+        except DBAPIError:
+            logger.debug("the listening connection was gone already", exc_info=True)
+
+    def _empty_inbox(self) -> None:
+        try:
+            self._inbox.recv(4096)
+        except BlockingIOError:
+            return

@@ -1,0 +1,12 @@
+"""The worker: loops around the verbs below it, and nothing that decides about a job.
+
+    claimer --claims--> workbench (a heap) --> slots (handler threads) --> settler (in batches)
+
+A heartbeat and the maintenance run beside them, each on a connection of its own.  In
+transaction mode the slots claim for themselves.
+"""
+
+from pgqueue.worker.process import Worker
+from pgqueue.worker.shift import Mode
+
+__all__ = ["Mode", "Worker"]

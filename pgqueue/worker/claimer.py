@@ -1,0 +1,146 @@
+"""The claimer: keeps the workbench supplied, in lease mode."""
+
+import logging
+import time
+from threading import Event, Thread
+
+from sqlalchemy import Connection
+
+from pgqueue.outcomes import Released
+from pgqueue.repository import Attempts, Claimed, Fleet
+from pgqueue.unit_of_work import CLAIMING
+from pgqueue.worker.crew import Crew
+from pgqueue.worker.line import Line
+from pgqueue.worker.lookout import Lookout
+from pgqueue.worker.prefetch import STALE, Prefetch
+
+logger = logging.getLogger(__name__)
+
+OPEN_EVERY = 0.050
+"""Seconds between two claims that may bring jobs which must not wait in this process."""
+RECONCILE_EVERY = 30.0
+
+
+class Claimer(Thread):
+    """One thread.  Ends when the worker stops or, if asked to, when nothing is left to do."""
+
+    def __init__(self, crew: Crew, *, poll_interval: float, until_empty: bool) -> None:
+        super().__init__(name="pgqueue-claimer", daemon=True)
+        self._crew = crew
+        self._lookout = Lookout(crew, poll_interval=poll_interval)
+        self._prefetch = Prefetch(slots=crew.presence.slots)
+        self._until_empty = until_empty
+        self._line = Line(crew.engine, CLAIMING, name="claimer", stopping=crew.stopping)
+        self._generation = 0
+        self._reconciled_at = 0.0
+        self._opened_at = 0.0
+        self._was_full = False
+        self._ended = (0, 0.0)
+        self.finished = Event()
+
+    def run(self) -> None:
+        while not self._crew.stopping.is_set() and not self.finished.is_set():
+            self._line.attempt(self._step)
+        self.finished.set()
+        self._line.close()
+
+    def _step(self, connection: Connection) -> None:
+        """Claim what there is room for; else wait for room; else sleep."""
+        self._prepare(connection)
+        bench = self._crew.bench
+        bench.room.clear()
+        free = bench.waiting - len(bench.heap)
+        sweep = self._lookout.is_sweep_due(connection)
+        if free > 0 and (sweep or self._is_open()):
+            self._claim(connection, limit=free, ahead=False, sweep=sweep)
+            return
+        ahead = self._prefetch.ahead - len(bench.heap)
+        # A sweep waits for a free slot, and with it the jobs that may not be claimed ahead.
+        if not sweep and ahead > self._prefetch.ahead // 2:
+            self._claim(connection, limit=max(free, 0) + ahead, ahead=True, sweep=False)
+            return
+        self._wait_for_room()
+
+    def _is_open(self) -> bool:
+        """Whether a free slot is offered to any job, also to one that may not wait here."""
+        if not self._was_full or not self._prefetch.ahead:
+            return True
+        return time.monotonic() - self._opened_at >= OPEN_EVERY
+
+    def _claim(self, connection: Connection, *, limit: int, ahead: bool, sweep: bool) -> None:
+        crew = self._crew
+        attempts = Attempts(connection, crew.presence.worker_id)
+        self._follow_speed()
+        was_quiet = not crew.bench.in_flight
+        claim = self._lookout.look(
+            lambda pairs: attempts.claim(pairs, tasks=crew.task_names, limit=limit, ahead=ahead),
+            limit=limit,
+            sweep=sweep,
+        )
+        if not ahead:
+            self._opened_at = time.monotonic()
+        self._was_full = claim.taken >= limit
+        if claim.rows:
+            crew.bench.put(claim.rows)
+            crew.bench.low_water = self._prefetch.ahead // 2
+        if self._was_full and crew.bench.waiting:
+            self._prefetch.ran_dry()
+        if claim.taken > len(claim.rows):
+            logger.info("dropped %d messages of ended jobs", claim.taken - len(claim.rows))
+            attempts.drop_left_stamps()
+        if not claim.taken and not ahead:
+            self._find_nothing(connection, attempts, swept=sweep, was_quiet=was_quiet)
+
+    def _find_nothing(
+        self, connection: Connection, attempts: Attempts, *, swept: bool, was_quiet: bool
+    ) -> None:
+        crew = self._crew
+        if not swept and (self._until_empty or crew.frontiers.is_sweep_cheap):
+            free = max(crew.bench.waiting - len(crew.bench.heap), 1)
+            self._claim(connection, limit=free, ahead=False, sweep=True)
+            return
+        if not self._until_empty:
+            self._lookout.sleep(
+                lambda pairs: attempts.seconds_to_next(pairs, tasks=crew.task_names)
+            )
+        elif was_quiet:
+            # What a job enqueued was there before the job left in_flight: nothing can be missed.
+            self.finished.set()
+        else:
+            crew.bench.room.wait(0.05)
+
+    def _wait_for_room(self) -> None:
+        bench = self._crew.bench
+        self._lookout.hear()
+        bench.room.wait(STALE)
+        waited = time.monotonic() - bench.filled_at
+        if bench.heap:
+            self._prefetch.oldest_waits(waited)
+            if waited > STALE:
+                for claimed in bench.drain():
+                    bench.done(claimed, Released())
+
+    def _follow_speed(self) -> None:
+        jobs, at = self._ended
+        self._ended = (self._crew.bench.counts.total(), time.monotonic())
+        self._prefetch.ended(self._ended[0] - jobs, seconds=self._ended[1] - at)
+
+    def _prepare(self, connection: Connection) -> None:
+        if self._generation != self._line.generation:
+            self._generation = self._line.generation
+            self._lookout.connected()
+            self._reconcile(connection)
+        elif time.monotonic() - self._reconciled_at > RECONCILE_EVERY:
+            self._reconcile(connection)
+
+    def _reconcile(self, connection: Connection) -> None:
+        """Give back leases this process does not know: a claim whose answer was lost."""
+        crew = self._crew
+        self._reconciled_at = time.monotonic()
+        held = Fleet(connection).leases_of(crew.presence.worker_id)
+        for job_id, message_id, attempt in held:
+            known = crew.bench.in_flight.get(job_id)
+            if known is None or (known.message_id, known.attempt) != (message_id, attempt):
+                logger.warning("job %s: giving back a lease whose claim was lost", job_id)
+                lost = Claimed(0, "", message_id, job_id, "", "", "", 1, attempt, 0)
+                crew.bench.done(lost, Released())

@@ -1,0 +1,115 @@
+"""What all threads of one worker share."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from pgqueue.context import JobContext
+from pgqueue.outcomes import Released
+from pgqueue.repository import Claimed
+from pgqueue.statements.claiming import array_of
+from pgqueue.tasks import Task
+from pgqueue.worker.event_loop import EventLoop
+from pgqueue.worker.frontiers import Frontiers
+from pgqueue.worker.heartbeat import Presence
+from pgqueue.worker.workbench import Workbench
+
+if TYPE_CHECKING:
+    from pgqueue.notifications import Listener
+
+
+class Run:
+    """One attempt while its handler runs."""
+
+    __slots__ = (
+        "_unfinished",
+        "backend_pid",
+        "cancel_requested",
+        "claimed",
+        "is_abandoned",
+        "is_lost",
+        "started_at",
+        "task",
+    )
+
+    def __init__(self, claimed: Claimed, task: Task[..., Any]) -> None:
+        self.claimed = claimed
+        self.task = task
+        self.started_at = time.monotonic()
+        self.cancel_requested = False
+        self.is_lost = False
+        """Its lease is settled over its head, or another's: what it returns is nobody's."""
+        self.is_abandoned = False
+        """Its thread did not come back in time, and another has taken the slot."""
+        self.backend_pid: int | None = None
+        """The server process of its transaction, if it has one."""
+        self._unfinished = [True]
+
+    def finish(self) -> bool:
+        """Whether the caller is the one who decides how this attempt ended: the first who asks."""
+        try:
+            return self._unfinished.pop()
+        except IndexError:
+            return False
+
+    def lose(self) -> bool:
+        """Take the attempt away from its thread; False when it has ended already."""
+        self.is_lost = self.finish() or self.is_lost
+        return self.is_lost
+
+    def is_cancelled(self) -> bool:
+        return self.cancel_requested or self.is_lost
+
+    @property
+    def is_overdue(self) -> bool:
+        timeout = self.task.settings.timeout
+        return timeout is not None and time.monotonic() - self.started_at > timeout.total_seconds()
+
+    def context(self, session: Any = None) -> JobContext:
+        claimed = self.claimed
+        return JobContext(
+            job_id=claimed.job_id,
+            attempt=claimed.attempt,
+            max_attempts=claimed.max_attempts,
+            queue=claimed.queue,
+            task=claimed.task,
+            session=session,
+            cancelled=self.is_cancelled,
+        )
+
+
+@dataclass(slots=True)
+class Crew:
+    """The shared things, each made once when the worker starts."""
+
+    engine: Engine
+    sessions: sessionmaker[Session]
+    tasks: Mapping[str, Task[..., Any]]
+    presence: Presence
+    bench: Workbench
+    frontiers: Frontiers
+    listener: "Listener"
+    loop: EventLoop
+    stopping: Event
+    task_names: str = field(init=False)
+    """All of them, as the array that a claim is given."""
+
+    def may_start(self, claimed: Claimed) -> bool:
+        """Whether a claimed job may start: only while no other can have rescued it.
+
+        Waits when the last heartbeat is too old.  Gives the job back when the worker stops.
+        """
+        while not self.presence.is_fresh:
+            if self.stopping.wait(0.05):
+                self.bench.done(claimed, Released())
+                return False
+        # A worker declared dead meanwhile has forgotten all that it had claimed.
+        return self.bench.in_flight.get(claimed.job_id) is claimed
+
+    def __post_init__(self) -> None:
+        self.task_names = array_of(sorted(self.tasks))

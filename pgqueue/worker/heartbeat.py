@@ -1,0 +1,124 @@
+"""The heartbeat: says that this worker lives, and hears what others have decided about it.
+
+On a connection of its own, which also holds the advisory lock whose loss tells the others that
+the process is gone.  Independent of pool, handlers and event loop: none of them can stop it.
+"""
+
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from threading import Event, Thread
+
+from sqlalchemy import Connection, Engine
+
+from pgqueue.maintenance import FAST_GRACE
+from pgqueue.repository import Fleet
+from pgqueue.unit_of_work import NETWORK
+from pgqueue.worker.line import Line
+
+logger = logging.getLogger(__name__)
+
+BEAT = 0.5
+
+
+class Presence:
+    """Who this worker is, and whether it may believe that others think so too."""
+
+    def __init__(self, *, queues: Sequence[str], slots: int) -> None:
+        self.worker_id = uuid.uuid4()
+        self.queues = queues
+        self.slots = slots
+        self.paused: Collection[str] = ()
+        self._acknowledged_at = float("-inf")
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether no rescuer can have declared this worker dead.
+
+        The time is taken before the beat is sent, so it is never younger than the database's.
+        """
+        return time.monotonic() - self._acknowledged_at < FAST_GRACE.total_seconds()
+
+    def acknowledged(self, *, sent_at: float) -> None:
+        self._acknowledged_at = sent_at
+
+    def be_reborn(self) -> None:
+        """A worker that was declared dead goes on as another one."""
+        self.worker_id = uuid.uuid4()
+        self._acknowledged_at = float("-inf")
+
+
+class Heartbeat(Thread):
+    """Beats until it is told to stop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        presence: Presence,
+        *,
+        running: Callable[[], list[int]],
+        on_cancel: Callable[[set[int]], None],
+        on_death: Callable[[], None],
+    ) -> None:
+        super().__init__(name="pgqueue-heartbeat", daemon=True)
+        self.presence = presence
+        self.registered = Event()
+        self._running = running
+        self._on_cancel = on_cancel
+        self._on_death = on_death
+        self._stopping = Event()
+        self._line = Line(engine, NETWORK, name="heartbeat", stopping=self._stopping)
+        self._locked_on = 0
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            self._line.attempt(self._beat)
+            self._stopping.wait(max(BEAT - (time.monotonic() - began), 0.0))
+        self._line.attempt(self._leave)
+        self._line.close()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+    def _beat(self, connection: Connection) -> None:
+        fleet, presence = Fleet(connection), self.presence
+        sent_at = time.monotonic()
+        if not self.registered.is_set():
+            fleet.register(
+                presence.worker_id,
+                hostname=socket.gethostname(),
+                pid=os.getpid(),
+                queues=presence.queues,
+                slots=presence.slots,
+            )
+            self.registered.set()
+        elif self._locked_on != self._line.generation:
+            fleet.lock_presence(presence.worker_id)
+        self._locked_on = self._line.generation
+        paused = fleet.beat(presence.worker_id)
+        if paused is None:
+            self._die()
+            return
+        presence.paused = paused
+        presence.acknowledged(sent_at=sent_at)
+        if running := self._running():
+            self._on_cancel(fleet.cancel_requests(running))
+
+    def _die(self) -> None:
+        logger.error(
+            "worker %s was declared dead by another; its jobs are given up", self.presence.worker_id
+        )
+        self.registered.clear()
+        self.presence.be_reborn()
+        self._on_death()
+        # The lock of the old name lives on this connection; a new one starts without it.
+        self._line.close()
+
+    def _leave(self, connection: Connection) -> None:
+        if self.registered.is_set():
+            Fleet(connection).deregister(self.presence.worker_id)

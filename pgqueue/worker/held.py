@@ -1,0 +1,298 @@
+"""Transaction mode: a slot holds its job's message in a transaction that stays open while the
+handler runs, so that a crash gives the job back at once.
+
+The attempt is stamped on a side connection before its handler starts, or a job that kills its
+worker would be tried for ever.  Everything else happens in T, the transaction that holds the
+message, or not at all.  The states, and who may act in them: docs/explanation/life-of-a-job.md.
+"""
+
+import logging
+from datetime import timedelta
+from threading import Event, Lock, Thread
+
+from sqlalchemy import Connection, NestedTransaction
+from sqlalchemy.exc import IntegrityError
+
+from pgqueue import execution
+from pgqueue.execution import CancelWins, Stale, Verdict
+from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
+from pgqueue.repository import Attempts, Claimed, Fleet, Locked, Pair
+from pgqueue.unit_of_work import (
+    FORGET_HANDLER,
+    HANDLING,
+    PLAN_BY_KEY,
+    PLAN_FREELY,
+    STAMPING,
+    backend_pid,
+)
+from pgqueue.worker.crew import Crew, Run
+from pgqueue.worker.line import Line
+from pgqueue.worker.lookout import Lookout
+from pgqueue.worker.transactional import (
+    CommitUnknown,
+    commit,
+    report_stale,
+    run_with_async_session,
+    run_with_session,
+    was_committed,
+)
+from pgqueue.worker.workbench import WORDS
+
+logger = logging.getLogger(__name__)
+
+Done = tuple[Run, Outcome]
+
+IDLE_MARGIN = timedelta(minutes=1)
+
+
+class Turnstile:
+    """One slot at a time claims, or sleeps for all of them; and one at a time stamps."""
+
+    def __init__(self, crew: Crew, *, poll_interval: float, until_empty: bool) -> None:
+        self.crew = crew
+        self.lookout = Lookout(crew, poll_interval=poll_interval)
+        self.until_empty = until_empty
+        self.claiming = Lock()
+        self.finished = Event()
+        self._stamping = Lock()
+        self._side_line = Line(crew.engine, STAMPING, name="stamps", stopping=crew.stopping)
+
+    @property
+    def is_open(self) -> bool:
+        return not self.crew.stopping.is_set() and not self.finished.is_set()
+
+    def close(self) -> None:
+        self._side_line.close()
+
+    def stamp(self, locked: Locked) -> Claimed | None:
+        """Commit the start of an attempt; None when another was first, or nothing is known."""
+        worker_id = self.crew.presence.worker_id
+        with self._stamping:
+            return self._side_line.attempt(lambda line: Attempts(line, worker_id).stamp(locked))
+
+
+class HeldSlot(Thread):
+    """One handler thread of transaction mode, with a connection of its own."""
+
+    def __init__(self, turnstile: Turnstile, *, batch: int) -> None:
+        super().__init__(name="pgqueue-slot", daemon=True)
+        self.crew = turnstile.crew
+        self.current: Run | None = None
+        self._turnstile = turnstile
+        self._batch = batch
+        self._next_batch = batch
+        self._line = Line(
+            self.crew.engine,
+            HANDLING,
+            name="slot",
+            stopping=self.crew.stopping,
+            isolation_level="READ COMMITTED",
+        )
+
+    def run(self) -> None:
+        while self._turnstile.is_open:
+            try:
+                self._line.attempt(self._step)
+            except CommitUnknown:
+                self._line.close()
+            run, self.current = self.current, None
+            if run is not None and run.is_abandoned:
+                break  # another thread has taken this slot
+        self._line.close()
+
+    def _step(self, connection: Connection) -> None:
+        """Lock a batch, run it, commit it."""
+        with self._turnstile.claiming:
+            if not self._turnstile.is_open:
+                return
+            locked = self._lock(connection)
+        if not locked:
+            return
+        done: list[Done] = []
+        try:
+            for row in locked:
+                if self.crew.stopping.is_set():
+                    break  # what has not started goes back when T ends
+                self._run_one(connection, row, done)
+            self._commit(connection, done)
+        except Stale:
+            connection.rollback()
+            for run, _ in done:
+                report_stale(self.crew, run.claimed)
+        finally:
+            for row in locked:
+                self.crew.bench.forget(row.job_id)
+
+    def _lock(self, connection: Connection) -> list[Locked]:
+        """Begin T with the messages to run; sleeps, without a transaction, if there are none."""
+        crew, lookout = self.crew, self._turnstile.lookout
+        attempts = Attempts(connection, crew.presence.worker_id)
+        was_quiet = not crew.bench.in_flight
+        connection.exec_driver_sql(f"{FORGET_HANDLER}; {PLAN_BY_KEY}")
+        sweep = self._turnstile.until_empty or crew.frontiers.is_sweep_due(elected=True)
+        claim = lookout.look(
+            lambda pairs: attempts.lock(pairs, tasks=crew.task_names, limit=self._next_batch),
+            limit=self._next_batch,
+            sweep=sweep,
+        )
+        if claim.taken > len(claim.rows):
+            attempts.drop_left_stamps()
+        locked = [row for row in claim.rows if not self._is_leased_elsewhere(attempts, row)]
+        self._next_batch = self._batch
+        if len(locked) > 1 and any(_is_alone(row) for row in locked):
+            # Its neighbours would lose what they have done if it took the worker down.
+            self._next_batch = 1
+            crew.frontiers.rewind()
+            connection.rollback()
+            return []
+        if not locked:
+            connection.commit()
+            self._sleep(attempts, connection, swept=sweep, was_quiet=was_quiet)
+            return []
+        for row in locked:
+            crew.bench.in_flight[row.job_id] = row.claimed(attempt=0, crashes=0)
+        return locked
+
+    def _sleep(
+        self, attempts: Attempts, connection: Connection, *, swept: bool, was_quiet: bool
+    ) -> None:
+        """Sleep for all slots; they wait at the turnstile meanwhile."""
+        crew, turnstile = self.crew, self._turnstile
+        if turnstile.until_empty:
+            if swept and was_quiet:
+                turnstile.finished.set()
+            else:
+                crew.bench.room.wait(0.05)
+                crew.bench.room.clear()
+            return
+
+        def due_in(pairs: list[Pair]) -> float | None:
+            left = attempts.seconds_to_next(pairs, tasks=crew.task_names)
+            connection.rollback()  # never sleep in a transaction: it holds back the vacuum
+            return left
+
+        turnstile.lookout.sleep(due_in)
+
+    def _is_leased_elsewhere(self, attempts: Attempts, row: Locked) -> bool:
+        """A second message of a job that somebody runs: damage, and dropped."""
+        if row.seen_message_id is None or (row.seen_held and row.seen_message_id == row.message_id):
+            return False
+        logger.warning("job %s: dropped a message beside the lease of another", row.job_id)
+        attempts.take_message(row.claimed(attempt=0, crashes=0))
+        return True
+
+    def _run_one(self, connection: Connection, row: Locked, done: list[Done]) -> None:
+        """Stamp, run and settle one job of the batch inside T."""
+        claimed = self._turnstile.stamp(row)
+        if claimed is None:
+            raise Stale
+        run = Run(claimed, self.crew.tasks[claimed.task])
+        run.backend_pid = backend_pid(connection)
+        done.append((run, Released()))
+        savepoint = connection.begin_nested()
+        # The first round trip on T after the stamp: if T is dead, the handler never starts.
+        connection.exec_driver_sql(_before_handler(run))
+        self.current = run
+        verdict = self._verdict(connection, run)
+        if not run.finish():
+            raise Stale  # T is being ended from outside
+        self.current = None
+        outcome = self._complete(connection, run, verdict, savepoint)
+        done[-1] = (run, outcome)
+
+    def _verdict(self, connection: Connection, run: Run) -> Verdict:
+        crew, task = self.crew, run.task
+        if run.claimed.attempt > run.claimed.max_attempts:
+            return Verdict(Exhausted(), keeps_writes=False)
+        if task.is_transactional and task.is_async:
+            return run_with_async_session(crew, run, connection)
+        if task.is_transactional:
+            return run_with_session(crew, run, connection)
+        if task.is_async:
+            return crew.loop.run(execution.run_async(task, run.claimed, run.context()))
+        return execution.run(task, run.claimed, run.context())
+
+    def _complete(
+        self,
+        connection: Connection,
+        run: Run,
+        verdict: Verdict,
+        savepoint: NestedTransaction,
+    ) -> Outcome:
+        """Settle in T; what the handler wrote goes only if it failed, or its job was cancelled."""
+        attempts = Attempts(connection, self.crew.presence.worker_id)
+        outcome = verdict.outcome
+        if verdict.keeps_writes:
+            try:
+                self._settle(connection, attempts, run.claimed, outcome)
+                savepoint.commit()
+                return outcome
+            except CancelWins:
+                outcome = Cancelled("")
+            except IntegrityError as error:
+                outcome = execution.after_error(run.task, run.claimed, error)
+        savepoint.rollback()
+        try:
+            self._settle(connection, attempts, run.claimed, outcome)
+        except CancelWins:
+            return Cancelled("")  # written as such: nothing of the handler was left to undo
+        return outcome
+
+    def _settle(
+        self, connection: Connection, attempts: Attempts, claimed: Claimed, outcome: Outcome
+    ) -> None:
+        if not attempts.take_message(claimed):
+            raise Stale
+        execution.complete(connection, attempts, claimed, outcome, held=True)
+
+    def _commit(self, connection: Connection, done: list[Done]) -> None:
+        if not done:
+            connection.rollback()
+            return
+        try:
+            commit(connection)
+        except CommitUnknown:
+            if not was_committed(self.crew, done[-1][0]):
+                raise
+        for run, outcome in done:
+            self.crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
+        if any(not isinstance(outcome, Succeeded) for _, outcome in done):
+            self.crew.listener.poke()  # a retry may be due before the end of somebody's sleep
+
+
+def end_transaction(crew: Crew, run: Run) -> None:
+    """End the server process of a run's transaction: what its handler wrote rolls back."""
+    if run.backend_pid is not None:
+        with crew.engine.connect() as connection:
+            Fleet(connection).terminate_backend(run.backend_pid)
+
+
+def settle_from_outside(crew: Crew, run: Run, outcome: Outcome) -> bool:
+    """Settle an attempt whose thread does not come back: end its T, and take over its message."""
+    end_transaction(crew, run)
+    if was_committed(crew, run) is not False:
+        return False
+    with (
+        crew.engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
+        connection.begin(),
+    ):
+        attempts = Attempts(connection, crew.presence.worker_id)
+        if not attempts.take_message(run.claimed):
+            return False  # another has found it already, and counts the attempt as crashed
+        attempts.settle([(run.claimed, outcome)], held=True)
+    crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
+    return True
+
+
+def _is_alone(row: Locked) -> bool:
+    return row.past_crashes > 0 or row.seen_attempt is not None or row.max_attempts == 1
+
+
+def _before_handler(run: Run) -> str:
+    timeout = run.task.settings.timeout
+    if timeout is None:
+        return PLAN_FREELY
+    # The server ends T for a worker that was frozen, but never within the task's own timeout.
+    longest = timeout + IDLE_MARGIN
+    milliseconds = int(longest.total_seconds() * 1000)
+    return f"{PLAN_FREELY}; SET LOCAL idle_in_transaction_session_timeout = {milliseconds}"

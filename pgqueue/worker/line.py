@@ -1,0 +1,83 @@
+"""A line to the database: one connection of a loop, opened again whenever it breaks."""
+
+import logging
+import random
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from threading import Event
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine.interfaces import IsolationLevel
+from sqlalchemy.exc import DBAPIError
+
+from pgqueue.unit_of_work import own_connection
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIRST_WAIT = 0.05
+LONGEST_WAIT = 5.0
+
+
+class Line:
+    """Used by one thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Mapping[str, str],
+        *,
+        name: str,
+        stopping: Event,
+        isolation_level: IsolationLevel = "AUTOCOMMIT",
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._name = name
+        self._stopping = stopping
+        self._isolation_level = isolation_level
+        self._resources = ExitStack()
+        self._connection: Connection | None = None
+        self._wait = FIRST_WAIT
+        self.generation = 0
+        """Grows with every new connection: what was seen through an old one counts no more."""
+
+    def attempt(self, step: Callable[[Connection], T]) -> T | None:
+        """Run one step.  When the database fails it, wait a little longer each time; None then.
+
+        Whatever the error is, a worker waits and goes on: an operator mends the database, and
+        the worker must still be there.
+        """
+        try:
+            connection = self._open()
+            result = step(connection)
+        except DBAPIError as error:
+            self._broke(error)
+            return None
+        if self._wait > FIRST_WAIT:
+            logger.info("%s: the database answers again", self._name)
+            self._wait = FIRST_WAIT
+        return result
+
+    def close(self) -> None:
+        self._connection = None
+        try:
+            self._resources.close()
+        except DBAPIError:
+            logger.debug("%s: the connection was gone already", self._name, exc_info=True)
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._resources.enter_context(
+                own_connection(self._engine, self._settings, isolation_level=self._isolation_level)
+            )
+            self.generation += 1
+        return self._connection
+
+    def _broke(self, error: DBAPIError) -> None:
+        self.close()
+        logger.warning("%s: waiting for the database: %s", self._name, error.orig)
+        self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
+        self._wait = min(2 * self._wait, LONGEST_WAIT)

@@ -1,0 +1,143 @@
+"""The worker an application or the command line starts."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+from pgqueue.errors import OptionError, UsedAcrossFork
+from pgqueue.job_queue import PgQueue
+from pgqueue.models import DEFAULT_QUEUE
+from pgqueue.options import check_queue_name
+from pgqueue.worker.shift import Mode, Plan, Shift
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Worker:
+    """Runs the jobs of some queues until it is stopped.
+
+    ``queues`` (all queues that registered tasks name) are the names to serve; ``concurrency``
+    handlers run at once, each in a thread.  ``mode`` is ``"lease"`` or ``"transaction"``; in
+    the latter, ``batch`` jobs share a transaction.  ``poll_interval`` is the longest a due job
+    waits when a wake-up is lost, and ``grace`` how long running handlers may take to end when
+    the worker is stopped.
+    """
+
+    def __init__(
+        self,
+        queue: PgQueue,
+        queues: Sequence[str] | None = None,
+        *,
+        concurrency: int = 10,
+        mode: str = Mode.LEASE,
+        batch: int = 1,
+        poll_interval: timedelta = timedelta(seconds=1),
+        grace: timedelta = timedelta(seconds=30),
+    ) -> None:
+        if queues is None:
+            queues = sorted(
+                {task.settings.queue for task in queue.tasks.values()} | {DEFAULT_QUEUE}
+            )
+        self._queue = queue
+        self._plan = _checked(queues, concurrency, mode, batch, poll_interval, grace)
+        self._pid = os.getpid()
+        self._stopping = Event()
+        self._signals = 0
+
+    def run(self) -> None:
+        """Work until :meth:`stop`, SIGTERM or SIGINT; a second signal ends the grace.
+
+        Signals are heeded when this runs in the main thread.  Waits for a database that cannot
+        be reached; raises SchemaError when its tables are missing or of another version.
+        """
+        self._work(until_empty=False, timeout=None)
+
+    def run_until_empty(self, timeout: float | None = None) -> dict[str, int]:
+        """Work until nothing is due and nothing runs, or for ``timeout`` seconds.
+
+        Returns how often attempts have ended how: succeeded, failed, cancelled, retried,
+        snoozed, released, stale.
+        """
+        return self._work(until_empty=True, timeout=timeout)
+
+    def stop(self) -> None:
+        """Have the worker stop; returns at once, from any thread."""
+        self._stopping.set()
+
+    def _work(self, *, until_empty: bool, timeout: float | None) -> dict[str, int]:
+        if os.getpid() != self._pid:
+            raise UsedAcrossFork(
+                f"this Worker was made in process {self._pid} and is run in {os.getpid()}; "
+                "make it after the fork"
+            )
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def is_over() -> bool:
+            out_of_time = deadline is not None and time.monotonic() >= deadline
+            return self._stopping.is_set() or self._signals > 0 or out_of_time
+
+        def grace() -> float:
+            return 0.0 if self._signals > 1 else self._plan.grace.total_seconds()
+
+        stopping = Event()
+        shift = Shift(self._queue, self._plan, stopping=stopping, until_empty=until_empty)
+        with self._heeding_signals():
+            counts = shift.work(is_over, grace)
+        self._stopping.clear()
+        return dict(counts)
+
+    @contextmanager
+    def _heeding_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._signals = 0
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        # A number and nothing else: whatever takes a lock may be interrupted holding it.
+        self._signals += 1
+
+
+def _checked(
+    queues: Sequence[str],
+    concurrency: int,
+    mode: str,
+    batch: int,
+    poll_interval: timedelta,
+    grace: timedelta,
+) -> Plan:
+    if isinstance(queues, str) or not queues:
+        raise OptionError(f"queues is {queues!r}; give a list of queue names, e.g. ['default']")
+    for name in queues:
+        check_queue_name(name)
+    for option, value in (("concurrency", concurrency), ("batch", batch)):
+        if type(value) is not int or not 1 <= value <= 1000:
+            raise OptionError(f"{option} is {value!r}; give a whole number from 1 to 1000")
+    if mode not in list(Mode):
+        raise OptionError(f"mode is {mode!r}; give one of {', '.join(Mode)}")
+    for option, span in (("poll_interval", poll_interval), ("grace", grace)):
+        if not isinstance(span, timedelta) or span < timedelta(0):
+            raise OptionError(f"{option} is {span!r}; give a timedelta of zero or more")
+    return Plan(
+        queues=tuple(dict.fromkeys(queues)),
+        slots=concurrency,
+        mode=Mode(mode),
+        batch=batch,
+        poll_interval=poll_interval,
+        grace=grace,
+    )

@@ -1,0 +1,130 @@
+"""The settler: writes outcomes down in batches, until they are written."""
+
+import logging
+import time
+from collections.abc import Callable
+from threading import Event, Thread
+
+from sqlalchemy import Connection, Engine, select
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from pgqueue.outcomes import Outcome, Released, Retried, Snoozed, Succeeded
+from pgqueue.repository import Attempts, Claimed, Settled
+from pgqueue.statements.tables import notify
+from pgqueue.unit_of_work import CLAIMING
+from pgqueue.worker.heartbeat import Presence
+from pgqueue.worker.line import Line
+from pgqueue.worker.workbench import Workbench
+
+logger = logging.getLogger(__name__)
+
+Settlement = tuple[Claimed, Outcome]
+
+LINGER = 0.002
+"""Seconds to wait for more when much is being done: a commit costs more than a row."""
+MUCH = 20
+
+
+class Settler(Thread):
+    """One thread; its statements carry the fence, so running one again changes nothing."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        bench: Workbench,
+        presence: Presence,
+        *,
+        goes_on: Callable[[bool], None],
+    ) -> None:
+        super().__init__(name="pgqueue-settler", daemon=True)
+        self._bench = bench
+        self._presence = presence
+        self._goes_on = goes_on
+        self._stop_when_done = Event()
+        self._gave_up = Event()
+        self._line = Line(engine, CLAIMING, name="settler", stopping=self._gave_up)
+        self._lingers = False
+
+    def run(self) -> None:
+        while True:
+            batch = self._bench.done_batch(wait=0.5)
+            if not batch:
+                if self._stop_when_done.is_set():
+                    break
+                continue
+            if self._lingers and len(batch) < MUCH:
+                time.sleep(LINGER)
+                batch += self._bench.done_batch(wait=0)
+            self._lingers = len(batch) >= MUCH
+            self._settle_surely(batch)
+        self._line.close()
+
+    def finish(self, *, seconds: float) -> None:
+        """Settle what is left and end; after so long, leave it to the rescuers."""
+        self._stop_when_done.set()
+        self._bench.close()
+        self.join(seconds)
+        self._gave_up.set()
+
+    def _settle_surely(self, batch: list[Settlement]) -> None:
+        while not self._gave_up.is_set():
+            settled = self._line.attempt(lambda connection: self._settle(connection, batch))
+            if settled is not None:
+                self._report(batch, settled)
+                return
+
+    def _settle(self, connection: Connection, batch: list[Settlement]) -> list[Settled]:
+        attempts = Attempts(connection, self._presence.worker_id)
+        plain = [claimed for claimed, outcome in batch if _is_plain_success(outcome)]
+        others = [item for item in batch if not _is_plain_success(item[1])]
+        settled: list[Settled] = []
+        if plain:
+            plain.sort(key=lambda claimed: claimed.job_id)
+            settled += attempts.settle_succeeded(plain)
+        if others:
+            settled += self._settle_others(attempts, others)
+            if any(_keeps_its_place(outcome) for _, outcome in others):
+                connection.execute(select(notify("rewind")))
+        return settled
+
+    def _settle_others(self, attempts: Attempts, batch: list[Settlement]) -> list[Settled]:
+        try:
+            return attempts.settle(batch)
+        except OperationalError:
+            raise
+        except DBAPIError:
+            # One outcome the database cannot store must not keep its neighbours from theirs.
+            if len(batch) == 1:
+                logger.exception("job %s: storing its outcome without details", batch[0][0].job_id)
+                return attempts.settle([(batch[0][0], _bare(batch[0][1]))])
+        return [row for item in batch for row in self._settle_others(attempts, [item])]
+
+    def _report(self, batch: list[Settlement], settled: list[Settled]) -> None:
+        stale = self._bench.settled(batch, settled)
+        if stale:
+            logger.warning("%d results came too late: their leases had passed on", stale)
+        again = [outcome for _, outcome in batch if isinstance(outcome, Retried | Snoozed)]
+        behind = any(_keeps_its_place(outcome) for _, outcome in batch)
+        if again or behind:
+            self._goes_on(behind)
+
+
+def _is_plain_success(outcome: Outcome) -> bool:
+    return isinstance(outcome, Succeeded) and outcome.result is None
+
+
+def _keeps_its_place(outcome: Outcome) -> bool:
+    """Whether the next message has the old time, and so stands behind the frontiers."""
+    return isinstance(outcome, Released) or (isinstance(outcome, Retried) and not outcome.delay)
+
+
+def _bare(outcome: Outcome) -> Outcome:
+    from dataclasses import replace
+
+    from pgqueue.outcomes import ErrorReport, Failed
+
+    if isinstance(outcome, Succeeded):
+        return Succeeded({"unserialisable_result": "the database refused it"})
+    if isinstance(outcome, Retried | Failed):
+        return replace(outcome, error=ErrorReport(outcome.error.type, "not storable", ""))
+    return outcome

@@ -1,0 +1,255 @@
+"""A shift: one run of a worker, from the first heartbeat to the last settle."""
+
+import atexit
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from threading import Event
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from pgqueue import execution, schema
+from pgqueue.errors import PgQueueError
+from pgqueue.job_queue import PgQueue
+from pgqueue.notifications import Listener
+from pgqueue.outcomes import AttemptEnd, ErrorReport, Released, Retried
+from pgqueue.unit_of_work import NETWORK, worker_engine
+from pgqueue.worker.claimer import Claimer
+from pgqueue.worker.crew import Crew, Run
+from pgqueue.worker.event_loop import EventLoop
+from pgqueue.worker.frontiers import Frontiers
+from pgqueue.worker.heartbeat import Heartbeat, Presence
+from pgqueue.worker.held import HeldSlot, Turnstile, end_transaction, settle_from_outside
+from pgqueue.worker.line import Line
+from pgqueue.worker.settler import Settler
+from pgqueue.worker.slots import Slot
+from pgqueue.worker.upkeep import Upkeep
+from pgqueue.worker.workbench import Workbench
+
+logger = logging.getLogger(__name__)
+
+WATCH_EVERY = 0.1
+LAST_SETTLE = 10.0
+"""Seconds for the last outcomes to be written when the database does not answer."""
+
+
+class Mode(StrEnum):
+    """How a worker holds the jobs it runs."""
+
+    LEASE = "lease"
+    """Claims in batches, commits the claim, settles in batches: fast."""
+    TRANSACTION = "transaction"
+    """Holds each job in an open transaction: a crash gives it back at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a worker was asked to do, checked."""
+
+    queues: Sequence[str]
+    slots: int
+    mode: Mode
+    batch: int
+    poll_interval: timedelta
+    grace: timedelta
+
+
+class TooManyStuck(PgQueueError, RuntimeError):
+    """As many threads are stuck past their timeout as the worker has slots."""
+
+
+class Shift:
+    """The threads of one run and their end.  :meth:`work` runs in the caller's thread."""
+
+    def __init__(self, queue: PgQueue, plan: Plan, *, stopping: Event, until_empty: bool) -> None:
+        self._plan = plan
+        self._stopping = stopping
+        self._until_empty = until_empty
+        self._stuck: list[Slot | HeldSlot] = []
+        self._engine = worker_engine(queue.engine)
+        presence = Presence(queues=plan.queues, slots=plan.slots)
+        self._crew = Crew(
+            engine=self._engine,
+            sessions=queue.sessions,
+            tasks=dict(queue.tasks),
+            presence=presence,
+            bench=Workbench(),
+            frontiers=Frontiers(plan.queues),
+            listener=Listener(self._engine, enabled=queue.notify),
+            loop=EventLoop(self._engine.url),
+            stopping=stopping,
+        )
+        self._heartbeat = Heartbeat(
+            self._engine,
+            presence,
+            running=self._running,
+            on_cancel=self._cancel,
+            on_death=self._give_up_all,
+        )
+        self._upkeep = Upkeep(self._engine)
+        self._settler = Settler(self._engine, self._crew.bench, presence, goes_on=self._goes_on)
+        poll = plan.poll_interval.total_seconds()
+        self._turnstile = Turnstile(self._crew, poll_interval=poll, until_empty=until_empty)
+        self._claimer = Claimer(self._crew, poll_interval=poll, until_empty=until_empty)
+        self._slots = [self._new_slot() for _ in range(plan.slots)]
+
+    def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
+        """Run until it is over, or until nothing is left when that was asked for."""
+        self._verify(is_over)
+        for thread in (self._heartbeat, self._upkeep, self._settler):
+            thread.start()
+        while not is_over() and not self._heartbeat.registered.wait(WATCH_EVERY):
+            pass
+        if self._heartbeat.registered.is_set():
+            self._start_slots()
+            while not is_over() and not self._finished.wait(WATCH_EVERY):
+                self._replace_overdue()
+        self._end(grace)
+        return self._crew.bench.counts
+
+    @property
+    def _finished(self) -> Event:
+        return self._claimer.finished if self._leases else self._turnstile.finished
+
+    @property
+    def _leases(self) -> bool:
+        return self._plan.mode is Mode.LEASE
+
+    def _verify(self, is_over: Callable[[], bool]) -> None:
+        """Wait for the database, and refuse tables this code was not written for."""
+        line = Line(self._engine, NETWORK, name="start", stopping=self._stopping)
+
+        def verify(connection: Connection) -> bool:
+            schema.verify(connection)
+            return True
+
+        try:
+            while not is_over() and not line.attempt(verify):
+                pass
+        finally:
+            line.close()
+
+    def _start_slots(self) -> None:
+        for slot in self._slots:
+            slot.start()
+        if self._leases:
+            self._claimer.start()
+
+    def _new_slot(self) -> Slot | HeldSlot:
+        if self._leases:
+            return Slot(self._crew)
+        return HeldSlot(self._turnstile, batch=self._plan.batch)
+
+    def _runs(self) -> list[Run]:
+        return [run for slot in self._slots if (run := slot.current) is not None]
+
+    def _running(self) -> list[int]:
+        return [run.claimed.job_id for run in self._runs()]
+
+    def _cancel(self, job_ids: set[int]) -> None:
+        for run in self._runs():
+            if run.claimed.job_id in job_ids:
+                run.cancel_requested = True
+
+    def _give_up_all(self) -> None:
+        """Declared dead: all its leases belong to others now."""
+        self._crew.bench.drain()
+        self._crew.bench.in_flight.clear()
+        for run in self._runs():
+            run.lose()
+
+    def _goes_on(self, behind: bool) -> None:
+        """Messages were inserted: the claimer may sleep longer than they wait."""
+        if behind:
+            self._crew.frontiers.rewind()
+        self._crew.listener.poke()
+
+    def _replace_overdue(self) -> None:
+        """Settle attempts past their timeout as such, and put another thread into the slot.
+
+        A thread cannot be stopped from outside; its handler sees ``ctx.is_cancelled()``.
+        """
+        for index, slot in enumerate(self._slots):
+            run = slot.current
+            if run is None or not run.is_overdue or run.task.is_async or not run.lose():
+                continue
+            run.is_abandoned = True
+            logger.error("job %s: past its timeout; its thread is given up", run.claimed.job_id)
+            late = TimeoutError(f"the handler ran longer than {run.task.settings.timeout}")
+            self._settle_over(run, late, AttemptEnd.TIMEOUT)
+            self._stuck.append(slot)
+            self._slots[index] = self._new_slot()
+            self._slots[index].start()
+        self._stuck = [slot for slot in self._stuck if slot.is_alive()]
+        if len(self._stuck) >= self._plan.slots:
+            raise TooManyStuck(
+                f"{len(self._stuck)} handlers do not return although they are past their timeout; "
+                "this process must end to be rid of them"
+            )
+
+    def _settle_over(self, run: Run, error: Exception, end: AttemptEnd) -> None:
+        outcome = execution.after_error(run.task, run.claimed, error, end=end)
+        try:
+            if not self._leases:
+                settle_from_outside(self._crew, run, outcome)
+                return
+            if run.backend_pid is not None:
+                end_transaction(self._crew, run)
+        except DBAPIError as failure:
+            logger.warning("job %s: %s", run.claimed.job_id, failure.orig)
+        if self._leases:
+            self._crew.bench.done(run.claimed, outcome)
+
+    def _end(self, grace: Callable[[], float]) -> None:
+        """Claim nothing more, give back what has not started, let handlers finish, settle."""
+        crew = self._crew
+        self._stopping.set()
+        crew.listener.poke()
+        if self._claimer.ident is not None:
+            self._claimer.join()
+        for claimed in crew.bench.drain():
+            crew.bench.done(claimed, Released())
+        crew.bench.close()
+        began = time.monotonic()
+        while self._are_alive() and time.monotonic() - began < grace():
+            time.sleep(0.01)
+        if self._are_alive():
+            # Given back only when its thread has ended, or with the process.
+            for run in self._runs():
+                run.cancel_requested = True
+            atexit.register(self._interrupt)
+            return
+        self._close()
+
+    def _are_alive(self) -> bool:
+        return any(slot.is_alive() for slot in self._slots)
+
+    def _interrupt(self) -> None:
+        """The process ends: what still runs is given back, one attempt the poorer."""
+        words = "The worker was stopped, and the handler did not end within the grace."
+        error = ErrorReport("Interrupted", words, "")
+        for run in self._runs():
+            if not run.lose():
+                continue
+            outcome = Retried(None, error, AttemptEnd.INTERRUPTED)
+            try:
+                if self._leases:
+                    self._crew.bench.done(run.claimed, outcome)
+                else:
+                    settle_from_outside(self._crew, run, outcome)
+            except DBAPIError as failure:
+                logger.warning("job %s: %s", run.claimed.job_id, failure.orig)
+        self._close()
+
+    def _close(self) -> None:
+        self._settler.finish(seconds=LAST_SETTLE)
+        self._turnstile.close()
+        self._upkeep.stop()
+        self._heartbeat.stop()
+        self._crew.loop.stop()
+        self._crew.listener.close()

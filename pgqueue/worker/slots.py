@@ -1,0 +1,60 @@
+"""Slots: the threads that run handlers."""
+
+import logging
+from threading import Thread
+
+from pgqueue import execution
+from pgqueue.context import JobContext
+from pgqueue.outcomes import Exhausted, Outcome
+from pgqueue.worker.crew import Crew, Run
+from pgqueue.worker.transactional import run_in_async_transaction, run_in_transaction
+
+logger = logging.getLogger(__name__)
+
+NO_CONTEXT = JobContext(0, 0, 0, "", "")
+"""For handlers that do not ask for one."""
+
+
+class Slot(Thread):
+    """Lease mode: takes a job from the workbench, runs it, hands its outcome to the settler."""
+
+    def __init__(self, crew: Crew) -> None:
+        super().__init__(name="pgqueue-slot", daemon=True)
+        self.crew = crew
+        self.current: Run | None = None
+
+    def run(self) -> None:
+        bench = self.crew.bench
+        while (claimed := bench.take()) is not None:
+            if not self.crew.may_start(claimed):
+                continue
+            run = self.current = Run(claimed, self.crew.tasks[claimed.task])
+            outcome = self._outcome_of(run)
+            self.current = None
+            if run.finish():
+                if outcome is not None:
+                    bench.done(claimed, outcome)
+            elif run.is_abandoned:
+                return  # another thread has taken this slot
+
+    def _outcome_of(self, run: Run) -> Outcome | None:
+        try:
+            return run_handler(self.crew, run)
+        except Exception as error:  # a mistake of ours must not cost the worker a slot
+            logger.exception("job %s: the worker failed around its handler", run.claimed.job_id)
+            return execution.after_error(run.task, run.claimed, error)
+
+
+def run_handler(crew: Crew, run: Run) -> Outcome | None:
+    """Run one attempt in lease mode; None when it is settled already."""
+    task, claimed = run.task, run.claimed
+    if claimed.attempt > claimed.max_attempts:
+        return Exhausted()
+    if task.is_transactional:
+        if task.is_async:
+            return crew.loop.run(run_in_async_transaction(crew, run))
+        return run_in_transaction(crew, run)
+    context = run.context() if task.injection.parameters else NO_CONTEXT
+    if task.is_async:
+        return crew.loop.run(execution.run_async(task, claimed, context)).outcome
+    return execution.run(task, claimed, context).outcome

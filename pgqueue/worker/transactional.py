@@ -1,0 +1,175 @@
+"""Transactional handlers: their writes, their follow-up jobs and their completion are one commit.
+
+The settle runs inside the handler's own transaction, right before its COMMIT.  If the lease has
+passed on meanwhile it finds nothing, and everything the handler wrote rolls back.
+"""
+
+import asyncio
+import logging
+import time
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from pgqueue import execution
+from pgqueue.execution import CancelWins, Stale, Verdict
+from pgqueue.outcomes import Cancelled, Outcome
+from pgqueue.repository import Attempts, Claimed, Fleet
+from pgqueue.unit_of_work import backend_pid, joined_session
+from pgqueue.worker.crew import Crew, Run
+from pgqueue.worker.workbench import STALE, WORDS
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 0.1
+LOOK_FOR = 60.0
+
+
+class CommitUnknown(Exception):
+    """The connection broke during COMMIT: only the rows can tell whether it was carried out."""
+
+
+def run_in_transaction(crew: Crew, run: Run) -> Outcome | None:
+    """Run a handler in a transaction of its own; None when it is settled already."""
+    try:
+        with crew.engine.connect() as connection:
+            connection.execution_options(isolation_level="READ COMMITTED")
+            with connection.begin():
+                run.backend_pid = backend_pid(connection)
+                verdict = run_with_session(crew, run, connection)
+                if verdict.keeps_writes:
+                    return _complete(crew, run, connection, verdict.outcome)
+                connection.get_transaction().rollback()  # type: ignore[union-attr]  # begun above
+                return verdict.outcome
+    except CommitUnknown:
+        return _after_unknown_commit(crew, run)
+    except DBAPIError as error:  # around the handler; what it raised itself is its verdict
+        return execution.after_error(run.task, run.claimed, error)
+
+
+async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
+    """The same on the event loop, with an AsyncSession."""
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    try:
+        async with crew.loop.engine.connect() as connection:
+            await connection.execution_options(isolation_level="READ COMMITTED")
+            async with connection.begin() as transaction:
+                run.backend_pid = await connection.run_sync(backend_pid)
+                session = AsyncSession(
+                    connection, join_transaction_mode="create_savepoint", expire_on_commit=False
+                )
+                verdict = await execution.run_async(run.task, run.claimed, run.context(session))
+                if verdict.keeps_writes:
+                    verdict = await session.run_sync(
+                        lambda sync: execution.finish(run.task, run.claimed, verdict, sync.commit)
+                    )
+                await session.close()
+                if verdict.keeps_writes:
+                    return await connection.run_sync(
+                        lambda sync: _complete(crew, run, sync, verdict.outcome)
+                    )
+                await transaction.rollback()
+                return verdict.outcome
+    except CommitUnknown:
+        return await asyncio.to_thread(_after_unknown_commit, crew, run)
+    except DBAPIError as error:  # around the handler; what it raised itself is its verdict
+        return execution.after_error(run.task, run.claimed, error)
+
+
+def run_with_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
+    """Run a handler with a Session inside the transaction of this connection."""
+    with joined_session(crew.sessions, connection) as session:
+        verdict = execution.run(run.task, run.claimed, run.context(session))
+        if verdict.keeps_writes:
+            verdict = execution.finish(run.task, run.claimed, verdict, session.commit)
+        return verdict
+
+
+def run_with_async_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
+    """The same for an async handler, on an event loop of its own.
+
+    The connection belongs to this thread and blocks it.  On the loop that all async handlers
+    share, two that wait for each other's row locks would stop it for good.
+    """
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    async def run_here() -> Verdict:
+        session = AsyncSession(join_transaction_mode="create_savepoint", expire_on_commit=False)
+        session.sync_session.bind = connection
+        verdict = await execution.run_async(run.task, run.claimed, run.context(session))
+        if verdict.keeps_writes:
+            verdict = await session.run_sync(
+                lambda sync: execution.finish(run.task, run.claimed, verdict, sync.commit)
+            )
+        await session.close()
+        return verdict
+
+    return asyncio.run(run_here())
+
+
+def commit(connection: Connection) -> None:
+    """Commit once.  A COMMIT that was cut off is never sent again: it would commit nothing."""
+    transaction = connection.get_transaction()
+    assert transaction is not None, "begun by the caller"
+    try:
+        transaction.commit()
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise CommitUnknown from error
+        raise
+
+
+def was_committed(crew: Crew, run: Run) -> bool | None:
+    """Whether the transaction of a run has settled it; None when the database does not say.
+
+    Looks once the old server process is gone, because until then it may still commit.
+    """
+    deadline = time.monotonic() + LOOK_FOR
+    while time.monotonic() < deadline:
+        try:
+            with crew.engine.connect() as connection:
+                fleet = Fleet(connection)
+                if run.backend_pid is None or not fleet.backend_lives(run.backend_pid):
+                    return not fleet.holds(crew.presence.worker_id, run.claimed)
+        except DBAPIError:
+            logger.info("job %s: asking again whether it was committed", run.claimed.job_id)
+        crew.stopping.wait(LOOK_EVERY) if not crew.stopping.is_set() else time.sleep(LOOK_EVERY)
+    return None
+
+
+def _complete(crew: Crew, run: Run, connection: Connection, outcome: Outcome) -> Outcome | None:
+    """Settle in the transaction and commit it; what is returned is still to be settled."""
+    transaction = connection.get_transaction()
+    assert transaction is not None, "begun by the caller"
+    attempts = Attempts(connection, crew.presence.worker_id)
+    try:
+        execution.complete(connection, attempts, run.claimed, outcome, held=False)
+        commit(connection)
+    except Stale:
+        transaction.rollback()
+        report_stale(crew, run.claimed)
+        return None
+    except CancelWins:
+        transaction.rollback()
+        return Cancelled("")
+    except DBAPIError as error:
+        transaction.rollback()
+        return execution.after_error(run.task, run.claimed, error)
+    crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
+    return None
+
+
+def report_stale(crew: Crew, claimed: Claimed) -> None:
+    logger.warning("job %s: its lease had passed on, its writes are undone", claimed.job_id)
+    crew.bench.settled_already(claimed, STALE)
+
+
+def _after_unknown_commit(crew: Crew, run: Run) -> Outcome | None:
+    committed = was_committed(crew, run)
+    if committed is False:
+        lost = ConnectionError("the connection broke during COMMIT, which was not carried out")
+        return execution.after_error(run.task, run.claimed, lost)
+    # Settled, or left to whoever reconciles or rescues the lease.
+    crew.bench.settled_already(run.claimed, "succeeded" if committed else "unknown")
+    return None

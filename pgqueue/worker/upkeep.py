@@ -1,0 +1,43 @@
+"""Upkeep: every worker looks after the others, on a connection of its own."""
+
+import time
+from threading import Event, Thread
+
+from sqlalchemy import Connection, Engine
+
+from pgqueue.maintenance import Witness, forget_dead, rescue_dead
+from pgqueue.unit_of_work import NETWORK
+from pgqueue.worker.line import Line
+
+LOOK_EVERY = 0.25
+FORGET_EVERY = 3600.0
+
+
+class Upkeep(Thread):
+    """Rescues what dead workers held.  A new connection begins to witness anew."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(name="pgqueue-upkeep", daemon=True)
+        self._stopping = Event()
+        self._line = Line(engine, NETWORK, name="upkeep", stopping=self._stopping)
+        self._generation = 0
+        self._witness = Witness()
+        self._forgot_at = time.monotonic()
+
+    def run(self) -> None:
+        while not self._stopping.wait(LOOK_EVERY):
+            self._line.attempt(self._look)
+        self._line.close()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+    def _look(self, connection: Connection) -> None:
+        if self._generation != self._line.generation:
+            self._generation = self._line.generation
+            self._witness = Witness()
+        rescue_dead(connection, self._witness)
+        if time.monotonic() - self._forgot_at > FORGET_EVERY:
+            self._forgot_at = time.monotonic()
+            forget_dead(connection)

@@ -1,0 +1,154 @@
+"""The workbench: what this process has claimed, what it runs, and what waits to be settled."""
+
+import heapq
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from threading import Condition, Event
+
+from pgqueue.outcomes import (
+    Cancelled,
+    Exhausted,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from pgqueue.repository import Claimed, Settled
+
+BATCH = 2000
+STALE = "stale"
+WORDS: dict[type[Outcome], str] = {
+    Succeeded: "succeeded",
+    Retried: "retried",
+    Failed: "failed",
+    Exhausted: "failed",
+    Cancelled: "cancelled",
+    Snoozed: "snoozed",
+    Released: "released",
+}
+
+
+class Workbench:
+    """Shared by the claimer, the slots and the settler.
+
+    The heap and the deque are handed over without a lock: ``heappush``, ``heappop``, ``append``
+    and ``popleft`` on tuples of numbers and strings are single steps under the GIL.
+    """
+
+    def __init__(self) -> None:
+        self.heap: list[Claimed] = []
+        self.in_flight: dict[int, Claimed] = {}
+        """Every job claimed and not yet settled, by id: the worker's memory of its leases."""
+        self.counts: Counter[str] = Counter()
+        self.waiting = 0
+        """Slots with nothing to do."""
+        self.room = Event()
+        """Set when the claimer has reason to look: the heap is low, or all is settled."""
+        self.low_water = 0
+        self.filled_at = 0.0
+        self._done: deque[tuple[Claimed, Outcome]] = deque()
+        self._has_done = Event()
+        self._arrived = Condition()
+        self._is_closed = False
+
+    def put(self, jobs: Iterable[Claimed]) -> None:
+        """Lay claimed jobs out for the slots."""
+        count = 0
+        for claimed in jobs:
+            self.in_flight[claimed.job_id] = claimed
+            heapq.heappush(self.heap, claimed)
+            count += 1
+        self.filled_at = time.monotonic()
+        if self.waiting:
+            with self._arrived:
+                self._arrived.notify(count)
+
+    def take(self) -> Claimed | None:
+        """The most urgent job; waits for one.  None when the worker stops."""
+        while True:
+            try:
+                claimed = heapq.heappop(self.heap)
+            except IndexError:
+                if not self._wait_for_job():
+                    return None
+                continue
+            if len(self.heap) <= self.low_water:
+                self.room.set()
+            return claimed
+
+    def drain(self) -> list[Claimed]:
+        """Take back everything that no slot has taken."""
+        taken: list[Claimed] = []
+        while True:
+            try:
+                taken.append(heapq.heappop(self.heap))
+            except IndexError:
+                return taken
+
+    def done(self, claimed: Claimed, outcome: Outcome) -> None:
+        """Hand an outcome to the settler."""
+        self._done.append((claimed, outcome))
+        if not self._has_done.is_set():
+            self._has_done.set()
+
+    def done_batch(self, *, wait: float) -> list[tuple[Claimed, Outcome]]:
+        """What there is to settle; waits a while for the first."""
+        self._has_done.wait(wait)
+        self._has_done.clear()
+        batch: list[tuple[Claimed, Outcome]] = []
+        while len(batch) < BATCH:
+            try:
+                batch.append(self._done.popleft())
+            except IndexError:
+                return batch
+        self._has_done.set()
+        return batch
+
+    def settled(self, batch: Iterable[tuple[Claimed, Outcome]], settled: list[Settled]) -> int:
+        """Forget what has been settled, and count it; returns how much of it was stale."""
+        endings = dict(settled)
+        stale = 0
+        for claimed, outcome in batch:
+            self.in_flight.pop(claimed.job_id, None)
+            if claimed.job_id not in endings:
+                stale += 1
+                continue
+            self.counts[endings[claimed.job_id] or WORDS[type(outcome)]] += 1
+        if stale:
+            self.counts[STALE] += stale
+        if not self.in_flight:
+            self.room.set()
+        return stale
+
+    def settled_already(self, claimed: Claimed, word: str) -> None:
+        """Forget and count an attempt whose outcome is written down, or is nobody's."""
+        self.counts[word] += 1
+        self.forget(claimed.job_id)
+
+    def forget(self, job_id: int) -> None:
+        self.in_flight.pop(job_id, None)
+        if not self.in_flight:
+            self.room.set()
+
+    def close(self) -> None:
+        """Let every slot that has nothing to do end."""
+        with self._arrived:
+            self._is_closed = True
+            self._arrived.notify_all()
+        self.room.set()
+        self._has_done.set()
+
+    def _wait_for_job(self) -> bool:
+        with self._arrived:
+            if self._is_closed:
+                return False
+            if self.heap:
+                return True
+            self.waiting += 1
+            self.room.set()
+            self._arrived.wait()
+            self.waiting -= 1
+            return True
