@@ -11,6 +11,7 @@ branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
 
 # Names pass through op.f: the naming convention of a host's metadata must not change them.
+# Write schema=SCHEMA where autogenerate writes its name.
 # The last step sets `version`, and `oldest_code` where workers of the version before must stop.
 
 

@@ -20,9 +20,9 @@ FACTS = text(
     FROM pg_index JOIN pg_class ON pg_class.oid = indrelid
     WHERE relnamespace = to_regnamespace(:schema)
     UNION ALL
-    SELECT format('table %s with %s', relname, reloptions)
+    SELECT format('storage %s %s', relname, reloptions)
     FROM pg_class
-    WHERE relnamespace = to_regnamespace(:schema) AND relkind IN ('r', 'p')
+    WHERE relnamespace = to_regnamespace(:schema) AND relkind = 'r' AND reloptions IS NOT NULL
     UNION ALL
     SELECT format('view %s as %s', relname, pg_get_viewdef(oid))
     FROM pg_class
@@ -43,9 +43,3 @@ def facts(url: str, schema: str = "pgqueue") -> set[str]:
 def read_facts(connection: Connection, schema: str = "pgqueue") -> set[str]:
     found = connection.scalars(FACTS, {"schema": schema})
     return {fact for fact in found if "alembic_version" not in fact}
-
-
-def of_tables(found: set[str], *, views: set[str]) -> set[str]:
-    """The facts without those of the views, which models do not describe."""
-    beginnings = tuple(f"{kind} {view}" for view in views for kind in ("view", "column"))
-    return {fact for fact in found if not fact.startswith(beginnings)}
