@@ -1,0 +1,266 @@
+"""A retry policy decides whether a failed attempt is followed by another, and when."""
+
+import itertools
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgqueue.errors import OptionError
+from pgqueue.outcomes import AttemptEnd, ErrorReport, Failed, Retried
+from pgqueue.retry import DEFAULT_RETRY, MAX_DELAY, Retry
+
+REPORT = ErrorReport("ValueError", "x", "")
+SECOND = timedelta(seconds=1)
+
+
+def after(
+    policy: Retry,
+    *,
+    attempt: int = 1,
+    max_attempts: int = 32767,
+    error: BaseException | None = None,
+    end: AttemptEnd = AttemptEnd.FAILED,
+    random: Callable[[], float] = lambda: 1.0,
+) -> Retried | Failed:
+    return policy.after_failure(
+        attempt=attempt,
+        max_attempts=max_attempts,
+        error=error or ValueError("x"),
+        report=REPORT,
+        end=end,
+        random=random,
+        task_name="mail.welcome",
+    )
+
+
+def wait(outcome: Retried | Failed) -> timedelta:
+    assert isinstance(outcome, Retried)
+    assert outcome.delay is not None
+    return outcome.delay
+
+
+def delays(policy: Retry, attempts: int = 5) -> list[float]:
+    outcomes = [after(policy, attempt=attempt) for attempt in range(1, attempts + 1)]
+    return [wait(each).total_seconds() for each in outcomes if isinstance(each, Retried)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        (Retry.constant(SECOND * 3), [3, 3, 3, 3, 3]),
+        (Retry.constant(timedelta(0)), [0, 0, 0, 0, 0]),
+        (Retry.linear(SECOND * 2), [2, 4, 6, 8, 10]),
+        (Retry.linear(SECOND * 2, cap=SECOND * 5), [2, 4, 5, 5, 5]),
+        (Retry.exponential(), [1, 2, 4, 8, 16]),
+        (Retry.exponential(factor=3, cap=SECOND * 10), [1, 3, 9, 10, 10]),
+        (Retry.exponential(base=timedelta(0)), [0, 0, 0, 0, 0]),
+        (Retry.exponential(factor=1), [1, 1, 1, 1, 1]),
+        (Retry.never(), []),
+    ],
+    ids=repr,
+)
+def test_each_policy_waits_as_it_says(policy: Retry, seconds: list[float]) -> None:
+    assert delays(policy) == seconds
+
+
+def test_full_jitter_draws_from_zero_to_the_delay() -> None:
+    draws = itertools.cycle([0.0, 0.25, 1.0])
+
+    waits = [after(Retry.exponential(), attempt=3, random=lambda: next(draws)) for _ in range(3)]
+
+    assert [wait(each) for each in waits] == [timedelta(0), SECOND, SECOND * 4]
+
+
+def test_without_jitter_nothing_is_drawn() -> None:
+    policy = Retry.exponential(jitter=False)
+
+    assert after(policy, random=lambda: 1 / 0) == Retried(SECOND, REPORT)
+
+
+@given(st.integers(1, 32766), st.floats(0, 1))
+def test_no_attempt_is_too_late_for_a_delay(attempt: int, draw: float) -> None:
+    policies = [
+        DEFAULT_RETRY,
+        Retry.linear(MAX_DELAY),
+        Retry.exponential(base=MAX_DELAY, factor=1e308, cap=MAX_DELAY),
+        Retry.exponential(factor=10**400),
+    ]
+
+    for policy in policies:
+        outcome = after(policy, attempt=attempt, random=lambda: draw)
+        assert timedelta(0) <= wait(outcome) <= MAX_DELAY
+
+
+@pytest.mark.parametrize(("attempt", "retried"), [(1, True), (2, True), (3, False), (4, False)])
+def test_the_last_attempt_is_not_retried(attempt: int, retried: bool) -> None:
+    outcome = after(DEFAULT_RETRY, attempt=attempt, max_attempts=3)
+
+    assert isinstance(outcome, Retried) is retried
+    assert outcome.error is REPORT
+
+
+def test_the_way_the_attempt_ended_is_kept() -> None:
+    assert after(DEFAULT_RETRY, end=AttemptEnd.TIMEOUT).end is AttemptEnd.TIMEOUT
+    assert after(Retry.never(), end=AttemptEnd.TIMEOUT) == Failed(REPORT, AttemptEnd.TIMEOUT)
+
+
+@pytest.mark.parametrize("end", [AttemptEnd.CANCELLED, AttemptEnd.DISCARDED])
+def test_what_was_ended_on_purpose_is_not_retried(end: AttemptEnd) -> None:
+    assert after(DEFAULT_RETRY, end=end) == Failed(REPORT, end)
+
+
+def test_only_the_listed_errors_are_retried() -> None:
+    policy = Retry.constant(SECOND).only(ConnectionError).only(KeyError, TimeoutError)
+
+    assert isinstance(after(policy, error=ConnectionResetError()), Retried)
+    assert isinstance(after(policy, error=KeyError()), Retried)
+    assert isinstance(after(policy, error=ValueError()), Failed)
+
+
+def test_the_excluded_errors_are_never_retried() -> None:
+    policy = Retry.constant(SECOND).never_on(LookupError).never_on(ValueError)
+
+    assert isinstance(after(policy, error=KeyError()), Failed)
+    assert isinstance(after(policy, error=ValueError()), Failed)
+    assert isinstance(after(policy, error=OSError()), Retried)
+
+
+def test_an_exclusion_wins_over_a_list() -> None:
+    policy = Retry.constant(SECOND).only(OSError).never_on(PermissionError)
+
+    assert isinstance(after(policy, error=PermissionError()), Failed)
+    assert isinstance(after(policy, error=FileNotFoundError()), Retried)
+
+
+@pytest.mark.parametrize("end", [AttemptEnd.CRASHED, AttemptEnd.INTERRUPTED])
+def test_a_list_of_errors_does_not_speak_of_a_worker_that_stopped(end: AttemptEnd) -> None:
+    policy = Retry.constant(SECOND).only(ConnectionError)
+
+    assert isinstance(after(policy, end=end), Retried)
+    assert isinstance(after(Retry.never(), end=end), Failed)
+
+
+class Callable7:
+    def __call__(self, attempt: int) -> float:
+        return attempt + 7
+
+
+def by_place_only(count: int, failure: BaseException, /) -> float:
+    return count + len(str(failure))
+
+
+FUNCTIONS: list[Any] = [
+    lambda attempt: attempt * 10,
+    lambda n: n * 10,
+    lambda n, error: n * 10 + len(str(error)) - 1,
+    lambda error, attempt: attempt * 10 + len(str(error)) - 1,
+    lambda error, n: n * 10 + len(str(error)) - 1,
+    lambda max_attempts, attempt: (max_attempts - 97) * attempt * 10,
+    lambda *, attempt: attempt * 10,
+    lambda n, step=10: n * step,
+    lambda step=10, attempt=0: attempt * step,
+    lambda *told: told[0] * 10 + len(told) - 2,
+    lambda **told: 20,
+    lambda: 20,
+    lambda: SECOND * 20,
+    lambda attempt: 20.0,
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_function_is_told_what_it_names_and_the_rest_by_place(function: Any) -> None:
+    outcome = after(Retry(function), attempt=2, max_attempts=98)
+
+    assert outcome == Retried(SECOND * 20, REPORT)
+
+
+def test_a_callable_object_is_a_function_too() -> None:
+    assert after(Retry(Callable7()), attempt=2) == Retried(SECOND * 9, REPORT)
+    assert after(Retry(by_place_only), attempt=2) == Retried(SECOND * 3, REPORT)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, math.nan, math.inf, -1, -0.001, 1e308, 10**400, True, "5", timedelta(-1), timedelta.max],
+    ids=lambda answer: f"{answer!s:.12}",
+)
+def test_an_answer_of_no_use_is_replaced_by_the_default_and_logged(
+    answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcome = after(Retry(lambda attempt: answer), attempt=3)
+
+    assert outcome == Retried(SECOND * 4, REPORT)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "mail.welcome" in caplog.text
+
+
+def test_a_function_that_raises_is_replaced_by_the_default_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outcome = after(Retry(lambda attempt: 1 / 0))
+
+    assert outcome == Retried(SECOND, REPORT)
+    assert "mail.welcome: its retry function" in caplog.text
+    assert "raised ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Retry.constant(5),  # type: ignore[arg-type]  # the mistake under test
+        lambda: Retry.constant(-SECOND),
+        lambda: Retry.constant(timedelta.max),
+        lambda: Retry.linear(SECOND, cap=-SECOND),
+        lambda: Retry.linear(SECOND, cap=5),  # type: ignore[arg-type]  # the mistake under test
+        lambda: Retry.exponential(base=-SECOND),
+        lambda: Retry.exponential(cap=timedelta.max),
+        lambda: Retry.exponential(factor=0.5),
+        lambda: Retry.exponential(factor=math.nan),
+        lambda: Retry.exponential(factor=math.inf),
+        lambda: Retry.exponential(factor="2"),  # type: ignore[arg-type]  # the mistake under test
+        lambda: Retry.never().only(),
+        lambda: Retry.never().only("ValueError"),  # type: ignore[arg-type]  # the mistake
+        lambda: Retry.never().never_on(int),  # type: ignore[arg-type]  # the mistake under test
+        lambda: Retry.never().never_on(ValueError("x")),  # type: ignore[arg-type]  # the mistake
+        lambda: Retry(5),  # type: ignore[arg-type]  # the mistake under test
+        lambda: Retry(lambda one, two, three: 1),
+        lambda: Retry(lambda *, seconds: 1),
+    ],
+)
+def test_an_option_out_of_range_is_refused_at_once(make: Callable[[], Retry]) -> None:
+    with pytest.raises(OptionError):
+        make()
+
+
+def test_a_policy_is_not_changed_by_its_variants() -> None:
+    policy = Retry.constant(SECOND)
+
+    policy.only(OSError).never_on(ValueError)
+
+    assert policy == Retry.constant(SECOND)
+    with pytest.raises(FrozenInstanceError):
+        policy.retried = (OSError,)  # type: ignore[misc]  # what is under test
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (DEFAULT_RETRY, "Retry.exponential(base=0:00:01, factor=2, cap=1:00:00, jitter=True)"),
+        (Retry.constant(SECOND * 90), "Retry.constant(0:01:30)"),
+        (Retry.never(), "Retry.never()"),
+        (Retry(by_place_only), "Retry(by_place_only)"),
+        (
+            Retry.constant(SECOND).only(OSError, KeyError).never_on(PermissionError),
+            "Retry.constant(0:00:01).only(OSError, KeyError).never_on(PermissionError)",
+        ),
+    ],
+)
+def test_a_policy_reads_as_it_is_written(policy: Retry, text: str) -> None:
+    assert repr(policy) == text
