@@ -59,15 +59,17 @@ class Witness:
 def rescue_dead(connection: Connection, witness: Witness) -> int:
     """Look at the fleet once, and rescue what the dead have left; returns how many leases.
 
-    ``connection`` must be the one the witness has looked through from the start.
+    ``connection`` must be the one the witness has looked through from the start.  Who is dead
+    is committed first, so that it cannot claim while its leases are given back.
     """
-    fleet = Fleet(connection)
-    for member in witness.dead_among(fleet.members(), now=time.monotonic()):
-        if fleet.declare_dead(member):
-            logger.warning("worker %s is dead: no heartbeat since %s", *member[:2])
-    rescued = 0
-    # Only to save work: two rescuers at once pass each other's leases by.
     with connection.begin():
+        fleet = Fleet(connection)
+        for member in witness.dead_among(fleet.members(), now=time.monotonic()):
+            if fleet.declare_dead(member):
+                logger.warning("worker %s is dead: no heartbeat since %s", *member[:2])
+    rescued = 0
+    with connection.begin():
+        # Only to save work: two rescuers at once pass each other's leases by.
         if not connection.scalar(select(func.pg_try_advisory_xact_lock(RESCUE_LOCK))):
             return 0
         while batch := fleet.rescue():
@@ -82,4 +84,5 @@ def rescue_dead(connection: Connection, witness: Witness) -> int:
 
 def forget_dead(connection: Connection) -> None:
     """Delete the rows of workers that died long ago."""
-    Fleet(connection).forget_dead()
+    with connection.begin():
+        Fleet(connection).forget_dead()

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue.statements.tables import CHANNEL, SLEEPERS, notify
-from pgqueue.unit_of_work import NETWORK, own_connection
+from pgqueue.unit_of_work import NETWORK, driver_connection, own_connection
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Listener:
         """Wait for a word, a poke or the end of the time; returns the words heard."""
         readable: list[Any] = [self._inbox]
         if self._is_connected():
-            readable.append(self._connection.connection.driver_connection)
+            readable.append(driver_connection(self._connection))
         try:
             ready, _, _ = sockets.select(readable, [], [], max(seconds, 0.0))
         except (OSError, ValueError):
@@ -89,8 +89,8 @@ class Listener:
     def _words(self) -> set[str]:
         words: set[str] = set()
         with self._surviving():
-            driver_connection = self._connection.connection.driver_connection
-            words = {note.payload for note in driver_connection.notifies(timeout=0)}
+            notes = driver_connection(self._connection).notifies(timeout=0)
+            words = {note.payload for note in notes}
             self._heard_at = time.monotonic()
         return words
 
@@ -100,8 +100,10 @@ class Listener:
             return
         with self._surviving():
             self._connection.execute(select(notify("test")))
-            driver_connection = self._connection.connection.driver_connection
-            if any(driver_connection.notifies(timeout=TEST_DEADLINE, stop_after=1)):
+            notes = driver_connection(self._connection).notifies(
+                timeout=TEST_DEADLINE, stop_after=1
+            )
+            if any(notes):
                 self._heard_at = time.monotonic()
                 return
             logger.warning("notifications do not arrive (is there a pooler?): polling instead")

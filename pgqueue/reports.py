@@ -251,7 +251,8 @@ class _Copy:
             return self._integer(int.__int__(value))
         if not math.isfinite(value):
             raise _CannotKeep(f"{float.__float__(value)} is not JSON")
-        return float.__float__(value)
+        # From 1e16 on jsonb writes a float without its point, as an int of other digits.
+        return int(value) if abs(value) >= 1e16 else float.__float__(value)
 
     def _container(self, value: Any, depth: int) -> Any:
         for kind, iterate in _ARRAYS:

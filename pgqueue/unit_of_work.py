@@ -100,10 +100,9 @@ def own_connection(
 ) -> Iterator[Connection]:
     """A connection that is taken out of the pool, set up, and closed at the end."""
     with engine.connect() as connection:
-        connection.detach()
-        connection.execution_options(isolation_level="AUTOCOMMIT")
-        configure(connection, settings)
         connection.execution_options(isolation_level=isolation_level)
+        connection.detach()
+        configure(connection, settings)
         yield connection
 
 
@@ -112,9 +111,11 @@ def configure(connection: Connection, settings: Mapping[str, str]) -> None:
     for name, value in settings.items():
         try:
             connection.exec_driver_sql("SELECT set_config(%s, %s, false)", (name, value))
+            connection.commit()
         except DBAPIError as error:
             if error.connection_invalidated:
                 raise
+            connection.rollback()
             logger.info("the server does not accept %s = %s: %s", name, value, error.orig)
 
 
@@ -127,8 +128,13 @@ def joined_session(sessions: sessionmaker[Session], connection: Connection) -> S
     return sessions(bind=connection, join_transaction_mode="create_savepoint")
 
 
+def driver_connection(connection: Connection) -> Any:
+    """The psycopg connection itself, also of a connection that is out of the pool, or async."""
+    dbapi_connection: Any = connection.connection.dbapi_connection
+    return getattr(dbapi_connection, "driver_connection", dbapi_connection)
+
+
 def backend_pid(connection: Connection) -> int:
     """The server process behind a connection."""
-    driver_connection: Any = connection.connection.driver_connection
-    pid: int = driver_connection.info.backend_pid
+    pid: int = driver_connection(connection).info.backend_pid
     return pid

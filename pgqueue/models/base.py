@@ -15,10 +15,10 @@ from pgqueue.errors import OptionError
 def _schema_name() -> str:
     """Read once at import: a translate map would not reach the application's own sessions."""
     name = os.environ.get("PGQUEUE_SCHEMA", "pgqueue")
-    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", name):
+    if not re.fullmatch(r"(?!pg_|public$)[a-z_][a-z0-9_]{0,62}", name):
         raise OptionError(
-            f"PGQUEUE_SCHEMA={name!r} is not a schema name pgqueue accepts: "
-            "use lower-case letters, digits and underscores, at most 63 of them"
+            f"PGQUEUE_SCHEMA={name!r} is not a schema name pgqueue accepts: use at most 63 "
+            "lower-case letters, digits and underscores, not `public` and not `pg_...`"
         )
     return name
 

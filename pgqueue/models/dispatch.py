@@ -17,7 +17,6 @@ class MessageQueue(Base):
     """
 
     __tablename__ = "message_queue"
-    __table_args__ = ({"postgresql_with": {"autovacuum_vacuum_scale_factor": "0.05"}},)
 
     queue: Mapped[str] = mapped_column(primary_key=True)
     priority: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
@@ -46,7 +45,6 @@ class Lease(Base):
     """
 
     __tablename__ = "leases"
-    __table_args__ = ({"postgresql_with": {"autovacuum_vacuum_scale_factor": "0.05"}},)
 
     target_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     message_id: Mapped[int] = mapped_column(BigInteger)

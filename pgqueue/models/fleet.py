@@ -14,7 +14,6 @@ class WorkerProcess(Base):
     the process that left."""
 
     __tablename__ = "workers"
-    __table_args__ = ({"postgresql_with": {"fillfactor": "50"}},)
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     hostname: Mapped[str]

@@ -19,9 +19,11 @@ class Job(Base):
     """One call of one task.
 
     Written when it is enqueued, when an attempt fails, and when it ends.  The update at the end
-    stays in its page (HOT) because the fill factor leaves room and no index names a column that
-    changes then.  Make one with ``task.enqueue(...)`` or ``task.job(...)``: a ``Job()`` made by
-    hand has no message, so no worker ever runs it, and ``queue.check`` reports it.
+    stays in its page (HOT): the migration sets a fill factor that leaves room, and no index names
+    a column that changes then.
+
+    Make one with ``task.enqueue(...)`` or ``task.job(...)``: a ``Job()`` made by hand has no
+    message, so no worker ever runs it, and ``queue.check`` reports it.
     """
 
     __tablename__ = "jobs"
@@ -83,7 +85,6 @@ class Job(Base):
             unique=True,
             postgresql_where=text("held_unique_key IS NOT NULL"),
         ),
-        {"postgresql_with": {"fillfactor": "50"}},
     )
 
     def __repr__(self) -> str:

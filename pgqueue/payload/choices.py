@@ -1,12 +1,12 @@
 """One of several: unions, literals and enums."""
 
-import math
 from collections.abc import Sequence
 from enum import Enum, Flag
+from types import NoneType
 from typing import Any
 
 from pgqueue.payload.codec import Codec, any_unbounded
-from pgqueue.payload.plain import SCALARS
+from pgqueue.payload.plain import SCALARS, exact_if_whole
 from pgqueue.payload.refusals import BadValue, CannotTravel, Refusal, WrongType, wrong_type
 
 
@@ -25,12 +25,16 @@ class Union:
 
     def codec(self) -> Codec:
         # Only where every member is native does an exact type settle the matter.
-        all_native = all(reader.natives for reader in self._readers)
+        natives = self._natives
+        if not all(reader.natives for reader in self._readers):
+            natives &= {NoneType}
+        if int in natives:
+            natives -= {float}
         return Codec(
             self.expects,
             self.encode,
             self.decode,
-            natives=self._natives if all_native else self._natives & {type(None)},
+            natives=natives,
             is_unbounded=any_unbounded(self._readers),
         )
 
@@ -41,6 +45,8 @@ class Union:
             except WrongType:
                 continue
             self._check_return(value, member, encoded)
+            if type(encoded) is float and int in self._natives:
+                return exact_if_whole(encoded)
             return encoded
         raise wrong_type(self.expects, value)
 
@@ -127,7 +133,7 @@ def member_of(kind: type[Enum]) -> Codec:
 
 def _check_member(member: Enum) -> None:
     value = member.value
-    if type(value) not in SCALARS or (type(value) is float and not math.isfinite(value)):
+    if type(value) not in SCALARS or (type(value) is float and not abs(value) < 1e16):
         raise CannotTravel(
             f"is an enum whose member {member.name} has a value JSON cannot keep: "
             "give its members str or int values"

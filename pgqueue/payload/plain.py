@@ -1,5 +1,6 @@
 """Plain JSON values: what a parameter without annotation, or with ``Any``, may carry."""
 
+import math
 from collections.abc import Iterable
 from types import NoneType
 from typing import Any
@@ -12,6 +13,8 @@ MAX_DEPTH = 64
 
 SCALARS: frozenset[type] = frozenset({str, int, float, bool, NoneType})
 
+_UNCHANGED = SCALARS - {float}
+
 TOO_DEEP = f"nests deeper than {MAX_DEPTH} levels, or contains itself: pass a flatter value"
 
 _PLAIN = "plain JSON (str, int, float, bool, None, list, or dict with str keys)"
@@ -23,7 +26,7 @@ def copied(value: Any, depth: int = 0) -> Any:
     A copy, so that changing the argument after enqueueing does not change the job.  Subclasses
     are reduced to their base through the base's own methods: theirs are foreign code.
     """
-    if type(value) in SCALARS:
+    if type(value) in _UNCHANGED:
         return value
     if isinstance(value, list):
         return _copied_list(list.copy(value), depth + 1)
@@ -40,6 +43,15 @@ def nests_too_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def exact_if_whole(value: float) -> float | int:
+    """Make a float that PostgreSQL would write without its point the int it equals.
+
+    From 1e16 on jsonb writes a float as an integer: of its shortest digits, not of its value.
+    Where an int may stand too, it would come back as another number.
+    """
+    return int(value) if 1e16 <= abs(value) < math.inf else value
 
 
 def text_key(key: Any) -> str:
@@ -82,7 +94,7 @@ def _reduced(value: Any) -> Any:
     if isinstance(value, int):
         return int.__int__(value)
     if isinstance(value, float):
-        return float.__float__(value)
+        return exact_if_whole(float.__float__(value))
     raise wrong_type(_PLAIN, value)
 
 
@@ -98,6 +110,6 @@ ANY = Codec(
     expects=_PLAIN,
     encode=copied,
     decode=lambda value: value,
-    natives=SCALARS,
+    natives=_UNCHANGED,
     is_unbounded=True,
 )

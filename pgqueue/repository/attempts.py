@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any, Generic, NamedTuple, TypeVar, assert_never
 from uuid import UUID
 
@@ -206,13 +207,13 @@ def _verdict(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:
         case Succeeded(result):
             verdict |= {"ending": "succeeded", "result": result}
         case Retried(delay, error, end):
-            verdict |= {"delay": delay and delay.total_seconds(), **_error(error, end)}
+            verdict |= {"delay": _seconds(delay), **_error(error, end)}
         case Failed(error, end):
             verdict |= {"ending": "failed", **_error(error, end)}
         case Cancelled(reason):
             verdict |= {"ending": "cancelled", "end": AttemptEnd.CANCELLED, "error": reason or None}
         case Snoozed(delay):
-            verdict |= {"burned": 0, "snoozed": 1, "delay": delay.total_seconds()}
+            verdict |= {"burned": 0, "snoozed": 1, "delay": _seconds(delay)}
         case Released():
             verdict["burned"] = 0
         case Exhausted():
@@ -220,6 +221,10 @@ def _verdict(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:
         case _:
             assert_never(outcome)
     return verdict
+
+
+def _seconds(delay: timedelta | None) -> float | None:
+    return None if delay is None else delay.total_seconds()
 
 
 def _error(error: Any, end: AttemptEnd) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Text,
-    and_,
     any_,
     bindparam,
     delete,
@@ -32,6 +31,7 @@ from pgqueue.statements.tables import (
     message_queue,
     notify,
     queues,
+    stands_at_place_of,
 )
 
 JOB = bindparam("job_id", type_=BigInteger)
@@ -58,7 +58,7 @@ def delete_messages() -> Executable:
     message = (
         select(CTID)
         .select_from(message_queue)
-        .where(_message_of_job())
+        .where(stands_at_place_of(JOB))
         .with_for_update(skip_locked=True)
     )
     return (
@@ -160,16 +160,6 @@ def count_jobs() -> Executable:
 
     by = (Job.queue, Job.status)
     return select(*by, func.count().label("count")).group_by(*by).order_by(*by)
-
-
-def _message_of_job() -> ColumnElement[bool]:
-    """By the job's whole place, which is the key of its message but for the id."""
-    place = select(jobs.c.queue, jobs.c.priority, jobs.c.run_at).where(jobs.c.id == JOB)
-    of_place = [
-        message_queue.c[name] == place.with_only_columns(jobs.c[name]).scalar_subquery()
-        for name in ("queue", "priority", "run_at")
-    ]
-    return and_(*of_place, message_queue.c.target_id == JOB)
 
 
 def _is_dead() -> ColumnElement[bool]:

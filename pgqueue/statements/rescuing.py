@@ -30,9 +30,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from pgqueue.statements.settling import write_verdicts
 from pgqueue.statements.tables import (
     clock,
-    jobs,
     leases,
-    message_queue,
+    stands_at_place_of,
     workers,
 )
 
@@ -92,7 +91,10 @@ def rescue_lost_messages() -> Executable:
     orphan = _orphans(leases.c.held).limit(LIMIT).cte("orphan")
     lease = (
         delete(leases)
-        .where(leases.c.target_id == orphan.c.target_id, ~_message_exists(leases.c.target_id))
+        .where(
+            leases.c.target_id == orphan.c.target_id,
+            ~exists().where(stands_at_place_of(leases.c.target_id)),
+        )
         .returning(
             leases.c.target_id,
             leases.c.message_id,
@@ -122,22 +124,6 @@ def _orphans(condition: Any) -> Select[Any]:
         .where(or_(workers.c.id.is_(None), workers.c.dead_at.is_not(None)), condition)
         .order_by(leases.c.target_id)
         .with_for_update(of=leases, skip_locked=True)
-    )
-
-
-def _message_exists(target_id: Any) -> Any:
-    place = select(jobs.c.queue, jobs.c.priority, jobs.c.run_at).where(jobs.c.id == target_id)
-    job = place.lateral("place")
-    return (
-        select(message_queue.c.id)
-        .select_from(job)
-        .where(
-            message_queue.c.queue == job.c.queue,
-            message_queue.c.priority == job.c.priority,
-            message_queue.c.run_at == job.c.run_at,
-            message_queue.c.target_id == target_id,
-        )
-        .exists()
     )
 
 

@@ -25,7 +25,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
-from pgqueue.statements.tables import CTID, clock, job_attempts, jobs, leases, message_queue
+from pgqueue.statements.tables import (
+    CTID,
+    clock,
+    job_attempts,
+    jobs,
+    leases,
+    message_queue,
+    stands_at_place_of,
+)
 
 JOB = bindparam("job_id", type_=BigInteger)
 MESSAGE = bindparam("of_message_id", type_=BigInteger)
@@ -106,15 +114,10 @@ def stamp_after_crash() -> Executable:
 @cache
 def take_message() -> Executable:
     """Delete a message that this transaction holds, or that nobody holds; no row otherwise."""
-    place = select(jobs.c.queue, jobs.c.priority, jobs.c.run_at).where(jobs.c.id == JOB)
-    of_place = [
-        message_queue.c[name] == place.with_only_columns(jobs.c[name]).scalar_subquery()
-        for name in ("queue", "priority", "run_at")
-    ]
     message = (
         select(CTID)
         .select_from(message_queue)
-        .where(*of_place, message_queue.c.id == MESSAGE)
+        .where(stands_at_place_of(JOB), message_queue.c.id == MESSAGE)
         .with_for_update(skip_locked=True)
     )
     return (

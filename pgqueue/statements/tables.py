@@ -10,12 +10,14 @@ from sqlalchemy import (
     Interval,
     Table,
     Text,
+    and_,
     bindparam,
     case,
     column,
     func,
     literal,
     literal_column,
+    select,
 )
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import JSONB
@@ -100,3 +102,15 @@ def document(name: str, *columns: ColumnElement[Any]) -> TableValuedAlias:
 def seconds(value: ColumnElement[Any]) -> ColumnElement[Any]:
     """A number of seconds as an interval."""
     return value * literal(timedelta(seconds=1), Interval, literal_execute=False)
+
+
+def stands_at_place_of(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
+    """A message of this job, found by the job's queue, priority and time.
+
+    Those are the key of the message but for its id: no index finds a message by its job alone.
+    """
+    place = [
+        message_queue.c[name] == select(jobs.c[name]).where(jobs.c.id == job_id).scalar_subquery()
+        for name in ("queue", "priority", "run_at")
+    ]
+    return and_(*place, message_queue.c.target_id == job_id)

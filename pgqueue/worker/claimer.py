@@ -2,7 +2,7 @@
 
 import logging
 import time
-from threading import Event, Thread
+from threading import Event
 
 from sqlalchemy import Connection
 
@@ -12,6 +12,7 @@ from pgqueue.unit_of_work import CLAIMING
 from pgqueue.worker.crew import Crew
 from pgqueue.worker.line import Line
 from pgqueue.worker.lookout import Lookout
+from pgqueue.worker.loops import Loop
 from pgqueue.worker.prefetch import STALE, Prefetch
 
 logger = logging.getLogger(__name__)
@@ -21,11 +22,11 @@ OPEN_EVERY = 0.050
 RECONCILE_EVERY = 30.0
 
 
-class Claimer(Thread):
+class Claimer(Loop):
     """One thread.  Ends when the worker stops or, if asked to, when nothing is left to do."""
 
     def __init__(self, crew: Crew, *, poll_interval: float, until_empty: bool) -> None:
-        super().__init__(name="pgqueue-claimer", daemon=True)
+        super().__init__(name="claimer")
         self._crew = crew
         self._lookout = Lookout(crew, poll_interval=poll_interval)
         self._prefetch = Prefetch(slots=crew.presence.slots)
@@ -38,7 +39,7 @@ class Claimer(Thread):
         self._ended = (0, 0.0)
         self.finished = Event()
 
-    def run(self) -> None:
+    def work(self) -> None:
         while not self._crew.stopping.is_set() and not self.finished.is_set():
             self._line.attempt(self._step)
         self.finished.set()

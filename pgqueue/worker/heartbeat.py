@@ -10,7 +10,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from threading import Event, Thread
+from threading import Event
 
 from sqlalchemy import Connection, Engine
 
@@ -18,6 +18,7 @@ from pgqueue.maintenance import FAST_GRACE
 from pgqueue.repository import Fleet
 from pgqueue.unit_of_work import NETWORK
 from pgqueue.worker.line import Line
+from pgqueue.worker.loops import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Presence:
         self._acknowledged_at = float("-inf")
 
 
-class Heartbeat(Thread):
+class Heartbeat(Loop):
     """Beats until it is told to stop."""
 
     def __init__(
@@ -63,7 +64,7 @@ class Heartbeat(Thread):
         on_cancel: Callable[[set[int]], None],
         on_death: Callable[[], None],
     ) -> None:
-        super().__init__(name="pgqueue-heartbeat", daemon=True)
+        super().__init__(name="heartbeat")
         self.presence = presence
         self.registered = Event()
         self._running = running
@@ -73,7 +74,7 @@ class Heartbeat(Thread):
         self._line = Line(engine, NETWORK, name="heartbeat", stopping=self._stopping)
         self._locked_on = 0
 
-    def run(self) -> None:
+    def work(self) -> None:
         while not self._stopping.is_set():
             began = time.monotonic()
             self._line.attempt(self._beat)

@@ -8,7 +8,7 @@ message, or not at all.  The states, and who may act in them: docs/explanation/l
 
 import logging
 from datetime import timedelta
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 
 from sqlalchemy import Connection, NestedTransaction
 from sqlalchemy.exc import IntegrityError
@@ -28,6 +28,7 @@ from pgqueue.unit_of_work import (
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.line import Line
 from pgqueue.worker.lookout import Lookout
+from pgqueue.worker.loops import Loop
 from pgqueue.worker.transactional import (
     CommitUnknown,
     commit,
@@ -71,11 +72,11 @@ class Turnstile:
             return self._side_line.attempt(lambda line: Attempts(line, worker_id).stamp(locked))
 
 
-class HeldSlot(Thread):
+class HeldSlot(Loop):
     """One handler thread of transaction mode, with a connection of its own."""
 
     def __init__(self, turnstile: Turnstile, *, batch: int) -> None:
-        super().__init__(name="pgqueue-slot", daemon=True)
+        super().__init__(name="slot")
         self.crew = turnstile.crew
         self.current: Run | None = None
         self._turnstile = turnstile
@@ -89,7 +90,7 @@ class HeldSlot(Thread):
             isolation_level="READ COMMITTED",
         )
 
-    def run(self) -> None:
+    def work(self) -> None:
         while self._turnstile.is_open:
             try:
                 self._line.attempt(self._step)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from threading import Event, Thread
+from threading import Event
 
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -14,6 +14,7 @@ from pgqueue.statements.tables import notify
 from pgqueue.unit_of_work import CLAIMING
 from pgqueue.worker.heartbeat import Presence
 from pgqueue.worker.line import Line
+from pgqueue.worker.loops import Loop
 from pgqueue.worker.workbench import Workbench
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ LINGER = 0.002
 MUCH = 20
 
 
-class Settler(Thread):
+class Settler(Loop):
     """One thread; its statements carry the fence, so running one again changes nothing."""
 
     def __init__(
@@ -36,7 +37,7 @@ class Settler(Thread):
         *,
         goes_on: Callable[[bool], None],
     ) -> None:
-        super().__init__(name="pgqueue-settler", daemon=True)
+        super().__init__(name="settler")
         self._bench = bench
         self._presence = presence
         self._goes_on = goes_on
@@ -45,7 +46,7 @@ class Settler(Thread):
         self._line = Line(engine, CLAIMING, name="settler", stopping=self._gave_up)
         self._lingers = False
 
-    def run(self) -> None:
+    def work(self) -> None:
         while True:
             batch = self._bench.done_batch(wait=0.5)
             if not batch:
@@ -115,7 +116,7 @@ def _is_plain_success(outcome: Outcome) -> bool:
 
 def _keeps_its_place(outcome: Outcome) -> bool:
     """Whether the next message has the old time, and so stands behind the frontiers."""
-    return isinstance(outcome, Released) or (isinstance(outcome, Retried) and not outcome.delay)
+    return isinstance(outcome, Released) or (isinstance(outcome, Retried) and outcome.delay is None)
 
 
 def _bare(outcome: Outcome) -> Outcome:

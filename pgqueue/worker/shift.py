@@ -63,6 +63,10 @@ class TooManyStuck(PgQueueError, RuntimeError):
     """As many threads are stuck past their timeout as the worker has slots."""
 
 
+class WorkerBroken(PgQueueError, RuntimeError):
+    """A thread of the worker has ended by a mistake in pgqueue; start the worker again."""
+
+
 class Shift:
     """The threads of one run and their end.  :meth:`work` runs in the caller's thread."""
 
@@ -109,6 +113,7 @@ class Shift:
             self._start_slots()
             while not is_over() and not self._finished.wait(WATCH_EVERY):
                 self._replace_overdue()
+                self._check_loops()
         self._end(grace)
         return self._crew.bench.counts
 
@@ -225,6 +230,14 @@ class Shift:
             atexit.register(self._interrupt)
             return
         self._close()
+
+    def _check_loops(self) -> None:
+        """A worker that has lost one of its threads must end: half of it looks like all of it."""
+        loops = (self._heartbeat, self._upkeep, self._settler, self._claimer, *self._slots)
+        for loop in loops:
+            if loop.failure is not None:
+                self._stopping.set()
+                raise WorkerBroken(f"{loop.name} has failed: {loop.failure!r}") from loop.failure
 
     def _are_alive(self) -> bool:
         return any(slot.is_alive() for slot in self._slots)

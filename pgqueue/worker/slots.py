@@ -1,12 +1,12 @@
 """Slots: the threads that run handlers."""
 
 import logging
-from threading import Thread
 
 from pgqueue import execution
 from pgqueue.context import JobContext
 from pgqueue.outcomes import Exhausted, Outcome
 from pgqueue.worker.crew import Crew, Run
+from pgqueue.worker.loops import Loop
 from pgqueue.worker.transactional import run_in_async_transaction, run_in_transaction
 
 logger = logging.getLogger(__name__)
@@ -15,15 +15,15 @@ NO_CONTEXT = JobContext(0, 0, 0, "", "")
 """For handlers that do not ask for one."""
 
 
-class Slot(Thread):
+class Slot(Loop):
     """Lease mode: takes a job from the workbench, runs it, hands its outcome to the settler."""
 
     def __init__(self, crew: Crew) -> None:
-        super().__init__(name="pgqueue-slot", daemon=True)
+        super().__init__(name="slot")
         self.crew = crew
         self.current: Run | None = None
 
-    def run(self) -> None:
+    def work(self) -> None:
         bench = self.crew.bench
         while (claimed := bench.take()) is not None:
             if not self.crew.may_start(claimed):

@@ -1,30 +1,37 @@
 """Upkeep: every worker looks after the others, on a connection of its own."""
 
 import time
-from threading import Event, Thread
+from threading import Event
 
 from sqlalchemy import Connection, Engine
 
 from pgqueue.maintenance import Witness, forget_dead, rescue_dead
 from pgqueue.unit_of_work import NETWORK
 from pgqueue.worker.line import Line
+from pgqueue.worker.loops import Loop
 
 LOOK_EVERY = 0.25
 FORGET_EVERY = 3600.0
 
 
-class Upkeep(Thread):
+class Upkeep(Loop):
     """Rescues what dead workers held.  A new connection begins to witness anew."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(name="pgqueue-upkeep", daemon=True)
+        super().__init__(name="upkeep")
         self._stopping = Event()
-        self._line = Line(engine, NETWORK, name="upkeep", stopping=self._stopping)
+        self._line = Line(
+            engine,
+            NETWORK,
+            name="upkeep",
+            stopping=self._stopping,
+            isolation_level="READ COMMITTED",
+        )
         self._generation = 0
         self._witness = Witness()
         self._forgot_at = time.monotonic()
 
-    def run(self) -> None:
+    def work(self) -> None:
         while not self._stopping.wait(LOOK_EVERY):
             self._line.attempt(self._look)
         self._line.close()

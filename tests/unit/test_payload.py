@@ -159,6 +159,17 @@ def test_what_postgresql_or_people_write_is_read_too(
     assert payload_for(annotation).loads(f'{{"value": {stored}}}\n') == {"value": value}
 
 
+@pytest.mark.parametrize("annotation", [Any, list[Any], int | float, float | int | None])
+def test_a_float_that_postgresql_writes_without_its_point_keeps_its_value(annotation: Any) -> None:
+    number = 7.205759403792138e16  # jsonb would write 72057594037921380, another number
+    value: Any = [number] if annotation == list[Any] else number
+
+    returned = travelled(annotation, value)
+
+    assert returned == value
+    assert str(number) not in written(payload_for(annotation), value)
+
+
 def test_a_key_given_twice_counts_as_its_last() -> None:
     assert payload_for(int).loads('{"value": 1, "value": 2}') == {"value": 2}
 
