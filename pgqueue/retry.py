@@ -214,7 +214,7 @@ def _asked(function: Callable[..., Any], failure: Failure, task_name: str) -> ti
             *(getattr(failure, name) for name in by_place),
             **{name: getattr(failure, name) for name in by_name},
         )
-    except Exception as error:  # the function is the application's code
+    except BaseException as error:  # the application's function, and the worker must go on
         what = f"raised {type(error).__name__}"
     else:
         delay = _usable(answer)

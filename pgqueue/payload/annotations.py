@@ -17,6 +17,7 @@ from pgqueue.payload.records import Fields, dataclass_of, pydantic_model_of, typ
 from pgqueue.payload.refusals import CannotTravel
 from pgqueue.payload.scalars import SCALAR_CODECS
 
+_CONTAINERS = (list, dict, tuple, set, frozenset)
 _INJECTED = {"Session", "AsyncSession", "scoped_session", "async_scoped_session", "JobContext"}
 
 
@@ -122,9 +123,6 @@ class Annotations:
             return self.codec_of(annotation)
         except CannotTravel as error:
             raise CannotTravel(f"has the field {kind.__name__}.{name}, which {error}") from error
-
-
-_CONTAINERS = (list, dict, tuple, set, frozenset)
 
 
 def _bare(annotation: Any) -> Any:

@@ -109,6 +109,8 @@ def one_of(values: Sequence[Any]) -> Codec:
 def member_of(kind: type[Enum]) -> Codec:
     """An enum member, written as its value, so that renaming a member breaks no stored job."""
     expects = f"a {kind.__name__}"
+    if not kind.__members__:
+        raise CannotTravel(f"is {kind.__name__}, an enum without members: annotate the one you use")
     for member in kind:
         _check_member(member)
     by_value = {(type(member.value) is bool, member.value): member for member in kind}

@@ -167,9 +167,9 @@ class Payload:
             if codec.is_unbounded and nests_too_deep(encoded):
                 raise BadValue(TOO_DEEP)
         except WrongType as refusal:
-            raise ArgumentsError(self._said(name, refusal)) from refusal
+            raise ArgumentsError(self._said(name, refusal)) from refusal.__cause__
         except Refusal as refusal:
-            raise PayloadError(self._said(name, refusal)) from refusal
+            raise PayloadError(self._said(name, refusal)) from refusal.__cause__
         except RecursionError:
             raise PayloadError(self._said(name, BadValue(TOO_DEEP))) from None
         except Exception as error:  # to look at an application's object is to run its code
@@ -184,7 +184,9 @@ class Payload:
                 raise BadValue(TOO_DEEP)
             return codec.decode(value)
         except Refusal as refusal:
-            raise PayloadError(self._said(name, refusal, noun="stored argument")) from refusal
+            raise PayloadError(
+                self._said(name, refusal, noun="stored argument")
+            ) from refusal.__cause__
         except RecursionError:
             reason = BadValue(TOO_DEEP)
             raise PayloadError(self._said(name, reason, noun="stored argument")) from None
@@ -192,6 +194,7 @@ class Payload:
             reason = BadValue(f"cannot be built: its type raised {type(error).__name__}")
             raise PayloadError(self._said(name, reason, noun="stored argument")) from error
 
+    # An error's cause is that of the refusal: what a constructor of the application raised, if any.
     def _said(self, name: str, refusal: Refusal, *, noun: str = "argument") -> str:
         return f"task {self.task_name}: {noun} {name}{refusal.path} {refusal.reason}"
 
@@ -207,8 +210,7 @@ class Payload:
         largest = max(sizes, key=lambda name: sizes[name], default="")
         return PayloadError(
             f"task {self.task_name}: the arguments are {size:,} bytes as JSON, over the limit of "
-            f"{max_bytes:,}; "
-            f"the largest is {largest!r}: keep it in a table and pass its id"
+            f"{max_bytes:,}; the largest is {largest!r}: keep it in a table and pass its id"
         )
 
 

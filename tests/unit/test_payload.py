@@ -67,7 +67,6 @@ baskets = st.builds(Basket, st.lists(items, max_size=3), st.none() | moments)
 @pytest.mark.parametrize(
     ("annotation", "values"),
     [
-        (Any, plain),
         (str, text),
         (int, st.integers()),
         (float, st.floats(allow_nan=False, allow_infinity=False)),
@@ -104,6 +103,11 @@ def test_a_value_comes_back_as_it_went_in(annotation: Any, values: Any) -> None:
         assert type(returned) is type(value)
 
     comes_back()
+
+
+@given(plain)
+def test_a_plain_value_comes_back_equal(value: Any) -> None:
+    assert travelled(Any, value) == value
 
 
 @given(moments)

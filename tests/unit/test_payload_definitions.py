@@ -78,6 +78,7 @@ class Checked:
         (dict[int, str], "keys of int"),
         (Odd, "member ONE"),
         (Endless, "member ONE"),
+        (enum.Enum, "without members"),
         (Literal[b"x"], "bytes literal"),
         (T, "~T"),
         (type[int], "type"),
