@@ -7,13 +7,18 @@ SQLAlchemy 2.1 installs greenlet only with its extra ``asyncio``; hence the lazy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import URL, NullPool
+from sqlalchemy import URL, Connection, NullPool
 from sqlalchemy.orm import Session
 
 from pgqueue.errors import ArgumentsError
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+    )
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,6 +66,20 @@ def new_session(url: URL) -> "AsyncSession":
 
     engine = create_async_engine(url.set(drivername="postgresql+psycopg"), poolclass=NullPool)
     return AsyncSession(engine, expire_on_commit=False)
+
+
+def joined_session(connection: "AsyncConnection | Connection") -> "AsyncSession":
+    """An AsyncSession inside a transaction that is not its own.
+
+    Its commit() and rollback() end at a savepoint.  On a plain Connection it blocks the thread,
+    so that is for an event loop which runs nothing else.
+    """
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    session = AsyncSession(join_transaction_mode="create_savepoint", expire_on_commit=False)
+    sync_connection: Any = getattr(connection, "sync_connection", connection)
+    session.sync_session.bind = sync_connection
+    return session
 
 
 def create_engine(url: URL) -> "AsyncEngine":

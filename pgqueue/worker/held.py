@@ -206,7 +206,7 @@ class HeldSlot(Loop):
         if run.claimed.attempt > run.claimed.max_attempts:
             return Verdict(Exhausted(), keeps_writes=False)
         if task.is_transactional and task.is_async:
-            return run_with_async_session(crew, run, connection)
+            return run_with_async_session(run, connection)
         if task.is_transactional:
             return run_with_session(crew, run, connection)
         if task.is_async:

@@ -7,17 +7,21 @@ passed on meanwhile it finds nothing, and everything the handler wrote rolls bac
 import asyncio
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from pgqueue import execution
+from pgqueue import async_session, execution
 from pgqueue.execution import CancelWins, Stale, Verdict
 from pgqueue.outcomes import Cancelled, Outcome
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import backend_pid, joined_session
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.workbench import STALE, WORDS
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 logger = logging.getLogger(__name__)
 
@@ -49,22 +53,12 @@ def run_in_transaction(crew: Crew, run: Run) -> Outcome | None:
 
 async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
     """The same on the event loop, with an AsyncSession."""
-    from sqlalchemy.ext.asyncio import AsyncSession
-
     try:
         async with crew.loop.engine.connect() as connection:
             await connection.execution_options(isolation_level="READ COMMITTED")
             async with connection.begin() as transaction:
                 run.backend_pid = await connection.run_sync(backend_pid)
-                session = AsyncSession(
-                    connection, join_transaction_mode="create_savepoint", expire_on_commit=False
-                )
-                verdict = await execution.run_async(run.task, run.claimed, run.context(session))
-                if verdict.keeps_writes:
-                    verdict = await session.run_sync(
-                        lambda sync: execution.finish(run.task, run.claimed, verdict, sync.commit)
-                    )
-                await session.close()
+                verdict = await _run_with_async_session(run, connection)
                 if verdict.keeps_writes:
                     return await connection.run_sync(
                         lambda sync: _complete(crew, run, sync, verdict.outcome)
@@ -86,26 +80,23 @@ def run_with_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
         return verdict
 
 
-def run_with_async_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
+def run_with_async_session(run: Run, connection: Connection) -> Verdict:
     """The same for an async handler, on an event loop of its own.
 
     The connection belongs to this thread and blocks it.  On the loop that all async handlers
     share, two that wait for each other's row locks would stop it for good.
     """
-    from sqlalchemy.ext.asyncio import AsyncSession
+    return asyncio.run(_run_with_async_session(run, connection))
 
-    async def run_here() -> Verdict:
-        session = AsyncSession(join_transaction_mode="create_savepoint", expire_on_commit=False)
-        session.sync_session.bind = connection
+
+async def _run_with_async_session(run: Run, connection: "AsyncConnection | Connection") -> Verdict:
+    async with async_session.joined_session(connection) as session:
         verdict = await execution.run_async(run.task, run.claimed, run.context(session))
-        if verdict.keeps_writes:
-            verdict = await session.run_sync(
-                lambda sync: execution.finish(run.task, run.claimed, verdict, sync.commit)
-            )
-        await session.close()
-        return verdict
-
-    return asyncio.run(run_here())
+        if not verdict.keeps_writes:
+            return verdict
+        return await session.run_sync(
+            lambda sync: execution.finish(run.task, run.claimed, verdict, sync.commit)
+        )
 
 
 def commit(connection: Connection) -> None:
