@@ -136,9 +136,13 @@ class Task(Generic[P, R]):
         """
         target = _sync_session(session, self.name)
         bound = [self._bound(row, index) for index, row in enumerate(rows)]
-        encoded = [self.payload.encode(values) for values in bound]
-        chunks = [encoded[start : start + CHUNK] for start in range(0, len(encoded), CHUNK)]
-        texts = [self.payload.dumps_many(chunk) for chunk in chunks]
+        encoded = self.payload.encode_many(bound)
+        starts = range(0, len(encoded), CHUNK)
+        chunks = [encoded[start : start + CHUNK] for start in starts]
+        texts = [
+            self.payload.dumps_many(chunk, first_index=start)
+            for start, chunk in zip(starts, chunks, strict=True)
+        ]
         repository = Jobs(target.connection(bind_arguments={"mapper": Job}))
         ids: list[int] = []
         if self._options.unique_key is None:

@@ -35,6 +35,8 @@ https://www.postgresql.org/docs/current/runtime-config-connection.html"""
 
 CLAIMING = {
     **dict.fromkeys(PLANNER, "off"),
+    # There is one good plan for each of these statements; planning costs more than running it.
+    "plan_cache_mode": "force_generic_plan",
     **NETWORK,
     "timezone": "UTC",
     "default_transaction_isolation": "read committed",

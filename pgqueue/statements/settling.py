@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     Uuid,
     and_,
+    any_,
     bindparam,
     case,
     cast,
@@ -24,9 +25,11 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    literal_column,
     null,
     or_,
     select,
+    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
@@ -35,6 +38,7 @@ from sqlalchemy.sql.selectable import CTE
 
 from pgqueue.statements.tables import (
     CANCELLED,
+    CTID,
     FAILED,
     SUCCEEDED,
     clock,
@@ -74,19 +78,10 @@ def settle(*, held: bool) -> Executable:
         column("error", Text),
         column("traceback", Text),
     )
-    lease = (
-        delete(leases)
-        .where(
-            leases.c.target_id == said.c.target_id,
-            leases.c.message_id == said.c.message_id,
-            leases.c.attempt == said.c.attempt,
-            leases.c.worker_id == WORKER,
-            leases.c.held if held else ~leases.c.held,
-        )
-        .returning(*_lease_columns(), *_verdict_columns(said))
-        .cte("lease")
-    )
-    return write_verdicts(lease)
+    gone = _deleted_leases(said, held=held)
+    same_lease = and_(said.c.target_id == gone.c.target_id, said.c.message_id == gone.c.message_id)
+    lease = select(*gone.c, *_verdict_columns(said)).select_from(gone.join(said, same_lease))
+    return write_verdicts(lease.cte("lease"))
 
 
 @cache
@@ -105,18 +100,7 @@ def settle_succeeded() -> Executable:
         )
         .render_derived(name="said")
     )
-    lease = (
-        delete(leases)
-        .where(
-            leases.c.target_id == said.c.target_id,
-            leases.c.message_id == said.c.message_id,
-            leases.c.attempt == said.c.attempt,
-            leases.c.worker_id == WORKER,
-            ~leases.c.held,
-        )
-        .returning(leases.c.target_id, leases.c.attempt, leases.c.started_at)
-        .cte("lease")
-    )
+    lease = _deleted_leases(said, held=False)
     job = (
         update(jobs)
         .where(jobs.c.id == lease.c.target_id, jobs.c.outcome.is_(None))
@@ -162,6 +146,35 @@ def write_verdicts(lease: CTE) -> Executable:
         .add_cte(_next_messages_of(job))
         .add_cte(_bad_attempts_of(job))
         .add_cte(_letters_of(job))
+    )
+
+
+def _deleted_leases(said: Any, *, held: bool) -> CTE:
+    """The fence: the leases that are still exactly what was said, deleted.
+
+    Each is looked up by its key, in a sub-query the planner cannot turn round: from an empty
+    table's statistics it would read all leases for each of the attempts.  A lease that is taken
+    over meanwhile has moved from its ctid, and stays.
+    """
+    lease = (
+        select(CTID)
+        .select_from(leases)
+        .where(
+            leases.c.target_id == said.c.target_id,
+            leases.c.message_id == said.c.message_id,
+            leases.c.attempt == said.c.attempt,
+            leases.c.worker_id == WORKER,
+            leases.c.held if held else ~leases.c.held,
+        )
+        .offset(literal_column("0"))
+        .lateral("lease")
+    )
+    places = select(lease.c.ctid).select_from(said.join(lease, true())).scalar_subquery()
+    return (
+        delete(leases)
+        .where(any_(func.array(places)) == CTID)
+        .returning(*_lease_columns())
+        .cte("gone")
     )
 
 

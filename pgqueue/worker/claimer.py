@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from threading import Event
 
 from sqlalchemy import Connection
@@ -17,26 +18,31 @@ from pgqueue.worker.prefetch import STALE, Prefetch
 
 logger = logging.getLogger(__name__)
 
-OPEN_EVERY = 0.050
-"""Seconds between two claims that may bring jobs which must not wait in this process."""
 RECONCILE_EVERY = 30.0
 
 
 class Claimer(Loop):
     """One thread.  Ends when the worker stops or, if asked to, when nothing is left to do."""
 
-    def __init__(self, crew: Crew, *, poll_interval: float, until_empty: bool) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        *,
+        poll_interval: float,
+        until_empty: bool,
+        pace: Callable[[], tuple[int, float]],
+    ) -> None:
         super().__init__(name="claimer")
         self._crew = crew
+        self._pace = pace
         self._lookout = Lookout(crew, poll_interval=poll_interval)
         self._prefetch = Prefetch(slots=crew.presence.slots)
         self._until_empty = until_empty
         self._line = Line(crew.engine, CLAIMING, name="claimer", stopping=crew.stopping)
         self._generation = 0
         self._reconciled_at = 0.0
-        self._opened_at = 0.0
         self._was_full = False
-        self._ended = (0, 0.0)
+        self._ran = (0, 0.0)
         self.finished = Event()
 
     def work(self) -> None:
@@ -52,21 +58,15 @@ class Claimer(Loop):
         bench.room.clear()
         free = bench.waiting - len(bench.heap)
         sweep = self._lookout.is_sweep_due(connection)
-        if free > 0 and (sweep or self._is_open()):
+        if free > 0 and (sweep or not self._was_full or not self._prefetch.ahead):
             self._claim(connection, limit=free, ahead=False, sweep=sweep)
             return
-        ahead = self._prefetch.ahead - len(bench.heap)
+        ahead = self._prefetch.ahead
         # A sweep waits for a free slot, and with it the jobs that may not be claimed ahead.
-        if not sweep and ahead > self._prefetch.ahead // 2:
-            self._claim(connection, limit=max(free, 0) + ahead, ahead=True, sweep=False)
+        if not sweep and ahead > 0 and len(bench.heap) <= ahead:
+            self._claim(connection, limit=ahead, ahead=True, sweep=False)
             return
         self._wait_for_room()
-
-    def _is_open(self) -> bool:
-        """Whether a free slot is offered to any job, also to one that may not wait here."""
-        if not self._was_full or not self._prefetch.ahead:
-            return True
-        return time.monotonic() - self._opened_at >= OPEN_EVERY
 
     def _claim(self, connection: Connection, *, limit: int, ahead: bool, sweep: bool) -> None:
         crew = self._crew
@@ -78,12 +78,10 @@ class Claimer(Loop):
             limit=limit,
             sweep=sweep,
         )
-        if not ahead:
-            self._opened_at = time.monotonic()
         self._was_full = claim.taken >= limit
         if claim.rows:
             crew.bench.put(claim.rows)
-            crew.bench.low_water = self._prefetch.ahead // 2
+            crew.bench.low_water = self._prefetch.ahead
         if self._was_full and crew.bench.waiting:
             self._prefetch.ran_dry()
         if claim.taken > len(claim.rows):
@@ -122,9 +120,10 @@ class Claimer(Loop):
                     bench.done(claimed, Released())
 
     def _follow_speed(self) -> None:
-        jobs, at = self._ended
-        self._ended = (self._crew.bench.counts.total(), time.monotonic())
-        self._prefetch.ended(self._ended[0] - jobs, seconds=self._ended[1] - at)
+        jobs, busy = self._pace()
+        if jobs - self._ran[0] >= self._crew.presence.slots:
+            self._prefetch.ran(jobs - self._ran[0], busy=busy - self._ran[1])
+            self._ran = (jobs, busy)
 
     def _prepare(self, connection: Connection) -> None:
         if self._generation != self._line.generation:

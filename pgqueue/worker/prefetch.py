@@ -6,7 +6,7 @@ a dying worker takes fewer innocent jobs along.
 
 MOST_AHEAD = 500
 HORIZON = 0.010
-"""Seconds of work to have ahead."""
+"""Seconds of work to claim ahead at once."""
 TOO_OLD = 0.050
 """Seconds a claimed job may wait before less is claimed ahead."""
 STALE = 0.250
@@ -22,10 +22,13 @@ class Prefetch:
         self.ahead = 0
         """Jobs to hold that no slot is free for; none for handlers that take their time."""
 
-    def ended(self, jobs: int, *, seconds: float) -> None:
-        """So many jobs have ended in so many seconds."""
-        if seconds > 0:
-            self._rate = (self._rate + jobs / seconds) / 2
+    def ran(self, jobs: int, *, busy: float) -> None:
+        """So many jobs have kept the slots busy for so many seconds, all slots together.
+
+        Busy time, because a slot that has nothing to do says nothing about the handlers.
+        """
+        if busy > 0:
+            self._rate = (self._rate + self._slots * jobs / busy) / 2
 
     def ran_dry(self) -> None:
         """A slot had nothing to take although there was more to claim."""

@@ -44,19 +44,18 @@ class Settler(Loop):
         self._stop_when_done = Event()
         self._gave_up = Event()
         self._line = Line(engine, CLAIMING, name="settler", stopping=self._gave_up)
-        self._lingers = False
 
     def work(self) -> None:
+        much = False
         while True:
+            if much:
+                time.sleep(LINGER)
             batch = self._bench.done_batch(wait=0.5)
+            much = len(batch) >= MUCH
             if not batch:
                 if self._stop_when_done.is_set():
                     break
                 continue
-            if self._lingers and len(batch) < MUCH:
-                time.sleep(LINGER)
-                batch += self._bench.done_batch(wait=0)
-            self._lingers = len(batch) >= MUCH
             self._settle_surely(batch)
         self._line.close()
 

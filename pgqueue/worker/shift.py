@@ -99,7 +99,9 @@ class Shift:
         self._settler = Settler(self._engine, self._crew.bench, presence, goes_on=self._goes_on)
         poll = plan.poll_interval.total_seconds()
         self._turnstile = Turnstile(self._crew, poll_interval=poll, until_empty=until_empty)
-        self._claimer = Claimer(self._crew, poll_interval=poll, until_empty=until_empty)
+        self._claimer = Claimer(
+            self._crew, poll_interval=poll, until_empty=until_empty, pace=self._pace
+        )
         self._slots = [self._new_slot() for _ in range(plan.slots)]
 
     def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
@@ -152,6 +154,11 @@ class Shift:
 
     def _runs(self) -> list[Run]:
         return [run for slot in self._slots if (run := slot.current) is not None]
+
+    def _pace(self) -> tuple[int, float]:
+        """How many jobs have run, and how long they have kept the slots busy."""
+        slots = [slot for slot in self._slots if isinstance(slot, Slot)]
+        return sum(slot.ran for slot in slots), sum(slot.busy for slot in slots)
 
     def _running(self) -> list[int]:
         return [run.claimed.job_id for run in self._runs()]

@@ -1,6 +1,7 @@
 """Slots: the threads that run handlers."""
 
 import logging
+import time
 
 from pgqueue import execution
 from pgqueue.context import JobContext
@@ -22,6 +23,9 @@ class Slot(Loop):
         super().__init__(name="slot")
         self.crew = crew
         self.current: Run | None = None
+        self.ran = 0
+        self.busy = 0.0
+        """Seconds spent on the jobs that have run here."""
 
     def work(self) -> None:
         bench = self.crew.bench
@@ -31,6 +35,8 @@ class Slot(Loop):
             run = self.current = Run(claimed, self.crew.tasks[claimed.task])
             outcome = self._outcome_of(run)
             self.current = None
+            self.ran += 1
+            self.busy += time.monotonic() - run.started_at
             if run.finish():
                 if outcome is not None:
                     bench.done(claimed, outcome)
