@@ -160,18 +160,29 @@ class Attempts:
         rows = self._executor.execute(settling.settle(held=held), parameters)
         return [Settled(row[0], row[1]) for row in rows]
 
-    def settle_succeeded(self, successes: Sequence[Claimed]) -> list[Settled]:
-        """Write down successes that have no result to keep."""
-        rows = self._executor.execute(
+    def settle_succeeded(self, successes: Sequence[Claimed]) -> list[Settled] | None:
+        """Write down successes that have no result to keep.
+
+        None says that all of them were this worker's, and have succeeded.
+        """
+        ours, cancelled, settled = self._executor.execute(
             settling.settle_succeeded(),
             {
-                "target_ids": [claimed.job_id for claimed in successes],
-                "message_ids": [claimed.message_id for claimed in successes],
-                "attempts": [claimed.attempt for claimed in successes],
+                "target_ids": _array(claimed.job_id for claimed in successes),
+                "message_ids": _array(claimed.message_id for claimed in successes),
+                "attempts": _array(claimed.attempt for claimed in successes),
+                "expected": len(successes),
                 "worker_id": self._worker_id,
             },
-        )
-        return [Settled(row[0], row[1]) for row in rows]
+        ).one()
+        if ours == len(successes) and cancelled is None:
+            return None
+        ids = json.loads(settled) if settled else [claimed.job_id for claimed in successes]
+        ended = set(json.loads(cancelled or "[]"))
+        return [
+            Settled(job_id, "cancelled" if job_id in ended else "succeeded")
+            for job_id in (ids if ours else [])
+        ]
 
     def _take(self, statement: Any, pairs: Iterable[Pair], tasks: str, limit: int) -> Sequence[Any]:
         parameters = {
@@ -181,6 +192,10 @@ class Attempts:
             "worker_id": self._worker_id,
         }
         return self._executor.execute(statement, parameters).all()
+
+
+def _array(numbers: Iterable[int]) -> str:
+    return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def _claim_of(rows: Sequence[Any], kind: type[Kind]) -> Claim[Kind]:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Float,
+    Integer,
     SmallInteger,
     Text,
     Uuid,
@@ -86,13 +87,13 @@ def settle(*, held: bool) -> Executable:
 
 @cache
 def settle_succeeded() -> Executable:
-    """The common case of :func:`settle`, lean: lease mode, success, nothing to keep."""
+    """The common case of :func:`settle`, lean: lease mode, success, nothing to keep.
+
+    Returns one row: how many were ours, which of them ended as cancelled, and, only if some
+    were not ours, which were.  The arrays come as text: psycopg would write them item by item.
+    """
     said = (
-        func.unnest(
-            cast(bindparam("target_ids"), ARRAY(BigInteger)),
-            cast(bindparam("message_ids"), ARRAY(BigInteger)),
-            cast(bindparam("attempts"), ARRAY(SmallInteger)),
-        )
+        func.unnest(*(cast(bindparam(name, type_=Text), ARRAY(kind)) for name, kind in _SAID))
         .table_valued(
             column("target_id", BigInteger),
             column("message_id", BigInteger),
@@ -114,7 +115,17 @@ def settle_succeeded() -> Executable:
         .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
         .cte("job")
     )
-    return select(job.c.id, job.c.outcome).add_cte(_letters_of(job))
+    ours = func.count()
+    cancelled = func.jsonb_agg(job.c.id).filter(job.c.outcome == CANCELLED)
+    settled = case((ours != bindparam("expected", type_=Integer), func.jsonb_agg(job.c.id)))
+    return (
+        select(ours, cast(cancelled, Text), cast(settled, Text))
+        .select_from(job)
+        .add_cte(_letters_of(job))
+    )
+
+
+_SAID = (("target_ids", BigInteger), ("message_ids", BigInteger), ("attempts", SmallInteger))
 
 
 def write_verdicts(lease: CTE) -> Executable:

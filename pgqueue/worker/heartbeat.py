@@ -14,7 +14,7 @@ from threading import Event
 
 from sqlalchemy import Connection, Engine
 
-from pgqueue.maintenance import FAST_GRACE
+from pgqueue import maintenance
 from pgqueue.repository import Fleet
 from pgqueue.unit_of_work import NETWORK
 from pgqueue.worker.line import Line
@@ -33,7 +33,7 @@ class Presence:
         self.queues = queues
         self.slots = slots
         self.paused: Collection[str] = ()
-        self._acknowledged_at = float("-inf")
+        self._fresh_until = float("-inf")
 
     @property
     def is_fresh(self) -> bool:
@@ -41,15 +41,15 @@ class Presence:
 
         The time is taken before the beat is sent, so it is never younger than the database's.
         """
-        return time.monotonic() - self._acknowledged_at < FAST_GRACE.total_seconds()
+        return time.monotonic() < self._fresh_until
 
     def acknowledged(self, *, sent_at: float) -> None:
-        self._acknowledged_at = sent_at
+        self._fresh_until = sent_at + maintenance.FAST_GRACE.total_seconds()
 
     def be_reborn(self) -> None:
         """A worker that was declared dead goes on as another one."""
         self.worker_id = uuid.uuid4()
-        self._acknowledged_at = float("-inf")
+        self._fresh_until = float("-inf")
 
 
 class Heartbeat(Loop):

@@ -3,12 +3,21 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from threading import Event
 
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from pgqueue.outcomes import Outcome, Released, Retried, Snoozed, Succeeded
+from pgqueue.outcomes import (
+    ErrorReport,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
 from pgqueue.repository import Attempts, Claimed, Settled
 from pgqueue.statements.tables import notify
 from pgqueue.unit_of_work import CLAIMING
@@ -68,24 +77,25 @@ class Settler(Loop):
 
     def _settle_surely(self, batch: list[Settlement]) -> None:
         while not self._gave_up.is_set():
-            settled = self._line.attempt(lambda connection: self._settle(connection, batch))
-            if settled is not None:
-                self._report(batch, settled)
+            if self._line.attempt(lambda connection: self._settle(connection, batch)):
                 return
 
-    def _settle(self, connection: Connection, batch: list[Settlement]) -> list[Settled]:
+    def _settle(self, connection: Connection, batch: list[Settlement]) -> bool:
         attempts = Attempts(connection, self._presence.worker_id)
-        plain = [claimed for claimed, outcome in batch if _is_plain_success(outcome)]
+        plain = [item for item in batch if _is_plain_success(item[1])]
         others = [item for item in batch if not _is_plain_success(item[1])]
-        settled: list[Settled] = []
         if plain:
-            plain.sort(key=lambda claimed: claimed.job_id)
-            settled += attempts.settle_succeeded(plain)
+            # Ascending ids everywhere: two settles in opposite orders would deadlock.
+            successes = sorted((claimed for claimed, _ in plain), key=_job_id)
+            exceptions = attempts.settle_succeeded(successes)
+            self._bench.settled(plain, exceptions)
         if others:
-            settled += self._settle_others(attempts, others)
+            settled = self._settle_others(attempts, others)
             if any(_keeps_its_place(outcome) for _, outcome in others):
                 connection.execute(select(notify("rewind")))
-        return settled
+            self._bench.settled(others, settled)
+            self._wake(others)
+        return True
 
     def _settle_others(self, attempts: Attempts, batch: list[Settlement]) -> list[Settled]:
         try:
@@ -99,14 +109,14 @@ class Settler(Loop):
                 return attempts.settle([(batch[0][0], _bare(batch[0][1]))])
         return [row for item in batch for row in self._settle_others(attempts, [item])]
 
-    def _report(self, batch: list[Settlement], settled: list[Settled]) -> None:
-        stale = self._bench.settled(batch, settled)
-        if stale:
-            logger.warning("%d results came too late: their leases had passed on", stale)
-        again = [outcome for _, outcome in batch if isinstance(outcome, Retried | Snoozed)]
+    def _wake(self, batch: list[Settlement]) -> None:
         behind = any(_keeps_its_place(outcome) for _, outcome in batch)
-        if again or behind:
+        if behind or any(isinstance(outcome, Retried | Snoozed) for _, outcome in batch):
             self._goes_on(behind)
+
+
+def _job_id(claimed: Claimed) -> int:
+    return claimed.job_id
 
 
 def _is_plain_success(outcome: Outcome) -> bool:
@@ -119,10 +129,6 @@ def _keeps_its_place(outcome: Outcome) -> bool:
 
 
 def _bare(outcome: Outcome) -> Outcome:
-    from dataclasses import replace
-
-    from pgqueue.outcomes import ErrorReport, Failed
-
     if isinstance(outcome, Succeeded):
         return Succeeded({"unserialisable_result": "the database refused it"})
     if isinstance(outcome, Retried | Failed):

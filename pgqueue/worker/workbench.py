@@ -1,9 +1,10 @@
 """The workbench: what this process has claimed, what it runs, and what waits to be settled."""
 
 import heapq
+import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from threading import Condition, Event
 
 from pgqueue.outcomes import (
@@ -17,6 +18,8 @@ from pgqueue.outcomes import (
     Succeeded,
 )
 from pgqueue.repository import Claimed, Settled
+
+logger = logging.getLogger(__name__)
 
 BATCH = 2000
 STALE = "stale"
@@ -107,21 +110,24 @@ class Workbench:
         self._has_done.set()
         return batch
 
-    def settled(self, batch: Iterable[tuple[Claimed, Outcome]], settled: list[Settled]) -> int:
-        """Forget what has been settled, and count it; returns how much of it was stale."""
-        endings = dict(settled)
-        stale = 0
-        for claimed, outcome in batch:
+    def settled(
+        self, batch: Sequence[tuple[Claimed, Outcome]], settled: list[Settled] | None
+    ) -> None:
+        """Forget what has been settled, and count it; None when all went as it was said."""
+        if settled is None:
+            self.counts["succeeded"] += len(batch)
+        else:
+            endings = dict(settled)
+            for claimed, outcome in batch:
+                if claimed.job_id in endings:
+                    self.counts[endings[claimed.job_id] or WORDS[type(outcome)]] += 1
+                else:
+                    self.counts[STALE] += 1
+                    logger.warning("job %s: its result is not kept: too late", claimed.job_id)
+        for claimed, _ in batch:
             self.in_flight.pop(claimed.job_id, None)
-            if claimed.job_id not in endings:
-                stale += 1
-                continue
-            self.counts[endings[claimed.job_id] or WORDS[type(outcome)]] += 1
-        if stale:
-            self.counts[STALE] += stale
         if not self.in_flight:
             self.room.set()
-        return stale
 
     def settled_already(self, claimed: Claimed, word: str) -> None:
         """Forget and count an attempt whose outcome is written down, or is nobody's."""
