@@ -1,0 +1,207 @@
+"""The application whose jobs the worker processes of these tests run.
+
+Handlers write down what happens to them in a ledger, a file that survives the death of its
+writer, and wait for files that the test makes: nobody sleeps in the hope that it was enough.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from pgqueue import JobContext, PgQueue, Retry
+
+queue = PgQueue(os.environ.get("CHORES_URL"))
+
+AT_ONCE = Retry.constant(timedelta(0))
+LOOK_EVERY = 0.005
+EFFECT = text("INSERT INTO effects (job, attempt, pid) VALUES (:job, :attempt, :pid)")
+
+
+def directory() -> Path:
+    return Path(os.environ["CHORES_DIRECTORY"])
+
+
+def note(word: str, ctx: JobContext, **details: Any) -> None:
+    """Write a line that is there whatever happens to this process next."""
+    line = {"word": word, "job": ctx.job_id, "attempt": ctx.attempt, "pid": os.getpid()}
+    written = json.dumps({**line, "at": time.monotonic(), **details}) + "\n"
+    ledger = os.open(directory() / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(ledger, written.encode())
+    os.close(ledger)
+
+
+def is_open(gate: str) -> bool:
+    return (directory() / f"gate-{gate}").exists()
+
+
+def effect(ctx: JobContext) -> dict[str, int]:
+    return {"job": ctx.job_id, "attempt": ctx.attempt, "pid": os.getpid()}
+
+
+@queue.task(retry=AT_ONCE)
+def quick(ctx: JobContext, n: int = 0) -> None:
+    note("start", ctx)
+
+
+@queue.task(retry=AT_ONCE)
+def brief(ctx: JobContext, milliseconds: int) -> None:
+    note("start", ctx)
+    time.sleep(milliseconds / 1000)
+    note("end", ctx)
+
+
+@queue.task(retry=AT_ONCE)
+def pay(session: Session, ctx: JobContext, milliseconds: int = 0) -> None:
+    note("start", ctx)
+    session.execute(EFFECT, effect(ctx))
+    time.sleep(milliseconds / 1000)
+
+
+@queue.task(retry=AT_ONCE)
+async def pay_async(session: AsyncSession, ctx: JobContext, milliseconds: int = 0) -> None:
+    note("start", ctx)
+    await session.execute(EFFECT, effect(ctx))
+    await asyncio.sleep(milliseconds / 1000)
+
+
+@queue.task(retry=AT_ONCE)
+def wait(ctx: JobContext, gate: str) -> str:
+    """Ends when its gate opens, whatever else happens."""
+    note("start", ctx)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+    note("end", ctx, cancelled=ctx.is_cancelled())
+    return gate
+
+
+@queue.task(retry=AT_ONCE)
+def wait_and_pay(session: Session, ctx: JobContext, gate: str) -> str:
+    session.execute(EFFECT, effect(ctx))
+    note("start", ctx)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+    note("end", ctx, cancelled=ctx.is_cancelled())
+    return gate
+
+
+@queue.task(retry=AT_ONCE)
+async def wait_async(ctx: JobContext, gate: str) -> str:
+    note("start", ctx)
+    while not is_open(gate):
+        await asyncio.sleep(LOOK_EVERY)
+    note("end", ctx)
+    return gate
+
+
+@queue.task(retry=AT_ONCE)
+def block(ctx: JobContext, gate: str) -> None:
+    note("start", ctx)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+
+
+@queue.task(retry=AT_ONCE)
+async def block_the_loop(ctx: JobContext, gate: str) -> None:
+    """What nobody should write: every other async handler stands still."""
+    note("start", ctx)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+    note("end", ctx)
+
+
+@queue.task(retry=AT_ONCE)
+def heed(ctx: JobContext) -> None:
+    """Works until somebody asks it to stop."""
+    note("start", ctx)
+    while not ctx.is_cancelled():
+        time.sleep(LOOK_EVERY)
+    note("cancelled", ctx)
+
+
+@queue.task(retry=AT_ONCE)
+def heed_and_pay(session: Session, ctx: JobContext) -> None:
+    session.execute(EFFECT, effect(ctx))
+    note("start", ctx)
+    while not ctx.is_cancelled():
+        time.sleep(LOOK_EVERY)
+    note("cancelled", ctx)
+
+
+@queue.task(retry=AT_ONCE)
+async def heed_async(ctx: JobContext) -> None:
+    note("start", ctx)
+    while not ctx.is_cancelled():
+        await asyncio.sleep(LOOK_EVERY)
+    note("cancelled", ctx)
+
+
+@queue.task(retry=AT_ONCE, max_attempts=3)
+def poison(ctx: JobContext) -> None:
+    note("start", ctx)
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+@queue.task(retry=AT_ONCE, max_attempts=2, timeout=timedelta(seconds=0.3))
+def overrun(ctx: JobContext, gate: str) -> None:
+    """Runs past its timeout, and notes when it hears of it."""
+    note("start", ctx)
+    while not ctx.is_cancelled():
+        time.sleep(LOOK_EVERY)
+    note("cancelled", ctx)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+    note("end", ctx)
+
+
+@queue.task(retry=AT_ONCE, max_attempts=2, timeout=timedelta(seconds=0.3))
+def overrun_and_pay(session: Session, ctx: JobContext, gate: str) -> None:
+    session.execute(EFFECT, effect(ctx))
+    note("start", ctx)
+    while not ctx.is_cancelled():
+        time.sleep(LOOK_EVERY)
+    note("cancelled", ctx)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+    note("end", ctx)
+
+
+@queue.task(retry=AT_ONCE, max_attempts=2, timeout=timedelta(seconds=0.3))
+async def overrun_async(ctx: JobContext) -> None:
+    note("start", ctx)
+    try:
+        await asyncio.sleep(3600)
+    except asyncio.CancelledError:
+        note("cancelled", ctx)
+        raise
+
+
+@queue.task(retry=AT_ONCE, max_attempts=2, timeout=timedelta(seconds=0.3))
+async def overrun_and_pay_async(session: AsyncSession, ctx: JobContext) -> None:
+    await session.execute(EFFECT, effect(ctx))
+    note("start", ctx)
+    await session.execute(text("SELECT pg_sleep(600)"))
+
+
+@queue.task(max_attempts=3, retry=Retry.constant(timedelta(seconds=0.2)))
+def fail_twice(ctx: JobContext) -> None:
+    note("start", ctx)
+    if ctx.attempt < 3:
+        raise RuntimeError(f"attempt {ctx.attempt}")
+
+
+@queue.task(retry=AT_ONCE)
+def chain(session: Session, ctx: JobContext, links: int) -> None:
+    """Enqueues its successor in its own transaction."""
+    note("start", ctx)
+    if links > 1:
+        chain.enqueue(session, links - 1)

@@ -1,0 +1,37 @@
+"""One worker process: ``python chores_worker.py '{"mode": "lease", ...}'``.
+
+What is under ``"set"`` replaces constants of pgqueue, named ``module:NAME``, before it starts.
+"""
+
+import importlib
+import json
+import logging
+import sys
+from datetime import timedelta
+
+from chores import queue
+
+from pgqueue import Worker
+
+SPANS = ("poll_interval", "grace")
+
+
+def main(text: str) -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(threadName)s %(levelname)s %(message)s"
+    )
+    options = json.loads(text)
+    for place, value in options.pop("set", {}).items():
+        module, name = place.split(":")
+        setattr(importlib.import_module(module), name, value)
+    for place, seconds in options.pop("set_spans", {}).items():
+        module, name = place.split(":")
+        setattr(importlib.import_module(module), name, timedelta(seconds=seconds))
+    queue.notify = options.pop("notify", True)
+    spans = {name: timedelta(seconds=options.pop(name)) for name in SPANS if name in options}
+    worker = Worker(queue, **spans, **options)
+    worker.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

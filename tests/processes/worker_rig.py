@@ -1,0 +1,242 @@
+"""Worker processes that a test starts, kills, stops and looks at from outside."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import chores
+from sqlalchemy import Connection, Engine, Row, create_engine, make_url, text
+from sqlalchemy.orm import Session
+
+from pgqueue import Violation
+
+T = TypeVar("T")
+
+PROGRAM = Path(__file__).with_name("chores_worker.py")
+PATIENCE = 20.0
+LOOK_EVERY = 0.004
+MODES = ("lease", "transaction")
+
+EFFECTS = "CREATE TABLE IF NOT EXISTS effects (id serial, job bigint, attempt int, pid int)"
+
+
+class WorkerProgram:
+    """One process that runs a worker."""
+
+    def __init__(self, url: str, directory: Path, name: str, options: dict[str, Any]) -> None:
+        self.name = name
+        self.log = directory / f"{name}.log"
+        own_url = make_url(url).update_query_dict({"application_name": name})
+        environment = {
+            **os.environ,
+            "CHORES_URL": own_url.render_as_string(hide_password=False),
+            "CHORES_DIRECTORY": str(directory),
+        }
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", str(PROGRAM), json.dumps(options)],
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9; returns when the process is gone."""
+        self._process.kill()
+        self._process.wait(PATIENCE)
+
+    def terminate(self, *, seconds: float = PATIENCE) -> int:
+        """SIGTERM; returns the exit code."""
+        self.send(signal.SIGTERM)
+        return self.exit_code(seconds=seconds)
+
+    def exit_code(self, *, seconds: float = PATIENCE) -> int:
+        return self._process.wait(seconds)
+
+
+class Rig:
+    """A database, an application on it, and its worker processes."""
+
+    def __init__(self, url: str, directory: Path, *, worker_url: str | None = None) -> None:
+        self.url = url
+        self.worker_url = worker_url or url
+        self.directory = directory
+        self.engine: Engine = create_engine(url, pool_pre_ping=True)
+        self.queue = chores.queue
+        self.queue.notify = True
+        self.queue.bind(self.engine)
+        self.workers: list[WorkerProgram] = []
+        with self.engine.begin() as connection:
+            connection.execute(text(EFFECTS))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> Literal[False]:
+        for worker in self.workers:
+            worker.kill()
+        if error is not None:
+            error.add_note(self._report())
+        self.engine.dispose()
+        return False
+
+    def start(self, mode: str = "lease", *, waits: bool = True, **options: Any) -> WorkerProgram:
+        """Start a worker process; waits until the database knows it."""
+        name = f"worker-{len(self.workers) + 1}"
+        given = {"mode": mode, "concurrency": 4, "poll_interval": 0.5, "grace": 5, **options}
+        worker = WorkerProgram(self.worker_url, self.directory, name, given)
+        self.workers.append(worker)
+        if waits:
+            self.until(lambda: self.is_registered(worker), what=f"{name} is registered")
+        return worker
+
+    def is_registered(self, worker: WorkerProgram) -> bool:
+        alive = "SELECT count(*) FROM pgqueue.workers WHERE pid = :pid AND dead_at IS NULL"
+        return bool(self.scalar(alive, pid=worker.pid))
+
+    def session(self) -> Session:
+        return self.queue.session()
+
+    def check(self) -> list[Violation]:
+        with self.session() as session:
+            return self.queue.check(session)
+
+    def rows(self, statement: str, **parameters: Any) -> list[Row[Any]]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(text(statement), parameters))
+
+    def scalar(self, statement: str, **parameters: Any) -> Any:
+        return self.rows(statement, **parameters)[0][0]
+
+    def run(self, statement: str, **parameters: Any) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text(statement), parameters)
+
+    def raw(self) -> Connection:
+        """A connection in autocommit, for what must not be in a transaction."""
+        return self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+    def open(self, gate: str) -> None:
+        """Let the handlers that wait for this gate go on."""
+        (self.directory / f"gate-{gate}").touch()
+
+    def notes(self, word: str | None = None, *, job: int | None = None) -> list[dict[str, Any]]:
+        """What the handlers have written down."""
+        try:
+            lines = (self.directory / "ledger").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        notes = [json.loads(line) for line in lines]
+        return [
+            note
+            for note in notes
+            if (word is None or note["word"] == word) and (job is None or note["job"] == job)
+        ]
+
+    def until(self, condition: Callable[[], T], *, seconds: float = PATIENCE, what: str = "") -> T:
+        """Look until it is so; what it returned then."""
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {seconds} s: {what or condition}")
+            time.sleep(LOOK_EVERY)
+        return found
+
+    def until_started(self, *jobs: int, attempt: int = 1, seconds: float = PATIENCE) -> float:
+        """Wait until these jobs have started an attempt; the time of the last start."""
+
+        def started() -> float | None:
+            starts = {n["job"]: n["at"] for n in self.notes("start") if n["attempt"] == attempt}
+            return max(starts[job] for job in jobs) if starts.keys() >= set(jobs) else None
+
+        at = self.until(started, seconds=seconds, what=f"attempt {attempt} of {jobs} starts")
+        assert at is not None
+        return at
+
+    def until_ended(self, *jobs: int, seconds: float = PATIENCE) -> None:
+        """Wait until these jobs, or all, have ended."""
+        self.until(
+            lambda: self.unfinished(*jobs) == 0, seconds=seconds, what=f"jobs {jobs or ''} end"
+        )
+
+    def unfinished(self, *jobs: int) -> int:
+        statement = "SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NULL"
+        if jobs:
+            statement += f" AND id IN ({', '.join(map(str, jobs))})"
+        return int(self.scalar(statement))
+
+    def outcomes(self) -> dict[str | None, int]:
+        """How many jobs have ended how."""
+        rows = self.rows("SELECT outcome, count(*) FROM pgqueue.jobs GROUP BY outcome")
+        return {row[0]: row[1] for row in rows}
+
+    def outcome(self, job: int) -> str | None:
+        found: str | None = self.scalar("SELECT outcome FROM pgqueue.jobs WHERE id = :id", id=job)
+        return found
+
+    def attempts(self, job: int) -> int:
+        return int(self.scalar("SELECT attempts FROM pgqueue.jobs WHERE id = :id", id=job))
+
+    def bad_attempts(self, job: int | None = None) -> list[str]:
+        """How the attempts that did not end well have ended, in their order."""
+        which = "" if job is None else f"WHERE job_id = {job}"
+        order = "ORDER BY job_id, message_id, attempt"
+        return [
+            row[0] for row in self.rows(f"SELECT outcome FROM pgqueue.job_attempts {which} {order}")
+        ]
+
+    def effects(self, job: int | None = None) -> int:
+        which = "" if job is None else f"WHERE job = {job}"
+        return int(self.scalar(f"SELECT count(*) FROM effects {which}"))
+
+    def each_success_has_one_effect(self) -> bool:
+        """Whether the effects are those of the jobs that succeeded, one each."""
+        wrong = """
+            SELECT count(*) FROM (SELECT id FROM pgqueue.jobs WHERE outcome = 'succeeded') AS job
+            FULL JOIN (SELECT job, count(*) AS n FROM effects GROUP BY job) AS effect
+                ON effect.job = job.id
+            WHERE job.id IS NULL OR effect.n IS DISTINCT FROM 1
+        """
+        return int(self.scalar(wrong)) == 0
+
+    def most_starts(self) -> int:
+        """The most often any attempt of a job has started, by the ledger."""
+        starts = [(note["job"], note["attempt"]) for note in self.notes("start")]
+        return max(map(starts.count, set(starts)), default=0)
+
+    def backends(self, worker: WorkerProgram) -> list[int]:
+        statement = "SELECT pid FROM pg_stat_activity WHERE application_name = :name ORDER BY pid"
+        return [row[0] for row in self.rows(statement, name=worker.name)]
+
+    def declared_dead(self) -> int:
+        return int(self.scalar("SELECT count(*) FROM pgqueue.workers WHERE dead_at IS NOT NULL"))
+
+    def _report(self) -> str:
+        parts = []
+        for worker in self.workers:
+            lines = worker.log.read_text(errors="replace").splitlines()
+            parts.append("\n".join([f"--- {worker.name}, pid {worker.pid}", *lines[-40:]]))
+        return "\n".join(parts)
