@@ -25,6 +25,7 @@ from pgqueue.outcomes import (
 from pgqueue.reports import report, storable_result
 from pgqueue.repository import Attempts, Claimed
 from pgqueue.tasks import Task
+from pgqueue.unit_of_work import BEFORE_SETTLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def complete(
 
     Deferred constraints are checked first, so that what would fail the COMMIT fails the handler.
     """
-    connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+    connection.exec_driver_sql(BEFORE_SETTLE)
     settled = attempts.settle([(claimed, outcome)], held=held)
     if not settled:
         raise Stale

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Un
 
 from sqlalchemy import Engine, func
 from sqlalchemy.orm import Session, make_transient_to_detached, scoped_session
-from sqlalchemy.orm.attributes import set_committed_value
 
 from pgqueue import async_session
 from pgqueue.context import JobContext
@@ -253,24 +252,22 @@ class Task(Generic[P, R]):
 
     def _loaded_job(self, found: Enqueued, args: dict[str, Any], key: str | None) -> Job:
         """The Job as a SELECT would load it, without asking the database again."""
-        job = Job(id=found.id)
+        job = Job()
+        vars(job).update(
+            _NEW_JOB,
+            id=found.id,
+            queue=self._new.queue,
+            task=self.name,
+            args=args,
+            priority=self._new.priority,
+            run_at=found.run_at,
+            max_attempts=self._new.max_attempts,
+            unique_key=key,
+            held_unique_key=key,
+            created_at=found.created_at,
+        )
+        # What is in its dict by now counts as loaded, and nothing as changed.
         make_transient_to_detached(job)
-        loaded = {
-            "id": found.id,
-            "queue": self._new.queue,
-            "task": self.name,
-            "args": args,
-            "priority": self._new.priority,
-            "run_at": found.run_at,
-            "max_attempts": self._new.max_attempts,
-            "unique_key": key,
-            "held_unique_key": key,
-            "created_at": found.created_at,
-            "status": JobStatus.PENDING,
-            **_NEW_JOB,
-        }
-        for name, value in loaded.items():
-            set_committed_value(job, name, value)
         return job
 
     async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
@@ -294,6 +291,7 @@ class Task(Generic[P, R]):
 
 
 _NEW_JOB: dict[str, Any] = {
+    "status": JobStatus.PENDING,
     "attempts": 0,
     "snoozes": 0,
     "outcome": None,

@@ -59,8 +59,14 @@ FORGET_HANDLER = "; ".join(
 )
 """What one handler may have left on a connection that the next one uses."""
 
-LOCAL = {**dict.fromkeys(PLANNER, "off"), "timezone": "'UTC'"}
+LOCAL = {
+    **dict.fromkeys(PLANNER, "off"),
+    "plan_cache_mode": "force_generic_plan",
+    "timezone": "'UTC'",
+}
 PLAN_BY_KEY = "; ".join(f"SET LOCAL {name} = {value}" for name, value in LOCAL.items())
+BEFORE_SETTLE = f"SET CONSTRAINTS ALL IMMEDIATE; {PLAN_BY_KEY}"
+"""At the end of a handler's transaction: what would fail its COMMIT fails now."""
 PLAN_FREELY = "; ".join(f"SET LOCAL {name} TO DEFAULT" for name in LOCAL)
 
 NOTIFY_AT_FLUSH = "pgqueue.notify_at_flush"

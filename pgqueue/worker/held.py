@@ -130,7 +130,10 @@ class HeldSlot(Loop):
         attempts = Attempts(connection, crew.presence.worker_id)
         was_quiet = not crew.bench.in_flight
         connection.exec_driver_sql(f"{FORGET_HANDLER}; {PLAN_BY_KEY}")
-        sweep = self._turnstile.until_empty or crew.frontiers.is_sweep_due(elected=True)
+        frontiers = crew.frontiers
+        sweep = frontiers.is_sweep_due(elected=True) or (
+            lookout.found_none and (self._turnstile.until_empty or frontiers.is_sweep_cheap)
+        )
         claim = lookout.look(
             lambda pairs: attempts.lock(pairs, tasks=crew.task_names, limit=self._next_batch),
             limit=self._next_batch,
@@ -143,7 +146,7 @@ class HeldSlot(Loop):
         if len(locked) > 1 and any(_is_alone(row) for row in locked):
             # Its neighbours would lose what they have done if it took the worker down.
             self._next_batch = 1
-            crew.frontiers.rewind()
+            frontiers.rewind()
             connection.rollback()
             return []
         if not locked:

@@ -34,8 +34,8 @@ class Lookout:
         self._election_at = float("-inf")
         self._idle = 0
         self._armed_at: float | None = None
-        self.found_none_in_sweep = False
-        """Whether the last claim looked at everything that is due, and found nothing."""
+        self.found_none = False
+        """Whether the last claim came back empty."""
 
     def connected(self) -> None:
         """A new connection: nothing is known any more."""
@@ -66,7 +66,7 @@ class Lookout:
         if found.taken > limit:
             logger.critical("a claim of %d messages took %d", limit, found.taken)
         frontiers.advance(pairs, found, limit=limit)
-        self.found_none_in_sweep = sweep and not found.taken
+        self.found_none = not found.taken
         if found.rows:
             self._idle = 0
         if found.taken >= limit:
