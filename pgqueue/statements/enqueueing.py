@@ -18,6 +18,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -58,7 +59,7 @@ def enqueue_job(*, start: Start, unique: bool, notify: bool) -> Executable:
         values["held_unique_key"] = bindparam("unique_key", type_=Text)
     job = _unless_taken(insert_or_skip(jobs).values(values), unique)
     message = _message_of(job).cte("message")
-    woken = wake_up_call() if notify else func.true()
+    woken = wake_up_call() if notify else true()
     return select(job.c.id, job.c.run_at, job.c.created_at, woken).select_from(job).add_cte(message)
 
 
@@ -102,7 +103,7 @@ def dispatch_flushed_job(*, unique: bool, notify: bool) -> Executable:
         job = taken.returning(jobs).cte("job")
     else:
         job = select(jobs).where(this_job).cte("job")
-    woken = wake_up_call() if notify else func.true()
+    woken = wake_up_call() if notify else true()
     return select(woken).select_from(job).add_cte(_message_of(job).cte("message"))
 
 
@@ -128,7 +129,7 @@ def _enqueue_from(
     values = {**shared, **own}
     rows = select(*values.values()).select_from(payloads)
     job = _unless_taken(insert_or_skip(jobs).from_select(list(values), rows), unique)
-    woken = wake_up_call() if notify else func.true()
+    woken = wake_up_call() if notify else true()
     # An uncorrelated sub-select is evaluated once, however many jobs there are.
     return select(job.c.id, job.c.held_unique_key, select(woken).scalar_subquery()).add_cte(
         _message_of(job).cte("message")
