@@ -43,6 +43,8 @@ CLAIMING = {
     "idle_in_transaction_session_timeout": "60000",
 }
 
+UPKEEP = {**NETWORK, "plan_cache_mode": "force_generic_plan"}
+
 STAMPING = {**CLAIMING, "synchronous_commit": "off"}
 """A stamp has to survive the worker, not the server: it need not wait for the disk."""
 

@@ -32,8 +32,7 @@ class Fleet:
     def register(
         self, worker_id: UUID, *, hostname: str, pid: int, queues: Sequence[str], slots: int
     ) -> None:
-        """Write a new worker's row, and take the lock that ends with this connection."""
-        self.lock_presence(worker_id)
+        """Write a new worker's row."""
         row = {
             "worker_id": worker_id,
             "hostname": hostname,
@@ -43,8 +42,11 @@ class Fleet:
         }
         self._executor.execute(presence.register_worker(), row)
 
-    def lock_presence(self, worker_id: UUID) -> None:
-        self._executor.execute(presence.lock_presence(), {"worker_id": worker_id})
+    def lock_presence(self, worker_id: UUID) -> bool:
+        """Take the lock that ends with this connection; False while another connection has it."""
+        return bool(
+            self._executor.execute(presence.lock_presence(), {"worker_id": worker_id}).scalar()
+        )
 
     def beat(self, worker_id: UUID) -> list[str] | None:
         """Beat; returns the queues that are paused, or None for a worker declared dead."""

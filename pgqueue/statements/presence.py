@@ -20,13 +20,13 @@ from sqlalchemy import (
     delete,
     exists,
     func,
-    insert,
     literal_column,
     select,
     table,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
 from pgqueue.statements.tables import clock, jobs, leases, queues, workers
 
@@ -36,7 +36,7 @@ WORKER = bindparam("worker_id", type_=Uuid)
 @cache
 def register_worker() -> Executable:
     """Write the row of a new worker process and take the lock that dies with its connection."""
-    row = insert(workers).values(
+    row = insert_or_skip(workers).values(
         id=WORKER,
         hostname=bindparam("hostname", type_=Text),
         pid=bindparam("pid", type_=Integer),
@@ -44,13 +44,17 @@ def register_worker() -> Executable:
         queues=cast(bindparam("queues", type_=Text), JSONB),
         slots=bindparam("slots", type_=SmallInteger),
     )
-    return row.returning(workers.c.id)
+    # Registered before, if the answer to the first try was lost.
+    return row.on_conflict_do_nothing()
 
 
 @cache
 def lock_presence() -> Executable:
-    """Session level: held until the connection ends, however it ends."""
-    return select(func.pg_advisory_lock(_lock_key(WORKER)))
+    """Session level: held until the connection ends, however it ends.
+
+    Tried, not waited for: after a reconnect the old connection may still be there for a while.
+    """
+    return select(func.pg_try_advisory_lock(_lock_key(WORKER)))
 
 
 @cache

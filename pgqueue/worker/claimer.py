@@ -70,7 +70,8 @@ class Claimer(Loop):
 
     def _claim(self, connection: Connection, *, limit: int, ahead: bool, sweep: bool) -> None:
         crew = self._crew
-        attempts = Attempts(connection, crew.presence.worker_id)
+        worker_id = crew.presence.worker_id
+        attempts = Attempts(connection, worker_id)
         self._follow_speed()
         was_quiet = not crew.bench.in_flight
         claim = self._lookout.look(
@@ -79,6 +80,8 @@ class Claimer(Loop):
             sweep=sweep,
         )
         self._was_full = claim.taken >= limit
+        if crew.presence.worker_id != worker_id:
+            return  # declared dead meanwhile: whoever did so rescues these as well
         if claim.rows:
             crew.bench.put(claim.rows)
             crew.bench.low_water = self._prefetch.ahead

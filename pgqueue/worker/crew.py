@@ -1,7 +1,8 @@
 """What all threads of one worker share."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,15 @@ class Run:
         self.backend_pid: int | None = None
         """The server process of its transaction, if it has one."""
         self._unfinished = [True]
+
+    @contextmanager
+    def on_backend(self, pid: int) -> Iterator[None]:
+        """While its transaction is on this server process, which nobody else uses."""
+        self.backend_pid = pid
+        try:
+            yield
+        finally:
+            self.backend_pid = None
 
     def finish(self) -> bool:
         """Whether the caller is the one who decides how this attempt ended: the first who asks."""

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine
 
 from pgqueue import maintenance
 from pgqueue.repository import Fleet
-from pgqueue.unit_of_work import NETWORK
+from pgqueue.unit_of_work import UPKEEP
 from pgqueue.worker.line import Line
 from pgqueue.worker.loops import Loop
 
@@ -71,7 +71,7 @@ class Heartbeat(Loop):
         self._on_cancel = on_cancel
         self._on_death = on_death
         self._stopping = Event()
-        self._line = Line(engine, NETWORK, name="heartbeat", stopping=self._stopping)
+        self._line = Line(engine, UPKEEP, name="heartbeat", stopping=self._stopping)
         self._locked_on = 0
 
     def work(self) -> None:
@@ -98,9 +98,8 @@ class Heartbeat(Loop):
                 slots=presence.slots,
             )
             self.registered.set()
-        elif self._locked_on != self._line.generation:
-            fleet.lock_presence(presence.worker_id)
-        self._locked_on = self._line.generation
+        if self._locked_on != self._line.generation and fleet.lock_presence(presence.worker_id):
+            self._locked_on = self._line.generation
         paused = fleet.beat(presence.worker_id)
         if paused is None:
             self._die()

@@ -253,10 +253,11 @@ class HeldSlot(Loop):
         if not done:
             connection.rollback()
             return
+        pid = backend_pid(connection)
         try:
             commit(connection)
         except CommitUnknown:
-            if not was_committed(self.crew, done[-1][0]):
+            if not was_committed(self.crew, done[-1][0], pid):
                 raise
         for run, outcome in done:
             self.crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
@@ -273,8 +274,9 @@ def end_transaction(crew: Crew, run: Run) -> None:
 
 def settle_from_outside(crew: Crew, run: Run, outcome: Outcome) -> bool:
     """Settle an attempt whose thread does not come back: end its T, and take over its message."""
+    pid = run.backend_pid
     end_transaction(crew, run)
-    if was_committed(crew, run) is not False:
+    if pid is None or was_committed(crew, run, pid) is not False:
         return False
     with (
         crew.engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,

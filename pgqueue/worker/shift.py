@@ -106,18 +106,28 @@ class Shift:
 
     def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
         """Run until it is over, or until nothing is left when that was asked for."""
-        self._verify(is_over)
+        try:
+            self._verify(is_over)
+        except BaseException:
+            self._crew.listener.close()
+            raise
         for thread in (self._heartbeat, self._upkeep, self._settler):
             thread.start()
-        while not is_over() and not self._heartbeat.registered.wait(WATCH_EVERY):
-            pass
-        if self._heartbeat.registered.is_set():
-            self._start_slots()
-            while not is_over() and not self._finished.wait(WATCH_EVERY):
-                self._replace_overdue()
-                self._check_loops()
-        self._end(grace)
+        try:
+            self._supervise(is_over)
+        finally:
+            self._end(grace)
         return self._crew.bench.counts
+
+    def _supervise(self, is_over: Callable[[], bool]) -> None:
+        while not is_over() and not self._heartbeat.registered.wait(WATCH_EVERY):
+            self._check_loops()
+        if not self._heartbeat.registered.is_set():
+            return
+        self._start_slots()
+        while not is_over() and not self._finished.wait(WATCH_EVERY):
+            self._replace_overdue()
+            self._check_loops()
 
     @property
     def _finished(self) -> Event:

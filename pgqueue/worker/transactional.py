@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 0.1
 LOOK_FOR = 60.0
+NO_BACKEND = 0
 
 
 class CommitUnknown(Exception):
@@ -35,38 +36,41 @@ class CommitUnknown(Exception):
 
 def run_in_transaction(crew: Crew, run: Run) -> Outcome | None:
     """Run a handler in a transaction of its own; None when it is settled already."""
+    pid = NO_BACKEND
     try:
         with crew.engine.connect() as connection:
             connection.execution_options(isolation_level="READ COMMITTED")
-            with connection.begin():
-                run.backend_pid = backend_pid(connection)
+            pid = backend_pid(connection)
+            with run.on_backend(pid), connection.begin():
                 verdict = run_with_session(crew, run, connection)
                 if verdict.keeps_writes:
                     return _complete(crew, run, connection, verdict.outcome)
                 connection.get_transaction().rollback()  # type: ignore[union-attr]  # begun above
                 return verdict.outcome
     except CommitUnknown:
-        return _after_unknown_commit(crew, run)
+        return _after_unknown_commit(crew, run, pid)
     except DBAPIError as error:  # around the handler; what it raised itself is its verdict
         return execution.after_error(run.task, run.claimed, error)
 
 
 async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
     """The same on the event loop, with an AsyncSession."""
+    pid = NO_BACKEND
     try:
         async with crew.loop.engine.connect() as connection:
             await connection.execution_options(isolation_level="READ COMMITTED")
-            async with connection.begin() as transaction:
-                run.backend_pid = await connection.run_sync(backend_pid)
-                verdict = await _run_with_async_session(run, connection)
-                if verdict.keeps_writes:
-                    return await connection.run_sync(
-                        lambda sync: _complete(crew, run, sync, verdict.outcome)
-                    )
-                await transaction.rollback()
-                return verdict.outcome
+            pid = await connection.run_sync(backend_pid)
+            with run.on_backend(pid):
+                async with connection.begin() as transaction:
+                    verdict = await _run_with_async_session(run, connection)
+                    if verdict.keeps_writes:
+                        return await connection.run_sync(
+                            lambda sync: _complete(crew, run, sync, verdict.outcome)
+                        )
+                    await transaction.rollback()
+                    return verdict.outcome
     except CommitUnknown:
-        return await asyncio.to_thread(_after_unknown_commit, crew, run)
+        return await asyncio.to_thread(_after_unknown_commit, crew, run, pid)
     except DBAPIError as error:  # around the handler; what it raised itself is its verdict
         return execution.after_error(run.task, run.claimed, error)
 
@@ -111,7 +115,7 @@ def commit(connection: Connection) -> None:
         raise
 
 
-def was_committed(crew: Crew, run: Run) -> bool | None:
+def was_committed(crew: Crew, run: Run, pid: int) -> bool | None:
     """Whether the transaction of a run has settled it; None when the database does not say.
 
     Looks once the old server process is gone, because until then it may still commit.
@@ -121,7 +125,7 @@ def was_committed(crew: Crew, run: Run) -> bool | None:
         try:
             with crew.engine.connect() as connection:
                 fleet = Fleet(connection)
-                if run.backend_pid is None or not fleet.backend_lives(run.backend_pid):
+                if not fleet.backend_lives(pid):
                     return not fleet.holds(crew.presence.worker_id, run.claimed)
         except DBAPIError:
             logger.info("job %s: asking again whether it was committed", run.claimed.job_id)
@@ -156,8 +160,8 @@ def report_stale(crew: Crew, claimed: Claimed) -> None:
     crew.bench.settled_already(claimed, STALE)
 
 
-def _after_unknown_commit(crew: Crew, run: Run) -> Outcome | None:
-    committed = was_committed(crew, run)
+def _after_unknown_commit(crew: Crew, run: Run, pid: int) -> Outcome | None:
+    committed = was_committed(crew, run, pid)
     if committed is False:
         lost = ConnectionError("the connection broke during COMMIT, which was not carried out")
         return execution.after_error(run.task, run.claimed, lost)

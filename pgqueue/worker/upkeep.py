@@ -6,7 +6,7 @@ from threading import Event
 from sqlalchemy import Connection, Engine
 
 from pgqueue.maintenance import Witness, forget_dead, rescue_dead
-from pgqueue.unit_of_work import NETWORK
+from pgqueue.unit_of_work import UPKEEP
 from pgqueue.worker.line import Line
 from pgqueue.worker.loops import Loop
 
@@ -22,7 +22,7 @@ class Upkeep(Loop):
         self._stopping = Event()
         self._line = Line(
             engine,
-            NETWORK,
+            UPKEEP,
             name="upkeep",
             stopping=self._stopping,
             isolation_level="READ COMMITTED",

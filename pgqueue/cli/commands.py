@@ -1,0 +1,198 @@
+"""The commands.  What they need is imported when they run, so that help comes at once."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pgqueue.cli.group import Doors, Given, app_option, log_to_stderr, url_option, verbose_option
+
+EXAMPLES = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+
+
+@click.group(cls=Doors, context_settings=EXAMPLES)
+@click.option(
+    "--app",
+    metavar="MODULE:QUEUE",
+    envvar="PGQUEUE_APP",
+    show_envvar=True,
+    help="Where your PgQueue is, e.g. shop.jobs:queue; a function that returns it will do.",
+)
+@click.option(
+    "--url",
+    metavar="URL",
+    envvar="PGQUEUE_URL",
+    show_envvar=True,
+    help="The database, for commands that need no app, e.g. postgresql://me@localhost/shop.",
+)
+@verbose_option
+@click.version_option(package_name="sqlalchemy-pgqueue", prog_name="pgqueue")
+@click.pass_context
+def main(ctx: click.Context, app: str | None, url: str | None) -> None:
+    """Background jobs that commit with your rows, in your PostgreSQL.
+
+    \b
+    See it work:      pgqueue demo
+    Make the tables:  pgqueue --app shop.jobs:queue upgrade
+    Run the jobs:     pgqueue --app shop.jobs:queue worker
+    """
+    given = ctx.ensure_object(Given)
+    given.app, given.url = app, url
+
+
+@main.command()
+@app_option
+@url_option
+@verbose_option
+@click.pass_obj
+def upgrade(given: Given) -> None:
+    """Create pgqueue's tables, or bring them up to date.
+
+    Safe to run at every deployment, and from many processes at once.  An application with
+    Alembic better brings the tables in a revision of its own: see `pgqueue revision --help`.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue upgrade
+    """
+    from pgqueue.cli.target import database
+    from pgqueue.models import SCHEMA
+    from pgqueue.schema import SCHEMA_VERSION
+
+    database(given).upgrade()
+    click.echo(f"The tables in schema {SCHEMA} are up to date: version {SCHEMA_VERSION}.")
+
+
+@main.command()
+@click.argument("host", required=False, type=click.Path(path_type=Path, exists=True))
+@click.option("-m", "--message", default="add pgqueue", show_default=True)
+@click.option("--head", default="head", show_default=True, help="The revision to follow.")
+@verbose_option
+def revision(host: Path | None, message: str, head: str) -> None:
+    """Write the revision by which your own Alembic history brings pgqueue's tables.
+
+    HOST is your alembic.ini or your directory of migrations; left out, ./alembic.ini or
+    ./migrations.  Run it again after an update of pgqueue that needs newer tables.
+
+    \b
+    Example:  pgqueue revision migrations && flask db upgrade
+    """
+    from pgqueue.schema import write_revision
+
+    if host is None:
+        usual = [Path("alembic.ini"), Path("migrations")]
+        host = next((path for path in usual if path.exists()), None)
+    if host is None:
+        raise click.UsageError("Here is neither alembic.ini nor migrations: say where yours is")
+    click.echo(f"Wrote {write_revision(host, message=message, head=head)}")
+
+
+@main.command()
+@click.option("--queues", multiple=True, metavar="A,B", help="Queues to serve; all by default.")
+@click.option("--concurrency", type=int, default=10, show_default=True, help="Jobs at a time.")
+@click.option(
+    "--mode",
+    type=click.Choice(["lease", "transaction"]),
+    default="lease",
+    show_default=True,
+    help="lease is fast; transaction gives a crashed worker's jobs back at once.",
+)
+@click.option("--batch", type=int, default=1, show_default=True, help="Jobs to a transaction.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0, max=86400),
+    default=30,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long running jobs may take to end after SIGTERM.",
+)
+@click.option(
+    "--poll-interval",
+    type=click.FloatRange(min=0, max=86400),
+    default=1,
+    show_default=True,
+    metavar="SECONDS",
+    help="The longest a job waits when a wake-up is lost.",
+)
+@click.option("--until-empty", is_flag=True, help="Stop when nothing is due.")
+@app_option
+@verbose_option
+@click.pass_obj
+def worker(given: Given, **options: Any) -> None:
+    """Run jobs until SIGTERM or Ctrl-C; a second one ends the grace.
+
+    Starts no job after the signal, and lets the running ones finish.  Logs to stderr.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue worker --queues mail,default --concurrency 20
+    """
+    from pgqueue.cli.target import application
+    from pgqueue.cli.working import work
+
+    log_to_stderr(given)
+    work(application(given), **options)
+
+
+def _on_database(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of the commands that look at a database."""
+    return app_option(url_option(verbose_option(json_option(click.pass_obj(function)))))
+
+
+@main.command()
+@_on_database
+def status(given: Given, as_json: bool) -> None:
+    """Show how many jobs stand where, and which workers live.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue status
+    """
+    from pgqueue.cli.status import show_status
+    from pgqueue.cli.target import database
+
+    show_status(database(given), as_json=as_json)
+
+
+@main.command()
+@_on_database
+def doctor(given: Given, as_json: bool) -> None:
+    """Look for what is wrong: the tables' version, broken rows, settings that lose commits.
+
+    Changes nothing, reads all jobs, and exits with 1 when something is wrong.
+
+    \b
+    Example:  pgqueue --url postgresql://me@localhost/shop doctor
+    """
+    from pgqueue.cli.doctor import examine
+    from pgqueue.cli.target import database
+
+    examine(database(given), as_json=as_json)
+
+
+@main.command()
+@click.option("--url", metavar="URL", help="Your server; left out, the demo starts one of its own.")
+@click.option("--workers", type=click.IntRange(2, 32), default=2, show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(min=20), default=2000, show_default=True, help="Files to index."
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Which files, and in what order."
+)
+@click.option(
+    "--keep", is_flag=True, help="With --url: leave the demo's tables for you to look at."
+)
+def demo(**options: Any) -> None:
+    """Watch it work: index this machine's Python files, and kill a worker in the middle.
+
+    One job per source file parses it and writes a row of statistics, in one commit with the
+    job's own end.  Files that do not parse fail, are tried again, and keep their error.
+
+    With --url everything happens in a schema of its own, pgqueue_demo, dropped at the end.
+
+    \b
+    Example:  pgqueue demo --workers 2 --limit 1000
+    """
+    from pgqueue.demo import run
+
+    run(**options)

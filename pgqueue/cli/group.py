@@ -1,0 +1,131 @@
+"""What all commands share: how the application and the database are named, and how they fail."""
+
+import io
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass
+class Given:
+    """What was said on the command line, before or after the command's name."""
+
+    app: str | None = None
+    url: str | None = None
+    is_verbose: bool = False
+
+
+class Doors(click.Group):
+    """A group whose commands end in one line when something is wrong."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with failing_in_one_line(Given()):
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        _survive_odd_characters()
+        with failing_in_one_line(ctx.ensure_object(Given)):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def failing_in_one_line(given: Given) -> Iterator[None]:
+    """Turn what a user can mend into one line on stderr; with -v the traceback comes first."""
+    try:
+        yield
+    except click.UsageError as error:
+        raise _short(error) from error
+    except click.ClickException as error:
+        _show_traceback(error, given)
+        raise
+    except Exception as error:
+        from pgqueue.cli.refusals import words_for
+
+        words = words_for(error)
+        if words is None:
+            raise  # a mistake of ours: the traceback is what a report needs
+        _show_traceback(error, given)
+        raise click.ClickException(words) from error
+
+
+def app_option(command: F) -> F:
+    return click.option(
+        "--app",
+        metavar="MODULE:QUEUE",
+        expose_value=False,
+        callback=_keep,
+        help="Where the PgQueue is, e.g. shop.jobs:queue; a function that returns it will do.",
+    )(command)
+
+
+def url_option(command: F) -> F:
+    return click.option(
+        "--url",
+        metavar="URL",
+        expose_value=False,
+        callback=_keep,
+        help="The database, where no app is needed, e.g. postgresql://me@localhost/shop.",
+    )(command)
+
+
+def verbose_option(command: F) -> F:
+    return click.option(
+        "-v",
+        "--verbose",
+        "is_verbose",
+        is_flag=True,
+        default=None,
+        expose_value=False,
+        callback=_keep,
+        help="Log more, and show the traceback of an error.",
+    )(command)
+
+
+def log_to_stderr(given: Given) -> None:
+    """Plain lines, unless the application has set up logging of its own."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if given.is_verbose:
+        logging.getLogger("pgqueue").setLevel(logging.DEBUG)
+
+
+def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """The option may stand before and after the command's name; what is said later wins."""
+    given = ctx.ensure_object(Given)
+    if value is not None:
+        setattr(given, str(parameter.name), value)
+
+
+def _short(error: click.UsageError) -> click.UsageError:
+    if error.ctx is None or isinstance(error, _HELP_INSTEAD):
+        return error
+    path = error.ctx.command_path
+    words = f"{error.format_message().rstrip('.')}; see `{path} --help`."
+    return click.UsageError(words)  # without its context, click prints no usage above it
+
+
+_HELP_INSTEAD: tuple[type[Exception], ...] = (
+    # `pgqueue` alone is no mistake; older versions of click do not treat it as one.
+    tuple(filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)]))
+)
+
+
+def _show_traceback(error: Exception, given: Given) -> None:
+    if given.is_verbose:
+        traceback.print_exception(error)
+
+
+def _survive_odd_characters() -> None:
+    """A file name or an error must not end a command that only wants to show it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -1,0 +1,98 @@
+"""``pgqueue status``: where the jobs stand, and who works."""
+
+import json
+from typing import Any
+
+import click
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from pgqueue import schema
+from pgqueue.job_queue import PgQueue
+from pgqueue.models import JobStatus, Lease, QueueSettings, WorkerProcess
+from pgqueue.terminal import print_table
+
+
+def show_status(queue: PgQueue, *, as_json: bool) -> None:
+    with queue.session() as session:
+        schema.verify(session.connection())
+        found = {"queues": _queues(queue, session), "workers": _workers(session)}
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    _print_queues(found["queues"])
+    click.echo()
+    _print_workers(found["workers"])
+
+
+def _queues(queue: PgQueue, session: Session) -> list[dict[str, Any]]:
+    paused_at = QueueSettings.paused_at.is_not(None)
+    paused = set(session.scalars(select(QueueSettings.name).where(paused_at)))
+    jobs: dict[str, dict[str, int]] = {name: {} for name in paused}
+    for count in queue.counts(session):
+        jobs.setdefault(count.queue, {})[JobStatus(count.status).value] = count.jobs
+    return [
+        {
+            "name": name,
+            "is_paused": name in paused,
+            "jobs": {status.value: jobs[name].get(status.value, 0) for status in JobStatus},
+        }
+        for name in sorted(jobs)
+    ]
+
+
+def _workers(session: Session) -> list[dict[str, Any]]:
+    leases = select(func.count()).where(Lease.worker_id == WorkerProcess.id).scalar_subquery()
+    statement = (
+        select(
+            WorkerProcess,
+            func.clock_timestamp() - WorkerProcess.heartbeat_at,
+            leases,
+        )
+        .where(WorkerProcess.dead_at.is_(None))
+        .order_by(WorkerProcess.started_at)
+    )
+    return [
+        {
+            "id": str(worker.id),
+            "hostname": worker.hostname,
+            "pid": worker.pid,
+            "queues": worker.queues,
+            "slots": worker.slots,
+            "jobs": jobs,
+            "started_at": worker.started_at.isoformat(),
+            "heartbeat_age": round(age.total_seconds(), 3),
+        }
+        for worker, age, jobs in session.execute(statement)
+    ]
+
+
+def _print_queues(queues: list[dict[str, Any]]) -> None:
+    if not queues:
+        click.echo("No jobs yet.")
+        return
+    rows = [
+        [
+            f"{queue['name']} (paused)" if queue["is_paused"] else queue["name"],
+            *queue["jobs"].values(),
+        ]
+        for queue in queues
+    ]
+    print_table(["queue", *(status.value for status in JobStatus)], rows)
+
+
+def _print_workers(workers: list[dict[str, Any]]) -> None:
+    if not workers:
+        click.echo("No worker lives.")
+        return
+    rows = [
+        [
+            f"{worker['hostname']}:{worker['pid']}",
+            ", ".join(worker["queues"]),
+            worker["slots"],
+            worker["jobs"],
+            f"{worker['heartbeat_age']:.1f} s ago",
+        ]
+        for worker in workers
+    ]
+    print_table(["worker", "queues", "slots", "jobs", "last heartbeat"], rows)

@@ -1,0 +1,111 @@
+"""Finds the application's PgQueue, or makes one on a URL."""
+
+import importlib
+import os
+import sys
+from functools import reduce
+from types import ModuleType
+from typing import Any
+
+import click
+
+from pgqueue.cli.group import Given
+from pgqueue.errors import NotBound
+from pgqueue.job_queue import PgQueue
+
+
+def application(given: Given) -> PgQueue:
+    """The queue of --app, on the database of --url where it has none of its own."""
+    if given.app is None:
+        raise click.UsageError(
+            "This needs your application: say --app module:queue, or set PGQUEUE_APP"
+        )
+    queue = find_queue(given.app)
+    try:
+        queue.sessions  # noqa: B018  # raises when unbound
+    except NotBound:
+        if given.url is None:
+            raise
+        queue.bind(given.url)
+    return queue
+
+
+def database(given: Given) -> PgQueue:
+    """A queue on the database of --url, or on that of --app."""
+    if given.url is not None:
+        return PgQueue(given.url)
+    if given.app is not None:
+        return find_queue(given.app)
+    raise click.UsageError(
+        "Which database? Say --url postgresql://user@host/database or --app module:queue"
+    )
+
+
+def find_queue(app: str) -> PgQueue:
+    """Import ``module:queue``; the queue may be dotted, a function that returns it, or left out."""
+    module_name, _, path = app.partition(":")
+    if not module_name:
+        raise click.ClickException(f"--app {app!r} names no module; write it as shop.jobs:queue")
+    module = _imported(module_name)
+    if not path:
+        return _only_queue_in(module)
+    found = _attribute(module, path.removesuffix("()"))
+    if callable(found) and not isinstance(found, PgQueue):
+        found = _made_by(found, app)
+    if not isinstance(found, PgQueue):
+        raise click.ClickException(f"{app} is {type(found).__name__}, not a PgQueue")
+    return found
+
+
+def _imported(module_name: str) -> ModuleType:
+    # As `python -m` does: an application in the current directory need not be installed.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise click.ClickException(
+                f"There is no module {module_name!r} here; run this where `python -c 'import "
+                f"{module_name}'` works"
+            ) from error
+        raise _not_imported(module_name, error) from error
+    except (Exception, SystemExit) as error:  # an application may raise anything
+        raise _not_imported(module_name, error) from error
+
+
+def _not_imported(module_name: str, error: BaseException) -> click.ClickException:
+    words = " ".join(str(error).split())
+    return click.ClickException(
+        f"Importing {module_name} failed: {type(error).__name__}: {words} (-v shows where)"
+    )
+
+
+def _only_queue_in(module: ModuleType) -> PgQueue:
+    queues = {name: value for name, value in vars(module).items() if isinstance(value, PgQueue)}
+    if len({id(queue) for queue in queues.values()}) == 1:
+        return next(iter(queues.values()))
+    found = f"holds {', '.join(sorted(queues))}" if queues else "holds no PgQueue"
+    raise click.ClickException(
+        f"{module.__name__} {found}; say which one, as in --app {module.__name__}:queue"
+    )
+
+
+def _attribute(module: ModuleType, path: str) -> Any:
+    try:
+        return reduce(getattr, path.split("."), module)
+    except AttributeError as error:
+        raise click.ClickException(
+            f"{module.__name__} has no {path!r}; --app names the PgQueue in it, as in "
+            f"{module.__name__}:queue"
+        ) from error
+
+
+def _made_by(factory: Any, app: str) -> Any:
+    try:
+        return factory()
+    except (Exception, SystemExit) as error:  # an application may raise anything
+        words = " ".join(str(error).split())
+        raise click.ClickException(
+            f"Calling {app} failed: {type(error).__name__}: {words} (-v shows where)"
+        ) from error

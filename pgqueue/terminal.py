@@ -1,0 +1,80 @@
+"""Tables for a terminal, a narrow window or a pipe."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+GAP = "  "
+NARROWEST = 8
+"""Characters below which a column is not cut."""
+
+
+def is_rich() -> bool:
+    """Whether there is someone to see colours, and something to draw them with."""
+    return sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows below their headings: numbers to the right, long texts cut to the window."""
+    if is_rich():
+        _print_rich(columns, rows)
+        return
+    for line in _plain_lines(columns, rows):
+        click.echo(line)
+
+
+def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for index, name in enumerate(columns):
+        justify = "right" if _is_number(rows, index) else "left"
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]  # mypy widens the literal
+    for row in rows:
+        # Text, not str: a file name may hold what rich takes for markup.
+        table.add_row(*(Text(_as_text(value)) for value in row))
+    Console().print(table)
+
+
+def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    texts = [list(columns), *([_as_text(value) for value in row] for row in rows)]
+    widths = [max(len(row[index]) for row in texts) for index in range(len(columns))]
+    _fit(widths, _window())
+    for row in texts:
+        cells = []
+        for index, (value, width) in enumerate(zip(row, widths, strict=True)):
+            cut = value if len(value) <= width else f"{value[: width - 3]}..."
+            cells.append(cut.rjust(width) if _is_number(rows, index) else cut.ljust(width))
+        yield GAP.join(cells).rstrip()
+
+
+def _fit(widths: list[int], window: int | None) -> None:
+    """Take from the widest column until the row fits; a pipe has no width to fit."""
+    if window is None:
+        return
+    room = window - len(GAP) * (len(widths) - 1)
+    while sum(widths) > room and max(widths) > NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+
+
+def _window() -> int | None:
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return shutil.get_terminal_size().columns
+    return None
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return " ".join(str(value).split())
+
+
+def _is_number(rows: Sequence[Sequence[Any]], index: int) -> bool:
+    return bool(rows) and all(isinstance(row[index], int) for row in rows)
