@@ -24,26 +24,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     if is_rich():
         _print_rich(columns, rows)
         return
-    for line in _plain_lines(columns, rows):
+    for line in _lines(columns, rows):
         click.echo(line)
 
 
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for index, name in enumerate(columns):
-        justify = "right" if _is_number(rows, index) else "left"
-        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]  # mypy widens the literal
-    for row in rows:
+    console = Console(highlight=False)
+    for index, line in enumerate(_lines(columns, rows)):
         # Text, not str: a file name may hold what rich takes for markup.
-        table.add_row(*(Text(_as_text(value)) for value in row))
-    Console().print(table)
+        console.print(Text(line, style="bold" if index == 0 else ""), overflow="crop", no_wrap=True)
 
 
-def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+def _lines(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
     texts = [list(columns), *([_as_text(value) for value in row] for row in rows)]
     widths = [max(len(row[index]) for row in texts) for index in range(len(columns))]
     _fit(widths, _window())

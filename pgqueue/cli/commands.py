@@ -120,7 +120,7 @@ def revision(host: Path | None, message: str, head: str) -> None:
 @app_option
 @verbose_option
 @click.pass_obj
-def worker(given: Given, **options: Any) -> None:
+def worker(given: Given, /, **options: Any) -> None:
     """Run jobs until SIGTERM or Ctrl-C; a second one ends the grace.
 
     Starts no job after the signal, and lets the running ones finish.  Logs to stderr.
