@@ -15,7 +15,7 @@ from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, Unknow
 from pgqueue.options import Options, TaskOptions, check_queue_name
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
 from pgqueue.tasks import Task
-from pgqueue.unit_of_work import DRIVER, worker_engine
+from pgqueue.unit_of_work import DRIVER, sync_session, worker_engine
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -248,11 +248,4 @@ def _on_psycopg(url: str) -> Any:
 
 
 def _executor(session: Any) -> Session | Connection:
-    if isinstance(session, scoped_session):
-        session = session()
-    if isinstance(session, Session | Connection):
-        return session
-    raise ArgumentsError(
-        f"a Session is needed here, not {type(session).__name__}; "
-        "with an AsyncSession, await session.run_sync(queue.cancel, job_id)"
-    )
+    return session if isinstance(session, Connection) else sync_session(session, "this call")

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
 from sqlalchemy import Engine, func
-from sqlalchemy.orm import Session, make_transient_to_detached, scoped_session
+from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue import async_session
 from pgqueue.context import JobContext
 from pgqueue.errors import ArgumentsError
 from pgqueue.injection import Injection, injection_of
-from pgqueue.models import Job, JobStatus
+from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options, names_wanted_by, storable_key
 from pgqueue.payload import Payload
 from pgqueue.repository import Enqueued, Jobs, NewJob
-from pgqueue.unit_of_work import dispatch_at_flush
+from pgqueue.unit_of_work import dispatch_at_flush, loaded_job, sync_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -99,7 +99,7 @@ class Task(Generic[P, R]):
         unique key, that job is returned.  Raises ArgumentsError or PayloadError before anything
         is written.
         """
-        target = _sync_session(session, self.name)
+        target = sync_session(session, f"task {self.name}")
         args_json, text, key = self._written(args, kwargs)
         connection = target.connection(bind_arguments={"mapper": Job})
         found = Jobs(connection).enqueue(self._new, args=text, unique_key=key)
@@ -133,7 +133,7 @@ class Task(Generic[P, R]):
         A row is a tuple of positional arguments, or a dict of arguments by name.  All rows are
         checked before the first is written.
         """
-        target = _sync_session(session, self.name)
+        target = sync_session(session, f"task {self.name}")
         bound = [self._bound(row, index) for index, row in enumerate(rows)]
         encoded = self.payload.encode_many(bound)
         starts = range(0, len(encoded), CHUNK)
@@ -251,24 +251,15 @@ class Task(Generic[P, R]):
         )
 
     def _loaded_job(self, found: Enqueued, args: dict[str, Any], key: str | None) -> Job:
-        """The Job as a SELECT would load it, without asking the database again."""
-        job = Job()
-        vars(job).update(
-            _NEW_JOB,
-            id=found.id,
-            queue=self._new.queue,
+        return loaded_job(
+            *found,
             task=self.name,
             args=args,
+            queue=self._new.queue,
             priority=self._new.priority,
-            run_at=found.run_at,
             max_attempts=self._new.max_attempts,
             unique_key=key,
-            held_unique_key=key,
-            created_at=found.created_at,
         )
-        # What is in its dict by now counts as loaded, and nothing as changed.
-        make_transient_to_detached(job)
-        return job
 
     async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
         function: Callable[..., Any] = self.function
@@ -288,30 +279,3 @@ class Task(Generic[P, R]):
             task=self.name,
             session=session,
         )
-
-
-_NEW_JOB: dict[str, Any] = {
-    "status": JobStatus.PENDING,
-    "attempts": 0,
-    "snoozes": 0,
-    "outcome": None,
-    "result": None,
-    "last_error": None,
-    "tags": None,
-    "meta": None,
-    "started_at": None,
-    "finished_at": None,
-    "cancel_requested_at": None,
-}
-
-
-def _sync_session(session: Any, task_name: str) -> Session:
-    if isinstance(session, scoped_session):
-        session = session()
-    if isinstance(session, Session):
-        return session
-    raise ArgumentsError(
-        f"task {task_name}: the first argument is the session whose transaction the job joins, "
-        f"not {type(session).__name__}; with an AsyncSession await enqueue_async(session, ...), "
-        "and without a session use delay(...)"
-    )

@@ -3,15 +3,17 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, make_transient_to_detached, scoped_session, sessionmaker
 from sqlalchemy.orm.attributes import set_committed_value
 
-from pgqueue.models import Job
+from pgqueue.errors import ArgumentsError
+from pgqueue.models import Job, JobStatus
 from pgqueue.repository import Jobs, raising_duplicate
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,38 @@ BEFORE_SETTLE = f"SET CONSTRAINTS ALL IMMEDIATE; {PLAN_BY_KEY}"
 PLAN_FREELY = "; ".join(f"SET LOCAL {name} TO DEFAULT" for name in LOCAL)
 
 NOTIFY_AT_FLUSH = "pgqueue.notify_at_flush"
+
+
+def sync_session(session: Any, where: str) -> Session:
+    """The Session itself, also when it is scoped."""
+    if isinstance(session, scoped_session):
+        session = session()
+    if isinstance(session, Session):
+        return session
+    raise ArgumentsError(
+        f"{where}: the first argument is the Session whose transaction this joins, not "
+        f"{type(session).__name__}; with an AsyncSession use the method that ends in _async, or "
+        "await session.run_sync(...), and to enqueue without a session use delay(...)"
+    )
+
+
+def loaded_job(id: int, run_at: datetime, created_at: datetime, **values: Any) -> Job:
+    """A Job that was inserted by a statement of ours, as a SELECT would load it."""
+    job = Job()
+    held = {"held_unique_key": values["unique_key"]}
+    vars(job).update(_AS_NEW, id=id, run_at=run_at, created_at=created_at, **values, **held)
+    # What is in its dict by now counts as loaded, and nothing as changed.
+    make_transient_to_detached(job)
+    return job
+
+
+_AS_NEW: dict[str, Any] = {
+    **dict.fromkeys(("outcome", "result", "last_error", "tags", "meta")),
+    **dict.fromkeys(("started_at", "finished_at", "cancel_requested_at")),
+    "status": JobStatus.PENDING,
+    "attempts": 0,
+    "snoozes": 0,
+}
 
 
 def dispatch_at_flush(job: Job, *, notify: bool) -> Job:

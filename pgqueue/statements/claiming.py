@@ -4,7 +4,6 @@ One index scan per (queue, priority) pair, in the order the pairs are given, eac
 behind the frontier of that pair and stopping as soon as the batch is full.
 """
 
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -155,12 +154,6 @@ def _due_messages(*, ahead: bool) -> Select[*tuple[Any, ...]]:
         .lateral("due")
     )
     return select(due).select_from(pair.join(due, true())).where(_worker_is_alive()).limit(LIMIT)
-
-
-def array_of(names: Iterable[str]) -> str:
-    """Names as the text of a PostgreSQL array: one string to send, and a constant to plan with."""
-    quoted = (name.replace("\\", "\\\\").replace('"', '\\"') for name in names)
-    return "{" + ",".join(f'"{name}"' for name in quoted) + "}"
 
 
 def _pairs() -> TableValuedAlias:

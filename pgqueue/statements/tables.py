@@ -1,5 +1,6 @@
 """The tables as Core sees them, and the few expressions every statement shares."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, cast
@@ -97,6 +98,12 @@ def document(name: str, *columns: ColumnElement[Any]) -> TableValuedAlias:
     """
     recordset = func.jsonb_to_recordset(sql_cast(bindparam(name, type_=Text), JSONB))
     return recordset.table_valued(*columns).render_derived(name=name, with_types=True)
+
+
+def array_of(names: Iterable[str]) -> str:
+    """Names as the text of a PostgreSQL array: one string to send, and a constant to plan with."""
+    quoted = (name.replace("\\", "\\\\").replace('"', '\\"') for name in names)
+    return "{" + ",".join(f'"{name}"' for name in quoted) + "}"
 
 
 def seconds(value: ColumnElement[Any]) -> ColumnElement[Any]:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from pgqueue.context import JobContext
 from pgqueue.outcomes import Released
 from pgqueue.repository import Claimed
-from pgqueue.statements.claiming import array_of
+from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.frontiers import Frontiers

@@ -8,7 +8,6 @@ message, or not at all.  The states, and who may act in them: docs/explanation/l
 
 import logging
 from datetime import timedelta
-from threading import Event, Lock
 
 from sqlalchemy import Connection, NestedTransaction
 from sqlalchemy.exc import IntegrityError
@@ -22,12 +21,10 @@ from pgqueue.unit_of_work import (
     HANDLING,
     PLAN_BY_KEY,
     PLAN_FREELY,
-    STAMPING,
     backend_pid,
 )
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.line import Line
-from pgqueue.worker.lookout import Lookout
 from pgqueue.worker.loops import Loop
 from pgqueue.worker.transactional import (
     CommitUnknown,
@@ -37,6 +34,7 @@ from pgqueue.worker.transactional import (
     run_with_session,
     was_committed,
 )
+from pgqueue.worker.turnstile import Turnstile
 from pgqueue.worker.workbench import WORDS
 
 logger = logging.getLogger(__name__)
@@ -44,32 +42,6 @@ logger = logging.getLogger(__name__)
 Done = tuple[Run, Outcome]
 
 IDLE_MARGIN = timedelta(minutes=1)
-
-
-class Turnstile:
-    """One slot at a time claims, or sleeps for all of them; and one at a time stamps."""
-
-    def __init__(self, crew: Crew, *, poll_interval: float, until_empty: bool) -> None:
-        self.crew = crew
-        self.lookout = Lookout(crew, poll_interval=poll_interval)
-        self.until_empty = until_empty
-        self.claiming = Lock()
-        self.finished = Event()
-        self._stamping = Lock()
-        self._side_line = Line(crew.engine, STAMPING, name="stamps", stopping=crew.stopping)
-
-    @property
-    def is_open(self) -> bool:
-        return not self.crew.stopping.is_set() and not self.finished.is_set()
-
-    def close(self) -> None:
-        self._side_line.close()
-
-    def stamp(self, locked: Locked) -> Claimed | None:
-        """Commit the start of an attempt; None when another was first, or nothing is known."""
-        worker_id = self.crew.presence.worker_id
-        with self._stamping:
-            return self._side_line.attempt(lambda line: Attempts(line, worker_id).stamp(locked))
 
 
 class HeldSlot(Loop):

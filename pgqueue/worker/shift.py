@@ -24,10 +24,11 @@ from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.frontiers import Frontiers
 from pgqueue.worker.heartbeat import Heartbeat, Presence
-from pgqueue.worker.held import HeldSlot, Turnstile, end_transaction, settle_from_outside
+from pgqueue.worker.held import HeldSlot, end_transaction, settle_from_outside
 from pgqueue.worker.line import Line
 from pgqueue.worker.settler import Settler
 from pgqueue.worker.slots import Slot
+from pgqueue.worker.turnstile import Turnstile
 from pgqueue.worker.upkeep import Upkeep
 from pgqueue.worker.workbench import Workbench
 

@@ -1,0 +1,35 @@
+"""The turnstile of transaction mode: its slots claim for themselves, one after the other."""
+
+from threading import Event, Lock
+
+from pgqueue.repository import Attempts, Claimed, Locked
+from pgqueue.unit_of_work import STAMPING
+from pgqueue.worker.crew import Crew
+from pgqueue.worker.line import Line
+from pgqueue.worker.lookout import Lookout
+
+
+class Turnstile:
+    """One slot at a time claims, or sleeps for all of them; and one at a time stamps."""
+
+    def __init__(self, crew: Crew, *, poll_interval: float, until_empty: bool) -> None:
+        self.crew = crew
+        self.lookout = Lookout(crew, poll_interval=poll_interval)
+        self.until_empty = until_empty
+        self.claiming = Lock()
+        self.finished = Event()
+        self._stamping = Lock()
+        self._side_line = Line(crew.engine, STAMPING, name="stamps", stopping=crew.stopping)
+
+    @property
+    def is_open(self) -> bool:
+        return not self.crew.stopping.is_set() and not self.finished.is_set()
+
+    def close(self) -> None:
+        self._side_line.close()
+
+    def stamp(self, locked: Locked) -> Claimed | None:
+        """Commit the start of an attempt; None when another was first, or nothing is known."""
+        worker_id = self.crew.presence.worker_id
+        with self._stamping:
+            return self._side_line.attempt(lambda line: Attempts(line, worker_id).stamp(locked))
