@@ -50,7 +50,9 @@ class PgQueue:
         elif isinstance(bind, Engine):
             self._sessions = sessionmaker(bind)
         elif isinstance(bind, str):
-            self._sessions = sessionmaker(create_engine(_on_psycopg(bind)))
+            # Every slot of a worker may need a connection; the default pool has 15.
+            engine = create_engine(_on_psycopg(bind), max_overflow=100)
+            self._sessions = sessionmaker(engine)
         else:
             raise ArgumentsError(
                 f"PgQueue is bound to a URL, an Engine or a sessionmaker, not {type(bind).__name__}"

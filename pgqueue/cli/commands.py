@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from pgqueue.cli.group import Doors, Given, app_option, log_to_stderr, url_option, verbose_option
 
@@ -40,7 +41,11 @@ def main(ctx: click.Context, app: str | None, url: str | None) -> None:
     Run the jobs:     pgqueue --app shop.jobs:queue worker
     """
     given = ctx.ensure_object(Given)
-    given.app, given.url = app, url
+    given.app = app
+    if ctx.get_parameter_source("url") is ParameterSource.ENVIRONMENT:
+        given.url_of_environment = url
+    else:
+        given.url = url
 
 
 @main.command()
@@ -182,7 +187,8 @@ def doctor(given: Given, as_json: bool) -> None:
 @click.option(
     "--keep", is_flag=True, help="With --url: leave the demo's tables for you to look at."
 )
-def demo(**options: Any) -> None:
+@click.pass_obj
+def demo(given: Given, /, url: str | None, **options: Any) -> None:
     """Watch it work: index this machine's Python files, and kill a worker in the middle.
 
     One job per source file parses it and writes a row of statistics, in one commit with the
@@ -195,4 +201,5 @@ def demo(**options: Any) -> None:
     """
     from pgqueue.demo import run
 
-    run(**options)
+    # Not PGQUEUE_URL: whoever has it set for an application wants no demo in that database.
+    run(url=url or given.url, **options)

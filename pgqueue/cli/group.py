@@ -20,6 +20,7 @@ class Given:
 
     app: str | None = None
     url: str | None = None
+    url_of_environment: str | None = None
     is_verbose: bool = False
 
 

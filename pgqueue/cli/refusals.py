@@ -11,14 +11,15 @@ def words_for(error: Exception) -> str | None:
         case PgQueueError():
             return _one_line(error)
         case OperationalError() | InterfaceError():
-            return (
-                f"The database does not answer: {_one_line(error.orig).rstrip('.')}. "
-                "Check that the server runs, and the URL."
-            )
+            # libpq ends with a question that is the reader's next step, and ours says it better.
+            found = _one_line(error.orig).partition(" Is the server running")[0].rstrip(".")
+            return f"The database does not answer: {found}. Check the URL, and that it runs."
         case DBAPIError():
             return f"The database refuses: {_one_line(error.orig)}"
         case ArgumentError():
             return f"{_one_line(error)}. A URL looks like postgresql://user@host/database."
+        case BrokenPipeError():
+            return None
         case OSError():
             return _one_line(error)
     return None

@@ -8,34 +8,33 @@ from types import ModuleType
 from typing import Any
 
 import click
+from sqlalchemy import make_url
 
 from pgqueue.cli.group import Given
 from pgqueue.errors import NotBound
 from pgqueue.job_queue import PgQueue
+from pgqueue.unit_of_work import DRIVER
 
 
 def application(given: Given) -> PgQueue:
-    """The queue of --app, on the database of --url where it has none of its own."""
+    """The queue of --app: on the database of --url, else its own, else that of PGQUEUE_URL."""
     if given.app is None:
         raise click.UsageError(
             "This needs your application: say --app module:queue, or set PGQUEUE_APP"
         )
     queue = find_queue(given.app)
-    try:
-        queue.sessions  # noqa: B018  # raises when unbound
-    except NotBound:
-        if given.url is None:
-            raise
-        queue.bind(given.url)
+    url = given.url or (None if _is_bound(queue) else given.url_of_environment)
+    if url is not None:
+        queue.bind(_on_postgres(url))
     return queue
 
 
 def database(given: Given) -> PgQueue:
     """A queue on the database of --url, or on that of --app."""
-    if given.url is not None:
-        return PgQueue(given.url)
-    if given.app is not None:
-        return find_queue(given.app)
+    if given.url is None and given.app is not None:
+        return application(given)
+    if url := given.url or given.url_of_environment:
+        return PgQueue(_on_postgres(url))
     raise click.UsageError(
         "Which database? Say --url postgresql://user@host/database or --app module:queue"
     )
@@ -55,6 +54,25 @@ def find_queue(app: str) -> PgQueue:
     if not isinstance(found, PgQueue):
         raise click.ClickException(f"{app} is {type(found).__name__}, not a PgQueue")
     return found
+
+
+def _is_bound(queue: PgQueue) -> bool:
+    try:
+        queue.sessions  # noqa: B018  # raises when it is not
+    except NotBound:
+        return False
+    return True
+
+
+def _on_postgres(url: str) -> str:
+    """The same database by psycopg, which is always installed, whatever driver the URL names."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() not in ("postgresql", "postgres"):
+        raise click.ClickException(
+            f"pgqueue works in PostgreSQL, and this URL is for {parsed.get_backend_name()}; "
+            "one looks like postgresql://user@host/database"
+        )
+    return parsed.set(drivername=DRIVER).render_as_string(hide_password=False)
 
 
 def _imported(module_name: str) -> ModuleType:

@@ -78,6 +78,7 @@ class Claimer(Loop):
             lambda pairs: attempts.claim(pairs, tasks=crew.task_names, limit=limit, ahead=ahead),
             limit=limit,
             sweep=sweep,
+            ahead=ahead,
         )
         self._was_full = claim.taken >= limit
         if crew.presence.worker_id != worker_id:
@@ -142,8 +143,8 @@ class Claimer(Loop):
         self._reconciled_at = time.monotonic()
         held = Fleet(connection).leases_of(crew.presence.worker_id)
         for job_id, message_id, attempt in held:
-            known = crew.bench.in_flight.get(job_id)
-            if known is None or (known.message_id, known.attempt) != (message_id, attempt):
+            known = crew.bench.in_flight.get(message_id)
+            if known is None or known.attempt != attempt:
                 logger.warning("job %s: giving back a lease whose claim was lost", job_id)
                 lost = Claimed(0, "", message_id, job_id, "", "", "", 1, attempt, 0)
                 crew.bench.done(lost, Released())

@@ -32,6 +32,7 @@ class Run:
         "backend_pid",
         "cancel_requested",
         "claimed",
+        "has_begun",
         "is_abandoned",
         "is_lost",
         "started_at",
@@ -42,6 +43,8 @@ class Run:
         self.claimed = claimed
         self.task = task
         self.started_at = time.monotonic()
+        self.has_begun = False
+        """Whether its transactional handler was called."""
         self.cancel_requested = False
         self.is_lost = False
         """Its lease is settled over its head, or another's: what it returns is nobody's."""
@@ -119,7 +122,7 @@ class Crew:
                 self.bench.done(claimed, Released())
                 return False
         # A worker declared dead meanwhile has forgotten all that it had claimed.
-        return self.bench.in_flight.get(claimed.job_id) is claimed
+        return self.bench.in_flight.get(claimed.message_id) is claimed
 
     def __post_init__(self) -> None:
         self.task_names = array_of(sorted(self.tasks))

@@ -65,22 +65,23 @@ class HeldSlot(Loop):
     def work(self) -> None:
         while self._turnstile.is_open:
             try:
-                self._line.attempt(self._step)
+                went_well = self._line.attempt(self._step)
             except CommitUnknown:
                 self._line.close()
+                went_well = None
+            if not went_well:
+                self.crew.frontiers.rewind()  # its messages are back, behind the frontiers
             run, self.current = self.current, None
             if run is not None and run.is_abandoned:
                 break  # another thread has taken this slot
         self._line.close()
 
-    def _step(self, connection: Connection) -> None:
-        """Lock a batch, run it, commit it."""
+    def _step(self, connection: Connection) -> bool:
+        """Lock a batch, run it, commit it; False when it was rolled back."""
         with self._turnstile.claiming:
-            if not self._turnstile.is_open:
-                return
-            locked = self._lock(connection)
+            locked = self._lock(connection) if self._turnstile.is_open else []
         if not locked:
-            return
+            return True
         done: list[Done] = []
         try:
             for row in locked:
@@ -88,13 +89,15 @@ class HeldSlot(Loop):
                     break  # what has not started goes back when T ends
                 self._run_one(connection, row, done)
             self._commit(connection, done)
+            return True
         except Stale:
             connection.rollback()
             for run, _ in done:
                 report_stale(self.crew, run.claimed)
+            return False
         finally:
             for row in locked:
-                self.crew.bench.forget(row.job_id)
+                self.crew.bench.forget(row.message_id)
 
     def _lock(self, connection: Connection) -> list[Locked]:
         """Begin T with the messages to run; sleeps, without a transaction, if there are none."""
@@ -113,7 +116,7 @@ class HeldSlot(Loop):
         )
         if claim.taken > len(claim.rows):
             attempts.drop_left_stamps()
-        locked = [row for row in claim.rows if not self._is_leased_elsewhere(attempts, row)]
+        locked = _one_of_each_job(attempts, claim.rows)
         self._next_batch = self._batch
         if len(locked) > 1 and any(_is_alone(row) for row in locked):
             # Its neighbours would lose what they have done if it took the worker down.
@@ -126,7 +129,7 @@ class HeldSlot(Loop):
             self._sleep(attempts, connection, swept=sweep, was_quiet=was_quiet)
             return []
         for row in locked:
-            crew.bench.in_flight[row.job_id] = row.claimed(attempt=0, crashes=0)
+            crew.bench.in_flight[row.message_id] = row.claimed(attempt=0, crashes=0)
         return locked
 
     def _sleep(
@@ -148,14 +151,6 @@ class HeldSlot(Loop):
             return left
 
         turnstile.lookout.sleep(due_in)
-
-    def _is_leased_elsewhere(self, attempts: Attempts, row: Locked) -> bool:
-        """A second message of a job that somebody runs: damage, and dropped."""
-        if row.seen_message_id is None or (row.seen_held and row.seen_message_id == row.message_id):
-            return False
-        logger.warning("job %s: dropped a message beside the lease of another", row.job_id)
-        attempts.take_message(row.claimed(attempt=0, crashes=0))
-        return True
 
     def _run_one(self, connection: Connection, row: Locked, done: list[Done]) -> None:
         """Stamp, run and settle one job of the batch inside T."""
@@ -235,6 +230,22 @@ class HeldSlot(Loop):
             self.crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
         if any(not isinstance(outcome, Succeeded) for _, outcome in done):
             self.crew.listener.poke()  # a retry may be due before the end of somebody's sleep
+
+
+def _one_of_each_job(attempts: Attempts, rows: list[Locked]) -> list[Locked]:
+    """Drops second messages of a job, here or of another's lease: they are damage.
+
+    The stamp of a twin would wait for T, and T for the stamp.
+    """
+    kept: dict[int, Locked] = {}
+    for row in rows:
+        of_this_message = row.seen_held and row.seen_message_id == row.message_id
+        if row.job_id not in kept and (row.seen_message_id is None or of_this_message):
+            kept[row.job_id] = row
+            continue
+        logger.warning("job %s: dropped a second message", row.job_id)
+        attempts.take_message(row.claimed(attempt=0, crashes=0))
+    return list(kept.values())
 
 
 def end_transaction(crew: Crew, run: Run) -> None:

@@ -52,20 +52,25 @@ class Lookout:
         return self._crew.frontiers.is_sweep_due(elected=self._is_elected)
 
     def look(
-        self, claim: Callable[[list[Pair]], Claim[Kind]], *, limit: int, sweep: bool
+        self,
+        claim: Callable[[list[Pair]], Claim[Kind]],
+        *,
+        limit: int,
+        sweep: bool,
+        ahead: bool = False,
     ) -> Claim[Kind]:
         """Claim once, behind the frontiers or, in a sweep, from the start."""
         frontiers = self._crew.frontiers
         if sweep:
             frontiers.rewind()
-        pairs = frontiers.pairs(paused=self._crew.presence.paused)
+        pairs = frontiers.pairs(paused=self._crew.presence.paused, ahead=ahead)
         began = time.monotonic()
         found = claim(pairs)
         if sweep:
             frontiers.swept(began=began, ended=time.monotonic())
         if found.taken > limit:
             logger.critical("a claim of %d messages took %d", limit, found.taken)
-        frontiers.advance(pairs, found, limit=limit)
+        frontiers.advance(pairs, found, limit=limit, ahead=ahead)
         self.found_none = not found.taken
         if found.rows:
             self._idle = 0

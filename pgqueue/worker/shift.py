@@ -76,6 +76,7 @@ class Shift:
         self._stopping = stopping
         self._until_empty = until_empty
         self._stuck: list[Slot | HeldSlot] = []
+        self._application_engine = queue.engine
         self._engine = worker_engine(queue.engine)
         presence = Presence(queues=plan.queues, slots=plan.slots)
         self._crew = Crew(
@@ -111,6 +112,8 @@ class Shift:
             self._verify(is_over)
         except BaseException:
             self._crew.listener.close()
+        if self._engine is not self._application_engine:
+            self._engine.dispose()
             raise
         for thread in (self._heartbeat, self._upkeep, self._settler):
             thread.start()
@@ -284,3 +287,5 @@ class Shift:
         self._heartbeat.stop()
         self._crew.loop.stop()
         self._crew.listener.close()
+        if self._engine is not self._application_engine:
+            self._engine.dispose()

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import async_session, execution
 from pgqueue.execution import CancelWins, Stale, Verdict
-from pgqueue.outcomes import Cancelled, Outcome
+from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import backend_pid, joined_session
 from pgqueue.worker.crew import Crew, Run
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY = 0.1
 LOOK_FOR = 60.0
 NO_BACKEND = 0
+WAIT_FOR_CONNECTION = 0.5
 
 
 class CommitUnknown(Exception):
@@ -49,8 +51,8 @@ def run_in_transaction(crew: Crew, run: Run) -> Outcome | None:
                 return verdict.outcome
     except CommitUnknown:
         return _after_unknown_commit(crew, run, pid)
-    except DBAPIError as error:  # around the handler; what it raised itself is its verdict
-        return execution.after_error(run.task, run.claimed, error)
+    except (DBAPIError, PoolTimeout) as error:
+        return _after_broken_connection(crew, run, error)
 
 
 async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
@@ -71,13 +73,14 @@ async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
                     return verdict.outcome
     except CommitUnknown:
         return await asyncio.to_thread(_after_unknown_commit, crew, run, pid)
-    except DBAPIError as error:  # around the handler; what it raised itself is its verdict
-        return execution.after_error(run.task, run.claimed, error)
+    except (DBAPIError, PoolTimeout) as error:
+        return _after_broken_connection(crew, run, error)
 
 
 def run_with_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
     """Run a handler with a Session inside the transaction of this connection."""
     with joined_session(crew.sessions, connection) as session:
+        run.has_begun = True
         verdict = execution.run(run.task, run.claimed, run.context(session))
         if verdict.keeps_writes:
             verdict = execution.finish(run.task, run.claimed, verdict, session.commit)
@@ -95,6 +98,7 @@ def run_with_async_session(run: Run, connection: Connection) -> Verdict:
 
 async def _run_with_async_session(run: Run, connection: "AsyncConnection | Connection") -> Verdict:
     async with async_session.joined_session(connection) as session:
+        run.has_begun = True
         verdict = await execution.run_async(run.task, run.claimed, run.context(session))
         if not verdict.keeps_writes:
             return verdict
@@ -158,6 +162,15 @@ def _complete(crew: Crew, run: Run, connection: Connection, outcome: Outcome) ->
 def report_stale(crew: Crew, claimed: Claimed) -> None:
     logger.warning("job %s: its lease had passed on, its writes are undone", claimed.job_id)
     crew.bench.settled_already(claimed, STALE)
+
+
+def _after_broken_connection(crew: Crew, run: Run, error: Exception) -> Outcome:
+    """It broke around the handler; what the handler raises itself has become its verdict."""
+    if run.has_begun:
+        return execution.after_error(run.task, run.claimed, error)
+    logger.warning("job %s: no connection for its handler: %s", run.claimed.job_id, error)
+    crew.stopping.wait(WAIT_FOR_CONNECTION)  # or it would be claimed again at once, and again
+    return Released()
 
 
 def _after_unknown_commit(crew: Crew, run: Run, pid: int) -> Outcome | None:

@@ -44,7 +44,11 @@ class Workbench:
     def __init__(self) -> None:
         self.heap: list[Claimed] = []
         self.in_flight: dict[int, Claimed] = {}
-        """Every job claimed and not yet settled, by id: the worker's memory of its leases."""
+        """Every job claimed and not yet settled: the worker's memory of its leases.
+
+        By message, because a job that is retried at once is claimed again before its last
+        attempt is forgotten.
+        """
         self.counts: Counter[str] = Counter()
         self.waiting = 0
         """Slots with nothing to do."""
@@ -61,7 +65,7 @@ class Workbench:
         """Lay claimed jobs out for the slots."""
         count = 0
         for claimed in jobs:
-            self.in_flight[claimed.job_id] = claimed
+            self.in_flight[claimed.message_id] = claimed
             heapq.heappush(self.heap, claimed)
             count += 1
         self.filled_at = time.monotonic()
@@ -125,17 +129,17 @@ class Workbench:
                     self.counts[STALE] += 1
                     logger.warning("job %s: its result is not kept: too late", claimed.job_id)
         for claimed, _ in batch:
-            self.in_flight.pop(claimed.job_id, None)
+            self.in_flight.pop(claimed.message_id, None)
         if not self.in_flight:
             self.room.set()
 
     def settled_already(self, claimed: Claimed, word: str) -> None:
         """Forget and count an attempt whose outcome is written down, or is nobody's."""
         self.counts[word] += 1
-        self.forget(claimed.job_id)
+        self.forget(claimed.message_id)
 
-    def forget(self, job_id: int) -> None:
-        self.in_flight.pop(job_id, None)
+    def forget(self, message_id: int) -> None:
+        self.in_flight.pop(message_id, None)
         if not self.in_flight:
             self.room.set()
 
