@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 T = TypeVar("T")
+
+DISPOSE_FOR = 1.0
 
 
 class EventLoop:
@@ -37,12 +40,14 @@ class EventLoop:
         return self._engine
 
     def stop(self) -> None:
-        """End the loop's thread; nothing must be running on it."""
+        """End the loop's thread, unless a handler that was given up still blocks it."""
         loop = self._loop
         if loop is None:
             return
         if self._engine is not None:
-            self.run(self._engine.dispose())
+            disposed = asyncio.run_coroutine_threadsafe(self._engine.dispose(), loop)
+            with suppress(TimeoutError):  # a handler that was given up may block the loop
+                disposed.result(timeout=DISPOSE_FOR)
         loop.call_soon_threadsafe(loop.stop)
 
     def _started(self) -> asyncio.AbstractEventLoop:

@@ -101,6 +101,7 @@ class Frontiers:
                 key = max(key, (claim.quiet_until, 0))
             # Ahead of the database's own clock: it was set back, or another server took over.
             key = START if key[0] > claim.read_at else key
-            self._keys_ahead[name] = max(key, self._keys_ahead.get(name, START))
+            farther = self._keys_ahead.get(name, START)
+            self._keys_ahead[name] = max(key, farther) if farther[0] <= claim.read_at else key
             if not ahead:
                 self._keys[name] = key

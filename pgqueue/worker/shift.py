@@ -234,6 +234,7 @@ class Shift:
     def _end(self, grace: Callable[[], float]) -> None:
         """Claim nothing more, give back what has not started, let handlers finish, settle."""
         crew = self._crew
+        logger.info("stopping: %d handlers still run", len(self._runs()))
         self._stopping.set()
         crew.listener.poke()
         if self._claimer.ident is not None:

@@ -1,0 +1,115 @@
+"""A job that kills whoever runs it: it ends, and its neighbours do not pay for it twice."""
+
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+import chores
+import pytest
+from worker_rig import MODES, Rig
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_poison_job_starts_max_attempts_times_and_its_neighbours_succeed(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        with rig.session() as session:
+            before = chores.brief.enqueue_many(session, [(5,)] * 15)
+            poison = chores.poison.enqueue(session).id
+            after = chores.brief.enqueue_many(session, [(5,)] * 15)
+            session.commit()
+
+        deaths = _run_until_ended(rig, mode, concurrency=4)
+
+        assert deaths == 3
+        assert len(rig.notes("start", job=poison)) == 3
+        assert rig.outcome(poison) == "failed"
+        assert rig.bad_attempts(poison) == ["crashed"] * 3
+        assert {rig.outcome(job) for job in before + after} == {"succeeded"}
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_poison_job_burns_its_neighbours_attempts_once_at_most(
+    database_url: str, tmp_path: Path, mode: str, batch: int
+) -> None:
+    if mode == "lease" and batch > 1:
+        pytest.skip("a batch shares a transaction, and there is none")
+    with Rig(database_url, tmp_path) as rig:
+        # One slot: nobody runs beside the poison, but many are claimed with it.
+        with rig.session() as session:
+            neighbours = chores.quick.enqueue_many(session, [()] * 300)
+            poison = chores.poison.enqueue(session).id
+            neighbours += chores.quick.enqueue_many(session, [()] * 300)
+            session.commit()
+
+        deaths = _run_until_ended(rig, mode, concurrency=1, batch=batch)
+
+        crashed = Counter(
+            row[0]
+            for row in rig.rows("SELECT job_id FROM pgqueue.job_attempts WHERE outcome = 'crashed'")
+        )
+        assert deaths == 3
+        assert crashed.pop(poison) == 3
+        print(f"{len(crashed)} neighbours lost an attempt")
+        assert set(crashed.values()) <= {1}
+        assert {rig.outcome(job) for job in neighbours} == {"succeeded"}
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_job_of_one_attempt_never_dies_of_its_neighbour_before_it_started(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        only_once = chores.quick.options(max_attempts=1)
+        with rig.session() as session:
+            chores.quick.enqueue_many(session, [()] * 200)
+            fragile = only_once.enqueue_many(session, [()] * 20)
+            poison = chores.poison.enqueue(session).id
+            fragile += only_once.enqueue_many(session, [()] * 20)
+            session.commit()
+
+        _run_until_ended(rig, mode, concurrency=1, batch=4)
+
+        assert rig.outcome(poison) == "failed"
+        assert {rig.outcome(job) for job in fragile} == {"succeeded"}
+        assert rig.check() == []
+
+
+def _run_until_ended(rig: Rig, mode: str, **options: int) -> int:
+    """Start a worker again whenever it has died, until all jobs have ended; how often it died."""
+    worker = rig.start(mode, waits=False, **options)
+    deaths = 0
+
+    def is_over() -> bool:
+        nonlocal worker, deaths
+        if not worker.is_running:
+            deaths += 1
+            worker = rig.start(mode, waits=False, **options)
+        return rig.unfinished() == 0
+
+    rig.until(is_over, seconds=60, what="all jobs end")
+    return deaths
+
+
+def test_jobs_that_are_not_claimed_ahead_do_not_wait_for_a_sweep(
+    database_url: str, tmp_path: Path
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        with rig.session() as session:
+            chores.quick.enqueue_many(session, [()] * 300)
+            only_once = chores.quick.options(max_attempts=1)
+            only_once.enqueue_many(session, [()] * 300)
+            chores.quick.enqueue_many(session, [()] * 300)
+            session.commit()
+        old = "SELECT count(*) FROM pgqueue.message_queue WHERE run_at > clock_timestamp() - :age"
+        rig.until(lambda: rig.scalar(old, age=timedelta(seconds=2)) == 0)
+
+        rig.start(concurrency=1)
+
+        rig.until_ended(seconds=4)  # by sweeps alone it takes twenty
+        assert rig.outcomes() == {"succeeded": 900}
+        assert rig.check() == []

@@ -1,0 +1,183 @@
+"""SIGTERM: what runs may end, what has not started goes back, and nothing is forgotten."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import chores
+import pytest
+from worker_rig import MODES, Rig
+
+OTHERS = [
+    (mode, task) for mode in MODES for task in (chores.wait, chores.wait_and_pay, chores.wait_async)
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stopped_worker_loses_nothing_and_burns_no_attempt(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, concurrency=2, batch=10)
+        with rig.session() as session:
+            ids = chores.brief.enqueue_many(session, [(1,)] * 3000)
+            session.commit()
+        rig.until(lambda: rig.unfinished() < 2900)
+
+        code = worker.terminate()
+
+        started = {note["job"] for note in rig.notes("start")}
+        assert code == 0
+        assert 0 < rig.unfinished() < 3000
+        assert rig.scalar("SELECT count(*) FROM pgqueue.leases") == 0
+        assert rig.scalar("SELECT count(*) FROM pgqueue.workers") == 0
+        assert rig.scalar("SELECT sum(attempt) FROM pgqueue.message_queue") == 0
+        assert rig.scalar("SELECT count(*) FROM pgqueue.jobs WHERE attempts = 1") == len(started)
+        assert rig.unfinished() == len(ids) - len(started)
+        assert rig.bad_attempts() == []
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize(("mode", "task"), OTHERS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_running_handler_ends_within_the_grace(
+    database_url: str, tmp_path: Path, mode: str, task: Any, number: signal.Signals
+) -> None:
+    if number is signal.SIGINT and task is not chores.wait:
+        pytest.skip("both signals do the same")
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, grace=20, concurrency=1)
+        with rig.session() as session:
+            job = task.enqueue(session, "go").id
+            waiting = task.enqueue(session, "go").id
+            session.commit()
+        rig.until_started(job)
+
+        worker.send(number)
+        rig.until(lambda: "stopping" in worker.log.read_text())
+        rig.open("go")
+        code = worker.exit_code()
+
+        assert code == 0
+        assert (rig.outcome(job), rig.attempts(job)) == ("succeeded", 1)
+        assert (rig.outcome(waiting), rig.attempts(waiting)) == (None, 0)
+        assert rig.notes("start", job=waiting) == []
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize(("mode", "task"), OTHERS)
+def test_a_handler_longer_than_the_grace_is_interrupted_at_the_cost_of_one_attempt(
+    database_url: str, tmp_path: Path, mode: str, task: Any
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, grace=0.3)
+        with rig.session() as session:
+            job = task.enqueue(session, "go").id
+            session.commit()
+        rig.until_started(job)
+
+        began = time.monotonic()
+        code = worker.terminate()
+        took = time.monotonic() - began
+
+        assert code == 0
+        assert took < 3
+        assert rig.bad_attempts(job) == ["interrupted"]
+        assert (rig.outcome(job), rig.attempts(job)) == (None, 1)
+        assert rig.effects() == 0
+        assert rig.scalar("SELECT count(*) FROM pgqueue.leases") == 0
+        assert rig.check() == []
+        rig.open("go")
+        rig.start(mode)
+        rig.until_ended(job)
+        assert (rig.outcome(job), rig.attempts(job)) == ("succeeded", 2)
+        assert rig.effects() == (1 if task is chores.wait_and_pay else 0)
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_interrupted_handler_that_blocks_the_event_loop_does_not_hold_the_process(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, grace=0.3)
+        with rig.session() as session:
+            before = chores.pay_async.enqueue(session).id
+            session.commit()
+        rig.until_ended(before)
+        with rig.session() as session:
+            job = chores.block_the_loop.enqueue(session, "never").id
+            session.commit()
+        rig.until_started(job)
+
+        code = worker.terminate(seconds=5)
+
+        assert code == 0
+        assert rig.bad_attempts(job) == ["interrupted"]
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_second_signal_ends_the_grace(database_url: str, tmp_path: Path, mode: str) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, grace=60)
+        with rig.session() as session:
+            job = chores.wait_and_pay.enqueue(session, "never").id
+            session.commit()
+        rig.until_started(job)
+        worker.send(signal.SIGTERM)
+        rig.until(lambda: "stopping" in worker.log.read_text())
+        assert worker.is_running
+
+        code = worker.terminate(seconds=5)
+
+        assert code == 0
+        assert rig.bad_attempts(job) == ["interrupted"]
+        assert (rig.outcome(job), rig.attempts(job)) == (None, 1)
+        assert rig.effects() == 0
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_last_attempt_interrupted_fails_the_job(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, grace=0)
+        with rig.session() as session:
+            job = chores.wait.options(max_attempts=1).enqueue(session, "never").id
+            session.commit()
+        rig.until_started(job)
+
+        code = worker.terminate(seconds=5)
+
+        assert code == 0
+        assert rig.bad_attempts(job) == ["interrupted"]
+        assert (rig.outcome(job), rig.attempts(job)) == ("failed", 1)
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_workers_stopped_and_started_in_turn_burn_no_attempt(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        with rig.session() as session:
+            chores.pay.options(max_attempts=1).enqueue_many(session, [(2,)] * 1500)
+            session.commit()
+        alive = [rig.start(mode, concurrency=2) for _ in range(2)]
+
+        codes = []
+        for _ in range(4):
+            left = rig.unfinished() - 100
+            rig.until(lambda left=left: rig.unfinished() <= left)  # type: ignore[misc]
+            codes.append(alive.pop(0).terminate())
+            alive.append(rig.start(mode, concurrency=2))
+
+        rig.until_ended()
+        assert codes == [0] * 4
+        assert rig.outcomes() == {"succeeded": 1500}
+        assert rig.bad_attempts() == []
+        assert rig.each_success_has_one_effect()
+        assert rig.check() == []

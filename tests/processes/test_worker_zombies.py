@@ -1,0 +1,165 @@
+"""A worker that comes back from the dead changes nothing, and goes on as another one."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import chores
+import pytest
+from worker_rig import MODES, Rig, WorkerProgram
+
+# The rescuer waits two seconds, not thirty, for a worker whose connection is still open.
+HASTY = {"set_spans": {"pgqueue.maintenance:SLOW_GRACE": 2.0}}
+
+
+@pytest.mark.parametrize("task", [chores.wait, chores.wait_and_pay, chores.wait_async])
+def test_the_late_result_of_a_zombie_changes_nothing(
+    database_url: str, tmp_path: Path, task: Any
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        zombie = rig.start(**HASTY)
+        with rig.session() as session:
+            job = task.enqueue(session, "go").id
+            session.commit()
+        rig.until_started(job)
+        zombie.send(signal.SIGSTOP)
+        rescuer = rig.start(**HASTY)
+        rig.until_started(job, attempt=2)
+        rig.open("go")
+        rig.until_ended(job)
+        before = rig.rows("SELECT * FROM pgqueue.jobs WHERE id = :id", id=job)
+        assert rescuer.terminate() == 0
+
+        zombie.send(signal.SIGCONT)
+
+        rig.until(lambda: len(rig.notes("end", job=job)) == 2, what="the zombie's handler ends")
+        _runs_new_jobs_under_a_new_name(rig, zombie)
+        assert rig.rows("SELECT * FROM pgqueue.jobs WHERE id = :id", id=job) == before
+        assert rig.bad_attempts(job) == ["crashed"]
+        assert rig.effects(job) == (1 if task is chores.wait_and_pay else 0)
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("task", [chores.wait, chores.wait_and_pay])
+def test_the_late_result_of_a_zombie_whose_transaction_was_ended_changes_nothing(
+    database_url: str, tmp_path: Path, task: Any
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        zombie = rig.start("transaction", **HASTY)
+        with rig.session() as session:
+            job = task.enqueue(session, "go").id
+            session.commit()
+        rig.until_started(job)
+        zombie.send(signal.SIGSTOP)
+        rescuer = rig.start("transaction", **HASTY)
+        # The server would: by tcp_user_timeout, or the task's own timeout.
+        holder = "SELECT pid FROM pg_locks WHERE relation = 'pgqueue.message_queue'::regclass"
+        rig.run(f"SELECT pg_terminate_backend(pid) FROM ({holder} AND mode = 'RowShareLock')")
+        rig.until_started(job, attempt=2)
+        rig.open("go")
+        rig.until_ended(job)
+        before = rig.rows("SELECT * FROM pgqueue.jobs WHERE id = :id", id=job)
+        rig.until(rig.declared_dead, what="the zombie is declared dead")
+        assert rescuer.terminate() == 0
+
+        zombie.send(signal.SIGCONT)
+
+        rig.until(lambda: len(rig.notes("end", job=job)) == 2, what="the zombie's handler ends")
+        _runs_new_jobs_under_a_new_name(rig, zombie, "transaction")
+        assert rig.rows("SELECT * FROM pgqueue.jobs WHERE id = :id", id=job) == before
+        assert rig.bad_attempts(job) == ["crashed"]
+        assert rig.effects(job) == (1 if task is chores.wait_and_pay else 0)
+        assert rig.check() == []
+
+
+def test_a_zombie_settles_nothing_while_its_job_runs_elsewhere(
+    database_url: str, tmp_path: Path
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        zombie = rig.start(**HASTY)
+        with rig.session() as session:
+            jobs = [chores.wait_and_pay.enqueue(session, "first").id for _ in range(2)]
+            jobs += [chores.wait.enqueue(session, "first").id for _ in range(2)]
+            session.commit()
+        rig.until_started(*jobs)
+        zombie.send(signal.SIGSTOP)
+        rescuer = rig.start(**HASTY)
+        rig.until_started(*jobs, attempt=2)
+        rescuer.send(signal.SIGSTOP)  # inside its handlers, with its leases
+        rig.open("first")
+
+        zombie.send(signal.SIGCONT)
+
+        rig.until(lambda: len(rig.notes("end")) == 4, what="the zombie's handlers end")
+        rig.until(lambda: rig.is_registered(zombie), what="the zombie has a new name")
+        assert rig.unfinished() == 4
+        assert rig.effects() == 0
+        rescuer.send(signal.SIGCONT)
+        rig.until_ended()
+        assert rig.each_success_has_one_effect() is False  # two of them write none
+        assert rig.effects() == 2
+        assert rig.check() == []
+
+
+def test_a_worker_frozen_for_less_than_the_grace_goes_on_as_before(
+    database_url: str, tmp_path: Path
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        frozen = rig.start()
+        rig.start()
+        with rig.session() as session:
+            jobs = [chores.wait.enqueue(session, "go").id for _ in range(4)]
+            session.commit()
+        rig.until_started(*jobs)
+        frozen.send(signal.SIGSTOP)
+        woken_at = time.monotonic() + 2.5  # longer than the fast grace, which is for lost locks
+        rig.until(lambda: time.monotonic() > woken_at)
+
+        frozen.send(signal.SIGCONT)
+
+        rig.open("go")
+        rig.until_ended()
+        assert rig.declared_dead() == 0
+        assert rig.bad_attempts() == []
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_workers_frozen_in_turns_do_every_job_once(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        with rig.session() as session:
+            chores.pay.options(max_attempts=1000).enqueue_many(session, [(5,)] * 600)
+            session.commit()
+        hasty = {"set_spans": {"pgqueue.maintenance:SLOW_GRACE": 0.8}, "concurrency": 2}
+        workers = [rig.start(mode, **hasty) for _ in range(2)]
+
+        for turn in range(4):
+            frozen = workers[turn % 2]
+            frozen.send(signal.SIGSTOP)
+            if mode == "lease":
+                rig.until(lambda: rig.declared_dead() or not rig.unfinished())  # noqa: B023
+                rig.run("UPDATE pgqueue.workers SET dead_at = NULL WHERE false")
+            else:
+                until = time.monotonic() + 1.5
+                rig.until(lambda until=until: time.monotonic() > until)  # type: ignore[misc]
+            frozen.send(signal.SIGCONT)
+            rig.until(lambda frozen=frozen: rig.is_registered(frozen))  # type: ignore[misc]
+
+        rig.until_ended()
+        assert rig.outcomes() == {"succeeded": 600}
+        assert rig.each_success_has_one_effect()
+        assert rig.check() == []
+
+
+def _runs_new_jobs_under_a_new_name(rig: Rig, zombie: WorkerProgram, mode: str = "lease") -> None:
+    with rig.session() as session:
+        job = chores.pay.enqueue(session).id
+        session.commit()
+    rig.until_ended(job)
+    names = rig.rows("SELECT id FROM pgqueue.workers WHERE pid = :pid", pid=zombie.pid)
+    assert len(names) == 2
+    assert rig.notes("start", job=job)[0]["pid"] == zombie.pid
+    assert rig.effects(job) == 1
