@@ -160,7 +160,7 @@ def test_an_error_that_cannot_print_itself_is_still_told(error: BaseException) -
         {"__module__": 7},
         {"__qualname__": "x" * 10_000},
     ],
-    ids=str,
+    ids=lambda attributes: next(iter(attributes)),
 )
 def test_an_odd_error_is_still_told(attributes: dict[str, Any]) -> None:
     odd = type("Odd", (Exception,), attributes)
