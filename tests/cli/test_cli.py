@@ -1,0 +1,490 @@
+"""The command line, as a shell sees it: output, one line of error, exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, func, select, text
+from sqlalchemy.orm import Session
+
+from pgqueue import Job, JobAttempt, Lease, PgQueue, WorkerProcess
+
+PATIENCE = 30.0
+
+APP = """
+    import os
+    import pathlib
+    import threading
+    import time
+
+    from pgqueue import PgQueue, Retry
+
+    queue = PgQueue(os.environ.get("SHOP_DATABASE"))
+    unbound = PgQueue()
+    number = 7
+
+
+    class nested:
+        jobs = queue
+
+
+    def make_queue():
+        return queue
+
+
+    def broken_factory():
+        raise RuntimeError("no settings")
+
+
+    @queue.task
+    def add(a: int, b: int) -> int:
+        return a + b
+
+
+    @queue.task(queue="mail")
+    def post(to: str) -> None:
+        pass
+
+
+    @queue.task
+    def wait_for_file(path: str) -> None:
+        while not pathlib.Path(path).exists():
+            time.sleep(0.01)
+
+
+    @queue.task
+    def never_end(daemon: bool) -> None:
+        threading.Thread(target=threading.Event().wait, daemon=daemon).start()
+        threading.Event().wait()
+
+
+    @unbound.task
+    def nothing() -> None:
+        pass
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A directory with an application in it."""
+    (tmp_path / "shop.py").write_text(textwrap.dedent(APP))
+    (tmp_path / "single.py").write_text("from shop import queue\nfrom pgqueue import PgQueue\n")
+    (tmp_path / "without_tasks.py").write_text(
+        "import os\nfrom pgqueue import PgQueue\nqueue = PgQueue(os.environ['SHOP_DATABASE'])\n"
+    )
+    (tmp_path / "exploding.py").write_text("raise ValueError('two\\nlines')\n")
+    (tmp_path / "needy.py").write_text("import a_module_nobody_has\n")
+    return tmp_path
+
+
+@pytest.fixture
+def queue(engine: Engine) -> PgQueue:
+    return PgQueue(engine)
+
+
+def environment(database_url: str | None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PGQUEUE")}
+    return kept | ({"SHOP_DATABASE": database_url} if database_url else {})
+
+
+def pgqueue(
+    shop: Path, *arguments: str, database_url: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pgqueue", *arguments],
+        cwd=shop,
+        env=environment(database_url) | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def enqueue(engine: Engine, shop: Path, name: str, *calls: tuple[object, ...]) -> None:
+    """Enqueue by the application's own signature, without importing it into the tests."""
+    queue = PgQueue(engine)
+    names = {"add": "a: int, b: int", "wait_for_file": "path: str", "never_end": "daemon: bool"}
+    scope: dict[str, object] = {"__name__": "shop"}
+    exec(f"def {name}({names[name]}) -> None: ...", scope)
+    task = queue.task(scope[name])  # type: ignore[call-overload]  # made by exec
+    with Session(engine) as session, session.begin():
+        task.enqueue_many(session, list(calls))
+
+
+@contextmanager
+def running_worker(shop: Path, database_url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "pgqueue", "--app", "shop:queue", "worker", *options],
+        cwd=shop,
+        env=environment(database_url),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up_at, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def running(engine: Engine, number: int) -> Callable[[], bool]:
+    def are_running() -> bool:
+        with Session(engine) as session:
+            return session.scalar(select(func.count()).select_from(Lease)) == number
+
+    return are_running
+
+
+def assert_one_line(ended: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert ended.returncode != 0
+    assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+    assert ended.stderr.startswith("Error: ")
+    for word in words:
+        assert word in ended.stderr
+
+
+class TestHelp:
+    @pytest.mark.parametrize(
+        "command", ["upgrade", "worker", "status", "doctor", "revision", "demo"]
+    )
+    def test_help_of_every_command_has_an_example(self, shop: Path, command: str) -> None:
+        ended = pgqueue(shop, command, "--help")
+
+        assert ended.returncode == 0
+        assert "Example:" in ended.stdout
+
+    def test_help_imports_neither_alembic_nor_rich_nor_commands(self, shop: Path) -> None:
+        code = (
+            "import sys; from pgqueue.cli import main; main(['--help'], standalone_mode=False); "
+            "print([name for name in ('alembic', 'rich', 'pgqueue.demo') if name in sys.modules])"
+        )
+
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+        assert ended.stdout.splitlines()[-1] == "[]"
+
+    def test_version_is_the_distribution_s(self, shop: Path) -> None:
+        assert pgqueue(shop, "--version").stdout.startswith("pgqueue, version 0.")
+
+
+class TestWrongApp:
+    @pytest.mark.parametrize(
+        ("app", "words"),
+        [
+            ("nowhere:queue", "no module 'nowhere'"),
+            ("shop:nix", "has no 'nix'"),
+            ("shop:number", "is int, not a PgQueue"),
+            ("shop", "holds queue, unbound"),
+            ("os", "holds no PgQueue"),
+            (":queue", "names no module"),
+            ("exploding:queue", "ValueError: two lines"),
+            ("needy:queue", "a_module_nobody_has"),
+            ("shop:broken_factory", "RuntimeError: no settings"),
+            ("shop:unbound", "no database"),
+        ],
+    )
+    def test_each_is_said_in_one_line(self, shop: Path, app: str, words: str) -> None:
+        assert_one_line(pgqueue(shop, "--app", app, "status"), words)
+
+    def test_verbose_shows_where_it_happened(self, shop: Path) -> None:
+        ended = pgqueue(shop, "-v", "--app", "exploding:queue", "status")
+
+        assert ended.returncode != 0
+        assert "exploding.py" in ended.stderr
+
+    def test_no_app_names_the_option_and_the_variable(self, shop: Path) -> None:
+        assert_one_line(pgqueue(shop, "worker"), "--app module:queue", "PGQUEUE_APP")
+
+    def test_an_app_without_tasks_runs_nothing(self, shop: Path, database_url: str) -> None:
+        ended = pgqueue(shop, "--app", "without_tasks", "worker", database_url=database_url)
+
+        assert_one_line(ended, "registers no tasks")
+
+
+class TestApp:
+    @pytest.mark.parametrize(
+        "app", ["shop:queue", "shop:nested.jobs", "shop:make_queue", "shop:make_queue()", "single"]
+    )
+    def test_is_found(self, shop: Path, database_url: str, app: str) -> None:
+        ended = pgqueue(shop, "--app", app, "status", database_url=database_url)
+
+        assert (ended.returncode, ended.stderr) == (0, "")
+
+    def test_may_be_named_after_the_command_and_by_a_variable(
+        self, shop: Path, database_url: str
+    ) -> None:
+        after = pgqueue(shop, "status", "--app", "shop:queue", database_url=database_url)
+        by_variable = pgqueue(shop, "status", database_url=database_url, PGQUEUE_APP="shop:queue")
+
+        assert (after.returncode, by_variable.returncode) == (0, 0)
+
+    def test_unbound_takes_the_database_of_the_variable(
+        self, shop: Path, database_url: str
+    ) -> None:
+        ended = pgqueue(shop, "--app", "shop:unbound", "status", PGQUEUE_URL=database_url)
+
+        assert ended.returncode == 0
+
+    def test_keeps_its_own_database_whatever_the_variable_says(
+        self, shop: Path, database_url: str
+    ) -> None:
+        elsewhere = "postgresql://nobody@127.0.0.1:1/nowhere"
+
+        ended = pgqueue(
+            shop, "--app", "shop:queue", "status", database_url=database_url, PGQUEUE_URL=elsewhere
+        )
+
+        assert ended.returncode == 0
+
+
+class TestWrongUrl:
+    @pytest.mark.parametrize(
+        ("url", "words"),
+        [
+            ("nonsense", "postgresql://user@host/database"),
+            ("mysql://me@localhost/shop", "for mysql"),
+            ("postgresql://me@127.0.0.1:1/shop", "does not answer"),
+        ],
+    )
+    @pytest.mark.parametrize("command", ["status", "doctor", "upgrade"])
+    def test_is_said_in_one_line(self, shop: Path, command: str, url: str, words: str) -> None:
+        assert_one_line(pgqueue(shop, "--url", url, command), words)
+
+    def test_a_missing_url_is_asked_for(self, shop: Path) -> None:
+        assert_one_line(pgqueue(shop, "status"), "--url postgresql://", "--app")
+
+
+class TestWrongOptions:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["frobnicate"],
+            ["--frob", "worker"],
+            ["worker", "--mode", "fast"],
+            ["worker", "--concurrency", "many"],
+            ["worker", "--concurrency", "0"],
+            ["worker", "--batch", "-1"],
+            ["worker", "--grace", "-1"],
+            ["worker", "--grace", "nan"],
+            ["worker", "--poll-interval", "soon"],
+            ["worker", "--queues", " , "],
+            ["worker", "--queues"],
+            ["demo", "--limit", "1"],
+            ["demo", "--workers", "1"],
+            ["revision", "no/such/directory"],
+        ],
+    )
+    def test_are_said_in_one_line(
+        self, shop: Path, database_url: str, arguments: list[str]
+    ) -> None:
+        ended = pgqueue(shop, *arguments, database_url=database_url, PGQUEUE_APP="shop:queue")
+
+        assert_one_line(ended)
+
+
+class TestUpgrade:
+    def test_makes_the_tables_and_may_be_repeated(
+        self, shop: Path, empty_database_url: str
+    ) -> None:
+        first = pgqueue(shop, "--url", empty_database_url, "upgrade")
+        second = pgqueue(shop, "--app", "shop:queue", "upgrade", database_url=empty_database_url)
+        doctor = pgqueue(shop, "--url", empty_database_url, "doctor")
+
+        assert (first.returncode, second.returncode, doctor.returncode) == (0, 0, 0)
+        assert "version 1" in first.stdout
+
+    @pytest.mark.parametrize("command", ["status", "worker"])
+    def test_is_what_a_missing_schema_asks_for(
+        self, shop: Path, empty_database_url: str, command: str
+    ) -> None:
+        ended = pgqueue(shop, "--app", "shop:queue", command, database_url=empty_database_url)
+
+        assert ended.returncode == 1
+        assert "upgrade`" in ended.stderr.splitlines()[-1]
+        assert "Traceback" not in ended.stderr
+
+
+class TestRevision:
+    def test_is_written_into_the_host_s_history(self, shop: Path) -> None:
+        alembic = [sys.executable, "-m", "alembic", "init", "migrations"]
+        subprocess.run(alembic, cwd=shop, check=True, capture_output=True)
+
+        ended = pgqueue(shop, "revision", "-m", "bring the jobs")
+
+        written = next((shop / "migrations" / "versions").glob("*bring_the_jobs.py"))
+        assert ended.returncode == 0
+        assert "pgqueue.schema.upgrade(to=1" in written.read_text()
+
+    def test_needs_a_history(self, shop: Path) -> None:
+        assert_one_line(pgqueue(shop, "revision"), "alembic.ini")
+
+
+class TestStatus:
+    def test_counts_jobs_by_queue_and_status(
+        self, shop: Path, engine: Engine, database_url: str
+    ) -> None:
+        enqueue(engine, shop, "add", (1, 2), (3, 4))
+
+        ended = pgqueue(shop, "--url", database_url, "status", "--json")
+
+        (found,) = json.loads(ended.stdout)["queues"]
+        assert found["name"] == "default"
+        assert found["jobs"]["pending"] == 2
+
+    def test_shows_a_paused_queue(
+        self, shop: Path, queue: PgQueue, session: Session, database_url: str
+    ) -> None:
+        queue.pause(session, "mail")
+        session.commit()
+
+        ended = pgqueue(shop, "--url", database_url, "status")
+
+        assert "mail (paused)" in ended.stdout
+
+    def test_shows_a_worker_with_its_heartbeat(
+        self, shop: Path, engine: Engine, database_url: str
+    ) -> None:
+        with running_worker(shop, database_url, "--concurrency", "3") as worker:
+            wait_until(lambda: _workers(engine) == 1)
+            ended = pgqueue(shop, "--url", database_url, "status", "--json")
+            plain = pgqueue(shop, "--url", database_url, "status")
+
+        (found,) = json.loads(ended.stdout)["workers"]
+        assert (found["pid"], found["slots"]) == (worker.pid, 3)
+        assert found["heartbeat_age"] < 30
+        assert f":{worker.pid} " in plain.stdout
+
+
+class TestDoctor:
+    def test_finds_a_job_without_a_message(
+        self, shop: Path, session: Session, database_url: str
+    ) -> None:
+        session.add(Job(task="shop.add"))
+        session.commit()
+
+        ended = pgqueue(shop, "--url", database_url, "doctor", "--json")
+
+        found = json.loads(ended.stdout)
+        assert ended.returncode == 1
+        assert not found["is_sound"]
+        assert "wrong" in {finding["level"] for finding in found["findings"]}
+
+    def test_finds_settings_that_lose_commits(
+        self, shop: Path, session: Session, database_url: str
+    ) -> None:
+        name = session.scalars(text("SELECT current_database()")).one()
+        session.execute(text(f"ALTER DATABASE {name} SET synchronous_commit = off"))
+        session.commit()
+
+        ended = pgqueue(shop, "--url", database_url, "doctor")
+
+        assert ended.returncode == 1
+        assert "wrong  synchronous_commit: off" in ended.stdout
+
+    def test_finds_that_the_tables_are_missing(self, shop: Path, empty_database_url: str) -> None:
+        ended = pgqueue(shop, "--url", empty_database_url, "doctor")
+
+        assert ended.returncode == 1
+        assert "wrong  schema" in ended.stdout
+
+
+class TestWorker:
+    @pytest.mark.parametrize("mode", ["lease", "transaction"])
+    def test_until_empty_runs_what_is_due(
+        self, shop: Path, engine: Engine, database_url: str, mode: str
+    ) -> None:
+        enqueue(engine, shop, "add", *((n, n) for n in range(20)))
+
+        ended = pgqueue(
+            shop, "--app", "shop:queue", "worker", "--until-empty", "--mode", mode,
+            database_url=database_url,
+        )  # fmt: skip
+
+        assert ended.returncode == 0
+        assert ended.stdout == "20 succeeded\n"
+        with Session(engine) as session:
+            results = session.scalars(select(Job.result).order_by(Job.id)).all()
+            assert results == [2 * n for n in range(20)]
+
+    def test_serves_only_the_queues_it_is_told(
+        self, shop: Path, engine: Engine, database_url: str
+    ) -> None:
+        enqueue(engine, shop, "add", (1, 2))
+
+        ended = pgqueue(
+            shop, "--app", "shop:queue", "worker", "--queues", "mail, other", "--until-empty",
+            database_url=database_url,
+        )  # fmt: skip
+
+        assert ended.stdout == "nothing to do\n"
+
+    @pytest.mark.parametrize("mode", ["lease", "transaction"])
+    def test_ends_with_0_after_sigterm_and_loses_nothing(
+        self, shop: Path, queue: PgQueue, engine: Engine, database_url: str, mode: str
+    ) -> None:
+        gate = shop / "gate"
+        enqueue(engine, shop, "wait_for_file", *[(str(gate),)] * 6)
+
+        with running_worker(shop, database_url, "--concurrency", "2", "--mode", mode) as worker:
+            wait_until(running(engine, 2))
+            worker.send_signal(signal.SIGTERM)
+            gate.touch()
+            _, log = worker.communicate(timeout=PATIENCE)
+
+        assert worker.returncode == 0, log
+        with Session(engine) as session:
+            attempts = sorted(session.scalars(select(Job.attempts)))
+            statuses = sorted(session.scalars(select(Job.status)))
+            assert attempts == [0, 0, 0, 0, 1, 1]
+            assert statuses == ["pending"] * 4 + ["succeeded"] * 2
+            assert queue.check(session) == []
+        assert _workers(engine) == 0
+
+    def test_ends_although_a_handler_does_not_and_gives_its_job_back(
+        self, shop: Path, queue: PgQueue, engine: Engine, database_url: str
+    ) -> None:
+        enqueue(engine, shop, "never_end", (True,))
+
+        with running_worker(shop, database_url, "--grace", "0.2") as worker:
+            wait_until(running(engine, 1))
+            worker.send_signal(signal.SIGTERM)
+            worker.communicate(timeout=PATIENCE)
+
+        assert worker.returncode == 0
+        with Session(engine) as session:
+            assert session.scalars(select(JobAttempt.outcome)).all() == ["interrupted"]
+            assert session.scalars(select(Job.status)).all() == ["pending"]
+            assert queue.check(session) == []
+
+    @pytest.mark.battery
+    def test_ends_although_a_handler_has_left_a_thread_behind(
+        self, shop: Path, engine: Engine, database_url: str
+    ) -> None:
+        enqueue(engine, shop, "never_end", (False,))
+
+        with running_worker(shop, database_url, "--grace", "0.2") as worker:
+            wait_until(running(engine, 1))
+            worker.send_signal(signal.SIGTERM)
+            worker.communicate(timeout=PATIENCE)
+
+        assert worker.returncode == 0
+
+
+def _workers(engine: Engine) -> int:
+    with Session(engine) as session:
+        return session.scalars(select(func.count()).select_from(WorkerProcess)).one()
