@@ -1,6 +1,7 @@
 """The commands.  What they need is imported when they run, so that help comes at once."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,13 @@ from click.core import ParameterSource
 from pgqueue.cli.group import Doors, Given, app_option, log_to_stderr, url_option, verbose_option
 
 EXAMPLES = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def _seconds(_ctx: click.Context, _parameter: click.Parameter, value: float) -> timedelta:
+    if not 0 <= value <= 86400:  # refuses nan too
+        raise click.BadParameter(f"{value:g} is not between 0 and 86400 seconds")
+    return timedelta(seconds=value)
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
 
@@ -107,18 +115,20 @@ def revision(host: Path | None, message: str, head: str) -> None:
 @click.option("--batch", type=int, default=1, show_default=True, help="Jobs to a transaction.")
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0, max=86400),
+    type=float,
+    metavar="SECONDS",
+    callback=_seconds,
     default=30,
     show_default=True,
-    metavar="SECONDS",
     help="How long running jobs may take to end after SIGTERM.",
 )
 @click.option(
     "--poll-interval",
-    type=click.FloatRange(min=0, max=86400),
+    type=float,
+    metavar="SECONDS",
+    callback=_seconds,
     default=1,
     show_default=True,
-    metavar="SECONDS",
     help="The longest a job waits when a wake-up is lost.",
 )
 @click.option("--until-empty", is_flag=True, help="Stop when nothing is due.")

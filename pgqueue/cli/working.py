@@ -23,8 +23,8 @@ def work(
     concurrency: int,
     mode: str,
     batch: int,
-    grace: float,
-    poll_interval: float,
+    grace: timedelta,
+    poll_interval: timedelta,
     until_empty: bool,
 ) -> None:
     """Run a worker to its end, and have the process end with it."""
@@ -41,8 +41,8 @@ def work(
         concurrency=concurrency,
         mode=mode,
         batch=batch,
-        grace=timedelta(seconds=grace),
-        poll_interval=timedelta(seconds=poll_interval),
+        grace=grace,
+        poll_interval=poll_interval,
     )
     logger.info("worker %d starts: %d tasks, mode %s", os.getpid(), len(queue.tasks), mode)
     code = 1

@@ -112,8 +112,8 @@ class Shift:
             self._verify(is_over)
         except BaseException:
             self._crew.listener.close()
-        if self._engine is not self._application_engine:
-            self._engine.dispose()
+            if self._engine is not self._application_engine:
+                self._engine.dispose()
             raise
         for thread in (self._heartbeat, self._upkeep, self._settler):
             thread.start()

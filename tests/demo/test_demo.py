@@ -22,7 +22,9 @@ BROKEN_ERRORS = {
 
 
 def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("PGQUEUE")}
+    # COLUMNS, which pytest sets, would cut the tables.
+    others = {name: os.environ[name] for name in os.environ.keys() - {"COLUMNS"}}
+    return {name: value for name, value in others.items() if not name.startswith("PGQUEUE")}
 
 
 def demo(*arguments: str, module: str = "pgqueue.demo") -> subprocess.CompletedProcess[str]:
