@@ -86,7 +86,7 @@ def _show_killed(session: Session, killed: Killed | None) -> bool:
     click.echo(f"\nThe killed worker {killed.pid} held {len(away)} jobs.", nl=not away)
     if away:
         first, last = away[0].total_seconds(), away[-1].total_seconds()
-        click.echo(f"  They were running again {first:.1f} to {last:.1f} s after its death.")
+        click.echo(f"  They were running again {first:.2f} to {last:.2f} s after its death.")
     return bool(away)
 
 
