@@ -128,6 +128,11 @@ def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
     set_committed_value(job, "held_unique_key", unique_key)
 
 
+@event.listens_for(Job, "before_delete", propagate=True)
+def _delete_belongings(_mapper: Any, connection: Connection, job: Job) -> None:
+    Jobs(connection).delete_belongings(job.id)
+
+
 def worker_engine(engine: Engine) -> Engine:
     """The engine a worker uses: the application's own, or its twin on psycopg."""
     if engine.dialect.driver == "psycopg":
@@ -143,7 +148,10 @@ def own_connection(
     isolation_level: IsolationLevel = "AUTOCOMMIT",
 ) -> Iterator[Connection]:
     """A connection that is taken out of the pool, set up, and closed at the end."""
-    with engine.connect() as connection:
+    # From a pool of its own: handlers that hold all of the application's must not keep a worker
+    # from its heartbeat.
+    private = Engine(engine.pool.recreate(), engine.dialect, engine.url)
+    with private.connect() as connection:
         connection.execution_options(isolation_level=isolation_level)
         connection.detach()
         configure(connection, settings)

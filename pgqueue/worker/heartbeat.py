@@ -71,7 +71,10 @@ class Heartbeat(Loop):
         self._on_cancel = on_cancel
         self._on_death = on_death
         self._stopping = Event()
-        self._line = Line(engine, UPKEEP, name="heartbeat", stopping=self._stopping)
+        # After an outage the first to be back must not wait in vain for the beats of the others.
+        self._line = Line(
+            engine, UPKEEP, name="heartbeat", stopping=self._stopping, longest_wait=BEAT
+        )
         self._locked_on = 0
 
     def work(self) -> None:

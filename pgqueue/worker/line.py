@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.interfaces import IsolationLevel
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue.unit_of_work import own_connection
 
@@ -19,6 +20,9 @@ T = TypeVar("T")
 
 FIRST_WAIT = 0.05
 LONGEST_WAIT = 5.0
+
+BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
+"""A connection lost inside a savepoint, or one a handler has closed, is an InvalidRequestError."""
 
 
 class Line:
@@ -32,6 +36,7 @@ class Line:
         name: str,
         stopping: Event,
         isolation_level: IsolationLevel = "AUTOCOMMIT",
+        longest_wait: float = LONGEST_WAIT,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -41,6 +46,7 @@ class Line:
         self._resources = ExitStack()
         self._connection: Connection | None = None
         self._wait = FIRST_WAIT
+        self._longest_wait = longest_wait
         self.generation = 0
         """Grows with every new connection: what was seen through an old one counts no more."""
 
@@ -53,7 +59,7 @@ class Line:
         try:
             connection = self._open()
             result = step(connection)
-        except DBAPIError as error:
+        except BROKEN as error:
             self._broke(error)
             return None
         if self._wait > FIRST_WAIT:
@@ -65,7 +71,7 @@ class Line:
         self._connection = None
         try:
             self._resources.close()
-        except DBAPIError:
+        except BROKEN:
             logger.debug("%s: the connection was gone already", self._name, exc_info=True)
 
     def _open(self) -> Connection:
@@ -76,8 +82,9 @@ class Line:
             self.generation += 1
         return self._connection
 
-    def _broke(self, error: DBAPIError) -> None:
+    def _broke(self, error: Exception) -> None:
         self.close()
-        logger.warning("%s: waiting for the database: %s", self._name, error.orig)
+        said = error.orig if isinstance(error, DBAPIError) else error
+        logger.warning("%s: waiting for the database: %s", self._name, said)
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
-        self._wait = min(2 * self._wait, LONGEST_WAIT)
+        self._wait = min(2 * self._wait, self._longest_wait)

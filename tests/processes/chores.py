@@ -205,3 +205,13 @@ def chain(session: Session, ctx: JobContext, links: int) -> None:
     note("start", ctx)
     if links > 1:
         chain.enqueue(session, links - 1)
+
+
+@queue.task(retry=AT_ONCE)
+def hog_the_pool(ctx: JobContext, gate: str) -> None:
+    """Holds connections of the application's own pool while it runs."""
+    with queue.session() as session:
+        session.execute(text("SELECT 1"))
+        note("start", ctx)
+        while not is_open(gate):
+            time.sleep(LOOK_EVERY)

@@ -6,10 +6,12 @@ What is under ``"set"`` replaces constants of pgqueue, named ``module:NAME``, be
 import importlib
 import json
 import logging
+import os
 import sys
 from datetime import timedelta
 
 from chores import queue
+from sqlalchemy import create_engine
 
 from pgqueue import Worker
 
@@ -27,10 +29,13 @@ def main(text: str) -> None:
     for place, seconds in options.pop("set_spans", {}).items():
         module, name = place.split(":")
         setattr(importlib.import_module(module), name, timedelta(seconds=seconds))
+    if pool_size := options.pop("pool_size", None):
+        queue.bind(create_engine(os.environ["CHORES_URL"], pool_size=pool_size, max_overflow=0))
     queue.notify = options.pop("notify", True)
-    spans = {name: timedelta(seconds=options.pop(name)) for name in SPANS if name in options}
-    worker = Worker(queue, **spans, **options)
-    worker.run()
+    for name in SPANS:
+        if name in options:
+            options[name] = timedelta(seconds=options[name])
+    Worker(queue, **options).run()
 
 
 if __name__ == "__main__":

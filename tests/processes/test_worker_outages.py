@@ -1,0 +1,227 @@
+"""The database goes away and comes back: workers wait, go on, and nobody is taken for dead."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import chores
+import pytest
+from sqlalchemy.exc import DBAPIError
+from worker_rig import MODES, Rig, WorkerProgram
+
+from pgqueue.embedded import EmbeddedPostgres
+
+JOBS = 500
+
+
+@pytest.fixture
+def server(server_directory: Path) -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres(server_directory, settings={"max_connections": "200"})
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", ["restart", "crash"])
+def test_a_restart_of_the_server_under_load_costs_no_job_and_no_worker(
+    server: EmbeddedPostgres, tmp_path: Path, mode: str, how: str
+) -> None:
+    with Rig(server.url, tmp_path) as rig:
+        workers = _two_at_work(rig, mode)
+
+        for left in (JOBS * 3 // 4, JOBS // 2):
+            rig.until(lambda left=left: rig.unfinished() <= left)  # type: ignore[misc]
+            if how == "crash":
+                server.crash()
+                server.start()
+            else:
+                server.restart()
+
+        _all_is_well(rig, workers)
+
+
+def test_nobody_is_declared_dead_after_an_outage_of_seconds(
+    server: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    with Rig(server.url, tmp_path) as rig:
+        rig.queue.upgrade()
+        workers = [rig.start(MODES[number % 2]) for number in range(4)]
+        server.crash()
+        back_at = time.monotonic() + 8  # so long that whoever waits longer each time waits long
+        rig.until(lambda: time.monotonic() > back_at)
+
+        server.start()
+
+        age = "SELECT max(clock_timestamp() - heartbeat_at) < '1 second' FROM pgqueue.workers"
+        rig.until(lambda: rig.scalar(age), what="all workers beat")
+        assert rig.declared_dead() == 0
+        with rig.session() as session:
+            chores.quick.enqueue_many(session, [()] * 50)
+            session.commit()
+        rig.until_ended()
+        assert [worker.terminate() for worker in workers] == [0] * 4
+        assert rig.check() == []
+
+
+def test_a_worker_that_finds_no_server_waits_for_it(server_directory: Path, tmp_path: Path) -> None:
+    with EmbeddedPostgres(server_directory) as server:
+        with Rig(server.url, tmp_path) as rig:
+            rig.queue.upgrade()
+            with rig.session() as session:
+                job = chores.quick.enqueue(session).id
+                session.commit()
+            server.crash()
+            worker = rig.start(waits=False)
+            rig.until(lambda: "waiting for the database" in worker.log.read_text())
+
+            server.start()
+
+            rig.until_ended(job)
+            assert worker.terminate() == 0
+            assert rig.check() == []
+
+
+def test_a_worker_that_finds_no_server_can_be_stopped(
+    server_directory: Path, tmp_path: Path
+) -> None:
+    with EmbeddedPostgres(server_directory) as server:
+        with Rig(server.url, tmp_path) as rig:
+            rig.queue.upgrade()
+            server.crash()
+            worker = rig.start(waits=False)
+            rig.until(lambda: "waiting for the database" in worker.log.read_text())
+
+            assert worker.terminate(seconds=8) == 0
+
+            server.start()
+            assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_database_that_is_read_only_for_a_while_costs_no_job(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        workers = _two_at_work(rig, mode)
+        name = rig.scalar("SELECT current_database()")
+        rig.until(lambda: rig.unfinished() < JOBS * 3 // 4)
+
+        with rig.raw() as connection:
+            others = "pg_stat_activity WHERE application_name LIKE 'worker-%%'"
+            connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only=1")
+            connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM {others}")
+            rig.until(lambda: all("read-only" in worker.log.read_text() for worker in workers))
+            connection.exec_driver_sql("SET default_transaction_read_only = off")
+            connection.exec_driver_sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+            connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM {others}")
+
+        rig.engine.dispose()
+        _all_is_well(rig, workers)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_survives_the_end_of_each_of_its_connections(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, concurrency=2)
+        with rig.session() as session:
+            once = chores.pay.enqueue(session).id
+            session.commit()
+        rig.until_ended(once)
+
+        for round_ in range(2):
+            for backend in rig.backends(worker):
+                rig.run("SELECT pg_terminate_backend(:pid)", pid=backend)
+                with rig.session() as session:
+                    jobs = [task.enqueue(session).id for task in (chores.pay, chores.pay_async)]
+                    session.commit()
+                rig.until_ended(*jobs, seconds=10)
+            assert round_ == 0 or worker.is_running
+
+        assert rig.declared_dead() == 0
+        assert rig.each_success_has_one_effect()
+        assert worker.terminate() == 0
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_connections_ended_at_random_cost_no_job(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        workers = _two_at_work(rig, mode)
+
+        any_backend = """
+            SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+            WHERE application_name LIKE 'worker-%' ORDER BY random() LIMIT 1
+        """
+        for left in range(JOBS - 20, JOBS // 5, -20):
+            rig.until(lambda left=left: rig.unfinished() <= left)  # type: ignore[misc]
+            rig.run(any_backend)
+
+        _all_is_well(rig, workers)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, pool_size=1)
+        with rig.session() as session:
+            hog = chores.hog_the_pool.enqueue(session, "go").id
+            session.commit()
+        rig.until_started(hog)
+
+        with rig.raw() as connection:
+            for backend in rig.scalar(
+                "SELECT array_agg(pid) FROM pg_stat_activity"
+                " WHERE application_name = :name AND state = 'idle'",
+                name=worker.name,
+            ):
+                connection.exec_driver_sql(f"SELECT pg_terminate_backend({backend})")
+        rig.start(mode)
+
+        with rig.session() as session:
+            job = chores.quick.enqueue(session).id
+            session.commit()
+        rig.until_ended(job)
+        ends_at = time.monotonic() + 3
+        rig.until(lambda: time.monotonic() > ends_at or rig.declared_dead())
+        assert rig.declared_dead() == 0
+        rig.open("go")
+        rig.until_ended()
+        assert worker.terminate() == 0
+        assert rig.check() == []
+
+
+def _two_at_work(rig: Rig, mode: str) -> list[WorkerProgram]:
+    rig.queue.upgrade()
+    with rig.session() as session:
+        endless = chores.pay.options(max_attempts=1000)
+        endless.enqueue_many(session, [(10,)] * (JOBS // 2))
+        chores.brief.options(max_attempts=1000).enqueue_many(session, [(10,)] * (JOBS // 2))
+        session.commit()
+    return [rig.start(mode, concurrency=2) for _ in range(2)]
+
+
+def _all_is_well(rig: Rig, workers: list[WorkerProgram]) -> None:
+    """The same workers go on, do all jobs, and nobody was taken for dead meanwhile."""
+
+    def is_over() -> bool:
+        try:
+            return rig.unfinished() == 0
+        except DBAPIError:
+            return False
+
+    rig.until(is_over, seconds=40, what="all jobs end")
+    assert rig.outcomes() == {"succeeded": JOBS}
+    with_effect = "task = 'chores.pay' AND outcome = 'succeeded'"
+    assert rig.effects() == rig.scalar(f"SELECT count(*) FROM pgqueue.jobs WHERE {with_effect}")
+    assert rig.scalar("SELECT count(DISTINCT job) FROM effects") == rig.effects()
+    assert rig.declared_dead() == 0
+    assert [worker.terminate() for worker in workers] == [0] * len(workers)
+    assert rig.scalar("SELECT count(*) FROM pgqueue.leases") == 0
+    assert rig.check() == []
