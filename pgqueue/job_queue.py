@@ -157,7 +157,8 @@ class PgQueue:
     def requeue(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
         """Put a failed or cancelled job back, with all its attempts before it again.
 
-        Any other job stays as it is.  Raises JobNotFound, and DuplicateJob when another
+        Any other job stays as it is; so does, for that moment, one that was cancelled while a
+        worker was about to start it.  Raises JobNotFound, and DuplicateJob when another
         unfinished job has taken its unique key.
         """
         return Jobs(_executor(session)).requeue(job_id)

@@ -132,6 +132,7 @@ class Attempts:
         if locked.seen_attempt is None:
             parameters["next_attempt"] = locked.used_attempts + 1
             parameters["past_crashes"] = locked.past_crashes
+            parameters |= _key_of(locked)
             statement = stamping.stamp_first()
         else:
             parameters["seen_attempt"] = locked.seen_attempt
@@ -143,7 +144,7 @@ class Attempts:
 
     def take_message(self, claimed: Claimed) -> bool:
         """Delete the message of a held attempt; False when another transaction holds it."""
-        message = {"job_id": claimed.job_id, "of_message_id": claimed.message_id}
+        message = {"of_message_id": claimed.message_id, **_key_of(claimed)}
         return self._executor.execute(stamping.take_message(), message).first() is not None
 
     def drop_left_stamps(self) -> None:
@@ -203,6 +204,11 @@ def _claim_of(rows: Sequence[Any], kind: type[Kind]) -> Claim[Kind]:
     # DELETE ... RETURNING promises no order, whatever the probes had.
     found = sorted(kind._make(row[3:]) for row in rows if row[3] is not None)
     return Claim(found, taken, read_at, quiet_until)
+
+
+def _key_of(row: Claimed | Locked) -> dict[str, Any]:
+    """Where the message of a row stands, but for its id."""
+    return {"of_queue": row.queue, "of_priority": row.priority, "of_run_at": row.run_at}
 
 
 def _documents(pairs: Iterable[Pair]) -> str:

@@ -175,6 +175,10 @@ class Jobs:
         if job.outcome not in (JobStatus.FAILED, JobStatus.CANCELLED):
             return Change.UNCHANGED
         self._run(operating.delete_messages(), job_id)
+        if self._run(operating.has_message(), job_id).scalar():
+            # Held by a worker since before the cancel.  Should its transaction roll back, the job
+            # would have two messages, and twice its attempts.
+            return Change.UNCHANGED
 
         def requeue() -> None:
             # A savepoint: a taken key must leave the caller's transaction as it was.
@@ -183,6 +187,11 @@ class Jobs:
 
         raising_duplicate(requeue, job_id, job.unique_key)
         return Change.REQUEUED
+
+    def delete_belongings(self, job_id: int) -> None:
+        """Delete what else there is of a job, right before the job itself is deleted."""
+        self._run(operating.delete_messages(), job_id)
+        self._run(operating.delete_belongings(), job_id)
 
     def is_cancel_requested(self, job_id: int) -> bool:
         return bool(self._run(operating.is_cancel_requested(), job_id).scalar())

@@ -26,6 +26,7 @@ from pgqueue.statements.tables import (
     FAILED,
     clock,
     dead_letters,
+    job_attempts,
     jobs,
     leases,
     message_queue,
@@ -69,9 +70,29 @@ def delete_messages() -> Executable:
 
 
 @cache
+def has_message() -> Executable:
+    """Whether a job has a message, also one that another transaction holds."""
+    return select(exists().where(stands_at_place_of(JOB)))
+
+
+@cache
 def delete_left_lease() -> Executable:
     """Delete the lease that a crash left beside a message, once the message is ours."""
     return delete(leases).where(leases.c.target_id == JOB, leases.c.held)
+
+
+@cache
+def delete_belongings() -> Executable:
+    """Delete what a job that is about to be deleted would leave behind in the other tables."""
+    lease = delete(leases).where(leases.c.target_id == JOB)
+    attempts = delete(job_attempts).where(job_attempts.c.job_id == JOB)
+    letter = delete(dead_letters).where(dead_letters.c.job_id == JOB)
+    return (
+        select(JOB)
+        .add_cte(lease.cte("lease"))
+        .add_cte(attempts.cte("attempts"))
+        .add_cte(letter.cte("letter"))
+    )
 
 
 @cache

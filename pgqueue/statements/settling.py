@@ -53,6 +53,7 @@ from pgqueue.statements.tables import (
 )
 
 WORKER = bindparam("worker_id", type_=Uuid)
+MOST_SNOOZES = literal_column("32767", Integer)
 BURNED = 1
 KEPT = 0
 
@@ -140,8 +141,8 @@ def write_verdicts(lease: CTE) -> Executable:
         .where(jobs.c.id == lease.c.target_id, jobs.c.outcome.is_(None))
         .values(
             outcome=_ending(lease),
-            attempts=lease.c.attempt - 1 + lease.c.burned,
-            snoozes=jobs.c.snoozes + lease.c.snoozed,
+            attempts=_attempts(lease),
+            snoozes=_snoozes(lease),
             run_at=_next_run_at(lease),
             result=lease.c.result,
             last_error=func.coalesce(lease.c.error, jobs.c.last_error),
@@ -196,6 +197,16 @@ def _ending(lease: CTE) -> ColumnElement[Any]:
         (lease.c.ending.is_not(None), lease.c.ending),
         (used_up, FAILED),
     )
+
+
+def _attempts(lease: CTE) -> ColumnElement[Any]:
+    """Never over max_attempts: the attempt that only found the job exhausted may crash too."""
+    return func.least(lease.c.attempt - 1 + lease.c.burned, jobs.c.max_attempts)
+
+
+def _snoozes(lease: CTE) -> ColumnElement[Any]:
+    """A job that snoozes for ever must not be stopped by the end of its counter."""
+    return func.least(cast(jobs.c.snoozes, Integer) + lease.c.snoozed, MOST_SNOOZES)
 
 
 def _next_run_at(lease: CTE) -> ColumnElement[Any]:

@@ -9,11 +9,16 @@ from functools import cache
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
+    DateTime,
     Executable,
     SmallInteger,
+    Text,
     Uuid,
+    and_,
     any_,
     bindparam,
+    cast,
     delete,
     exists,
     func,
@@ -32,7 +37,6 @@ from pgqueue.statements.tables import (
     jobs,
     leases,
     message_queue,
-    stands_at_place_of,
 )
 
 JOB = bindparam("job_id", type_=BigInteger)
@@ -44,7 +48,11 @@ SEEN = bindparam("seen_attempt", type_=SmallInteger)
 
 @cache
 def stamp_first() -> Executable:
-    """Stamp an attempt whose job has no lease.  No row: someone was first, or the job ended."""
+    """Stamp an attempt whose job has no lease.  No row: someone was first, or the job ended.
+
+    Or the message is gone, because the transaction that held it has broken: a stamp that comes
+    so late would be a lease that nobody settles and nobody rescues.
+    """
     unfinished = select(
         jobs.c.id,
         MESSAGE,
@@ -52,7 +60,7 @@ def stamp_first() -> Executable:
         bindparam("past_crashes", type_=SmallInteger),
         WORKER,
         true(),
-    ).where(jobs.c.id == JOB, jobs.c.outcome.is_(None))
+    ).where(jobs.c.id == JOB, jobs.c.outcome.is_(None), exists().where(_is_the_message()))
     return (
         insert_or_skip(leases)
         .from_select(
@@ -117,7 +125,7 @@ def take_message() -> Executable:
     message = (
         select(CTID)
         .select_from(message_queue)
-        .where(stands_at_place_of(JOB), message_queue.c.id == MESSAGE)
+        .where(_is_the_message())
         .with_for_update(skip_locked=True)
     )
     return (
@@ -132,3 +140,14 @@ def drop_left_stamps() -> Executable:
     """Delete the stamps that crashes have left on jobs that have ended since."""
     unfinished = exists().where(jobs.c.id == leases.c.target_id, jobs.c.outcome.is_(None))
     return delete(leases).where(leases.c.held, ~unfinished)
+
+
+def _is_the_message() -> ColumnElement[bool]:
+    """By its own key, wherever its job says that it stands: somebody may have moved the job."""
+    run_at = cast(bindparam("of_run_at", type_=Text), DateTime(timezone=True))
+    return and_(
+        message_queue.c.queue == bindparam("of_queue", type_=Text),
+        message_queue.c.priority == bindparam("of_priority", type_=SmallInteger),
+        message_queue.c.run_at == run_at,
+        message_queue.c.id == MESSAGE,
+    )

@@ -116,8 +116,10 @@ def stands_at_place_of(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
 
     Those are the key of the message but for its id: no index finds a message by its job alone.
     """
+    # Correlated by name: of an enclosing DELETE, SQLAlchemy would put the table in here again.
+    job = select(jobs).where(jobs.c.id == job_id).correlate_except(jobs)
     place = [
-        message_queue.c[name] == select(jobs.c[name]).where(jobs.c.id == job_id).scalar_subquery()
+        message_queue.c[name] == job.with_only_columns(jobs.c[name]).scalar_subquery()
         for name in ("queue", "priority", "run_at")
     ]
     return and_(*place, message_queue.c.target_id == job_id)
