@@ -53,13 +53,17 @@ class Listener:
         except OSError:
             return  # full: it is waking up already; closed: it has stopped
 
-    def arm(self) -> None:
-        """Have enqueuers notify from now on.  What was committed before must be looked for."""
+    def arm(self) -> bool:
+        """Have enqueuers notify from now on; True when they did not before.
+
+        What was committed before must then be looked for.
+        """
         if self._is_armed or not self._is_connected():
-            return
+            return False
         with self._surviving():
             self._connection.execute(select(func.pg_advisory_lock_shared(SLEEPERS)))
             self._is_armed = True
+        return self._is_armed
 
     def disarm(self) -> None:
         """Let enqueuers save the notification again."""

@@ -92,8 +92,8 @@ class Lookout:
         if self._armed_at is None and self._idle <= len(BRIEF):
             self._heed(crew.listener.wait(BRIEF[self._idle - 1]))
             return
-        if self._armed_at is None:
-            crew.listener.arm()
+        # Each time: the connection that held the lock may have been lost, and opened again.
+        if crew.listener.arm() or self._armed_at is None:
             self._armed_at = time.monotonic()
             return  # claim once more: who committed before the lock was ours has not notified
         # An enqueuer may have found nobody asleep and commit only now: look again after as long

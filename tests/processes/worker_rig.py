@@ -129,7 +129,7 @@ class Rig:
             return list(connection.execute(text(statement), parameters))
 
     def scalar(self, statement: str, **parameters: Any) -> Any:
-        return self.rows(statement, **parameters)[0]._tuple()[0]
+        return self.rows(statement, **parameters)[0][0]  # type: ignore[misc]  # a row of unknown width
 
     def run(self, statement: str, **parameters: Any) -> None:
         with self.engine.begin() as connection:

@@ -1,0 +1,303 @@
+"""Wake-ups are hints: with them a job starts at once, without them it starts all the same."""
+
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import chores
+import psycopg
+import pytest
+from sqlalchemy import make_url
+from worker_rig import MODES, Rig, WorkerProgram
+
+from pgqueue.statements.tables import CHANNEL, SLEEPERS
+
+FOREVER = 60.0
+"""Seconds between polls: what starts sooner was woken."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_sleeping_worker_starts_a_new_job_in_less_than_a_second(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(mode, poll_interval=FOREVER)
+
+        took = []
+        for _ in range(5):
+            _until_asleep(rig)
+            began = time.monotonic()
+            with rig.session() as session:
+                job = chores.quick.enqueue(session).id
+                session.commit()
+            took.append(rig.until_started(job, seconds=1) - began)
+
+        print("picked up in ms:", [round(1000 * seconds, 1) for seconds in took])
+        assert min(took) < 0.2
+        rig.until_ended()
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_sleeping_worker_starts_a_job_whose_transaction_stayed_open_a_while(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(mode, poll_interval=FOREVER)
+        _until_asleep(rig)
+        with rig.session() as session:
+            job = chores.quick.enqueue(session).id
+            session.flush()
+            _let_pass(rig, 2.0)
+            assert rig.notes("start") == []
+
+            session.commit()
+
+        rig.until_started(job, seconds=1)
+        rig.until_ended()
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_job_enqueued_before_the_worker_slept_and_committed_after_is_found_in_seconds(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        with rig.session() as session:
+            job = chores.quick.enqueue(session).id  # nobody sleeps: it notifies nobody
+            rig.start(mode, poll_interval=FOREVER)
+            _until_asleep(rig)
+            _let_pass(rig, 1.0)
+
+            session.commit()
+
+        rig.until_started(job, seconds=6)  # the sleep doubles, so at most as long again
+        rig.until_ended()
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_jobs_that_commit_late_behind_the_frontier_are_found_in_seconds(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(mode, poll_interval=0.5, concurrency=2)
+        with rig.session() as late:
+            jobs = chores.quick.enqueue_many(late, [()] * 300)
+            for _ in range(6):  # others overtake, and the frontier with them
+                with rig.session() as session:
+                    ahead = chores.brief.enqueue_many(session, [(20,)] * 20)
+                    session.commit()
+                rig.until_ended(*ahead)
+            _let_pass(rig, 2.0)
+            with rig.session() as session:
+                chores.brief.enqueue_many(session, [(20,)] * 400)
+                session.commit()
+
+            began = time.monotonic()
+            late.commit()
+
+        took = rig.until_started(*jobs, seconds=8) - began
+        print(f"300 late jobs had started {took:.2f} s after their commit")
+        rig.until_ended()
+        assert rig.check() == []
+
+
+def test_nobody_is_notified_while_nobody_sleeps(database_url: str, tmp_path: Path) -> None:
+    with Rig(database_url, tmp_path) as rig, _listening(database_url) as heard:
+        with rig.session() as session:
+            chores.wait.enqueue(session, "go")
+            session.commit()
+        worker = rig.start(concurrency=1)
+        rig.until(lambda: rig.notes("start"))
+        rig.until(lambda: not _is_asleep(rig))
+
+        with rig.session() as session:
+            chores.quick.enqueue(session)
+            session.add(chores.quick.job())
+            chores.quick.enqueue_many(session, [()] * 3)
+            session.commit()
+
+        assert list(heard.notifies(timeout=0.2)) == []
+        rig.open("go")
+        rig.until_ended()
+        assert worker.terminate() == 0
+        assert rig.check() == []
+
+
+def test_a_sleeper_is_notified_once_for_each_transaction(database_url: str, tmp_path: Path) -> None:
+    with Rig(database_url, tmp_path) as rig, _listening(database_url) as heard:
+        rig.start(poll_interval=FOREVER)
+        _until_asleep(rig)
+        list(heard.notifies(timeout=0.1))
+
+        with rig.session() as session:
+            chores.quick.enqueue(session)
+            session.add(chores.quick.job())
+            chores.quick.enqueue_many(session, [()] * 300)
+            session.commit()
+
+        notes = list(heard.notifies(timeout=5, stop_after=1)) + list(heard.notifies(timeout=0.2))
+        assert {note.payload for note in notes} == {"enqueued"}
+        assert len(notes) == 1
+        rig.until_ended()
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_notifications_a_job_is_found_at_the_next_poll(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig, _listening(database_url) as heard:
+        rig.queue.notify = False
+        rig.start(mode, poll_interval=0.5, notify=False)
+        _let_pass(rig, 1.0)
+
+        began = time.monotonic()
+        with rig.session() as session:
+            job = chores.quick.options().enqueue(session).id
+            session.commit()
+        took = rig.until_started(job, seconds=3) - began
+
+        assert took < 1.5
+        assert list(heard.notifies(timeout=0.1)) == []
+        rig.until_ended()
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_whose_listening_connection_has_ended_still_polls(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, poll_interval=0.5)
+        _until_asleep(rig)
+
+        _end_listening(rig, worker)
+
+        for _ in range(3):
+            began = time.monotonic()
+            with rig.session() as session:
+                job = chores.quick.enqueue(session).id
+                session.commit()
+            assert rig.until_started(job, seconds=3) - began < 1.5
+        rig.until_ended()
+        assert worker.terminate() == 0
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_whose_listening_connection_has_ended_soon_hears_again(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, poll_interval=1.0, set={"pgqueue.notifications:LATER": 0.3})
+        _until_asleep(rig)
+
+        _end_listening(rig, worker)
+
+        rig.until(lambda: _is_asleep(rig), seconds=6, what="it holds the sleepers' lock again")
+        with rig.session() as session:
+            job = chores.quick.enqueue(session).id
+            session.commit()
+        rig.until_ended(job)
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_delayed_job_starts_at_its_time(database_url: str, tmp_path: Path, mode: str) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(mode, poll_interval=FOREVER)
+        _until_asleep(rig)
+
+        took = []
+        for delay in (0.7, 0.3):
+            began = time.monotonic()
+            later = chores.quick.options(delay=timedelta(seconds=delay))
+            with rig.session() as session:
+                job = later.enqueue(session).id
+                session.commit()
+            took.append(rig.until_started(job, seconds=5) - began)
+
+        assert 0.69 < took[0] < 1.5
+        assert 0.29 < took[1] < 1.1
+        rig.until_ended()
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_retry_does_not_wait_for_the_poll(database_url: str, tmp_path: Path, mode: str) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(mode, poll_interval=FOREVER)
+        _until_asleep(rig)
+
+        with rig.session() as session:
+            job = chores.fail_twice.enqueue(session).id  # retried after 0.2 s
+            session.commit()
+
+        rig.until_started(job, attempt=3, seconds=4)
+        rig.until_ended()
+        starts = [note["at"] for note in rig.notes("start", job=job)]
+        gaps = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+        assert all(0.19 < gap < 1.2 for gap in gaps)
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_stopped_worker_gives_back_is_run_by_a_sleeping_one(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        stopped = rig.start(mode, poll_interval=FOREVER, grace=0)
+        _until_asleep(rig)
+        with rig.session() as session:
+            job = chores.wait.enqueue(session, "go").id
+            session.commit()
+        rig.until_started(job)
+        rig.start(mode, poll_interval=FOREVER)
+        _until_asleep(rig)
+        _let_pass(rig, 1.0)
+
+        assert stopped.terminate() == 0
+
+        rig.until_started(job, attempt=2, seconds=8)
+        rig.open("go")
+        rig.until_ended()
+        assert rig.bad_attempts() == ["interrupted"]
+        assert rig.check() == []
+
+
+def _sleepers(rig: Rig) -> list[int]:
+    """The backends that hold the sleepers' lock."""
+    statement = """
+        SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted
+            AND ((classid::bigint << 32) | objid::bigint) = :key
+    """
+    return [row[0] for row in rig.rows(statement, key=SLEEPERS)]
+
+
+def _is_asleep(rig: Rig) -> bool:
+    return bool(_sleepers(rig))
+
+
+def _until_asleep(rig: Rig) -> None:
+    rig.until(lambda: _is_asleep(rig), what="a worker sleeps")
+
+
+def _end_listening(rig: Rig, worker: WorkerProgram) -> None:
+    [sleeper] = _sleepers(rig)
+    assert sleeper in rig.backends(worker)
+    rig.run("SELECT pg_terminate_backend(:pid, 5000)", pid=sleeper)
+
+
+def _let_pass(rig: Rig, seconds: float) -> None:
+    """Time itself is the condition: the worker must have slept so long."""
+    over_at = time.monotonic() + seconds
+    rig.until(lambda: time.monotonic() > over_at)
+
+
+def _listening(url: str) -> "psycopg.Connection[tuple[object, ...]]":
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    connection = psycopg.connect(plain, autocommit=True)
+    connection.execute(f"LISTEN {CHANNEL}")  # type: ignore[arg-type]  # a constant of ours
+    return connection
