@@ -1,0 +1,275 @@
+"""The fence: a worker's late word changes nothing, whichever part of its lease has passed on."""
+
+import threading
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from logical import (
+    ERROR,
+    LogicalWorker,
+    crew,
+    declare_dead,
+    enqueue,
+    rescue,
+    violations,
+    wait_until,
+    waits_for_lock,
+    worker_settings,
+)
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from pgqueue import Change, Job, JobStatus, PgQueue
+from pgqueue.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
+from pgqueue.repository import Attempts, Claimed
+
+OUTCOMES: list[Outcome] = [
+    Succeeded(),
+    Succeeded({"late": True}),
+    Retried(timedelta(0), ERROR),
+    Failed(ERROR),
+    Cancelled("late"),
+    Snoozed(timedelta(0)),
+    Released(),
+]
+EVERYTHING = (
+    "SELECT to_jsonb(j), (SELECT jsonb_agg(to_jsonb(l)) FROM pgqueue.leases AS l), "
+    "(SELECT jsonb_agg(to_jsonb(m)) FROM pgqueue.message_queue AS m), "
+    "(SELECT jsonb_agg(to_jsonb(a)) FROM pgqueue.job_attempts AS a), "
+    "(SELECT jsonb_agg(to_jsonb(d)) FROM pgqueue.dead_letters AS d) FROM pgqueue.jobs AS j"
+)
+
+
+@pytest.fixture
+def workers(database_url: str) -> Iterator[Engine]:
+    engine = worker_settings(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def worker(workers: Engine) -> Iterator[LogicalWorker]:
+    with crew(workers, 1) as [worker]:
+        yield worker
+
+
+def everything(engine: Engine) -> object:
+    with engine.connect() as connection:
+        return connection.execute(text(EVERYTHING)).all()
+
+
+def settled(worker: LogicalWorker, claimed: Claimed, outcome: Outcome, *, lean: bool) -> bool:
+    attempts = Attempts(worker.line, worker.id)
+    if not lean:
+        return bool(attempts.settle([(claimed, outcome)]))
+    ours = attempts.settle_succeeded([claimed])
+    return ours is None or bool(ours)
+
+
+class TestEachColumnOfTheFence:
+    @pytest.mark.parametrize("column", ["job_id", "message_id", "attempt", "worker_id"])
+    @pytest.mark.parametrize("lean", [False, True])
+    def test_a_settle_that_differs_in_it_changes_nothing(
+        self, engine: Engine, worker: LogicalWorker, column: str, lean: bool
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        [claimed] = worker.claim()
+        before = everything(engine)
+        if column == "worker_id":
+            worker.id, other = uuid.uuid4(), claimed
+        else:
+            other = claimed._replace(**{column: getattr(claimed, column) + 1})
+
+        for outcome in [Succeeded()] if lean else OUTCOMES:
+            assert not settled(worker, other, outcome, lean=lean)
+
+        assert everything(engine) == before
+
+    @pytest.mark.parametrize("column", ["message_id", "attempt", "worker_id"])
+    def test_a_held_settle_that_differs_in_it_changes_nothing(
+        self, engine: Engine, worker: LogicalWorker, column: str
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        _, claimed = worker.start()
+        before = everything(engine)
+        if column == "worker_id":
+            worker.id, other = uuid.uuid4(), claimed
+        else:
+            other = claimed._replace(**{column: getattr(claimed, column) + 1})
+
+        for outcome in OUTCOMES:
+            attempts = Attempts(worker.transaction, worker.id)
+            assert attempts.settle([(other, outcome)], held=True) == []
+        worker.transaction.rollback()
+
+        assert everything(engine) == before
+
+    def test_of_two_verdicts_on_one_message_only_that_on_the_current_attempt_counts(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        [claimed] = worker.claim()
+        attempts = Attempts(worker.line, worker.id)
+        late = [(claimed._replace(attempt=attempt), Failed(ERROR)) for attempt in (0, 2, 3)]
+
+        rows = attempts.settle([*late, (claimed, Succeeded()), *late])
+
+        assert [tuple(row) for row in rows] == [(job_id, "succeeded")]
+
+
+class TestHeld:
+    @pytest.mark.parametrize("lean", [False, True])
+    def test_a_held_lease_is_never_settled_as_one_of_lease_mode(
+        self, engine: Engine, worker: LogicalWorker, lean: bool
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        _, claimed = worker.start()
+        before = everything(engine)
+
+        for outcome in [Succeeded()] if lean else OUTCOMES:
+            assert not settled(worker, claimed, outcome, lean=lean)
+
+        assert everything(engine) == before
+
+    def test_a_lease_of_lease_mode_is_never_settled_as_held(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        [claimed] = worker.claim()
+        before = everything(engine)
+
+        for outcome in OUTCOMES:
+            attempts = Attempts(worker.transaction, worker.id)
+            assert attempts.settle([(claimed, outcome)], held=True) == []
+            worker.transaction.commit()
+
+        assert everything(engine) == before
+
+
+class TestZombies:
+    @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda one: type(one).__name__)
+    def test_what_a_rescued_worker_says_late_changes_nothing(
+        self, engine: Engine, workers: Engine, outcome: Outcome
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 2) as [zombie, heir]:
+            [old] = zombie.claim()
+            declare_dead(engine, zombie)
+            rescue(engine)
+            assert not zombie.settle(old, outcome)
+            [new] = heir.claim()
+            before = everything(engine)
+
+            assert not zombie.settle(old, outcome)
+            assert Attempts(zombie.line, zombie.id).settle_succeeded([old]) == []
+
+            assert everything(engine) == before
+            assert heir.settle(new, Succeeded())
+
+    @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda one: type(one).__name__)
+    def test_what_the_loser_of_a_transaction_says_late_changes_nothing(
+        self, engine: Engine, workers: Engine, outcome: Outcome
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 2) as [zombie, heir]:
+            _, old = zombie.start()
+            zombie.transaction.rollback()
+            _, new = heir.start()
+            before = everything(engine)
+
+            assert not zombie.settle_in_transaction(old, outcome)
+            assert Attempts(zombie.transaction, zombie.id).settle([(old, outcome)], held=True) == []
+            zombie.transaction.commit()
+
+            assert everything(engine) == before
+            assert heir.settle_in_transaction(new, Succeeded())
+            heir.transaction.commit()
+        assert violations(engine) == []
+
+    def test_a_settle_that_waits_for_a_take_over_loses_to_it(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 2) as [zombie, heir]:
+            _, old = zombie.start()
+            zombie.transaction.rollback()
+            [locked] = heir.lock()
+            settlements: list[object] = []
+
+            def settle_late() -> None:
+                attempts = Attempts(zombie.transaction, zombie.id)
+                settlements.append(attempts.settle([(old, Succeeded())], held=True))
+                zombie.transaction.commit()
+
+            thread = threading.Thread(target=settle_late)
+            with workers.connect() as side:
+                new = Attempts(side, heir.id).stamp(locked)
+                thread.start()
+                wait_until(lambda: waits_for_lock(engine, zombie.pids[2]))
+                side.commit()
+            thread.join()
+
+            assert settlements == [[]]
+            assert new is not None
+            assert heir.settle_in_transaction(new, Succeeded())
+            heir.transaction.commit()
+
+
+class TestTheArbiter:
+    @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda one: type(one).__name__)
+    def test_a_job_that_has_ended_stays_as_it_ended(
+        self, engine: Engine, worker: LogicalWorker, outcome: Outcome
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        [claimed] = worker.claim()
+        with Session(engine) as session, session.begin():
+            job = session.get_one(Job, job_id)
+            job.outcome, job.finished_at, job.attempts = "succeeded", job.created_at, 1
+
+        assert not worker.settle(claimed, outcome)
+
+        with Session(engine) as session:
+            assert session.get_one(Job, job_id).status is JobStatus.SUCCEEDED
+        assert violations(engine) == []
+
+    @pytest.mark.parametrize("outcome", [Retried(timedelta(0), ERROR), Succeeded()])
+    def test_a_settle_that_waits_for_a_cancel_inserts_no_message(
+        self, engine: Engine, workers: Engine, outcome: Outcome
+    ) -> None:
+        """The cancel of a message that a transaction has locked, but not yet stamped."""
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        with crew(workers, 1) as [worker], Session(engine) as operator:
+            [locked] = worker.lock()
+            assert PgQueue().cancel(operator, job_id) is Change.CANCELLED
+            claimed = worker.stamp(locked)  # it does not see the cancel yet
+            assert claimed is not None
+            results: list[bool] = []
+
+            def settle() -> None:
+                results.append(worker.settle_in_transaction(claimed, outcome))
+
+            thread = threading.Thread(target=settle)
+            thread.start()
+            wait_until(lambda: waits_for_lock(engine, worker.pids[2]))
+            operator.commit()
+            thread.join()
+
+            assert results == [False]
+            worker.transaction.rollback()
+            assert worker.claim() == []
+            Attempts(worker.line, worker.id).drop_left_stamps()
+        assert violations(engine) == []
+        with Session(engine) as session:
+            assert session.get_one(Job, job_id).status is JobStatus.CANCELLED
