@@ -23,6 +23,9 @@ from pgqueue.worker.workbench import Workbench
 if TYPE_CHECKING:
     from pgqueue.notifications import Listener
 
+CANCEL_WITHIN = 1.0
+"""Seconds a cancelled async handler has to end."""
+
 
 class Run:
     """One attempt while its handler runs."""
@@ -80,8 +83,16 @@ class Run:
 
     @property
     def is_overdue(self) -> bool:
+        """Whether its thread is to be given up.
+
+        An async handler is cancelled by its event loop first; that takes effect unless something
+        blocks the loop, as a statement does in transaction mode.
+        """
         timeout = self.task.settings.timeout
-        return timeout is not None and time.monotonic() - self.started_at > timeout.total_seconds()
+        if timeout is None:
+            return False
+        margin = CANCEL_WITHIN if self.task.is_async else 0.0
+        return time.monotonic() - self.started_at > timeout.total_seconds() + margin
 
     def context(self, session: Any = None) -> JobContext:
         claimed = self.claimed

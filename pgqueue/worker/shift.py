@@ -202,7 +202,7 @@ class Shift:
         """
         for index, slot in enumerate(self._slots):
             run = slot.current
-            if run is None or not run.is_overdue or run.task.is_async or not run.lose():
+            if run is None or not run.is_overdue or not run.lose():
                 continue
             run.is_abandoned = True
             logger.error("job %s: past its timeout; its thread is given up", run.claimed.job_id)

@@ -215,3 +215,11 @@ def hog_the_pool(ctx: JobContext, gate: str) -> None:
         note("start", ctx)
         while not is_open(gate):
             time.sleep(LOOK_EVERY)
+
+
+@queue.task(retry=AT_ONCE, max_attempts=1, timeout=timedelta(seconds=0.3))
+async def block_past_timeout(ctx: JobContext, gate: str) -> None:
+    note("start", ctx)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)  # noqa: ASYNC251
+    note("end", ctx)

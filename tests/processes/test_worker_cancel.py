@@ -1,0 +1,120 @@
+"""Cancel: a running handler hears of it within a second, and its job ends as cancelled."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import chores
+import pytest
+from worker_rig import MODES, Rig
+
+from pgqueue import Change
+
+HEEDERS = [chores.heed, chores.heed_and_pay, chores.heed_async]
+DEAF = [chores.wait, chores.wait_and_pay, chores.wait_async]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("task", HEEDERS)
+def test_a_running_handler_hears_of_its_cancel_within_a_second(
+    database_url: str, tmp_path: Path, mode: str, task: Any
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(mode)
+        with rig.session() as session:
+            job = task.enqueue(session).id
+            session.commit()
+        rig.until_started(job)
+
+        with rig.session() as session:
+            change = rig.queue.cancel(session, job)
+            session.commit()
+        began = time.monotonic()
+        rig.until(lambda: rig.notes("cancelled", job=job), seconds=3)
+        took = rig.notes("cancelled", job=job)[0]["at"] - began
+
+        print(f"heard after {took:.2f} s")
+        assert took < 1.2
+        assert change is Change.CANCEL_REQUESTED
+        rig.until_ended(job)
+        assert rig.outcome(job) == "cancelled"
+        assert rig.effects() == 0
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("task", DEAF)
+def test_a_cancelled_job_ends_as_cancelled_however_its_handler_ends(
+    database_url: str, tmp_path: Path, mode: str, task: Any
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode)
+        with rig.session() as session:
+            job = task.enqueue(session, "go").id
+            session.commit()
+        rig.until_started(job)
+        with rig.session() as session:
+            rig.queue.cancel(session, job)
+            session.commit()
+
+        rig.open("go")
+
+        rig.until_ended(job)
+        assert rig.outcome(job) == "cancelled"
+        assert rig.effects() == 0
+        assert rig.scalar("SELECT count(*) FROM pgqueue.dead_letters WHERE job_id = :id", id=job)
+        assert worker.terminate() == 0
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_job_cancelled_while_its_worker_dies_is_not_run_again(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        killed = rig.start(mode)
+        with rig.session() as session:
+            job = chores.wait_and_pay.enqueue(session, "go").id
+            session.commit()
+        rig.until_started(job)
+        with rig.session() as session:
+            rig.queue.cancel(session, job)
+            session.commit()
+
+        killed.kill()
+        rig.open("go")
+        rig.start(mode)
+
+        rig.until_ended(job)
+        assert rig.outcome(job) == "cancelled"
+        assert rig.effects() == 0
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cancelled_and_requeued_job_is_not_ended_by_its_old_run(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(mode)
+        with rig.session() as session:
+            job = chores.wait.options(delay=None).enqueue(session, "go").id
+            waiting = [chores.wait.enqueue(session, "go").id for _ in range(6)]
+            session.commit()
+        rig.until_started(job)
+        with rig.session() as session:
+            changes = [rig.queue.cancel(session, each) for each in [job, *waiting]]
+            session.commit()
+
+        rig.open("go")
+
+        rig.until_ended()
+        assert rig.outcomes() == {"cancelled": 7}
+        assert set(changes) == {Change.CANCEL_REQUESTED, Change.CANCELLED}
+        with rig.session() as session:
+            requeued = [rig.queue.requeue(session, each) for each in [job, *waiting]]
+            session.commit()
+        assert requeued == [Change.REQUEUED] * 7
+        rig.until_ended()
+        assert rig.outcomes() == {"succeeded": 7}
+        assert rig.check() == []

@@ -1,0 +1,145 @@
+"""A handler past its timeout loses its job; the worker keeps its slot."""
+
+from pathlib import Path
+from typing import Any
+
+import chores
+import pytest
+from worker_rig import MODES, Rig
+
+OVERRUNS = [chores.overrun, chores.overrun_and_pay]
+ASYNC_OVERRUNS = [chores.overrun_async, chores.overrun_and_pay_async]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("task", OVERRUNS)
+def test_a_thread_past_its_timeout_is_told_and_its_slot_runs_other_jobs(
+    database_url: str, tmp_path: Path, mode: str, task: Any
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, concurrency=2)
+        once = task.options(max_attempts=1)
+        with rig.session() as session:
+            job = once.enqueue(session, "go").id
+            session.commit()
+
+        rig.until_ended(job)
+
+        assert (rig.outcome(job), rig.attempts(job)) == ("failed", 1)
+        assert rig.bad_attempts(job) == ["timeout"]
+        rig.until(lambda: rig.notes("cancelled", job=job), what="the handler is told")
+        with rig.session() as session:
+            both_slots = [chores.wait.enqueue(session, "both").id for _ in range(2)]
+            session.commit()
+        rig.until_started(*both_slots)
+        rig.open("both")
+        rig.until_ended(*both_slots)
+        rig.open("go")
+        rig.until(lambda: rig.notes("end", job=job))
+        _still_works(rig)
+        assert rig.outcome(job) == "failed"
+        assert rig.bad_attempts() == ["timeout"]
+        assert rig.effects(job) == 0
+        assert worker.terminate() == 0
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("task", [*OVERRUNS, *ASYNC_OVERRUNS])
+def test_a_job_that_timed_out_is_tried_again(
+    database_url: str, tmp_path: Path, mode: str, task: Any
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, concurrency=4)
+        arguments = ("go",) if task in OVERRUNS else ()
+        rig.open("go")  # a thread ends soon after it is told
+
+        with rig.session() as session:
+            job = task.enqueue(session, *arguments).id
+            session.commit()
+
+        rig.until_ended(job)
+        assert (rig.outcome(job), rig.attempts(job)) == ("failed", 2)
+        assert rig.bad_attempts(job) == ["timeout", "timeout"]
+        assert len(rig.notes("start", job=job)) == 2
+        _still_works(rig)
+        assert rig.effects(job) == 0
+        assert worker.terminate() == 0
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_async_handler_that_blocks_its_loop_past_its_timeout_loses_its_job(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(mode)
+        with rig.session() as session:
+            job = chores.block_past_timeout.enqueue(session, "go").id
+            session.commit()
+
+        rig.until_ended(job)
+
+        assert (rig.outcome(job), rig.bad_attempts(job)) == ("failed", ["timeout"])
+        rig.open("go")
+        rig.until(lambda: rig.notes("end", job=job))
+        _still_works(rig)
+        assert rig.outcome(job) == "failed"
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_whose_threads_are_all_stuck_ends_with_an_error(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, concurrency=2)
+        with rig.session() as session:
+            stuck = [
+                chores.overrun.options(max_attempts=1).enqueue(session, "never").id
+                for _ in range(2)
+            ]
+            session.commit()
+
+        code = worker.exit_code()
+
+        assert code == 1
+        assert "TooManyStuck" in worker.log.read_text()
+        rig.start(mode)
+        rig.until_ended(*stuck)
+        assert [rig.bad_attempts(job) for job in stuck] == [["timeout"]] * 2
+        _still_works(rig)
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_ends_over_stuck_threads_lets_the_others_finish(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, concurrency=2, grace=20)
+        jobs = []
+        for task in (chores.overrun, chores.wait, chores.overrun):
+            with rig.session() as session:
+                jobs.append(task.options(max_attempts=1).enqueue(session, "go").id)
+                session.commit()
+            rig.until_started(jobs[-1])
+        stuck_first, running, stuck_last = jobs
+        rig.until(lambda: "stopping" in worker.log.read_text())
+
+        rig.open("go")
+
+        assert worker.exit_code() == 1
+        assert "TooManyStuck" in worker.log.read_text()
+        assert (rig.outcome(running), rig.attempts(running)) == ("succeeded", 1)
+        assert rig.bad_attempts(stuck_first) == ["timeout"]
+        assert rig.bad_attempts(stuck_last) == ["timeout"]
+        assert rig.check() == []
+
+
+def _still_works(rig: Rig) -> None:
+    with rig.session() as session:
+        jobs = [chores.pay.enqueue(session).id, chores.pay_async.enqueue(session).id]
+        session.commit()
+    rig.until_ended(*jobs)
+    assert [rig.effects(job) for job in jobs] == [1, 1]
