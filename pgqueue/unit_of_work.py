@@ -40,12 +40,14 @@ CLAIMING = {
     # There is one good plan for each of these statements; planning costs more than running it.
     "plan_cache_mode": "force_generic_plan",
     **NETWORK,
+    # Times travel as text that sorts as they do: in one zone, the year first.
     "timezone": "UTC",
+    "datestyle": "ISO",
     "default_transaction_isolation": "read committed",
     "idle_in_transaction_session_timeout": "60000",
 }
 
-UPKEEP = {**NETWORK, "plan_cache_mode": "force_generic_plan"}
+UPKEEP = {**NETWORK, "datestyle": "ISO", "plan_cache_mode": "force_generic_plan"}
 
 STAMPING = {**CLAIMING, "synchronous_commit": "off"}
 """A stamp has to survive the worker, not the server: it need not wait for the disk."""
@@ -67,6 +69,7 @@ LOCAL = {
     **dict.fromkeys(PLANNER, "off"),
     "plan_cache_mode": "force_generic_plan",
     "timezone": "'UTC'",
+    "datestyle": "'ISO'",
 }
 PLAN_BY_KEY = "; ".join(f"SET LOCAL {name} = {value}" for name, value in LOCAL.items())
 BEFORE_SETTLE = f"SET CONSTRAINTS ALL IMMEDIATE; {PLAN_BY_KEY}"

@@ -1,6 +1,7 @@
 """Workers made of nothing but connections: what a real one does to the database, step by step."""
 
 import json
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -204,3 +205,38 @@ def crew(engine: Engine, count: int) -> Iterator[list[LogicalWorker]]:
     finally:
         for worker in workers:
             worker.close()
+
+
+def run_together(
+    *actions: Callable[[], None], background: Sequence[Callable[[], None]] = ()
+) -> None:
+    """Start all at once, each in a thread; fails with the first error that any of them has.
+
+    Those in the background are repeated until the others have ended.
+    """
+    start = threading.Barrier(len(actions) + len(background))
+    ended = threading.Event()
+    errors: list[BaseException] = []
+
+    def run(action: Callable[[], None], *, again: bool) -> None:
+        try:
+            start.wait(PATIENCE)
+            action()
+            while again and not ended.is_set():
+                action()
+        except BaseException as error:  # carried over to the thread of the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=[one], kwargs={"again": False}) for one in actions]
+    others = [
+        threading.Thread(target=run, args=[one], kwargs={"again": True}) for one in background
+    ]
+    for thread in (*threads, *others):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ended.set()
+    for thread in others:
+        thread.join()
+    if errors:
+        raise errors[0]

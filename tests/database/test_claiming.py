@@ -1,0 +1,345 @@
+"""The claim: never more than asked, never twice, never blocked, never failed by a strange row."""
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from logical import (
+    PATIENCE,
+    TASKS,
+    LogicalWorker,
+    crew,
+    declare_dead,
+    enqueue,
+    enqueue_many,
+    pairs,
+    run_together,
+    violations,
+    worker_settings,
+)
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from pgqueue.models import Lease, MessageQueue
+from pgqueue.outcomes import Released
+from pgqueue.repository import Attempts, Fleet, Pair
+
+BAD_PLANS = [
+    {"plan_cache_mode": "force_generic_plan"},
+    {"plan_cache_mode": "force_custom_plan"},
+    {"enable_hashjoin": "off", "enable_mergejoin": "off", "enable_material": "off"},
+    {"enable_nestloop": "off", "enable_seqscan": "on", "enable_sort": "on"},
+    {"enable_indexscan": "off", "enable_indexonlyscan": "off", "enable_bitmapscan": "on"},
+    {"enable_tidscan": "off", "enable_material": "off", "enable_hashagg": "off"},
+]
+
+
+@pytest.fixture
+def workers(database_url: str) -> Iterator[Engine]:
+    engine = worker_settings(database_url, lock_timeout="500ms")
+    yield engine
+    engine.dispose()
+
+
+class TestSkipLocked:
+    def test_a_second_claimer_is_not_blocked_and_takes_others(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            ids = enqueue_many(connection, 6)
+        with crew(workers, 3) as [holder, slow, fast]:
+            locked = [row.job_id for row in holder.lock(2)]
+            uncommitted = Attempts(slow.transaction, slow.id)
+            claimed = uncommitted.claim(pairs(), tasks=TASKS, limit=2, ahead=False).rows
+
+            others = fast.claim(6)
+
+            assert locked == ids[:2]
+            assert [row.job_id for row in claimed] == ids[2:4]
+            assert [row.job_id for row in others] == ids[4:]
+
+    def test_a_second_locker_is_not_blocked_and_locks_others(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            ids = enqueue_many(connection, 4)
+        with crew(workers, 2) as [first, second]:
+            assert [row.job_id for row in first.lock(2)] == ids[:2]
+
+            assert [row.job_id for row in second.lock(4)] == ids[2:]
+
+    def test_looking_for_the_next_time_waits_for_nobody(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 2) as [holder, other]:
+            holder.start()
+
+            assert Attempts(other.line, other.id).seconds_to_next(pairs(), tasks=TASKS) is None
+
+
+class TestTheLimit:
+    @pytest.mark.parametrize("plan", BAD_PLANS, ids=lambda plan: next(iter(plan)))
+    @pytest.mark.parametrize("how", ["claim", "ahead", "lock"])
+    def test_a_claim_never_takes_more_whatever_the_plan(
+        self, engine: Engine, database_url: str, plan: dict[str, str], how: str
+    ) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE pgqueue.message_queue SET (autovacuum_enabled=0)"))
+            for priority in (0, 5, 9):
+                for queue in ("default", "other"):
+                    enqueue_many(connection, 100, priority=priority, queue=queue)
+        badly = worker_settings(database_url, **plan)
+        both = [*pairs("default"), *pairs("other")]
+
+        with crew(badly, 1) as [worker]:
+            attempts = Attempts(worker.line, worker.id)
+            if how == "lock":
+                claim = Attempts(worker.transaction, worker.id).lock(both, tasks=TASKS, limit=7)
+                taken = [claim.taken, len(claim.rows)]
+                worker.transaction.commit()
+            else:
+                claims = [
+                    attempts.claim(both, tasks=TASKS, limit=limit, ahead=how == "ahead")
+                    for limit in (7, 1, 110)
+                ]
+                taken = [claim.taken for claim in claims] + [len(claim.rows) for claim in claims]
+
+        assert taken == ([7, 7] if how == "lock" else [7, 1, 110, 7, 1, 110])
+        gone = 0 if how == "lock" else 118
+        with Session(engine) as session:
+            assert session.query(MessageQueue).count() == 600 - gone
+            assert session.query(Lease).count() == gone
+
+    def test_jobs_come_by_priority_and_then_in_the_order_they_were_enqueued(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        expected: list[int] = []
+        with engine.begin() as connection:
+            late = enqueue_many(connection, 3, priority=7)
+            for _ in range(3):
+                expected.append(enqueue(connection, priority=2))
+            expected += late
+
+        with crew(workers, 1) as [worker]:
+            assert [row.job_id for row in worker.claim(10)] == expected
+
+
+class TestTogether:
+    def test_of_many_claimers_among_updates_and_enqueuers_each_job_falls_to_one(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        total, first = 5000, 3000
+        with engine.begin() as connection:
+            expected = enqueue_many(connection, first)
+        claimed: list[int] = []
+
+        def claim() -> None:
+            deadline = time.monotonic() + PATIENCE
+            with crew(workers, 1) as [worker]:
+                while len(claimed) < total and time.monotonic() < deadline:
+                    claimed.extend(row.job_id for row in worker.claim(37))
+
+        def enqueue_more() -> None:
+            for _ in range((total - first) // 100):
+                with engine.begin() as connection:
+                    expected.extend(enqueue_many(connection, 100))
+
+        def disturb() -> None:
+            with engine.begin() as connection:
+                connection.execute(text(MOVE_SOME_MESSAGES))
+
+        run_together(claim, claim, claim, claim, enqueue_more, background=[disturb, disturb])
+
+        assert len(claimed) == len(set(claimed))
+        assert set(claimed) == set(expected)
+        assert violations(engine) == []
+
+
+MOVE_SOME_MESSAGES = (
+    "UPDATE pgqueue.message_queue SET crashes = crashes WHERE ctid = ANY(ARRAY("
+    "SELECT ctid FROM pgqueue.message_queue ORDER BY random() LIMIT 20 FOR UPDATE SKIP LOCKED))"
+)
+STRANGE_ARGUMENTS = {
+    "an array": "'[1, 2]'::jsonb",
+    "a number": "'7'::jsonb",
+    "an integer of 5,000 digits": """('{"n": ' || repeat('9', 5000) || '}')::jsonb""",
+    "3,000 brackets": "(repeat('[', 3000) || repeat(']', 3000))::jsonb",
+}
+
+
+class TestStrangeRows:
+    def test_none_of_them_fails_the_claim_of_the_others(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with crew(workers, 2) as [dead, worker]:
+            good, expected = plant_strange_rows(engine, dead)
+
+            claim = worker.look(100)
+
+            claimed = Counter(row.job_id for row in claim.rows)
+            assert claimed == Counter(good | expected)
+            assert claim.taken > len(claim.rows)
+            assert worker.claim(100) == []
+
+    def test_none_of_them_fails_the_lock_of_the_others(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with crew(workers, 2) as [dead, worker]:
+            good, expected = plant_strange_rows(engine, dead)
+
+            locked = worker.lock(100)
+
+            assert {row.job_id for row in locked} >= good | expected
+            own = [row for row in locked if row.job_id in good | expected and not row.seen_held]
+            started = {row.job_id for row in own if worker.stamp(row) is not None}
+            assert started >= good
+
+    @pytest.mark.parametrize("strange", STRANGE_ARGUMENTS)
+    def test_arguments_that_cannot_be_read_come_as_text(
+        self, engine: Engine, workers: Engine, strange: str
+    ) -> None:
+        with engine.begin() as connection:
+            ids = [enqueue(connection) for _ in range(3)]
+            change = f"UPDATE pgqueue.jobs SET args = {STRANGE_ARGUMENTS[strange]} WHERE id = :id"
+            connection.execute(text(change), {"id": ids[1]})
+
+        with crew(workers, 1) as [worker]:
+            claimed = worker.claim(10)
+
+        assert [row.job_id for row in claimed] == ids
+        assert [row.args for row in claimed][::2] == ["{}", "{}"]
+
+    def test_a_message_of_an_unknown_task_waits(self, engine: Engine, workers: Engine) -> None:
+        with engine.begin() as connection:
+            enqueue(connection, task="tests.of_tomorrow")
+            known = enqueue(connection)
+
+        with crew(workers, 1) as [worker]:
+            assert [row.job_id for row in worker.claim(10)] == [known]
+
+        with Session(engine) as session:
+            assert session.query(MessageQueue).one().task == "tests.of_tomorrow"
+
+    def test_a_message_moved_by_its_job_is_still_settled_in_its_transaction(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+            connection.execute(text("UPDATE pgqueue.jobs SET priority = 1"))
+
+        with crew(workers, 1) as [worker]:
+            [locked] = worker.lock()
+            claimed = worker.stamp(locked)
+            assert claimed is not None
+            assert Attempts(worker.transaction, worker.id).take_message(claimed)
+            worker.transaction.commit()
+
+        assert locked.job_id == job_id
+
+
+class TestOtherSettings:
+    @pytest.mark.parametrize("style", ["German", "SQL, DMY", "Postgres, MDY"])
+    def test_jobs_come_in_order_whatever_the_server_writes_dates_like(
+        self, engine: Engine, database_url: str, style: str
+    ) -> None:
+        with engine.begin() as connection:
+            name = connection.scalar(text("SELECT current_database()"))
+            connection.execute(text(f"ALTER DATABASE {name} SET datestyle = '{style}'"))
+            ids = [enqueue(connection) for _ in range(2)]
+            days = ("2024-02-01 00:00:00+00", "2023-12-31 00:00:00+00")
+            for id, day in zip(ids, days, strict=True):
+                for change in (
+                    "UPDATE pgqueue.jobs SET run_at = :day WHERE id = :id",
+                    "UPDATE pgqueue.message_queue SET run_at = :day WHERE target_id = :id",
+                ):
+                    connection.execute(text(change), {"day": day, "id": id})
+
+        with crew(worker_settings(database_url), 1) as [worker]:
+            claim = worker.look(10)
+
+        assert [row.job_id for row in claim.rows] == ids[::-1]
+        assert claim.quiet_until < claim.read_at
+        assert claim.rows[-1].run_at.startswith("2024-02-01")
+
+
+class TestTheDead:
+    def test_a_worker_that_was_declared_dead_claims_nothing(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 1) as [worker]:
+            declare_dead(engine, worker)
+
+            assert worker.claim() == []
+            assert worker.lock() == []
+            assert Fleet(worker.presence).beat(worker.id) is None
+
+    def test_a_worker_that_never_registered_claims_nothing(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 1) as [worker]:
+            worker.id = uuid.uuid4()
+
+            assert worker.claim() == []
+
+
+class TestFrontiers:
+    def test_a_claim_looks_behind_its_frontier_only(self, engine: Engine, workers: Engine) -> None:
+        with engine.begin() as connection:
+            ids = [enqueue(connection) for _ in range(4)]
+        with crew(workers, 1) as [worker]:
+            [first] = worker.claim(1)
+            attempts = Attempts(worker.line, worker.id)
+            [second] = attempts.claim(pairs(), tasks=TASKS, limit=1, ahead=False).rows
+            behind = [Pair("default", 5, second.run_at, second.message_id)]
+            worker.settle(first, Released())
+
+            found = attempts.claim(behind, tasks=TASKS, limit=9, ahead=False).rows
+
+            assert [row.job_id for row in found] == ids[2:]
+            assert [row.job_id for row in worker.claim(9)] == ids[:1]
+
+
+def plant_strange_rows(engine: Engine, dead: LogicalWorker) -> tuple[set[int], set[int]]:
+    """Every kind of damage there is; the sound jobs, and the damaged ones that can still run."""
+    with engine.begin() as connection:
+        twice, leased, stamped, early, last = (enqueue(connection) for _ in range(5))
+
+        def execute(statement: str, **parameters: object) -> None:
+            connection.execute(text(statement), {"worker": dead.id, **parameters})
+
+        message = (
+            "INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task) "
+            "SELECT queue, priority, run_at, id, task FROM pgqueue.jobs WHERE id = :id"
+        )
+        execute(message, id=twice)
+        execute(
+            "INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id) "
+            "VALUES (:id, 0, 1, :worker)",
+            id=leased,
+        )
+        execute(
+            "INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id, held) "
+            "SELECT target_id, id, 1, :worker, true FROM pgqueue.message_queue "
+            "WHERE target_id = :id",
+            id=stamped,
+        )
+        execute(
+            "UPDATE pgqueue.message_queue SET run_at = '-infinity' WHERE target_id = :id", id=early
+        )
+        execute(
+            "INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task) "
+            "VALUES ('default', 5, '2001-01-01', 123456789, 'tests.task')"
+        )
+        strange = [enqueue(connection) for _ in STRANGE_ARGUMENTS]
+        for id, arguments in zip(strange, STRANGE_ARGUMENTS.values(), strict=True):
+            execute(f"UPDATE pgqueue.jobs SET args = {arguments} WHERE id = :id", id=id)
+        good = {last, enqueue(connection)}
+    return good, {twice, stamped, early, *strange}
