@@ -1,0 +1,372 @@
+"""Cancel and requeue, of a job in every state it can be in: what they do, and what they say."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from logical import (
+    ERROR,
+    LogicalWorker,
+    crew,
+    declare_dead,
+    enqueue,
+    rescue,
+    violations,
+    wait_until,
+    waits_for_lock,
+    worker_settings,
+)
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
+
+from pgqueue import Change, DuplicateJob, Job, JobNotFound, JobStatus, MessageQueue, PgQueue
+from pgqueue.outcomes import Cancelled, Failed, Retried, Succeeded
+from pgqueue.repository import Claimed
+
+queue = PgQueue()
+
+
+@pytest.fixture
+def workers(database_url: str) -> Iterator[Engine]:
+    engine = worker_settings(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def worker(workers: Engine) -> Iterator[LogicalWorker]:
+    with crew(workers, 1) as [worker]:
+        yield worker
+
+
+@pytest.fixture
+def impatient(database_url: str) -> Iterator[Engine]:
+    """An operator's engine that waits for no lock."""
+    engine = create_engine(database_url, connect_args={"options": "-c lock_timeout=300ms"})
+    yield engine
+    engine.dispose()
+
+
+# Each brings a pending job into the state its name says.
+State = Callable[[LogicalWorker, Engine, int], object]
+
+
+def pending(worker: LogicalWorker, engine: Engine, job_id: int) -> None: ...
+
+
+def delayed(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
+    with engine.begin() as connection:
+        for change in (
+            "UPDATE pgqueue.jobs SET run_at = run_at + interval '1 day'",
+            "UPDATE pgqueue.message_queue SET run_at = (SELECT run_at FROM pgqueue.jobs)",
+        ):
+            connection.execute(text(change))
+
+
+def locked(worker: LogicalWorker, engine: Engine, job_id: int) -> object:
+    [row] = worker.lock()
+    return row
+
+
+def stamped(worker: LogicalWorker, engine: Engine, job_id: int) -> Claimed:
+    return worker.start()[1]
+
+
+def leased(worker: LogicalWorker, engine: Engine, job_id: int) -> Claimed:
+    [claimed] = worker.claim()
+    return claimed
+
+
+def crashed(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
+    worker.start()
+    worker.transaction.rollback()
+
+
+def succeeded(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
+    worker.settle(leased(worker, engine, job_id), Succeeded())
+
+
+def failed(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
+    worker.settle(leased(worker, engine, job_id), Failed(ERROR))
+
+
+def cancelled(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
+    worker.settle(leased(worker, engine, job_id), Cancelled("enough"))
+
+
+def damaged(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM pgqueue.message_queue"))
+
+
+def flagged(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
+    leased(worker, engine, job_id)
+    with engine.begin() as connection:
+        assert queue.cancel(connection, job_id) is Change.CANCEL_REQUESTED
+
+
+CANCELS: list[tuple[State, Change, JobStatus]] = [
+    (pending, Change.CANCELLED, JobStatus.CANCELLED),
+    (delayed, Change.CANCELLED, JobStatus.CANCELLED),
+    (locked, Change.CANCELLED, JobStatus.CANCELLED),
+    (stamped, Change.CANCEL_REQUESTED, JobStatus.RUNNING),
+    (leased, Change.CANCEL_REQUESTED, JobStatus.RUNNING),
+    (flagged, Change.CANCEL_REQUESTED, JobStatus.RUNNING),
+    (crashed, Change.CANCELLED, JobStatus.CANCELLED),
+    (damaged, Change.CANCELLED, JobStatus.CANCELLED),
+    (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
+    (failed, Change.UNCHANGED, JobStatus.FAILED),
+    (cancelled, Change.UNCHANGED, JobStatus.CANCELLED),
+]
+REQUEUES: list[tuple[State, Change, JobStatus]] = [
+    (pending, Change.UNCHANGED, JobStatus.PENDING),
+    (delayed, Change.UNCHANGED, JobStatus.PENDING),
+    (locked, Change.UNCHANGED, JobStatus.PENDING),
+    (stamped, Change.UNCHANGED, JobStatus.RUNNING),
+    (leased, Change.UNCHANGED, JobStatus.RUNNING),
+    (flagged, Change.UNCHANGED, JobStatus.RUNNING),
+    (crashed, Change.UNCHANGED, JobStatus.RUNNING),
+    (damaged, Change.UNCHANGED, JobStatus.BLOCKED),
+    (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
+    (failed, Change.REQUEUED, JobStatus.PENDING),
+    (cancelled, Change.REQUEUED, JobStatus.PENDING),
+]
+
+
+def name_of(value: object) -> str | None:
+    return getattr(value, "__name__", None)
+
+
+def status_of(engine: Engine, job_id: int) -> JobStatus:
+    with Session(engine) as session:
+        return session.get_one(Job, job_id).status
+
+
+class TestCancel:
+    @pytest.mark.parametrize(("state", "change", "status"), CANCELS, ids=name_of)
+    def test_it_says_what_it_has_done_and_waits_for_no_handler(
+        self,
+        engine: Engine,
+        impatient: Engine,
+        worker: LogicalWorker,
+        state: State,
+        change: Change,
+        status: JobStatus,
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection, key="k")
+        state(worker, engine, job_id)
+
+        with impatient.begin() as connection:
+            assert queue.cancel(connection, job_id) is change
+
+        assert status_of(engine, job_id) is status
+        assert violations(engine) == []
+
+    def test_an_unknown_job_is_named(self, session: Session) -> None:
+        for act in (queue.cancel, queue.requeue):
+            with pytest.raises(JobNotFound, match="job 4711 does not exist"):
+                act(session, 4711)
+
+    def test_a_running_job_ends_cancelled_however_its_attempt_ends(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        for outcome in (Succeeded(), Succeeded({"sum": 1}), Retried(None, ERROR), Failed(ERROR)):
+            with engine.begin() as connection:
+                job_id = enqueue(connection)
+            claimed = leased(worker, engine, job_id)
+            with engine.begin() as connection:
+                assert queue.cancel(connection, job_id) is Change.CANCEL_REQUESTED
+
+            assert worker.settle(claimed, outcome)
+
+            assert status_of(engine, job_id) is JobStatus.CANCELLED
+        assert violations(engine) == []
+
+    def test_what_is_left_of_a_job_cancelled_under_a_lock_is_dropped(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with crew(workers, 2) as [holder, other]:
+            with engine.begin() as connection:
+                job_id = enqueue(connection)
+            holder.lock()
+            with engine.begin() as connection:
+                queue.cancel(connection, job_id)
+            holder.transaction.rollback()
+
+            assert other.look(10).taken == 1
+            assert other.look(10).taken == 0
+
+    def test_a_cancel_that_is_rolled_back_has_done_nothing(
+        self, engine: Engine, session: Session, worker: LogicalWorker
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        queue.cancel(session, job_id)
+        session.rollback()
+
+        assert [claimed.job_id for claimed in worker.claim()] == [job_id]
+        assert violations(engine) == []
+
+
+class TestRequeue:
+    @pytest.mark.parametrize(("state", "change", "status"), REQUEUES, ids=name_of)
+    def test_it_says_what_it_has_done_and_waits_for_no_handler(
+        self,
+        engine: Engine,
+        impatient: Engine,
+        worker: LogicalWorker,
+        state: State,
+        change: Change,
+        status: JobStatus,
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection, key="k")
+        state(worker, engine, job_id)
+        sound = violations(engine)
+
+        with impatient.begin() as connection:
+            assert queue.requeue(connection, job_id) is change
+
+        assert status_of(engine, job_id) is status
+        assert violations(engine) == sound
+
+    def test_the_job_is_as_new_and_its_old_attempts_stay_on_record(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection, key="k", max_attempts=1)
+        failed(worker, engine, job_id)
+
+        with engine.begin() as connection:
+            queue.requeue(connection, job_id)
+
+        with Session(engine) as session:
+            job = session.get_one(Job, job_id)
+            assert (job.attempts, job.outcome, job.finished_at) == (0, None, None)
+            assert job.held_unique_key == "k"
+        [claimed] = worker.claim()
+        assert claimed.attempt == 1
+        assert worker.settle(claimed, Failed(ERROR))
+        with engine.connect() as connection:
+            assert connection.scalar(text("SELECT count(*) FROM pgqueue.job_attempts")) == 2
+        assert violations(engine) == []
+
+    def test_a_taken_key_raises_and_leaves_the_transaction_usable(
+        self, engine: Engine, session: Session, worker: LogicalWorker
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection, key="k")
+        failed(worker, engine, job_id)
+        holder = enqueue(session, key="k")
+
+        with pytest.raises(DuplicateJob, match=f"job {job_id}.*'k'"):
+            queue.requeue(session, job_id)
+
+        other = enqueue(session)
+        session.commit()
+        assert status_of(engine, job_id) is JobStatus.FAILED
+        assert {claimed.job_id for claimed in worker.claim(9)} == {holder, other}
+        assert violations(engine) == []
+
+    def test_a_zombie_of_before_is_fenced(self, engine: Engine, workers: Engine) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection, max_attempts=1)
+        with crew(workers, 2) as [zombie, heir]:
+            [old] = zombie.claim()
+            declare_dead(engine, zombie)
+            assert rescue(engine) == {job_id: "failed"}
+            with engine.begin() as connection:
+                assert queue.requeue(connection, job_id) is Change.REQUEUED
+            [new] = heir.claim()
+
+            assert not zombie.settle(old, Succeeded())
+
+            assert old.attempt == new.attempt == 1
+            assert heir.settle(new, Failed(ERROR))
+        assert status_of(engine, job_id) is JobStatus.FAILED
+
+    def test_a_lease_left_on_an_ended_job_is_fenced(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        """A claim and a cancel at once: the job ends while a worker has just begun to run it."""
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        old = leased(worker, engine, job_id)
+        with engine.begin() as connection:
+            connection.execute(
+                text(
+                    "WITH ended AS (UPDATE pgqueue.jobs SET outcome = 'cancelled', finished_at = "
+                    "now() RETURNING id, outcome, queue, task) INSERT INTO pgqueue.dead_letters "
+                    "(job_id, outcome, queue, task) SELECT * FROM ended"
+                )
+            )
+            queue.requeue(connection, job_id)
+
+        assert not worker.settle(old, Succeeded())
+
+        [new] = worker.claim()
+        assert worker.settle(new, Succeeded())
+        assert violations(engine) == []
+
+    @pytest.mark.parametrize("stamps", [False, True])
+    def test_a_job_cancelled_under_a_lock_never_has_two_messages(
+        self, engine: Engine, workers: Engine, stamps: bool
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        with crew(workers, 1) as [worker]:
+            [row] = worker.lock()
+            with engine.begin() as connection:
+                assert queue.cancel(connection, job_id) is Change.CANCELLED
+                assert queue.requeue(connection, job_id) is Change.UNCHANGED
+            if stamps:
+                assert worker.stamp(row) is None
+            worker.transaction.rollback()
+
+            with engine.begin() as connection:
+                assert queue.requeue(connection, job_id) is Change.REQUEUED
+
+        with Session(engine) as session:
+            assert session.query(MessageQueue).count() == 1
+        assert violations(engine) == []
+
+    def test_it_waits_for_a_settle_in_flight_and_then_sees_it(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        claimed = stamped(worker, engine, job_id)
+        assert worker.settle_in_transaction(claimed, Failed(ERROR))
+        changes: list[Change] = []
+        with engine.connect() as operator:
+            pid = operator.scalar(text("SELECT pg_backend_pid()"))
+
+            def requeue() -> None:
+                changes.append(queue.requeue(operator, job_id))
+                operator.commit()
+
+            thread = threading.Thread(target=requeue)
+            thread.start()
+            wait_until(lambda: waits_for_lock(engine, pid))
+            worker.transaction.commit()
+            thread.join()
+
+        assert changes == [Change.REQUEUED]
+        assert violations(engine) == []
+
+
+class TestDelete:
+    @pytest.mark.parametrize("state", [succeeded, failed, cancelled, pending, leased, crashed])
+    def test_a_job_deleted_by_a_session_leaves_nothing_behind(
+        self, engine: Engine, session: Session, worker: LogicalWorker, state: State
+    ) -> None:
+        job_id = enqueue(session)
+        session.commit()
+        state(worker, engine, job_id)
+
+        session.delete(session.get_one(Job, job_id))
+        session.commit()
+
+        for table in ("jobs", "message_queue", "leases", "job_attempts", "dead_letters"):
+            assert session.scalar(text(f"SELECT count(*) FROM pgqueue.{table}")) == 0

@@ -1,0 +1,305 @@
+"""Rescue: what the dead held comes back, and nothing of the living is touched."""
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from logical import (
+    ERROR,
+    crew,
+    declare_dead,
+    enqueue,
+    rescue,
+    run_together,
+    violations,
+    wait_until,
+    waits_for_lock,
+    worker_settings,
+)
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, MessageQueue, PgQueue
+from pgqueue.maintenance import Witness, rescue_dead
+from pgqueue.outcomes import Retried, Succeeded
+from pgqueue.repository import Fleet
+
+
+@pytest.fixture
+def workers(database_url: str) -> Iterator[Engine]:
+    engine = worker_settings(database_url)
+    yield engine
+    engine.dispose()
+
+
+def only_job(engine: Engine) -> Job:
+    with Session(engine) as session:
+        return session.query(Job).one()
+
+
+class TestWhose:
+    def test_only_leases_of_dead_and_of_missing_workers_are_rescued(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            ids = [enqueue(connection) for _ in range(3)]
+        with crew(workers, 3) as [living, dead, missing]:
+            for worker in (living, dead, missing):
+                worker.claim(1)
+            declare_dead(engine, dead)
+            with engine.begin() as connection:
+                connection.execute(
+                    text("DELETE FROM pgqueue.workers WHERE id = :id"), {"id": missing.id}
+                )
+
+            rescued = rescue(engine)
+
+        assert rescued == {ids[1]: None, ids[2]: None}
+        with Session(engine) as session:
+            assert [lease.target_id for lease in session.query(Lease)] == [ids[0]]
+        assert violations(engine) == []
+
+    def test_a_held_lease_is_left_alone_while_its_message_is_there(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 1) as [worker]:
+            _, claimed = worker.start()
+            declare_dead(engine, worker)
+
+            running = rescue(engine)
+            assert worker.settle_in_transaction(claimed, Succeeded())
+            settled_but_open = rescue(engine)
+            worker.transaction.rollback()
+            crashed = rescue(engine)
+
+        assert (running, settled_but_open, crashed) == ({}, {}, {})
+        assert only_job(engine).status is JobStatus.RUNNING
+        assert violations(engine) == []
+
+    def test_a_lease_that_another_rescuer_works_on_is_passed_by(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            ids = [enqueue(connection) for _ in range(2)]
+        with crew(workers, 1) as [worker]:
+            worker.claim(2)
+            declare_dead(engine, worker)
+        with engine.connect() as other:
+            lock = text("SELECT 1 FROM pgqueue.leases WHERE target_id = :id FOR UPDATE")
+            other.execute(lock, {"id": ids[0]})
+
+            rescued = rescue(engine)
+
+        assert rescued == {ids[1]: None}
+        assert rescue(engine) == {ids[0]: None}
+
+    def test_many_rescuers_rescue_each_lease_once(self, engine: Engine, workers: Engine) -> None:
+        with engine.begin() as connection:
+            ids = [enqueue(connection) for _ in range(200)]
+        with crew(workers, 1) as [worker]:
+            worker.claim(200)
+            declare_dead(engine, worker)
+        rescued: list[int] = []
+
+        run_together(*[lambda: rescued.extend(rescue(engine))] * 4)
+
+        assert sorted(rescued) == ids
+        assert violations(engine) == []
+
+
+class TestWhatBecomesOfTheJob:
+    def test_it_keeps_its_time_counts_the_crash_and_is_claimed_alone(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        run_at = only_job(engine).run_at
+        with crew(workers, 2) as [dead, living]:
+            dead.claim()
+            declare_dead(engine, dead)
+
+            rescue(engine)
+
+            with Session(engine) as session:
+                message = session.query(MessageQueue).one()
+                assert (message.run_at, message.attempt, message.crashes) == (run_at, 1, 1)
+                assert message.alone
+                attempt = session.query(JobAttempt).one()
+                assert (attempt.job_id, attempt.outcome) == (job_id, "crashed")
+                assert attempt.worker_id == dead.id
+            assert living.claim(ahead=True) == []
+            [claimed] = living.claim()
+        assert (claimed.attempt, claimed.crashes) == (2, 1)
+
+    def test_it_fails_when_its_last_attempt_crashed(self, engine: Engine, workers: Engine) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection, max_attempts=2)
+        for expected in (None, "failed"):
+            with crew(workers, 1) as [worker]:
+                worker.claim()
+                declare_dead(engine, worker)
+
+                assert rescue(engine) == {job_id: expected}
+
+        job = only_job(engine)
+        assert (job.status, job.attempts) == (JobStatus.FAILED, 2)
+        assert violations(engine) == []
+
+    def test_it_ends_cancelled_when_somebody_had_asked_for_that(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection, max_attempts=1)
+        with crew(workers, 1) as [worker]:
+            worker.claim()
+            with engine.begin() as connection:
+                assert PgQueue().cancel(connection, job_id) is Change.CANCEL_REQUESTED
+            declare_dead(engine, worker)
+
+            assert rescue(engine) == {job_id: "cancelled"}
+
+        assert only_job(engine).status is JobStatus.CANCELLED
+        assert violations(engine) == []
+
+
+class TestDamage:
+    @pytest.mark.parametrize("others", [0, 3], ids=["alone", "among other leases"])
+    def test_a_held_lease_without_its_message_is_given_a_new_one(
+        self, engine: Engine, workers: Engine, others: int
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        with crew(workers, 2) as [dead, living]:
+            dead.start()
+            dead.crash(engine)
+            declare_dead(engine, dead)
+            with engine.begin() as connection:
+                connection.execute(text("DELETE FROM pgqueue.message_queue"))
+                for _ in range(others):
+                    enqueue(connection)
+            living.claim(others or 1)
+
+            assert rescue(engine) == {job_id: None}
+
+            [claimed] = living.claim()
+            assert (claimed.job_id, claimed.attempt, claimed.crashes) == (job_id, 2, 1)
+
+    def test_what_only_looked_like_damage_is_not_repaired(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        """T commits a retry while the rescuer waits for nobody: one message, not two."""
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 1) as [worker]:
+            _, claimed = worker.start()
+            declare_dead(engine, worker)
+            assert worker.settle_in_transaction(claimed, Retried(timedelta(0), ERROR))
+
+            run_together(worker.transaction.commit, lambda: _rescue_nothing(engine))
+
+        assert rescue(engine) == {}
+        with Session(engine) as session:
+            assert session.query(MessageQueue).count() == 1
+        assert violations(engine) == []
+
+
+class TestDeclaringDead:
+    def test_a_worker_that_has_beaten_since_it_was_seen_is_spared(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with crew(workers, 1) as [worker], engine.begin() as connection:
+            fleet = Fleet(connection)
+            [seen] = fleet.members()
+            assert Fleet(worker.presence).beat(worker.id) == []
+
+            assert not fleet.declare_dead(seen)
+
+            assert [member.id for member in fleet.members()] == [worker.id]
+
+    def test_a_beat_in_flight_is_waited_for_and_spares_the_worker(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with crew(workers, 1) as [worker]:
+            with engine.connect() as connection:
+                [seen] = Fleet(connection).members()
+            assert Fleet(worker.transaction).beat(worker.id) == []
+            declared: list[bool] = []
+            with engine.connect() as rescuer:
+                pid = rescuer.scalar(text("SELECT pg_backend_pid()"))
+
+                def declare() -> None:
+                    declared.append(Fleet(rescuer).declare_dead(seen))
+
+                thread = threading.Thread(target=declare)
+                thread.start()
+                wait_until(lambda: waits_for_lock(engine, pid))
+                worker.transaction.commit()
+                thread.join()
+
+            assert declared == [False]
+
+    def test_a_presence_is_locked_until_its_connection_ends(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with crew(workers, 2) as [dies, lives]:
+            with engine.connect() as connection:
+                before = {one.id: one.is_locked for one in Fleet(connection).members()}
+            dies.crash(engine)
+            with engine.connect() as connection:
+                after = {one.id: one.is_locked for one in Fleet(connection).members()}
+
+        assert before == {dies.id: True, lives.id: True}
+        assert after == {dies.id: False, lives.id: True}
+
+    def test_a_first_look_declares_nobody_dead_however_old_the_beats(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 1) as [worker]:
+            worker.claim()
+            worker.crash(engine)
+            with engine.begin() as connection:
+                connection.execute(text("UPDATE pgqueue.workers SET heartbeat_at = '2020-01-01'"))
+            with engine.connect() as connection:
+                witness = Witness()
+
+                assert [rescue_dead(connection, witness) for _ in range(3)] == [0, 0, 0]
+        assert only_job(engine).status is JobStatus.RUNNING
+
+    def test_the_rows_of_the_dead_are_forgotten_once_they_hold_nothing(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 3) as [holding, done, living]:
+            holding.claim()
+            declare_dead(engine, holding, done)
+            with engine.begin() as connection:
+                connection.execute(
+                    text("UPDATE pgqueue.workers SET dead_at = dead_at - interval '25 hours'")
+                )
+                Fleet(connection).forget_dead()
+                left = set(connection.scalars(text("SELECT id FROM pgqueue.workers")))
+
+        assert left == {holding.id, living.id}
+
+    def test_a_worker_that_holds_something_cannot_deregister(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 2) as [holding, free]:
+            holding.claim()
+            for worker in (holding, free):
+                Fleet(worker.presence).deregister(worker.id)
+
+            with engine.connect() as connection:
+                assert [member.id for member in Fleet(connection).members()] == [holding.id]
+
+
+def _rescue_nothing(engine: Engine) -> None:
+    assert rescue(engine) == {}

@@ -1,0 +1,223 @@
+"""The stamp: of all who meet the message of a crash, one starts, and the crash is on record."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from logical import (
+    ERROR,
+    LogicalWorker,
+    crew,
+    enqueue,
+    run_together,
+    violations,
+    worker_settings,
+)
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, PgQueue
+from pgqueue.outcomes import Exhausted, Retried, Succeeded
+from pgqueue.repository import Attempts, Claimed
+
+
+@pytest.fixture
+def workers(database_url: str) -> Iterator[Engine]:
+    engine = worker_settings(database_url)
+    yield engine
+    engine.dispose()
+
+
+def attempts_on_record(engine: Engine) -> list[tuple[int, str]]:
+    with Session(engine) as session:
+        rows = session.query(JobAttempt).order_by(JobAttempt.attempt)
+        return [(row.attempt, row.outcome) for row in rows]
+
+
+def crash_in_transaction(workers: Engine, engine: Engine) -> Claimed:
+    """Start one job in T, and end its worker: state S3."""
+    with crew(workers, 1) as [worker]:
+        _, claimed = worker.start()
+        worker.crash(engine)
+    return claimed
+
+
+class TestCompareAndSet:
+    @pytest.mark.parametrize("crashed", [False, True], ids=["a new message", "a crashed one"])
+    def test_of_two_who_have_seen_the_same_only_one_starts(
+        self, engine: Engine, workers: Engine, crashed: bool
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        if crashed:
+            crash_in_transaction(workers, engine)
+        with crew(workers, 4) as four:
+            seen = []
+            for worker in four:
+                seen.append(worker.lock())
+                worker.transaction.rollback()  # as when T breaks behind the worker's back
+            stamps: list[Claimed] = []
+
+            def stamp(worker: LogicalWorker) -> None:
+                [locked] = seen[four.index(worker)]
+                if claimed := worker.stamp(locked):
+                    stamps.append(claimed)
+
+            run_together(*(lambda one=one: stamp(one) for one in four))
+
+            assert [claimed.attempt for claimed in stamps] == [2 if crashed else 1]
+        assert attempts_on_record(engine) == ([(1, "crashed")] if crashed else [])
+
+    def test_a_claimer_and_a_locker_of_a_crashed_message_do_not_both_start(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        crash_in_transaction(workers, engine)
+        with crew(workers, 2) as [locker, claimer]:
+            [locked] = locker.lock()
+            locker.transaction.rollback()
+
+            [claimed] = claimer.claim()
+
+            assert (claimed.attempt, claimed.crashes) == (2, 1)
+            assert locker.stamp(locked) is None
+            assert claimer.settle(claimed, Succeeded())
+            assert locker.stamp(locked) is None
+        assert attempts_on_record(engine) == [(1, "crashed")]
+        assert violations(engine) == []
+
+
+class TestCrashes:
+    def test_every_crash_is_recorded_and_at_max_attempts_the_job_fails_without_a_start(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection, max_attempts=2)
+        starts = [crash_in_transaction(workers, engine).attempt for _ in range(2)]
+        with crew(workers, 1) as [worker]:
+            [locked] = worker.lock()
+            claimed = worker.stamp(locked)
+            assert claimed is not None
+            assert claimed.attempt > claimed.max_attempts
+
+            assert worker.settle_in_transaction(claimed, Exhausted())
+            worker.transaction.commit()
+
+        assert starts == [1, 2]
+        with Session(engine) as session:
+            job = session.get_one(Job, job_id)
+            assert (job.status, job.attempts) == (JobStatus.FAILED, 2)
+        assert attempts_on_record(engine) == [(1, "crashed"), (2, "crashed")]
+        assert violations(engine) == []
+
+    def test_a_crash_while_the_job_is_found_exhausted_adds_no_attempt(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection, max_attempts=1)
+        for _ in range(3):
+            crash_in_transaction(workers, engine)
+        with crew(workers, 1) as [worker]:
+            [claimed] = worker.claim()
+
+            assert worker.settle(claimed, Exhausted())
+
+        with Session(engine) as session:
+            assert session.get_one(Job, job_id).attempts == 1
+        assert violations(engine) == []
+
+    def test_a_locked_job_that_did_not_start_loses_no_attempt(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 2) as [first, second]:
+            first.lock()
+            first.crash(engine)
+
+            _, claimed = second.start()
+
+        assert (claimed.attempt, claimed.crashes) == (1, 0)
+        assert attempts_on_record(engine) == []
+
+
+class TestRefusals:
+    def test_a_job_that_has_ended_is_not_started(self, engine: Engine, workers: Engine) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        with crew(workers, 1) as [worker]:
+            [locked] = worker.lock()
+            with engine.begin() as connection:
+                assert PgQueue().cancel(connection, job_id) is Change.CANCELLED
+
+            assert worker.stamp(locked) is None
+
+            worker.transaction.rollback()
+            assert worker.claim() == []
+        assert violations(engine) == []
+
+    def test_a_stamp_that_comes_after_its_message_has_gone_leaves_no_lease(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        """Nobody would settle it, nobody rescue it, and the job's next message would be dropped."""
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 2) as [late, other]:
+            [locked] = late.lock()
+            late.transaction.rollback()
+            [claimed] = other.claim()
+            assert other.settle(claimed, Retried(timedelta(0), ERROR))
+
+            assert late.stamp(locked) is None
+
+            [again] = other.claim()
+            assert again.attempt == 2
+
+    def test_a_second_message_of_a_running_job_is_not_started(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+            connection.execute(
+                text(
+                    "INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task) "
+                    "SELECT queue, priority, run_at, target_id, task FROM pgqueue.message_queue"
+                )
+            )
+        with crew(workers, 2) as [first, second]:
+            [locked] = first.lock()
+            [twin] = second.lock()
+            assert first.stamp(locked) is not None
+
+            assert second.stamp(twin) is None
+
+            second.transaction.rollback()
+            [seen] = second.lock()
+            assert (seen.seen_message_id, seen.seen_held) == (locked.message_id, True)
+
+
+class TestLeftStamps:
+    def test_those_of_ended_jobs_are_cleared_away_and_no_others(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            ended, running = enqueue(connection), enqueue(connection)
+        with crew(workers, 2) as [dead, worker]:
+            dead.start()
+            dead.crash(engine)
+            with engine.begin() as connection:
+                connection.execute(
+                    text(
+                        "UPDATE pgqueue.jobs SET outcome = 'succeeded', attempts = 1, "
+                        "finished_at = clock_timestamp() WHERE id = :id"
+                    ),
+                    {"id": ended},
+                )
+            [locked] = worker.lock(2)
+            assert worker.stamp(locked) is not None
+
+            Attempts(worker.line, worker.id).drop_left_stamps()
+
+            with Session(engine) as session:
+                assert [lease.target_id for lease in session.query(Lease)] == [running]
