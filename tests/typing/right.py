@@ -1,0 +1,113 @@
+"""Right uses of tasks: mypy --strict accepts each of them and knows what it gives."""
+
+from datetime import timedelta
+from typing import assert_type, reveal_type
+
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from pgqueue import Job, JobContext, PgQueue, Retry
+
+queue = PgQueue()
+
+
+@queue.task
+def plain(number: int, *, word: str = "") -> str:
+    return word * number
+
+
+@queue.task
+def with_session(session: Session, number: int) -> str:
+    return str(number)
+
+
+@queue.task
+def with_context(ctx: JobContext, number: int) -> str:
+    return str(number)
+
+
+@queue.task
+def with_session_and_context(session: Session, ctx: JobContext, number: int) -> str:
+    return str(number)
+
+
+@queue.task
+def with_context_and_session(ctx: JobContext, session: Session, number: int) -> str:
+    return str(number)
+
+
+@queue.task
+async def on_the_loop(number: int) -> str:
+    return str(number)
+
+
+@queue.task
+async def with_async_session(session: AsyncSession, ctx: JobContext, number: int) -> str:
+    return str(number)
+
+
+@queue.task
+async def with_context_and_async_session(
+    ctx: JobContext, session: AsyncSession, number: int
+) -> str:
+    return str(number)
+
+
+@queue.task(
+    name="mail.welcome",
+    queue="mail",
+    priority=0,
+    max_attempts=3,
+    timeout=timedelta(seconds=30),
+    retry=Retry.never(),
+    unique_key=lambda number: f"welcome:{number}",
+    transactional=True,
+)
+def with_options(session: Session, number: int) -> str:
+    return str(number)
+
+
+@queue.task()
+def with_nothing(session: Session) -> None: ...
+
+
+# What the queue fills in is gone from the signature; what is left keeps its names.
+reveal_type(plain)  # N: Task[[number: int, *, word: str =], str]
+reveal_type(with_session)  # N: Task[[number: int], str]
+reveal_type(with_context)  # N: Task[[number: int], str]
+reveal_type(with_session_and_context)  # N: Task[[number: int], str]
+reveal_type(with_context_and_session)  # N: Task[[number: int], str]
+reveal_type(on_the_loop)  # N: Task[[number: int], Coroutine[Any, Any, str]]
+reveal_type(with_async_session)  # N: Task[[number: int], Coroutine[Any, Any, str]]
+reveal_type(with_context_and_async_session)  # N: Task[[number: int], Coroutine[Any, Any, str]]
+reveal_type(with_options)  # N: Task[[number: int], str]
+reveal_type(with_nothing)  # N: Task[[], None]
+reveal_type(with_options.options(delay=timedelta(hours=1)))  # N: Task[[number: int], str]
+
+
+def calls(session: Session, scoped: "scoped_session[Session]") -> None:
+    assert_type(plain(1, word="x"), str)
+    assert_type(with_session(1), str)
+    assert_type(plain.enqueue(session, 1, word="x"), Job)
+    assert_type(with_session.enqueue(session, 1), Job)
+    assert_type(with_session.enqueue(scoped, number=1), Job)
+    assert_type(with_async_session.enqueue(session, 1), Job)
+    assert_type(with_session.job(1), Job)
+    assert_type(with_session.delay(number=1), Job)
+    assert_type(with_session.enqueue_many(session, [(1,), {"number": 2}]), list[int])
+    assert_type(with_options.options(priority=0, unique_key="k").enqueue(session, 1), Job)
+
+
+async def calls_of_async_code(
+    session: AsyncSession, scoped: async_scoped_session[AsyncSession]
+) -> None:
+    assert_type(await with_session.enqueue_async(session, 1), Job)
+    assert_type(await with_async_session.enqueue_async(scoped, number=1), Job)
+    assert_type(await plain.enqueue_many_async(session, [(1,)]), list[int])
+    assert_type(await with_async_session(1), str)
+    assert_type(await on_the_loop(1), str)
+
+
+def what_an_operator_does(session: Session) -> None:
+    if queue.cancel(session, 7) or queue.requeue(session, job_id=7):
+        print(queue.check(session))

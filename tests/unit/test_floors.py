@@ -1,0 +1,131 @@
+"""The rules of the house that no linter knows.
+
+The floors themselves are contracts of import-linter, in pyproject.toml; it cannot name a
+subpackage of an external package, and counts no lines.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pgqueue
+
+PACKAGE = Path(pgqueue.__file__).parent
+ASYNC_DOOR = PACKAGE / "async_session.py"
+
+LONGEST_MODULE = 300
+"""Lines of a file, all of them."""
+
+LONGEST_FUNCTION = 30
+"""Lines that hold code: neither the docstring, nor comments, nor empty lines, nor decorators."""
+
+# The migrations are reached by a link, and are Alembic's to import.
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
+EVERY_MODULE = pytest.mark.parametrize(
+    "module", MODULES, ids=[str(path.relative_to(PACKAGE)) for path in MODULES]
+)
+
+
+@EVERY_MODULE
+def test_only_the_async_door_imports_the_asyncio_of_sqlalchemy(module: Path) -> None:
+    imported = set(imports_at_run_time(tree_of(module)))
+
+    uses_asyncio = any(f"{name}.".startswith("sqlalchemy.ext.asyncio.") for name in imported)
+
+    assert not uses_asyncio or module == ASYNC_DOOR
+
+
+def test_the_async_door_imports_the_asyncio_of_sqlalchemy_only_when_it_is_used() -> None:
+    """SQLAlchemy 2.1 installs greenlet only with an extra: an import at the top would need it."""
+    at_import = set(imports_at_run_time(tree_of(ASYNC_DOOR), into_functions=False))
+
+    assert not any(name.startswith("sqlalchemy.ext") for name in at_import)
+
+
+@EVERY_MODULE
+def test_no_module_is_named_after_the_standard_library(module: Path) -> None:
+    name = module.parent.name if module.name == "__init__.py" else module.stem
+
+    assert name == "__main__" or name not in sys.stdlib_module_names
+
+
+@EVERY_MODULE
+def test_no_module_is_longer_than_300_lines(module: Path) -> None:
+    assert len(module.read_text("utf-8").splitlines()) <= LONGEST_MODULE
+
+
+@EVERY_MODULE
+def test_no_function_is_longer_than_30_lines(module: Path) -> None:
+    source = module.read_text("utf-8")
+
+    lengths = {
+        f"{function.name}, line {function.lineno}": len(code_lines(function, source))
+        for function in functions_of(ast.parse(source))
+    }
+
+    assert {name: size for name, size in lengths.items() if size > LONGEST_FUNCTION} == {}
+
+
+def test_an_import_for_the_type_checker_is_told_from_one_at_run_time() -> None:
+    source = (
+        "import sqlalchemy.ext.asyncio\n"
+        "if TYPE_CHECKING:\n    import seen_by_the_checker\nelse:\n    import otherwise\n"
+        "def function():\n    from sqlalchemy.ext import asyncio\n"
+    )
+
+    assert list(imports_at_run_time(ast.parse(source))) == [
+        "sqlalchemy.ext.asyncio",
+        "otherwise",
+        "sqlalchemy.ext",
+        "sqlalchemy.ext.asyncio",
+    ]
+
+
+def test_docstrings_comments_and_empty_lines_are_no_code() -> None:
+    docstring = '    """One.\n\n    Two.\n    """\n\n'
+    source = f"def f(\n    a: int,\n) -> int:\n{docstring}    # why\n    return a\n"
+    (function,) = functions_of(ast.parse(source))
+
+    assert code_lines(function, source) == {1, 2, 3, 10}
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def tree_of(module: Path) -> ast.Module:
+    return ast.parse(module.read_text("utf-8"))
+
+
+def functions_of(tree: ast.AST) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def imports_at_run_time(node: ast.AST, *, into_functions: bool = True) -> Iterator[str]:
+    """The modules a piece of code may import, but for those under ``if TYPE_CHECKING``."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            module = child.module or ""
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for otherwise in child.orelse:
+                yield from imports_at_run_time(ast.Module([otherwise], []))
+        elif into_functions or not isinstance(child, Function):
+            yield from imports_at_run_time(child, into_functions=into_functions)
+
+
+def code_lines(function: Function, source: str) -> set[int]:
+    """The numbers of the lines that count."""
+    lines = source.splitlines()
+    assert function.end_lineno is not None
+    counted = set(range(function.lineno, function.end_lineno + 1))
+    if ast.get_docstring(function) is not None:
+        docstring = function.body[0]
+        assert docstring.end_lineno is not None
+        counted -= set(range(docstring.lineno, docstring.end_lineno + 1))
+    return {number for number in counted if lines[number - 1].strip().split("#")[0]}
