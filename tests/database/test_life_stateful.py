@@ -170,6 +170,10 @@ class Life(RuleBasedStateMachine):
                 assert connection.scalar(text("SELECT 1")) == 1
         if job.outcome == "succeeded" or job.locked_by is not None:
             assert change is Change.UNCHANGED
+        elif change is Change.UNCHANGED:
+            # Its old message is being dropped by a claim that is not committed yet.
+            assert job.has_leftovers
+            assert self.open_transactions
         elif holder is not None:
             assert change is None
         else:

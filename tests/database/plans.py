@@ -1,0 +1,87 @@
+"""The plans of statements as they are really run, told by the server itself."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+
+AUTO_EXPLAIN = {
+    "session_preload_libraries": "auto_explain",
+    "auto_explain.log_min_duration": "0",
+    "auto_explain.log_analyze": "on",
+    "auto_explain.log_buffers": "on",
+    "auto_explain.log_format": "json",
+    "client_min_messages": "log",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every node of one plan, and how many pages it touched."""
+
+    nodes: list[dict[str, Any]]
+
+    @property
+    def buffers(self) -> int:
+        top = self.nodes[0]
+        return int(top["Shared Hit Blocks"] + top["Shared Read Blocks"])
+
+    @property
+    def has_sort(self) -> bool:
+        return any("Sort" in node["Node Type"] for node in self.nodes)
+
+    def scans_of(self, table: str) -> set[str]:
+        """How a table is read, with the index that is used."""
+        return {
+            " ".join(filter(None, (node["Node Type"], node.get("Index Name"))))
+            for node in self.nodes
+            if node.get("Relation Name") == table and node["Node Type"] != "ModifyTable"
+        }
+
+
+@dataclass
+class Plans:
+    """The plans of what was run on one connection."""
+
+    seen: list[Plan] = field(default_factory=list)
+
+    @property
+    def only(self) -> Plan:
+        [plan] = self.seen
+        return plan
+
+    def hear(self, notice: Any) -> None:
+        _, separator, document = str(notice.message_primary).partition("plan:\n")
+        if separator:
+            self.seen.append(Plan(list(_nodes(json.loads(document)["Plan"]))))
+
+
+@contextmanager
+def plans_of(connection: Connection) -> Iterator[Plans]:
+    """Collect the plans of what is run in the block."""
+    plans = Plans()
+    driver: Any = connection.connection.driver_connection
+    driver.add_notice_handler(plans.hear)
+    try:
+        yield plans
+    finally:
+        driver.remove_notice_handler(plans.hear)
+
+
+def prepare_at_once(engine: Engine) -> Engine:
+    """Have the server keep and reuse the plan of every statement from its first run on."""
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _record: Any) -> None:
+        connection.prepare_threshold = 0
+
+    return engine
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from _nodes(child)

@@ -1,0 +1,173 @@
+"""The plans: at 200,000 jobs of which the planner knows nothing, every row is reached by a key."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+from conftest import fresh_database
+from logical import (
+    ERROR,
+    TASKS,
+    LogicalWorker,
+    crew,
+    enqueue_many,
+    pairs,
+    worker_settings,
+)
+from plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
+from sqlalchemy import Engine, create_engine, text
+
+from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
+from pgqueue.repository import Attempts, Claimed
+
+JOBS = 200_000
+BATCH = 100
+PLAN_CACHES = ["auto", "force_generic_plan", "force_custom_plan"]
+
+BACKLOG = f"""
+    WITH job AS (INSERT INTO pgqueue.jobs (task) SELECT 'tests.task' FROM generate_series(1, {JOBS})
+                 RETURNING id, queue, priority, run_at, task)
+    INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
+    SELECT queue, priority, run_at, id, task FROM job
+"""
+
+
+@pytest.fixture(scope="module")
+def backlog_url(server_url: str, template_url: str) -> Iterator[str]:
+    """A backlog that came in one go, and that no ANALYZE has seen."""
+    with fresh_database(server_url, template_url=template_url) as url:
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            for table in ("jobs", "message_queue", "leases"):
+                connection.execute(
+                    text(f"ALTER TABLE pgqueue.{table} SET (autovacuum_enabled = off)")
+                )
+            connection.execute(text(BACKLOG))
+        engine.dispose()
+        yield url
+
+
+@pytest.fixture(params=PLAN_CACHES)
+def worker(backlog_url: str, request: pytest.FixtureRequest) -> Iterator[LogicalWorker]:
+    engine = worker_settings(backlog_url, plan_cache_mode=request.param, **AUTO_EXPLAIN)
+    with crew(prepare_at_once(engine), 1) as [worker]:
+        yield worker
+
+
+def assert_by_key(plan: Plan, *, buffers: int) -> None:
+    assert plan.scans_of("jobs") <= {"Index Scan jobs_pkey", "Index Only Scan jobs_pkey"}
+    by_key = {"Index Scan message_queue_pkey", "Index Only Scan message_queue_pkey"}
+    assert plan.scans_of("message_queue") <= {*by_key, "Tid Scan"}
+    assert plan.scans_of("leases") <= {"Index Scan leases_pkey", "Tid Scan"}
+    assert not plan.has_sort
+    assert plan.buffers < buffers
+
+
+class TestClaims:
+    @pytest.mark.parametrize("ahead", [False, True])
+    def test_a_claim_reads_its_messages_by_their_key_and_deletes_them_by_their_place(
+        self, worker: LogicalWorker, ahead: bool
+    ) -> None:
+        attempts = Attempts(worker.line, worker.id)
+        with plans_of(worker.line) as plans:
+            claims = [
+                attempts.claim(pairs(), tasks=TASKS, limit=BATCH, ahead=ahead) for _ in range(3)
+            ]
+
+        assert [len(claim.rows) for claim in claims] == [BATCH] * 3
+        for plan in plans.seen:
+            assert_by_key(plan, buffers=40 * BATCH)
+            assert plan.scans_of("message_queue") == {"Index Scan message_queue_pkey", "Tid Scan"}
+
+    def test_an_idle_claim_touches_next_to_nothing(self, worker: LogicalWorker) -> None:
+        attempts = Attempts(worker.line, worker.id)
+        with plans_of(worker.line) as plans:
+            attempts.claim(pairs("quiet"), tasks=TASKS, limit=BATCH, ahead=False)
+
+        assert_by_key(plans.only, buffers=100)
+
+    def test_a_lock_reads_its_messages_by_their_key(self, worker: LogicalWorker) -> None:
+        with plans_of(worker.transaction) as plans:
+            locked = worker.lock(BATCH)
+
+        assert len(locked) == BATCH
+        assert_by_key(plans.only, buffers=40 * BATCH)
+        assert "Index Scan message_queue_pkey" in plans.only.scans_of("message_queue")
+
+    def test_the_next_time_is_looked_up_by_the_key(self, worker: LogicalWorker) -> None:
+        with plans_of(worker.line) as plans:
+            Attempts(worker.line, worker.id).seconds_to_next(pairs(), tasks=TASKS)
+
+        assert_by_key(plans.only, buffers=100)
+
+
+OUTCOMES: list[Outcome] = [
+    Succeeded({"sum": 3}),
+    Retried(timedelta(hours=1), ERROR),
+    Failed(ERROR),
+    Snoozed(timedelta(hours=1)),
+    Released(),
+]
+
+
+class TestSettles:
+    @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
+    def test_a_settle_reaches_leases_and_jobs_by_their_keys(
+        self, worker: LogicalWorker, outcome: Outcome
+    ) -> None:
+        claimed = worker.claim(BATCH)
+        with plans_of(worker.line) as plans:
+            attempts = Attempts(worker.line, worker.id)
+            settled = attempts.settle([(one, outcome) for one in claimed])
+
+        assert len(settled) == BATCH
+        assert_by_key(plans.only, buffers=80 * BATCH)
+
+    def test_so_does_the_settle_of_plain_successes(self, worker: LogicalWorker) -> None:
+        claimed = worker.claim(BATCH)
+        with plans_of(worker.line) as plans:
+            Attempts(worker.line, worker.id).settle_succeeded(claimed)
+
+        assert_by_key(plans.only, buffers=60 * BATCH)
+
+    def test_so_do_the_stamp_and_the_settle_in_its_transaction(self, worker: LogicalWorker) -> None:
+        [locked] = worker.lock()
+        with plans_of(worker.line) as on_the_side:
+            claimed = worker.stamp(locked)
+        assert claimed is not None
+        with plans_of(worker.transaction) as in_transaction:
+            assert worker.settle_in_transaction(claimed, Succeeded())
+
+        worker.transaction.commit()
+        for plan in [*on_the_side.seen, *in_transaction.seen]:
+            assert_by_key(plan, buffers=150)
+
+
+class TestHot:
+    def test_settling_updates_a_job_in_its_page(self, engine: Engine, database_url: str) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE pgqueue.jobs SET (autovacuum_enabled = off)"))
+            enqueue_many(connection, 1000)
+
+        with crew(worker_settings(database_url), 1) as [worker]:
+            attempts = Attempts(worker.line, worker.id)
+            settle_in_batches(worker, attempts.settle_succeeded, batch=20)
+            worker.line.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+            worker.line.exec_driver_sql("SELECT 1")
+
+        with engine.connect() as connection:
+            updated, hot = connection.execute(
+                text(
+                    "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables "
+                    "WHERE schemaname = 'pgqueue' AND relname = 'jobs'"
+                )
+            ).one()
+        assert updated == 1000
+        assert hot / updated >= 0.9
+
+
+def settle_in_batches(
+    worker: LogicalWorker, settle: Callable[[list[Claimed]], object], *, batch: int = BATCH
+) -> None:
+    while claimed := worker.claim(batch):
+        settle(claimed)
