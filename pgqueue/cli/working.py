@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from datetime import timedelta
+from typing import Any
 
 import click
 
@@ -20,12 +21,10 @@ def work(
     queue: PgQueue,
     *,
     queues: tuple[str, ...],
-    concurrency: int,
-    mode: str,
-    batch: int,
     grace: timedelta,
     poll_interval: timedelta,
     until_empty: bool,
+    **options: Any,
 ) -> None:
     """Run a worker to its end, and have the process end with it."""
     if not queue.tasks:
@@ -35,16 +34,8 @@ def work(
     names = [name.strip() for listed in queues for name in listed.split(",") if name.strip()]
     if queues and not names:
         raise click.UsageError("--queues names no queue")
-    worker = Worker(
-        queue,
-        names or None,
-        concurrency=concurrency,
-        mode=mode,
-        batch=batch,
-        grace=grace,
-        poll_interval=poll_interval,
-    )
-    logger.info("worker %d starts: %d tasks, mode %s", os.getpid(), len(queue.tasks), mode)
+    worker = Worker(queue, names or None, grace=grace, poll_interval=poll_interval, **options)
+    logger.info("worker %d starts: %d tasks", os.getpid(), len(queue.tasks))
     code = 1
     try:
         _run(worker, until_empty=until_empty)

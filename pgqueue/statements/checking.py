@@ -73,51 +73,47 @@ def _of_unfinished_jobs() -> list[Select[*tuple[Any, ...]]]:
 
 
 def _of_messages() -> list[Select[*tuple[Any, ...]]]:
-    mine = jobs.c.id == message_queue.c.target_id
-    unfinished = message_queue.join(jobs, and_(mine, jobs.c.outcome.is_(None)))
-    differs = or_(
-        message_queue.c.queue != jobs.c.queue,
-        message_queue.c.priority != jobs.c.priority,
-        message_queue.c.run_at != jobs.c.run_at,
-        message_queue.c.task != jobs.c.task,
-    )
+    target = message_queue.c.target_id
     twins = (
-        select(message_queue.c.target_id.label("job_id"), func.count().label("count"))
-        .select_from(unfinished)
-        .group_by(message_queue.c.target_id)
+        select(target.label("job_id"), func.count().label("count"))
+        .select_from(_unfinished())
+        .group_by(target)
         .having(func.count() > 1)
         .subquery("twins")
     )
-    of_other_lease = and_(
+    count = func.concat(twins.c.count, " messages")
+    orphan = func.concat("message ", message_queue.c.id, " points at no job")
+    without_job = ~exists().where(jobs.c.id == target)
+    always: ColumnElement[bool] = literal_column("true")
+    return [
+        _broken("a message has a job", target, orphan, message_queue, without_job),
+        _broken("a job has at most one message", twins.c.job_id, count, twins, always),
+        *_of_places(),
+    ]
+
+
+def _of_places() -> list[Select[*tuple[Any, ...]]]:
+    copied = ("queue", "priority", "run_at", "task")
+    differs = or_(*(message_queue.c[name] != jobs.c[name] for name in copied))
+    of_other_lease = exists().where(
         leases.c.target_id == message_queue.c.target_id,
         or_(~leases.c.held, leases.c.message_id != message_queue.c.id),
     )
+    rules = {
+        "a message stands where its job says": differs,
+        "a message beside a lease is the one the lease holds": of_other_lease,
+    }
     number = func.concat("message ", message_queue.c.id)
-    target = message_queue.c.target_id
     return [
-        _broken(
-            "a message has a job",
-            target,
-            func.concat(number, " points at no job"),
-            message_queue,
-            ~exists().where(mine),
-        ),
-        _broken(
-            "a job has at most one message",
-            twins.c.job_id,
-            func.concat(twins.c.count, " messages"),
-            twins,
-            literal_column("true"),
-        ),
-        _broken("a message stands where its job says", target, number, unfinished, differs),
-        _broken(
-            "a message beside a lease is the one the lease holds",
-            target,
-            number,
-            unfinished,
-            exists().where(of_other_lease),
-        ),
+        _broken(rule, message_queue.c.target_id, number, _unfinished(), condition)
+        for rule, condition in rules.items()
     ]
+
+
+def _unfinished() -> FromClause:
+    """Messages with their jobs, as far as these have not ended."""
+    mine = jobs.c.id == message_queue.c.target_id
+    return message_queue.join(jobs, and_(mine, jobs.c.outcome.is_(None)))
 
 
 def _of_leases() -> list[Select[*tuple[Any, ...]]]:

@@ -26,7 +26,6 @@ from sqlalchemy import (
     exists,
     false,
     func,
-    insert,
     literal_column,
     select,
     true,
@@ -39,8 +38,8 @@ from sqlalchemy.sql.selectable import CTE, Subquery, TableValuedAlias
 from pgqueue.statements.tables import (
     CTID,
     clock,
+    crashed,
     document,
-    job_attempts,
     jobs,
     leases,
     message_queue,
@@ -62,14 +61,14 @@ def claim(*, ahead: bool) -> Executable:
     message = _taken_messages(ahead=ahead)
     started = _unfinished_jobs_of(message)
     lease = _leases_for(started)
-    crashed = _crashed_attempts(started, lease)
+    past = _crashed_attempts(started, lease)
     claimed = (
         select(*_claimed_columns(started), lease.c.attempt, lease.c.crashes)
         .select_from(started.join(lease, started.c.id == lease.c.message_id))
         .subquery("claimed")
     )
     moment = _moment(message)
-    return select(moment, claimed).select_from(moment.outerjoin(claimed, true())).add_cte(crashed)
+    return select(moment, claimed).select_from(moment.outerjoin(claimed, true())).add_cte(past)
 
 
 @cache
@@ -258,31 +257,18 @@ def _crashed_attempts(started: CTE, lease: CTE) -> CTE:
         .offset(literal_column("0"))
         .lateral("old")
     )
-    rows = (
-        select(
-            started.c.target_id,
-            started.c.id,
-            lease.c.attempt - 1,
-            literal_column("'crashed'"),
-            old.c.worker_id,
-            old.c.started_at,
-            clock(),
-        )
-        .select_from(
-            started.join(lease, started.c.id == lease.c.message_id).join(old, true()),
-        )
-        .where(lease.c.attempt > started.c.used_attempts + 1)
+    attempts: Select[*tuple[Any, ...]] = select(
+        started.c.target_id,
+        started.c.id,
+        (lease.c.attempt - 1).label("attempt"),
+        old.c.worker_id,
+        old.c.started_at,
     )
-    columns = [
-        "job_id",
-        "message_id",
-        "attempt",
-        "outcome",
-        "worker_id",
-        "started_at",
-        "finished_at",
-    ]
-    return insert(job_attempts).from_select(columns, rows).cte("crashed")
+    return crashed(
+        attempts.select_from(
+            started.join(lease, started.c.id == lease.c.message_id).join(old, true())
+        ).where(lease.c.attempt > started.c.used_attempts + 1)
+    )
 
 
 def _moment(message: CTE) -> Subquery:

@@ -103,8 +103,22 @@ def settle_succeeded() -> Executable:
         )
         .render_derived(name="said")
     )
-    lease = _deleted_leases(said, held=False)
-    job = (
+    job = _succeeded_jobs(_deleted_leases(said, held=False))
+    ours = func.count()
+    cancelled = func.jsonb_agg(job.c.id).filter(job.c.outcome == CANCELLED)
+    settled = case((ours != bindparam("expected", type_=Integer), func.jsonb_agg(job.c.id)))
+    return (
+        select(ours, cast(cancelled, Text), cast(settled, Text))
+        .select_from(job)
+        .add_cte(_letters_of(job))
+    )
+
+
+_SAID = (("target_ids", BigInteger), ("message_ids", BigInteger), ("attempts", SmallInteger))
+
+
+def _succeeded_jobs(lease: CTE) -> CTE:
+    return (
         update(jobs)
         .where(jobs.c.id == lease.c.target_id, jobs.c.outcome.is_(None))
         .values(
@@ -117,17 +131,6 @@ def settle_succeeded() -> Executable:
         .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
         .cte("job")
     )
-    ours = func.count()
-    cancelled = func.jsonb_agg(job.c.id).filter(job.c.outcome == CANCELLED)
-    settled = case((ours != bindparam("expected", type_=Integer), func.jsonb_agg(job.c.id)))
-    return (
-        select(ours, cast(cancelled, Text), cast(settled, Text))
-        .select_from(job)
-        .add_cte(_letters_of(job))
-    )
-
-
-_SAID = (("target_ids", BigInteger), ("message_ids", BigInteger), ("attempts", SmallInteger))
 
 
 def write_verdicts(lease: CTE) -> Executable:

@@ -6,12 +6,14 @@ written elsewhere: the lease, committed on a side connection.  It may be committ
 """
 
 from functools import cache
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
     DateTime,
     Executable,
+    Select,
     SmallInteger,
     Text,
     Uuid,
@@ -22,8 +24,6 @@ from sqlalchemy import (
     delete,
     exists,
     func,
-    insert,
-    literal_column,
     select,
     true,
     update,
@@ -33,7 +33,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from pgqueue.statements.tables import (
     CTID,
     clock,
-    job_attempts,
+    crashed,
     jobs,
     leases,
     message_queue,
@@ -97,26 +97,11 @@ def stamp_after_crash() -> Executable:
         .returning(leases.c.attempt, leases.c.crashes)
         .cte("taken_over")
     )
-    crashed = select(
-        JOB,
-        MESSAGE,
-        SEEN,
-        literal_column("'crashed'"),
-        old.c.worker_id,
-        old.c.started_at,
-        clock(),
-    ).select_from(taken_over.join(old, true()))
-    columns = [
-        "job_id",
-        "message_id",
-        "attempt",
-        "outcome",
-        "worker_id",
-        "started_at",
-        "finished_at",
-    ]
-    recorded = insert(job_attempts).from_select(columns, crashed).cte("crashed")
-    return select(taken_over.c.attempt, taken_over.c.crashes).add_cte(recorded)
+    attempt: Select[*tuple[Any, ...]] = select(
+        JOB.label("job"), MESSAGE.label("message"), SEEN.label("seen"), *old.c
+    )
+    past = crashed(attempt.select_from(taken_over.join(old, true())))
+    return select(taken_over.c.attempt, taken_over.c.crashes).add_cte(past)
 
 
 @cache

@@ -6,9 +6,11 @@ from hashlib import sha256
 from typing import Any, cast
 
 from sqlalchemy import (
+    CTE,
     BigInteger,
     ColumnElement,
     Interval,
+    Select,
     Table,
     Text,
     and_,
@@ -16,6 +18,7 @@ from sqlalchemy import (
     case,
     column,
     func,
+    insert,
     literal,
     literal_column,
     select,
@@ -123,3 +126,12 @@ def stands_at_place_of(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
         for name in ("queue", "priority", "run_at")
     ]
     return and_(*place, message_queue.c.target_id == job_id)
+
+
+def crashed(attempts: Select[*tuple[Any, ...]]) -> CTE:
+    """Record these attempts as crashed: (job, message, attempt, worker, when it started)."""
+    attempt = attempts.subquery("attempt")
+    columns = ["job_id", "message_id", "attempt", "worker_id", "started_at"]
+    rows = select(attempt, literal_column("'crashed'"), clock())
+    recorded = insert(job_attempts).from_select([*columns, "outcome", "finished_at"], rows)
+    return recorded.cte("crashed")

@@ -10,7 +10,7 @@ from datetime import timedelta
 from enum import StrEnum
 from threading import Event
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import execution, schema
@@ -78,18 +78,8 @@ class Shift:
         self._stuck: list[Slot | HeldSlot] = []
         self._application_engine = queue.engine
         self._engine = worker_engine(queue.engine)
-        presence = Presence(queues=plan.queues, slots=plan.slots)
-        self._crew = Crew(
-            engine=self._engine,
-            sessions=queue.sessions,
-            tasks=dict(queue.tasks),
-            presence=presence,
-            bench=Workbench(),
-            frontiers=Frontiers(plan.queues),
-            listener=Listener(self._engine, enabled=queue.notify),
-            loop=EventLoop(self._engine.url),
-            stopping=stopping,
-        )
+        self._crew = _crew_of(queue, plan, self._engine, stopping)
+        presence = self._crew.presence
         self._heartbeat = Heartbeat(
             self._engine,
             presence,
@@ -290,3 +280,17 @@ class Shift:
         self._crew.listener.close()
         if self._engine is not self._application_engine:
             self._engine.dispose()
+
+
+def _crew_of(queue: PgQueue, plan: Plan, engine: Engine, stopping: Event) -> Crew:
+    return Crew(
+        engine=engine,
+        sessions=queue.sessions,
+        tasks=dict(queue.tasks),
+        presence=Presence(queues=plan.queues, slots=plan.slots),
+        bench=Workbench(),
+        frontiers=Frontiers(plan.queues),
+        listener=Listener(engine, enabled=queue.notify),
+        loop=EventLoop(engine.url),
+        stopping=stopping,
+    )
