@@ -5,6 +5,7 @@ SQLAlchemy 2.1 installs greenlet only with its extra ``asyncio``; hence the lazy
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import URL, Connection, NullPool
@@ -79,7 +80,21 @@ def joined_session(connection: "AsyncConnection | Connection") -> "AsyncSession"
     session = AsyncSession(join_transaction_mode="create_savepoint", expire_on_commit=False)
     sync_connection: Any = getattr(connection, "sync_connection", connection)
     session.sync_session.bind = sync_connection
+    if sync_connection is connection:
+        driver_connection = sync_connection.connection.dbapi_connection
+        driver_connection.cursor_factory = _cursor_class()
     return session
+
+
+@cache
+def _cursor_class() -> type:
+    """psycopg's cursor with the one method that an AsyncSession awaits on a cursor."""
+    from psycopg import Cursor
+
+    class AwaitableCursor(Cursor[Any]):
+        async def _async_soft_close(self) -> None: ...
+
+    return AwaitableCursor
 
 
 def create_engine(url: URL) -> "AsyncEngine":

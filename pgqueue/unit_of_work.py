@@ -1,9 +1,11 @@
 """Where a transaction begins, and how it ends.  Whoever opened it ends it."""
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect
@@ -54,16 +56,14 @@ STAMPING = {**CLAIMING, "synchronous_commit": "off"}
 
 HANDLING = {**NETWORK, "default_transaction_isolation": "read committed"}
 
-FORGET_HANDLER = "; ".join(
-    (
-        "RESET ROLE",
-        *(f"RESET {name}" for name in ("search_path", "statement_timeout", "lock_timeout")),
-        "UNLISTEN *",
-        "DISCARD TEMP",
-        "SELECT pg_advisory_unlock_all()",
-    )
+CHANGES_SESSION = re.compile(
+    r"(?:^|;)\s*(?:SET(?!\s+(?:LOCAL|CONSTRAINTS|TRANSACTION)\b)|RESET|DISCARD|PREPARE|LISTEN|LOAD"
+    r"|DECLARE|CREATE\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP)\b"
+    r"|\bset_config\s*\(|\bpg_(?:try_)?advisory_lock|\bINTO\s+TEMP",
+    re.IGNORECASE,
 )
-"""What one handler may have left on a connection that the next one uses."""
+"""What outlives its transaction on a connection.  Resetting it would also undo what the
+application sets for each of its connections, so such a connection is closed instead."""
 
 LOCAL = {
     **dict.fromkeys(PLANNER, "off"),
@@ -74,7 +74,6 @@ LOCAL = {
 PLAN_BY_KEY = "; ".join(f"SET LOCAL {name} = {value}" for name, value in LOCAL.items())
 BEFORE_SETTLE = f"SET CONSTRAINTS ALL IMMEDIATE; {PLAN_BY_KEY}"
 """At the end of a handler's transaction: what would fail its COMMIT fails now."""
-PLAN_FREELY = "; ".join(f"SET LOCAL {name} TO DEFAULT" for name in LOCAL)
 
 NOTIFY_AT_FLUSH = "pgqueue.notify_at_flush"
 
@@ -172,6 +171,64 @@ def configure(connection: Connection, settings: Mapping[str, str]) -> None:
                 raise
             connection.rollback()
             logger.info("the server does not accept %s = %s: %s", name, value, error.orig)
+
+
+def plan_freely(connection: Connection) -> str:
+    """What undoes PLAN_BY_KEY for a handler: the settings this connection has without it."""
+    settings = ", ".join(f"quote_literal(current_setting('{name}'))" for name in LOCAL)
+    values = connection.exec_driver_sql(f"SELECT {settings}").one()
+    return "; ".join(
+        f"SET LOCAL {name} = {value}" for name, value in zip(LOCAL, values, strict=True)
+    )
+
+
+@contextmanager
+def handler_connection(engine: Engine) -> Iterator[Connection]:
+    """A pooled connection for one handler, closed afterwards if its session was changed."""
+    with engine.connect() as connection:
+        connection.execution_options(isolation_level="READ COMMITTED")
+        try:
+            yield connection
+        finally:
+            close_if_changed(connection)
+
+
+def watched(engine: Engine) -> Engine:
+    """The same engine and pool; notices when a handler changes what outlives its transaction."""
+    twin = engine.execution_options()
+    watch_session(twin)
+    return twin
+
+
+def watch_session(target: Engine | Connection) -> None:
+    event.listen(target, "before_cursor_execute", _note_change)
+
+
+def close_if_changed(connection: Connection) -> bool:
+    """Keep a connection whose session a handler has changed from whoever would get it next."""
+    if not is_changed(connection):
+        return False
+    del connection.info[CHANGED]
+    connection.invalidate()
+    return True
+
+
+def is_changed(connection: Connection) -> bool:
+    is_usable = not connection.closed and not connection.invalidated
+    return is_usable and CHANGED in connection.info
+
+
+CHANGED = "pgqueue.session_changed"
+
+
+def _note_change(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+    if _changes_session(statement):
+        connection.info[CHANGED] = True
+
+
+@lru_cache(maxsize=1024)
+def _changes_session(statement: str) -> bool:
+    return CHANGES_SESSION.search(statement) is not None
 
 
 def joined_session(sessions: sessionmaker[Session], connection: Connection) -> Session:

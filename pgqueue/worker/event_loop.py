@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import URL
 
 from pgqueue import async_session
+from pgqueue.unit_of_work import watch_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -37,6 +38,7 @@ class EventLoop:
         """The engine of this loop; to be asked for on the loop."""
         if self._engine is None:
             self._engine = async_session.create_engine(self._url)
+            watch_session(self._engine.sync_engine)
         return self._engine
 
     def stop(self) -> None:

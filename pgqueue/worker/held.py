@@ -10,18 +10,20 @@ import logging
 from datetime import timedelta
 
 from sqlalchemy import Connection, NestedTransaction
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError
 
 from pgqueue import execution
 from pgqueue.execution import CancelWins, Stale, Verdict
 from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
 from pgqueue.repository import Attempts, Claimed, Fleet, Locked, Pair
 from pgqueue.unit_of_work import (
-    FORGET_HANDLER,
     HANDLING,
     PLAN_BY_KEY,
-    PLAN_FREELY,
     backend_pid,
+    close_if_changed,
+    is_changed,
+    plan_freely,
+    watch_session,
 )
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.line import Line
@@ -54,6 +56,8 @@ class HeldSlot(Loop):
         self._turnstile = turnstile
         self._batch = batch
         self._next_batch = batch
+        self._generation = 0
+        self._plan_freely = ""
         self._line = Line(
             self.crew.engine,
             HANDLING,
@@ -85,7 +89,7 @@ class HeldSlot(Loop):
         done: list[Done] = []
         try:
             for row in locked:
-                if self.crew.stopping.is_set():
+                if self.crew.stopping.is_set() or is_changed(connection):
                     break  # what has not started goes back when T ends
                 self._run_one(connection, row, done)
             self._commit(connection, done)
@@ -98,13 +102,19 @@ class HeldSlot(Loop):
         finally:
             for row in locked:
                 self.crew.bench.forget(row.message_id)
+            if close_if_changed(connection):
+                self._line.close()
 
     def _lock(self, connection: Connection) -> list[Locked]:
         """Begin T with the messages to run; sleeps, without a transaction, if there are none."""
         crew, lookout = self.crew, self._turnstile.lookout
         attempts = Attempts(connection, crew.presence.worker_id)
         was_quiet = not crew.bench.in_flight
-        connection.exec_driver_sql(f"{FORGET_HANDLER}; {PLAN_BY_KEY}")
+        if self._generation != self._line.generation:
+            self._generation = self._line.generation
+            self._plan_freely = plan_freely(connection)
+            watch_session(connection)
+        connection.exec_driver_sql(PLAN_BY_KEY)
         frontiers = crew.frontiers
         sweep = frontiers.is_sweep_due(elected=True) or (
             lookout.found_none and (self._turnstile.until_empty or frontiers.is_sweep_cheap)
@@ -162,7 +172,7 @@ class HeldSlot(Loop):
         done.append((run, Released()))
         savepoint = connection.begin_nested()
         # The first round trip on T after the stamp: if T is dead, the handler never starts.
-        connection.exec_driver_sql(_before_handler(run))
+        connection.exec_driver_sql(f"{self._plan_freely}{_idle_limit(run)}")
         self.current = run
         verdict = self._verdict(connection, run)
         if not run.finish():
@@ -200,9 +210,12 @@ class HeldSlot(Loop):
                 return outcome
             except CancelWins:
                 outcome = Cancelled("")
-            except IntegrityError as error:
+            except DBAPIError as error:  # a deferred constraint or trigger
+                if error.connection_invalidated:
+                    raise
                 outcome = execution.after_error(run.task, run.claimed, error)
-        savepoint.rollback()
+        if connection.get_nested_transaction() is savepoint:  # else its handler has ended it
+            savepoint.rollback()
         try:
             self._settle(connection, attempts, run.claimed, outcome)
         except CancelWins:
@@ -277,11 +290,10 @@ def _is_alone(row: Locked) -> bool:
     return row.past_crashes > 0 or row.seen_attempt is not None or row.max_attempts == 1
 
 
-def _before_handler(run: Run) -> str:
+def _idle_limit(run: Run) -> str:
     timeout = run.task.settings.timeout
     if timeout is None:
-        return PLAN_FREELY
+        return ""
     # The server ends T for a worker that was frozen, but never within the task's own timeout.
-    longest = timeout + IDLE_MARGIN
-    milliseconds = int(longest.total_seconds() * 1000)
-    return f"{PLAN_FREELY}; SET LOCAL idle_in_transaction_session_timeout = {milliseconds}"
+    milliseconds = int((timeout + IDLE_MARGIN).total_seconds() * 1000)
+    return f"; SET LOCAL idle_in_transaction_session_timeout = {milliseconds}"

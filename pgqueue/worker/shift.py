@@ -18,7 +18,7 @@ from pgqueue.errors import PgQueueError
 from pgqueue.job_queue import PgQueue
 from pgqueue.notifications import Listener
 from pgqueue.outcomes import AttemptEnd, ErrorReport, Released, Retried
-from pgqueue.unit_of_work import NETWORK, worker_engine
+from pgqueue.unit_of_work import NETWORK, watched, worker_engine
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.event_loop import EventLoop
@@ -284,7 +284,7 @@ class Shift:
 
 def _crew_of(queue: PgQueue, plan: Plan, engine: Engine, stopping: Event) -> Crew:
     return Crew(
-        engine=engine,
+        engine=watched(engine),
         sessions=queue.sessions,
         tasks=dict(queue.tasks),
         presence=Presence(queues=plan.queues, slots=plan.slots),

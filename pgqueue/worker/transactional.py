@@ -17,7 +17,12 @@ from pgqueue import async_session, execution
 from pgqueue.execution import CancelWins, Stale, Verdict
 from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
-from pgqueue.unit_of_work import backend_pid, joined_session
+from pgqueue.unit_of_work import (
+    backend_pid,
+    close_if_changed,
+    handler_connection,
+    joined_session,
+)
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.workbench import STALE, WORDS
 
@@ -40,14 +45,13 @@ def run_in_transaction(crew: Crew, run: Run) -> Outcome | None:
     """Run a handler in a transaction of its own; None when it is settled already."""
     pid = NO_BACKEND
     try:
-        with crew.engine.connect() as connection:
-            connection.execution_options(isolation_level="READ COMMITTED")
+        with handler_connection(crew.engine) as connection:
             pid = backend_pid(connection)
-            with run.on_backend(pid), connection.begin():
+            with run.on_backend(pid), connection.begin() as transaction:
                 verdict = run_with_session(crew, run, connection)
                 if verdict.keeps_writes:
                     return _complete(crew, run, connection, verdict.outcome)
-                connection.get_transaction().rollback()  # type: ignore[union-attr]  # begun above
+                transaction.rollback()
                 return verdict.outcome
     except CommitUnknown:
         return _after_unknown_commit(crew, run, pid)
@@ -62,19 +66,26 @@ async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
         async with crew.loop.engine.connect() as connection:
             await connection.execution_options(isolation_level="READ COMMITTED")
             pid = await connection.run_sync(backend_pid)
-            with run.on_backend(pid):
-                async with connection.begin() as transaction:
-                    verdict = await _run_with_async_session(run, connection)
-                    if verdict.keeps_writes:
-                        return await connection.run_sync(
-                            lambda sync: _complete(crew, run, sync, verdict.outcome)
-                        )
-                    await transaction.rollback()
-                    return verdict.outcome
+            try:
+                return await _run_on(crew, run, connection, pid)
+            finally:
+                await connection.run_sync(close_if_changed)
     except CommitUnknown:
         return await asyncio.to_thread(_after_unknown_commit, crew, run, pid)
     except (DBAPIError, PoolTimeout) as error:
         return _after_broken_connection(crew, run, error)
+
+
+async def _run_on(crew: Crew, run: Run, connection: "AsyncConnection", pid: int) -> Outcome | None:
+    with run.on_backend(pid):
+        async with connection.begin() as transaction:
+            verdict = await _run_with_async_session(run, connection)
+            if verdict.keeps_writes:
+                return await connection.run_sync(
+                    lambda sync: _complete(crew, run, sync, verdict.outcome)
+                )
+            await transaction.rollback()
+            return verdict.outcome
 
 
 def run_with_session(crew: Crew, run: Run, connection: Connection) -> Verdict:

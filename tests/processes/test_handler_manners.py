@@ -1,0 +1,283 @@
+"""Handlers that treat their session badly: their own job pays, and no other."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+from worker_rig import MODES
+
+from pgqueue import Job, PgQueue, Retry, Worker
+
+STATE = text(
+    "SELECT current_user, current_setting('search_path'), current_setting('statement_timeout'),"
+    " current_setting('lock_timeout'), current_setting('timezone'),"
+    " current_setting('default_transaction_read_only'), current_setting('work_mem'),"
+    " current_setting('transaction_isolation'), current_setting('enable_seqscan'),"
+    " (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND objid = 4711),"
+    " to_regclass('pg_temp.leftover')::text,"
+    " (SELECT count(*) FROM pg_listening_channels() AS c WHERE c = 'leftover'),"
+    " (SELECT count(*) FROM pg_prepared_statements WHERE name = 'leftover'),"
+    " (SELECT count(*) FROM pg_cursors WHERE name = 'leftover'),"
+    " current_setting('app.tenant', true)"
+)
+
+LEFT_BEHIND = {
+    "role": "SET ROLE somebody",
+    "session authorization": "SET SESSION AUTHORIZATION somebody",
+    "search path": "SET search_path = pg_catalog",
+    "statement timeout": "SET statement_timeout = '1ms'",
+    "lock timeout": "SET lock_timeout = '1ms'",
+    "time zone": "SET timezone = 'Asia/Kathmandu'",
+    "read only": "SET default_transaction_read_only = on",
+    "work memory": "SET work_mem = '64kB'",
+    "isolation": "SET default_transaction_isolation = 'serializable'",
+    "planner": "SET enable_seqscan = off",
+    "advisory lock": "SELECT pg_advisory_lock(4711)",
+    "temporary table": "CREATE TEMP TABLE leftover (n int)",
+    "listening": "LISTEN leftover",
+    "prepared statement": "PREPARE leftover AS SELECT 1",
+    "cursor": "DECLARE leftover CURSOR WITH HOLD FOR SELECT 1",
+    "custom setting": "SET app.tenant = 'mallory'",
+}
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def queue(engine: Engine) -> Iterator[PgQueue]:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE written (word text)"))
+        connection.execute(text("CREATE TABLE parents (id int PRIMARY KEY)"))
+        connection.execute(
+            text(
+                "CREATE TABLE children (parent int REFERENCES parents DEFERRABLE INITIALLY DEFERRED)"
+            )
+        )
+    yield PgQueue(engine)
+
+
+@pytest.fixture
+def somebody(engine: Engine) -> Iterator[None]:
+    """A role without any rights."""
+    with engine.begin() as connection:
+        known = text("SELECT count(*) FROM pg_roles WHERE rolname = 'somebody'")
+        if not connection.scalar(known):
+            connection.execute(text("CREATE ROLE somebody"))
+    yield
+
+
+@pytest.mark.usefixtures("somebody")
+@pytest.mark.parametrize("left", LEFT_BEHIND)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_a_handler_leaves_on_its_connection_the_next_job_does_not_find(
+    queue: PgQueue, mode: str, kind: str, left: str
+) -> None:
+    states: list[tuple[Any, ...]] = []
+
+    if kind == "sync":
+
+        @queue.task(name="leave", retry=Retry.never())
+        def leave(session: Session, statement: str) -> None:
+            session.execute(text(statement))
+
+        @queue.task(name="look", retry=Retry.never())
+        def look(session: Session) -> None:
+            states.append(tuple(session.execute(STATE).one()))
+
+    else:
+
+        @queue.task(name="leave", retry=Retry.never())
+        async def leave(session: AsyncSession, statement: str) -> None:
+            await session.execute(text(statement))
+
+        @queue.task(name="look", retry=Retry.never())
+        async def look(session: AsyncSession) -> None:
+            states.append(tuple((await session.execute(STATE)).one()))
+
+    with queue.session() as session:
+        look.enqueue(session)
+        leave.enqueue(session, LEFT_BEHIND[left])
+        look.enqueue(session)
+        look.enqueue(session)
+        session.commit()
+
+    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+
+    with queue.session() as session:
+        assert states[1:] == states[:1] * 2
+        assert counts["succeeded"] >= 3
+        assert queue.check(session) == []
+
+
+def test_what_the_application_sets_for_its_connections_stays_set(
+    database_url: str, queue: PgQueue, mode: str
+) -> None:
+    paths: list[str] = []
+
+    @event.listens_for(queue.engine, "connect")
+    def _prepare(connection: Any, _record: Any) -> None:
+        connection.execute("SET search_path = pg_temp, public")
+        connection.commit()
+
+    @queue.task
+    def look(session: Session) -> None:
+        paths.append(session.execute(text("SHOW search_path")).scalar_one())
+
+    queue.engine.dispose()
+    with queue.session() as session:
+        look.enqueue_many(session, [()] * 3)
+        session.commit()
+
+    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+
+    assert paths == ["pg_temp, public"] * 3
+
+
+def _commits(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('a')"))
+    session.commit()
+    session.execute(text("INSERT INTO written VALUES ('b')"))
+
+
+def _rolls_back(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    session.rollback()
+    session.execute(text("INSERT INTO written VALUES ('b')"))
+
+
+def _closes(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    session.close()
+
+
+def _survives_an_error(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('a')"))
+    try:
+        with session.begin_nested():
+            session.execute(text("SELECT 1/0"))
+    except SQLAlchemyError:
+        session.execute(text("INSERT INTO written VALUES ('b')"))
+
+
+def _commits_then_raises(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    session.commit()
+    raise ValueError("after its commit")
+
+
+def _fails_in_sql(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    session.execute(text("SELECT 1/0"))
+
+
+def _hides_an_error(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    try:
+        session.execute(text("SELECT 1/0"))
+    except SQLAlchemyError:
+        return
+
+
+def _breaks_a_deferred_constraint(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    session.execute(text("INSERT INTO children VALUES (1)"))
+
+
+def _breaks_a_deferred_trigger(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    session.execute(
+        text(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'refused by a trigger'; END $$;"
+            " CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON written DEFERRABLE"
+            " INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse();"
+            " INSERT INTO written VALUES ('lost')"
+        )
+    )
+
+
+def _leaves_a_bad_flush(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    session.add(Job(task="x", queue="q" * 1000, priority=99))
+
+
+def _ends_the_transaction(session: Session) -> None:
+    session.connection().get_transaction().rollback()  # type: ignore[union-attr]
+
+
+def _closes_the_connection(session: Session) -> None:
+    session.connection().close()
+
+
+def _invalidates_the_connection(session: Session) -> None:
+    session.connection().invalidate()
+
+
+def _ends_its_own_backend(session: Session) -> None:
+    session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+
+MANNERS: dict[Callable[[Session], None], tuple[str, list[str]]] = {
+    _commits: ("succeeded", ["a", "b"]),
+    _rolls_back: ("succeeded", ["b"]),
+    _closes: ("succeeded", []),
+    _survives_an_error: ("succeeded", ["a", "b"]),
+    _commits_then_raises: ("failed", []),
+    _fails_in_sql: ("failed", []),
+    _hides_an_error: ("failed", []),
+    _breaks_a_deferred_constraint: ("failed", []),
+    _breaks_a_deferred_trigger: ("failed", []),
+    _leaves_a_bad_flush: ("failed", []),
+    _ends_the_transaction: ("failed", []),
+    _closes_the_connection: ("failed", []),
+    _invalidates_the_connection: ("failed", []),
+    _ends_its_own_backend: ("failed", []),
+}
+
+
+@pytest.mark.parametrize("act", MANNERS, ids=lambda act: act.__name__.strip("_"))
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_handler_can_neither_drop_its_job_nor_publish_half_of_its_work(
+    queue: PgQueue, mode: str, kind: str, act: Callable[[Session], None]
+) -> None:
+    outcome, words = MANNERS[act]
+
+    if kind == "sync":
+
+        @queue.task(name="act", retry=Retry.never(), max_attempts=1)
+        def ill_mannered(session: Session) -> None:
+            act(session)
+
+        task: Any = ill_mannered
+    else:
+
+        @queue.task(name="act", retry=Retry.never(), max_attempts=1)
+        async def async_ill_mannered(session: AsyncSession) -> None:
+            await session.run_sync(act)
+
+        task = async_ill_mannered
+
+    @queue.task(name="neighbour")
+    def neighbour(session: Session) -> None:
+        session.execute(text("SELECT count(*) FROM written"))
+
+    with queue.session() as session:
+        job = task.enqueue(session).id
+        neighbour.enqueue(session)
+        session.commit()
+
+    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+
+    with queue.session() as session:
+        ended = session.get_one(Job, job)
+        assert (ended.outcome, ended.attempts) == (outcome, 1)
+        assert sorted(session.scalars(text("SELECT word FROM written"))) == words
+        assert counts["succeeded"] == (2 if outcome == "succeeded" else 1)
+        assert queue.check(session) == []
