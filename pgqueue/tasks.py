@@ -104,7 +104,8 @@ class Task(Generic[P, R]):
         connection = target.connection(bind_arguments={"mapper": Job})
         found = Jobs(connection).enqueue(self._new, args=text, unique_key=key)
         if isinstance(found, int):
-            return target.get_one(Job, found, populate_existing=True)
+            with target.no_autoflush:
+                return target.get_one(Job, found)
         job = self._loaded_job(found, args_json, key)
         target.add(job)
         return job
