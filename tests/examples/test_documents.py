@@ -1,0 +1,47 @@
+"""What our documents say is true: their programs run, and what they point at is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+from documents import ROOT, Program, documents, programs_of, run
+
+from pgqueue.cli import main
+
+PROGRAMS = [program for document in documents() for program in programs_of(document)]
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+FILE = re.compile(r"`((?:tests|docs|pgqueue|benchmarks|alembic)/[\w./-]*\w)`")
+COMMAND = re.compile(r"\bpgqueue(?: --(?:app|url) \S+)* ([a-z]+)\b(?! [a-z]+)")
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_the_python_in_our_documents_runs(
+    program: Program, tmp_path: Path, database_url: str
+) -> None:
+    name = program.document.stem.replace("-", "_").lower()
+
+    run(program.source, name=name, directory=tmp_path, database_url=database_url)
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_our_documents_point_at_exists(document: Path) -> None:
+    text = document.read_text("utf-8")
+    links = [link for link in LINK.findall(text) if "://" not in link]
+
+    targets = [document.parent / link for link in links] + [
+        ROOT / path for path in FILE.findall(text)
+    ]
+    missing = [str(target) for target in targets if not target.exists()]
+
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_in_our_documents_exist(document: Path) -> None:
+    shell = re.findall(
+        r"^```(?:console|shell)\n(.*?)^```$", document.read_text("utf-8"), re.M | re.S
+    )
+
+    named = {name for text in shell for name in COMMAND.findall(text)}
+
+    assert named <= set(main.commands)
