@@ -11,7 +11,8 @@ from pgqueue.cli import main
 PROGRAMS = [program for document in documents() for program in programs_of(document)]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 FILE = re.compile(r"`((?:tests|docs|pgqueue|benchmarks|alembic)/[\w./-]*\w)`")
-COMMAND = re.compile(r"\bpgqueue(?: --(?:app|url) \S+)* ([a-z]+)\b(?! [a-z]+)")
+COMMAND = re.compile(r"\bpgqueue(?: --(?:app|url) \S+)* ([a-z]+)\b")
+TARGET = re.compile(r"^make ([a-z]+)", re.MULTILINE)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
@@ -42,6 +43,8 @@ def test_the_commands_in_our_documents_exist(document: Path) -> None:
         r"^```(?:console|shell)\n(.*?)^```$", document.read_text("utf-8"), re.M | re.S
     )
 
-    named = {name for text in shell for name in COMMAND.findall(text)}
+    commands = {name for text in shell for name in COMMAND.findall(text)}
+    targets = {name for text in shell for name in TARGET.findall(text)}
 
-    assert named <= set(main.commands)
+    assert commands <= set(main.commands)
+    assert targets <= set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
