@@ -107,19 +107,12 @@ class HeldSlot(Loop):
 
     def _lock(self, connection: Connection) -> list[Locked]:
         """Begin T with the messages to run; sleeps, without a transaction, if there are none."""
-        crew, lookout = self.crew, self._turnstile.lookout
+        crew = self.crew
         attempts = Attempts(connection, crew.presence.worker_id)
         was_quiet = not crew.bench.in_flight
-        if self._generation != self._line.generation:
-            self._generation = self._line.generation
-            self._plan_freely = plan_freely(connection)
-            watch_session(connection)
-        connection.exec_driver_sql(PLAN_BY_KEY)
-        frontiers = crew.frontiers
-        sweep = frontiers.is_sweep_due(elected=True) or (
-            lookout.found_none and (self._turnstile.until_empty or frontiers.is_sweep_cheap)
-        )
-        claim = lookout.look(
+        self._prepare(connection)
+        sweep = self._sweeps()
+        claim = self._turnstile.lookout.look(
             lambda pairs: attempts.lock(pairs, tasks=crew.task_names, limit=self._next_batch),
             limit=self._next_batch,
             sweep=sweep,
@@ -131,7 +124,7 @@ class HeldSlot(Loop):
         if len(locked) > 1 and any(_is_alone(row) for row in locked):
             # Its neighbours would lose what they have done if it took the worker down.
             self._next_batch = 1
-            frontiers.rewind()
+            crew.frontiers.rewind()
             connection.rollback()
             return []
         if not locked:
@@ -141,6 +134,20 @@ class HeldSlot(Loop):
         for row in locked:
             crew.bench.in_flight[row.message_id] = row.claimed(attempt=0, crashes=0)
         return locked
+
+    def _prepare(self, connection: Connection) -> None:
+        if self._generation != self._line.generation:
+            self._generation = self._line.generation
+            self._plan_freely = plan_freely(connection)
+            watch_session(connection)
+        connection.exec_driver_sql(PLAN_BY_KEY)
+
+    def _sweeps(self) -> bool:
+        """Whether this claim looks behind the frontiers; no worker of this mode is elected to."""
+        frontiers, turnstile = self.crew.frontiers, self._turnstile
+        if frontiers.is_sweep_due(elected=True):
+            return True
+        return turnstile.lookout.found_none and (turnstile.until_empty or frontiers.is_sweep_cheap)
 
     def _sleep(
         self, attempts: Attempts, connection: Connection, *, swept: bool, was_quiet: bool
