@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from pgqueue import execution
 from pgqueue.execution import CancelWins, Stale, Verdict
 from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
-from pgqueue.repository import Attempts, Claimed, Fleet, Locked, Pair
+from pgqueue.repository import Attempts, Claimed, Locked, Pair
 from pgqueue.unit_of_work import (
     HANDLING,
     PLAN_BY_KEY,
@@ -25,7 +25,7 @@ from pgqueue.unit_of_work import (
     plan_freely,
     watch_session,
 )
-from pgqueue.worker.crew import Crew, Run
+from pgqueue.worker.crew import Run
 from pgqueue.worker.line import Line
 from pgqueue.worker.loops import Loop
 from pgqueue.worker.transactional import (
@@ -266,31 +266,6 @@ def _one_of_each_job(attempts: Attempts, rows: list[Locked]) -> list[Locked]:
         logger.warning("job %s: dropped a second message", row.job_id)
         attempts.take_message(row.claimed(attempt=0, crashes=0))
     return list(kept.values())
-
-
-def end_transaction(crew: Crew, run: Run) -> None:
-    """End the server process of a run's transaction: what its handler wrote rolls back."""
-    if run.backend_pid is not None:
-        with crew.engine.connect() as connection:
-            Fleet(connection).terminate_backend(run.backend_pid)
-
-
-def settle_from_outside(crew: Crew, run: Run, outcome: Outcome) -> bool:
-    """Settle an attempt whose thread does not come back: end its T, and take over its message."""
-    pid = run.backend_pid
-    end_transaction(crew, run)
-    if pid is None or was_committed(crew, run, pid) is not False:
-        return False
-    with (
-        crew.engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
-        connection.begin(),
-    ):
-        attempts = Attempts(connection, crew.presence.worker_id)
-        if not attempts.take_message(run.claimed):
-            return False  # another has found it already, and counts the attempt as crashed
-        attempts.settle([(run.claimed, outcome)], held=True)
-    crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
-    return True
 
 
 def _is_alone(row: Locked) -> bool:

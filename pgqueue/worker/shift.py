@@ -24,8 +24,9 @@ from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.frontiers import Frontiers
 from pgqueue.worker.heartbeat import Heartbeat, Presence
-from pgqueue.worker.held import HeldSlot, end_transaction, settle_from_outside
+from pgqueue.worker.held import HeldSlot
 from pgqueue.worker.line import Line
+from pgqueue.worker.outside import end_transaction, settle_from_outside
 from pgqueue.worker.settler import Settler
 from pgqueue.worker.slots import Slot
 from pgqueue.worker.turnstile import Turnstile
