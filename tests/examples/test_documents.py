@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from documents import ROOT, Program, documents, programs_of, run
+from mypy import api
 
 from pgqueue.cli import main
 
@@ -22,6 +23,21 @@ def test_the_python_in_our_documents_runs(
     name = program.document.stem.replace("-", "_").lower()
 
     run(program.source, name=name, directory=tmp_path, database_url=database_url)
+
+
+def test_type_checkers_accept_the_python_in_our_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, program in enumerate(PROGRAMS):
+        name = re.sub(r"\W", "_", program.name)
+        (tmp_path / f"program_{number}_{name}.py").write_text(program.source, "utf-8")
+    monkeypatch.chdir(ROOT)
+
+    flags = ["--config-file=", "--strict", "--follow-imports=silent"]
+    answer, trouble, _ = api.run([*flags, "--cache-dir=.mypy_cache/documents", str(tmp_path)])
+
+    assert not trouble
+    assert [line for line in answer.splitlines() if ": error:" in line] == []
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda page: str(page.relative_to(ROOT)))
