@@ -81,7 +81,7 @@ def joined_session(connection: "AsyncConnection | Connection") -> "AsyncSession"
     sync_connection: Any = getattr(connection, "sync_connection", connection)
     session.sync_session.bind = sync_connection
     if sync_connection is connection:
-        driver_connection = sync_connection.connection.dbapi_connection
+        driver_connection: Any = sync_connection.connection.dbapi_connection
         driver_connection.cursor_factory = _cursor_class()
     return session
 

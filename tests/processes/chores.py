@@ -221,5 +221,5 @@ def hog_the_pool(ctx: JobContext, gate: str) -> None:
 async def block_past_timeout(ctx: JobContext, gate: str) -> None:
     note("start", ctx)
     while not is_open(gate):
-        time.sleep(LOOK_EVERY)  # noqa: ASYNC251
+        time.sleep(LOOK_EVERY)
     note("end", ctx)

@@ -67,7 +67,9 @@ class Proxy:
             server = socket.socket(socket.AF_UNIX)
             server.connect(str(Path(folder, f".s.PGSQL.{self._server.query.get('port', 5432)}")))
             return server
-        return socket.create_connection((self._server.host or "localhost", self._server.port or 5432))
+        return socket.create_connection(
+            (self._server.host or "localhost", self._server.port or 5432)
+        )
 
     def _upward(self, client: socket.socket, server: socket.socket) -> None:
         seen = b""

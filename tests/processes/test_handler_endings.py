@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -23,10 +23,10 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def queue(engine: Engine) -> Iterator[PgQueue]:
+def queue(engine: Engine) -> PgQueue:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE written (word text)"))
-    yield PgQueue(engine)
+    return PgQueue(engine)
 
 
 ENDINGS: dict[str, tuple[Callable[[], Any], str, str | None, bool]] = {

@@ -1,6 +1,6 @@
 """Handlers that treat their session badly: their own job pays, and no other."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,26 +51,22 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def queue(engine: Engine) -> Iterator[PgQueue]:
+def queue(engine: Engine) -> PgQueue:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE written (word text)"))
         connection.execute(text("CREATE TABLE parents (id int PRIMARY KEY)"))
-        connection.execute(
-            text(
-                "CREATE TABLE children (parent int REFERENCES parents DEFERRABLE INITIALLY DEFERRED)"
-            )
-        )
-    yield PgQueue(engine)
+        constraint = "REFERENCES parents DEFERRABLE INITIALLY DEFERRED"
+        connection.execute(text(f"CREATE TABLE children (parent int {constraint})"))
+    return PgQueue(engine)
 
 
 @pytest.fixture
-def somebody(engine: Engine) -> Iterator[None]:
+def somebody(engine: Engine) -> None:
     """A role without any rights."""
     with engine.begin() as connection:
         known = text("SELECT count(*) FROM pg_roles WHERE rolname = 'somebody'")
         if not connection.scalar(known):
             connection.execute(text("CREATE ROLE somebody"))
-    yield
 
 
 @pytest.mark.usefixtures("somebody")

@@ -65,37 +65,35 @@ def test_nobody_is_declared_dead_after_an_outage_of_seconds(
 
 
 def test_a_worker_that_finds_no_server_waits_for_it(server_directory: Path, tmp_path: Path) -> None:
-    with EmbeddedPostgres(server_directory) as server:
-        with Rig(server.url, tmp_path) as rig:
-            rig.queue.upgrade()
-            with rig.session() as session:
-                job = chores.quick.enqueue(session).id
-                session.commit()
-            server.crash()
-            worker = rig.start(waits=False)
-            rig.until(lambda: "waiting for the database" in worker.log.read_text())
+    with EmbeddedPostgres(server_directory) as server, Rig(server.url, tmp_path) as rig:
+        rig.queue.upgrade()
+        with rig.session() as session:
+            job = chores.quick.enqueue(session).id
+            session.commit()
+        server.crash()
+        worker = rig.start(waits=False)
+        rig.until(lambda: "waiting for the database" in worker.log.read_text())
 
-            server.start()
+        server.start()
 
-            rig.until_ended(job)
-            assert worker.terminate() == 0
-            assert rig.check() == []
+        rig.until_ended(job)
+        assert worker.terminate() == 0
+        assert rig.check() == []
 
 
 def test_a_worker_that_finds_no_server_can_be_stopped(
     server_directory: Path, tmp_path: Path
 ) -> None:
-    with EmbeddedPostgres(server_directory) as server:
-        with Rig(server.url, tmp_path) as rig:
-            rig.queue.upgrade()
-            server.crash()
-            worker = rig.start(waits=False)
-            rig.until(lambda: "waiting for the database" in worker.log.read_text())
+    with EmbeddedPostgres(server_directory) as server, Rig(server.url, tmp_path) as rig:
+        rig.queue.upgrade()
+        server.crash()
+        worker = rig.start(waits=False)
+        rig.until(lambda: "waiting for the database" in worker.log.read_text())
 
-            assert worker.terminate(seconds=8) == 0
+        assert worker.terminate(seconds=8) == 0
 
-            server.start()
-            assert rig.check() == []
+        server.start()
+        assert rig.check() == []
 
 
 @pytest.mark.parametrize("mode", MODES)

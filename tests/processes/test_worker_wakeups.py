@@ -1,5 +1,6 @@
 """Wake-ups are hints: with them a job starts at once, without them it starts all the same."""
 
+import itertools
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -238,7 +239,7 @@ def test_a_retry_does_not_wait_for_the_poll(database_url: str, tmp_path: Path, m
         rig.until_started(job, attempt=3, seconds=4)
         rig.until_ended()
         starts = [note["at"] for note in rig.notes("start", job=job)]
-        gaps = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
         assert all(0.19 < gap < 1.2 for gap in gaps)
         assert rig.check() == []
 
@@ -299,5 +300,5 @@ def _let_pass(rig: Rig, seconds: float) -> None:
 def _listening(url: str) -> "psycopg.Connection[tuple[object, ...]]":
     plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     connection = psycopg.connect(plain, autocommit=True)
-    connection.execute(f"LISTEN {CHANNEL}")  # type: ignore[arg-type]  # a constant of ours
+    connection.execute(f"LISTEN {CHANNEL}".encode())
     return connection

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 import chores
-from sqlalchemy import Connection, Engine, Row, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
 from pgqueue import Violation
@@ -20,7 +20,7 @@ from pgqueue import Violation
 T = TypeVar("T")
 
 PROGRAM = Path(__file__).with_name("chores_worker.py")
-PATIENCE = 20.0
+PATIENCE = 30.0
 LOOK_EVERY = 0.004
 MODES = ("lease", "transaction")
 
@@ -124,12 +124,12 @@ class Rig:
         with self.session() as session:
             return self.queue.check(session)
 
-    def rows(self, statement: str, **parameters: Any) -> list[Row[Any]]:
+    def rows(self, statement: str, **parameters: Any) -> list[Any]:
         with self.engine.connect() as connection:
             return list(connection.execute(text(statement), parameters))
 
     def scalar(self, statement: str, **parameters: Any) -> Any:
-        return self.rows(statement, **parameters)[0][0]  # type: ignore[misc]  # a row of unknown width
+        return self.rows(statement, **parameters)[0][0]
 
     def run(self, statement: str, **parameters: Any) -> None:
         with self.engine.begin() as connection:

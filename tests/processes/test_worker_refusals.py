@@ -1,0 +1,169 @@
+"""What a worker refuses before it touches a job: other tables, and another process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
+
+from pgqueue import Job, PgQueue, SchemaError, Worker
+from pgqueue.errors import SchemaMissing, SchemaTooNew, SchemaTooOld, UsedAcrossFork
+
+
+def test_a_worker_refuses_a_database_without_tables(empty_database_url: str) -> None:
+    queue = PgQueue(create_engine(empty_database_url))
+
+    with pytest.raises(SchemaMissing, match="upgrade"):
+        Worker(queue).run()
+    with pytest.raises(SchemaError):
+        Worker(queue, mode="transaction").run_until_empty(timeout=5)
+
+
+def test_a_worker_refuses_tables_older_than_its_code(engine: Engine) -> None:
+    queue = PgQueue(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE pgqueue.schema_version SET version = 0, oldest_code = 0"))
+
+    with pytest.raises(SchemaTooOld, match="upgrade"):
+        Worker(queue).run_until_empty(timeout=5)
+
+
+def test_a_worker_refuses_tables_that_its_code_is_too_old_for(engine: Engine) -> None:
+    queue = PgQueue(engine)
+    with engine.begin() as connection:
+        newer = "UPDATE pgqueue.schema_version SET version = 99, oldest_code = 98"
+        connection.execute(text(newer))
+
+    with pytest.raises(SchemaTooNew):
+        Worker(queue).run_until_empty(timeout=5)
+
+
+def test_a_worker_serves_newer_tables_that_still_serve_it(engine: Engine) -> None:
+    queue = PgQueue(engine)
+    with engine.begin() as connection:
+        newer = "UPDATE pgqueue.schema_version SET version = version + 1"
+        connection.execute(text(newer))
+
+    assert Worker(queue).run_until_empty(timeout=5) == {}
+
+
+def test_a_worker_is_refused_in_another_process_than_its_own(engine: Engine) -> None:
+    worker = Worker(PgQueue(engine))
+
+    said = _in_a_child(lambda: _refusal(worker))
+
+    assert "make it after the fork" in said
+
+
+def test_a_worker_made_after_the_fork_runs_on_connections_of_its_own(engine: Engine) -> None:
+    queue = PgQueue(engine)
+
+    @queue.task
+    def quick() -> None: ...
+
+    with queue.session() as session:
+        parents = {_backend(session) for _ in range(3)}
+        session.commit()
+    quick.delay()
+
+    said = _in_a_child(lambda: str(Worker(queue, concurrency=2).run_until_empty(timeout=20)))
+
+    assert said == "{'succeeded': 1}"
+    with queue.session() as session:  # the parent's connection is as it was
+        assert {_backend(session)} == parents
+        assert queue.check(session) == []
+
+
+def test_a_forked_child_enqueues_on_connections_of_its_own(engine: Engine) -> None:
+    queue = PgQueue(engine)
+
+    @queue.task
+    def quick(n: int) -> None: ...
+
+    with queue.session() as session:
+        quick.enqueue(session, 1)
+        parent = _backend(session)
+        session.commit()
+
+    def enqueue() -> str:
+        quick.delay(2)
+        with queue.session() as session:
+            quick.enqueue(session, 3)
+            child = _backend(session)
+            session.commit()
+        return str(child)
+
+    children = {int(_in_a_child(enqueue)) for _ in range(3)}
+
+    with queue.session() as session:
+        assert parent not in children
+        assert _backend(session) == parent
+        assert session.query(Job).count() == 1 + 3 * 2
+        assert queue.check(session) == []
+
+
+def test_a_program_that_forks_workers_needs_nothing_special(
+    database_url: str, tmp_path: Path
+) -> None:
+    program = tmp_path / "forking.py"
+    program.write_text(
+        "import os, sys\n"
+        "from pgqueue import PgQueue, Worker\n"
+        "queue = PgQueue(sys.argv[1])\n"
+        "@queue.task\n"
+        "def quick(n: int) -> None: ...\n"
+        "with queue.session() as session:\n"
+        "    quick.enqueue_many(session, [(n,) for n in range(200)])\n"
+        "    session.commit()\n"
+        "children = []\n"
+        "for _ in range(2):\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        Worker(queue, concurrency=2).run_until_empty(timeout=20)\n"
+        "        sys.exit(0)\n"
+        "    children.append(child)\n"
+        "codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]\n"
+        "with queue.session() as session:\n"
+        "    assert queue.check(session) == []\n"
+        "    print(codes, [tuple(count)[1:] for count in queue.counts(session)])\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, str(program), database_url], capture_output=True, text=True, timeout=60
+    )
+
+    assert done.stdout.strip() == "[0, 0] [(<JobStatus.SUCCEEDED: 'succeeded'>, 200)]", done.stderr
+
+
+def _refusal(worker: Worker) -> str:
+    with pytest.raises(UsedAcrossFork) as refused:
+        worker.run_until_empty(timeout=5)
+    return str(refused.value)
+
+
+def _backend(session: Session) -> int:
+    return int(session.execute(text("SELECT pg_backend_pid()")).scalar_one())
+
+
+def _in_a_child(say: Callable[[], str]) -> str:
+    """What a forked child says; it leaves without running the parent's clean-up."""
+    here, there = os.pipe()
+    child = os.fork()
+    if not child:
+        words = "nothing"
+        try:
+            words = say()
+        except BaseException as error:
+            words = repr(error)
+        finally:
+            os.write(there, words.encode())
+            os._exit(0)
+    os.close(there)
+    with os.fdopen(here) as pipe:
+        words = pipe.read()
+    os.waitpid(child, 0)
+    return words
