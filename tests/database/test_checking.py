@@ -1,0 +1,176 @@
+"""Check: every kind of damage, planted by SQL, is reported with the job it befell."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from logical import ERROR, LogicalWorker, crew, declare_dead, enqueue, violations, worker_settings
+from sqlalchemy import Engine, text
+
+from pgqueue import PgQueue
+from pgqueue.outcomes import Failed, Outcome, Succeeded
+
+
+@pytest.fixture
+def worker(database_url: str) -> Iterator[LogicalWorker]:
+    with crew(worker_settings(database_url), 1) as [worker]:
+        yield worker
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What a job is first, the SQL that breaks it, and the rule that must then be reported."""
+
+    rule: str
+    sql: str
+    state: str = "pending"
+
+
+MOVED = "a message stands where its job says"
+BESIDE = "a message beside a lease is the one the lease holds"
+OWNERLESS = "a lease has an owner that lives, or is rescued within a minute"
+LONG_AGO = "UPDATE pgqueue.leases SET started_at = started_at - interval '2 minutes'; "
+INSERT_MESSAGE = (
+    "INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task) "
+    "SELECT queue, priority, run_at, id, task FROM pgqueue.jobs WHERE id = :id"
+)
+DAMAGES = [
+    Damage(
+        "an unfinished job has a message or a lease",
+        "DELETE FROM pgqueue.message_queue WHERE target_id = :id",
+    ),
+    Damage(
+        "attempts never exceed max_attempts",
+        "UPDATE pgqueue.jobs SET attempts = 11 WHERE id = :id",
+    ),
+    Damage("a message has a job", "DELETE FROM pgqueue.jobs WHERE id = :id"),
+    Damage("a job has at most one message", INSERT_MESSAGE),
+    Damage(MOVED, "UPDATE pgqueue.jobs SET queue = 'elsewhere' WHERE id = :id"),
+    Damage(MOVED, "UPDATE pgqueue.jobs SET priority = 1 WHERE id = :id"),
+    Damage(MOVED, "UPDATE pgqueue.jobs SET run_at = run_at + interval '1 s' WHERE id = :id"),
+    Damage(MOVED, "UPDATE pgqueue.jobs SET task = 'tests.other' WHERE id = :id"),
+    Damage(MOVED, "UPDATE pgqueue.message_queue SET run_at = '-infinity' WHERE target_id = :id"),
+    Damage(BESIDE, INSERT_MESSAGE, state="leased"),
+    Damage(
+        BESIDE,
+        "UPDATE pgqueue.leases SET message_id = message_id + 1 WHERE target_id = :id",
+        state="crashed",
+    ),
+    Damage("a lease has a job", "DELETE FROM pgqueue.jobs WHERE id = :id", state="leased"),
+    Damage(
+        OWNERLESS,
+        f"{LONG_AGO} UPDATE pgqueue.leases SET worker_id = gen_random_uuid()",
+        state="leased",
+    ),
+    Damage(
+        OWNERLESS,
+        f"{LONG_AGO} UPDATE pgqueue.workers SET dead_at = now() - interval '2 minutes'",
+        state="leased",
+    ),
+    Damage(
+        OWNERLESS,
+        f"{LONG_AGO} DELETE FROM pgqueue.message_queue; DELETE FROM pgqueue.workers",
+        state="crashed",
+    ),
+    Damage(
+        "a failed or cancelled job has a dead letter",
+        "DELETE FROM pgqueue.dead_letters WHERE job_id = :id",
+        state="failed",
+    ),
+    Damage(
+        "a failed or cancelled job has a dead letter",
+        "UPDATE pgqueue.dead_letters SET outcome = 'cancelled' WHERE job_id = :id",
+        state="failed",
+    ),
+    Damage(
+        "a dead letter says what its job says",
+        "UPDATE pgqueue.dead_letters SET outcome = 'cancelled' WHERE job_id = :id",
+        state="failed",
+    ),
+    Damage(
+        "a dead letter says what its job says",
+        "INSERT INTO pgqueue.dead_letters (job_id, outcome, queue, task) "
+        "VALUES (:id, 'failed', 'default', 'tests.task')",
+        state="succeeded",
+    ),
+    Damage(
+        "a dead letter says what its job says",
+        "DELETE FROM pgqueue.jobs WHERE id = :id",
+        state="failed",
+    ),
+    Damage(
+        "an ended job holds no unique key",
+        "UPDATE pgqueue.jobs SET held_unique_key = 'k' WHERE id = :id",
+        state="succeeded",
+    ),
+    Damage(
+        "a succeeded job was attempted",
+        "UPDATE pgqueue.jobs SET attempts = 0 WHERE id = :id",
+        state="succeeded",
+    ),
+]
+ENDINGS: dict[str, Outcome] = {"failed": Failed(ERROR), "succeeded": Succeeded()}
+
+
+def bring_to(state: str, worker: LogicalWorker) -> None:
+    match state:
+        case "leased":
+            worker.claim()
+        case "crashed":
+            worker.start()
+            worker.transaction.rollback()
+        case "failed" | "succeeded":
+            [claimed] = worker.claim()
+            assert worker.settle(claimed, ENDINGS[state])
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: f"{damage.rule}-{damage.state}")
+def test_damage_is_reported_with_its_job(
+    engine: Engine, worker: LogicalWorker, damage: Damage
+) -> None:
+    with engine.begin() as connection:
+        job_id = enqueue(connection)
+    bring_to(damage.state, worker)
+    assert violations(engine) == []
+
+    with engine.begin() as connection:
+        for statement in damage.sql.split("; "):
+            connection.execute(text(statement), {"id": job_id} if ":id" in statement else {})
+
+    found = violations(engine)
+    assert (damage.rule, job_id) in {(one.rule, one.job_id) for one in found}
+    assert {one.job_id for one in found} == {job_id}
+    assert all(f"job {job_id}: {one.rule}; {one.detail}" == str(one) for one in found)
+
+
+def test_every_rule_has_its_damage(engine: Engine) -> None:
+    from pgqueue.statements.checking import invariant_violations
+
+    compiled = invariant_violations().compile(engine)  # type: ignore[attr-defined]  # a select
+    texts = [value for value in compiled.params.values() if isinstance(value, str)]
+
+    for damage in DAMAGES:
+        assert damage.rule in texts
+    assert len({damage.rule for damage in DAMAGES}) == 12
+
+
+@pytest.mark.parametrize("state", ["pending", "leased", "crashed", "failed", "succeeded"])
+def test_what_is_sound_is_not_reported(engine: Engine, worker: LogicalWorker, state: str) -> None:
+    with engine.begin() as connection:
+        for _ in range(3):
+            enqueue(connection)
+    bring_to(state, worker)
+    declare_dead(engine, worker)
+
+    assert violations(engine) == []
+
+
+def test_what_is_left_of_ended_jobs_is_no_damage(engine: Engine, worker: LogicalWorker) -> None:
+    with engine.begin() as connection:
+        job_id = enqueue(connection)
+    worker.lock()
+    with engine.begin() as connection:
+        PgQueue().cancel(connection, job_id)
+    worker.transaction.rollback()
+
+    assert violations(engine) == []

@@ -1,0 +1,136 @@
+"""Lock order: everything that writes, all at once, on the same jobs, and never a deadlock."""
+
+import random
+import time
+from collections import Counter
+from datetime import timedelta
+from functools import partial
+
+import pytest
+from logical import (
+    ERROR,
+    LogicalWorker,
+    crew,
+    declare_dead,
+    enqueue_many,
+    rescue,
+    run_together,
+    violations,
+    worker_settings,
+)
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session
+
+from pgqueue import DuplicateJob, Job, PgQueue
+from pgqueue.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
+from pgqueue.repository import Attempts
+
+queue = PgQueue()
+OUTCOMES: list[Outcome] = [
+    Succeeded(),
+    Succeeded({"sum": 1}),
+    Retried(timedelta(0), ERROR),
+    Failed(ERROR),
+    Cancelled("enough"),
+]
+
+
+@queue.task(name="tests.task", unique_key=lambda n: f"k{n}")
+def once(n: int) -> None: ...
+
+
+class Storm:
+    """Eight threads at the same few jobs for a while, and how often each did something."""
+
+    def __init__(self, engine: Engine, database_url: str, *, seconds: float) -> None:
+        self.done: Counter[str] = Counter()
+        self._engine = engine
+        self._workers = worker_settings(database_url)
+        self._chance = random.Random(1)
+        self._deadline = time.monotonic() + seconds
+
+    def rage(self) -> None:
+        kinds = ("enqueue", "cancel", "requeue", "lease", "lease", "hold", "hold", "rescue")
+        run_together(*(partial(self._repeat, kind) for kind in kinds))
+
+    def _repeat(self, kind: str) -> None:
+        action = getattr(self, f"_{kind}")
+        while time.monotonic() < self._deadline:
+            self.done[kind] += action()
+
+    def _enqueue(self) -> bool:
+        with Session(self._engine) as session, session.begin():
+            enqueue_many(session, 20)
+            once.enqueue_many(session, [(n,) for n in range(5)])
+        return True
+
+    def _cancel(self) -> bool:
+        with Session(self._engine) as session, session.begin():
+            return bool(queue.cancel(session, self._some_job(session)))
+
+    def _requeue(self) -> bool:
+        with Session(self._engine) as session, session.begin():
+            try:
+                return bool(queue.requeue(session, self._some_job(session)))
+            except DuplicateJob:
+                return False
+
+    def _rescue(self) -> bool:
+        return bool(rescue(self._engine))
+
+    def _lease(self) -> bool:
+        with crew(self._workers, 1) as [worker]:
+            attempts = Attempts(worker.line, worker.id)
+            for _ in range(20):
+                claimed = worker.claim(10)
+                if self._chance.random() < 0.2:
+                    declare_dead(self._engine, worker)  # and settle all the same
+                attempts.settle_succeeded(claimed[:4])
+                attempts.settle([(one, self._chance.choice(OUTCOMES)) for one in claimed[4:]])
+        return True
+
+    def _hold(self) -> bool:
+        with crew(self._workers, 1) as [worker]:
+            for _ in range(20):
+                self._run_in_transaction(worker)
+            if self._chance.random() < 0.3:
+                declare_dead(self._engine, worker)
+        return True
+
+    def _run_in_transaction(self, worker: LogicalWorker) -> None:
+        """Run a batch as a held slot does."""
+        for row in worker.lock(2):
+            claimed = worker.stamp(row)
+            outcome = self._chance.choice(OUTCOMES)
+            if claimed is None or not worker.settle_in_transaction(claimed, outcome):
+                worker.transaction.rollback()
+                return
+        worker.transaction.commit()
+
+    def _some_job(self, session: Session) -> int:
+        recent = session.scalars(select(Job.id).order_by(Job.id.desc()).limit(60)).all()
+        return self._chance.choice(recent)
+
+
+def assert_calm(engine: Engine, database_url: str, *, seconds: float) -> None:
+    with engine.begin() as connection:
+        enqueue_many(connection, 60)
+    storm = Storm(engine, database_url, seconds=seconds)
+
+    storm.rage()
+
+    assert min(storm.done.values()) > 0
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE pgqueue.workers SET dead_at = clock_timestamp()"))
+    rescue(engine)
+    assert violations(engine) == []
+
+
+def test_a_storm_of_everything_meets_no_deadlock(engine: Engine, database_url: str) -> None:
+    assert_calm(engine, database_url, seconds=4)
+
+
+@pytest.mark.battery
+@pytest.mark.timeout(900)
+def test_a_long_storm_meets_no_deadlock(engine: Engine, database_url: str) -> None:
+    assert_calm(engine, database_url, seconds=300)
