@@ -1,6 +1,6 @@
 """Background jobs for SQLAlchemy applications, which commit with your rows.
 
-    doors          cli · demo · embedded
+    doors          cli · demo · terminal · embedded
     loops          worker · maintenance
     verbs          execution · job_queue · tasks · notifications · schema
     transactions   unit_of_work · async_session
@@ -21,9 +21,15 @@ from pgqueue.errors import (
     PayloadError,
     PgQueueError,
     SchemaError,
+    SchemaMissing,
+    SchemaTooNew,
+    SchemaTooOld,
     TaskDefinitionError,
+    TooManyStuck,
     UnknownOption,
     UnknownTask,
+    UsedAcrossFork,
+    WorkerBroken,
 )
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import (
@@ -74,7 +80,13 @@ __all__ = [
     "OptionError",
     "PayloadError",
     "SchemaError",
+    "SchemaMissing",
+    "SchemaTooNew",
+    "SchemaTooOld",
     "TaskDefinitionError",
+    "TooManyStuck",
     "UnknownOption",
     "UnknownTask",
+    "UsedAcrossFork",
+    "WorkerBroken",
 ]

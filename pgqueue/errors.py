@@ -34,7 +34,7 @@ class DuplicateJob(PgQueueError):
 
 
 class JobNotFound(PgQueueError, LookupError):
-    """No job has that id: it was never enqueued, was rolled back, or has been pruned."""
+    """No job has that id: it was never enqueued, was rolled back, or has been deleted."""
 
 
 class NotBound(PgQueueError, RuntimeError):
@@ -59,3 +59,11 @@ class SchemaTooOld(SchemaError):
 
 class SchemaTooNew(SchemaError):
     """The tables have been upgraded past what this version of pgqueue can serve."""
+
+
+class WorkerBroken(PgQueueError, RuntimeError):
+    """A thread of the worker has ended by a mistake in pgqueue; start the worker again."""
+
+
+class TooManyStuck(PgQueueError, RuntimeError):
+    """As many handlers are stuck past their timeout as the worker has slots: end the process."""

@@ -21,6 +21,7 @@ from sqlalchemy import (
     exists,
     func,
     literal_column,
+    or_,
     select,
     table,
     update,
@@ -141,9 +142,11 @@ def terminate_backend() -> Executable:
 
 @cache
 def cancel_requests() -> Executable:
-    """Which of these running jobs somebody has asked to cancel."""
+    """Which of these running jobs somebody has asked to cancel, or has cancelled already while
+    they were being claimed."""
     ids = cast(bindparam("job_ids"), ARRAY(BigInteger))
-    return select(jobs.c.id).where(jobs.c.id == any_(ids), jobs.c.cancel_requested_at.is_not(None))
+    is_asked = or_(jobs.c.cancel_requested_at.is_not(None), jobs.c.outcome.is_not(None))
+    return select(jobs.c.id).where(jobs.c.id == any_(ids), is_asked)
 
 
 def _lock_key(worker_id: ColumnElement[Any]) -> ColumnElement[int]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import execution, schema
-from pgqueue.errors import PgQueueError
+from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.notifications import Listener
 from pgqueue.outcomes import AttemptEnd, ErrorReport, Released, Retried
@@ -59,14 +59,6 @@ class Plan:
     batch: int
     poll_interval: timedelta
     grace: timedelta
-
-
-class TooManyStuck(PgQueueError, RuntimeError):
-    """As many threads are stuck past their timeout as the worker has slots."""
-
-
-class WorkerBroken(PgQueueError, RuntimeError):
-    """A thread of the worker has ended by a mistake in pgqueue; start the worker again."""
 
 
 class Shift:
