@@ -1,0 +1,243 @@
+"""Frontiers: how far each pair has been claimed, and when to look behind."""
+
+import time
+
+import pytest
+
+from pgqueue.repository import Claim, Claimed
+from pgqueue.worker.frontiers import LATEST_SWEEP, START, Frontiers
+
+NOW = "2026-01-01 12:00:10+00"
+A_SECOND_AGO = "2026-01-01 12:00:09+00"
+QUIET = (A_SECOND_AGO, 0)
+
+
+def row(run_at: str, message_id: int, *, queue: str = "a", priority: int = 0) -> Claimed:
+    return Claimed(
+        priority=priority,
+        run_at=run_at,
+        message_id=message_id,
+        job_id=message_id,
+        queue=queue,
+        task="tests.task",
+        args="{}",
+        max_attempts=1,
+        attempt=1,
+        crashes=0,
+    )
+
+
+def claim(*rows: Claimed, taken: int | None = None, read_at: str = NOW) -> Claim[Claimed]:
+    count = len(rows) if taken is None else taken
+    return Claim(sorted(rows), taken=count, read_at=read_at, quiet_until=A_SECOND_AGO)
+
+
+def keys(frontiers: Frontiers, *, ahead: bool = False) -> dict[tuple[str, int], tuple[str, int]]:
+    """Where each pair goes on, of those that do not begin at the start."""
+    pairs: dict[tuple[str, int], tuple[str, int]] = {
+        (pair.queue, pair.priority): (pair.run_at, pair.message_id)
+        for pair in frontiers.pairs(ahead=ahead)
+    }
+    return {name: key for name, key in pairs.items() if key != START}
+
+
+class TestPairs:
+    def test_there_is_one_for_every_queue_and_priority_the_urgent_first(self) -> None:
+        pairs = Frontiers(["a", "b"]).pairs()
+
+        assert [pair.priority for pair in pairs] == [n for n in range(10) for _ in "ab"]
+        assert {(pair.queue, pair.priority) for pair in pairs} == {
+            (queue, priority) for queue in "ab" for priority in range(10)
+        }
+        assert all((pair.run_at, pair.message_id) == START for pair in pairs)
+
+    def test_queues_of_one_priority_take_turns_to_be_first(self) -> None:
+        frontiers = Frontiers(["a", "b", "c"])
+
+        first = [frontiers.pairs()[0].queue for _ in range(6)]
+
+        assert sorted(first[:3]) == ["a", "b", "c"]
+        assert first[3:] == first[:3]
+
+    def test_a_paused_queue_has_none(self) -> None:
+        frontiers = Frontiers(["a", "b"])
+
+        assert {pair.queue for pair in frontiers.pairs(paused=["a"])} == {"b"}
+        assert frontiers.pairs(paused=["a", "b"]) == []
+
+
+class TestAdvance:
+    def test_after_a_full_claim_the_last_pair_goes_on_behind_its_last_row(self) -> None:
+        frontiers = Frontiers(["a"])
+        found = claim(row("2026-01-01 11:00:00+00", 1), row("2026-01-01 11:00:00.5+00", 2))
+
+        frontiers.advance(frontiers.pairs(), found, limit=2)
+
+        assert keys(frontiers) == {("a", 0): ("2026-01-01 11:00:00.5+00", 2)}
+
+    def test_pairs_before_the_last_are_exhausted_and_those_after_it_not_looked_at(self) -> None:
+        frontiers = Frontiers(["a"])
+        found = claim(
+            row("2026-01-01 11:00:00+00", 1, priority=1),
+            row("2026-01-01 11:00:00+00", 2, priority=3),
+        )
+
+        frontiers.advance(frontiers.pairs(), found, limit=2)
+
+        assert keys(frontiers) == {
+            ("a", 0): QUIET,
+            ("a", 1): QUIET,
+            ("a", 2): QUIET,
+            ("a", 3): ("2026-01-01 11:00:00+00", 2),
+        }
+
+    def test_after_a_short_claim_every_pair_is_quiet_until_a_second_ago(self) -> None:
+        frontiers = Frontiers(["a", "b"])
+        found = claim(row("2026-01-01 11:00:00+00", 1, queue="b", priority=4))
+
+        frontiers.advance(frontiers.pairs(), found, limit=2)
+
+        assert keys(frontiers) == {
+            (queue, priority): QUIET for queue in "ab" for priority in range(10)
+        }
+
+    def test_an_exhausted_pair_stays_behind_its_last_row_if_that_is_later(self) -> None:
+        frontiers = Frontiers(["a"])
+        recent = "2026-01-01 12:00:09.7+00"
+
+        frontiers.advance(frontiers.pairs(), claim(row(recent, 8)), limit=5)
+
+        assert keys(frontiers)["a", 0] == (recent, 8)
+
+    def test_it_never_goes_back_by_itself(self) -> None:
+        frontiers = Frontiers(["a"])
+        frontiers.advance(frontiers.pairs(), claim(row(A_SECOND_AGO, 9)), limit=1)
+
+        frontiers.advance(frontiers.pairs(), claim(), limit=1)
+
+        assert keys(frontiers)["a", 0] == (A_SECOND_AGO, 9)
+
+    def test_a_full_claim_of_nothing_but_dropped_messages_moves_nothing_on(self) -> None:
+        frontiers = Frontiers(["a"])
+
+        frontiers.advance(frontiers.pairs(), claim(taken=3), limit=3)
+
+        assert keys(frontiers) == {}
+
+    def test_dropped_messages_count_for_whether_a_claim_was_full(self) -> None:
+        frontiers = Frontiers(["a"])
+        found = claim(row("2026-01-01 11:00:00+00", 1, priority=2), taken=3)
+
+        frontiers.advance(frontiers.pairs(), found, limit=3)
+
+        assert set(keys(frontiers)) == {("a", 0), ("a", 1), ("a", 2)}
+        assert keys(frontiers)["a", 2] == ("2026-01-01 11:00:00+00", 1)
+
+    def test_a_frontier_ahead_of_the_database_clock_starts_again(self) -> None:
+        frontiers = Frontiers(["a"])
+        frontiers.advance(frontiers.pairs(), claim(row(A_SECOND_AGO, 9)), limit=1)
+        set_back = "2026-01-01 11:59:00+00"
+
+        frontiers.advance(
+            frontiers.pairs(),
+            Claim([], taken=0, read_at=set_back, quiet_until="2026-01-01 11:58:59+00"),
+            limit=1,
+        )
+
+        assert ("a", 0) not in keys(frontiers)
+        assert keys(frontiers)["a", 1] == ("2026-01-01 11:58:59+00", 0)
+
+    @pytest.mark.parametrize(
+        ("earlier", "later"),
+        [
+            ("2026-01-01 12:00:09+00", "2026-01-01 12:00:09.000001+00"),
+            ("2026-01-01 12:00:09.1+00", "2026-01-01 12:00:09.11+00"),
+            ("2026-01-01 12:00:09.9+00", "2026-01-01 12:00:10+00"),
+            ("-infinity", "2000-01-01 00:00:00+00"),
+        ],
+    )
+    def test_the_text_of_times_sorts_as_they_do(self, earlier: str, later: str) -> None:
+        frontiers = Frontiers(["a"])
+
+        frontiers.advance(frontiers.pairs(), claim(row(earlier, 9), row(later, 1)), limit=2)
+
+        assert keys(frontiers)["a", 0] == (later, 1)
+
+    def test_a_rewind_starts_every_pair_again(self) -> None:
+        frontiers = Frontiers(["a"])
+        frontiers.advance(frontiers.pairs(), claim(), limit=1)
+
+        frontiers.rewind()
+
+        assert keys(frontiers) == keys(frontiers, ahead=True) == {}
+
+
+class TestAhead:
+    """A claim ahead of a free slot passes some jobs by, and must not lose sight of them."""
+
+    def test_what_it_has_seen_moves_only_its_own_frontiers(self) -> None:
+        frontiers = Frontiers(["a"])
+        found = claim(row(A_SECOND_AGO, 9))
+
+        frontiers.advance(frontiers.pairs(ahead=True), found, limit=1, ahead=True)
+
+        assert keys(frontiers) == {}
+        assert keys(frontiers, ahead=True) == {("a", 0): (A_SECOND_AGO, 9)}
+
+    def test_what_any_claim_has_taken_is_behind_it(self) -> None:
+        frontiers = Frontiers(["a"])
+
+        frontiers.advance(frontiers.pairs(), claim(row(A_SECOND_AGO, 9)), limit=1)
+
+        assert keys(frontiers, ahead=True) == {("a", 0): (A_SECOND_AGO, 9)}
+
+    def test_a_claim_for_a_free_slot_does_not_take_it_back(self) -> None:
+        frontiers = Frontiers(["a"])
+        far, near = row(A_SECOND_AGO, 9), row("2026-01-01 11:00:00+00", 1)
+        frontiers.advance(frontiers.pairs(ahead=True), claim(far), limit=1, ahead=True)
+
+        frontiers.advance(frontiers.pairs(), claim(near), limit=1)
+
+        assert keys(frontiers)["a", 0] == (near.run_at, 1)
+        assert keys(frontiers, ahead=True)["a", 0] == (A_SECOND_AGO, 9)
+
+    def test_it_starts_again_too_when_the_clock_was_set_back(self) -> None:
+        frontiers = Frontiers(["a"])
+        frontiers.advance(frontiers.pairs(), claim(row(A_SECOND_AGO, 9)), limit=1)
+        earlier: Claim[Claimed] = Claim([], 0, "2026-01-01 11:59:00+00", "2026-01-01 11:58:59+00")
+
+        frontiers.advance(frontiers.pairs(ahead=True), earlier, limit=1, ahead=True)
+
+        assert keys(frontiers, ahead=True).get(("a", 0), START) < (A_SECOND_AGO, 9)
+
+
+class TestSweeps:
+    def test_the_first_is_due_at_once(self) -> None:
+        assert Frontiers(["a"]).is_sweep_due(elected=False)
+
+    def test_the_elected_look_after_a_second_the_others_after_five(self) -> None:
+        frontiers, now = Frontiers(["a"]), time.monotonic()
+
+        frontiers.swept(began=now - 1.2, ended=now - 1.2)
+        assert frontiers.is_sweep_due(elected=True)
+        assert not frontiers.is_sweep_due(elected=False)
+
+        frontiers.swept(began=now, ended=now)
+        assert not frontiers.is_sweep_due(elected=True)
+
+        frontiers.swept(began=now - LATEST_SWEEP, ended=now - LATEST_SWEEP)
+        assert frontiers.is_sweep_due(elected=False)
+
+    def test_a_dear_one_waits_fifty_times_as_long_but_five_seconds_at_most(self) -> None:
+        frontiers, now = Frontiers(["a"]), time.monotonic()
+
+        frontiers.swept(began=now - 2.06, ended=now - 2)
+        assert not frontiers.is_sweep_due(elected=True)
+        assert not frontiers.is_sweep_cheap
+
+        frontiers.swept(began=now - 4, ended=now - 3.96)
+        assert frontiers.is_sweep_due(elected=True)
+        assert frontiers.is_sweep_cheap
+
+        frontiers.swept(began=now - 9, ended=now - LATEST_SWEEP)
+        assert frontiers.is_sweep_due(elected=True)

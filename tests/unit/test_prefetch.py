@@ -1,0 +1,81 @@
+"""Prefetch: as much ahead as the handlers' speed asks for, and never what would wait long."""
+
+import pytest
+
+from pgqueue.worker.prefetch import HORIZON, MOST_AHEAD, TOO_OLD, Prefetch
+
+
+def fast(*, slots: int = 10, jobs_per_second: float = 100_000) -> Prefetch:
+    """One whose slots have run so many jobs in a second, again and again."""
+    prefetch = Prefetch(slots=slots)
+    for _ in range(30):
+        prefetch.ran(int(jobs_per_second), busy=float(slots))
+    return prefetch
+
+
+def test_nothing_is_claimed_ahead_before_any_job_has_ended() -> None:
+    prefetch = Prefetch(slots=10)
+
+    prefetch.ran_dry()
+
+    assert prefetch.ahead == 0
+
+
+def test_it_begins_at_the_slots_and_doubles_whenever_it_runs_dry() -> None:
+    prefetch, seen = fast(), []
+
+    for _ in range(7):
+        prefetch.ran_dry()
+        seen.append(prefetch.ahead)
+
+    assert seen == [10, 20, 40, 80, 160, 320, MOST_AHEAD]
+
+
+def test_it_holds_no_more_than_the_handlers_do_in_a_hundredth_of_a_second() -> None:
+    prefetch = fast(jobs_per_second=5_000)
+
+    for _ in range(10):
+        prefetch.ran_dry()
+
+    assert prefetch.ahead == pytest.approx(5_000 * HORIZON, abs=1)
+
+
+def test_handlers_that_take_their_time_have_none_ahead() -> None:
+    prefetch = fast(jobs_per_second=20)
+
+    prefetch.ran_dry()
+
+    assert prefetch.ahead == 0
+
+
+def test_it_is_halved_when_what_it_holds_waits_too_long_and_only_then() -> None:
+    prefetch = fast()
+    for _ in range(4):
+        prefetch.ran_dry()
+
+    prefetch.oldest_waits(TOO_OLD)
+    kept = prefetch.ahead
+    prefetch.oldest_waits(TOO_OLD + 0.001)
+
+    assert (kept, prefetch.ahead) == (80, 40)
+
+
+def test_when_the_handlers_slow_down_so_does_it() -> None:
+    prefetch = fast()
+    for _ in range(10):
+        prefetch.ran_dry()
+
+    for _ in range(30):
+        prefetch.ran(1, busy=10.0)
+    prefetch.ran_dry()
+
+    assert prefetch.ahead == 0
+
+
+def test_a_time_in_which_no_slot_was_busy_says_nothing() -> None:
+    prefetch = fast()
+
+    prefetch.ran(0, busy=0.0)
+    prefetch.ran_dry()
+
+    assert prefetch.ahead == 10
