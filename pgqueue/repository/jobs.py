@@ -130,7 +130,8 @@ class Jobs:
         statement = enqueueing.enqueue_unique_jobs(start=new.start, notify=new.notify)
         ids: dict[str, int] = {}
         without_key: list[int] = []
-        missing = list(zip(payloads, keys, strict=True))
+        # By key: two callers that want the same keys then wait for each other in one order.
+        missing = sorted(zip(payloads, keys, strict=True), key=lambda row: row[1] or "")
         for _ in range(TRIES_FOR_A_KEY):
             documents = json.dumps([{"args": args, "unique_key": key} for args, key in missing])
             parameters = {**new.parameters(), "documents": documents}
