@@ -7,6 +7,7 @@ from typing import Any
 
 import chores
 import pytest
+from sqlalchemy import text
 from worker_rig import MODES, Rig, WorkerProgram
 
 # The rescuer waits two seconds, not thirty, for a worker whose connection is still open.
@@ -102,6 +103,29 @@ def test_a_zombie_settles_nothing_while_its_job_runs_elsewhere(
         assert rig.check() == []
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_claims_nothing_under_a_name_that_was_declared_dead(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, poll_interval=0.02)
+        for number in range(4):
+            with rig.session() as session:  # the worker sees both at once, and hears of one later
+                session.execute(text("UPDATE pgqueue.workers SET dead_at = clock_timestamp()"))
+                job = chores.wait.enqueue(session, f"go-{number}").id
+                session.commit()
+
+            owner = rig.until(lambda job=job: _owner(rig, job))  # type: ignore[misc]
+
+            dead = "SELECT count(*) FROM pgqueue.workers WHERE id = :id AND dead_at IS NOT NULL"
+            assert rig.scalar(dead, id=owner) == 0
+            rig.open(f"go-{number}")
+            rig.until_ended(job)
+        assert rig.bad_attempts() == []
+        assert worker.terminate() == 0
+        assert rig.check() == []
+
+
 def test_a_worker_frozen_for_less_than_the_grace_goes_on_as_before(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -122,6 +146,31 @@ def test_a_worker_frozen_for_less_than_the_grace_goes_on_as_before(
         rig.until_ended()
         assert rig.declared_dead() == 0
         assert rig.bad_attempts() == []
+        assert rig.check() == []
+
+
+def test_nobody_is_declared_dead_by_one_who_has_not_looked_on_without_a_break(
+    database_url: str, tmp_path: Path
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        silent = rig.start()
+        judge = rig.start()
+        silent.send(signal.SIGSTOP)
+        lock = (
+            "SELECT pg_terminate_backend(backend_pid, 5000) FROM pgqueue.workers WHERE pid = :pid"
+        )
+        rig.run(lock, pid=silent.pid)
+
+        for _ in range(6):
+            over_at = time.monotonic() + 0.7  # less than half of the grace
+            rig.until(lambda over_at=over_at: time.monotonic() > over_at)  # type: ignore[misc]
+            for backend in rig.backends(judge):
+                rig.run("SELECT pg_terminate_backend(:pid)", pid=backend)
+
+        assert rig.declared_dead() == 0
+        rig.until(rig.declared_dead, what="left in peace, it sees the silence for the whole grace")
+        silent.send(signal.SIGCONT)
+        rig.until(lambda: rig.is_registered(silent))
         assert rig.check() == []
 
 
@@ -147,6 +196,11 @@ def test_two_workers_frozen_in_turns_do_every_job_once(
         assert rig.outcomes() == {"succeeded": 600}
         assert rig.each_success_has_one_effect()
         assert rig.check() == []
+
+
+def _owner(rig: Rig, job: int) -> Any:
+    leases = rig.rows("SELECT worker_id FROM pgqueue.leases WHERE target_id = :id", id=job)
+    return leases[0][0] if leases else None
 
 
 def _runs_new_jobs_under_a_new_name(rig: Rig, zombie: WorkerProgram, mode: str = "lease") -> None:
