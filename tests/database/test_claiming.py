@@ -184,6 +184,9 @@ class TestStrangeRows:
             assert claimed == Counter(good | expected)
             assert claim.taken > len(claim.rows)
             assert worker.claim(100) == []
+        with Session(engine) as session:
+            [untouched] = session.query(Lease).filter_by(worker_id=dead.id)
+            assert (untouched.message_id, untouched.attempt) == (0, 1)
 
     def test_none_of_them_fails_the_lock_of_the_others(
         self, engine: Engine, workers: Engine

@@ -226,9 +226,10 @@ class TestZombies:
 
 
 class TestTheArbiter:
+    @pytest.mark.parametrize("lean", [False, True])
     @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda one: type(one).__name__)
     def test_a_job_that_has_ended_stays_as_it_ended(
-        self, engine: Engine, worker: LogicalWorker, outcome: Outcome
+        self, engine: Engine, worker: LogicalWorker, outcome: Outcome, lean: bool
     ) -> None:
         with engine.begin() as connection:
             job_id = enqueue(connection)
@@ -237,7 +238,7 @@ class TestTheArbiter:
             job = session.get_one(Job, job_id)
             job.outcome, job.finished_at, job.attempts = "succeeded", job.created_at, 1
 
-        assert not worker.settle(claimed, outcome)
+        assert not settled(worker, claimed, outcome, lean=lean)
 
         with Session(engine) as session:
             assert session.get_one(Job, job_id).status is JobStatus.SUCCEEDED

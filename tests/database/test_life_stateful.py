@@ -585,6 +585,7 @@ CAREFULLY = settings(
 AT_LENGTH = settings(CAREFULLY, max_examples=1500, stateful_step_count=80, derandomize=False)
 
 
+@pytest.mark.timeout(600)  # to shrink what fails takes longer than to find it
 def test_whatever_happens_to_jobs_nothing_is_lost_and_nothing_is_done_twice(
     workers_engine: Engine, operators_engine: Engine
 ) -> None:

@@ -19,7 +19,16 @@ from logical import (
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
-from pgqueue import Change, DuplicateJob, Job, JobNotFound, JobStatus, MessageQueue, PgQueue
+from pgqueue import (
+    Change,
+    DuplicateJob,
+    Job,
+    JobNotFound,
+    JobStatus,
+    Lease,
+    MessageQueue,
+    PgQueue,
+)
 from pgqueue.outcomes import Cancelled, Failed, Retried, Succeeded
 from pgqueue.repository import Claimed
 
@@ -196,6 +205,19 @@ class TestCancel:
 
             assert other.look(10).taken == 1
             assert other.look(10).taken == 0
+
+    def test_what_a_crash_has_left_goes_with_the_job(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        crashed(worker, engine, job_id)
+
+        with engine.begin() as connection:
+            queue.cancel(connection, job_id)
+
+        with Session(engine) as session:
+            assert session.query(Lease).count() == session.query(MessageQueue).count() == 0
 
     def test_a_cancel_that_is_rolled_back_has_done_nothing(
         self, engine: Engine, session: Session, worker: LogicalWorker
