@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from pgqueue.outcomes import (
     ErrorReport,
     Failed,
     Outcome,
+    Retried,
     Snooze,
     Snoozed,
     Succeeded,
@@ -26,6 +28,8 @@ from pgqueue.reports import report, storable_result
 from pgqueue.repository import Attempts, Claimed
 from pgqueue.tasks import Task
 from pgqueue.unit_of_work import BEFORE_SETTLE
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +95,30 @@ def after_error(
     """What becomes of an attempt whose handler raised."""
     if isinstance(error, Cancel | Discard | Snooze):
         return _asked_for(error)
-    return task.settings.retry.after_failure(
+    outcome = task.settings.retry.after_failure(
         attempt=claimed.attempt,
         max_attempts=claimed.max_attempts,
         error=error,
         report=report(error),
         end=end,
         task_name=task.name,
+    )
+    _tell(task, claimed, outcome)
+    return outcome
+
+
+def _tell(task: Task[..., Any], claimed: Claimed, outcome: Retried | Failed) -> None:
+    """In one line: the traceback and all attempts are in the tables, the arguments in no log."""
+    ending = "is retried" if isinstance(outcome, Retried) else "has failed"
+    logger.log(
+        logging.WARNING if isinstance(outcome, Retried) else logging.ERROR,
+        "job %d %s: attempt %d of %d: %s; it %s",
+        claimed.job_id,
+        task.name,
+        claimed.attempt,
+        claimed.max_attempts,
+        outcome.error.type,
+        ending,
     )
 
 

@@ -57,6 +57,13 @@ class PgQueue:
             raise ArgumentsError(
                 f"PgQueue is bound to a URL, an Engine or a sessionmaker, not {type(bind).__name__}"
             )
+        bound = self._sessions.kw.get("bind")
+        if isinstance(bound, Engine) and bound.dialect.name != "postgresql":
+            self._sessions = None
+            raise ArgumentsError(
+                f"PgQueue needs a PostgreSQL database, not {bound.dialect.name}; "
+                "give a URL that begins with postgresql://"
+            )
 
     @property
     def engine(self) -> Engine:
@@ -152,7 +159,7 @@ class PgQueue:
         writes of a transactional handler then roll back.  An ended job stays as it is.  Raises
         JobNotFound.
         """
-        return Jobs(_executor(session)).cancel(job_id)
+        return Jobs(_executor(session)).cancel(_checked_id(job_id))
 
     def requeue(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
         """Put a failed or cancelled job back, with all its attempts before it again.
@@ -161,7 +168,7 @@ class PgQueue:
         worker was about to start it.  Raises JobNotFound, and DuplicateJob when another
         unfinished job has taken its unique key.
         """
-        return Jobs(_executor(session)).requeue(job_id)
+        return Jobs(_executor(session)).requeue(_checked_id(job_id))
 
     def pause(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
         """Have all workers pass a queue by, within a second; enqueuing goes on."""
@@ -252,3 +259,11 @@ def _on_psycopg(url: str) -> Any:
 
 def _executor(session: Any) -> Session | Connection:
     return session if isinstance(session, Connection) else sync_session(session, "this call")
+
+
+def _checked_id(job_id: Any) -> int:
+    if type(job_id) is not int:
+        raise ArgumentsError(
+            f"a job's id is needed here, not {type(job_id).__name__}: give job.id, a whole number"
+        )
+    return job_id

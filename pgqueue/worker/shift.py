@@ -139,6 +139,8 @@ class Shift:
             line.close()
 
     def _start_slots(self) -> None:
+        plan = self._plan
+        logger.info("serving %s in %s mode", ", ".join(plan.queues), plan.mode)
         for slot in self._slots:
             slot.start()
         if self._leases:

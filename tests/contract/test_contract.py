@@ -305,3 +305,19 @@ def test_bad_arguments_are_type_or_value_errors_and_write_nothing(queue: PgQueue
             note.options(priority=10)
 
         assert session.scalar(select(func.count()).select_from(Job)) == 0
+
+
+def test_another_kind_of_database_is_refused() -> None:
+    with pytest.raises(PgQueueError, match="needs a PostgreSQL database, not sqlite"):
+        PgQueue("sqlite://")
+
+
+def test_an_operator_gives_an_id_and_not_a_job(queue: PgQueue) -> None:
+    @queue.task
+    def note(n: int) -> None: ...
+
+    with queue.session() as session:
+        job = note.enqueue(session, 1)
+
+        with pytest.raises(TypeError, match=r"give job\.id"):
+            queue.cancel(session, job)  # type: ignore[arg-type]  # refused at run time too
