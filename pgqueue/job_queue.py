@@ -58,12 +58,8 @@ class PgQueue:
                 f"PgQueue is bound to a URL, an Engine or a sessionmaker, not {type(bind).__name__}"
             )
         bound = self._sessions.kw.get("bind")
-        if isinstance(bound, Engine) and bound.dialect.name != "postgresql":
-            self._sessions = None
-            raise ArgumentsError(
-                f"PgQueue needs a PostgreSQL database, not {bound.dialect.name}; "
-                "give a URL that begins with postgresql://"
-            )
+        if isinstance(bound, Engine):
+            _refuse_others(bound.dialect.name)
 
     @property
     def engine(self) -> Engine:
@@ -254,7 +250,17 @@ def _on_psycopg(url: str) -> Any:
     scheme, separator, rest = url.partition("://")
     if scheme in ("postgres", "postgresql"):
         url = f"{DRIVER}{separator}{rest}"
-    return make_url(url)
+    parsed = make_url(url)
+    _refuse_others(parsed.get_backend_name())
+    return parsed
+
+
+def _refuse_others(database: str) -> None:
+    if database != "postgresql":
+        raise ArgumentsError(
+            f"PgQueue needs a PostgreSQL database, not {database}; "
+            "give a URL that begins with postgresql://"
+        )
 
 
 def _executor(session: Any) -> Session | Connection:
