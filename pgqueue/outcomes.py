@@ -5,6 +5,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
+from pgqueue.errors import ArgumentsError
+
 
 class Cancel(Exception):
     """End the job as cancelled.
@@ -35,6 +37,8 @@ class Snooze(Exception):
     """
 
     def __init__(self, delay: timedelta) -> None:
+        if not isinstance(delay, timedelta):
+            raise ArgumentsError(f"Snooze takes a timedelta, not {delay!r}; timedelta(minutes=5)?")
         super().__init__(delay)
         self.delay = delay
 

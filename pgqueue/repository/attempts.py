@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
+from pgqueue.options import LONGEST_DELAY
 from pgqueue.outcomes import (
     AttemptEnd,
     Cancelled,
@@ -245,7 +246,10 @@ def _verdict(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:
 
 
 def _seconds(delay: timedelta | None) -> float | None:
-    return None if delay is None else delay.total_seconds()
+    """Within what a time can hold: an outcome that cannot be written would stop the others."""
+    if delay is None:
+        return None
+    return min(max(delay, timedelta(0)), LONGEST_DELAY).total_seconds()
 
 
 def _error(error: Any, end: AttemptEnd) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""The settle: whatever a handler asks for is written, or it is refused in the handler itself."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from logical import ERROR, LogicalWorker, crew, enqueue, violations, worker_settings
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from pgqueue import Job, JobAttempt, JobStatus, MessageQueue, PgQueueError, Snooze
+from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
+from pgqueue.repository import Attempts
+
+
+@pytest.fixture
+def worker(database_url: str) -> Iterator[LogicalWorker]:
+    with crew(worker_settings(database_url), 1) as [worker]:
+        yield worker
+
+
+def only_job(engine: Engine) -> Job:
+    with Session(engine) as session:
+        return session.query(Job).one()
+
+
+@pytest.mark.parametrize("delay", [timedelta.max, timedelta(days=100_000), timedelta.min])
+@pytest.mark.parametrize("kind", ["snoozed", "retried"])
+def test_a_delay_beyond_all_bounds_is_brought_within_them(
+    engine: Engine, worker: LogicalWorker, delay: timedelta, kind: str
+) -> None:
+    with engine.begin() as connection:
+        enqueue(connection)
+    [claimed] = worker.claim()
+    outcome: Outcome = Snoozed(delay) if kind == "snoozed" else Retried(delay, ERROR)
+
+    assert worker.settle(claimed, outcome)
+
+    job = only_job(engine)
+    assert job.status is JobStatus.PENDING
+    latest = datetime.now(UTC) + timedelta(days=36_526)
+    assert datetime.now(UTC) - timedelta(minutes=1) < job.run_at < latest
+    assert violations(engine) == []
+
+
+def test_a_job_that_snoozes_for_ever_is_not_stopped_by_its_counter(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    with engine.begin() as connection:
+        enqueue(connection)
+        connection.execute(text("UPDATE pgqueue.jobs SET snoozes = 32766"))
+
+    for _ in range(3):
+        [claimed] = worker.claim()
+        assert claimed.attempt == 1
+        assert worker.settle(claimed, Snoozed(timedelta(0)))
+
+    assert only_job(engine).snoozes == 32_767
+
+
+@pytest.mark.parametrize("delay", [5, 2.5, "1 hour", None])
+def test_a_snooze_of_something_else_than_a_timedelta_is_refused_where_it_is_made(
+    delay: Any,
+) -> None:
+    with pytest.raises(PgQueueError, match="timedelta") as refusal:
+        Snooze(delay)
+
+    assert isinstance(refusal.value, TypeError)
+
+
+def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    with engine.begin() as connection:
+        enqueue(connection, max_attempts=3)
+    first_run_at = only_job(engine).run_at
+    steps: list[tuple[Outcome, int, int]] = [
+        (Released(), 0, 0),
+        (Snoozed(timedelta(0)), 0, 1),
+        (Retried(timedelta(0), ERROR), 1, 1),
+        (Released(), 1, 1),
+        (Retried(None, ERROR), 2, 1),
+    ]
+
+    for outcome, attempts, snoozes in steps:
+        [claimed] = worker.claim()
+        before = only_job(engine).run_at
+        assert worker.settle(claimed, outcome)
+        job = only_job(engine)
+        assert (job.attempts, job.snoozes, job.status) == (attempts, snoozes, JobStatus.PENDING)
+        if isinstance(outcome, Released) or outcome == Retried(None, ERROR):
+            assert job.run_at == before
+        with Session(engine) as session:
+            message = session.query(MessageQueue).one()
+            assert (message.run_at, message.attempt) == (job.run_at, attempts)
+
+    [last] = worker.claim()
+    assert last.attempt == 3
+    assert worker.settle(last, Retried(timedelta(0), ERROR))
+    job = only_job(engine)
+    assert (job.status, job.attempts, job.last_error) == (JobStatus.FAILED, 3, "planned")
+    assert job.run_at > first_run_at
+    with Session(engine) as session:
+        rows = session.query(JobAttempt).order_by(JobAttempt.attempt)
+        assert [(row.attempt, row.outcome, row.error_type) for row in rows] == [
+            (attempt, "failed", "ValueError") for attempt in (1, 2, 3)
+        ]
+    assert violations(engine) == []
+
+
+def test_a_batch_may_end_in_every_way_at_once(engine: Engine, worker: LogicalWorker) -> None:
+    with engine.begin() as connection:
+        ids = [enqueue(connection, key=f"k{n}") for n in range(5)]
+    outcomes: list[Outcome] = [
+        Succeeded({"sum": 3}),
+        Failed(ERROR),
+        Retried(timedelta(0), ERROR),
+        Snoozed(timedelta(hours=1)),
+        Released(),
+    ]
+    claimed = worker.claim(10)
+
+    settled = Attempts(worker.line, worker.id).settle(list(zip(claimed, outcomes, strict=True)))
+
+    assert {row.job_id for row in settled} == set(ids)
+    with Session(engine) as session:
+        jobs = [session.get_one(Job, id) for id in ids]
+        assert [job.status.value for job in jobs] == [
+            "succeeded",
+            "failed",
+            "pending",
+            "pending",
+            "pending",
+        ]
+        assert [job.held_unique_key for job in jobs] == [None, None, "k2", "k3", "k4"]
+        assert jobs[0].result == {"sum": 3}
+    assert violations(engine) == []
