@@ -182,17 +182,6 @@ def plan_freely(connection: Connection) -> str:
     )
 
 
-@contextmanager
-def handler_connection(engine: Engine) -> Iterator[Connection]:
-    """A pooled connection for one handler, closed afterwards if its session was changed."""
-    with engine.connect() as connection:
-        connection.execution_options(isolation_level="READ COMMITTED")
-        try:
-            yield connection
-        finally:
-            close_if_changed(connection)
-
-
 def watched(engine: Engine) -> Engine:
     """The same engine and pool; notices when a handler changes what outlives its transaction."""
     twin = engine.execution_options()

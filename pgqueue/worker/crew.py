@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Event
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
@@ -31,6 +31,7 @@ class Run:
     """One attempt while its handler runs."""
 
     __slots__ = (
+        "_leaving",
         "_unfinished",
         "backend_pid",
         "cancel_requested",
@@ -55,6 +56,7 @@ class Run:
         """Its thread did not come back in time, and another has taken the slot."""
         self.backend_pid: int | None = None
         """The server process of its transaction, if it has one."""
+        self._leaving = Lock()
         self._unfinished = [True]
 
     @contextmanager
@@ -64,7 +66,14 @@ class Run:
         try:
             yield
         finally:
-            self.backend_pid = None
+            with self._leaving:
+                self.backend_pid = None
+
+    @contextmanager
+    def staying(self) -> Iterator[int | None]:
+        """Its server process, which it does not leave meanwhile."""
+        with self._leaving:
+            yield self.backend_pid
 
     def finish(self) -> bool:
         """Whether the caller is the one who decides how this attempt ended: the first who asks."""

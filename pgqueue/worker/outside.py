@@ -9,9 +9,10 @@ from pgqueue.worker.workbench import WORDS
 
 def end_transaction(crew: Crew, run: Run) -> None:
     """End the server process of a run's transaction: what its handler wrote rolls back."""
-    if run.backend_pid is not None:
-        with crew.engine.connect() as connection:
-            Fleet(connection).terminate_backend(run.backend_pid)
+    with run.staying() as pid:
+        if pid is not None:
+            with crew.engine.connect() as connection:
+                Fleet(connection).terminate_backend(pid)
 
 
 def settle_from_outside(crew: Crew, run: Run, outcome: Outcome) -> bool:

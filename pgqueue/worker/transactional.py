@@ -20,7 +20,6 @@ from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
     backend_pid,
     close_if_changed,
-    handler_connection,
     joined_session,
 )
 from pgqueue.worker.crew import Crew, Run
@@ -45,14 +44,13 @@ def run_in_transaction(crew: Crew, run: Run) -> Outcome | None:
     """Run a handler in a transaction of its own; None when it is settled already."""
     pid = NO_BACKEND
     try:
-        with handler_connection(crew.engine) as connection:
+        with crew.engine.connect() as connection:
+            connection.execution_options(isolation_level="READ COMMITTED")
             pid = backend_pid(connection)
-            with run.on_backend(pid), connection.begin() as transaction:
-                verdict = run_with_session(crew, run, connection)
-                if verdict.keeps_writes:
-                    return _complete(crew, run, connection, verdict.outcome)
-                transaction.rollback()
-                return verdict.outcome
+            try:
+                return _run_on(crew, run, connection, pid)
+            finally:
+                _leave(run, connection)
     except CommitUnknown:
         return _after_unknown_commit(crew, run, pid)
     except (DBAPIError, PoolTimeout) as error:
@@ -67,16 +65,34 @@ async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
             await connection.execution_options(isolation_level="READ COMMITTED")
             pid = await connection.run_sync(backend_pid)
             try:
-                return await _run_on(crew, run, connection, pid)
+                return await _run_async_on(crew, run, connection, pid)
             finally:
-                await connection.run_sync(close_if_changed)
+                await connection.run_sync(lambda sync: _leave(run, sync))
     except CommitUnknown:
         return await asyncio.to_thread(_after_unknown_commit, crew, run, pid)
     except (DBAPIError, PoolTimeout) as error:
         return _after_broken_connection(crew, run, error)
 
 
-async def _run_on(crew: Crew, run: Run, connection: "AsyncConnection", pid: int) -> Outcome | None:
+def _leave(run: Run, connection: Connection) -> None:
+    """Give a connection back for others to use; not one that may have been ended meanwhile."""
+    if run.is_lost and not connection.closed and not connection.invalidated:
+        connection.invalidate()
+    close_if_changed(connection)
+
+
+def _run_on(crew: Crew, run: Run, connection: Connection, pid: int) -> Outcome | None:
+    with run.on_backend(pid), connection.begin() as transaction:
+        verdict = run_with_session(crew, run, connection)
+        if verdict.keeps_writes:
+            return _complete(crew, run, connection, verdict.outcome)
+        transaction.rollback()
+        return verdict.outcome
+
+
+async def _run_async_on(
+    crew: Crew, run: Run, connection: "AsyncConnection", pid: int
+) -> Outcome | None:
     with run.on_backend(pid):
         async with connection.begin() as transaction:
             verdict = await _run_with_async_session(run, connection)
@@ -152,6 +168,9 @@ def _complete(crew: Crew, run: Run, connection: Connection, outcome: Outcome) ->
     """Settle in the transaction and commit it; what is returned is still to be settled."""
     transaction = connection.get_transaction()
     assert transaction is not None, "begun by the caller"
+    if run.is_lost:
+        transaction.rollback()  # it is being settled over the head of its thread
+        return None
     attempts = Attempts(connection, crew.presence.worker_id)
     try:
         execution.complete(connection, attempts, run.claimed, outcome, held=False)

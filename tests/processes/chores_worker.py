@@ -1,14 +1,17 @@
-"""One worker process: ``python chores_worker.py '{"mode": "lease", ...}'``.
+"""What a worker process of these tests runs.
 
 What is under ``"set"`` replaces constants of pgqueue, named ``module:NAME``, before it starts.
 """
 
+import atexit
 import importlib
-import json
 import logging
 import os
-import sys
+import threading
+from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 from chores import queue
 from sqlalchemy import create_engine
@@ -18,11 +21,24 @@ from pgqueue import Worker
 SPANS = ("poll_interval", "grace")
 
 
-def main(text: str) -> None:
+def run(environment: Mapping[str, str], log: Path, options: dict[str, Any]) -> None:
+    """Run a worker in this forked process, and end it as Python ends one it has started."""
+    os.environ.update(environment)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    try:
+        _work(options)
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]  # multiprocessing leaves out
+        atexit._run_exitfuncs()  # what an interpreter does at its end
+
+
+def _work(options: dict[str, Any]) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(threadName)s %(levelname)s %(message)s"
     )
-    options = json.loads(text)
+    queue.bind(os.environ["CHORES_URL"])
     for place, value in options.pop("set", {}).items():
         module, name = place.split(":")
         setattr(importlib.import_module(module), name, value)
@@ -36,7 +52,3 @@ def main(text: str) -> None:
         if name in options:
             options[name] = timedelta(seconds=options[name])
     Worker(queue, **options).run()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

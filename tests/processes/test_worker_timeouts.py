@@ -60,7 +60,9 @@ def test_a_job_that_timed_out_is_tried_again(
 
         rig.until_ended(job)
         assert (rig.outcome(job), rig.attempts(job)) == ("failed", 2)
-        assert rig.bad_attempts(job) == ["timeout", "timeout"]
+        # In transaction mode another may find the message first, and then cannot know why.
+        words = {"timeout"} if mode == "lease" else {"timeout", "crashed"}
+        assert set(rig.bad_attempts(job)) <= words
         assert len(rig.notes("start", job=job)) == 2
         _still_works(rig)
         assert rig.effects(job) == 0

@@ -1,10 +1,9 @@
 """Worker processes that a test starts, kills, stops and looks at from outside."""
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 import chores
+from chores_worker import run
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
@@ -19,7 +19,10 @@ from pgqueue import Violation
 
 T = TypeVar("T")
 
-PROGRAM = Path(__file__).with_name("chores_worker.py")
+FORKS = multiprocessing.get_context("forkserver")
+"""Workers are forked from a process that has imported everything and connected to nothing."""
+FORKS.set_forkserver_preload(["chores_worker"])
+
 PATIENCE = 30.0
 LOOK_EVERY = 0.004
 MODES = ("lease", "transaction")
@@ -35,33 +38,29 @@ class WorkerProgram:
         self.log = directory / f"{name}.log"
         own_url = make_url(url).update_query_dict({"application_name": name})
         environment = {
-            **os.environ,
             "CHORES_URL": own_url.render_as_string(hide_password=False),
             "CHORES_DIRECTORY": str(directory),
         }
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", str(PROGRAM), json.dumps(options)],
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
+        self.log.touch()
+        self._process = FORKS.Process(target=run, args=(environment, self.log, options))
+        self._process.start()
 
     @property
     def pid(self) -> int:
+        assert self._process.pid is not None, "started above"
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        return self._process.poll() is None
+        return self._process.is_alive()
 
     def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         """kill -9; returns when the process is gone."""
         self._process.kill()
-        self._process.wait(PATIENCE)
+        self._process.join(PATIENCE)
 
     def terminate(self, *, seconds: float = PATIENCE) -> int:
         """SIGTERM; returns the exit code."""
@@ -69,7 +68,9 @@ class WorkerProgram:
         return self.exit_code(seconds=seconds)
 
     def exit_code(self, *, seconds: float = PATIENCE) -> int:
-        return self._process.wait(seconds)
+        self._process.join(seconds)
+        assert self._process.exitcode is not None, f"{self.name} has not ended in {seconds} s"
+        return self._process.exitcode
 
 
 class Rig:
