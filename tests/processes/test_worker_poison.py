@@ -32,7 +32,7 @@ def test_a_poison_job_starts_max_attempts_times_and_its_neighbours_succeed(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batch", [1, 8])
-def test_a_poison_job_burns_its_neighbours_attempts_once_at_most(
+def test_a_poison_job_burns_the_attempts_of_those_claimed_with_it_once(
     database_url: str, tmp_path: Path, mode: str, batch: int
 ) -> None:
     if mode == "lease" and batch > 1:
@@ -54,7 +54,8 @@ def test_a_poison_job_burns_its_neighbours_attempts_once_at_most(
         assert deaths == 3
         assert crashed.pop(poison) == 3
         print(f"{len(crashed)} neighbours lost an attempt")
-        assert set(crashed.values()) <= {1}
+        # At each later death, the job before it may have run and not been settled yet.
+        assert sum(count - 1 for count in crashed.values()) <= 2
         assert {rig.outcome(job) for job in neighbours} == {"succeeded"}
         assert rig.check() == []
 

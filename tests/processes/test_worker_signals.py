@@ -21,15 +21,15 @@ def test_a_stopped_worker_loses_nothing_and_burns_no_attempt(
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(mode, concurrency=2, batch=10)
         with rig.session() as session:
-            ids = chores.brief.enqueue_many(session, [(1,)] * 3000)
+            ids = chores.brief.enqueue_many(session, [(1,)] * 1500)
             session.commit()
-        rig.until(lambda: rig.unfinished() < 2900)
+        rig.until(lambda: rig.unfinished() < 1450)
 
         code = worker.terminate()
 
         started = {note["job"] for note in rig.notes("start")}
         assert code == 0
-        assert 0 < rig.unfinished() < 3000
+        assert 0 < rig.unfinished() < 1500
         assert rig.scalar("SELECT count(*) FROM pgqueue.leases") == 0
         assert rig.scalar("SELECT count(*) FROM pgqueue.workers") == 0
         assert rig.scalar("SELECT sum(attempt) FROM pgqueue.message_queue") == 0
@@ -164,19 +164,19 @@ def test_workers_stopped_and_started_in_turn_burn_no_attempt(
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
-            chores.pay.options(max_attempts=1).enqueue_many(session, [(5,)] * 900)
+            chores.pay.options(max_attempts=1).enqueue_many(session, [(5,)] * 400)
             session.commit()
         alive = [rig.start(mode, concurrency=2) for _ in range(2)]
 
         codes = []
-        for left in (700, 400, 200):
+        for left in (320, 200, 100):
             rig.until(lambda left=left: rig.unfinished() <= left)  # type: ignore[misc]
             alive.append(rig.start(mode, concurrency=2, waits=False))
             codes.append(alive.pop(0).terminate())
 
         rig.until_ended()
         assert codes == [0] * 3
-        assert rig.outcomes() == {"succeeded": 900}
+        assert rig.outcomes() == {"succeeded": 400}
         assert rig.bad_attempts() == []
         assert rig.each_success_has_one_effect()
         assert rig.check() == []
