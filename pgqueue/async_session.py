@@ -101,4 +101,4 @@ def create_engine(url: URL) -> "AsyncEngine":
     """An async engine on psycopg, to be used by one event loop only."""
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    return create_async_engine(url.set(drivername="postgresql+psycopg"))
+    return create_async_engine(url.set(drivername="postgresql+psycopg"), max_overflow=1000)

@@ -24,7 +24,7 @@ from pgqueue.outcomes import (
     Snoozed,
     Succeeded,
 )
-from pgqueue.reports import report, storable_result
+from pgqueue.reports import report, storable_result, storable_words
 from pgqueue.repository import Attempts, Claimed
 from pgqueue.tasks import Task
 from pgqueue.unit_of_work import BEFORE_SETTLE
@@ -167,8 +167,8 @@ def _returned(task: Task[..., Any], returned: Any) -> Verdict:
 def _asked_for(wish: Cancel | Discard | Snooze) -> Outcome:
     match wish:
         case Cancel(reason=reason):
-            return Cancelled(reason)
+            return Cancelled(storable_words(reason))
         case Discard(reason=reason):
-            return Failed(ErrorReport("Discard", reason, ""), AttemptEnd.DISCARDED)
+            return Failed(ErrorReport("Discard", storable_words(reason), ""), AttemptEnd.DISCARDED)
         case Snooze(delay=delay):
             return Snoozed(delay)

@@ -1,7 +1,7 @@
 """Wake-ups.  They are hints: whoever misses one finds the message at the next poll."""
 
 import logging
-import select as sockets
+import selectors
 import socket
 import time
 from collections.abc import Iterator
@@ -79,8 +79,8 @@ class Listener:
         if self._is_connected():
             readable.append(driver_connection(self._connection))
         try:
-            ready, _, _ = sockets.select(readable, [], [], max(seconds, 0.0))
-        except (OSError, ValueError):
+            ready = _ready(readable, max(seconds, 0.0))
+        except (OSError, ValueError, psycopg.Error):
             self._disconnect()  # the server has closed the connection under us
             return set()
         if self._inbox in ready:
@@ -146,3 +146,11 @@ class Listener:
             self._inbox.recv(4096)
         except BlockingIOError:
             return
+
+
+def _ready(readable: list[Any], seconds: float) -> list[Any]:
+    """Like ``select.select``, which cannot take a file number over 1023."""
+    with selectors.DefaultSelector() as selector:
+        for file in readable:
+            selector.register(file, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(seconds)]

@@ -65,6 +65,11 @@ def storable_result(value: Any) -> Any:
     return kept
 
 
+def storable_words(words: object) -> str:
+    """What a handler says of its end, as text that can be stored, whatever it is."""
+    return _safely(lambda _: str(words), Exception(), MAX_MESSAGE_BYTES)
+
+
 def _type_name(error: BaseException) -> str:
     kind = type(error)
     module = kind.__module__

@@ -18,6 +18,8 @@ from pgqueue.worker.prefetch import STALE, Prefetch
 
 logger = logging.getLogger(__name__)
 
+OPEN_EVERY = 0.050
+"""Seconds between two claims for free slots, which alone bring the jobs that must not wait here."""
 RECONCILE_EVERY = 30.0
 
 
@@ -42,6 +44,7 @@ class Claimer(Loop):
         self._generation = 0
         self._reconciled_at = 0.0
         self._was_full = False
+        self._opened_at = float("-inf")
         self._ran = (0, 0.0)
         self.finished = Event()
 
@@ -58,7 +61,7 @@ class Claimer(Loop):
         bench.room.clear()
         free = bench.waiting - len(bench.heap)
         sweep = self._lookout.is_sweep_due(connection)
-        if free > 0 and (sweep or not self._was_full or not self._prefetch.ahead):
+        if free > 0 and (sweep or self._is_open()):
             self._claim(connection, limit=free, ahead=False, sweep=sweep)
             return
         ahead = self._prefetch.ahead
@@ -67,6 +70,12 @@ class Claimer(Loop):
             self._claim(connection, limit=ahead, ahead=True, sweep=False)
             return
         self._wait_for_room()
+
+    def _is_open(self) -> bool:
+        """Whether a free slot is offered to every job, also to one that must not wait here."""
+        if not self._was_full or not self._prefetch.ahead:
+            return True
+        return time.monotonic() - self._opened_at >= OPEN_EVERY
 
     def _claim(self, connection: Connection, *, limit: int, ahead: bool, sweep: bool) -> None:
         crew = self._crew
@@ -81,6 +90,8 @@ class Claimer(Loop):
             ahead=ahead,
         )
         self._was_full = claim.taken >= limit
+        if not ahead:
+            self._opened_at = time.monotonic()
         if crew.presence.worker_id != worker_id:
             return  # declared dead meanwhile: whoever did so rescues these as well
         if claim.rows:

@@ -75,6 +75,11 @@ class Run:
         with self._leaving:
             yield self.backend_pid
 
+    def begin(self) -> None:
+        """Its transactional handler is called now: what came before was no time of its own."""
+        self.has_begun = True
+        self.started_at = time.monotonic()
+
     def finish(self) -> bool:
         """Whether the caller is the one who decides how this attempt ended: the first who asks."""
         try:
@@ -98,8 +103,8 @@ class Run:
         blocks the loop, as a statement does in transaction mode.
         """
         timeout = self.task.settings.timeout
-        if timeout is None:
-            return False
+        if timeout is None or (self.task.is_transactional and not self.has_begun):
+            return False  # a handler that waits for its connection has not begun
         margin = CANCEL_WITHIN if self.task.is_async else 0.0
         return time.monotonic() - self.started_at > timeout.total_seconds() + margin
 

@@ -23,6 +23,8 @@ from pgqueue.worker.loops import Loop
 logger = logging.getLogger(__name__)
 
 BEAT = 0.5
+LAST_WORD = 5.0
+"""Seconds a worker that ends waits for a server that does not answer."""
 
 
 class Presence:
@@ -87,7 +89,7 @@ class Heartbeat(Loop):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join()
+        self.join(LAST_WORD)
 
     def _beat(self, connection: Connection) -> None:
         fleet, presence = Fleet(connection), self.presence

@@ -173,7 +173,7 @@ class HeldSlot(Loop):
         """Stamp, run and settle one job of the batch inside T."""
         claimed = self._turnstile.stamp(row)
         if claimed is None:
-            raise Stale
+            return  # another was first, or the job has ended: nothing of it has started here
         run = Run(claimed, self.crew.tasks[claimed.task])
         run.backend_pid = backend_pid(connection)
         done.append((run, Released()))

@@ -130,9 +130,9 @@ def _checked(
             raise OptionError(f"{option} is {value!r}; give a whole number from 1 to 1000")
     if mode not in list(Mode):
         raise OptionError(f"mode is {mode!r}; give one of {', '.join(Mode)}")
-    for option, span in (("poll_interval", poll_interval), ("grace", grace)):
-        if not isinstance(span, timedelta) or span < timedelta(0):
-            raise OptionError(f"{option} is {span!r}; give a timedelta of zero or more")
+    for option, span, least in (("poll_interval", poll_interval, 0.01), ("grace", grace, 0)):
+        if not isinstance(span, timedelta) or span.total_seconds() < least:
+            raise OptionError(f"{option} is {span!r}; give a timedelta of {least} seconds or more")
     return Plan(
         queues=tuple(dict.fromkeys(queues)),
         slots=concurrency,

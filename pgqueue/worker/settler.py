@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from pgqueue.outcomes import (
+    Cancelled,
     ErrorReport,
     Failed,
     Outcome,
@@ -133,4 +134,4 @@ def _bare(outcome: Outcome) -> Outcome:
         return Succeeded({"unserialisable_result": "the database refused it"})
     if isinstance(outcome, Retried | Failed):
         return replace(outcome, error=ErrorReport(outcome.error.type, "not storable", ""))
-    return outcome
+    return Cancelled("") if isinstance(outcome, Cancelled) else outcome

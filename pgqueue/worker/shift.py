@@ -11,7 +11,6 @@ from enum import StrEnum
 from threading import Event
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError
 
 from pgqueue import execution, schema
 from pgqueue.errors import TooManyStuck, WorkerBroken
@@ -25,7 +24,7 @@ from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.frontiers import Frontiers
 from pgqueue.worker.heartbeat import Heartbeat, Presence
 from pgqueue.worker.held import HeldSlot
-from pgqueue.worker.line import Line
+from pgqueue.worker.line import BROKEN, Line
 from pgqueue.worker.outside import end_transaction, settle_from_outside
 from pgqueue.worker.settler import Settler
 from pgqueue.worker.slots import Slot
@@ -211,8 +210,8 @@ class Shift:
                 return
             if run.backend_pid is not None:
                 end_transaction(self._crew, run)
-        except DBAPIError as failure:
-            logger.warning("job %s: %s", run.claimed.job_id, failure.orig)
+        except BROKEN as failure:
+            logger.warning("job %s: %s", run.claimed.job_id, failure)
         if self._leases:
             self._crew.bench.done(run.claimed, outcome)
 
@@ -223,7 +222,7 @@ class Shift:
         self._stopping.set()
         crew.listener.poke()
         if self._claimer.ident is not None:
-            self._claimer.join()
+            self._claimer.join(LAST_SETTLE)
         for claimed in crew.bench.drain():
             crew.bench.done(claimed, Released())
         crew.bench.close()
@@ -262,8 +261,8 @@ class Shift:
                     self._crew.bench.done(run.claimed, outcome)
                 else:
                     settle_from_outside(self._crew, run, outcome)
-            except DBAPIError as failure:
-                logger.warning("job %s: %s", run.claimed.job_id, failure.orig)
+            except BROKEN as failure:
+                logger.warning("job %s: %s", run.claimed.job_id, failure)
         self._close()
 
     def _close(self) -> None:

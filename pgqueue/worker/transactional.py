@@ -107,7 +107,7 @@ async def _run_async_on(
 def run_with_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
     """Run a handler with a Session inside the transaction of this connection."""
     with joined_session(crew.sessions, connection) as session:
-        run.has_begun = True
+        run.begin()
         verdict = execution.run(run.task, run.claimed, run.context(session))
         if verdict.keeps_writes:
             verdict = execution.finish(run.task, run.claimed, verdict, session.commit)
@@ -125,7 +125,7 @@ def run_with_async_session(run: Run, connection: Connection) -> Verdict:
 
 async def _run_with_async_session(run: Run, connection: "AsyncConnection | Connection") -> Verdict:
     async with async_session.joined_session(connection) as session:
-        run.has_begun = True
+        run.begin()
         verdict = await execution.run_async(run.task, run.claimed, run.context(session))
         if not verdict.keeps_writes:
             return verdict

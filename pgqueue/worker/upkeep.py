@@ -12,6 +12,8 @@ from pgqueue.worker.loops import Loop
 
 LOOK_EVERY = 0.25
 FORGET_EVERY = 3600.0
+LAST_LOOK = 5.0
+"""Seconds a worker that ends waits for a server that does not answer."""
 
 
 class Upkeep(Loop):
@@ -38,7 +40,7 @@ class Upkeep(Loop):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join()
+        self.join(LAST_LOOK)
 
     def _look(self, connection: Connection) -> None:
         if self._generation != self._line.generation:

@@ -69,9 +69,8 @@ class Workbench:
             heapq.heappush(self.heap, claimed)
             count += 1
         self.filled_at = time.monotonic()
-        if self.waiting:
-            with self._arrived:
-                self._arrived.notify(count)
+        with self._arrived:
+            self._arrived.notify(count)
 
     def take(self) -> Claimed | None:
         """The most urgent job; waits for one.  None when the worker stops."""

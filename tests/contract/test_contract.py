@@ -321,3 +321,29 @@ def test_an_operator_gives_an_id_and_not_a_job(queue: PgQueue) -> None:
 
         with pytest.raises(TypeError, match=r"give job\.id"):
             queue.cancel(session, job)  # type: ignore[arg-type]  # refused at run time too
+
+
+@pytest.mark.parametrize("mode", ["lease", "transaction"])
+@pytest.mark.parametrize("words", ["bad \x00", "lone \ud800", ValueError("no text")])
+def test_whatever_words_a_handler_ends_with_its_neighbours_end_too(
+    queue: PgQueue, words: str, mode: str
+) -> None:
+    @queue.task
+    def cancel() -> None:
+        raise Cancel(words)
+
+    @queue.task
+    def discard() -> None:
+        raise Discard(words)
+
+    @queue.task
+    def note(n: int) -> None: ...
+
+    with queue.session() as session, session.begin():
+        cancel.enqueue(session)
+        discard.enqueue(session)
+        note.enqueue_many(session, [(n,) for n in range(5)])
+
+    counts = Worker(queue, mode=mode).run_until_empty(timeout=20)
+
+    assert counts == {"cancelled": 1, "failed": 1, "succeeded": 5}
