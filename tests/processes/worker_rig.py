@@ -55,11 +55,14 @@ class WorkerProgram:
         return self._process.is_alive()
 
     def send(self, number: signal.Signals) -> None:
+        # Whoever has ended has been waited for, and its number may be another's by now.
+        assert self.is_running, f"{self.name} has ended before it could be sent {number!r}"
         os.kill(self.pid, number)
 
     def kill(self) -> None:
         """kill -9; returns when the process is gone."""
-        self._process.kill()
+        if self.is_running:
+            self._process.kill()
         self._process.join(PATIENCE)
 
     def terminate(self, *, seconds: float = PATIENCE) -> int:
