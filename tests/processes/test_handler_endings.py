@@ -51,29 +51,38 @@ ENDINGS: dict[str, tuple[Callable[[], Any], str, str | None, bool]] = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("kind", ["sync", "async", "plain", "plain-async"])
-def test_a_job_ends_as_its_handler_says(queue: PgQueue, mode: str, kind: str, ending: str) -> None:
-    say, outcome, recorded, keeps = ENDINGS[ending]
-    task = _task(queue, kind, say)
+def test_a_job_ends_as_its_handler_says(queue: PgQueue, mode: str, kind: str) -> None:
     with queue.session() as session:
-        job = task.enqueue(session).id
+        jobs = {
+            ending: _task(queue, kind, say, name=f"{kind}-{number}").enqueue(session).id
+            for number, (ending, (say, *_)) in enumerate(ENDINGS.items())
+        }
         neighbour = _neighbour(queue).enqueue(session).id
         session.commit()
 
     counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
 
     with queue.session() as session:
-        ended = session.get_one(Job, job)
-        attempts = session.scalars(text("SELECT outcome FROM pgqueue.job_attempts")).all()
-        words = session.scalars(text("SELECT word FROM written")).all()
-        assert ended.outcome == outcome
-        assert ended.attempts == 1
-        assert attempts == ([recorded] if recorded else [])
-        assert ended.result == ({"answer": 42} if ending == "returns" else None)
-        assert words == (["mine"] if keeps and "plain" not in kind else [])
+        found = {}
+        for ending, job in jobs.items():
+            ended = session.get_one(Job, job)
+            recorded = "SELECT outcome FROM pgqueue.job_attempts WHERE job_id = :job"
+            written = "SELECT count(*) FROM written WHERE word = :word"
+            found[ending] = (
+                ended.outcome,
+                session.scalar(text(recorded), {"job": job}),
+                bool(session.scalar(text(written), {"word": str(job)})),
+            )
+            assert ended.attempts == 1
+            assert ended.result == ({"answer": 42} if ending == "returns" else None)
+        keeps = "plain" not in kind
+        assert found == {
+            ending: (outcome, recorded, kept and keeps)
+            for ending, (_, outcome, recorded, kept) in ENDINGS.items()
+        }
         assert session.get_one(Job, neighbour).outcome == "succeeded"
-        assert sum(counts.values()) == 2
+        assert sum(counts.values()) == len(jobs) + 1
         assert queue.check(session) == []
 
 
@@ -108,7 +117,7 @@ def test_a_snooze_costs_no_attempt(queue: PgQueue, mode: str, kind: str, returne
         assert counts == {"snoozed": 2, "succeeded": 1}
         assert (ended.outcome, ended.attempts, ended.snoozes) == ("succeeded", 1, 2)
         times = 0 if "plain" in kind else 3 if returned else 1
-        assert words == ["mine"] * times
+        assert words == [str(job)] * times
         assert queue.check(session) == []
 
 
@@ -212,35 +221,35 @@ def _neighbour(queue: PgQueue) -> Any:
     return neighbour
 
 
-def _task(queue: PgQueue, kind: str, say: Callable[[], Any]) -> Any:
-    """A task that writes if it has a session, and then ends as it is told."""
+def _task(queue: PgQueue, kind: str, say: Callable[[], Any], *, name: str = "task") -> Any:
+    """A task that writes its id if it has a session, and then ends as it is told."""
     never = Retry.never()
 
     if kind == "sync":
 
-        @queue.task(name=kind, retry=never)
+        @queue.task(name=name, retry=never)
         def writing(session: Session, ctx: JobContext) -> Any:
-            session.execute(WRITE, {"word": "mine"})
+            session.execute(WRITE, {"word": str(ctx.job_id)})
             return say()
 
         return writing
     if kind == "async":
 
-        @queue.task(name=kind, retry=never)
+        @queue.task(name=name, retry=never)
         async def async_writing(session: AsyncSession, ctx: JobContext) -> Any:
-            await session.execute(WRITE, {"word": "mine"})
+            await session.execute(WRITE, {"word": str(ctx.job_id)})
             return say()
 
         return async_writing
     if kind == "plain":
 
-        @queue.task(name=kind, retry=never)
+        @queue.task(name=name, retry=never)
         def plain() -> Any:
             return say()
 
         return plain
 
-    @queue.task(name=kind, retry=never)
+    @queue.task(name=name, retry=never)
     async def async_plain() -> Any:
         return say()
 

@@ -78,7 +78,7 @@ def test_a_zombie_settles_nothing_while_its_job_runs_elsewhere(
     database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        zombie = rig.start(**HASTY)
+        zombie = rig.start()  # in no haste to judge the other
         with rig.session() as session:
             jobs = [chores.wait_and_pay.enqueue(session, "first").id for _ in range(2)]
             jobs += [chores.wait.enqueue(session, "first").id for _ in range(2)]
