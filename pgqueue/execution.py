@@ -27,7 +27,7 @@ from pgqueue.outcomes import (
 from pgqueue.reports import report, storable_result, storable_words
 from pgqueue.repository import Attempts, Claimed
 from pgqueue.tasks import Task
-from pgqueue.unit_of_work import BEFORE_SETTLE
+from pgqueue.unit_of_work import BEFORE_SETTLE, BEFORE_SETTLE_IN_BATCH
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def complete(
 
     Deferred constraints are checked first, so that what would fail the COMMIT fails the handler.
     """
-    connection.exec_driver_sql(BEFORE_SETTLE)
+    connection.exec_driver_sql(BEFORE_SETTLE_IN_BATCH if held else BEFORE_SETTLE)
     settled = attempts.settle([(claimed, outcome)], held=held)
     if not settled:
         raise Stale

@@ -150,10 +150,18 @@ class Task(Generic[P, R]):
                 ids += repository.enqueue_chunk(self._new, documents=text)
             return ids
         keys = [self._key(values) for values in bound]
-        for chunk in chunks:
-            its_keys = keys[len(ids) : len(ids) + len(chunk)]
-            ids += repository.enqueue_unique_chunk(self._new, payloads=chunk, keys=its_keys)
-        return ids
+        # In the order of the keys, over all chunks: two callers in opposite orders would deadlock.
+        order = sorted(range(len(keys)), key=lambda index: keys[index] or "")
+        found: dict[int, int] = {}
+        for start in starts:
+            part = order[start : start + CHUNK]
+            ids = repository.enqueue_unique_chunk(
+                self._new,
+                payloads=[encoded[index] for index in part],
+                keys=[keys[index] for index in part],
+            )
+            found.update(zip(part, ids, strict=True))
+        return [found[index] for index in range(len(keys))]
 
     async def enqueue_many_async(
         self,

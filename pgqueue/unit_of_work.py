@@ -74,6 +74,11 @@ LOCAL = {
 PLAN_BY_KEY = "; ".join(f"SET LOCAL {name} = {value}" for name, value in LOCAL.items())
 BEFORE_SETTLE = f"SET CONSTRAINTS ALL IMMEDIATE; {PLAN_BY_KEY}"
 """At the end of a handler's transaction: what would fail its COMMIT fails now."""
+BEFORE_SETTLE_IN_BATCH = (
+    "SAVEPOINT checked; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO SAVEPOINT checked; "
+    f"RELEASE SAVEPOINT checked; {PLAN_BY_KEY}"
+)
+"""The same where other handlers follow in the transaction: their constraints stay deferred."""
 
 NOTIFY_AT_FLUSH = "pgqueue.notify_at_flush"
 
