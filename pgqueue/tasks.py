@@ -137,31 +137,18 @@ class Task(Generic[P, R]):
         target = sync_session(session, f"task {self.name}")
         bound = [self._bound(row, index) for index, row in enumerate(rows)]
         encoded = self.payload.encode_many(bound)
-        starts = range(0, len(encoded), CHUNK)
-        chunks = [encoded[start : start + CHUNK] for start in starts]
+        # Every text before the first statement: a row that cannot be written loses nothing.
         texts = [
-            self.payload.dumps_many(chunk, first_index=start)
-            for start, chunk in zip(starts, chunks, strict=True)
+            self.payload.dumps_many(encoded[start : start + CHUNK], first_index=start)
+            for start in range(0, len(encoded), CHUNK)
         ]
         repository = Jobs(target.connection(bind_arguments={"mapper": Job}))
+        if self._options.unique_key is not None:
+            return self._enqueue_unique(repository, encoded, [self._key(row) for row in bound])
         ids: list[int] = []
-        if self._options.unique_key is None:
-            for text in texts:
-                ids += repository.enqueue_chunk(self._new, documents=text)
-            return ids
-        keys = [self._key(values) for values in bound]
-        # In the order of the keys, over all chunks: two callers in opposite orders would deadlock.
-        order = sorted(range(len(keys)), key=lambda index: keys[index] or "")
-        found: dict[int, int] = {}
-        for start in starts:
-            part = order[start : start + CHUNK]
-            ids = repository.enqueue_unique_chunk(
-                self._new,
-                payloads=[encoded[index] for index in part],
-                keys=[keys[index] for index in part],
-            )
-            found.update(zip(part, ids, strict=True))
-        return [found[index] for index in range(len(keys))]
+        for text in texts:
+            ids += repository.enqueue_chunk(self._new, documents=text)
+        return ids
 
     async def enqueue_many_async(
         self,
@@ -258,6 +245,22 @@ class Task(Generic[P, R]):
             f"task {self.name}: row {index} of enqueue_many is {type(row).__name__}; give a tuple "
             "of positional arguments, as (7,), or a dict of arguments by name"
         )
+
+    def _enqueue_unique(
+        self, repository: Jobs, encoded: list[dict[str, Any]], keys: list[str | None]
+    ) -> list[int]:
+        # In the order of the keys, over all chunks: two callers in opposite orders would deadlock.
+        order = sorted(range(len(keys)), key=lambda index: keys[index] or "")
+        found: dict[int, int] = {}
+        for start in range(0, len(order), CHUNK):
+            part = order[start : start + CHUNK]
+            ids = repository.enqueue_unique_chunk(
+                self._new,
+                payloads=[encoded[index] for index in part],
+                keys=[keys[index] for index in part],
+            )
+            found.update(zip(part, ids, strict=True))
+        return [found[index] for index in range(len(keys))]
 
     def _loaded_job(self, found: Enqueued, args: dict[str, Any], key: str | None) -> Job:
         return loaded_job(
