@@ -162,7 +162,7 @@ class Jobs:
         waits = self._run(operating.delete_messages(), job_id).all() != []
         if waits:
             self._run(operating.delete_left_lease(), job_id)
-        elif job.leased:
+        elif job.leased or self._run(operating.is_held_here(), job_id).scalar():
             self._run(operating.request_cancel(), job_id)
             return Change.CANCEL_REQUESTED
         self._run(operating.cancel_job(), job_id)

@@ -47,20 +47,18 @@ def invariant_violations() -> Executable:
 
 
 def _of_unfinished_jobs() -> list[Select[*tuple[Any, ...]]]:
-    messages = select(message_queue.c.target_id)
-    lost = and_(
-        jobs.c.outcome.is_(None),
-        jobs.c.id.not_in(messages),
-        jobs.c.id.not_in(select(leases.c.target_id)),
-    )
+    # A difference of sets: whatever the statistics say, it takes one pass over each table.
+    # NOT IN would look through all messages for each job, once they do not fit into work_mem.
+    runnable = union_all(select(message_queue.c.target_id), select(leases.c.target_id))
+    lost = select(jobs.c.id).where(jobs.c.outcome.is_(None)).except_(runnable).subquery("lost")
     overrun = jobs.c.attempts > jobs.c.max_attempts
     return [
         _broken(
             "an unfinished job has a message or a lease",
-            jobs.c.id,
+            lost.c.id,
             literal("it has neither, so no worker will ever run it"),
-            jobs,
             lost,
+            literal_column("true"),
         ),
         _broken(
             "attempts never exceed max_attempts",

@@ -4,6 +4,7 @@ from functools import cache
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     ColumnElement,
     Executable,
     Text,
@@ -13,6 +14,8 @@ from sqlalchemy import (
     exists,
     func,
     insert,
+    literal_column,
+    not_,
     null,
     select,
     update,
@@ -36,6 +39,9 @@ from pgqueue.statements.tables import (
 )
 
 JOB = bindparam("job_id", type_=BigInteger)
+HELD_HERE = literal_column("xmax = pg_current_xact_id()::xid", Boolean)
+"""A message that this very transaction has locked: xmax names who locked or deleted a row last.
+https://www.postgresql.org/docs/current/ddl-system-columns.html"""
 
 
 @cache
@@ -55,11 +61,14 @@ def lock_job() -> Executable:
 
 @cache
 def delete_messages() -> Executable:
-    """Delete the messages of a job that nobody is claiming.  Never waits for a handler."""
+    """Delete the messages of a job that nobody holds.  Never waits for a handler.
+
+    The transaction of a handler holds the message of its own job: SKIP LOCKED would not skip it.
+    """
     message = (
         select(CTID)
         .select_from(message_queue)
-        .where(stands_at_place_of(JOB))
+        .where(stands_at_place_of(JOB), not_(HELD_HERE))
         .with_for_update(skip_locked=True)
     )
     return (
@@ -67,6 +76,12 @@ def delete_messages() -> Executable:
         .where(any_(func.array(message.scalar_subquery())) == CTID)
         .returning(message_queue.c.id)
     )
+
+
+@cache
+def is_held_here() -> Executable:
+    """Whether the asking transaction itself holds the job's message, to run it."""
+    return select(exists().where(stands_at_place_of(JOB), HELD_HERE))
 
 
 @cache

@@ -4,11 +4,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from logical import ERROR, LogicalWorker, crew, declare_dead, enqueue, violations, worker_settings
+from logical import (
+    ERROR,
+    LogicalWorker,
+    crew,
+    declare_dead,
+    enqueue,
+    enqueue_many,
+    violations,
+    worker_settings,
+)
 from sqlalchemy import Engine, text
 
 from pgqueue import PgQueue
 from pgqueue.outcomes import Failed, Outcome, Succeeded
+from pgqueue.statements import checking
 
 
 @pytest.fixture
@@ -174,3 +184,14 @@ def test_what_is_left_of_ended_jobs_is_no_damage(engine: Engine, worker: Logical
     worker.transaction.rollback()
 
     assert violations(engine) == []
+
+
+def test_a_check_takes_one_pass_over_each_table_however_large_it_is(engine: Engine) -> None:
+    with engine.begin() as connection:
+        enqueue_many(connection, 20_000)
+        connection.execute(text("ANALYZE pgqueue.jobs"))  # and message_queue left as it was
+        connection.execute(text("SET LOCAL work_mem = '64kB'"))
+        # NOT IN would compare each job with every message: 200 million times here.
+        connection.execute(text("SET LOCAL statement_timeout = '10s'"))
+
+        assert connection.execute(checking.invariant_violations()).all() == []

@@ -144,6 +144,14 @@ async def heed_async(ctx: JobContext) -> None:
     note("cancelled", ctx)
 
 
+@queue.task(retry=AT_ONCE)
+def cancel_from_within(session: Session, ctx: JobContext, other: int | None = None) -> None:
+    """Cancels its own job, or another, in its own transaction."""
+    note("start", ctx)
+    session.execute(EFFECT, effect(ctx))
+    note("change", ctx, change=queue.cancel(session, other or ctx.job_id))
+
+
 @queue.task(retry=AT_ONCE, max_attempts=3)
 def poison(ctx: JobContext) -> None:
     note("start", ctx)

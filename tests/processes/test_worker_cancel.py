@@ -118,3 +118,41 @@ def test_a_cancelled_and_requeued_job_is_not_ended_by_its_old_run(
         rig.until_ended()
         assert rig.outcomes() == {"succeeded": 7}
         assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_handler_may_cancel_its_own_job_in_its_own_transaction(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(mode)
+        with rig.session() as session:
+            job = chores.cancel_from_within.enqueue(session).id
+            session.commit()
+
+        rig.until_ended(job)
+
+        assert rig.outcome(job) == "cancelled"
+        assert [note["change"] for note in rig.notes("change")] == [Change.CANCEL_REQUESTED]
+        assert rig.effects() == 0
+        assert rig.check() == []
+
+
+def test_a_handler_may_cancel_a_later_job_of_its_own_batch(
+    database_url: str, tmp_path: Path
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        with rig.session() as session:
+            last = chores.pay.options(priority=9)
+            victim, bystander = (last.enqueue(session).id for _ in range(2))
+            first = chores.cancel_from_within.enqueue(session, victim).id
+            session.commit()
+
+        rig.start("transaction", concurrency=1, batch=3)
+
+        rig.until_ended()
+        outcomes = [rig.outcome(job) for job in (first, victim, bystander)]
+        assert outcomes == ["succeeded", "cancelled", "succeeded"]
+        assert rig.effects() == 2
+        assert len(rig.notes("start", job=first)) == 1
+        assert rig.check() == []
