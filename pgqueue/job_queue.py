@@ -164,7 +164,7 @@ class PgQueue:
         worker was about to start it.  Raises JobNotFound, and DuplicateJob when another
         unfinished job has taken its unique key.
         """
-        return Jobs(_executor(session)).requeue(_checked_id(job_id))
+        return Jobs(_executor(session)).requeue(_checked_id(job_id), notify=self.notify)
 
     def pause(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
         """Have all workers pass a queue by, within a second; enqueuing goes on."""

@@ -72,15 +72,15 @@ class Fleet:
         rows = self._executor.execute(presence.leases_of(), {"worker_id": worker_id})
         return [(row[0], row[1], row[2]) for row in rows]
 
-    def holds(self, worker_id: UUID, claimed: Claimed) -> bool:
-        """Whether a worker still holds the lease of an attempt."""
+    def has_settled(self, worker_id: UUID, claimed: Claimed) -> bool:
+        """Whether a worker's settle of an attempt was committed."""
         fence = {
             "job_id": claimed.job_id,
             "message_id": claimed.message_id,
             "attempt": claimed.attempt,
             "worker_id": worker_id,
         }
-        return bool(self._executor.execute(presence.holds_lease(), fence).scalar())
+        return bool(self._executor.execute(presence.was_settled(), fence).scalar())
 
     def backend_lives(self, pid: int) -> bool:
         return bool(self._executor.execute(presence.backend_lives(), {"pid": pid}).scalar())

@@ -168,7 +168,7 @@ class Jobs:
         self._run(operating.cancel_job(), job_id)
         return Change.CANCELLED
 
-    def requeue(self, job_id: int) -> Change:
+    def requeue(self, job_id: int, *, notify: bool) -> Change:
         """Put a failed or cancelled job back as if new; its old attempts stay on record."""
         # Leases before jobs, as everywhere: a late settle of this job takes them in that order.
         self._run(operating.delete_lease_of_ended_job(), job_id)
@@ -184,7 +184,7 @@ class Jobs:
         def requeue() -> None:
             # A savepoint: a taken key must leave the caller's transaction as it was.
             with self._executor.begin_nested():
-                self._run(operating.requeue_job(), job_id)
+                self._run(operating.requeue_job(notify=notify), job_id)
 
         raising_duplicate(requeue, job_id, job.unique_key)
         return Change.REQUEUED

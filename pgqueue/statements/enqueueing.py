@@ -58,7 +58,7 @@ def enqueue_job(*, start: Start, unique: bool, notify: bool) -> Executable:
         values["unique_key"] = bindparam("unique_key", type_=Text)
         values["held_unique_key"] = bindparam("unique_key", type_=Text)
     job = _unless_taken(insert_or_skip(jobs).values(values), unique)
-    message = _message_of(job).cte("message")
+    message = message_of(job).cte("message")
     woken = wake_up_call() if notify else true()
     return select(job.c.id, job.c.run_at, job.c.created_at, woken).select_from(job).add_cte(message)
 
@@ -104,7 +104,7 @@ def dispatch_flushed_job(*, unique: bool, notify: bool) -> Executable:
     else:
         job = select(jobs).where(this_job).cte("job")
     woken = wake_up_call() if notify else true()
-    return select(woken).select_from(job).add_cte(_message_of(job).cte("message"))
+    return select(woken).select_from(job).add_cte(message_of(job).cte("message"))
 
 
 def start_time(start: Start) -> ColumnElement[Any]:
@@ -132,7 +132,7 @@ def _enqueue_from(
     woken = wake_up_call() if notify else true()
     # An uncorrelated sub-select is evaluated once, however many jobs there are.
     return select(job.c.id, job.c.held_unique_key, select(woken).scalar_subquery()).add_cte(
-        _message_of(job).cte("message")
+        message_of(job).cte("message")
     )
 
 
@@ -155,7 +155,7 @@ def _unless_taken(job: Any, unique: bool) -> CTE:
     return cte
 
 
-def _message_of(job: CTE) -> Any:
+def message_of(job: CTE) -> Any:
     """The message comes from the job's own row, never from the caller: they cannot differ."""
     rows = select(
         job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task, job.c.max_attempts == 1

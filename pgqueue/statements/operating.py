@@ -13,16 +13,17 @@ from sqlalchemy import (
     delete,
     exists,
     func,
-    insert,
     literal_column,
     not_,
     null,
     select,
+    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
 from pgqueue.models import Job
+from pgqueue.statements.enqueueing import message_of
 from pgqueue.statements.tables import (
     CANCELLED,
     CTID,
@@ -33,10 +34,10 @@ from pgqueue.statements.tables import (
     jobs,
     leases,
     message_queue,
-    notify,
     queues,
     stands_at_place_of,
 )
+from pgqueue.statements.tables import notify as tell
 
 JOB = bindparam("job_id", type_=BigInteger)
 HELD_HERE = literal_column("xmax = pg_current_xact_id()::xid", Boolean)
@@ -144,7 +145,7 @@ def cancel_job() -> Executable:
 
 
 @cache
-def requeue_job() -> Executable:
+def requeue_job(*, notify: bool) -> Executable:
     """Put a failed or cancelled job back, as new, with its unique key."""
     job = (
         update(jobs)
@@ -163,13 +164,10 @@ def requeue_job() -> Executable:
         .returning(jobs)
         .cte("job")
     )
-    rows = select(
-        job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task, job.c.max_attempts == 1
-    )
-    columns = ["queue", "priority", "run_at", "target_id", "task", "alone"]
-    message = insert(message_queue).from_select(columns, rows).cte("message")
+    message = message_of(job).cte("message")
     letter = delete(dead_letters).where(dead_letters.c.job_id.in_(select(job.c.id))).cte("letter")
-    return select(job.c.id, notify("rewind")).add_cte(message).add_cte(letter)
+    woken = tell("rewind") if notify else true()
+    return select(job.c.id, woken).add_cte(message).add_cte(letter)
 
 
 @cache

@@ -11,8 +11,10 @@ from sqlalchemy import (
     Integer,
     SmallInteger,
     String,
+    Table,
     Text,
     Uuid,
+    and_,
     any_,
     bindparam,
     cast,
@@ -29,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
-from pgqueue.statements.tables import clock, jobs, leases, queues, workers
+from pgqueue.statements.tables import clock, job_attempts, jobs, leases, queues, workers
 
 WORKER = bindparam("worker_id", type_=Uuid)
 
@@ -116,15 +118,23 @@ def leases_of() -> Executable:
 
 
 @cache
-def holds_lease() -> Executable:
-    """Whether a worker still holds the lease of one attempt."""
-    lease = exists().where(
-        leases.c.target_id == bindparam("job_id", type_=BigInteger),
-        leases.c.message_id == bindparam("message_id", type_=BigInteger),
-        leases.c.attempt == bindparam("attempt", type_=SmallInteger),
-        leases.c.worker_id == WORKER,
+def was_settled() -> Executable:
+    """Whether a worker has settled an attempt: its lease is gone, and nobody rescued it."""
+    leased = exists().where(_is_the_attempt(leases, leases.c.target_id))
+    crashed = exists().where(
+        _is_the_attempt(job_attempts, job_attempts.c.job_id),
+        job_attempts.c.outcome == literal_column("'crashed'"),
     )
-    return select(lease)
+    return select(~leased & ~crashed)
+
+
+def _is_the_attempt(source: Table, job_id: ColumnElement[Any]) -> ColumnElement[bool]:
+    return and_(
+        job_id == bindparam("job_id", type_=BigInteger),
+        source.c.message_id == bindparam("message_id", type_=BigInteger),
+        source.c.attempt == bindparam("attempt", type_=SmallInteger),
+        source.c.worker_id == WORKER,
+    )
 
 
 @cache

@@ -8,12 +8,14 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     DateTime,
     Executable,
     Integer,
     Select,
     Text,
     Uuid,
+    and_,
     bindparam,
     cast,
     delete,
@@ -63,22 +65,7 @@ def rescue_leases() -> Executable:
     A lease that another rescuer works on is passed by.  Held leases are left alone: their
     messages come back by themselves when the server ends the transaction.
     """
-    orphan = _orphans(~leases.c.held).limit(LIMIT).cte("orphan")
-    lease = (
-        delete(leases)
-        .where(leases.c.target_id == orphan.c.target_id)
-        .returning(
-            leases.c.target_id,
-            leases.c.message_id,
-            leases.c.attempt,
-            (leases.c.crashes + 1).label("crashes"),
-            leases.c.worker_id,
-            leases.c.started_at,
-            *_crashed(),
-        )
-        .cte("lease")
-    )
-    return write_verdicts(lease)
+    return _rescue(~leases.c.held)
 
 
 @cache
@@ -88,13 +75,14 @@ def rescue_lost_messages() -> Executable:
     The lease is locked first and its message looked for again, so a transaction that ended
     meanwhile is not taken for damage.
     """
-    orphan = _orphans(leases.c.held).limit(LIMIT).cte("orphan")
+    return _rescue(and_(leases.c.held, ~exists().where(stands_at_place_of(leases.c.target_id))))
+
+
+def _rescue(condition: ColumnElement[bool]) -> Executable:
+    orphan = _orphans(condition).limit(LIMIT).cte("orphan")
     lease = (
         delete(leases)
-        .where(
-            leases.c.target_id == orphan.c.target_id,
-            ~exists().where(stands_at_place_of(leases.c.target_id)),
-        )
+        .where(leases.c.target_id == orphan.c.target_id, condition)
         .returning(
             leases.c.target_id,
             leases.c.message_id,

@@ -152,10 +152,11 @@ class Claimer(Loop):
         """Give back leases this process does not know: a claim whose answer was lost."""
         crew = self._crew
         self._reconciled_at = time.monotonic()
+        # Those that are settled during the query are in its answer, and no longer in flight.
+        known = {(one.message_id, one.attempt) for one in list(crew.bench.in_flight.values())}
         held = Fleet(connection).leases_of(crew.presence.worker_id)
         for job_id, message_id, attempt in held:
-            known = crew.bench.in_flight.get(message_id)
-            if known is None or known.attempt != attempt:
+            if (message_id, attempt) not in known:
                 logger.warning("job %s: giving back a lease whose claim was lost", job_id)
                 lost = Claimed(0, "", message_id, job_id, "", "", "", 1, attempt, 0)
                 crew.bench.done(lost, Released())

@@ -102,7 +102,6 @@ class Heartbeat(Loop):
                 queues=presence.queues,
                 slots=presence.slots,
             )
-            self.registered.set()
         if self._locked_on != self._line.generation and fleet.lock_presence(presence.worker_id):
             self._locked_on = self._line.generation
         paused = fleet.beat(presence.worker_id)
@@ -111,6 +110,7 @@ class Heartbeat(Loop):
             return
         presence.paused = paused
         presence.acknowledged(sent_at=sent_at)
+        self.registered.set()  # and not before: a worker must not claim from a paused queue
         if running := self._running():
             self._on_cancel(fleet.cancel_requests(running))
 

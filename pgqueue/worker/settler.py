@@ -66,7 +66,7 @@ class Settler(Loop):
                 if self._stop_when_done.is_set():
                     break
                 continue
-            self._settle_surely(batch)
+            self._settle(batch)
         self._line.close()
 
     def finish(self, *, seconds: float) -> None:
@@ -76,29 +76,35 @@ class Settler(Loop):
         self.join(seconds)
         self._gave_up.set()
 
-    def _settle_surely(self, batch: list[Settlement]) -> None:
-        while not self._gave_up.is_set():
-            if self._line.attempt(lambda connection: self._settle(connection, batch)):
-                return
-
-    def _settle(self, connection: Connection, batch: list[Settlement]) -> bool:
-        attempts = Attempts(connection, self._presence.worker_id)
+    def _settle(self, batch: list[Settlement]) -> None:
         plain = [item for item in batch if _is_plain_success(item[1])]
         others = [item for item in batch if not _is_plain_success(item[1])]
         if plain:
-            # Ascending ids everywhere: two settles in opposite orders would deadlock.
-            successes = sorted((claimed for claimed, _ in plain), key=_job_id)
-            exceptions = attempts.settle_succeeded(successes)
-            self._bench.settled(plain, exceptions)
+            self._surely(lambda connection: self._settle_plain(connection, plain))
         if others:
-            settled = self._settle_others(attempts, others)
-            if any(_keeps_its_place(outcome) for _, outcome in others):
-                connection.execute(select(notify("rewind")))
-            self._bench.settled(others, settled)
-            self._wake(others)
+            self._surely(lambda connection: self._settle_others(connection, others))
+
+    def _surely(self, settle: Callable[[Connection], bool]) -> None:
+        while not self._gave_up.is_set():
+            if self._line.attempt(settle):
+                return
+
+    def _settle_plain(self, connection: Connection, batch: list[Settlement]) -> bool:
+        # Ascending ids everywhere: two settles in opposite orders would deadlock.
+        successes = sorted((claimed for claimed, _ in batch), key=_job_id)
+        exceptions = Attempts(connection, self._presence.worker_id).settle_succeeded(successes)
+        self._bench.settled(batch, exceptions)
         return True
 
-    def _settle_others(self, attempts: Attempts, batch: list[Settlement]) -> list[Settled]:
+    def _settle_others(self, connection: Connection, batch: list[Settlement]) -> bool:
+        settled = self._settle_storable(Attempts(connection, self._presence.worker_id), batch)
+        if any(_keeps_its_place(outcome) for _, outcome in batch):
+            connection.execute(select(notify("rewind")))
+        self._bench.settled(batch, settled)
+        self._wake(batch)
+        return True
+
+    def _settle_storable(self, attempts: Attempts, batch: list[Settlement]) -> list[Settled]:
         try:
             return attempts.settle(batch)
         except OperationalError:
@@ -108,7 +114,7 @@ class Settler(Loop):
             if len(batch) == 1:
                 logger.exception("job %s: storing its outcome without details", batch[0][0].job_id)
                 return attempts.settle([(batch[0][0], _bare(batch[0][1]))])
-        return [row for item in batch for row in self._settle_others(attempts, [item])]
+        return [row for item in batch for row in self._settle_storable(attempts, [item])]
 
     def _wake(self, batch: list[Settlement]) -> None:
         behind = any(_keeps_its_place(outcome) for _, outcome in batch)

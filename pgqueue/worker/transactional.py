@@ -18,9 +18,11 @@ from pgqueue.execution import CancelWins, Stale, Verdict
 from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
+    NETWORK,
     backend_pid,
     close_if_changed,
     joined_session,
+    own_connection,
 )
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.workbench import STALE, WORDS
@@ -154,10 +156,10 @@ def was_committed(crew: Crew, run: Run, pid: int) -> bool | None:
     deadline = time.monotonic() + LOOK_FOR
     while time.monotonic() < deadline:
         try:
-            with crew.engine.connect() as connection:
+            with own_connection(crew.engine, NETWORK) as connection:
                 fleet = Fleet(connection)
                 if not fleet.backend_lives(pid):
-                    return not fleet.holds(crew.presence.worker_id, run.claimed)
+                    return fleet.has_settled(crew.presence.worker_id, run.claimed)
         except DBAPIError:
             logger.info("job %s: asking again whether it was committed", run.claimed.job_id)
         crew.stopping.wait(LOOK_EVERY) if not crew.stopping.is_set() else time.sleep(LOOK_EVERY)

@@ -31,6 +31,8 @@ from pgqueue import (
 )
 from pgqueue.outcomes import Cancelled, Failed, Retried, Succeeded
 from pgqueue.repository import Claimed
+from pgqueue.statements.tables import CHANNEL
+from pgqueue.unit_of_work import driver_connection
 
 queue = PgQueue()
 
@@ -252,6 +254,22 @@ class TestRequeue:
 
         assert status_of(engine, job_id) is status
         assert violations(engine) == sound
+
+    @pytest.mark.parametrize("notify", [True, False])
+    def test_the_sleepers_are_told_unless_the_application_does_without(
+        self, engine: Engine, worker: LogicalWorker, notify: bool
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection, max_attempts=1)
+        failed(worker, engine, job_id)
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listening:
+            listening.exec_driver_sql(f"LISTEN {CHANNEL}")
+
+            with engine.begin() as connection:
+                PgQueue(notify=notify).requeue(connection, job_id)
+
+            heard = driver_connection(listening).notifies(timeout=0.2, stop_after=1)
+            assert [word.payload for word in heard] == ["rewind"] * notify
 
     def test_the_job_is_as_new_and_its_old_attempts_stay_on_record(
         self, engine: Engine, worker: LogicalWorker

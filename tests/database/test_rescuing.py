@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from logical import (
     ERROR,
+    LogicalWorker,
     crew,
     declare_dead,
     enqueue,
@@ -23,7 +24,8 @@ from sqlalchemy.orm import Session
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, MessageQueue, PgQueue
 from pgqueue.maintenance import Witness, rescue_dead
 from pgqueue.outcomes import Retried, Succeeded
-from pgqueue.repository import Fleet
+from pgqueue.repository import Claimed, Fleet
+from pgqueue.statements import rescuing
 
 
 @pytest.fixture
@@ -204,6 +206,63 @@ class TestDamage:
         with Session(engine) as session:
             assert session.query(MessageQueue).count() == 1
         assert violations(engine) == []
+
+    def test_what_comes_back_by_itself_does_not_crowd_out_the_damage(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with crew(workers, 2) as [first, second]:
+            for worker in (first, second):
+                with engine.begin() as connection:
+                    damaged = enqueue(connection)
+                worker.start()
+            for worker in (first, second):
+                worker.crash(engine)
+            declare_dead(engine, first, second)
+
+            with engine.begin() as connection:
+                connection.execute(
+                    text("DELETE FROM pgqueue.message_queue WHERE target_id = :id"),
+                    {"id": damaged},
+                )
+                rescued = connection.execute(rescuing.rescue_lost_messages(), {"limit": 1})
+                assert [row[0] for row in rescued] == [damaged]
+
+
+class TestWhetherAnAttemptWasSettled:
+    """What a worker asks whose COMMIT was cut off."""
+
+    def test_it_was_if_its_lease_is_gone_and_nobody_has_rescued_it(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+            enqueue(connection)
+        with crew(workers, 1) as [worker]:
+            settled, rescued = worker.claim(2)
+            assert not has_settled(engine, worker, settled)
+            worker.settle(settled, Succeeded())
+            declare_dead(engine, worker)
+            rescue(engine)
+
+            assert has_settled(engine, worker, settled)
+            assert not has_settled(engine, worker, rescued)
+
+    def test_it_was_not_if_another_has_taken_over_its_stamp(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 2) as [crashed, other]:
+            _, claimed = crashed.start()
+            crashed.crash(engine)
+            other.start()
+
+            assert not has_settled(engine, crashed, claimed)
+
+
+def has_settled(engine: Engine, worker: LogicalWorker, claimed: Claimed) -> bool:
+    with engine.connect() as connection:
+        return Fleet(connection).has_settled(worker.id, claimed)
 
 
 class TestDeclaringDead:

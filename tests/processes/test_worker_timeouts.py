@@ -91,6 +91,29 @@ def test_an_async_handler_that_blocks_its_loop_past_its_timeout_loses_its_job(
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_an_overdue_job_needs_no_connection_of_the_application_to_end(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(mode, pool_size=1)
+        with rig.session() as session:
+            hog = chores.hog_the_pool.enqueue(session, "hog").id
+            session.commit()
+        rig.until_started(hog)
+        with rig.session() as session:
+            job = chores.overrun.options(max_attempts=1).enqueue(session, "go").id
+            session.commit()
+
+        rig.until_ended(job, seconds=10)
+
+        assert (rig.outcome(job), rig.bad_attempts(job)) == ("failed", ["timeout"])
+        rig.open("hog")
+        rig.open("go")
+        rig.until_ended()
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_worker_whose_threads_are_all_stuck_ends_with_an_error(
     database_url: str, tmp_path: Path, mode: str
 ) -> None:
