@@ -1,0 +1,65 @@
+"""Upkeep after an outage: what was seen before it proves nothing."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Engine, Executable, create_engine, make_url, text
+
+from pgqueue.maintenance import FAST_GRACE
+from pgqueue.worker.upkeep import Upkeep
+
+OUTAGE = FAST_GRACE + timedelta(seconds=0.5)
+A_WORKER = text(
+    "INSERT INTO pgqueue.workers (id, hostname, pid, backend_pid, queues, slots)"
+    " VALUES (gen_random_uuid(), 'elsewhere', 1, 0, '[]', 1)"
+)
+OURS = "application_name = 'upkeep' AND datname = current_database()"
+HAS_LOOKED = text(
+    f"SELECT pid FROM pg_stat_activity WHERE {OURS} AND query_start > backend_start + '0.3 s'"
+)
+UNTIL_DEAD = text(
+    f"SELECT dead_at - backend_start FROM pgqueue.workers, pg_stat_activity WHERE {OURS}"
+    " AND dead_at IS NOT NULL"
+)
+
+
+def until(engine: Engine, statement: Executable) -> Any:
+    deadline = time.monotonic() + 30
+    while True:
+        with engine.connect() as connection:
+            if (found := connection.execute(statement).scalar()) is not None:
+                return found
+        assert time.monotonic() < deadline, f"never: {statement}"
+
+
+def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
+    engine: Engine, database_url: str, server_url: str
+) -> None:
+    """Or the first to be back after an outage would declare all others dead at once."""
+    name = make_url(database_url).database
+    outside = create_engine(server_url, isolation_level="AUTOCOMMIT")
+    watched = create_engine(
+        make_url(database_url).update_query_dict({"application_name": "upkeep"})
+    )
+    with engine.begin() as connection:
+        connection.execute(A_WORKER)
+    upkeep = Upkeep(watched)
+    upkeep.start()
+    try:
+        backend = until(engine, HAS_LOOKED)
+        with outside.connect() as server:
+            server.exec_driver_sql(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+            server.exec_driver_sql(f"SELECT pg_terminate_backend({backend})")
+            over = time.monotonic() + OUTAGE.total_seconds()
+            while time.monotonic() < over:
+                time.sleep(0.05)
+            server.exec_driver_sql(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+
+        seen_for = until(engine, UNTIL_DEAD)
+
+        assert seen_for >= FAST_GRACE
+    finally:
+        upkeep.stop()
+        watched.dispose()
+        outside.dispose()
