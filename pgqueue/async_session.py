@@ -4,6 +4,7 @@
 SQLAlchemy 2.1 installs greenlet only with its extra ``asyncio``; hence the lazy imports.
 """
 
+import asyncio
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
         AsyncSession,
         async_scoped_session,
     )
+
+Parameters = Callable[[], dict[str, Any]]
+"""Gives what libpq needs to connect."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,11 +65,11 @@ def is_async_session(annotation: Any) -> bool:
     )
 
 
-def new_session(url: URL) -> "AsyncSession":
+def new_session(url: URL, parameters: Parameters) -> "AsyncSession":
     """An AsyncSession on a psycopg engine that keeps no connection: any event loop may use it."""
-    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+    from sqlalchemy.ext.asyncio import AsyncSession
 
-    engine = create_async_engine(url.set(drivername="postgresql+psycopg"), poolclass=NullPool)
+    engine = create_engine(url, parameters, poolclass=NullPool)
     return AsyncSession(engine, expire_on_commit=False)
 
 
@@ -97,8 +101,16 @@ def _cursor_class() -> type:
     return AwaitableCursor
 
 
-def create_engine(url: URL) -> "AsyncEngine":
-    """An async engine on psycopg, to be used by one event loop only."""
+def create_engine(url: URL, parameters: Parameters, **options: Any) -> "AsyncEngine":
+    """An async engine on psycopg, to be used by one event loop only.
+
+    Each connection asks for its parameters anew: a password may be a token that expires.
+    """
+    from psycopg import AsyncConnection
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    return create_async_engine(url.set(drivername="postgresql+psycopg"), max_overflow=1000)
+    async def connect() -> AsyncConnection[Any]:
+        return await AsyncConnection.connect(**await asyncio.to_thread(parameters))
+
+    on_psycopg = url.set(drivername="postgresql+psycopg")
+    return create_async_engine(on_psycopg, async_creator=connect, **options)

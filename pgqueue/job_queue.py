@@ -15,7 +15,7 @@ from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, Unknow
 from pgqueue.options import Options, TaskOptions, check_queue_name
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
 from pgqueue.tasks import Task
-from pgqueue.unit_of_work import DRIVER, sync_session, worker_engine
+from pgqueue.unit_of_work import DRIVER, connection_parameters, sync_session, worker_engine
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,7 +24,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Bind = str | Engine | sessionmaker[Any]
-AnySession = "Session | scoped_session[Any]"
 
 
 class PgQueue:
@@ -90,8 +89,9 @@ class PgQueue:
         return self.sessions()
 
     def async_session(self) -> "AsyncSession":
-        """A new AsyncSession, on an engine of its own on psycopg."""
-        return async_session.new_session(self.engine.url)
+        """A new AsyncSession on psycopg, which connects as :attr:`engine` does."""
+        engine = self.engine
+        return async_session.new_session(engine.url, lambda: connection_parameters(engine))
 
     def upgrade(self) -> None:
         """Create the tables, or bring them up to date; safe from many processes at once.

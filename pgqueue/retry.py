@@ -17,10 +17,6 @@ logger = logging.getLogger(__name__)
 MAX_DELAY = timedelta(days=3650)
 """The longest wait before the next attempt."""
 
-# These end an attempt whatever the handler did, so a list of exceptions does not speak of them.
-_NOT_RAISED_BY_THE_HANDLER = (AttemptEnd.CRASHED, AttemptEnd.INTERRUPTED)
-_FINAL = (AttemptEnd.CANCELLED, AttemptEnd.DISCARDED)
-
 _TOLD = ("attempt", "error", "max_attempts")
 
 
@@ -178,9 +174,7 @@ class Retry:
         task_name: str = "",
     ) -> Retried | Failed:
         """Decide what follows the failed attempt; the first attempt is number 1."""
-        if attempt >= max_attempts or end in _FINAL:
-            return Failed(report, end)
-        if end not in _NOT_RAISED_BY_THE_HANDLER and not self._retries(error):
+        if attempt >= max_attempts or not self._retries(error):
             return Failed(report, end)
         failure = Failure(attempt, max_attempts, error, random)
         match self.schedule:

@@ -147,6 +147,17 @@ def worker_engine(engine: Engine) -> Engine:
     return create_engine(engine.url.set(drivername=DRIVER))
 
 
+def connection_parameters(engine: Engine) -> dict[str, Any]:
+    """How an engine connects, as parameters of libpq, learnt from a connection it makes.
+
+    Its URL does not tell all: ``connect_args``, a ``creator`` or a listener for ``do_connect``
+    may add a certificate, options or a password.
+    """
+    with own_connection(worker_engine(engine), {}) as connection:
+        info = driver_connection(connection).info
+        return {**info.get_parameters(), "password": info.password}
+
+
 @contextmanager
 def own_connection(
     engine: Engine,

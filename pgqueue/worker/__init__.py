@@ -6,7 +6,7 @@ A heartbeat and the maintenance run beside them, each on a connection of its own
 transaction mode the slots claim for themselves.
 """
 
+from pgqueue.worker.plan import Mode
 from pgqueue.worker.process import Worker
-from pgqueue.worker.shift import Mode
 
 __all__ = ["Mode", "Worker"]

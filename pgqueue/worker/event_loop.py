@@ -6,10 +6,10 @@ from contextlib import suppress
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import URL
+from sqlalchemy import Engine
 
 from pgqueue import async_session
-from pgqueue.unit_of_work import watch_session
+from pgqueue.unit_of_work import connection_parameters, watch_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -23,8 +23,8 @@ class EventLoop:
     """Started by the first async handler.  A slot waits for its coroutine, so the number of
     slots bounds async jobs as it bounds the others."""
 
-    def __init__(self, url: URL) -> None:
-        self._url = url
+    def __init__(self, engine: Engine) -> None:
+        self._like = engine
         self._lock = Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: AsyncEngine | None = None
@@ -37,7 +37,10 @@ class EventLoop:
     def engine(self) -> "AsyncEngine":
         """The engine of this loop; to be asked for on the loop."""
         if self._engine is None:
-            self._engine = async_session.create_engine(self._url)
+            # The number of slots is the limit.
+            self._engine = async_session.create_engine(
+                self._like.url, lambda: connection_parameters(self._like), max_overflow=1000
+            )
             watch_session(self._engine.sync_engine)
         return self._engine
 
@@ -56,5 +59,10 @@ class EventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                Thread(target=self._loop.run_forever, name="pgqueue-loop", daemon=True).start()
+                Thread(target=_run, args=(self._loop,), name="pgqueue-loop", daemon=True).start()
             return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()

@@ -11,11 +11,11 @@ from datetime import timedelta
 from threading import Event
 from typing import Any
 
-from pgqueue.errors import OptionError, UsedAcrossFork
+from pgqueue.errors import UsedAcrossFork
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
-from pgqueue.options import check_queue_name
-from pgqueue.worker.shift import Mode, Plan, Shift
+from pgqueue.worker.plan import Mode, checked_plan
+from pgqueue.worker.shift import Shift
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Worker:
                 {task.settings.queue for task in queue.tasks.values()} | {DEFAULT_QUEUE}
             )
         self._queue = queue
-        self._plan = _checked(queues, concurrency, mode, batch, poll_interval, grace)
+        self._plan = checked_plan(queues, concurrency, mode, batch, poll_interval, grace)
         self._pid = os.getpid()
         self._stopping = Event()
         self._signals = 0
@@ -111,33 +111,3 @@ class Worker:
     def _on_signal(self, number: int, _frame: Any) -> None:
         # A number and nothing else: whatever takes a lock may be interrupted holding it.
         self._signals += 1
-
-
-def _checked(
-    queues: Sequence[str],
-    concurrency: int,
-    mode: str,
-    batch: int,
-    poll_interval: timedelta,
-    grace: timedelta,
-) -> Plan:
-    if isinstance(queues, str) or not queues:
-        raise OptionError(f"queues is {queues!r}; give a list of queue names, e.g. ['default']")
-    for name in queues:
-        check_queue_name(name)
-    for option, value in (("concurrency", concurrency), ("batch", batch)):
-        if type(value) is not int or not 1 <= value <= 1000:
-            raise OptionError(f"{option} is {value!r}; give a whole number from 1 to 1000")
-    if mode not in list(Mode):
-        raise OptionError(f"mode is {mode!r}; give one of {', '.join(Mode)}")
-    for option, span, least in (("poll_interval", poll_interval, 0.01), ("grace", grace, 0)):
-        if not isinstance(span, timedelta) or span.total_seconds() < least:
-            raise OptionError(f"{option} is {span!r}; give a timedelta of {least} seconds or more")
-    return Plan(
-        queues=tuple(dict.fromkeys(queues)),
-        slots=concurrency,
-        mode=Mode(mode),
-        batch=batch,
-        poll_interval=poll_interval,
-        grace=grace,
-    )

@@ -4,11 +4,8 @@ import atexit
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from enum import StrEnum
-from threading import Event
+from collections.abc import Callable
+from threading import Event, Lock, Thread
 
 from sqlalchemy import Connection, Engine
 
@@ -26,6 +23,7 @@ from pgqueue.worker.heartbeat import Heartbeat, Presence
 from pgqueue.worker.held import HeldSlot
 from pgqueue.worker.line import BROKEN, Line
 from pgqueue.worker.outside import end_transaction, settle_from_outside
+from pgqueue.worker.plan import Mode, Plan
 from pgqueue.worker.settler import Settler
 from pgqueue.worker.slots import Slot
 from pgqueue.worker.turnstile import Turnstile
@@ -39,27 +37,6 @@ LAST_SETTLE = 10.0
 """Seconds for the last outcomes to be written when the database does not answer."""
 
 
-class Mode(StrEnum):
-    """How a worker holds the jobs it runs."""
-
-    LEASE = "lease"
-    """Claims in batches, commits the claim, settles in batches: fast."""
-    TRANSACTION = "transaction"
-    """Holds each job in an open transaction: a crash gives it back at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a worker was asked to do, checked."""
-
-    queues: Sequence[str]
-    slots: int
-    mode: Mode
-    batch: int
-    poll_interval: timedelta
-    grace: timedelta
-
-
 class Shift:
     """The threads of one run and their end.  :meth:`work` runs in the caller's thread."""
 
@@ -68,6 +45,8 @@ class Shift:
         self._stopping = stopping
         self._until_empty = until_empty
         self._stuck: list[Slot | HeldSlot] = []
+        self._closing = Lock()
+        self._is_closed = False
         self._application_engine = queue.engine
         self._engine = worker_engine(queue.engine)
         self._crew = _crew_of(queue, plan, self._engine, stopping)
@@ -234,8 +213,16 @@ class Shift:
             for run in self._runs():
                 run.cancel_requested = True
             atexit.register(self._interrupt)
+            Thread(target=self._close_later, name="pgqueue-last-out", daemon=True).start()
             return
         self._close()
+
+    def _close_later(self) -> None:
+        """Handlers still run, in a process that may go on: their leases need the heartbeat."""
+        for slot in self._slots:
+            slot.join()
+        self._close()
+        atexit.unregister(self._interrupt)
 
     def _check_loops(self) -> None:
         """A worker that has lost one of its threads must end: half of it looks like all of it."""
@@ -266,6 +253,12 @@ class Shift:
         self._close()
 
     def _close(self) -> None:
+        with self._closing:
+            if not self._is_closed:
+                self._close_all()
+                self._is_closed = True
+
+    def _close_all(self) -> None:
         self._settler.finish(seconds=LAST_SETTLE)
         self._turnstile.close()
         self._upkeep.stop()
@@ -285,6 +278,6 @@ def _crew_of(queue: PgQueue, plan: Plan, engine: Engine, stopping: Event) -> Cre
         bench=Workbench(),
         frontiers=Frontiers(plan.queues),
         listener=Listener(engine, enabled=queue.notify),
-        loop=EventLoop(engine.url),
+        loop=EventLoop(engine),
         stopping=stopping,
     )

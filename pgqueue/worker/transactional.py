@@ -73,7 +73,7 @@ async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
     except CommitUnknown:
         return await asyncio.to_thread(_after_unknown_commit, crew, run, pid)
     except (DBAPIError, PoolTimeout) as error:
-        return _after_broken_connection(crew, run, error)
+        return await asyncio.to_thread(_after_broken_connection, crew, run, error)
 
 
 def _leave(run: Run, connection: Connection) -> None:

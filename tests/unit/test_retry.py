@@ -111,11 +111,6 @@ def test_the_way_the_attempt_ended_is_kept() -> None:
     assert after(Retry.never(), end=AttemptEnd.TIMEOUT) == Failed(REPORT, AttemptEnd.TIMEOUT)
 
 
-@pytest.mark.parametrize("end", [AttemptEnd.CANCELLED, AttemptEnd.DISCARDED])
-def test_what_was_ended_on_purpose_is_not_retried(end: AttemptEnd) -> None:
-    assert after(DEFAULT_RETRY, end=end) == Failed(REPORT, end)
-
-
 def test_only_the_listed_errors_are_retried() -> None:
     policy = Retry.constant(SECOND).only(ConnectionError).only(KeyError, TimeoutError)
 
@@ -137,14 +132,6 @@ def test_an_exclusion_wins_over_a_list() -> None:
 
     assert isinstance(after(policy, error=PermissionError()), Failed)
     assert isinstance(after(policy, error=FileNotFoundError()), Retried)
-
-
-@pytest.mark.parametrize("end", [AttemptEnd.CRASHED, AttemptEnd.INTERRUPTED])
-def test_a_list_of_errors_does_not_speak_of_a_worker_that_stopped(end: AttemptEnd) -> None:
-    policy = Retry.constant(SECOND).only(ConnectionError)
-
-    assert isinstance(after(policy, end=end), Retried)
-    assert isinstance(after(Retry.never(), end=end), Failed)
 
 
 class Callable7:

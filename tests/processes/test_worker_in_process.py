@@ -1,0 +1,75 @@
+"""A worker inside a process that lives on: what it leaves behind when it is done."""
+
+import asyncio
+import threading
+from datetime import timedelta
+from threading import Event, Thread
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from worker_rig import MODES
+
+from pgqueue import Job, JobStatus, PgQueue
+from pgqueue.worker import Worker
+
+PATIENCE = 20
+
+
+def threads_of_workers() -> list[Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("pgqueue")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_thread_is_left_once_a_handler_that_outlived_its_grace_has_ended(
+    engine: Engine, mode: str
+) -> None:
+    queue = PgQueue(engine)
+    started, may_end = Event(), Event()
+
+    @queue.task
+    def outlive_the_grace() -> None:
+        started.set()
+        may_end.wait(PATIENCE)
+
+    worker = Worker(queue, mode=mode, concurrency=1, grace=timedelta(0))
+    outside = Thread(target=worker.run)
+    outside.start()
+    with queue.session() as session:
+        job = outlive_the_grace.enqueue(session)
+        session.commit()
+        assert started.wait(PATIENCE)
+
+        worker.stop()
+        outside.join(PATIENCE)
+        assert "pgqueue-heartbeat" in {thread.name for thread in threads_of_workers()}
+        may_end.set()
+
+        for thread in threads_of_workers():
+            thread.join(PATIENCE)
+        assert threads_of_workers() == []
+        session.refresh(job)
+        assert job.status is JobStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_async_handler_connects_as_the_engine_of_the_application_does(
+    database_url: str, mode: str
+) -> None:
+    """Its URL may lack what connect_args or a token from somewhere add."""
+    url = make_url(database_url)
+    arguments = {"dbname": url.database, "application_name": "known by connect_args alone"}
+    engine = create_engine(url.set(database="postgres"), connect_args=arguments)
+    queue = PgQueue(engine)
+
+    @queue.task
+    async def who_am_i(session: AsyncSession) -> str:
+        return str(await session.scalar(text("SHOW application_name")))
+
+    with queue.session() as session:
+        job_id = who_am_i.enqueue(session).id
+        session.commit()
+        Worker(queue, mode=mode).run_until_empty(timeout=PATIENCE)
+        assert session.get_one(Job, job_id).result == arguments["application_name"]
+        assert asyncio.run(who_am_i()) == arguments["application_name"]
+    engine.dispose()
