@@ -8,7 +8,7 @@ DEVELOPMENT := .venv/.development
 DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format format-check lint types contracts battery bench build clean
+.PHONY: help setup demo test check format format-check lint types contracts battery bench reference build clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ battery: setup ## Run the long tests: kills, storms, hours of load
 
 bench: setup ## Measure, side by side (ARGS for the benchmark's own options)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+reference: setup ## Write docs/reference from the docstrings
+	@$(BIN)/python docs/write_reference.py
 
 build: setup ## Build the wheel and the source archive into dist/
 	@$(BIN)/python -m build --no-isolation
