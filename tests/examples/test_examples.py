@@ -20,7 +20,7 @@ def run(*arguments: str, database_url: str) -> str:
         env={**os.environ, "DATABASE_URL": database_url},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr
