@@ -8,7 +8,7 @@ DEVELOPMENT := .venv/.development
 DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format format-check lint types contracts battery bench reference build clean
+.PHONY: help setup demo example test check format format-check lint types contracts battery bench reference build clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ setup: $(DEVELOPMENT) ## Make the environment .venv, once (PYTHON=python3.12 pic
 
 demo: $(DEMONSTRATION) ## Watch it work on a PostgreSQL of its own (ARGS="--url ..." for yours)
 	@$(BIN)/pgqueue demo $(ARGS)
+
+example: $(DEMONSTRATION) ## Run an example on a PostgreSQL of its own (ARGS=two_tables)
+	@$(BIN)/python -m examples $(ARGS)
 
 test: setup ## Run the tests (PGQUEUE_TEST_URL=... for your own server, ARGS="-k word" for some)
 	@$(BIN)/pytest -n auto -m "not battery" $(ARGS)

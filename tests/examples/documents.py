@@ -2,7 +2,8 @@
 
 A fenced block starts a program.  A comment directly above it may say otherwise:
 ``<!-- continues -->`` adds the block to the program before it, and ``<!-- not run: reason -->``
-leaves it out.
+leaves it out.  ``<!-- from: path -->`` says that the block, of any language, is a piece of that
+file; it is run there.
 """
 
 import os
@@ -15,7 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-REMARK = re.compile(r"<!-- (continues|not run: .+) -->\n+\Z")
+REMARK = re.compile(r"<!-- (continues|not run: .+|from: .+) -->\n+\Z")
+EXCERPT = re.compile(r"^<!-- from: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass
@@ -41,7 +43,12 @@ class Program:
 
 def documents() -> list[Path]:
     pages = [page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md"]
-    return sorted([*pages, *(ROOT / "docs").rglob("*.md")])
+    return sorted([*pages, *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+
+
+def excerpts_of(document: Path) -> list[tuple[str, str]]:
+    """The pieces of files that a document shows: the path, and the piece."""
+    return [(piece[1], piece[2]) for piece in EXCERPT.finditer(document.read_text("utf-8"))]
 
 
 def programs_of(document: Path) -> Iterator[Program]:

@@ -2,16 +2,17 @@
 
 import re
 from pathlib import Path
+from textwrap import indent
 
 import pytest
-from documents import ROOT, Program, documents, programs_of, run
+from documents import ROOT, Program, documents, excerpts_of, programs_of, run
 from mypy import api
 
 from pgqueue.cli import main
 
 PROGRAMS = [program for document in documents() for program in programs_of(document)]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-FILE = re.compile(r"`((?:tests|docs|pgqueue|benchmarks|alembic)/[\w./-]*\w)`")
+FILE = re.compile(r"`((?:tests|docs|pgqueue|benchmarks|alembic|examples)/[\w./-]*\w)`")
 COMMAND = re.compile(r"\bpgqueue(?: --(?:app|url) \S+)* ([a-z]+)\b")
 TARGET = re.compile(r"^make ([a-z]+)", re.MULTILINE)
 
@@ -38,6 +39,19 @@ def test_type_checkers_accept_the_python_in_our_documents(
 
     assert not trouble
     assert [line for line in answer.splitlines() if ": error:" in line] == []
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_excerpts_in_our_documents_are_what_the_files_say(document: Path) -> None:
+    lines_of = {path: (ROOT / path).read_text("utf-8") for path, _ in excerpts_of(document)}
+
+    changed = [
+        f"{path} does not hold:\n{piece}"
+        for path, piece in excerpts_of(document)
+        if not any(indent(piece, " " * depth) in lines_of[path] for depth in (0, 4, 8))
+    ]
+
+    assert changed == []
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,0 +1,1 @@
+"""Applications to read and run; see README.md beside this file."""

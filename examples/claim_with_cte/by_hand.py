@@ -1,0 +1,103 @@
+"""By hand: a claim that is committed at once, and a status that says who is at work.
+
+DATABASE_URL=postgresql://... python -m examples.claim_with_cte.by_hand
+"""
+
+from datetime import timedelta
+
+from sqlalchemy import Connection, Engine, Row, text
+
+from examples.shop import open_shop, pay
+
+TASKS = text("""
+CREATE TABLE IF NOT EXISTS tasks (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    order_id bigint NOT NULL,
+    status text NOT NULL DEFAULT 'pending',
+    started_at timestamptz
+)
+""")
+
+ENQUEUE = text("INSERT INTO tasks (order_id) VALUES (:order_id) RETURNING id")
+
+CLAIM = text("""
+WITH next_task AS (
+    SELECT id
+    FROM tasks
+    WHERE status = 'pending'
+    ORDER BY id
+    LIMIT 1
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE tasks
+SET status = 'running', started_at = now()
+FROM next_task
+WHERE tasks.id = next_task.id
+RETURNING tasks.id, tasks.order_id
+""")
+
+# Right, and one at a time: every session waits for the one before it.
+CLAIM_THAT_WAITS = text(CLAIM.text.replace("FOR UPDATE SKIP LOCKED", "FOR UPDATE"))
+
+# Right nearly always, which is worse: nothing is locked between the look and the update.
+CLAIM_WITHOUT_A_LOCK = text("""
+UPDATE tasks
+SET status = 'running', started_at = now()
+WHERE id = (SELECT id FROM tasks WHERE status = 'pending' ORDER BY id LIMIT 1)
+RETURNING id, order_id
+""")
+
+SUCCEED = text("UPDATE tasks SET status = 'done' WHERE id = :id")
+
+REAP = text("""
+UPDATE tasks
+SET status = 'pending'
+WHERE status = 'running' AND started_at < now() - :longest
+""")
+
+Task = Row[tuple[int, int]]
+
+
+def create_tables(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(TASKS)
+
+
+def enqueue(connection: Connection, order_id: int) -> int:
+    task_id: int = connection.execute(ENQUEUE, {"order_id": order_id}).scalar_one()
+    return task_id
+
+
+def claim(engine: Engine) -> Task | None:
+    with engine.begin() as connection:
+        return connection.execute(CLAIM).one_or_none()
+
+
+def finish(engine: Engine, task: Task) -> None:
+    """Do the work, and say so in the same transaction."""
+    with engine.begin() as connection:
+        pay(connection, task.order_id)
+        connection.execute(SUCCEED, {"id": task.id})
+
+
+def reap(engine: Engine, longest: timedelta) -> int:
+    """Take tasks for abandoned that have been running for too long; how many there were."""
+    with engine.begin() as connection:
+        return connection.execute(REAP, {"longest": longest}).rowcount
+
+
+def work_until_empty(engine: Engine) -> None:
+    while task := claim(engine):
+        finish(engine, task)
+
+
+if __name__ == "__main__":
+    engine = open_shop()
+    create_tables(engine)
+    with engine.begin() as connection:
+        for order_id in (1, 2, 3):
+            enqueue(connection, order_id)
+    work_until_empty(engine)
+    with engine.connect() as connection:
+        for task in connection.execute(text("SELECT * FROM tasks ORDER BY id")):
+            print(task)

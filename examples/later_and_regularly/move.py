@@ -1,0 +1,32 @@
+"""Move what is scheduled over to pgqueue, each job at its time.
+
+DATABASE_URL=postgresql://... python -m examples.later_and_regularly.move
+"""
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from examples.later_and_regularly.with_pgqueue import pay_order, queue, schedule_rent
+
+TAKE_ALL = text("""
+DELETE FROM scheduled_jobs
+WHERE id IN (SELECT id FROM scheduled_jobs FOR UPDATE SKIP LOCKED)
+RETURNING order_id, run_at, every
+""")
+
+
+def move(session: Session) -> int:
+    """Enqueue every scheduled job, in the transaction that deletes its row."""
+    scheduled = session.execute(TAKE_ALL).all()
+    for job in scheduled:
+        if job.every is None:
+            pay_order.options(run_at=job.run_at).enqueue(session, job.order_id)
+        else:
+            schedule_rent(session, job.order_id, job.run_at)
+    return len(scheduled)
+
+
+if __name__ == "__main__":
+    queue.upgrade()
+    with queue.session() as session, session.begin():
+        print("moved", move(session))

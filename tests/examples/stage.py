@@ -1,0 +1,170 @@
+"""Where examples are played: a database of their own, and processes that can be killed at work.
+
+Work is held up by the database itself: the test inserts the row that the work is about to insert,
+and does not commit, so that the work waits inside its INSERT.  The examples know nothing of it.
+"""
+
+import importlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+import pytest
+from sqlalchemy import NullPool, create_engine, text
+
+from examples.shop import Base, database_url
+from pgqueue import Worker
+
+T = TypeVar("T")
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["pgqueue", "sqlalchemy.dialects.postgresql.psycopg"])
+PATIENCE = 30.0
+LOOK_EVERY = 0.01
+
+
+class Actor:
+    """A process that plays a part of an example."""
+
+    def __init__(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
+        self.name = name
+        self._process = FORKS.Process(target=target, args=(name, *arguments))
+        self._process.start()
+
+    def kill(self) -> None:
+        """kill -9; returns when the process is gone."""
+        self._process.kill()
+        self._process.join(PATIENCE)
+
+    def until_ended(self) -> None:
+        """Wait until it has ended by itself, and well; pytest's timeout bounds the wait."""
+        self._process.join()
+        assert self._process.exitcode == 0, f"{self.name} ended with {self._process.exitcode}"
+
+
+class Stage:
+    """A database with the shop's tables, and the processes that work on it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine = create_engine(url, poolclass=NullPool)
+        self.actors: list[Actor] = []
+        self._environment = pytest.MonkeyPatch()
+
+    def __enter__(self) -> Self:
+        self._environment.setenv("DATABASE_URL", self.url)
+        Base.metadata.create_all(self.engine)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for actor in self.actors:
+            actor.kill()
+        self._environment.undo()
+
+    def start_by_hand(self, module: str, function: str = "work_until_empty") -> Actor:
+        """Start a process that runs one function of a hand-written example."""
+        return self._start(_play_by_hand, module, function)
+
+    def start_worker(self, module: str, **options: Any) -> Actor:
+        """Start a process that runs a worker of pgqueue for the tasks of an example."""
+        return self._start(_run_worker, module, options)
+
+    def drain(self, module: str, *, processes: int = 1, **options: Any) -> None:
+        """Have worker processes run all that is due, and end by themselves."""
+        actors = [self._start(_run_until_empty, module, options) for _ in range(processes)]
+        for actor in actors:
+            actor.until_ended()
+
+    def _start(self, target: Callable[..., None], *arguments: Any) -> Actor:
+        actor = Actor(f"actor-{len(self.actors) + 1}", target, self.url, *arguments)
+        self.actors.append(actor)
+        return actor
+
+    @contextmanager
+    def held_up(self, table: str, *, order_id: int) -> Iterator[None]:
+        """Have whoever inserts this order's row wait inside the INSERT."""
+        self.run(
+            f"CREATE UNIQUE INDEX IF NOT EXISTS held_up_{order_id} ON {table} (order_id)"
+            f" WHERE order_id = {order_id}"
+        )
+        with self.engine.connect() as connection:
+            row = {"order_id": order_id}
+            connection.execute(text(f"INSERT INTO {table} (order_id) VALUES (:order_id)"), row)
+            yield
+            connection.rollback()
+
+    def until_held_up(self, actor: Actor) -> None:
+        """Wait until a process is in the middle of its work."""
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND "
+        self.until(lambda: self.scalar(waits + "application_name = :name", name=actor.name))
+
+    def until_forgotten(self, actor: Actor) -> None:
+        """Wait until the server has ended all that a killed process had begun."""
+        left = "SELECT count(*) FROM pg_stat_activity WHERE application_name = :name"
+        self.until(lambda: self.scalar(left, name=actor.name) == 0)
+
+    def kill_at_work(self, start: Callable[[], Actor], table: str, *, order_id: int) -> None:
+        """Start a process and kill it in the middle of one order."""
+        with self.held_up(table, order_id=order_id):
+            actor = start()
+            self.until_held_up(actor)
+            actor.kill()
+        self.until_forgotten(actor)
+
+    def rows(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        with self.engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(text(statement), parameters)]
+
+    def scalar(self, statement: str, **parameters: Any) -> Any:
+        return self.rows(statement, **parameters)[0][0]
+
+    def column(self, statement: str, **parameters: Any) -> list[Any]:
+        return [row[0] for row in self.rows(statement, **parameters)]
+
+    def run(self, statement: str, **parameters: Any) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text(statement), parameters)
+
+    def paid(self) -> list[int]:
+        """The orders that have been paid, once for each payment."""
+        return self.column("SELECT order_id FROM payments ORDER BY order_id")
+
+    def receipts(self) -> list[int]:
+        """The orders whose receipts have been sent, once for each mail."""
+        return self.column("SELECT order_id FROM receipts ORDER BY order_id")
+
+    def unfinished(self) -> int:
+        """How many of pgqueue's jobs have not ended."""
+        return int(self.scalar("SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NULL"))
+
+    def until_all_ended(self, *, seconds: float = PATIENCE) -> None:
+        self.until(lambda: self.unfinished() == 0, seconds=seconds)
+
+    def until(self, condition: Callable[[], T], *, seconds: float = PATIENCE) -> T:
+        """Look until it is so; what it returned then."""
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"not within {seconds} s"
+            time.sleep(LOOK_EVERY)
+        return found
+
+
+def _play_by_hand(name: str, url: str, module: str, function: str) -> None:
+    os.environ.update(DATABASE_URL=url, PGAPPNAME=name)
+    getattr(importlib.import_module(module), function)(create_engine(database_url()))
+
+
+def _run_worker(name: str, url: str, module: str, options: dict[str, Any]) -> None:
+    _hire(name, url, module, options).run()
+
+
+def _run_until_empty(name: str, url: str, module: str, options: dict[str, Any]) -> None:
+    _hire(name, url, module, options).run_until_empty()
+
+
+def _hire(name: str, url: str, module: str, options: dict[str, Any]) -> Worker:
+    os.environ.update(DATABASE_URL=url, PGAPPNAME=name)
+    return Worker(importlib.import_module(module).queue, **options)

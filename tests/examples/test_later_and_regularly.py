@@ -1,0 +1,142 @@
+"""Work at a later time, and again and again: by a column, and by options."""
+
+from datetime import UTC, datetime, timedelta
+
+from stage import Stage
+
+from examples.later_and_regularly import by_hand, move, with_pgqueue
+
+WITH_PGQUEUE = with_pgqueue.__name__
+DAY = timedelta(days=1)
+MIDNIGHT = datetime(2024, 2, 29, tzinfo=UTC)
+
+
+def test_by_hand_a_job_waits_for_its_hour(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        by_hand.create_tables(stage.engine)
+        with stage.engine.begin() as connection:
+            by_hand.in_a_while(connection, 1, timedelta(hours=1))
+            by_hand.at_a_time(connection, 2, MIDNIGHT)
+        by_hand.work_until_empty(stage.engine)
+        assert stage.paid() == [2]
+
+        stage.run("UPDATE scheduled_jobs SET run_at = run_at - interval '1 hour'")
+        by_hand.work_until_empty(stage.engine)
+
+        assert stage.paid() == [1, 2]
+
+
+def test_with_pgqueue_a_job_waits_for_its_hour(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        with_pgqueue.queue.bind(stage.engine)
+        with with_pgqueue.queue.session() as session, session.begin():
+            in_an_hour = with_pgqueue.pay_order.options(delay=timedelta(hours=1))
+            in_an_hour.enqueue(session, 1)
+            with_pgqueue.pay_order.options(run_at=MIDNIGHT).enqueue(session, 2)
+
+        stage.drain(WITH_PGQUEUE)
+
+        assert stage.paid() == [2]
+        (wait,) = stage.column("SELECT run_at - created_at FROM pgqueue.jobs WHERE outcome IS NULL")
+        assert timedelta(minutes=59) < wait <= timedelta(minutes=61)
+
+
+def test_with_pgqueue_an_idle_worker_wakes_for_a_job_whose_time_has_come(
+    database_url: str,
+) -> None:
+    with Stage(database_url) as stage:
+        with_pgqueue.queue.bind(stage.engine)
+        with with_pgqueue.queue.session() as session, session.begin():
+            soon = with_pgqueue.pay_order.options(delay=timedelta(seconds=3))
+            soon.enqueue(session, 1)
+
+        stage.start_worker(WITH_PGQUEUE, poll_interval=timedelta(hours=1))
+        stage.until_all_ended()
+
+        (late,) = stage.column("SELECT started_at - run_at FROM pgqueue.jobs")
+        assert timedelta(0) <= late < timedelta(seconds=10)
+        assert stage.paid() == [1]
+
+
+def test_by_hand_a_regular_job_leaves_its_successor(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        by_hand.create_tables(stage.engine)
+        today = datetime.now(UTC) - timedelta(minutes=1)
+        with stage.engine.begin() as connection:
+            by_hand.at_a_time(connection, 1, today, every=DAY)
+
+        by_hand.work_until_empty(stage.engine)
+
+        assert stage.paid() == [1]
+        assert stage.column("SELECT run_at FROM scheduled_jobs") == [today + DAY]
+
+
+def test_with_pgqueue_a_regular_job_leaves_its_successor(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        with_pgqueue.queue.bind(stage.engine)
+        today = datetime.now(UTC) - timedelta(minutes=1)
+        with with_pgqueue.queue.session() as session, session.begin():
+            with_pgqueue.schedule_rent(session, 1, today)
+
+        stage.drain(WITH_PGQUEUE)
+
+        assert stage.paid() == [1]
+        assert stage.column("SELECT run_at FROM pgqueue.message_queue") == [today + DAY]
+
+
+def test_by_hand_two_processes_that_start_pay_the_rent_twice(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        by_hand.create_tables(stage.engine)
+        today = datetime.now(UTC) - timedelta(minutes=1)
+        for _ in range(2):
+            with stage.engine.begin() as connection:
+                by_hand.at_a_time(connection, 1, today, every=DAY)
+
+        by_hand.work_until_empty(stage.engine)
+
+        assert stage.paid() == [1, 1]  # and tomorrow, and the day after
+        assert stage.column("SELECT run_at FROM scheduled_jobs") == [today + DAY] * 2
+
+
+def test_with_pgqueue_two_processes_that_start_pay_the_rent_once(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        with_pgqueue.queue.bind(stage.engine)
+        today = datetime.now(UTC) - timedelta(minutes=1)
+        for _ in range(2):
+            with with_pgqueue.queue.session() as session, session.begin():
+                with_pgqueue.schedule_rent(session, 1, today)
+
+        stage.drain(WITH_PGQUEUE)
+
+        assert stage.paid() == [1]
+        assert stage.column("SELECT run_at FROM pgqueue.message_queue") == [today + DAY]
+
+
+def test_by_hand_a_worker_that_was_off_pays_for_every_day_it_missed(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        by_hand.create_tables(stage.engine)
+        with stage.engine.begin() as connection:
+            three_days_ago = datetime.now(UTC) - 3 * DAY
+            by_hand.at_a_time(connection, 1, three_days_ago, every=DAY)
+
+        by_hand.work_until_empty(stage.engine)
+
+        assert stage.paid() == [1, 1, 1, 1]
+
+
+def test_scheduled_jobs_move_over_with_their_times(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        by_hand.create_tables(stage.engine)
+        tomorrow = datetime.now(UTC) + DAY
+        with stage.engine.begin() as connection:
+            by_hand.at_a_time(connection, 1, tomorrow)
+            by_hand.at_a_time(connection, 2, tomorrow, every=DAY)
+        with_pgqueue.queue.bind(stage.engine)
+
+        with with_pgqueue.queue.session() as session, session.begin():
+            assert move.move(session) == 2
+
+        assert stage.column("SELECT run_at FROM pgqueue.message_queue") == [tomorrow, tomorrow]
+        tasks = stage.column("SELECT task FROM pgqueue.jobs ORDER BY id")
+        assert tasks == [with_pgqueue.pay_order.name, with_pgqueue.pay_rent.name]
+        assert stage.scalar("SELECT count(*) FROM scheduled_jobs") == 0

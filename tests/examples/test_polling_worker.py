@@ -1,0 +1,187 @@
+"""A worker that polls for batches: what the hand-written form does, and what it loses."""
+
+from collections import Counter
+from datetime import timedelta
+
+from stage import Stage
+
+from examples.polling_worker import by_hand, move, with_pgqueue
+
+BY_HAND = by_hand.__name__
+WITH_PGQUEUE = with_pgqueue.__name__
+AT_ONCE = by_hand.Settings(retry_interval=timedelta(0))
+
+IDLE_IN_TRANSACTION = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE application_name = :name AND state = 'idle in transaction' AND backend_xid IS NOT NULL
+"""
+
+
+def enqueue_by_hand(stage: Stage, *order_ids: int) -> None:
+    by_hand.create_tables(stage.engine)
+    with stage.engine.begin() as connection:
+        for order_id in order_ids:
+            by_hand.enqueue(connection, order_id)
+
+
+def enqueue_with_pgqueue(stage: Stage, *order_ids: int) -> None:
+    with_pgqueue.queue.bind(stage.engine)
+    with with_pgqueue.queue.session() as session, session.begin():
+        with_pgqueue.mail_receipt.enqueue_many(session, [(order_id,) for order_id in order_ids])
+
+
+def test_by_hand_failures_are_retried_recorded_and_requeued_by_one_update(
+    database_url: str,
+) -> None:
+    with Stage(database_url) as stage:
+        enqueue_by_hand(stage, 1, 2, -3, -4)
+
+        batches = [4, 2, 2, 0]  # the failing ones come again, and then no more
+        assert [by_hand.work_a_batch(stage.engine, AT_ONCE) for _ in batches] == batches
+
+        jobs = "SELECT status, attempts, last_error FROM mail_jobs ORDER BY id"
+        assert stage.rows(jobs)[1:3] == [
+            ("success", 1, None),
+            ("failed", 3, "there is no order -3"),
+        ]
+        with stage.engine.begin() as connection:
+            assert by_hand.requeue_failed(connection) == 2
+        assert stage.column("SELECT attempts FROM mail_jobs WHERE status = 'pending'") == [0, 0]
+
+
+def test_with_pgqueue_failures_are_retried_after_the_interval(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        enqueue_with_pgqueue(stage, 1, -2)
+
+        stage.drain(WITH_PGQUEUE)
+
+        assert stage.receipts() == [1]
+        (waits,) = stage.column(
+            "SELECT jobs.run_at - job_attempts.finished_at FROM pgqueue.jobs"
+            " JOIN pgqueue.job_attempts ON job_id = jobs.id WHERE jobs.outcome IS NULL"
+        )
+        assert timedelta(seconds=4) < waits <= timedelta(seconds=5)
+
+
+def test_with_pgqueue_all_failed_jobs_are_requeued(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        with_pgqueue.queue.bind(stage.engine)
+        with with_pgqueue.queue.session() as session, session.begin():
+            once = with_pgqueue.mail_receipt.options(max_attempts=1)
+            once.enqueue_many(session, [(1,), (-2,), (-3,)])
+        stage.drain(WITH_PGQUEUE)
+        failed = "SELECT id, last_error FROM pgqueue.jobs WHERE outcome = 'failed' ORDER BY id"
+        assert stage.rows(failed) == [(2, "there is no order -2"), (3, "there is no order -3")]
+
+        with with_pgqueue.queue.session() as session, session.begin():
+            assert with_pgqueue.requeue_failed(session) == 2
+
+        assert stage.rows(failed) == []
+        assert stage.unfinished() == 2
+
+
+def test_by_hand_a_killed_worker_sends_the_mails_of_its_batch_again(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        enqueue_by_hand(stage, *range(1, 11))
+
+        stage.kill_at_work(lambda: stage.start_by_hand(BY_HAND, "work"), "receipts", order_id=10)
+
+        jobs = stage.column("SELECT DISTINCT (status, attempts)::text FROM mail_jobs")
+        assert jobs == ["(pending,0)"]  # nine mails are out, and nothing knows of them
+        while by_hand.work_a_batch(stage.engine, AT_ONCE):
+            pass
+        assert Counter(stage.receipts()) == {**dict.fromkeys(range(1, 10), 2), 10: 1}
+
+
+def test_with_pgqueue_a_killed_worker_repeats_only_what_it_was_in_the_middle_of(
+    database_url: str,
+) -> None:
+    with Stage(database_url) as stage:
+        enqueue_with_pgqueue(stage, *range(1, 11))
+
+        with stage.held_up("receipts", order_id=10):
+            actor = stage.start_worker(WITH_PGQUEUE, concurrency=1)
+            stage.until_held_up(actor)
+            stage.until(lambda: stage.unfinished() == 1)
+            actor.kill()
+        stage.until_forgotten(actor)
+        stage.start_worker(WITH_PGQUEUE, concurrency=1)
+        stage.until_all_ended()
+
+        assert stage.receipts() == list(range(1, 11))
+        crashed = stage.rows("SELECT job_id, outcome FROM pgqueue.job_attempts")
+        assert crashed == [(10, "crashed")]
+
+
+def test_by_hand_a_slow_mail_holds_up_its_whole_batch(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        enqueue_by_hand(stage, *range(1, 11))
+
+        with stage.held_up("receipts", order_id=1):
+            stage.until_held_up(stage.start_by_hand(BY_HAND, "work"))
+
+            assert by_hand.work_a_batch(stage.engine, AT_ONCE) == 0
+            assert stage.receipts() == []
+
+
+def test_with_pgqueue_another_worker_does_what_a_slow_mail_holds_up(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        enqueue_with_pgqueue(stage, *range(1, 11))
+
+        with stage.held_up("receipts", order_id=1):
+            stage.until_held_up(stage.start_worker(WITH_PGQUEUE, concurrency=1))
+            stage.start_worker(WITH_PGQUEUE, concurrency=1)
+
+            stage.until(lambda: stage.receipts() == list(range(2, 11)))
+
+
+def test_by_hand_a_transaction_is_open_while_mails_are_sent(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        enqueue_by_hand(stage, 1)
+
+        with stage.held_up("receipts", order_id=1):
+            actor = stage.start_by_hand(BY_HAND, "work")
+            stage.until_held_up(actor)
+
+            assert stage.scalar(IDLE_IN_TRANSACTION, name=actor.name) == 1
+
+
+def test_with_pgqueue_no_transaction_is_open_while_mails_are_sent(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        enqueue_with_pgqueue(stage, 1)
+
+        with stage.held_up("receipts", order_id=1):
+            actor = stage.start_worker(WITH_PGQUEUE)
+            stage.until_held_up(actor)
+
+            # A heartbeat is a transaction too, of a millisecond.
+            stage.until(lambda: stage.scalar(IDLE_IN_TRANSACTION, name=actor.name) == 0)
+
+
+def test_with_pgqueue_a_mail_does_not_wait_for_the_poll(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        actor = stage.start_worker(WITH_PGQUEUE, poll_interval=timedelta(hours=1))
+        enqueue_with_pgqueue(stage, 1)
+        stage.until(lambda: stage.receipts() == [1])
+
+        enqueue_with_pgqueue(stage, 2)
+
+        stage.until(lambda: stage.receipts() == [1, 2], seconds=10)
+        actor.kill()
+
+
+def test_pending_mails_move_over_with_their_times(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        enqueue_by_hand(stage, 1, 2, -3)
+        stage.run("UPDATE mail_jobs SET run_at = now() + interval '1 day' WHERE order_id = 2")
+        stage.run("UPDATE mail_jobs SET status = 'failed' WHERE order_id = -3")
+        later = stage.scalar("SELECT run_at FROM mail_jobs WHERE order_id = 2")
+        with_pgqueue.queue.bind(stage.engine)
+
+        with with_pgqueue.queue.session() as session, session.begin():
+            assert move.move(session) == 2
+
+        assert stage.column("SELECT order_id FROM mail_jobs") == [-3]
+        stage.drain(WITH_PGQUEUE)
+        assert stage.receipts() == [1]
+        assert stage.column("SELECT run_at FROM pgqueue.message_queue") == [later]
