@@ -22,7 +22,7 @@ depends_on = None
 MOMENT = sa.DateTime(timezone=True)
 CLOCK = sa.text("clock_timestamp()")
 ZERO = sa.text("0")
-ROOM_FOR_UPDATES = "fillfactor = 50"
+ROOM_FOR_UPDATES = "fillfactor = 45"
 EMPTIED_OFTEN = "autovacuum_vacuum_scale_factor = 0.05"
 
 

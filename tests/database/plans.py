@@ -41,6 +41,15 @@ class Plan:
             if node.get("Relation Name") == table and node["Node Type"] != "ModifyTable"
         }
 
+    @property
+    def whole_scans(self) -> list[str]:
+        """Tables that are read from end to end, be it through an index."""
+        return [
+            node["Relation Name"]
+            for node in self.nodes
+            if "Index Name" in node and not {"Index Cond", "Order By"} & node.keys()
+        ]
+
 
 @dataclass
 class Plans:

@@ -64,10 +64,10 @@ def test_the_tables_that_change_often_have_the_storage_they_were_measured_with(
     storage = {fact for fact in facts(database_url) if fact.startswith("storage ")}
 
     assert storage == {
-        "storage jobs {fillfactor=50}",
+        "storage jobs {fillfactor=45}",
         "storage message_queue {autovacuum_vacuum_scale_factor=0.05}",
         "storage leases {autovacuum_vacuum_scale_factor=0.05}",
-        "storage workers {fillfactor=50}",
+        "storage workers {fillfactor=45}",
     }
 
 
