@@ -1,6 +1,7 @@
 """What a handler may know about the job it runs."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,3 +32,18 @@ class JobContext:
         Costs nothing to ask; a cancel is seen within a second.
         """
         return self.cancelled()
+
+
+Around = Callable[[JobContext], AbstractContextManager[None]]
+"""What a worker enters before a handler and leaves after it, in the handler's thread or coroutine.
+
+What a transactional handler left pending in its session is written before it is left.  An error
+of the handler passes through and may not be swallowed; one that it raises itself fails the
+attempt as an error of the handler does.
+"""
+
+_NOTHING = nullcontext()
+
+
+def nothing_around(_context: JobContext) -> AbstractContextManager[None]:
+    return _NOTHING

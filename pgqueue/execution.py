@@ -3,13 +3,13 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
 
-from pgqueue.context import JobContext
+from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import PayloadError, TaskDefinitionError
 from pgqueue.outcomes import (
     AttemptEnd,
@@ -51,22 +51,40 @@ class CancelWins(Exception):
     """Somebody has asked to cancel the job: nothing of this attempt may be kept."""
 
 
-def run(task: Task[..., Any], claimed: Claimed, context: JobContext) -> Verdict:
-    """Run a handler in this thread."""
+def run(
+    task: Task[..., Any],
+    claimed: Claimed,
+    context: JobContext,
+    *,
+    around: Around = nothing_around,
+    write_pending: Callable[[], None] | None = None,
+) -> Verdict:
+    """Run a handler in this thread, and write what it left pending in its session."""
     try:
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
         return _unreadable(error)
     try:
-        injected = task.injection.values(session=context.session, context=context)
-        returned = task.function(*injected, **arguments)
-        return NOTHING_RETURNED if returned is None else _returned(task, returned)
+        with around(context):
+            injected = task.injection.values(session=context.session, context=context)
+            returned = task.function(*injected, **arguments)
+            verdict = NOTHING_RETURNED if returned is None else _returned(task, returned)
+            if write_pending is not None:
+                write_pending()  # a flush runs the application's own event handlers
+        return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
         return Verdict(after_error(task, claimed, error), keeps_writes=False)
 
 
-async def run_async(task: Task[..., Any], claimed: Claimed, context: JobContext) -> Verdict:
-    """Run an async handler on this event loop."""
+async def run_async(
+    task: Task[..., Any],
+    claimed: Claimed,
+    context: JobContext,
+    *,
+    around: Around = nothing_around,
+    write_pending: Callable[[], Awaitable[None]] | None = None,
+) -> Verdict:
+    """The same for an async handler, on this event loop."""
     try:
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
@@ -75,10 +93,15 @@ async def run_async(task: Task[..., Any], claimed: Claimed, context: JobContext)
     seconds = None if timeout is None else timeout.total_seconds()
     end = AttemptEnd.FAILED
     try:
-        injected = task.injection.values(session=context.session, context=context)
-        async with asyncio.timeout(seconds) as clock:
-            returned = await task.function(*injected, **arguments)
-        return NOTHING_RETURNED if returned is None else _returned(task, returned)
+        clock = asyncio.timeout(seconds)
+        with around(context):
+            injected = task.injection.values(session=context.session, context=context)
+            async with clock:
+                returned = await task.function(*injected, **arguments)
+            verdict = NOTHING_RETURNED if returned is None else _returned(task, returned)
+            if write_pending is not None:
+                await write_pending()
+        return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
         if isinstance(error, TimeoutError) and clock.expired():
             end = AttemptEnd.TIMEOUT
@@ -135,17 +158,6 @@ def complete(
         raise Stale
     if settled[0].outcome == "cancelled" and not isinstance(outcome, Cancelled):
         raise CancelWins
-
-
-def finish(
-    task: Task[..., Any], claimed: Claimed, verdict: Verdict, write_pending: Callable[[], None]
-) -> Verdict:
-    """Write what the handler left pending in its session; that may fail as a handler may."""
-    try:
-        write_pending()
-    except Exception as error:  # a flush runs the application's own event handlers
-        return Verdict(after_error(task, claimed, error), keeps_writes=False)
-    return verdict
 
 
 def _unreadable(error: PayloadError) -> Verdict:

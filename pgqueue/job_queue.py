@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from pgqueue import async_session, schema
-from pgqueue.context import JobContext
+from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
 from pgqueue.options import Options, TaskOptions, check_queue_name
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
@@ -101,6 +101,13 @@ class PgQueue:
         """
         engine = worker_engine(self.engine)
         schema.upgrade_database(engine)
+
+    def around_jobs(self) -> Around:
+        """What a worker puts around each handler; for a framework to override.
+
+        Asked for once by each run of a worker, in the thread that runs it.
+        """
+        return nothing_around
 
     @overload
     def task(self, function: Callable[Concatenate[Session, JobContext, P], R], /) -> Task[P, R]: ...

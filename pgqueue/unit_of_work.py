@@ -236,6 +236,22 @@ def _changes_session(statement: str) -> bool:
     return CHANGES_SESSION.search(statement) is not None
 
 
+def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> sessionmaker[Session]:
+    """The application's Sessions, made so that they can join a transaction on ``engine``.
+
+    A Session may choose its bind itself, by ``binds`` or by a ``get_bind`` of the application's.
+    What it sends to the engine of the jobs goes by the connection it has joined, or it would be
+    another transaction; what it sends to other databases still goes there.
+    """
+
+    class Joining(sessions.class_):  # type: ignore[name-defined, misc]  # a class of run time
+        def get_bind(self, *args: Any, **kwargs: Any) -> Any:
+            bind = super().get_bind(*args, **kwargs)
+            return self.bind if bind is engine else bind
+
+    return sessionmaker(**{**sessions.kw, "class_": Joining, "bind": engine})
+
+
 def joined_session(sessions: sessionmaker[Session], connection: Connection) -> Session:
     """A Session inside a transaction that is not its own.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from pgqueue.context import JobContext
+from pgqueue.context import Around, JobContext
 from pgqueue.outcomes import Released
 from pgqueue.repository import Claimed
 from pgqueue.statements.tables import array_of
@@ -127,6 +127,7 @@ class Crew:
 
     engine: Engine
     sessions: sessionmaker[Session]
+    around: Around
     tasks: Mapping[str, Task[..., Any]]
     presence: Presence
     bench: Workbench

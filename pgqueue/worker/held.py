@@ -193,12 +193,14 @@ class HeldSlot(Loop):
         if run.claimed.attempt > run.claimed.max_attempts:
             return Verdict(Exhausted(), keeps_writes=False)
         if task.is_transactional and task.is_async:
-            return run_with_async_session(run, connection)
+            return run_with_async_session(crew, run, connection)
         if task.is_transactional:
             return run_with_session(crew, run, connection)
         if task.is_async:
-            return crew.loop.run(execution.run_async(task, run.claimed, run.context()))
-        return execution.run(task, run.claimed, run.context())
+            return crew.loop.run(
+                execution.run_async(task, run.claimed, run.context(), around=crew.around)
+            )
+        return execution.run(task, run.claimed, run.context(), around=crew.around)
 
     def _complete(
         self,

@@ -14,7 +14,7 @@ from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.notifications import Listener
 from pgqueue.outcomes import AttemptEnd, ErrorReport, Released, Retried
-from pgqueue.unit_of_work import NETWORK, watched, worker_engine
+from pgqueue.unit_of_work import NETWORK, joining_sessions, watched, worker_engine
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.event_loop import EventLoop
@@ -272,7 +272,8 @@ class Shift:
 def _crew_of(queue: PgQueue, plan: Plan, engine: Engine, stopping: Event) -> Crew:
     return Crew(
         engine=watched(engine),
-        sessions=queue.sessions,
+        sessions=joining_sessions(queue.sessions, queue.engine),
+        around=queue.around_jobs(),
         tasks=dict(queue.tasks),
         presence=Presence(queues=plan.queues, slots=plan.slots),
         bench=Workbench(),

@@ -4,7 +4,7 @@ import logging
 import time
 
 from pgqueue import execution
-from pgqueue.context import JobContext
+from pgqueue.context import JobContext, nothing_around
 from pgqueue.outcomes import Exhausted, Outcome
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.loops import Loop
@@ -13,7 +13,7 @@ from pgqueue.worker.transactional import run_in_async_transaction, run_in_transa
 logger = logging.getLogger(__name__)
 
 NO_CONTEXT = JobContext(0, 0, 0, "", "")
-"""For handlers that do not ask for one."""
+"""For handlers that do not ask for one, with nothing around them that does."""
 
 
 class Slot(Loop):
@@ -60,7 +60,9 @@ def run_handler(crew: Crew, run: Run) -> Outcome | None:
         if task.is_async:
             return crew.loop.run(run_in_async_transaction(crew, run))
         return run_in_transaction(crew, run)
-    context = run.context() if task.injection.parameters else NO_CONTEXT
+    is_asked_for = task.injection.parameters or crew.around is not nothing_around
+    context = run.context() if is_asked_for else NO_CONTEXT
     if task.is_async:
-        return crew.loop.run(execution.run_async(task, claimed, context)).outcome
-    return execution.run(task, claimed, context).outcome
+        verdict = crew.loop.run(execution.run_async(task, claimed, context, around=crew.around))
+        return verdict.outcome
+    return execution.run(task, claimed, context, around=crew.around).outcome

@@ -97,7 +97,7 @@ async def _run_async_on(
 ) -> Outcome | None:
     with run.on_backend(pid):
         async with connection.begin() as transaction:
-            verdict = await _run_with_async_session(run, connection)
+            verdict = await _run_with_async_session(crew, run, connection)
             if verdict.keeps_writes:
                 return await connection.run_sync(
                     lambda sync: _complete(crew, run, sync, verdict.outcome)
@@ -110,29 +110,35 @@ def run_with_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
     """Run a handler with a Session inside the transaction of this connection."""
     with joined_session(crew.sessions, connection) as session:
         run.begin()
-        verdict = execution.run(run.task, run.claimed, run.context(session))
-        if verdict.keeps_writes:
-            verdict = execution.finish(run.task, run.claimed, verdict, session.commit)
-        return verdict
+        return execution.run(
+            run.task,
+            run.claimed,
+            run.context(session),
+            around=crew.around,
+            write_pending=session.commit,
+        )
 
 
-def run_with_async_session(run: Run, connection: Connection) -> Verdict:
+def run_with_async_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
     """The same for an async handler, on an event loop of its own.
 
     The connection belongs to this thread and blocks it.  On the loop that all async handlers
     share, two that wait for each other's row locks would stop it for good.
     """
-    return asyncio.run(_run_with_async_session(run, connection))
+    return asyncio.run(_run_with_async_session(crew, run, connection))
 
 
-async def _run_with_async_session(run: Run, connection: "AsyncConnection | Connection") -> Verdict:
+async def _run_with_async_session(
+    crew: Crew, run: Run, connection: "AsyncConnection | Connection"
+) -> Verdict:
     async with async_session.joined_session(connection) as session:
         run.begin()
-        verdict = await execution.run_async(run.task, run.claimed, run.context(session))
-        if not verdict.keeps_writes:
-            return verdict
-        return await session.run_sync(
-            lambda sync: execution.finish(run.task, run.claimed, verdict, sync.commit)
+        return await execution.run_async(
+            run.task,
+            run.claimed,
+            run.context(session),
+            around=crew.around,
+            write_pending=session.commit,
         )
 
 
