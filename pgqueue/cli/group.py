@@ -7,9 +7,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from pgqueue.job_queue import PgQueue
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,6 +25,8 @@ class Given:
     url: str | None = None
     url_of_environment: str | None = None
     is_verbose: bool = False
+    queue: "PgQueue | None" = None
+    """The application's, where it is known without --app, as in ``flask pgqueue``."""
 
 
 class Doors(click.Group):

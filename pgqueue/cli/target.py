@@ -18,6 +18,8 @@ from pgqueue.unit_of_work import DRIVER
 
 def application(given: Given) -> PgQueue:
     """The queue of --app: on the database of --url, else its own, else that of PGQUEUE_URL."""
+    if given.queue is not None:
+        return given.queue
     if given.app is None:
         raise click.UsageError(
             "This needs your application: say --app module:queue, or set PGQUEUE_APP"
@@ -31,7 +33,7 @@ def application(given: Given) -> PgQueue:
 
 def database(given: Given) -> PgQueue:
     """A queue on the database of --url, or on that of --app."""
-    if given.url is None and given.app is not None:
+    if given.queue is not None or (given.url is None and given.app is not None):
         return application(given)
     if url := given.url or given.url_of_environment:
         return PgQueue(_on_postgres(url))

@@ -1,0 +1,19 @@
+"""pgqueue in a Flask application: ``from pgqueue.flask import PgQueue``.
+
+extension   the PgQueue that is given its database by ``init_app``
+sessions    how ``db.session`` becomes the session of the job that runs
+commands    ``flask pgqueue ...``
+"""
+
+try:
+    import flask as _flask  # noqa: F401  # asked for here, so that its absence is said in words
+except ModuleNotFoundError as error:
+    if error.name != "flask":
+        raise
+    raise ModuleNotFoundError(
+        "pgqueue.flask needs Flask: pip install 'sqlalchemy-pgqueue[flask]'", name="flask"
+    ) from error
+
+from pgqueue.flask.extension import PgQueue
+
+__all__ = ["PgQueue"]

@@ -1,0 +1,51 @@
+"""``flask pgqueue ...``: the commands of the command line, on the queue of the app."""
+
+import copy
+import re
+from typing import Any
+
+import click
+from flask import current_app
+
+from pgqueue.cli import main
+from pgqueue.cli.group import Doors, Given, verbose_option
+
+STAND_ALONE = {"demo"}
+"""Commands that have nothing to do with an application."""
+
+REPLACED = {"app", "url"}
+"""Options that say what the Flask app says already."""
+
+NAMED = re.compile(r"pgqueue --(?:app|url) \S+")
+"""How the examples in their help call them."""
+
+
+class AppCommands(Doors):
+    """Every command of ``pgqueue``, without the options that name an application."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        ctx.ensure_object(Given).queue = current_app.extensions["pgqueue"]
+        return super().invoke(ctx)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in main.list_commands(ctx) if name not in STAND_ALONE]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        command = main.get_command(ctx, name)
+        if command is None or name in STAND_ALONE:
+            return None
+        joined = copy.copy(command)
+        joined.params = [option for option in command.params if option.name not in REPLACED]
+        joined.help = NAMED.sub("flask pgqueue", command.help or "")
+        return joined
+
+
+@click.group("pgqueue", cls=AppCommands, context_settings=main.context_settings)
+@verbose_option
+def commands() -> None:
+    """Background jobs: their tables, their workers, and where they stand.
+
+    \b
+    Make the tables:  flask pgqueue upgrade
+    Run the jobs:     flask pgqueue worker
+    """

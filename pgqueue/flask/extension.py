@@ -1,0 +1,125 @@
+"""The PgQueue of a Flask application."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+from flask import Flask, current_app, has_app_context
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from pgqueue import job_queue
+from pgqueue.context import Around, JobContext
+from pgqueue.errors import ArgumentsError, NotBound, PgQueueError
+from pgqueue.flask.commands import commands
+from pgqueue.flask.sessions import Database, lent, session_maker
+
+EXTENSION = "pgqueue"
+"""Its name in ``app.extensions``."""
+
+
+class PgQueue(job_queue.PgQueue):
+    """The tasks of a Flask application, on the database of its SQLAlchemy object.
+
+    Make it where the tasks are, and give it each app with :meth:`init_app`; or both at once, as
+    ``PgQueue(app, db)``.  What touches the database needs an application context, as ``db`` does.
+    ``notify=False`` turns wake-ups off, as in :class:`pgqueue.PgQueue`.
+    """
+
+    def __init__(
+        self, app: Flask | None = None, db: Database | None = None, *, notify: bool = True
+    ) -> None:
+        super().__init__(notify=notify)
+        self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
+        if app is not None:
+            if db is None:
+                raise ArgumentsError("PgQueue(app, db) needs both: db is the app's SQLAlchemy()")
+            self.init_app(app, db)
+
+    def init_app(self, app: Flask, db: Database) -> None:
+        """Serve this app, on the database of its ``db``; adds the commands ``flask pgqueue``.
+
+        ``db`` is the SQLAlchemy object of Flask-SQLAlchemy or Flask-SQLAlchemy-Lite, or anything
+        with an ``engine`` and a ``session``, a ``scoped_session``.  Whether its own ``init_app``
+        comes before or after makes no difference.  Raises PgQueueError when the app has a
+        PgQueue already.
+        """
+        _refuse_others(app, db)
+        if EXTENSION in app.extensions:
+            raise PgQueueError(
+                f"the app {app.name!r} has a PgQueue already: call init_app once for each app, "
+                "in its factory"
+            )
+        app.extensions[EXTENSION] = self
+        app.cli.add_command(commands)
+        self._hosts[app] = Host(app, db, notify=self.notify)
+
+    def bind(self, bind: Any) -> NoReturn:
+        """Always raises PgQueueError: the database of this queue is that of ``init_app``."""
+        raise PgQueueError(
+            "the PgQueue of a Flask application uses the database of its app: give it with "
+            "queue.init_app(app, db), or use pgqueue.PgQueue"
+        )
+
+    @property
+    def sessions(self) -> sessionmaker[Session]:
+        return self._host().queue.sessions
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the current app's ``db``."""
+        return self._host().queue.engine
+
+    def around_jobs(self) -> Around:
+        """Each job runs in an application context of its own, with its session in ``db``."""
+        return self._host().around_job
+
+    def _host(self) -> "Host":
+        if not has_app_context():
+            raise NotBound(
+                "this PgQueue was used outside of an application context: use it in a request, in "
+                "`with app.app_context():`, or in a command of `flask`, as `flask pgqueue worker`"
+            )
+        host = self._hosts.get(current_app._get_current_object())  # type: ignore[attr-defined]  # a proxy
+        if host is None:
+            raise NotBound(
+                f"this PgQueue does not know the app {current_app.name!r}: call "
+                "queue.init_app(app, db) in its factory"
+            )
+        return host
+
+
+class Host:
+    """One app with its database."""
+
+    def __init__(self, app: Flask, db: Database, *, notify: bool) -> None:
+        self._app = app
+        self._db = db
+        self._notify = notify
+        self._queue: job_queue.PgQueue | None = None
+
+    @property
+    def queue(self) -> job_queue.PgQueue:
+        """A queue without tasks, bound to the app's own engine; needs its context."""
+        if self._queue is None:  # not in init_app: the app may get its engine later
+            self._queue = job_queue.PgQueue(session_maker(self._db), notify=self._notify)
+        return self._queue
+
+    @contextmanager
+    def around_job(self, context: JobContext) -> Iterator[None]:
+        with self._app.app_context(), lent(self._db, context):
+            yield
+
+
+def _refuse_others(app: Any, db: Any) -> None:
+    if not isinstance(app, Flask):
+        raise ArgumentsError(f"init_app needs a Flask app and its db, not {type(app).__name__}")
+    for name in ("engine", "session"):
+        # Statically: a property of `db` may need the app's context, which is not there yet.
+        if inspect.getattr_static(db, name, None) is None:
+            raise ArgumentsError(
+                f"init_app needs the app's SQLAlchemy object as db; {type(db).__name__} has no "
+                f"{name!r}"
+            )

@@ -1,0 +1,134 @@
+"""How ``db.session`` becomes the session of the job that runs, and ends with it.
+
+Flask-SQLAlchemy keeps a session for each application context, in the registry of a
+``scoped_session``.  A job has a context of its own, so for as long as it runs the job's session
+is put in that place.  A handler without one finds there an ordinary session, as a request does.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from flask import g
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.util import ThreadLocalRegistry
+
+from pgqueue.context import JobContext
+from pgqueue.errors import ArgumentsError, PgQueueError
+
+SESSIONS_OF_LITE = "_sqlalchemy_sessions"
+"""Where Flask-SQLAlchemy-Lite keeps the sessions of an application context, in ``g``, by name."""
+
+
+class Database(Protocol):
+    """What is asked of the ``db`` of an application, within its context."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def session(self) -> Any: ...
+
+
+def session_maker(db: Any) -> sessionmaker[Session]:
+    """Makes the Sessions ``db.session`` is made of, on the engine of the current app."""
+    session = db.session
+    is_scoped = isinstance(session, scoped_session)
+    made_by = session.session_factory if is_scoped else getattr(db, "sessionmaker", None)
+    if not isinstance(made_by, sessionmaker):
+        raise ArgumentsError(
+            f"db.session is {type(session).__name__}; PgQueue needs a scoped_session of a "
+            "sessionmaker, as Flask-SQLAlchemy has it"
+        )
+    return sessionmaker(**{**made_by.kw, "class_": made_by.class_, "bind": db.engine})
+
+
+@contextmanager
+def lent(db: Any, context: JobContext) -> Iterator[None]:
+    """``db.session`` for one job, in the application context that was made for it."""
+    place = _place_of(db)
+    if place is None:
+        yield
+        return
+    session = getattr(context.session, "sync_session", context.session)
+    if session is None:
+        try:
+            yield
+        finally:
+            place.remove()
+        return
+    place.put(session)
+    try:
+        yield
+        _refuse_loss(place.held(), session, context)
+    finally:
+        # The worker ends the transaction it has opened.  Closed here, an AsyncSession would ask
+        # its connection in a thread that may not.
+        if place.held() is session:
+            place.clear()
+        place.remove()
+
+
+def _refuse_loss(held: Session | None, session: Session, context: JobContext) -> None:
+    """What ``db.session.remove()`` has undone must not end as done."""
+    if held is not session:
+        raise PgQueueError(
+            f"job {context.job_id} {context.task}: its handler has removed db.session, which is "
+            "the job's own session, and with it what was written; leave its end to the worker"
+        )
+
+
+class ScopedPlace:
+    """The registry of a scoped_session."""
+
+    def __init__(self, scoped: "scoped_session[Any]") -> None:
+        self._scoped = scoped
+
+    def put(self, session: Session) -> None:
+        self._scoped.registry.set(session)
+
+    def held(self) -> Session | None:
+        registry = self._scoped.registry
+        return registry() if registry.has() else None
+
+    def clear(self) -> None:
+        self._scoped.registry.clear()
+
+    def remove(self) -> None:
+        self._scoped.remove()
+
+
+class LitePlace:
+    """The sessions that Flask-SQLAlchemy-Lite keeps in ``g``; it closes what is left there."""
+
+    def put(self, session: Session) -> None:
+        g.setdefault(SESSIONS_OF_LITE, {})["default"] = session
+
+    def held(self) -> Session | None:
+        held: Session | None = g.get(SESSIONS_OF_LITE, {}).get("default")
+        return held
+
+    def clear(self) -> None:
+        g.get(SESSIONS_OF_LITE, {}).pop("default", None)
+
+    def remove(self) -> None:
+        """Nothing: its own teardown does, at the end of the context."""
+
+
+def _place_of(db: Any) -> ScopedPlace | LitePlace | None:
+    session = db.session
+    if not isinstance(session, scoped_session):
+        return LitePlace()
+    if isinstance(session.registry, ThreadLocalRegistry) and _is_on_event_loop():
+        return None  # all async handlers share a thread, and would share its session
+    return ScopedPlace(session)
+
+
+def _is_on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

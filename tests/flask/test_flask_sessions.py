@@ -1,0 +1,423 @@
+"""In a job ``db.session`` is the job's own session, and is gone after it."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask import Flask, current_app, g
+from flask_sqlalchemy_lite import SQLAlchemy as Lite
+from kiosk import (
+    NEVER,
+    Note,
+    Record,
+    closing_engines,
+    db,
+    errors_in,
+    kiosk_app,
+    statuses_in,
+    words_in,
+    work,
+)
+from sqlalchemy import create_engine, event, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.util import ScopedRegistry
+
+from pgqueue import Job, JobContext, JobStatus
+from pgqueue.flask import PgQueue
+
+MODES = ("lease", "transaction")
+WORD = text("INSERT INTO notes (word) VALUES (:word)")
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def queue() -> PgQueue:
+    return PgQueue()
+
+
+@pytest.fixture
+def app(queue: PgQueue, database_url: str) -> Iterator[Flask]:
+    with closing_engines(kiosk_app(queue, database_url)) as app:
+        yield app
+
+
+def leftovers() -> dict[Any, Any]:
+    """What is in the registry of ``db.session`` for any application context."""
+    registry = db.session.registry
+    assert isinstance(registry, ScopedRegistry)
+    return dict(registry.registry)
+
+
+def cancel(queue: PgQueue, ctx: JobContext) -> None:
+    """As an operator does, who is somebody else."""
+    with queue.session() as session, session.begin():
+        queue.cancel(session, ctx.job_id)
+
+
+def test_the_session_of_a_transactional_handler_is_db_session(
+    app: Flask, queue: PgQueue, mode: str, database_url: str
+) -> None:
+    found: list[bool] = []
+
+    @queue.task(name="both", retry=NEVER)
+    def both(session: Session, ctx: JobContext) -> None:
+        found.append(db.session() is session is ctx.session)
+        db.session.add(Note(word="pending"))  # written after the handler, in its app context
+
+    with app.app_context():
+        both.enqueue(db.session)
+        db.session.commit()
+
+    assert work(app, queue, mode) == {"succeeded": 1}
+    assert found == [True]
+    assert words_in(database_url) == ["pending"]
+    assert leftovers() == {}
+
+
+def test_what_is_written_by_db_session_goes_when_the_job_does_not_end_well(
+    app: Flask, queue: PgQueue, mode: str, database_url: str
+) -> None:
+    """Cancelled after it was written, and before its end: one commit would keep or lose both."""
+
+    @queue.task(name="write", retry=NEVER, transactional=True)
+    def write(ctx: JobContext) -> None:
+        db.session.add(Note(word="by the model"))
+        db.session.execute(WORD, {"word": "by text"})
+        db.session.commit()
+        cancel(queue, ctx)
+
+    with app.app_context():
+        write.delay()
+
+    assert work(app, queue, mode) == {"cancelled": 1}
+    assert statuses_in(database_url) == [JobStatus.CANCELLED]
+    assert words_in(database_url) == []
+
+
+def test_a_commit_of_db_session_in_a_transactional_handler_publishes_nothing(
+    app: Flask, queue: PgQueue, mode: str, database_url: str
+) -> None:
+    @queue.task(name="commit", retry=NEVER, transactional=True)
+    def commit() -> None:
+        db.session.add(Note(word="committed"))
+        db.session.commit()
+        raise ValueError("after the commit")
+
+    with app.app_context():
+        commit.delay()
+
+    assert work(app, queue, mode) == {"failed": 1}
+    assert words_in(database_url) == []
+    assert leftovers() == {}
+
+
+def test_rows_of_another_bind_go_to_their_own_database(
+    queue: PgQueue, mode: str, database_url: str, empty_database_url: str
+) -> None:
+    app = kiosk_app(queue, database_url, archive_url=empty_database_url)
+
+    @queue.task(name="archive", retry=NEVER, transactional=True)
+    def archive() -> None:
+        db.session.add_all([Note(word="here"), Record(word="there")])
+
+    with closing_engines(app):
+        with app.app_context():
+            archive.delay()
+
+        assert work(app, queue, mode) == {"succeeded": 1}
+
+    assert words_in(database_url) == ["here"]
+    assert words_in(empty_database_url, "records") == ["there"]
+
+
+def test_removing_the_session_of_the_job_fails_it(
+    app: Flask, queue: PgQueue, mode: str, database_url: str
+) -> None:
+    @queue.task(name="remove", retry=NEVER, transactional=True)
+    def remove() -> None:
+        db.session.add(Note(word="before"))
+        db.session.remove()
+        db.session.add(Note(word="after"))
+        db.session.commit()
+
+    with app.app_context():
+        remove.delay()
+
+    assert work(app, queue, mode) == {"failed": 1}
+    assert "has removed db.session" in (errors_in(database_url)[0] or "")
+    assert leftovers() == {}
+
+
+def test_a_handler_without_a_transaction_commits_db_session_itself(
+    app: Flask, queue: PgQueue, mode: str, database_url: str
+) -> None:
+    @queue.task(name="ordinary", retry=NEVER)
+    def ordinary() -> None:
+        db.session.add(Note(word="committed"))
+        db.session.commit()
+        db.session.add(Note(word="forgotten"))
+        db.session.flush()
+
+    @queue.task(name="failing", retry=NEVER)
+    def failing() -> None:
+        db.session.add(Note(word="failed"))
+        db.session.flush()
+        raise ValueError("after the flush")
+
+    with app.app_context():
+        ordinary.delay()
+        failing.delay()
+
+    assert work(app, queue, mode) == {"succeeded": 1, "failed": 1}
+    assert words_in(database_url) == ["committed"]
+    assert leftovers() == {}
+
+
+def test_each_job_has_an_application_context_of_its_own(
+    app: Flask, queue: PgQueue, mode: str
+) -> None:
+    seen: list[tuple[bool, int]] = []
+
+    @queue.task(name="look")
+    def look() -> None:
+        g.jobs = g.get("jobs", 0) + 1
+        seen.append((current_app._get_current_object() is app, g.jobs))  # type: ignore[attr-defined]  # a proxy
+
+    with app.app_context():
+        g.jobs = 100
+        look.delay()
+        look.delay()
+        db.session.remove()
+        work(app, queue, mode, concurrency=1)
+
+    assert seen == [(True, 1), (True, 1)]
+
+
+def test_the_end_of_the_context_is_told_the_error_and_may_fail_the_job(
+    app: Flask, queue: PgQueue, mode: str, database_url: str
+) -> None:
+    told: list[BaseException | None] = []
+
+    @app.teardown_appcontext
+    def tell(error: BaseException | None) -> None:
+        if "job" in g:
+            told.append(error)
+            if error is None:
+                raise LookupError("at the end of the context")
+
+    @queue.task(name="fail", retry=NEVER)
+    def fail() -> None:
+        g.job = True
+        raise ValueError("in the handler")
+
+    @queue.task(name="succeed", retry=NEVER, transactional=True)
+    def succeed() -> None:
+        g.job = True
+        db.session.add(Note(word="lost"))
+
+    with app.app_context():
+        fail.delay()
+        succeed.delay()
+
+    assert work(app, queue, mode, concurrency=1) == {"failed": 2}
+    assert [str(error) for error in told] == ["in the handler", "None"]
+    assert "at the end of the context" in (errors_in(database_url)[1] or "")
+    assert words_in(database_url) == []
+
+
+def test_in_an_async_handler_db_session_is_the_session_inside_its_own(
+    app: Flask, queue: PgQueue, mode: str, database_url: str
+) -> None:
+    @queue.task(name="write", retry=NEVER)
+    async def write(session: AsyncSession, ctx: JobContext, ending: str) -> None:
+        assert db.session() is session.sync_session
+        db.session.add(Note(word=f"added, {ending}"))
+
+        def in_greenlet(_: Session) -> None:
+            db.session.execute(WORD, {"word": f"executed, {ending}"})
+
+        await session.run_sync(in_greenlet)
+        if ending == "failed":
+            raise ValueError(ending)
+        if ending == "cancelled":
+            await asyncio.to_thread(_cancel_in, app, queue, ctx)
+
+    with app.app_context():
+        for ending in ("succeeded", "failed", "cancelled"):
+            write.delay(ending)
+
+    assert work(app, queue, mode) == {"succeeded": 1, "failed": 1, "cancelled": 1}
+    assert words_in(database_url) == ["added, succeeded", "executed, succeeded"]
+    assert leftovers() == {}
+
+
+def _cancel_in(app: Flask, queue: PgQueue, ctx: JobContext) -> None:
+    with app.app_context():
+        cancel(queue, ctx)
+
+
+def test_async_handlers_at_the_same_time_have_sessions_of_their_own(
+    app: Flask, queue: PgQueue, database_url: str
+) -> None:
+    sessions: list[Session] = []
+    met = asyncio.Event()
+
+    @queue.task(name="meet", retry=NEVER)
+    async def meet(word: str) -> None:
+        sessions.append(db.session())
+        db.session.add(Note(word=word))
+        if len(sessions) == 2:
+            met.set()
+        await asyncio.wait_for(met.wait(), 10)
+        db.session.commit()
+        assert sessions[0] is not sessions[1]
+
+    with app.app_context():
+        meet.delay("one")
+        meet.delay("two")
+
+    assert work(app, queue) == {"succeeded": 2}
+    assert words_in(database_url) == ["one", "two"]
+    assert leftovers() == {}
+
+
+class Threads:
+    """A ``db`` of the kind Flask's manual describes: a session for each thread."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = create_engine(url)
+        self.session: scoped_session[Session] = scoped_session(sessionmaker(self.engine))
+
+
+def test_a_session_scoped_by_threads_is_removed_after_each_job(
+    queue: PgQueue, mode: str, engine: Any, database_url: str
+) -> None:
+    app, threads = Flask("threads"), Threads(database_url)
+    queue.init_app(app, threads)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE notes (word text)"))
+    found: list[int] = []
+
+    @queue.task(name="ordinary", retry=NEVER)
+    def ordinary(fails: bool) -> None:
+        found.append(len(list(threads.session.info)))
+        threads.session.info["mine"] = True
+        threads.session.execute(WORD, {"word": "never committed"})
+        if fails:
+            raise ValueError("in the handler")
+
+    @queue.task(name="together", retry=NEVER)
+    def together(session: Session) -> None:
+        found.append(len(list(threads.session.info)))
+        assert threads.session() is session
+        threads.session.execute(WORD, {"word": "together"})
+
+    with app.app_context():
+        with queue.session() as session, session.begin():
+            session.add_all([ordinary.job(True), ordinary.job(False), together.job()])
+
+        assert work(app, queue, mode, concurrency=1) == {"succeeded": 2, "failed": 1}
+
+    assert found == [0, 0, 0]
+    assert words_in(database_url) == ["together"]
+    threads.engine.dispose()
+
+
+def test_async_handlers_leave_a_session_scoped_by_threads_alone(
+    queue: PgQueue, mode: str, database_url: str
+) -> None:
+    app, threads = Flask("threads"), Threads(database_url)
+    queue.init_app(app, threads)
+    taken: list[bool] = []
+
+    @queue.task(name="look", retry=NEVER)
+    async def look(session: AsyncSession) -> None:
+        taken.append(threads.session.registry.has())
+
+    with app.app_context():
+        look.delay()
+
+        assert work(app, queue, mode) == {"succeeded": 1}
+
+    assert taken == [False]
+    threads.engine.dispose()
+
+
+def test_flask_sqlalchemy_lite_is_served_alike(
+    queue: PgQueue, mode: str, database_url: str
+) -> None:
+    lite = Lite()
+    app = Flask("lite")
+    app.config["SQLALCHEMY_ENGINES"] = {"default": database_url}
+    queue.init_app(app, lite)
+    lite.init_app(app)
+
+    @queue.task(name="together", retry=NEVER)
+    def together(session: Session, ctx: JobContext) -> None:
+        assert lite.session is session
+        lite.session.execute(WORD, {"word": "written"})
+        lite.session.commit()
+        cancel(queue, ctx)
+
+    @queue.task(name="ordinary", retry=NEVER)
+    def ordinary() -> None:
+        lite.session.execute(WORD, {"word": "ordinary"})
+        lite.session.commit()
+
+    with app.app_context():
+        lite.session.execute(text("CREATE TABLE notes (word text)"))
+        together.enqueue(lite.session)
+        ordinary.enqueue(lite.session)
+        lite.session.commit()
+
+    assert work(app, queue, mode) == {"cancelled": 1, "succeeded": 1}
+    assert words_in(database_url) == ["ordinary"]
+    with app.app_context():
+        lite.engine.dispose()
+
+
+def test_listeners_on_db_session_hear_the_sessions_of_jobs(
+    app: Flask, queue: PgQueue, mode: str
+) -> None:
+    heard: list[str] = []
+
+    @queue.task(name="write", transactional=True)
+    def write() -> None:
+        db.session.add(Note(word="heard"))
+
+    def hear(session: Session, *_: Any) -> None:
+        heard.extend(note.word for note in session.new if isinstance(note, Note))
+
+    event.listen(db.session, "before_flush", hear)
+    with app.app_context():
+        write.delay()
+        work(app, queue, mode)
+    event.remove(db.session, "before_flush", hear)
+
+    assert heard == ["heard"]
+
+
+def test_a_job_may_enqueue_by_db_session_and_by_delay(
+    app: Flask, queue: PgQueue, mode: str, database_url: str
+) -> None:
+    @queue.task(name="last")
+    def last() -> None: ...
+
+    @queue.task(name="first", retry=NEVER, transactional=True)
+    def first() -> None:
+        last.enqueue(db.session)
+        last.delay()
+        raise ValueError("takes the first of them along")
+
+    with app.app_context():
+        first.delay()
+        work(app, queue, mode)
+        tasks = db.session.scalars(select(Job.task).order_by(Job.id)).all()
+
+    assert tasks == ["first", "last"]
