@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 from flask import current_app
+from flask.cli import ScriptInfo
 
 from pgqueue.cli import main
 from pgqueue.cli.group import Doors, Given, verbose_option
@@ -24,6 +25,8 @@ class AppCommands(Doors):
     """Every command of ``pgqueue``, without the options that name an application."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        if not current_app:  # the test runner of Flask calls without a context
+            ctx.with_resource(ctx.ensure_object(ScriptInfo).load_app().app_context())
         ctx.ensure_object(Given).queue = current_app.extensions["pgqueue"]
         return super().invoke(ctx)
 

@@ -1,0 +1,239 @@
+"""``PgQueue`` in Flask applications: made once, given every app, clear about what is missing."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask import Flask, abort
+from kiosk import (
+    NEVER,
+    Note,
+    closing_engines,
+    db,
+    kiosk_app,
+    statuses_in,
+    words_in,
+    work,
+)
+from sqlalchemy import create_engine
+
+from pgqueue import JobStatus, NotBound, PgQueueError, Worker
+from pgqueue.cli import main
+from pgqueue.flask import PgQueue
+
+
+@pytest.fixture
+def queue() -> PgQueue:
+    return PgQueue()
+
+
+@pytest.fixture
+def app(queue: PgQueue, database_url: str) -> Iterator[Flask]:
+    with closing_engines(kiosk_app(queue, database_url)) as app:
+        yield app
+
+
+def test_a_request_that_fails_enqueues_nothing(
+    app: Flask, queue: PgQueue, database_url: str
+) -> None:
+    @queue.task(name="follow")
+    def follow(word: str) -> None: ...
+
+    @app.post("/notes/<word>")
+    def write(word: str) -> str:
+        db.session.add(Note(word=word))
+        follow.enqueue(db.session, word)
+        if word == "bad":
+            abort(400)
+        if word == "worse":
+            raise ZeroDivisionError
+        db.session.commit()
+        return word
+
+    client = app.test_client()
+    answers = [client.post(f"/notes/{word}").status_code for word in ("good", "bad", "worse")]
+
+    assert answers == [200, 400, 500]
+    assert words_in(database_url) == ["good"]
+    assert statuses_in(database_url) == [JobStatus.PENDING]
+
+
+def test_delay_in_a_request_is_a_transaction_of_its_own(
+    app: Flask, queue: PgQueue, database_url: str
+) -> None:
+    @queue.task(name="report")
+    def report() -> None: ...
+
+    @app.post("/")
+    def fail() -> str:
+        db.session.add(Note(word="lost"))
+        db.session.flush()
+        report.delay()
+        abort(400)
+
+    app.test_client().post("/")
+
+    assert words_in(database_url) == []
+    assert statuses_in(database_url) == [JobStatus.PENDING]
+    with app.app_context():
+        assert queue.engine is db.engine
+
+
+def test_two_apps_share_the_tasks_and_nothing_else(
+    queue: PgQueue, database_url: str, empty_database_url: str
+) -> None:
+    @queue.task(name="write", retry=NEVER, transactional=True)
+    def write(word: str) -> None:
+        db.session.add(Note(word=word))
+
+    first = kiosk_app(queue, database_url)
+    second = kiosk_app(queue, empty_database_url)
+    with closing_engines(first), closing_engines(second):
+        with second.app_context():
+            queue.upgrade()
+            write.delay("second")
+        with first.app_context():
+            write.delay("first")
+
+        assert work(second, queue) == {"succeeded": 1}
+        assert statuses_in(database_url) == [JobStatus.PENDING]
+        assert work(first, queue) == {"succeeded": 1}
+
+    assert first.extensions["pgqueue"] is second.extensions["pgqueue"] is queue
+    assert words_in(database_url) == ["first"]
+    assert words_in(empty_database_url) == ["second"]
+
+
+def test_a_queue_may_be_given_its_app_at_once_and_before_db_is(database_url: str) -> None:
+    from flask_sqlalchemy import SQLAlchemy
+
+    app, late = Flask("early"), SQLAlchemy()
+    app.config["SQLALCHEMY_DATABASE_URI"] = database_url
+    queue = PgQueue(app, late)
+    late.init_app(app)
+
+    with app.app_context():
+        assert queue.engine is late.engine
+        late.engine.dispose()
+
+
+def test_an_app_has_one_queue(app: Flask, queue: PgQueue) -> None:
+    with pytest.raises(PgQueueError, match="'kiosk' has a PgQueue already: call init_app once"):
+        queue.init_app(app, db)
+    with pytest.raises(PgQueueError, match="has a PgQueue already"):
+        PgQueue(app, db)
+
+
+@pytest.mark.usefixtures("app")
+def test_outside_of_an_application_context_the_queue_says_so(queue: PgQueue) -> None:
+    @queue.task(name="report")
+    def report() -> None: ...
+
+    for use in (report.delay, queue.session, queue.upgrade, Worker(queue).run_until_empty):
+        with pytest.raises(NotBound, match=r"outside of an application context: .*app_context"):
+            use()
+
+
+@pytest.mark.usefixtures("app")
+def test_an_app_that_was_not_given_to_the_queue_is_named(queue: PgQueue) -> None:
+    with Flask("stranger").app_context(), pytest.raises(NotBound, match=r"'stranger': call queue"):
+        queue.session()
+
+
+@pytest.mark.parametrize(
+    ("app", "database", "words"),
+    [
+        (db, db, "needs a Flask app and its db, not SQLAlchemy"),
+        (Flask("a"), None, "NoneType has no 'engine'"),
+        (Flask("b"), create_engine("postgresql+psycopg://"), "Engine has no 'session'"),
+    ],
+)
+def test_what_is_no_app_or_no_database_is_refused(
+    queue: PgQueue, app: Any, database: Any, words: str
+) -> None:
+    with pytest.raises(PgQueueError, match=words):
+        queue.init_app(app, database)
+    with pytest.raises(PgQueueError, match="needs both"):
+        PgQueue(Flask("c"))
+
+
+def test_a_session_of_unknown_making_is_refused_when_it_is_needed(
+    queue: PgQueue, database_url: str
+) -> None:
+    class Odd:
+        engine = create_engine(database_url)
+        session = object()
+
+    app = Flask("odd")
+    queue.init_app(app, Odd())
+
+    with app.app_context(), pytest.raises(PgQueueError, match="needs a scoped_session"):
+        queue.session()
+
+
+def test_another_database_than_postgresql_is_refused(queue: PgQueue) -> None:
+    app = kiosk_app(queue, "sqlite://")
+
+    with app.app_context(), pytest.raises(PgQueueError, match="not sqlite"):
+        queue.session()
+
+
+def test_a_database_is_given_by_init_app_alone(queue: PgQueue, database_url: str) -> None:
+    with pytest.raises(PgQueueError, match="init_app"):
+        queue.bind(database_url)
+
+
+def test_every_command_but_the_demo_joins_flask_without_naming_an_app(app: Flask) -> None:
+    listed = app.test_cli_runner().invoke(args=["pgqueue", "--help"]).output
+    names = set(main.commands) - {"demo"}
+
+    assert {"upgrade", "worker", "status", "doctor", "revision"} <= names
+    for name in names:
+        assert f"\n  {name} " in listed
+        help = app.test_cli_runner().invoke(args=["pgqueue", name, "--help"]).output
+        assert "--app" not in help
+        assert "--url" not in help
+    assert "demo" not in listed
+    assert "\n  demo" in app.test_cli_runner().invoke(main, ["--help"]).output
+
+
+def test_the_commands_of_flask_are_those_of_the_app_that_runs_them(
+    app: Flask, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @queue.task(name="report", queue="reports")
+    def report() -> None: ...
+
+    with app.app_context():
+        report.delay()
+    monkeypatch.setenv("PGQUEUE_URL", "postgresql://nobody@nowhere/nothing")
+    run = app.test_cli_runner().invoke
+
+    assert "reports" in run(args=["pgqueue", "status"]).output
+    assert run(args=["pgqueue", "doctor", "--json"]).exit_code in (0, 1)
+    assert "up to date" in run(args=["pgqueue", "upgrade"]).output
+
+
+def test_the_other_command_line_says_which_one_to_use(app: Flask, queue: PgQueue) -> None:
+    module = type(sys)("kiosk_of_test")
+    module.queue = queue  # type: ignore[attr-defined]  # a module made here
+    sys.modules["kiosk_of_test"] = module
+
+    refused = app.test_cli_runner().invoke(main, ["--app", "kiosk_of_test:queue", "status"])
+
+    del sys.modules["kiosk_of_test"]
+    assert refused.exit_code == 1
+    assert "flask pgqueue" in refused.output
+
+
+def test_without_flask_the_import_says_what_to_install() -> None:
+    program = "import sys; sys.modules['flask'] = None; import pgqueue; import pgqueue.flask"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last == (
+        "ModuleNotFoundError: pgqueue.flask needs Flask: pip install 'sqlalchemy-pgqueue[flask]'"
+    )
