@@ -20,6 +20,16 @@ queue = PgQueue()
 shop = Blueprint("shop", __name__)
 
 
+def create_app():
+    app = Flask(__name__)
+    app.config["SQLALCHEMY_DATABASE_URI"] = os.environ["DATABASE_URL"]
+    db.init_app(app)
+    migrate.init_app(app, db)
+    queue.init_app(app, db)
+    app.register_blueprint(shop)
+    return app
+
+
 class Order(db.Model):
     __tablename__ = "orders"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -45,10 +55,10 @@ def write_receipt(order_id: int) -> None:
 def place_order():
     order = Order(item=request.json["item"], cents=request.json["cents"])
     db.session.add(order)
-    db.session.flush()  # the order has its id
+    db.session.flush()  # the database gives the order its id
     write_receipt.enqueue(db.session, order.id)
     if order.cents > 100_000:
-        abort(402)  # nothing is committed: neither the order nor its job
+        abort(409)  # nothing is committed: neither the order nor its job
     db.session.commit()
     return {"id": order.id}, 201
 
@@ -56,14 +66,4 @@ def place_order():
 @shop.get("/orders/<int:order_id>")
 def show_order(order_id):
     order = db.get_or_404(Order, order_id)
-    return {"item": order.item, "receipt": order.receipt and order.receipt.text}
-
-
-def create_app():
-    app = Flask(__name__)
-    app.config["SQLALCHEMY_DATABASE_URI"] = os.environ["DATABASE_URL"]
-    db.init_app(app)
-    migrate.init_app(app, db)
-    queue.init_app(app, db)
-    app.register_blueprint(shop)
-    return app
+    return {"item": order.item, "receipt": order.receipt.text if order.receipt else None}

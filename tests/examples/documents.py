@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-REMARK = re.compile(r"<!-- (continues|not run: .+|from: .+) -->\n+\Z")
+REMARK = re.compile(r"<!-- (continues|(?:not run|from|file|adds to): .+) -->\n+\Z")
 EXCERPT = re.compile(r"^<!-- from: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -1,0 +1,50 @@
+"""``python -m pgqueue.embedded DIRECTORY``: a PostgreSQL for a project on this machine."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pgqueue.embedded import EmbeddedPostgres, NoPostgres, PostgresFailed
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--url", "only_url", is_flag=True, help="Print the server's URL, and start nothing.")
+def main(directory: Path, only_url: bool) -> None:
+    """Run a PostgreSQL until Ctrl-C; DIRECTORY keeps its data.
+
+    For trying things and for development: every user of this account may do everything.
+
+    \b
+    Example:  python -m pgqueue.embedded postgres
+              export DATABASE_URL=$(python -m pgqueue.embedded postgres --url)
+    """
+    try:
+        server = EmbeddedPostgres(directory)
+        if only_url:
+            click.echo(server.url)
+        else:
+            _serve(server)
+    except (NoPostgres, PostgresFailed) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _serve(server: EmbeddedPostgres) -> None:
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        with server:
+            click.echo(server.url)
+            click.echo(f"PostgreSQL runs until Ctrl-C; {server.directory} keeps its data.")
+            signal.pause()
+    except KeyboardInterrupt:
+        click.echo("PostgreSQL has stopped.")
+
+
+def _stop(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m pgqueue.embedded")
