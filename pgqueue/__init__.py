@@ -1,6 +1,6 @@
 """Background jobs for SQLAlchemy applications, which commit with your rows.
 
-    doors          cli · demo · terminal · embedded
+    doors          flask · cli · demo · terminal · embedded
     loops          worker · maintenance
     verbs          execution · job_queue · tasks · notifications · schema
     transactions   unit_of_work · async_session

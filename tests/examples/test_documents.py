@@ -21,7 +21,8 @@ TARGET = re.compile(r"^make ([a-z]+)", re.MULTILINE)
 def test_the_python_in_our_documents_runs(
     program: Program, tmp_path: Path, database_url: str
 ) -> None:
-    name = program.document.stem.replace("-", "_").lower()
+    # Never the name alone: a page may be called as a library is that its programs import.
+    name = f"page_{program.document.stem.replace('-', '_').lower()}"
 
     run(program.source, name=name, directory=tmp_path, database_url=database_url)
 
