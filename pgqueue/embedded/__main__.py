@@ -32,7 +32,8 @@ def main(directory: Path, only_url: bool) -> None:
 
 
 def _serve(server: EmbeddedPostgres) -> None:
-    signal.signal(signal.SIGTERM, _stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     try:
         with server:
             click.echo(server.url)

@@ -85,6 +85,7 @@ class Terminal:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_heed_ctrl_c,
             )
 
     @property
@@ -189,6 +190,11 @@ def plain_environment() -> dict[str, str]:
         **{name: value for name, value in os.environ.items() if not name.startswith(prefixes)},
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def _heed_ctrl_c() -> None:
+    """In a terminal nobody ignores it, as a job of a shell in the background does."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _free_port() -> str:

@@ -1,0 +1,47 @@
+"""``python -m pgqueue.embedded``: a server for a project, from its first line to Ctrl-C."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from server_probes import accepts_connections
+
+COMMAND = [sys.executable, "-m", "pgqueue.embedded"]
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_its_url_and_runs_until_it_is_stopped(
+    server_directory: Path, ending: signal.Signals
+) -> None:
+    directory = server_directory / "postgres"
+    asked = subprocess.run(
+        [*COMMAND, str(directory), "--url"], capture_output=True, text=True, check=True
+    )
+    assert not directory.exists()
+
+    with subprocess.Popen([*COMMAND, str(directory)], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        answered = accepts_connections(url)
+        server.send_signal(ending)
+        rest = server.stdout.read()
+
+    assert asked.stdout.strip() == url
+    assert answered
+    assert f"{directory} keeps its data" in rest
+    assert "PostgreSQL has stopped" in rest
+    assert server.returncode == 0
+    assert not accepts_connections(url)
+
+
+def test_what_is_not_a_database_is_refused_in_one_line(server_directory: Path) -> None:
+    (server_directory / "data").mkdir()
+    (server_directory / "data" / "PG_VERSION").mkdir()
+
+    refused = subprocess.run([*COMMAND, str(server_directory)], capture_output=True, text=True)
+
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("Error: ")
+    assert "Traceback" not in refused.stderr
