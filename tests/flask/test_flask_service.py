@@ -100,6 +100,7 @@ def shop(service: Service, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+@pytest.mark.timeout(300)
 def test_an_order_gets_its_receipt_and_a_refused_one_leaves_nothing(
     service: Service, shop: Any
 ) -> None:
