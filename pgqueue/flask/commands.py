@@ -11,7 +11,7 @@ from flask.cli import ScriptInfo
 from pgqueue.cli import main
 from pgqueue.cli.group import Doors, Given, verbose_option
 
-STAND_ALONE = {"demo"}
+STAND_ALONE = {"completion", "demo"}
 """Commands that have nothing to do with an application."""
 
 REPLACED = {"app", "url"}
@@ -37,10 +37,16 @@ class AppCommands(Doors):
         command = main.get_command(ctx, name)
         if command is None or name in STAND_ALONE:
             return None
-        joined = copy.copy(command)
-        joined.params = [option for option in command.params if option.name not in REPLACED]
-        joined.help = NAMED.sub("flask pgqueue", command.help or "")
-        return joined
+        return _joined(command)
+
+
+def _joined(command: click.Command) -> click.Command:
+    joined = copy.copy(command)
+    joined.params = [option for option in command.params if option.name not in REPLACED]
+    joined.help = NAMED.sub("flask pgqueue", command.help or "")
+    if isinstance(joined, click.Group):
+        joined.commands = {name: _joined(inner) for name, inner in joined.commands.items()}
+    return joined
 
 
 @click.group("pgqueue", cls=AppCommands, context_settings=main.context_settings)

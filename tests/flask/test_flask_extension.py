@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import pytest
 from flask import Flask, abort
 from kiosk import (
@@ -185,16 +186,27 @@ def test_a_database_is_given_by_init_app_alone(queue: PgQueue, database_url: str
         queue.bind(database_url)
 
 
-def test_every_command_but_the_demo_joins_flask_without_naming_an_app(app: Flask) -> None:
+def paths_of(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    """The names that lead to each command below a group."""
+    for name, command in group.commands.items():
+        yield (*path, name)
+        if isinstance(command, click.Group):
+            yield from paths_of(command, *path, name)
+
+
+def test_every_command_on_a_database_joins_flask_without_naming_an_app(app: Flask) -> None:
     listed = app.test_cli_runner().invoke(args=["pgqueue", "--help"]).output
-    names = set(main.commands) - {"demo"}
+    names = set(main.commands) - {"completion", "demo"}
 
     assert {"upgrade", "worker", "status", "doctor", "revision"} <= names
     for name in names:
         assert f"\n  {name} " in listed
-        help = app.test_cli_runner().invoke(args=["pgqueue", name, "--help"]).output
-        assert "--app" not in help
-        assert "--url" not in help
+    for path in paths_of(main):
+        if path[0] in names:
+            help = app.test_cli_runner().invoke(args=["pgqueue", *path, "--help"]).output
+            assert f"pgqueue {' '.join(path)}" in help
+            assert "--app" not in help
+            assert "--url" not in help
     assert "demo" not in listed
     assert "\n  demo" in app.test_cli_runner().invoke(main, ["--help"]).output
 
