@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,19 @@ import click
 GAP = "  "
 NARROWEST = 8
 """Characters below which a column is not cut."""
+
+_COMMANDS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What a terminal obeys, or turns around, instead of showing it; all but tabs and line ends."""
+
+
+def harmless(text: str) -> str:
+    """Words of others, such as an argument or an error, that cannot command the terminal.
+
+    An escape sequence could hide lines, change the title, or answer in the reader's name.
+    """
+    return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def is_rich() -> bool:
@@ -68,7 +82,7 @@ def _window() -> int | None:
 def _as_text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
-    return " ".join(str(value).split())
+    return harmless(" ".join(str(value).split()))
 
 
 def _is_number(rows: Sequence[Sequence[Any]], index: int) -> bool:

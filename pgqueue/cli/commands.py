@@ -1,6 +1,5 @@
 """The commands.  What they need is imported when they run, so that help comes at once."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,28 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pgqueue.cli.group import Doors, Given, app_option, log_to_stderr, url_option, verbose_option
+from pgqueue.cli.completion import completion
+from pgqueue.cli.group import (
+    Doors,
+    Given,
+    app_option,
+    log_to_stderr,
+    on_database,
+    url_option,
+    verbose_option,
+)
+from pgqueue.cli.job_commands import cancel, jobs, requeue
 
-EXAMPLES = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+EXIT_CODES = """
+\b
+Exit codes:
+  0    done; also when there was nothing to do
+  1    something is wrong: the app, the database, a job that does not exist, a finding of doctor
+  2    the command line is wrong
+  130  ended by Ctrl-C; a worker ends with 0, after its running jobs
+"""
 
 
 def _seconds(_ctx: click.Context, _parameter: click.Parameter, value: float) -> timedelta:
@@ -19,10 +37,7 @@ def _seconds(_ctx: click.Context, _parameter: click.Parameter, value: float) -> 
     return timedelta(seconds=value)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
-
-
-@click.group(cls=Doors, context_settings=EXAMPLES)
+@click.group(cls=Doors, context_settings=SETTINGS, epilog=EXIT_CODES)
 @click.option(
     "--app",
     metavar="MODULE:QUEUE",
@@ -44,9 +59,11 @@ def main(ctx: click.Context, app: str | None, url: str | None) -> None:
     """Background jobs that commit with your rows, in your PostgreSQL.
 
     \b
-    See it work:      pgqueue demo
-    Make the tables:  pgqueue --app shop.jobs:queue upgrade
-    Run the jobs:     pgqueue --app shop.jobs:queue worker
+    See it work:       pgqueue demo
+    Make the tables:   pgqueue --app shop.jobs:queue upgrade
+    Run the jobs:      pgqueue --app shop.jobs:queue worker
+    See what failed:   pgqueue --app shop.jobs:queue jobs --status failed
+    Do it once again:  pgqueue --app shop.jobs:queue requeue 4711
     """
     given = ctx.ensure_object(Given)
     given.app = app
@@ -70,11 +87,10 @@ def upgrade(given: Given) -> None:
     \b
     Example:  pgqueue --app shop.jobs:queue upgrade
     """
-    from pgqueue.cli.target import database
     from pgqueue.models import SCHEMA
     from pgqueue.schema import SCHEMA_VERSION
 
-    database(given).upgrade()
+    given.database().upgrade()
     click.echo(f"The tables in schema {SCHEMA} are up to date: version {SCHEMA_VERSION}.")
 
 
@@ -143,20 +159,14 @@ def worker(given: Given, /, **options: Any) -> None:
     \b
     Example:  pgqueue --app shop.jobs:queue worker --queues mail,default --concurrency 20
     """
-    from pgqueue.cli.target import application
     from pgqueue.cli.working import work
 
     log_to_stderr(given)
-    work(application(given), **options)
-
-
-def _on_database(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of the commands that look at a database."""
-    return app_option(url_option(verbose_option(json_option(click.pass_obj(function)))))
+    work(given.application(), **options)
 
 
 @main.command()
-@_on_database
+@on_database
 def status(given: Given, as_json: bool) -> None:
     """Show how many jobs stand where, and which workers live.
 
@@ -164,13 +174,12 @@ def status(given: Given, as_json: bool) -> None:
     Example:  pgqueue --app shop.jobs:queue status
     """
     from pgqueue.cli.status import show_status
-    from pgqueue.cli.target import database
 
-    show_status(database(given), as_json=as_json)
+    show_status(given.database(), as_json=as_json)
 
 
 @main.command()
-@_on_database
+@on_database
 def doctor(given: Given, as_json: bool) -> None:
     """Look for what is wrong: the tables' version, broken rows, settings that lose commits.
 
@@ -180,9 +189,8 @@ def doctor(given: Given, as_json: bool) -> None:
     Example:  pgqueue --url postgresql://me@localhost/shop doctor
     """
     from pgqueue.cli.doctor import examine
-    from pgqueue.cli.target import database
 
-    examine(database(given), as_json=as_json)
+    examine(given.database(), as_json=as_json)
 
 
 @main.command()
@@ -213,3 +221,7 @@ def demo(given: Given, /, url: str | None, **options: Any) -> None:
 
     # Not PGQUEUE_URL: whoever has it set for an application wants no demo in that database.
     run(url=url or given.url, **options)
+
+
+for command in (jobs, requeue, cancel, completion):
+    main.add_command(command)

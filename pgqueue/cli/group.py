@@ -11,15 +11,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pgqueue.terminal import harmless
+
 if TYPE_CHECKING:
     from pgqueue.job_queue import PgQueue
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C has ended, as shells count it."""
+
 
 @dataclass
 class Given:
-    """What was said on the command line, before or after the command's name."""
+    """What was said on the command line, before or after the command's name.
+
+    It is the ``ctx.obj`` of every command, and the one place where a command gets its queue.  A
+    group that knows its application in another way puts a subclass of it there.
+    """
 
     app: str | None = None
     url: str | None = None
@@ -27,6 +36,18 @@ class Given:
     is_verbose: bool = False
     queue: "PgQueue | None" = None
     """The application's, where it is known without --app, as in ``flask pgqueue``."""
+
+    def application(self) -> "PgQueue":
+        """The application's queue, with its tasks; for commands that need them."""
+        from pgqueue.cli.target import application
+
+        return application(self)
+
+    def database(self) -> "PgQueue":
+        """A queue on the database that is meant, with or without tasks."""
+        from pgqueue.cli.target import database
+
+        return database(self)
 
 
 class Doors(click.Group):
@@ -38,8 +59,12 @@ class Doors(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         _survive_odd_characters()
-        with failing_in_one_line(ctx.ensure_object(Given)):
-            return super().invoke(ctx)
+        try:
+            with failing_in_one_line(ctx.ensure_object(Given)):
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(INTERRUPTED)
 
 
 @contextmanager
@@ -95,6 +120,16 @@ def verbose_option(command: F) -> F:
     )(command)
 
 
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document for a program."
+)
+
+
+def on_database(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of the commands that look at a database."""
+    return app_option(url_option(verbose_option(json_option(click.pass_obj(function)))))
+
+
 def log_to_stderr(given: Given) -> None:
     """Plain lines, unless the application has set up logging of its own."""
     logging.basicConfig(
@@ -115,7 +150,7 @@ def _short(error: click.UsageError) -> click.UsageError:
     if error.ctx is None or isinstance(error, _HELP_INSTEAD):
         return error
     path = error.ctx.command_path
-    words = f"{error.format_message().rstrip('.')}; see `{path} --help`."
+    words = f"{harmless(error.format_message()).rstrip('.')}; see `{path} --help`."
     return click.UsageError(words)  # without its context, click prints no usage above it
 
 
@@ -127,7 +162,10 @@ _HELP_INSTEAD: tuple[type[Exception], ...] = (
 
 def _show_traceback(error: Exception, given: Given) -> None:
     if given.is_verbose:
-        traceback.print_exception(error)
+        from pgqueue.cli.refusals import without_passwords
+
+        lines = "".join(traceback.format_exception(error))
+        click.echo(harmless(without_passwords(lines)), err=True)
 
 
 def _survive_odd_characters() -> None:

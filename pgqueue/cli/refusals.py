@@ -1,29 +1,48 @@
 """What went wrong, in one line for the person at the keyboard."""
 
+import re
+
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
+from pgqueue.connecting import advice
 from pgqueue.errors import PgQueueError
+from pgqueue.terminal import harmless
 
 
 def words_for(error: Exception) -> str | None:
     """One line that says what happened and what to do; None when it is a mistake of ours."""
     match error:
         case PgQueueError():
-            return _one_line(error)
+            return one_line(error)
         case OperationalError() | InterfaceError():
             # libpq ends with a question that is the reader's next step, and ours says it better.
-            found = _one_line(error.orig).partition(" Is the server running")[0].rstrip(".")
-            return f"The database does not answer: {found}. Check the URL, and that it runs."
+            if getattr(error.orig, "sqlstate", None) is not None:
+                return _refused(error)
+            found = one_line(error.orig).partition(" Is the server running")[0].rstrip(".")
+            return f"No connection to the database: {found}. {advice(found)}"
         case DBAPIError():
-            return f"The database refuses: {_one_line(error.orig)}"
+            return _refused(error)
         case ArgumentError():
-            return f"{_one_line(error)}. A URL looks like postgresql://user@host/database."
+            return f"{one_line(error)}. A URL looks like postgresql://user@host/database."
         case BrokenPipeError():
             return None
         case OSError():
-            return _one_line(error)
+            return one_line(error)
     return None
 
 
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())
+def _refused(error: DBAPIError) -> str:
+    return f"The database refuses: {one_line(error.orig).partition(' LINE 1:')[0].rstrip('.')}."
+
+
+def one_line(error: object) -> str:
+    """What an error says, fit for a terminal and a log: one line, no commands, no passwords."""
+    return harmless(without_passwords(" ".join(str(error).split())))
+
+
+def without_passwords(text: str) -> str:
+    """Urls as they may be shown."""
+    return _PASSWORD.sub(r"\1***@", text)
+
+
+_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s/]*@")

@@ -1,19 +1,39 @@
 """Finds the application's PgQueue, or makes one on a URL."""
 
 import importlib
+import inspect
 import os
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from functools import reduce
 from types import ModuleType
 from typing import Any
 
 import click
 from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.orm import Session
 
+from pgqueue import schema
 from pgqueue.cli.group import Given
+from pgqueue.cli.refusals import one_line
 from pgqueue.errors import NotBound
 from pgqueue.job_queue import PgQueue
+from pgqueue.tasks import Task
 from pgqueue.unit_of_work import DRIVER
+
+
+@contextmanager
+def opened(queue: PgQueue) -> Iterator[Session]:
+    """A session on tables that this code can work with."""
+    with queue.session() as session:
+        # Whatever the application's engine defaults to: an operator's steps expect to see what
+        # others have committed meanwhile.
+        read_committed = {"isolation_level": "READ COMMITTED"}
+        schema.verify(session.connection(execution_options=read_committed))
+        yield session
 
 
 def application(given: Given) -> PgQueue:
@@ -51,10 +71,16 @@ def find_queue(app: str) -> PgQueue:
     if not path:
         return _only_queue_in(module)
     found = _attribute(module, path.removesuffix("()"))
-    if callable(found) and not isinstance(found, PgQueue):
+    if isinstance(found, Task):
+        raise click.ClickException(
+            f"{app} is a task; --app names the PgQueue it belongs to, as in {module_name}:queue"
+        )
+    if inspect.isroutine(found):
         found = _made_by(found, app)
     if not isinstance(found, PgQueue):
-        raise click.ClickException(f"{app} is {type(found).__name__}, not a PgQueue")
+        raise click.ClickException(
+            f"{app} is {type(found).__name__}, not a PgQueue, nor a function that returns one"
+        )
     return found
 
 
@@ -68,7 +94,12 @@ def _is_bound(queue: PgQueue) -> bool:
 
 def _on_postgres(url: str) -> str:
     """The same database by psycopg, which is always installed, whatever driver the URL names."""
-    parsed = make_url(url)
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
+        raise click.ClickException(  # without the URL, which may hold a password
+            "This is no URL of a database; one looks like postgresql://user@host/database"
+        ) from error
     if parsed.get_backend_name() not in ("postgresql", "postgres"):
         raise click.ClickException(
             f"pgqueue works in PostgreSQL, and this URL is for {parsed.get_backend_name()}; "
@@ -82,7 +113,9 @@ def _imported(module_name: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        return importlib.import_module(module_name)
+        # What an application prints must not come between a program and its JSON.
+        with redirect_stdout(sys.stderr):
+            return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise click.ClickException(
@@ -95,10 +128,17 @@ def _imported(module_name: str) -> ModuleType:
 
 
 def _not_imported(module_name: str, error: BaseException) -> click.ClickException:
-    words = " ".join(str(error).split())
-    return click.ClickException(
-        f"Importing {module_name} failed: {type(error).__name__}: {words} (-v shows where)"
-    )
+    return click.ClickException(f"Importing {module_name} failed: {_raised(error)}")
+
+
+def _raised(error: BaseException) -> str:
+    """The end of the application's traceback, and how to see all of it."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    at = f"{where.filename}:{where.lineno}"
+    if isinstance(error, SyntaxError) and error.filename:
+        at = f"{error.filename}:{error.lineno}"
+    words = one_line(error) or "without a word"
+    return f"{type(error).__name__}: {words} (in {at}; -v shows the whole traceback)"
 
 
 def _only_queue_in(module: ModuleType) -> PgQueue:
@@ -123,9 +163,7 @@ def _attribute(module: ModuleType, path: str) -> Any:
 
 def _made_by(factory: Any, app: str) -> Any:
     try:
-        return factory()
+        with redirect_stdout(sys.stderr):
+            return factory()
     except (Exception, SystemExit) as error:  # an application may raise anything
-        words = " ".join(str(error).split())
-        raise click.ClickException(
-            f"Calling {app} failed: {type(error).__name__}: {words} (-v shows where)"
-        ) from error
+        raise click.ClickException(f"Calling {app} failed: {_raised(error)}") from error

@@ -11,6 +11,7 @@ from pgqueue.repository.jobs import (
     Violation,
     raising_duplicate,
 )
+from pgqueue.repository.listing import Holder, JobDetails, JobLine, JobPage, Listing, PastAttempt
 
 __all__ = [
     "Attempts",
@@ -19,11 +20,17 @@ __all__ = [
     "Claimed",
     "Enqueued",
     "Fleet",
+    "Holder",
+    "JobDetails",
+    "JobLine",
+    "JobPage",
     "Jobs",
+    "Listing",
     "Locked",
     "Member",
     "NewJob",
     "Pair",
+    "PastAttempt",
     "Settled",
     "StatusCount",
     "Violation",

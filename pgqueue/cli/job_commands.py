@@ -1,0 +1,170 @@
+"""The commands for single jobs, and for many: look, requeue, cancel."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from pgqueue.cli.completion import complete_queue, complete_task
+from pgqueue.cli.group import Given, on_database
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class JobId(click.ParamType[int]):
+    """The id of a job, whether there is one or not."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if not str(value).isdecimal() or not 0 < int(value) < 2**63:
+            self.fail(f"{value!r} is not the id of a job", param, ctx)
+        return int(value)
+
+
+JOB_ID = JobId()
+
+
+class ListFirst(click.Group):
+    """``pgqueue jobs`` is ``pgqueue jobs list``, and ``pgqueue jobs 4711`` shows that job."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        wants_help = bool(args) and args[0] in ctx.help_option_names
+        if ctx.resilient_parsing and not args:
+            return super().parse_args(ctx, args)  # the shell completes the names of the commands
+        if not args or (args[0].startswith("-") and not wants_help):
+            args = ["list", *args]
+        elif args[0].isdecimal():
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=ListFirst)
+def jobs() -> None:
+    """List jobs, or show one with its errors.
+
+    Without a command it lists; with an id it shows that job.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue jobs --status failed --task mail.welcome
+              pgqueue --app shop.jobs:queue jobs 4711
+    """
+
+
+_FILTERS = (
+    click.option(
+        "--task", metavar="NAME", shell_complete=complete_task, help="Only jobs of this task."
+    ),
+    click.option(
+        "--queue", metavar="NAME", shell_complete=complete_queue, help="Only jobs of this queue."
+    ),
+    click.option("--before", type=JOB_ID, metavar="ID", help="Only jobs older than this one."),
+    click.option("--after", type=JOB_ID, metavar="ID", help="Only jobs newer than this one."),
+)
+
+
+def _which(*statuses: str) -> Callable[[F], F]:
+    """The options that say which jobs are meant."""
+    status = click.option(
+        "--status",
+        "statuses",
+        type=click.Choice(statuses),
+        multiple=True,
+        help="Only jobs that stand there; may be repeated.",
+    )
+
+    def with_options(command: F) -> F:
+        for option in reversed((status, *_FILTERS)):
+            command = option(command)
+        return command
+
+    return with_options
+
+
+@jobs.command("list")
+@_which("pending", "running", "blocked", "succeeded", "failed", "cancelled")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many."
+)
+@on_database
+def list_(given: Given, as_json: bool, limit: int, **which: Any) -> None:
+    """List jobs, the newest first.
+
+    For a page of older ones give the last id as --before.  Reads no arguments, and is quick
+    beside millions of ended jobs; only --task or --queue without a --status may read far back
+    for a rare name.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue jobs list --status pending --status running
+    """
+    from pgqueue.cli.jobs import show_jobs
+
+    show_jobs(given.database(), limit=limit, as_json=as_json, **which)
+
+
+@jobs.command()
+@click.argument("job_id", metavar="ID", type=JOB_ID)
+@on_database
+def show(given: Given, as_json: bool, job_id: int) -> None:
+    """Show everything about one job.
+
+    Its arguments, options and times, who runs it now, and every attempt that did not end well
+    with its error.  Arguments and tracebacks are shown as they are stored, secrets included.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue jobs show 4711
+    """
+    from pgqueue.cli.jobs import show_job
+
+    show_job(given.database(), job_id, as_json=as_json)
+
+
+_limit = click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="At most so many, the oldest first."
+)
+_yes = click.option("--yes", is_flag=True, help="Do not ask before many jobs are changed.")
+_ids = click.argument("job_ids", metavar="[ID]...", nargs=-1, type=JOB_ID)
+
+
+@click.command()
+@_ids
+@_which("failed", "cancelled")
+@_limit
+@_yes
+@on_database
+def requeue(given: Given, /, **options: Any) -> None:
+    """Put failed or cancelled jobs back, with all their attempts before them again.
+
+    Name them by ids, or by --status and what else they have in common: then they are counted,
+    you are asked, and they are requeued in batches that are committed one by one.  Jobs that
+    are neither failed nor cancelled, or no longer, stay as they are.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue requeue 4711 4712
+              pgqueue --app shop.jobs:queue requeue --status failed --task mail.welcome
+    """
+    from pgqueue.cli.changing import REQUEUE, change
+
+    change(given.database(), REQUEUE, **options)
+
+
+@click.command()
+@_ids
+@_which("pending", "running")
+@_limit
+@_yes
+@on_database
+def cancel(given: Given, /, **options: Any) -> None:
+    """Cancel jobs: a waiting one ends at once, a running one is asked to stop.
+
+    Name them by ids, or by --status and what else they have in common: then they are counted,
+    you are asked, and they are cancelled in batches that are committed one by one.  Jobs that
+    have ended stay as they are.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue cancel 4711 4712
+              pgqueue --app shop.jobs:queue cancel --status pending --queue mail
+    """
+    from pgqueue.cli.changing import CANCEL, change
+
+    change(given.database(), CANCEL, **options)

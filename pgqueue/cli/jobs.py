@@ -1,0 +1,159 @@
+"""``pgqueue jobs``: a page of jobs, or everything about one of them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+
+from pgqueue.cli.target import opened
+from pgqueue.job_queue import PgQueue
+from pgqueue.models import JobStatus
+from pgqueue.repository import Holder, JobDetails, JobLine, Listing, PastAttempt
+from pgqueue.statements.listing import JobFilter
+from pgqueue.terminal import harmless, print_table
+
+LONGEST_ERROR = 80
+"""Characters of an error in a list; all of it is in ``jobs show``."""
+
+
+def show_jobs(
+    queue: PgQueue, /, *, limit: int, as_json: bool, statuses: Sequence[str], **words: Any
+) -> None:
+    which = JobFilter(statuses=frozenset(map(JobStatus, statuses)), **words)
+    with opened(queue) as session:
+        page = Listing(session).page(which, limit=limit)
+    if as_json:
+        jobs = [as_data(job._asdict()) for job in page.jobs]
+        click.echo(json.dumps({"jobs": jobs, "next_before": page.next_before}, indent=2))
+        return
+    if not page.jobs:
+        click.echo("No job fits.")
+        return
+    columns = ["id", "status", "task", "queue", "attempts", "created", "last error"]
+    print_table(columns, [_cells(job) for job in page.jobs])
+    if page.next_before is not None:
+        click.echo(f"There are older ones: add --before {page.next_before}", err=True)
+
+
+def show_job(queue: PgQueue, job_id: int, *, as_json: bool) -> None:
+    with opened(queue) as session:
+        job = Listing(session).job(job_id)
+    if as_json:
+        click.echo(json.dumps(_document(job), indent=2))
+        return
+    for line in _lines(job):
+        click.echo(harmless(line))
+
+
+def as_data(value: Any) -> Any:
+    """What JSON can hold: ids and enums as text, times as ISO in UTC, spans as seconds."""
+    match value:
+        case dict():
+            return {key: as_data(item) for key, item in value.items()}
+        case list() | tuple():
+            return [as_data(item) for item in value]
+        case datetime():
+            return value.astimezone(UTC).isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case None | bool() | int() | float():
+            return value
+        case _:
+            return str(value)
+
+
+def _document(job: JobDetails) -> dict[str, Any]:
+    # Arguments, result, tags and meta are JSON already.
+    return {
+        **as_data(job.columns),
+        "status": job.status.value,
+        "running_on": as_data(job.holder._asdict()) if job.holder else None,
+        "failed_attempts": [as_data(attempt._asdict()) for attempt in job.past_attempts],
+    }
+
+
+def _cells(job: JobLine) -> list[str]:
+    error = (job.last_error or "").strip().partition("\n")[0]
+    return [
+        str(job.id),
+        job.status.value,
+        job.task,
+        job.queue,
+        f"{job.attempts}/{job.max_attempts}",
+        _local(job.created_at),
+        error if len(error) <= LONGEST_ERROR else f"{error[: LONGEST_ERROR - 3]}...",
+    ]
+
+
+def _lines(job: JobDetails) -> Iterator[str]:
+    row = job.columns
+    yield f"Job {row['id']}  {row['task']}  {job.status}"
+    yield ""
+    for name, value in _facts(job):
+        first, *others = value.split("\n")
+        yield f"  {name:<14}{first}"
+        yield from (f"  {'':<14}{line}" for line in others)
+    for attempt in job.past_attempts:
+        yield from _lines_of_attempt(attempt)
+
+
+def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
+    row = job.columns
+    yield "queue", f"{row['queue']}, priority {row['priority']}"
+    yield "arguments", _json(row["args"])
+    yield "attempts", f"{row['attempts']} of {row['max_attempts']}{_snoozes(row['snoozes'])}"
+    for name in ("unique_key", "tags", "meta", "result", "last_error"):
+        if row[name] is not None:
+            text = row[name] if isinstance(row[name], str) else _json(row[name])
+            yield name.replace("_", " "), text
+    times = {
+        "created": row["created_at"],
+        "due": row["run_at"],
+        "started": row["started_at"],
+        "cancel asked": row["cancel_requested_at"],
+        "finished": row["finished_at"],
+    }
+    yield from ((name, _local(time)) for name, time in times.items() if time is not None)
+    if job.holder is not None:
+        yield "runs on", _holder(job.holder)
+
+
+def _holder(holder: Holder) -> str:
+    beat = holder.heartbeat_age
+    age = "" if beat is None else f", last heartbeat {beat.total_seconds():.1f} s ago"
+    name = _worker(holder)
+    return f"{name}, attempt {holder.attempt} since {_local(holder.started_at)}{age}"
+
+
+def _lines_of_attempt(attempt: PastAttempt) -> Iterator[str]:
+    began = "" if attempt.started_at is None else f"{_local(attempt.started_at)} to "
+    yield ""
+    yield f"Attempt {attempt.attempt}  {attempt.outcome}  {began}{_local(attempt.finished_at)}"
+    if attempt.worker_id is not None:
+        yield f"  on {_worker(attempt)}"
+    # A traceback ends with the error itself.
+    error = None if attempt.error_type is None else f"{attempt.error_type}: {attempt.error}"
+    words = attempt.traceback or error or ""
+    yield from (f"  {line}" for line in words.rstrip().split("\n"))
+
+
+def _worker(of: Holder | PastAttempt) -> str:
+    """A worker that has stopped has left its row, and only its id is known."""
+    if of.hostname is None:
+        return f"worker {of.worker_id}"
+    return f"{of.hostname}:{of.pid} (worker {of.worker_id})"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2 if len(str(value)) > LONGEST_ERROR else None)
+
+
+def _snoozes(number: int) -> str:
+    return f", snoozed {number} times" if number else ""
+
+
+def _local(time: datetime) -> str:
+    """In the reader's own time zone, with its offset."""
+    return time.astimezone().isoformat(sep=" ", timespec="seconds")

@@ -1,0 +1,119 @@
+"""What an operator looks at: pages of jobs, and everything about one of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from pgqueue.errors import JobNotFound
+from pgqueue.models import JobStatus
+from pgqueue.statements import listing
+from pgqueue.statements.listing import JobFilter
+
+
+class JobLine(NamedTuple):
+    """A job in a list."""
+
+    id: int
+    status: JobStatus
+    task: str
+    queue: str
+    priority: int
+    attempts: int
+    max_attempts: int
+    run_at: datetime
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """Some jobs, the newest first."""
+
+    jobs: Sequence[JobLine]
+    next_before: int | None
+    """What the filter of the next page has as ``before``; None on the last page."""
+
+
+class Holder(NamedTuple):
+    """The worker that runs a job.  A worker that has left no row has no name any more."""
+
+    worker_id: UUID
+    hostname: str | None
+    pid: int | None
+    attempt: int
+    started_at: datetime
+    heartbeat_age: timedelta | None
+
+
+class PastAttempt(NamedTuple):
+    """An attempt that did not end well."""
+
+    attempt: int
+    outcome: str
+    error_type: str | None
+    error: str | None
+    traceback: str | None
+    worker_id: UUID | None
+    hostname: str | None
+    pid: int | None
+    started_at: datetime | None
+    finished_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """Everything that is known of one job."""
+
+    status: JobStatus
+    columns: dict[str, Any]
+    """The row of ``jobs``."""
+    holder: Holder | None
+    past_attempts: Sequence[PastAttempt]
+
+
+class Listing:
+    """The jobs behind one Session or Connection, to be looked at."""
+
+    def __init__(self, executor: Session | Connection) -> None:
+        self._executor = executor
+
+    def page(self, which: JobFilter, *, limit: int) -> JobPage:
+        """The newest jobs that fit; one more is read, to know whether that is all."""
+        rows = self._executor.execute(listing.list_jobs(which, limit=limit + 1))
+        found = [JobLine(*row) for row in rows]
+        shown = found[:limit]
+        return JobPage(shown, shown[-1].id if len(found) > limit else None)
+
+    def ids(self, which: JobFilter, *, limit: int | None = None) -> list[int]:
+        """The ids of all jobs that fit, or of the oldest of them, in ascending order."""
+        ids = listing.job_ids(which, limit=limit, newest_first=False)
+        return [row[0] for row in self._executor.execute(ids)]
+
+    def status(self, job_id: int) -> JobStatus | None:
+        """Where a job stands; None where there is no such job."""
+        found = self._executor.execute(listing.status_of_job(), {"job_id": job_id}).scalar()
+        return None if found is None else JobStatus(found)
+
+    def job(self, job_id: int) -> JobDetails:
+        """Everything that is known of one job; raises JobNotFound."""
+        one = {"job_id": job_id}
+        row = self._executor.execute(listing.job_details(), one).mappings().one_or_none()
+        if row is None:
+            raise JobNotFound(f"job {job_id} does not exist: never committed, or deleted")
+        columns = dict(row)
+        status = JobStatus(columns.pop("status"))
+        held = self._executor.execute(listing.holder_of_job(), one).one_or_none()
+        past = self._executor.execute(listing.attempts_of_job(), one)
+        return JobDetails(
+            status=status,
+            columns=columns,
+            holder=Holder(*held) if held else None,
+            past_attempts=[PastAttempt(*attempt) for attempt in past],
+        )

@@ -1,0 +1,195 @@
+"""What an operator looks at: pages of jobs, and everything about one of them.
+
+A page must come at once beside millions of ended jobs.  So each status is read where its jobs
+stand, in the order of their ids: pending in the messages, running in the leases, failed and
+cancelled in the dead letters.  Only succeeded jobs, and jobs of any status, are read back from
+the newest row of ``jobs``.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Select,
+    Table,
+    bindparam,
+    exists,
+    literal_column,
+    select,
+    true,
+    union,
+)
+
+from pgqueue.models import Job, JobStatus
+from pgqueue.statements.tables import (
+    SUCCEEDED,
+    clock,
+    dead_letters,
+    job_attempts,
+    jobs,
+    leases,
+    message_queue,
+    workers,
+)
+
+JOB = bindparam("job_id", type_=BigInteger)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs are meant: all that fit every word given here."""
+
+    statuses: frozenset[JobStatus] = frozenset()
+    """Empty: whatever the status."""
+    task: str | None = None
+    queue: str | None = None
+    before: int | None = None
+    """Only jobs with a smaller id: older ones."""
+    after: int | None = None
+    """Only jobs with a larger id: newer ones."""
+
+    def words(self, table: Table, id: ColumnElement[int]) -> list[ColumnElement[bool]]:
+        """The conditions on a table that names task and queue, but for the status."""
+        found = [
+            None if self.task is None else table.c.task == self.task,
+            None if self.queue is None else table.c.queue == self.queue,
+            None if self.before is None else id < self.before,
+            None if self.after is None else id > self.after,
+        ]
+        return [condition for condition in found if condition is not None]
+
+
+SHOWN = (
+    Job.id,
+    Job.status,
+    Job.task,
+    Job.queue,
+    Job.priority,
+    Job.attempts,
+    Job.max_attempts,
+    Job.run_at,
+    Job.created_at,
+    Job.started_at,
+    Job.finished_at,
+    Job.last_error,
+)
+"""Without arguments and results, which may be large, and secret."""
+
+
+def list_jobs(which: JobFilter, *, limit: int) -> Executable:
+    """The newest jobs that fit, by descending id."""
+    ids = job_ids(which, limit=limit, newest_first=True)
+    found = ids.subquery("found")
+    return select(*SHOWN).join(found, found.c.id == Job.id).order_by(Job.id.desc())
+
+
+def job_ids(which: JobFilter, *, limit: int | None, newest_first: bool) -> Select[*tuple[Any, ...]]:
+    """The ids of jobs that fit, in their order."""
+
+    def first(ids: Select[*tuple[Any, ...]], id: ColumnElement[int]) -> Select[*tuple[Any, ...]]:
+        return ids.order_by(id.desc() if newest_first else id).limit(limit)
+
+    if not which.statuses:
+        return first(select(jobs.c.id).where(*which.words(jobs, jobs.c.id)), jobs.c.id)
+    branches = []
+    for status in sorted(which.statuses):
+        ids, id = _standing_in(status, which, newest_first=newest_first)
+        # Each in a subquery of its own, or the limit of one would be that of all.
+        branches.append(select(first(ids, id).subquery()))
+    found = union(*branches).subquery("ids")
+    return first(select(found.c.id), found.c.id)
+
+
+@cache
+def job_details() -> Executable:
+    """Everything in the row of one job, and its status."""
+    return select(*jobs.c, Job.status.label("status")).where(Job.id == JOB)
+
+
+@cache
+def status_of_job() -> Executable:
+    return select(Job.status).where(Job.id == JOB)
+
+
+@cache
+def holder_of_job() -> Executable:
+    """Who has the lease of a job, and how long ago that worker was heard of."""
+    return (
+        select(
+            leases.c.worker_id,
+            workers.c.hostname,
+            workers.c.pid,
+            leases.c.attempt,
+            leases.c.started_at,
+            (clock() - workers.c.heartbeat_at).label("heartbeat_age"),
+        )
+        .select_from(leases.outerjoin(workers, workers.c.id == leases.c.worker_id))
+        .where(leases.c.target_id == JOB)
+    )
+
+
+@cache
+def attempts_of_job() -> Executable:
+    """Every attempt of a job that did not end well, the oldest first."""
+    return (
+        select(
+            job_attempts.c.attempt,
+            job_attempts.c.outcome,
+            job_attempts.c.error_type,
+            job_attempts.c.error,
+            job_attempts.c.traceback,
+            job_attempts.c.worker_id,
+            workers.c.hostname,
+            workers.c.pid,
+            job_attempts.c.started_at,
+            job_attempts.c.finished_at,
+        )
+        .select_from(job_attempts.outerjoin(workers, workers.c.id == job_attempts.c.worker_id))
+        .where(job_attempts.c.job_id == JOB)
+        .order_by(job_attempts.c.message_id, job_attempts.c.attempt)
+    )
+
+
+def _standing_in(
+    status: JobStatus, which: JobFilter, *, newest_first: bool
+) -> tuple[Select[*tuple[Any, ...]], ColumnElement[int]]:
+    """The ids of the jobs of one status, and the column that orders them."""
+    match status:
+        case JobStatus.PENDING:
+            return _pending(which, newest_first=newest_first)
+        case JobStatus.FAILED | JobStatus.CANCELLED:
+            letter = dead_letters.c.job_id
+            died = dead_letters.c.outcome == literal_column(f"'{status.value}'")
+            words = which.words(dead_letters, letter)
+            return select(letter.label("id")).where(died, *words), letter
+        case JobStatus.SUCCEEDED:
+            words = [jobs.c.outcome == SUCCEEDED, *which.words(jobs, jobs.c.id)]
+        case _:
+            words = [Job.status == status, *which.words(jobs, jobs.c.id)]
+    return select(jobs.c.id).where(*words), jobs.c.id
+
+
+def _pending(
+    which: JobFilter, *, newest_first: bool
+) -> tuple[Select[*tuple[Any, ...]], ColumnElement[int]]:
+    """By messages: their number is bounded by the backlog, that of jobs by nothing.
+
+    OFFSET 0 has each job read by its key while messages are read in their order: the planner
+    would otherwise hash all of ``jobs`` to find twenty rows.
+    """
+    target = message_queue.c.target_id
+    leased = exists().where(leases.c.target_id == target)
+    messages = select(target).where(~leased, *which.words(message_queue, target))
+    ordered = messages.order_by(target.desc() if newest_first else target).subquery("messages")
+    unfinished = (
+        select(jobs.c.id)
+        .where(jobs.c.id == ordered.c.target_id, jobs.c.outcome.is_(None))
+        .offset(literal_column("0"))
+        .lateral("unfinished")
+    )
+    ids = select(ordered.c.target_id.label("id")).join(unfinished, true())
+    return ids, ordered.c.target_id

@@ -1,0 +1,153 @@
+"""An application in a directory, and the command line beside it, as a shell has them."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.orm import Session
+
+from pgqueue import Lease, PgQueue
+
+PATIENCE = 30.0
+
+APP = """
+    import os
+    import pathlib
+    import threading
+    import time
+
+    from pgqueue import PgQueue, Retry
+
+    queue = PgQueue(os.environ.get("SHOP_DATABASE"))
+    unbound = PgQueue()
+    number = 7
+
+
+    class nested:
+        jobs = queue
+
+
+    def make_queue():
+        return queue
+
+
+    def broken_factory():
+        raise RuntimeError("no settings")
+
+
+    @queue.task
+    def add(a: int, b: int) -> int:
+        return a + b
+
+
+    @queue.task(queue="mail")
+    def post(to: str) -> None:
+        pass
+
+
+    @queue.task
+    def wait_for_file(path: str) -> None:
+        while not pathlib.Path(path).exists():
+            time.sleep(0.01)
+
+
+    @queue.task
+    def never_end(daemon: bool) -> None:
+        threading.Thread(target=threading.Event().wait, daemon=daemon).start()
+        threading.Event().wait()
+
+
+    @unbound.task
+    def nothing() -> None:
+        pass
+"""
+
+
+def write_shop(directory: Path) -> Path:
+    """An application, and some modules in which nothing works."""
+    (directory / "shop.py").write_text(textwrap.dedent(APP))
+    (directory / "single.py").write_text("from shop import queue\nfrom pgqueue import PgQueue\n")
+    (directory / "without_tasks.py").write_text(
+        "import os\nfrom pgqueue import PgQueue\nqueue = PgQueue(os.environ['SHOP_DATABASE'])\n"
+    )
+    (directory / "exploding.py").write_text("raise ValueError('two\\nlines')\n")
+    (directory / "needy.py").write_text("import a_module_nobody_has\n")
+    (directory / "torn.py").write_text("def (:\n")
+    (directory / "chatty.py").write_text("print('hello')\nfrom shop import queue\n")
+    return directory
+
+
+def environment(database_url: str | None) -> dict[str, str]:
+    """That of the tests, without what would name a database or a width."""
+    dropped = ("PGQUEUE", "COLUMNS", "NO_COLOR")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return kept | ({"SHOP_DATABASE": database_url} if database_url else {})
+
+
+def pgqueue(
+    shop: Path, *arguments: str, database_url: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pgqueue", *arguments],
+        cwd=shop,
+        env=environment(database_url) | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def enqueue(engine: Engine, shop: Path, name: str, *calls: tuple[object, ...]) -> None:
+    """Enqueue by the application's own signature, without importing it into the tests."""
+    queue = PgQueue(engine)
+    names = {"add": "a: int, b: int", "wait_for_file": "path: str", "never_end": "daemon: bool"}
+    scope: dict[str, object] = {"__name__": "shop"}
+    exec(f"def {name}({names[name]}) -> None: ...", scope)
+    task = queue.task(scope[name])  # type: ignore[call-overload]  # made by exec
+    with Session(engine) as session, session.begin():
+        task.enqueue_many(session, list(calls))
+
+
+@contextmanager
+def running_worker(shop: Path, database_url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "pgqueue", "--app", "shop:queue", "worker", *options],
+        cwd=shop,
+        env=environment(database_url),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up_at, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def running(engine: Engine, number: int) -> Callable[[], bool]:
+    def are_running() -> bool:
+        with Session(engine) as session:
+            return session.scalar(select(func.count()).select_from(Lease)) == number
+
+    return are_running
+
+
+def assert_one_line(ended: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert ended.returncode != 0
+    assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+    assert ended.stderr.startswith("Error: ")
+    for word in words:
+        assert word in ended.stderr
