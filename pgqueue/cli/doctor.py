@@ -3,31 +3,39 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from enum import StrEnum
 
 import click
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from pgqueue import schema
 from pgqueue.errors import SchemaError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
+from pgqueue.repository import Health, Waiting
+from pgqueue.terminal import harmless
 
 SHOWN = 20
-"""Broken rows to name one by one."""
+"""Broken rows to name one by one; as many tasks, queues and sessions."""
+
+OLD = timedelta(minutes=5)
+"""Age from which a transaction is named for what it keeps alive."""
 
 DURABILITY = {
     "fsync": "a crash of the server can destroy the whole database",
     "full_page_writes": "a crash of the server can leave torn pages behind",
     "synchronous_commit": "a crash of the server loses jobs whose commit was acknowledged",
 }
+OTHERS = ("autovacuum", "transaction_read_only", "default_transaction_isolation")
 
 
 class Level(StrEnum):
     OK = "ok"
-    NOTE = "note"
+    WARNING = "warning"
+    """It works, and somebody should look at it."""
     WRONG = "wrong"
+    """The exit code is 1 because of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +50,19 @@ class Finding:
 def examine(queue: PgQueue, *, as_json: bool) -> None:
     """Say what was found; exit with 1 when something is wrong."""
     with queue.session() as session:
-        findings = [*_schema(queue, session), *_settings(session)]
+        findings = [
+            *_schema(queue, session),
+            *_durability(Health(session)),
+            *_settings(Health(session)),
+            *_transactions(Health(session)),
+        ]
     is_sound = all(finding.level is not Level.WRONG for finding in findings)
     if as_json:
         found = {"is_sound": is_sound, "findings": [asdict(finding) for finding in findings]}
         click.echo(json.dumps(found, indent=2))
     else:
         for finding in findings:
-            click.echo(f"{finding.level:5}  {finding.subject}: {finding.detail}")
+            click.echo(harmless(f"{finding.level:7}  {finding.subject}: {finding.detail}"))
     if not is_sound:
         click.get_current_context().exit(1)
 
@@ -68,20 +81,92 @@ def _schema(queue: PgQueue, session: Session) -> Iterator[Finding]:
         yield Finding(Level.WRONG, "invariants", f"{len(violations) - SHOWN} more are broken")
     if not violations:
         yield Finding(Level.OK, "invariants", "no row breaks one")
-
-
-def _settings(session: Session) -> Iterator[Finding]:
-    for name, danger in DURABILITY.items():
-        value = session.scalar(text("SELECT current_setting(:name)"), {"name": name})
-        if value == "off":
-            yield Finding(Level.WRONG, name, f"off: {danger}; set it to on")
-        else:
-            yield Finding(Level.OK, name, str(value))
-    isolation = session.scalar(text("SELECT current_setting('default_transaction_isolation')"))
-    if isolation != "read committed":
+    yield from _waiting(queue, Health(session))
+    for table in Health(session).tables_without_autovacuum():
         yield Finding(
-            Level.NOTE,
-            "default_transaction_isolation",
-            f"{isolation}; workers use read committed whatever it says, your enqueuing "
-            "transactions do not, and have to be ready for serialization failures",
+            Level.WARNING,
+            "autovacuum",
+            f"off for {SCHEMA}.{table}: its dead rows stay, and claims become slow; "
+            f"ALTER TABLE {SCHEMA}.{table} RESET (autovacuum_enabled)",
         )
+
+
+def _waiting(queue: PgQueue, health: Health) -> Iterator[Finding]:
+    """Without an app there are no tasks to know, and only the queues are looked at."""
+    if queue.tasks:
+        unknown = health.unknown_tasks(queue.tasks)
+        for task in unknown[:SHOWN]:
+            yield Finding(Level.WARNING, "unknown task", words_for_unknown(task))
+        if not unknown:
+            yield Finding(Level.OK, "tasks", "no job is due of a task this app does not know")
+    unserved = health.unserved_queues()
+    for one in unserved[:SHOWN]:
+        detail = f"no living worker serves queue {one.name}, where {_due(one)}"
+        yield Finding(Level.WARNING, "workers", detail)
+    if not unserved:
+        yield Finding(Level.OK, "workers", "every queue with due jobs is served")
+
+
+def words_for_unknown(task: Waiting) -> str:
+    return (
+        f"this app knows no task {task.name}, of which {_due(task)}: its workers leave them "
+        "alone; have the module of --app import that task, or cancel them"
+    )
+
+
+def _due(waiting: Waiting) -> str:
+    jobs = "1 job is due" if waiting.jobs == 1 else f"{waiting.jobs:,} jobs are due"
+    return f"{jobs} (since {_age(waiting.since)})"
+
+
+def _durability(health: Health) -> Iterator[Finding]:
+    settings = health.settings(DURABILITY)
+    for name, danger in DURABILITY.items():
+        if settings[name].value == "off":
+            detail = f"off, by the {settings[name].source}: {danger}; set it to on"
+            yield Finding(Level.WRONG, name, detail)
+        else:
+            yield Finding(Level.OK, name, settings[name].value)
+    for other in health.settings_of_other_roles(DURABILITY):
+        if other.value == "off":
+            detail = f"off, for the role {other.role}: {DURABILITY[other.name]}; set it to on"
+            yield Finding(Level.WRONG, other.name, detail)
+
+
+def _settings(health: Health) -> Iterator[Finding]:
+    found = {name: setting.value for name, setting in health.settings(OTHERS).items()}
+    if health.is_standby():
+        detail = "this server is a standby: jobs are written on its primary; use the URL of that"
+        yield Finding(Level.WRONG, "standby", detail)
+    elif found["transaction_read_only"] == "on":
+        detail = "on: jobs cannot be written here; look at default_transaction_read_only"
+        yield Finding(Level.WRONG, "transaction_read_only", detail)
+    if found["autovacuum"] == "off":
+        detail = "off: dead rows stay, and claims become slow; set it to on"
+        yield Finding(Level.WARNING, "autovacuum", detail)
+    if found["default_transaction_isolation"] != "read committed":
+        yield Finding(
+            Level.WARNING,
+            "default_transaction_isolation",
+            f"{found['default_transaction_isolation']}; workers use read committed whatever it "
+            "says, your enqueuing transactions do not, and have to be ready for serialization "
+            "failures",
+        )
+
+
+def _transactions(health: Health) -> Iterator[Finding]:
+    old = health.old_transactions(OLD)
+    for one in old[:SHOWN]:
+        age = _age(timedelta(seconds=one.seconds))
+        detail = f"{one.who} is {one.state}, open for {age}: vacuum keeps all that died since"
+        yield Finding(Level.WARNING, "old transaction", detail)
+    if not old:
+        yield Finding(Level.OK, "transactions", f"none is older than {_age(OLD)}")
+
+
+def _age(span: timedelta) -> str:
+    seconds = int(span.total_seconds())
+    for name, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {name}"
+    return f"{seconds} s"

@@ -7,22 +7,31 @@ import click
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from pgqueue import schema
+from pgqueue.cli.doctor import words_for_unknown
+from pgqueue.cli.target import opened
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus, Lease, QueueSettings, WorkerProcess
-from pgqueue.terminal import print_table
+from pgqueue.repository import Health
+from pgqueue.terminal import harmless, print_table
 
 
 def show_status(queue: PgQueue, *, as_json: bool) -> None:
-    with queue.session() as session:
-        schema.verify(session.connection())
-        found = {"queues": _queues(queue, session), "workers": _workers(session)}
+    with opened(queue) as session:
+        queues, workers = _queues(queue, session), _workers(session)
+        unknown = Health(session).unknown_tasks(queue.tasks) if queue.tasks else []
     if as_json:
+        tasks = [
+            {"name": task.name, "due_jobs": task.jobs, "oldest_age": task.since.total_seconds()}
+            for task in unknown
+        ]
+        found = {"queues": queues, "workers": workers, "unknown_tasks": tasks}
         click.echo(json.dumps(found, indent=2))
         return
-    _print_queues(found["queues"])
+    _print_queues(queues)
     click.echo()
-    _print_workers(found["workers"])
+    _print_workers(workers)
+    for task in unknown:
+        click.echo(harmless(f"\nWarning: {words_for_unknown(task)}"))
 
 
 def _queues(queue: PgQueue, session: Session) -> list[dict[str, Any]]:

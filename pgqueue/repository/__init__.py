@@ -2,6 +2,7 @@
 
 from pgqueue.repository.attempts import Attempts, Claim, Claimed, Locked, Pair, Settled
 from pgqueue.repository.fleet import Fleet, Member
+from pgqueue.repository.health import Health, OldTransaction, Waiting
 from pgqueue.repository.jobs import (
     Change,
     Enqueued,
@@ -20,6 +21,7 @@ __all__ = [
     "Claimed",
     "Enqueued",
     "Fleet",
+    "Health",
     "Holder",
     "JobDetails",
     "JobLine",
@@ -30,9 +32,11 @@ __all__ = [
     "Member",
     "NewJob",
     "Pair",
+    "OldTransaction",
     "PastAttempt",
     "Settled",
     "StatusCount",
     "Violation",
+    "Waiting",
     "raising_duplicate",
 ]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
+_OURS = Path(__file__).parents[1] / "migrations"
+
 
 def write_revision(
     host: Config | Path | str, *, message: str = "add pgqueue", head: str = "head"
@@ -52,6 +54,11 @@ def _config_of(path: Path) -> Config:
 def _write(scripts: ScriptDirectory, config: Config, *, message: str, head: str) -> Path:
     from alembic.util import rev_id
 
+    if Path(scripts.dir).resolve() == _OURS.resolve():
+        raise SchemaError(
+            f"{scripts.dir} is pgqueue's own history. Run this where your application's "
+            "alembic.ini is, or name that file."
+        )
     base = _version_brought_by(scripts)
     if base >= SCHEMA_VERSION:
         raise SchemaError(

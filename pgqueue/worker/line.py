@@ -2,6 +2,7 @@
 
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from threading import Event
@@ -12,6 +13,7 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from pgqueue.connecting import advice
 from pgqueue.unit_of_work import own_connection
 
 logger = logging.getLogger(__name__)
@@ -20,6 +22,9 @@ T = TypeVar("T")
 
 FIRST_WAIT = 0.05
 LONGEST_WAIT = 5.0
+
+REPEAT = 30.0
+"""Seconds after which the same trouble is told again; in between, only at the level of debug."""
 
 BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
 """A connection lost inside a savepoint, or one a handler has closed, is an InvalidRequestError."""
@@ -47,6 +52,8 @@ class Line:
         self._connection: Connection | None = None
         self._wait = FIRST_WAIT
         self._longest_wait = longest_wait
+        self._told = ""
+        self._told_at = float("-inf")
         self.generation = 0
         """Grows with every new connection: what was seen through an old one counts no more."""
 
@@ -85,6 +92,14 @@ class Line:
     def _broke(self, error: Exception) -> None:
         self.close()
         said = error.orig if isinstance(error, DBAPIError) else error
-        logger.warning("%s: waiting for the database: %s", self._name, said)
+        self._tell(str(said).strip())
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
         self._wait = min(2 * self._wait, self._longest_wait)
+
+    def _tell(self, said: str) -> None:
+        """A database that stays away is told once, then now and then."""
+        is_news = said != self._told or time.monotonic() - self._told_at >= REPEAT
+        level = logging.WARNING if is_news else logging.DEBUG
+        logger.log(level, "%s: waiting for the database: %s. %s", self._name, said, advice(said))
+        if is_news:
+            self._told, self._told_at = said, time.monotonic()

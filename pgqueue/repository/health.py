@@ -1,0 +1,76 @@
+"""What may be wrong around the tables, asked of the server."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from pgqueue.statements import health
+
+
+class Waiting(NamedTuple):
+    """Due jobs that nobody runs, by task or by queue."""
+
+    name: str
+    jobs: int
+    since: timedelta
+
+
+class Setting(NamedTuple):
+    name: str
+    value: str
+    source: str
+    """What has set it: a file, the database, the role, the session."""
+
+
+class RoleSetting(NamedTuple):
+    role: str
+    name: str
+    value: str
+
+
+class OldTransaction(NamedTuple):
+    """Dead rows that are younger than it stay, in every table."""
+
+    who: str
+    state: str
+    seconds: float
+
+
+class Health:
+    """The server behind one Session or Connection."""
+
+    def __init__(self, executor: Session | Connection) -> None:
+        self._executor = executor
+
+    def unknown_tasks(self, known: Iterable[str]) -> list[Waiting]:
+        """Due jobs of tasks that are not among those known."""
+        parameters = {"known": sorted(known)}
+        rows = self._executor.execute(health.due_jobs_of_unknown_tasks(), parameters)
+        return [Waiting(*row) for row in rows]
+
+    def unserved_queues(self) -> list[Waiting]:
+        """Due jobs in queues that no living worker serves."""
+        rows = self._executor.execute(health.due_jobs_nobody_serves())
+        return [Waiting(*row) for row in rows]
+
+    def settings(self, names: Iterable[str]) -> dict[str, Setting]:
+        rows = self._executor.execute(health.settings(), {"names": list(names)})
+        return {row[0]: Setting(*row) for row in rows}
+
+    def settings_of_other_roles(self, names: Iterable[str]) -> list[RoleSetting]:
+        rows = self._executor.execute(health.settings_of_others(), {"names": list(names)})
+        return [RoleSetting(*row) for row in rows]
+
+    def old_transactions(self, age: timedelta) -> list[OldTransaction]:
+        """What keeps vacuum from removing what has been dead for this long."""
+        rows = self._executor.execute(health.old_transactions(), {"age": age})
+        return [OldTransaction(row[0], row[1], float(row[2])) for row in rows]
+
+    def tables_without_autovacuum(self) -> list[str]:
+        return [row[0] for row in self._executor.execute(health.tables_without_autovacuum())]
+
+    def is_standby(self) -> bool:
+        return bool(self._executor.execute(health.is_standby()).scalar())
