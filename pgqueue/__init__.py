@@ -6,7 +6,7 @@
     transactions   unit_of_work · async_session
     repository     runs statements on a given Session; never commits
     thought        statements · retry · payload · reports · options
-    words          models · outcomes · context · errors
+    words          models · outcomes · context · connecting · errors
 
 Imports run downwards only.
 """

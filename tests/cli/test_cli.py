@@ -1,6 +1,7 @@
 """The command line, as a shell sees it: output, one line of error, exit code."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,9 @@ def shop(tmp_path: Path) -> Path:
 @pytest.fixture
 def queue(engine: Engine) -> PgQueue:
     return PgQueue(engine)
+
+
+ROOT = Path(__file__).parents[2]
 
 
 class TestHelp:
@@ -67,6 +71,16 @@ class TestHelp:
         ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
         assert ended.stdout.splitlines()[-1] == "[]"
+
+    def test_help_tells_the_exit_codes(self, shop: Path) -> None:
+        help = pgqueue(shop, "--help").stdout
+
+        assert re.findall(r"^ +(\d+)  +\w", help.partition("Exit codes:")[2], re.M) == [
+            "0",
+            "1",
+            "2",
+            "130",
+        ]
 
     def test_version_is_the_distribution_s(self, shop: Path) -> None:
         assert pgqueue(shop, "--version").stdout.startswith("pgqueue, version 0.")
@@ -202,11 +216,12 @@ class TestUpgrade:
         assert (first.returncode, second.returncode, status.returncode) == (0, 0, 0)
         assert "version 1" in first.stdout
 
-    @pytest.mark.parametrize("command", ["status", "worker"])
+    @pytest.mark.parametrize("command", ["status", "worker", "jobs", "jobs 1", "requeue 1"])
     def test_is_what_a_missing_schema_asks_for(
         self, shop: Path, empty_database_url: str, command: str
     ) -> None:
-        ended = pgqueue(shop, "--app", "shop:queue", command, database_url=empty_database_url)
+        words = ["--app", "shop:queue", *command.split()]
+        ended = pgqueue(shop, *words, database_url=empty_database_url)
 
         assert ended.returncode == 1
         assert "upgrade`" in ended.stderr.splitlines()[-1]
@@ -226,6 +241,15 @@ class TestRevision:
 
     def test_needs_a_history(self, shop: Path) -> None:
         assert_one_line(pgqueue(shop, "revision"), "alembic.ini")
+
+    def test_is_never_written_into_the_history_of_pgqueue_itself(self) -> None:
+        versions = ROOT / "alembic" / "versions"
+        before = sorted(versions.glob("*.py"))
+
+        ended = pgqueue(ROOT, "revision")
+
+        assert_one_line(ended, "pgqueue's own history")
+        assert sorted(versions.glob("*.py")) == before
 
 
 class TestStatus:
