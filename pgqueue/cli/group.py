@@ -26,8 +26,7 @@ INTERRUPTED = 130
 class Given:
     """What was said on the command line, before or after the command's name.
 
-    It is the ``ctx.obj`` of every command, and the one place where a command gets its queue.  A
-    group that knows its application in another way puts a subclass of it there.
+    It is the ``ctx.obj`` of every command, and the one place where a command gets its queue.
     """
 
     app: str | None = None
