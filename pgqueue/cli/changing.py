@@ -21,7 +21,7 @@ from pgqueue.cli.target import opened
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
-from pgqueue.repository import Change, Jobs, Listing
+from pgqueue.repository import Change, Listing
 from pgqueue.statements.listing import JobFilter
 from pgqueue.terminal import harmless
 
@@ -36,14 +36,14 @@ class Verb:
     """What is done to jobs, and why it may not be done."""
 
     name: str
-    act: Callable[[Jobs, int], Change]
+    act: Callable[[PgQueue, Session, int], Change]
     example: str
     unchanged: dict[JobStatus, str]
 
 
 REQUEUE = Verb(
     "requeue",
-    Jobs.requeue,
+    PgQueue.requeue,
     "--status failed",
     {
         JobStatus.PENDING: "it waits already",
@@ -56,7 +56,7 @@ REQUEUE = Verb(
 )
 CANCEL = Verb(
     "cancel",
-    Jobs.cancel,
+    PgQueue.cancel,
     "--status pending",
     {
         JobStatus.SUCCEEDED: "it has already succeeded",
@@ -170,14 +170,14 @@ def _ask(verb: Verb, which: JobFilter, number: int) -> None:
 def _change_batch(queue: PgQueue, verb: Verb, job_ids: Sequence[int]) -> list[Result]:
     """Change some jobs in one transaction; those that have moved on meanwhile stay."""
     with opened(queue) as session:
-        results = [_change_one(session, verb, job_id) for job_id in job_ids]
+        results = [_change_one(queue, session, verb, job_id) for job_id in job_ids]
         session.commit()
     return results
 
 
-def _change_one(session: Session, verb: Verb, job_id: int) -> Result:
+def _change_one(queue: PgQueue, session: Session, verb: Verb, job_id: int) -> Result:
     try:
-        change = verb.act(Jobs(session), job_id)
+        change = verb.act(queue, session, job_id)
     except JobNotFound:
         return Result(job_id, NOT_FOUND, "no job has this id: never committed, or deleted")
     except DuplicateJob:
