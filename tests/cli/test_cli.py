@@ -18,7 +18,7 @@ from shop_rig import (
     wait_until,
     write_shop,
 )
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, func, make_url, select, text
 from sqlalchemy.orm import Session
 
 from pgqueue import Job, JobAttempt, PgQueue, WorkerProcess
@@ -312,13 +312,13 @@ class TestDoctor:
         ended = pgqueue(shop, "--url", database_url, "doctor")
 
         assert ended.returncode == 1
-        assert "wrong  synchronous_commit: off" in ended.stdout
+        assert "wrong    synchronous_commit: off, by the database" in ended.stdout
 
     def test_finds_that_the_tables_are_missing(self, shop: Path, empty_database_url: str) -> None:
         ended = pgqueue(shop, "--url", empty_database_url, "doctor")
 
         assert ended.returncode == 1
-        assert "wrong  schema" in ended.stdout
+        assert "wrong    schema" in ended.stdout
 
 
 class TestWorker:
@@ -338,6 +338,22 @@ class TestWorker:
         with Session(engine) as session:
             results = session.scalars(select(Job.result).order_by(Job.id)).all()
             assert results == [2 * n for n in range(20)]
+
+    def test_tells_once_that_it_waits_and_what_to_check(
+        self, shop: Path, database_url: str
+    ) -> None:
+        url = make_url(database_url).set(database="nowhere")
+        waits: list[str] = []
+
+        with running_worker(shop, url.render_as_string(hide_password=False), "-v") as worker:
+            assert worker.stderr is not None
+            while len(waits) < 4:
+                line = worker.stderr.readline()
+                assert line, "the worker has ended"
+                waits += [line] if "start: waiting" in line else []
+
+        assert [" WARNING " in line for line in waits] == [True, False, False, False]
+        assert "Check the name of the database in the URL" in waits[0]
 
     def test_serves_only_the_queues_it_is_told(
         self, shop: Path, engine: Engine, database_url: str
