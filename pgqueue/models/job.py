@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, SmallInteger, text
+from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, SmallInteger, inspect, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, column_property, mapped_column
 
@@ -88,5 +88,9 @@ class Job(Base):
     )
 
     def __repr__(self) -> str:
-        """Names the job without its arguments, which may be secret."""
-        return f"<Job {self.__dict__.get('id')} {self.__dict__.get('task')}>"
+        """Names the job without its arguments, which may be secret; reads nothing."""
+        # The identity is known also where a commit has expired all else.
+        identity = inspect(self, raiseerr=True).identity
+        id = self.__dict__.get("id") if identity is None else identity[0]
+        known = (str(id or "(new)"), self.__dict__.get("task"))
+        return f"<Job {' '.join(word for word in known if word)}>"

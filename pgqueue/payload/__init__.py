@@ -8,8 +8,8 @@ where no annotation asks for a float, one of 1e16 or more as the int it equals. 
 twice, which only foreign SQL can write, the last counts.
 """
 
-from pgqueue.payload.payload import Payload
+from pgqueue.payload.payload import Payload, in_batch
 from pgqueue.payload.plain import MAX_DEPTH
-from pgqueue.payload.text import MAX_PAYLOAD_BYTES
+from pgqueue.payload.text import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 
-__all__ = ["MAX_DEPTH", "MAX_PAYLOAD_BYTES", "Payload"]
+__all__ = ["LARGEST_TEXT", "MAX_DEPTH", "MAX_PAYLOAD_BYTES", "Payload", "in_batch"]
