@@ -565,9 +565,9 @@ class TestSessions:
     @pytest.mark.parametrize("door", [by_enqueue, by_many], ids=lambda door: door.__name__)
     def test_one_on_another_database_is_named(self, door: Door) -> None:
         said = r"task shop.pay: .* sqlite, .* PostgreSQL"
-        with Session(create_engine("sqlite://")) as session:
-            with pytest.raises(ArgumentsError, match=said):
-                door(session, pay, (1,), {})
+        elsewhere = Session(create_engine("sqlite://"))
+        with elsewhere as session, pytest.raises(ArgumentsError, match=said):
+            door(session, pay, (1,), {})
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1023, 2**25, 10**6 + 0.5, "1", None, True])
