@@ -2,7 +2,6 @@
 
 import nox
 
-nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = False
 
 OLDEST = (
@@ -16,39 +15,18 @@ OLDEST = (
 )
 """The least that pyproject.toml asks for; tests/unit/test_matrix.py compares the two."""
 
-TRIALS = {
-    "oldest": ("3.11", ("sqlalchemy==2.0.30", *OLDEST)),
-    "2.0": ("3.12", ("sqlalchemy>=2.0.30,<2.1",)),
-    "2.1-oldest": ("3.11", ("sqlalchemy==2.1.0", *OLDEST)),
-    "2.1": ("3.13", ("sqlalchemy>=2.1,<2.2",)),
-}
-"""By SQLAlchemy: the Python, and what is pinned; all else is the newest there is."""
 
-
-def _trial(session: nox.Session, name: str) -> None:
-    session.install("--editable", ".[dev]", *TRIALS[name][1])
+@nox.session
+@nox.parametrize(
+    ["python", "pins"],
+    [
+        nox.param("3.11", ("sqlalchemy==2.0.30", *OLDEST), id="oldest"),
+        nox.param("3.12", ("sqlalchemy>=2.0.30,<2.1",), id="sqlalchemy-2.0"),
+        nox.param("3.12", ("sqlalchemy==2.1.0", *OLDEST), id="sqlalchemy-2.1-oldest"),
+        nox.param("3.13", ("sqlalchemy>=2.1,<2.2",), id="sqlalchemy-2.1"),
+    ],
+)
+def tests(session: nox.Session, pins: tuple[str, ...]) -> None:
+    """What is not pinned is the newest there is; what follows -- goes to pytest."""
+    session.install("--editable", ".[dev]", *pins)
     session.run("python", "-m", "pytest", "-m", "not battery", *(session.posargs or ("-n", "auto")))
-
-
-@nox.session(python=TRIALS["oldest"][0])
-def oldest(session: nox.Session) -> None:
-    """The oldest of everything."""
-    _trial(session, "oldest")
-
-
-@nox.session(name="sqlalchemy-2.0", python=TRIALS["2.0"][0])
-def newest_of_2_0(session: nox.Session) -> None:
-    """The newest SQLAlchemy 2.0, and the newest of all else."""
-    _trial(session, "2.0")
-
-
-@nox.session(name="sqlalchemy-2.1-oldest", python=TRIALS["2.1-oldest"][0])
-def oldest_of_2_1(session: nox.Session) -> None:
-    """The first SQLAlchemy 2.1, and the oldest of all else."""
-    _trial(session, "2.1-oldest")
-
-
-@nox.session(name="sqlalchemy-2.1", python=TRIALS["2.1"][0])
-def newest_of_2_1(session: nox.Session) -> None:
-    """The newest SQLAlchemy 2.1, and the newest of all else."""
-    _trial(session, "2.1")
