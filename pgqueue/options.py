@@ -18,7 +18,7 @@ TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 FIRST_RUN_AT = datetime(2000, 1, 1, tzinfo=UTC)
 LAST_RUN_AT = datetime(9999, 12, 31, tzinfo=UTC)
 LONGEST_DELAY = timedelta(days=36_525)
-LARGEST_SMALLINT = 32_767
+MOST_ATTEMPTS = 10_000
 LONGEST_PLAIN_KEY = 512
 
 
@@ -81,7 +81,7 @@ class Options:
         where = f"task {self.task}: "
         check_queue_name(self.queue, where)
         check_whole(where, "priority", self.priority, 0, 9)
-        check_whole(where, "max_attempts", self.max_attempts, 1, LARGEST_SMALLINT)
+        check_whole(where, "max_attempts", self.max_attempts, 1, MOST_ATTEMPTS)
         _check_times(where, self.timeout, self.delay, self.run_at)
         if not isinstance(self.retry, Retry):
             raise OptionError(f"{where}retry is {self.retry!r}; give a Retry, e.g. Retry.never()")
