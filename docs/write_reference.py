@@ -99,6 +99,7 @@ CONTENTS = (
             "DuplicateJob",
             "JobNotFound",
             "NotBound",
+            "NoTransaction",
             "SchemaError",
             "SchemaMissing",
             "SchemaTooOld",

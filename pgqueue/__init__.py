@@ -3,9 +3,9 @@
     doors          flask · cli · demo · terminal · embedded
     loops          worker · maintenance
     verbs          execution · job_queue · tasks · notifications · schema
-    transactions   unit_of_work · async_session
+    transactions   unit_of_work · async_session · joining
     repository     runs statements on a given Session; never commits
-    thought        statements · retry · payload · reports · options
+    thought        statements · retry · payload · reports · options · arguments
     words          models · outcomes · context · connecting · errors
 
 Imports run downwards only.
@@ -17,6 +17,7 @@ from pgqueue.errors import (
     DuplicateJob,
     JobNotFound,
     NotBound,
+    NoTransaction,
     OptionError,
     PayloadError,
     PgQueueError,
@@ -77,6 +78,7 @@ __all__ = [
     "DuplicateJob",
     "JobNotFound",
     "NotBound",
+    "NoTransaction",
     "OptionError",
     "PayloadError",
     "SchemaError",

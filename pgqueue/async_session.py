@@ -7,10 +7,9 @@ SQLAlchemy 2.1 installs greenlet only with its extra ``asyncio``; hence the lazy
 import asyncio
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, NullPool
-from sqlalchemy.orm import Session
 
 from pgqueue.errors import ArgumentsError
 
@@ -19,27 +18,13 @@ if TYPE_CHECKING:
         AsyncConnection,
         AsyncEngine,
         AsyncSession,
-        async_scoped_session,
     )
 
 Parameters = Callable[[], dict[str, Any]]
 """Gives what libpq needs to connect."""
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-async def run_sync(
-    session: "AsyncSession | async_scoped_session[Any]",
-    function: Callable[Concatenate[Session, P], R],
-    *args: P.args,
-    **kwargs: P.kwargs,
-) -> R:
-    """Run ``function`` on the Session inside an AsyncSession, in its transaction."""
-    return await actual(session).run_sync(function, *args, **kwargs)
-
-
-def actual(session: "AsyncSession | async_scoped_session[Any]") -> "AsyncSession":
+def actual(session: Any, where: str) -> "AsyncSession":
     """The AsyncSession itself, also when it is scoped."""
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
@@ -47,8 +32,8 @@ def actual(session: "AsyncSession | async_scoped_session[Any]") -> "AsyncSession
         session = session()
     if not isinstance(session, AsyncSession):
         raise ArgumentsError(
-            f"an AsyncSession is needed here, not {type(session).__name__}; "
-            "with a Session, call the method without _async"
+            f"{where}: the first argument is the AsyncSession whose transaction this joins, not "
+            f"{type(session).__name__}; with a Session, call the method without _async"
         )
     return session
 

@@ -38,7 +38,11 @@ class JobNotFound(PgQueueError, LookupError):
 
 
 class NotBound(PgQueueError, RuntimeError):
-    """The queue has no engine yet."""
+    """The queue or the session has no engine by which to reach the database."""
+
+
+class NoTransaction(PgQueueError, RuntimeError):
+    """Statements that belong together were asked for where each would commit alone."""
 
 
 class UsedAcrossFork(PgQueueError, RuntimeError):

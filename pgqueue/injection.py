@@ -39,6 +39,10 @@ class Injection:
         return [context if kind is Injected.CONTEXT else session for kind in self.parameters]
 
 
+_MEANT = {"session": "Session", "ctx": "JobContext", "async_session": "AsyncSession"}
+"""What a parameter of such a name is meant to be filled in with."""
+
+
 def injection_of(function: Callable[..., Any], *, task_name: str) -> Injection:
     """Read a task's signature; refuses what would be filled in wrongly or not at all."""
     hints = _hints(function, task_name)
@@ -84,6 +88,12 @@ def _kind(annotation: Any) -> Injected | None:
 
 def _refuse_vague_first(first: inspect.Parameter, hints: Mapping[str, Any], name: str) -> None:
     """A type checker takes such a parameter for a session, and drops it from the signature."""
+    if first.name in _MEANT and first.name not in hints:
+        raise TaskDefinitionError(
+            f"task {name}: the first parameter {first.name!r} has no annotation, and pgqueue fills "
+            f"in by type: write `{first.name}: {_MEANT[first.name]}`, or, if it is an argument of "
+            "the job, annotate it with its type"
+        )
     if hints.get(first.name) in (object, Any):
         raise TaskDefinitionError(
             f"task {name}: the first parameter {first.name!r} is annotated {hints[first.name]!r}; "

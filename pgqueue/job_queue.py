@@ -12,10 +12,12 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from pgqueue import async_session, schema
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
-from pgqueue.options import Options, TaskOptions, check_queue_name
+from pgqueue.joining import joined, may_notify, refuse_autocommit, sync_session
+from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole
+from pgqueue.payload import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
 from pgqueue.tasks import Task
-from pgqueue.unit_of_work import DRIVER, connection_parameters, sync_session, worker_engine
+from pgqueue.unit_of_work import DRIVER, connection_parameters, worker_engine
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -30,12 +32,21 @@ class PgQueue:
     """The tasks of an application, and the database their jobs live in.
 
     ``bind`` is a URL, an Engine or a sessionmaker; leave it away and call :meth:`bind` later.
-    ``notify=False`` turns wake-ups off, for two-phase commits and for poolers that cannot
-    carry them: workers then find new jobs when they poll.
+    ``notify=False`` turns wake-ups off, for poolers that cannot carry them: workers then find
+    new jobs when they poll.  ``max_payload_bytes`` is how large the arguments of one job may be
+    as JSON; whoever enqueues is held to it, and a worker runs what is there.
     """
 
-    def __init__(self, bind: "Bind | None" = None, *, notify: bool = True) -> None:
+    def __init__(
+        self,
+        bind: "Bind | None" = None,
+        *,
+        notify: bool = True,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    ) -> None:
+        check_whole("PgQueue: ", "max_payload_bytes", max_payload_bytes, 1024, LARGEST_TEXT)
         self.notify = notify
+        self.max_payload_bytes = max_payload_bytes
         self.tasks: dict[str, Task[..., Any]] = {}
         self._sessions: sessionmaker[Session] | None = None
         self._pid = os.getpid()
@@ -162,7 +173,8 @@ class PgQueue:
         writes of a transactional handler then roll back.  An ended job stays as it is.  Raises
         JobNotFound.
         """
-        return Jobs(_executor(session)).cancel(_checked_id(job_id))
+        job_id = _checked_id(job_id)
+        return Jobs(_in_transaction(session, f"cancel of job {job_id}")).cancel(job_id)
 
     def requeue(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
         """Put a failed or cancelled job back, with all its attempts before it again.
@@ -171,7 +183,10 @@ class PgQueue:
         worker was about to start it.  Raises JobNotFound, and DuplicateJob when another
         unfinished job has taken its unique key.
         """
-        return Jobs(_executor(session)).requeue(_checked_id(job_id), notify=self.notify)
+        job_id = _checked_id(job_id)
+        connection = _in_transaction(session, f"requeue of job {job_id}")
+        notify = self.notify and may_notify(connection)
+        return Jobs(connection).requeue(job_id, notify=notify)
 
     def pause(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
         """Have all workers pass a queue by, within a second; enqueuing goes on."""
@@ -196,7 +211,7 @@ class PgQueue:
             raise TaskDefinitionError(
                 f"{function!r} cannot be made a task: decorate a function or a coroutine function"
             )
-        name = options.get("name") or default_name(function)
+        name = options["name"] if "name" in options else default_name(function)
         task: Task[..., Any] = Task(function, Options.of_task(name, options), self)
         known = self.tasks.get(name)
         if known is not None and not _is_same(known.function, function):
@@ -270,8 +285,16 @@ def _refuse_others(database: str) -> None:
         )
 
 
-def _executor(session: Any) -> Session | Connection:
-    return session if isinstance(session, Connection) else sync_session(session, "this call")
+def _executor(session: Any, where: str = "this call") -> Connection:
+    if isinstance(session, Connection):
+        return session
+    return joined(sync_session(session, where), where)
+
+
+def _in_transaction(session: Any, where: str) -> Connection:
+    connection = _executor(session, where)
+    refuse_autocommit(connection, where)
+    return connection
 
 
 def _checked_id(job_id: Any) -> int:

@@ -14,11 +14,11 @@ from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE
 from pgqueue.retry import DEFAULT_RETRY, Retry
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-TASK_NAME = re.compile(r"[^\s\x00-\x1f]{1,200}")
+TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 FIRST_RUN_AT = datetime(2000, 1, 1, tzinfo=UTC)
 LAST_RUN_AT = datetime(9999, 12, 31, tzinfo=UTC)
 LONGEST_DELAY = timedelta(days=36_525)
-LARGEST_SMALLINT = 32_767
+MOST_ATTEMPTS = 10_000
 LONGEST_PLAIN_KEY = 512
 
 
@@ -63,6 +63,7 @@ class Options:
 
     @classmethod
     def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":
+        _check_task_name(name)
         _refuse_unknown(f"task {name}", options, TaskOptions.__annotations__)
         given = {key: value for key, value in options.items() if key != "name"}
         checked = cls(task=name, **given)
@@ -78,9 +79,9 @@ class Options:
 
     def _check(self) -> None:
         where = f"task {self.task}: "
-        _check_names(where, self.task, self.queue)
-        _check_whole(where, "priority", self.priority, 0, 9)
-        _check_whole(where, "max_attempts", self.max_attempts, 1, LARGEST_SMALLINT)
+        check_queue_name(self.queue, where)
+        check_whole(where, "priority", self.priority, 0, 9)
+        check_whole(where, "max_attempts", self.max_attempts, 1, MOST_ATTEMPTS)
         _check_times(where, self.timeout, self.delay, self.run_at)
         if not isinstance(self.retry, Retry):
             raise OptionError(f"{where}retry is {self.retry!r}; give a Retry, e.g. Retry.never()")
@@ -89,6 +90,8 @@ class Options:
         key = self.unique_key
         if key is not None and not isinstance(key, str) and not callable(key):
             raise OptionError(f"{where}unique_key is {key!r}; give a string, a callable or None")
+        if isinstance(key, str):
+            storable_key(key, self.task)
 
 
 def names_wanted_by(
@@ -96,7 +99,14 @@ def names_wanted_by(
 ) -> frozenset[str]:
     """Which of a task's parameters a unique-key function names."""
     wanted: set[str] = set()
-    for parameter in inspect.signature(unique_key).parameters.values():
+    try:
+        asked = inspect.signature(unique_key).parameters
+    except (TypeError, ValueError) as error:
+        raise TaskDefinitionError(
+            f"task {task_name}: the signature of unique_key, {unique_key!r}, cannot be read; "
+            "write it as a lambda that names the parameters it needs"
+        ) from error
+    for parameter in asked.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             return parameters
         if parameter.name in parameters:
@@ -113,8 +123,11 @@ def storable_key(key: Any, task_name: str) -> str | None:
     """A unique key as it is stored: a long one as its digest, which an index can hold."""
     if key is None:
         return None
-    if not isinstance(key, str):
-        raise OptionError(f"task {task_name}: unique_key gave {key!r}; it must give a str or None")
+    if not isinstance(key, str) or not key:
+        raise OptionError(
+            f"task {task_name}: unique_key gave {key!r}; it must give a str of at least one "
+            "character, or None for a job that is not unique"
+        )
     if "\x00" in key or (not key.isprintable() and _has_surrogate(key)):
         raise PayloadError(
             f"task {task_name}: unique_key {key!r} holds a character PostgreSQL cannot store; "
@@ -137,10 +150,12 @@ def _refuse_unknown(where: str, options: Mapping[str, Any], known: Mapping[str, 
             raise UnknownOption(f"{where}: there is no option {name!r}; {hint}")
 
 
-def _check_names(where: str, task: Any, queue: Any) -> None:
-    if not isinstance(task, str) or not TASK_NAME.fullmatch(task):
-        raise OptionError(f"{where}name is {task!r}; use up to 200 characters without spaces")
-    check_queue_name(queue, where)
+def _check_task_name(name: Any) -> None:
+    if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
+        raise OptionError(
+            f"the name of a task is {repr(name)[:60]}; use 1 to 200 characters without spaces, or "
+            "leave it away to have it named by its module and function"
+        )
 
 
 def check_queue_name(queue: Any, where: str = "") -> None:
@@ -150,7 +165,7 @@ def check_queue_name(queue: Any, where: str = "") -> None:
         )
 
 
-def _check_whole(where: str, name: str, value: Any, least: int, most: int) -> None:
+def check_whole(where: str, name: str, value: Any, least: int, most: int) -> None:
     if type(value) is not int or not least <= value <= most:
         raise OptionError(f"{where}{name} is {value!r}; give a whole number from {least} to {most}")
 

@@ -3,20 +3,22 @@
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
-from sqlalchemy import Engine, func
+from sqlalchemy import Connection, Engine, func
 from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue import async_session
+from pgqueue.arguments import Arguments, Written, WrittenRows
 from pgqueue.context import JobContext
-from pgqueue.errors import ArgumentsError
 from pgqueue.injection import Injection, injection_of
+from pgqueue.joining import joined, may_notify, naming_the_upgrade, refuse_autocommit, sync_session
 from pgqueue.models import Job
-from pgqueue.options import JobOptions, Options, names_wanted_by, storable_key
+from pgqueue.options import JobOptions, Options
 from pgqueue.payload import Payload
 from pgqueue.repository import Enqueued, Jobs, NewJob
-from pgqueue.unit_of_work import dispatch_at_flush, loaded_job, sync_session
+from pgqueue.unit_of_work import dispatch_at_flush, loaded_job
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -24,14 +26,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-CHUNK = 1000
-"""Jobs to one statement of ``enqueue_many``."""
-
 
 class Owner(Protocol):
     """What a task asks of the queue it belongs to."""
 
     notify: bool
+    max_payload_bytes: int
 
     @property
     def autocommit(self) -> Engine: ...
@@ -60,6 +60,10 @@ class Task(Generic[P, R]):
         )
         self._owner = owner
         self._set_options(options)
+
+    @property
+    def _where(self) -> str:
+        return f"task {self.name}"
 
     @property
     def is_async(self) -> bool:
@@ -99,14 +103,17 @@ class Task(Generic[P, R]):
         unique key, that job is returned.  Raises ArgumentsError or PayloadError before anything
         is written.
         """
-        target = sync_session(session, f"task {self.name}")
-        args_json, text, key = self._written(args, kwargs)
-        connection = target.connection(bind_arguments={"mapper": Job})
-        found = Jobs(connection).enqueue(self._new, args=text, unique_key=key)
+        target = sync_session(session, self._where)
+        written = self._written(args, kwargs)
+        connection = joined(target, self._where)
+        with naming_the_upgrade():
+            found = Jobs(connection).enqueue(
+                self._new_on(connection), args=written.text, unique_key=written.unique_key
+            )
         if isinstance(found, int):
             with target.no_autoflush:
                 return target.get_one(Job, found)
-        job = self._loaded_job(found, args_json, key)
+        job = self._loaded_job(found, written)
         target.add(job)
         return job
 
@@ -122,7 +129,8 @@ class Task(Generic[P, R]):
         As with every object of an AsyncSession, read what you need of the job before you
         commit, or make the session with ``expire_on_commit=False``.
         """
-        return await async_session.run_sync(session, self.enqueue, *args, **kwargs)
+        actual = async_session.actual(session, self._where)
+        return await actual.run_sync(self.enqueue, *args, **kwargs)
 
     def enqueue_many(
         self,
@@ -134,21 +142,16 @@ class Task(Generic[P, R]):
         A row is a tuple of positional arguments, or a dict of arguments by name.  All rows are
         checked before the first is written.
         """
-        target = sync_session(session, f"task {self.name}")
-        bound = [self._bound(row, index) for index, row in enumerate(rows)]
-        encoded = self.payload.encode_many(bound)
-        # Every text before the first statement: a row that cannot be written loses nothing.
-        texts = [
-            self.payload.dumps_many(encoded[start : start + CHUNK], first_index=start)
-            for start in range(0, len(encoded), CHUNK)
-        ]
-        repository = Jobs(target.connection(bind_arguments={"mapper": Job}))
-        if self._options.unique_key is not None:
-            return self._enqueue_unique(repository, encoded, [self._key(row) for row in bound])
-        ids: list[int] = []
-        for text in texts:
-            ids += repository.enqueue_chunk(self._new, documents=text)
-        return ids
+        target = sync_session(session, self._where)
+        # Every row before the first statement: one that cannot be written loses nothing.
+        written = self._arguments.of_rows(rows, max_bytes=self._owner.max_payload_bytes)
+        connection = joined(target, self._where)
+        refuse_autocommit(connection, f"{self._where}: enqueue_many")
+        jobs, new = Jobs(connection), self._new_on(connection)
+        with naming_the_upgrade():
+            if self._options.unique_key is not None:
+                return _enqueue_unique(jobs, new, written)
+            return [id for text in written.texts for id in jobs.enqueue_chunk(new, documents=text)]
 
     async def enqueue_many_async(
         self,
@@ -156,21 +159,22 @@ class Task(Generic[P, R]):
         rows: Iterable[Sequence[Any] | Mapping[str, Any]],
     ) -> list[int]:
         """:meth:`enqueue_many` for an AsyncSession."""
-        return await async_session.run_sync(session, self.enqueue_many, rows)
+        actual = async_session.actual(session, self._where)
+        return await actual.run_sync(self.enqueue_many, rows)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """A new Job for ``session.add``; the flush that inserts it inserts its message too.
 
         A taken unique key raises DuplicateJob at that flush.
         """
-        args_json, _, key = self._written(args, kwargs)
+        written = self._written(args, kwargs)
         job = Job(
             task=self.name,
-            args=args_json,
+            args=written.args,
             queue=self._options.queue,
             priority=self._options.priority,
             max_attempts=self._options.max_attempts,
-            unique_key=key,
+            unique_key=written.unique_key,
         )
         if self._options.run_at is not None:
             job.run_at = func.greatest(self._options.run_at, func.clock_timestamp())
@@ -180,12 +184,14 @@ class Task(Generic[P, R]):
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a job in a transaction of its own, committed when this returns."""
-        args_json, text, key = self._written(args, kwargs)
+        written = self._written(args, kwargs)
         # One statement is one transaction: autocommit saves two round trips.
-        with self._owner.autocommit.connect() as connection:
-            found = Jobs(connection).enqueue(self._new, args=text, unique_key=key)
+        with self._owner.autocommit.connect() as connection, naming_the_upgrade():
+            found = Jobs(connection).enqueue(
+                self._new, args=written.text, unique_key=written.unique_key
+            )
         if isinstance(found, Enqueued):
-            return self._loaded_job(found, args_json, key)
+            return self._loaded_job(found, written)
         with self._owner.session() as session:
             job = session.get_one(Job, found)
             session.expunge(job)
@@ -206,11 +212,7 @@ class Task(Generic[P, R]):
 
     def _set_options(self, options: Options) -> None:
         self._options = options
-        self._key_names: frozenset[str] = frozenset()
-        if callable(options.unique_key):
-            self._key_names = names_wanted_by(
-                options.unique_key, self.name, frozenset(self.payload.names)
-            )
+        self._arguments = Arguments(self.payload, options)
         self._new = NewJob(
             task=self.name,
             queue=options.queue,
@@ -221,56 +223,21 @@ class Task(Generic[P, R]):
             run_at=options.run_at,
         )
 
-    def _written(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], str, str | None]:
-        """The arguments as JSON and as its text, and the unique key they make."""
-        values = self.payload.bind(args, kwargs)
-        encoded = self.payload.encode(values)
-        return encoded, self.payload.dumps(encoded), self._key(values)
+    def _written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Written:
+        return self._arguments.of_call(args, kwargs, max_bytes=self._owner.max_payload_bytes)
 
-    def _key(self, values: Mapping[str, Any]) -> str | None:
-        key = self._options.unique_key
-        if callable(key):
-            known = self.payload.with_defaults(values)
-            key = key(**{name: known[name] for name in self._key_names})
-        return storable_key(key, self.name)
+    def _new_on(self, connection: Connection) -> NewJob:
+        return self._new if may_notify(connection) else replace(self._new, notify=False)
 
-    def _bound(self, row: Sequence[Any] | Mapping[str, Any], index: int) -> dict[str, Any]:
-        if isinstance(row, tuple):
-            return self.payload.bind(row, {})
-        if isinstance(row, Mapping):
-            return self.payload.bind((), row)
-        raise ArgumentsError(
-            f"task {self.name}: row {index} of enqueue_many is {type(row).__name__}; give a tuple "
-            "of positional arguments, as (7,), or a dict of arguments by name"
-        )
-
-    def _enqueue_unique(
-        self, repository: Jobs, encoded: list[dict[str, Any]], keys: list[str | None]
-    ) -> list[int]:
-        # In the order of the keys, over all chunks: two callers in opposite orders would deadlock.
-        order = sorted(range(len(keys)), key=lambda index: keys[index] or "")
-        found: dict[int, int] = {}
-        for start in range(0, len(order), CHUNK):
-            part = order[start : start + CHUNK]
-            ids = repository.enqueue_unique_chunk(
-                self._new,
-                payloads=[encoded[index] for index in part],
-                keys=[keys[index] for index in part],
-            )
-            found.update(zip(part, ids, strict=True))
-        return [found[index] for index in range(len(keys))]
-
-    def _loaded_job(self, found: Enqueued, args: dict[str, Any], key: str | None) -> Job:
+    def _loaded_job(self, found: Enqueued, written: Written) -> Job:
         return loaded_job(
             *found,
             task=self.name,
-            args=args,
+            args=written.args,
             queue=self._new.queue,
             priority=self._new.priority,
             max_attempts=self._new.max_attempts,
-            unique_key=key,
+            unique_key=written.unique_key,
         )
 
     async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
@@ -291,3 +258,19 @@ class Task(Generic[P, R]):
             task=self.name,
             session=session,
         )
+
+
+def _enqueue_unique(jobs: Jobs, new: NewJob, written: WrittenRows) -> list[int]:
+    # In the order of the keys, over all chunks: two callers in opposite orders would deadlock.
+    keys = written.unique_keys
+    order = sorted(range(len(keys)), key=lambda index: keys[index] or "")
+    found: dict[int, int] = {}
+    for start in range(0, len(order), written.to_a_statement):
+        part = order[start : start + written.to_a_statement]
+        ids = jobs.enqueue_unique_chunk(
+            new,
+            payloads=[written.args[index] for index in part],
+            keys=[keys[index] for index in part],
+        )
+        found.update(zip(part, ids, strict=True))
+    return [found[index] for index in range(len(keys))]

@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event, inspect
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session, make_transient_to_detached, scoped_session, sessionmaker
+from sqlalchemy.orm import Session, make_transient_to_detached, sessionmaker
 from sqlalchemy.orm.attributes import set_committed_value
 
-from pgqueue.errors import ArgumentsError
+from pgqueue.joining import may_notify, refuse_autocommit
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository import Jobs, raising_duplicate
 
@@ -83,19 +83,6 @@ BEFORE_SETTLE_IN_BATCH = (
 NOTIFY_AT_FLUSH = "pgqueue.notify_at_flush"
 
 
-def sync_session(session: Any, where: str) -> Session:
-    """The Session itself, also when it is scoped."""
-    if isinstance(session, scoped_session):
-        session = session()
-    if isinstance(session, Session):
-        return session
-    raise ArgumentsError(
-        f"{where}: the first argument is the Session whose transaction this joins, not "
-        f"{type(session).__name__}; with an AsyncSession use the method that ends in _async, or "
-        "await session.run_sync(...), and to enqueue without a session use delay(...)"
-    )
-
-
 def loaded_job(id: int, run_at: datetime, created_at: datetime, **values: Any) -> Job:
     """A Job that was inserted by a statement of ours, as a SELECT would load it."""
     job = Job()
@@ -121,11 +108,18 @@ def dispatch_at_flush(job: Job, *, notify: bool) -> Job:
     return job
 
 
+@event.listens_for(Job, "before_insert", propagate=True)
+def _refuse_to_part_from_message(_mapper: Any, connection: Connection, job: Job) -> None:
+    if NOTIFY_AT_FLUSH in inspect(job, raiseerr=True).info:
+        refuse_autocommit(connection, f"task {job.task}: session.add(task.job(...))")
+
+
 @event.listens_for(Job, "after_insert", propagate=True)
 def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
     notify = inspect(job, raiseerr=True).info.get(NOTIFY_AT_FLUSH)
     if notify is None:
         return  # made by hand: PgQueue.check reports it
+    notify = notify and may_notify(connection)
     unique_key = job.unique_key
 
     def dispatch() -> None:

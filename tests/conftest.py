@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from pgqueue.embedded import EmbeddedPostgres
 
 _MEMORY = "/dev/shm"
-_SETTINGS = {"max_connections": "200", "max_wal_size": "256MB"}
+_SETTINGS = {"max_connections": "200", "max_wal_size": "256MB", "max_prepared_transactions": "10"}
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,9 @@ def _schema_name() -> str:
 
 SCHEMA = _schema_name()
 
+STARTS_IN_TIME = "run_at BETWEEN '2000-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'"
+"""Finite, and within what Python's datetime can hold: a claim must never fail to read it."""
+
 
 class Base(DeclarativeBase):
     """Metadata of our own: autogenerate of the host never sees these tables."""

@@ -6,7 +6,7 @@ from uuid import UUID
 from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, SmallInteger, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base
+from pgqueue.models.base import STARTS_IN_TIME, Base
 
 
 class MessageQueue(Base):
@@ -17,6 +17,14 @@ class MessageQueue(Base):
     """
 
     __tablename__ = "message_queue"
+    # One row that a claim cannot count on would fail the claim of all: they are refused here.
+    # A crash may add to an attempt that was the last, hence the room above jobs.max_attempts.
+    __table_args__ = (
+        CheckConstraint("priority BETWEEN 0 AND 9", name="message_queue_priority"),
+        CheckConstraint(STARTS_IN_TIME, name="message_queue_run_at"),
+        CheckConstraint("attempt BETWEEN 0 AND 20000", name="message_queue_attempt"),
+        CheckConstraint("crashes BETWEEN 0 AND 20000", name="message_queue_crashes"),
+    )
 
     queue: Mapped[str] = mapped_column(primary_key=True)
     priority: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
@@ -45,6 +53,10 @@ class Lease(Base):
     """
 
     __tablename__ = "leases"
+    __table_args__ = (
+        CheckConstraint("attempt BETWEEN 1 AND 30000", name="leases_attempt"),
+        CheckConstraint("crashes BETWEEN 0 AND 30000", name="leases_crashes"),
+    )
 
     target_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     message_id: Mapped[int] = mapped_column(BigInteger)

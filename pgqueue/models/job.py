@@ -3,11 +3,11 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, SmallInteger, text
+from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, SmallInteger, inspect, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, column_property, mapped_column
 
-from pgqueue.models.base import Base
+from pgqueue.models.base import STARTS_IN_TIME, Base
 from pgqueue.models.status import JobStatus, StatusComparator, status_of
 
 DEFAULT_QUEUE = "default"
@@ -70,12 +70,8 @@ class Job(Base):
 
     __table_args__ = (
         CheckConstraint("priority BETWEEN 0 AND 9", name="jobs_priority"),
-        # Finite, and within what Python's datetime can hold: a claim must never fail to read it.
-        CheckConstraint(
-            "run_at BETWEEN '2000-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'",
-            name="jobs_run_at",
-        ),
-        CheckConstraint("max_attempts >= 1", name="jobs_max_attempts"),
+        CheckConstraint(STARTS_IN_TIME, name="jobs_run_at"),
+        CheckConstraint("max_attempts BETWEEN 1 AND 10000", name="jobs_max_attempts"),
         CheckConstraint("outcome IN ('succeeded', 'failed', 'cancelled')", name="jobs_outcome"),
         CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="jobs_finished_at"),
         Index(
@@ -88,5 +84,9 @@ class Job(Base):
     )
 
     def __repr__(self) -> str:
-        """Names the job without its arguments, which may be secret."""
-        return f"<Job {self.__dict__.get('id')} {self.__dict__.get('task')}>"
+        """Names the job without its arguments, which may be secret; reads nothing."""
+        # The identity is known also where a commit has expired all else.
+        identity = inspect(self, raiseerr=True).identity
+        id = self.__dict__.get("id") if identity is None else identity[0]
+        known = (str(id or "(new)"), self.__dict__.get("task"))
+        return f"<Job {' '.join(word for word in known if word)}>"

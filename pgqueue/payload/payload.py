@@ -10,7 +10,7 @@ from pgqueue.payload.codec import Codec
 from pgqueue.payload.plain import TOO_DEEP, nests_too_deep
 from pgqueue.payload.refusals import BadValue, CannotTravel, Refusal, WrongType
 from pgqueue.payload.signature import Signature
-from pgqueue.payload.text import MAX_PAYLOAD_BYTES
+from pgqueue.payload.text import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 
 _SLICE = 500
 """How many calls of a large batch are measured together."""
@@ -75,7 +75,7 @@ class Payload:
             for values in rows:
                 encoded.append(self.encode(values))
         except (ArgumentsError, PayloadError) as error:
-            raise type(error)(_in_batch(error, len(encoded))) from error
+            raise type(error)(in_batch(error, len(encoded))) from error
         return encoded
 
     def dumps(self, encoded: dict[str, Any], *, max_bytes: int = MAX_PAYLOAD_BYTES) -> str:
@@ -107,6 +107,21 @@ class Payload:
             if self._sound_text(some, max_bytes) is None:
                 self._check_each(some, max_bytes=max_bytes, first_index=first_index + start)
         return json_text.write(encoded)
+
+    def dumps_chunks(
+        self, encoded: Sequence[dict[str, Any]], *, rows: int, max_bytes: int = MAX_PAYLOAD_BYTES
+    ) -> list[str]:
+        """Write a batch as texts of so many calls each, or of fewer where they are large."""
+        texts: list[str] = []
+        for start in range(0, len(encoded), rows):
+            chunk = encoded[start : start + rows]
+            text = self.dumps_many(chunk, max_bytes=max_bytes, first_index=start)
+            if len(text) <= LARGEST_TEXT:
+                texts.append(text)
+                continue
+            few = max(1, LARGEST_TEXT // max_bytes)
+            texts += [json_text.write(chunk[at : at + few]) for at in range(0, len(chunk), few)]
+        return texts
 
     def loads(self, text: str) -> dict[str, Any]:
         """Read stored text back into keyword arguments of the declared types."""
@@ -146,7 +161,7 @@ class Payload:
             try:
                 self.dumps(each, max_bytes=max_bytes)
             except PayloadError as error:
-                raise PayloadError(_in_batch(error, index)) from error
+                raise PayloadError(in_batch(error, index)) from error
 
     def _check_names(self, values: dict[str, Any]) -> None:
         for name in sorted(values.keys() - self._codecs.keys()):
@@ -210,9 +225,11 @@ class Payload:
         largest = max(sizes, key=lambda name: sizes[name], default="")
         return PayloadError(
             f"task {self.task_name}: the arguments are {size:,} bytes as JSON, over the limit of "
-            f"{max_bytes:,}; the largest is {largest!r}: keep it in a table and pass its id"
+            f"{max_bytes:,}; the largest is {largest!r}: keep it in a table and pass its id, or "
+            "raise the limit with PgQueue(max_payload_bytes=...)"
         )
 
 
-def _in_batch(error: Exception, index: int) -> str:
+def in_batch(error: Exception, index: int) -> str:
+    """The words of an error, and which call of a batch it is about."""
     return f"{error} (call {index} of the batch, counted from 0)"

@@ -9,7 +9,11 @@ from pgqueue.payload.plain import SCALARS, TOO_DEEP
 from pgqueue.payload.refusals import key_step
 
 MAX_PAYLOAD_BYTES = 262_144
-"""How large the arguments of one job may be, as UTF-8 JSON text."""
+"""How large the arguments of one job may be, as UTF-8 JSON text, unless the queue says else."""
+
+LARGEST_TEXT = 16_777_216
+"""How much of it goes into one statement.  PostgreSQL's jsonb ends at 256 MiB, and takes up to
+twelve bytes for a number of one digit and its comma."""
 
 # The arguments were copied and their depth was checked: nothing circular comes here.
 _ENCODER = json.JSONEncoder(

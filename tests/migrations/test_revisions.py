@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from alembic import command
 from alembic.config import Config
-from catalog import facts, read_facts
+from catalog import facts, needs_listed_schema, read_facts
 from hosts import CHECKOUT
-from sqlalchemy import Connection, Engine, create_engine, insert, select, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, insert, select, text
 
 import pgqueue
 from pgqueue.models import Base, DeadLetter, Job, Lease, MessageQueue, SchemaVersion
@@ -35,6 +35,8 @@ def our_history(connection: Connection) -> Config:
 
 
 def test_autogenerate_finds_nothing_to_add(connection: Connection) -> None:
+    needs_listed_schema(connection)
+
     command.check(our_history(connection))
 
 
@@ -106,6 +108,9 @@ def test_an_author_runs_alembic_in_the_checkout(
 
     alembic("upgrade", "head")
 
+    engine = create_engine(empty_database_url, poolclass=NullPool)
+    with engine.connect() as connection:
+        needs_listed_schema(connection)
     assert "No new upgrade operations detected." in alembic("check")
 
 

@@ -1,0 +1,92 @@
+"""The caller's transaction: pgqueue joins it, and never ends it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, TwoPhaseTransaction
+from sqlalchemy.exc import ProgrammingError, UnboundExecutionError
+from sqlalchemy.orm import Session, scoped_session
+
+from pgqueue.errors import ArgumentsError, NotBound, NoTransaction, SchemaMissing, SchemaTooOld
+from pgqueue.models import Job
+from pgqueue.models.base import SCHEMA
+
+UNDEFINED_TABLE = "42P01"
+UNDEFINED_COLUMN = "42703"
+
+
+def sync_session(session: Any, where: str) -> Session:
+    """The Session itself, also when it is scoped."""
+    if isinstance(session, scoped_session):
+        session = session()
+    if isinstance(session, Session):
+        return session
+    raise ArgumentsError(
+        f"{where}: the first argument is the Session whose transaction this joins, not "
+        f"{_named(session)}; with an AsyncSession use the method that ends in _async, or "
+        "await session.run_sync(...), and to enqueue without a session use delay(...)"
+    )
+
+
+def joined(session: Session, where: str) -> Connection:
+    """The connection by which the transaction of a session writes jobs."""
+    try:
+        connection = session.connection(bind_arguments={"mapper": Job})
+    except UnboundExecutionError as error:
+        raise NotBound(
+            f"{where}: this Session has no engine for jobs; make it with bind=engine, or with "
+            "{Job: engine} among its binds"
+        ) from error
+    if connection.dialect.name != "postgresql":
+        raise ArgumentsError(
+            f"{where}: this Session writes to {connection.dialect.name}, and jobs live in "
+            "PostgreSQL; give a Session on that database, or {Job: engine} among its binds"
+        )
+    return connection
+
+
+def refuse_autocommit(connection: Connection, where: str) -> None:
+    """Statements that belong together need a transaction around them."""
+    # Every driver's connection says it so; asking SQLAlchemy could cost a round trip.
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise NoTransaction(
+            f"{where}: the connection is in AUTOCOMMIT, where each statement commits alone, and "
+            "this takes several; use a session whose engine has another isolation level, or "
+            "enqueue(...) or delay(...), which are one statement each"
+        )
+
+
+def may_notify(connection: Connection) -> bool:
+    """PostgreSQL does not prepare a transaction that has sent a notification."""
+    return not isinstance(connection.get_transaction(), TwoPhaseTransaction)
+
+
+@contextmanager
+def naming_the_upgrade() -> Iterator[None]:
+    """Say what to run where tables or columns are missing."""
+    try:
+        yield
+    except ProgrammingError as error:
+        state = _sqlstate(error)
+        if state == UNDEFINED_TABLE:
+            raise SchemaMissing(f"There are no pgqueue tables {_UPGRADE}") from error
+        if state == UNDEFINED_COLUMN:
+            raise SchemaTooOld(f"There are only older pgqueue tables {_UPGRADE}") from error
+        raise
+
+
+_UPGRADE = (
+    f"in schema {SCHEMA} of this session's database. Run `pgqueue --app module:queue upgrade`, or "
+    "the migrations of the application where its own Alembic history brings them."
+)
+
+
+def _sqlstate(error: ProgrammingError) -> str | None:
+    # psycopg and asyncpg say sqlstate, psycopg2 says pgcode.
+    state: str | None = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    return state
+
+
+def _named(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -1,0 +1,162 @@
+"""Rows damaged behind our back cost their own job, and no other."""
+
+from pathlib import Path
+from typing import Any
+
+import chores
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+from worker_rig import MODES, Rig
+
+UNREADABLE = {
+    "null": "are a JSON NoneType, not an object",
+    "7": "are a JSON int, not an object",
+    '"text"': "are a JSON str, not an object",
+    "[1]": "are a JSON list, not an object",
+    '{"n": 1, "colour": 2}': "name 'colour', which the task does not take",
+    '{"n": "1"}': "argument n must be an int, not str",
+    '{"n": null}': "argument n must be an int, not NoneType",
+    '{"n": 1.5}': "argument n must be an int, not float",
+    '{"n": {"py/object": "os.system"}}': "argument n must be an int, not dict",
+    f'{{"n": {"1" * 5000}}}': "are not JSON that can be read",
+    f'{{"n": {"[" * 3000 + "]" * 3000}}}': "are not JSON that can be read",
+    "{}": "have no 'milliseconds': the job was enqueued before",
+}
+"""The arguments of a job, and why they cannot be read."""
+
+RUNS_ANYWAY = {
+    "more attempts than there are": "jobs SET attempts = 32767 WHERE id = :id",
+    "a time long past": "jobs SET run_at = '2001-01-01Z' WHERE id = :id",
+    "another place": "jobs SET queue = 'a\"b', priority = 0 WHERE id = :id",
+    "an error of a megabyte": "jobs SET last_error = repeat('x', 1000000) WHERE id = :id",
+    "times beyond all time": "jobs SET created_at = 'infinity', started_at = '-infinity' "
+    "WHERE id = :id",
+    "one attempt": "jobs SET max_attempts = 1 WHERE id = :id",
+    "crashes": "message_queue SET crashes = 20000 WHERE target_id = :id",
+}
+
+EXHAUSTED = "message_queue SET attempt = 20000 WHERE target_id = :id"
+
+NEVER_RUNS = {
+    "it has neither": "DELETE FROM pgqueue.message_queue WHERE target_id = :id",
+    "a message stands where its job says": "UPDATE pgqueue.message_queue SET queue = 'a''b\"; --' "
+    "WHERE target_id = :id",
+    "has a dead letter": "UPDATE pgqueue.jobs SET outcome = 'failed', finished_at = now() "
+    "WHERE id = :id",
+}
+"""What no worker can mend, and what the check says of it."""
+
+REFUSED = [
+    "jobs SET args = NULL",
+    "jobs SET task = NULL",
+    "jobs SET queue = NULL",
+    "jobs SET max_attempts = 0",
+    "jobs SET max_attempts = 10001",
+    "jobs SET max_attempts = NULL",
+    "jobs SET attempts = NULL",
+    "jobs SET priority = 10",
+    "jobs SET run_at = 'infinity'",
+    "jobs SET run_at = '-infinity'",
+    "jobs SET run_at = '0044-03-15 BC'",
+    "jobs SET outcome = 'done', finished_at = now()",
+    "jobs SET outcome = 'failed'",
+    "jobs SET finished_at = now()",
+    "message_queue SET attempt = -1",
+    "message_queue SET attempt = 20001",
+    "message_queue SET crashes = -1",
+    "message_queue SET crashes = 20001",
+    "message_queue SET priority = 12",
+    "message_queue SET priority = -1",
+    "message_queue SET run_at = 'infinity'",
+    "message_queue SET run_at = '-infinity'",
+    "message_queue SET run_at = '10000-01-01 00:00:00+00'",
+    "message_queue SET queue = NULL",
+    "message_queue SET task = NULL",
+    "message_queue SET target_id = NULL",
+    "message_queue SET alone = NULL",
+    "leases SET attempt = 32767",
+    "leases SET attempt = 0",
+    "leases SET crashes = -1",
+    "leases SET worker_id = NULL",
+]
+"""What the tables themselves do not take: some of it would fail the claims of all."""
+
+ODDITIES = [
+    "INSERT INTO pgqueue.queues (name, paused_at) VALUES ('', 'infinity'), ('a\"b', NULL), "
+    "(repeat('q', 1000), '-infinity')",
+    "INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id) "
+    "VALUES (999999, 1, 1, gen_random_uuid())",
+    "INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task) "
+    "VALUES ('default', 0, '2001-01-01Z', 999998, 'chores.quick'), "
+    "('default', 5, '2001-01-01Z', -1, 'a{b},\"c'), ('default', 5, '2001-01-01Z', -2, '')",
+]
+"""Rows that belong to no job."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_damaged_row_costs_its_own_job_and_no_other(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    def enqueue(session: Session, task: Any) -> int:
+        return int(task.enqueue(session, 1).id)
+
+    with Rig(database_url, tmp_path) as rig:
+        with rig.session() as session:
+            good = chores.quick.enqueue_many(session, [(n,) for n in range(20)])
+            unreadable = {
+                args: enqueue(session, chores.brief if args == "{}" else chores.quick)
+                for args in UNREADABLE
+            }
+            fine = {name: enqueue(session, chores.quick) for name in RUNS_ANYWAY}
+            lost = {name: enqueue(session, chores.quick) for name in NEVER_RUNS}
+            exhausted, gone, unknown = (enqueue(session, chores.quick) for _ in range(3))
+            good += chores.quick.enqueue_many(session, [(n,) for n in range(20)])
+            session.commit()
+        for args, id in unreadable.items():
+            rig.run(
+                "UPDATE pgqueue.jobs SET args = CAST(:a AS jsonb) WHERE id = :id", a=args, id=id
+            )
+        for name, id in fine.items():
+            rig.run(f"UPDATE pgqueue.{RUNS_ANYWAY[name]}", id=id)
+        for name, id in lost.items():
+            rig.run(NEVER_RUNS[name], id=id)
+        rig.run(f"UPDATE pgqueue.{EXHAUSTED}", id=exhausted)
+        rig.run("DELETE FROM pgqueue.jobs WHERE id = :id", id=gone)
+        for table, key in (("jobs", "id"), ("message_queue", "target_id")):
+            rig.run(f"UPDATE pgqueue.{table} SET task = 'no.such' WHERE {key} = :id", id=unknown)
+        for oddity in ODDITIES:
+            rig.run(oddity)
+
+        rig.start(mode)
+        rig.until_ended(*good, *unreadable.values(), *fine.values(), exhausted)
+
+        assert {rig.outcome(id) for id in [*good, *fine.values()]} == {"succeeded"}
+        assert {rig.outcome(id) for id in [*unreadable.values(), exhausted]} == {"failed"}
+        assert rig.outcome(unknown) is None, "it waits for a worker that knows its task"
+        for args, id in unreadable.items():
+            said = rig.scalar("SELECT last_error FROM pgqueue.jobs WHERE id = :id", id=id)
+            assert "stored argument" in said, args
+            assert UNREADABLE[args] in said, args
+            assert rig.notes("start", job=id) == []
+        found = {(each.job_id, str(each)) for each in rig.check()}
+        for name, id in lost.items():
+            assert any(job == id and name in each for job, each in found), (name, found)
+        assert "waiting for the database" not in rig.workers[0].log.read_text()
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_what_would_fail_the_claims_of_all_is_refused_by_the_tables(
+    engine: Engine, change: str
+) -> None:
+    with Session(engine) as session:
+        id = chores.quick.enqueue(session, 1).id
+        lease = (
+            "INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id) "
+            "VALUES (:id, 1, 1, gen_random_uuid())"
+        )
+        session.execute(text(lease), {"id": id})
+
+        with pytest.raises(IntegrityError):
+            session.execute(text(f"UPDATE pgqueue.{change}"))
