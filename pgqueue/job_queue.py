@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from pgqueue import async_session, schema
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
-from pgqueue.joining import joined, may_notify, refuse_autocommit, sync_session
+from pgqueue.joining import executor, in_transaction, may_notify
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole
 from pgqueue.payload import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
@@ -174,7 +174,7 @@ class PgQueue:
         JobNotFound.
         """
         job_id = _checked_id(job_id)
-        return Jobs(_in_transaction(session, f"cancel of job {job_id}")).cancel(job_id)
+        return Jobs(in_transaction(session, f"cancel of job {job_id}")).cancel(job_id)
 
     def requeue(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
         """Put a failed or cancelled job back, with all its attempts before it again.
@@ -184,27 +184,27 @@ class PgQueue:
         unfinished job has taken its unique key.
         """
         job_id = _checked_id(job_id)
-        connection = _in_transaction(session, f"requeue of job {job_id}")
+        connection = in_transaction(session, f"requeue of job {job_id}")
         notify = self.notify and may_notify(connection)
         return Jobs(connection).requeue(job_id, notify=notify)
 
     def pause(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
         """Have all workers pass a queue by, within a second; enqueuing goes on."""
         check_queue_name(queue)
-        Jobs(_executor(session)).pause(queue)
+        Jobs(executor(session)).pause(queue)
 
     def resume(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
         """Undo :meth:`pause`."""
         check_queue_name(queue)
-        Jobs(_executor(session)).resume(queue)
+        Jobs(executor(session)).resume(queue)
 
     def check(self, session: "Session | Connection | scoped_session[Any]") -> list[Violation]:
         """Every row that breaks an invariant; empty when all is sound.  Reads all jobs."""
-        return Jobs(_executor(session)).violations()
+        return Jobs(executor(session)).violations()
 
     def counts(self, session: "Session | Connection | scoped_session[Any]") -> list[StatusCount]:
         """How many jobs stand where, by queue.  Reads all jobs."""
-        return Jobs(_executor(session)).counts()
+        return Jobs(executor(session)).counts()
 
     def _register(self, function: Callable[..., Any], options: dict[str, Any]) -> Task[..., Any]:
         if not callable(function) or isinstance(function, (type, Task)):
@@ -283,18 +283,6 @@ def _refuse_others(database: str) -> None:
             f"PgQueue needs a PostgreSQL database, not {database}; "
             "give a URL that begins with postgresql://"
         )
-
-
-def _executor(session: Any, where: str = "this call") -> Connection:
-    if isinstance(session, Connection):
-        return session
-    return joined(sync_session(session, where), where)
-
-
-def _in_transaction(session: Any, where: str) -> Connection:
-    connection = _executor(session, where)
-    refuse_autocommit(connection, where)
-    return connection
 
 
 def _checked_id(job_id: Any) -> int:

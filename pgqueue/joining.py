@@ -46,6 +46,20 @@ def joined(session: Session, where: str) -> Connection:
     return connection
 
 
+def executor(session: Any, where: str = "this call") -> Connection:
+    """What an operator's session, or connection, sends its statements by."""
+    if isinstance(session, Connection):
+        return session
+    return joined(sync_session(session, where), where)
+
+
+def in_transaction(session: Any, where: str) -> Connection:
+    """The same for what takes several statements."""
+    connection = executor(session, where)
+    refuse_autocommit(connection, where)
+    return connection
+
+
 def refuse_autocommit(connection: Connection, where: str) -> None:
     """Statements that belong together need a transaction around them."""
     # Every driver's connection says it so; asking SQLAlchemy could cost a round trip.

@@ -18,7 +18,7 @@ TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 FIRST_RUN_AT = datetime(2000, 1, 1, tzinfo=UTC)
 LAST_RUN_AT = datetime(9999, 12, 31, tzinfo=UTC)
 LONGEST_DELAY = timedelta(days=36_525)
-MOST_ATTEMPTS = 10_000
+MOST_ATTEMPTS = 30_000
 LONGEST_PLAIN_KEY = 512
 
 

@@ -118,7 +118,7 @@ def checks_of_jobs() -> tuple[sa.CheckConstraint, ...]:
             "run_at BETWEEN '2000-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'",
             name=op.f("jobs_run_at"),
         ),
-        sa.CheckConstraint("max_attempts BETWEEN 1 AND 10000", name=op.f("jobs_max_attempts")),
+        sa.CheckConstraint("max_attempts BETWEEN 1 AND 30000", name=op.f("jobs_max_attempts")),
         sa.CheckConstraint(
             "outcome IN ('succeeded', 'failed', 'cancelled')", name=op.f("jobs_outcome")
         ),
@@ -148,8 +148,8 @@ def create_message_queue() -> None:
             "run_at BETWEEN '2000-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'",
             name=op.f("message_queue_run_at"),
         ),
-        sa.CheckConstraint("attempt BETWEEN 0 AND 20000", name=op.f("message_queue_attempt")),
-        sa.CheckConstraint("crashes BETWEEN 0 AND 20000", name=op.f("message_queue_crashes")),
+        sa.CheckConstraint("attempt BETWEEN 0 AND 31000", name=op.f("message_queue_attempt")),
+        sa.CheckConstraint("crashes BETWEEN 0 AND 31000", name=op.f("message_queue_crashes")),
         schema=SCHEMA,
     )
     set_storage("message_queue", EMPTIED_OFTEN)
@@ -166,8 +166,8 @@ def create_leases() -> None:
         sa.Column("held", sa.Boolean, server_default=sa.false(), nullable=False),
         sa.Column("started_at", MOMENT, server_default=CLOCK, nullable=False),
         sa.PrimaryKeyConstraint("target_id", name=op.f("leases_pkey")),
-        sa.CheckConstraint("attempt BETWEEN 1 AND 30000", name=op.f("leases_attempt")),
-        sa.CheckConstraint("crashes BETWEEN 0 AND 30000", name=op.f("leases_crashes")),
+        sa.CheckConstraint("attempt BETWEEN 1 AND 32000", name=op.f("leases_attempt")),
+        sa.CheckConstraint("crashes BETWEEN 0 AND 32000", name=op.f("leases_crashes")),
         schema=SCHEMA,
     )
     set_storage("leases", EMPTIED_OFTEN)

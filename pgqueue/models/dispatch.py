@@ -22,8 +22,8 @@ class MessageQueue(Base):
     __table_args__ = (
         CheckConstraint("priority BETWEEN 0 AND 9", name="message_queue_priority"),
         CheckConstraint(STARTS_IN_TIME, name="message_queue_run_at"),
-        CheckConstraint("attempt BETWEEN 0 AND 20000", name="message_queue_attempt"),
-        CheckConstraint("crashes BETWEEN 0 AND 20000", name="message_queue_crashes"),
+        CheckConstraint("attempt BETWEEN 0 AND 31000", name="message_queue_attempt"),
+        CheckConstraint("crashes BETWEEN 0 AND 31000", name="message_queue_crashes"),
     )
 
     queue: Mapped[str] = mapped_column(primary_key=True)
@@ -54,8 +54,8 @@ class Lease(Base):
 
     __tablename__ = "leases"
     __table_args__ = (
-        CheckConstraint("attempt BETWEEN 1 AND 30000", name="leases_attempt"),
-        CheckConstraint("crashes BETWEEN 0 AND 30000", name="leases_crashes"),
+        CheckConstraint("attempt BETWEEN 1 AND 32000", name="leases_attempt"),
+        CheckConstraint("crashes BETWEEN 0 AND 32000", name="leases_crashes"),
     )
 
     target_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)

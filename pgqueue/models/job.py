@@ -71,7 +71,7 @@ class Job(Base):
     __table_args__ = (
         CheckConstraint("priority BETWEEN 0 AND 9", name="jobs_priority"),
         CheckConstraint(STARTS_IN_TIME, name="jobs_run_at"),
-        CheckConstraint("max_attempts BETWEEN 1 AND 10000", name="jobs_max_attempts"),
+        CheckConstraint("max_attempts BETWEEN 1 AND 30000", name="jobs_max_attempts"),
         CheckConstraint("outcome IN ('succeeded', 'failed', 'cancelled')", name="jobs_outcome"),
         CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="jobs_finished_at"),
         Index(
