@@ -59,7 +59,7 @@ DAMAGES = [
     Damage(MOVED, "UPDATE pgqueue.jobs SET priority = 1 WHERE id = :id"),
     Damage(MOVED, "UPDATE pgqueue.jobs SET run_at = run_at + interval '1 s' WHERE id = :id"),
     Damage(MOVED, "UPDATE pgqueue.jobs SET task = 'tests.other' WHERE id = :id"),
-    Damage(MOVED, "UPDATE pgqueue.message_queue SET run_at = '-infinity' WHERE target_id = :id"),
+    Damage(MOVED, "UPDATE pgqueue.message_queue SET run_at = '2001-01-01' WHERE target_id = :id"),
     Damage(BESIDE, INSERT_MESSAGE, state="leased"),
     Damage(
         BESIDE,
