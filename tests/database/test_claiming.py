@@ -335,7 +335,8 @@ def plant_strange_rows(engine: Engine, dead: LogicalWorker) -> tuple[set[int], s
             id=stamped,
         )
         execute(
-            "UPDATE pgqueue.message_queue SET run_at = '-infinity' WHERE target_id = :id", id=early
+            "UPDATE pgqueue.message_queue SET run_at = '2000-01-01Z' WHERE target_id = :id",
+            id=early,
         )
         execute(
             "INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task) "

@@ -51,7 +51,7 @@ def read_facts(connection: Connection, schema: str = "pgqueue") -> set[str]:
 def needs_listed_schema(connection: Connection) -> None:
     """Skip where SQLAlchemy takes every schema whose name begins with pg for PostgreSQL's own.
 
-    So do versions before 2.0.55: https://github.com/sqlalchemy/sqlalchemy/issues/13472
+    So do versions up to 2.0.52: https://github.com/sqlalchemy/sqlalchemy/issues/13472
     """
     if SCHEMA not in inspect(connection).get_schema_names():
         pytest.skip(f"this SQLAlchemy does not list the schema {SCHEMA}: its issue 13472")

@@ -34,10 +34,10 @@ RUNS_ANYWAY = {
     "times beyond all time": "jobs SET created_at = 'infinity', started_at = '-infinity' "
     "WHERE id = :id",
     "one attempt": "jobs SET max_attempts = 1 WHERE id = :id",
-    "crashes": "message_queue SET crashes = 20000 WHERE target_id = :id",
+    "crashes": "message_queue SET crashes = 31000 WHERE target_id = :id",
 }
 
-EXHAUSTED = "message_queue SET attempt = 20000 WHERE target_id = :id"
+EXHAUSTED = "message_queue SET attempt = 31000 WHERE target_id = :id"
 
 NEVER_RUNS = {
     "it has neither": "DELETE FROM pgqueue.message_queue WHERE target_id = :id",
@@ -53,7 +53,7 @@ REFUSED = [
     "jobs SET task = NULL",
     "jobs SET queue = NULL",
     "jobs SET max_attempts = 0",
-    "jobs SET max_attempts = 10001",
+    "jobs SET max_attempts = 30001",
     "jobs SET max_attempts = NULL",
     "jobs SET attempts = NULL",
     "jobs SET priority = 10",
@@ -64,9 +64,9 @@ REFUSED = [
     "jobs SET outcome = 'failed'",
     "jobs SET finished_at = now()",
     "message_queue SET attempt = -1",
-    "message_queue SET attempt = 20001",
+    "message_queue SET attempt = 31001",
     "message_queue SET crashes = -1",
-    "message_queue SET crashes = 20001",
+    "message_queue SET crashes = 31001",
     "message_queue SET priority = 12",
     "message_queue SET priority = -1",
     "message_queue SET run_at = 'infinity'",

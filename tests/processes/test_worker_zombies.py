@@ -56,7 +56,7 @@ def test_the_late_result_of_a_zombie_whose_transaction_was_ended_changes_nothing
         rescuer = rig.start("transaction", **HASTY)
         # The server would: by tcp_user_timeout, or the task's own timeout.
         holder = "SELECT pid FROM pg_locks WHERE relation = 'pgqueue.message_queue'::regclass"
-        rig.run(f"SELECT pg_terminate_backend(pid) FROM ({holder} AND mode = 'RowShareLock')")
+        rig.run(f"SELECT pg_terminate_backend(pid) FROM ({holder} AND mode = 'RowShareLock') AS it")
         rig.until_started(job, attempt=2)
         rig.open("go")
         rig.until_ended(job)
