@@ -107,8 +107,13 @@ async def _run_async_on(
 
 
 def run_with_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
-    """Run a handler with a Session inside the transaction of this connection."""
+    """Run a handler with a Session inside the transaction of this connection.
+
+    Its savepoint is made first: a connection that has died in the pool is found here, before it
+    costs the job an attempt.
+    """
     with joined_session(crew.sessions, connection) as session:
+        session.connection()
         run.begin()
         return execution.run(
             run.task,
@@ -132,6 +137,7 @@ async def _run_with_async_session(
     crew: Crew, run: Run, connection: "AsyncConnection | Connection"
 ) -> Verdict:
     async with async_session.joined_session(connection) as session:
+        await session.run_sync(lambda sync: sync.connection())
         run.begin()
         return await execution.run_async(
             run.task,

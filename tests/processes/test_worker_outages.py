@@ -3,9 +3,11 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import chores
 import pytest
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from worker_rig import MODES, Rig, WorkerProgram
 
@@ -222,3 +224,33 @@ def _all_is_well(rig: Rig, workers: list[WorkerProgram]) -> None:
     assert [worker.terminate() for worker in workers] == [0] * len(workers)
     assert rig.scalar("SELECT count(*) FROM pgqueue.leases") == 0
     assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("task", [chores.pay, chores.pay_async])
+def test_a_connection_that_died_in_the_pool_costs_no_attempt(
+    database_url: str, tmp_path: Path, mode: str, task: Any
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode)
+        with rig.session() as session:
+            first = task.enqueue(session).id
+            session.commit()
+        rig.until_ended(first)
+        with rig.raw() as connection:
+            connection.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE application_name = :name AND state = 'idle'"
+                ),
+                {"name": worker.name},
+            )
+
+        with rig.session() as session:
+            job = task.options(max_attempts=1).enqueue(session).id
+            session.commit()
+
+        rig.until_ended(job)
+        assert rig.outcome(job) == "succeeded"
+        assert rig.bad_attempts() == []
+        assert rig.check() == []

@@ -54,7 +54,7 @@ def test_a_sleeping_worker_starts_a_job_whose_transaction_stayed_open_a_while(
 
             session.commit()
 
-        rig.until_started(job, seconds=1)
+        rig.until_started(job, seconds=10)
         rig.until_ended()
         assert rig.check() == []
 
