@@ -17,7 +17,7 @@ class JobContext:
     job_id: int
     """0 when the task is called as a plain function."""
     attempt: int
-    """1 for the first."""
+    """1 for the first; after a Snooze the same once more."""
     max_attempts: int
     queue: str
     task: str

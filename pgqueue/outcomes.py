@@ -31,7 +31,10 @@ class Discard(Exception):
 
 
 class Snooze(Exception):
-    """Run the job again after ``delay``; no attempt is used up.
+    """Run the job again after ``delay``; no attempt is used up, and nothing limits how often.
+
+    ``ctx.attempt`` stays what it was, so decide by something that changes: a handler that snoozes
+    in its first attempt would do so for ever.
 
     Returned by a handler, its writes commit; raised, they roll back.
     """

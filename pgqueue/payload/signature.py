@@ -72,7 +72,8 @@ class Signature:
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            reason = str(error)
+            unknown = [name for name in kwargs if type(name) is str and name not in self.names]
+            reason = f"it has no argument {unknown[0]!r}" if unknown else str(error)
         else:
             reason = "got arguments it does not take"
         called = ", ".join(f"{name}=..." if name in self.defaults else name for name in self.names)

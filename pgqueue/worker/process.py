@@ -43,12 +43,15 @@ class Worker:
         poll_interval: timedelta = timedelta(seconds=1),
         grace: timedelta = timedelta(seconds=30),
     ) -> None:
+        named = {task.settings.queue for task in queue.tasks.values()}
         if queues is None:
-            queues = sorted(
-                {task.settings.queue for task in queue.tasks.values()} | {DEFAULT_QUEUE}
-            )
+            queues = sorted(named | {DEFAULT_QUEUE})
         self._queue = queue
         self._plan = checked_plan(queues, concurrency, mode, batch, poll_interval, grace)
+        for name in sorted(set(self._plan.queues) - named - {DEFAULT_QUEUE}):
+            logger.warning(
+                "queue %r: no task of this application names it; a slip of the pen?", name
+            )
         self._pid = os.getpid()
         self._stopping = Event()
         self._signals = 0

@@ -113,7 +113,7 @@ def run_with_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
     costs the job an attempt.
     """
     with joined_session(crew.sessions, connection) as session:
-        session.connection()
+        session.connection(bind_arguments={"bind": session.bind})
         run.begin()
         return execution.run(
             run.task,
@@ -137,7 +137,7 @@ async def _run_with_async_session(
     crew: Crew, run: Run, connection: "AsyncConnection | Connection"
 ) -> Verdict:
     async with async_session.joined_session(connection) as session:
-        await session.run_sync(lambda sync: sync.connection())
+        await session.run_sync(lambda sync: sync.connection(bind_arguments={"bind": sync.bind}))
         run.begin()
         return await execution.run_async(
             run.task,

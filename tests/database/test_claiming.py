@@ -128,6 +128,22 @@ class TestTheLimit:
             assert [row.job_id for row in worker.claim(10)] == expected
 
 
+class TestAhead:
+    def test_what_a_crash_has_left_in_transaction_mode_is_not_claimed_ahead(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        """It may be what caused the crash, and would take down all that wait with it."""
+        with engine.begin() as connection:
+            suspect, other = enqueue_many(connection, 2)
+        with crew(workers, 2) as [crashed, living]:
+            crashed.start()
+            crashed.crash(engine)
+
+            assert [row.job_id for row in living.claim(9, ahead=True)] == [other]
+            [row] = living.claim(9)
+            assert (row.job_id, row.attempt, row.crashes) == (suspect, 2, 1)
+
+
 class TestTogether:
     def test_of_many_claimers_among_updates_and_enqueuers_each_job_falls_to_one(
         self, engine: Engine, workers: Engine
