@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,15 @@ LOOK_EVERY = 0.004
 MODES = ("lease", "transaction")
 
 EFFECTS = "CREATE TABLE IF NOT EXISTS effects (id serial, job bigint, attempt int, pid int)"
+
+
+def wait_until(condition: Callable[[], T], *, seconds: float = PATIENCE, what: str = "") -> T:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what or condition}")
+        time.sleep(LOOK_EVERY)
+    return found
 
 
 class WorkerProgram:
@@ -58,6 +68,20 @@ class WorkerProgram:
         # Whoever has ended has been waited for, and its number may be another's by now.
         assert self.is_running, f"{self.name} has ended before it could be sent {number!r}"
         os.kill(self.pid, number)
+        if number == signal.SIGSTOP:
+            # The kernel stops its threads one by one; a handler may get a few lines further.
+            wait_until(self._is_stopped, what=f"{self.name} has stopped")
+
+    def _is_stopped(self) -> bool:
+        threads = Path(f"/proc/{self.pid}/task")
+        if threads.is_dir():
+            files = threads.glob("*/stat")
+            states = [file.read_text().rpartition(")")[2].split()[0] for file in files]
+        else:  # not Linux: the process as a whole
+            command = ["ps", "-o", "state=", "-p", str(self.pid)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            states = done.stdout.split()
+        return {state[0] for state in states} == {"T"}
 
     def kill(self) -> None:
         """kill -9; returns when the process is gone."""
@@ -162,12 +186,7 @@ class Rig:
 
     def until(self, condition: Callable[[], T], *, seconds: float = PATIENCE, what: str = "") -> T:
         """Look until it is so; what it returned then."""
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within {seconds} s: {what or condition}")
-            time.sleep(LOOK_EVERY)
-        return found
+        return wait_until(condition, seconds=seconds, what=what)
 
     def until_started(self, *jobs: int, attempt: int = 1, seconds: float = PATIENCE) -> float:
         """Wait until these jobs have started an attempt; the time of the last start."""
