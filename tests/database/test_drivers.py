@@ -456,8 +456,8 @@ def test_what_is_large_goes_in_several_statements_and_keeps_its_order(
         ids = bulk.enqueue_many(session, rows)
         keyed = keyed_bulk.enqueue_many(session, rows[:1050])
         length = func.jsonb_array_length(Job.args["numbers"], type_=Integer)
-        found = dict(session.execute(select(Job.id, length)).tuples().all())
-        keys = dict(session.execute(select(Job.id, Job.unique_key)).tuples().all())
+        found = dict(session.execute(select(Job.id, length)).all())
+        keys = dict(session.execute(select(Job.id, Job.unique_key)).all())
 
     assert [found[id] for id in ids] == list(range(1100))
     assert [keys[id] for id in keyed] == [f"k{n % 7}" for n in range(1050)]
