@@ -148,6 +148,11 @@ class Attempts:
         message = {"of_message_id": claimed.message_id, **_key_of(claimed)}
         return self._executor.execute(stamping.take_message(), message).first() is not None
 
+    def wait_for_message(self, claimed: Claimed) -> bool:
+        """Wait until the message of a held attempt is free, and lock it; False when it is gone."""
+        message = {"of_message_id": claimed.message_id, **_key_of(claimed)}
+        return self._executor.execute(stamping.wait_for_message(), message).first() is not None
+
     def drop_left_stamps(self) -> None:
         """Clear away what crashes in transaction mode have left on ended jobs."""
         self._executor.execute(stamping.drop_left_stamps())

@@ -121,6 +121,12 @@ def take_message() -> Executable:
 
 
 @cache
+def wait_for_message() -> Executable:
+    """Lock a message as soon as whoever holds it lets go: before all who would skip it."""
+    return select(message_queue.c.id).where(_is_the_message()).with_for_update()
+
+
+@cache
 def drop_left_stamps() -> Executable:
     """Delete the stamps that crashes have left on jobs that have ended since."""
     unfinished = exists().where(jobs.c.id == leases.c.target_id, jobs.c.outcome.is_(None))

@@ -7,8 +7,10 @@ from pgqueue.outcomes import Outcome
 from pgqueue.repository import Attempts, Fleet
 from pgqueue.unit_of_work import NETWORK, own_connection
 from pgqueue.worker.crew import Crew, Run
-from pgqueue.worker.transactional import was_committed
 from pgqueue.worker.workbench import WORDS
+
+TAKING_OVER = {**NETWORK, "lock_timeout": "10000"}
+"""Milliseconds to wait for the end of a transaction that was told to end."""
 
 
 def end_transaction(crew: Crew, run: Run) -> None:
@@ -21,16 +23,14 @@ def end_transaction(crew: Crew, run: Run) -> None:
 
 def settle_from_outside(crew: Crew, run: Run, outcome: Outcome) -> None:
     """Settle an attempt whose thread does not come back: end its T, and take over its message."""
-    pid = run.backend_pid
-    end_transaction(crew, run)
-    if pid is None or was_committed(crew, run, pid) is not False:
-        return
-    with (
-        own_connection(crew.engine, NETWORK, isolation_level="READ COMMITTED") as connection,
-        connection.begin(),
-    ):
+    with own_connection(crew.engine, TAKING_OVER, isolation_level="READ COMMITTED") as connection:
+        with run.staying() as pid:
+            if pid is None:
+                return
+            Fleet(connection).terminate_backend(pid)
+        # The server ends T in a moment, and then gives the message to whoever waits for it: us.
         attempts = Attempts(connection, crew.presence.worker_id)
-        if not attempts.take_message(run.claimed):
-            return  # another has found it already, and counts the attempt as crashed
-        attempts.settle([(run.claimed, outcome)], held=True)
-    crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
+        if attempts.wait_for_message(run.claimed) and attempts.take_message(run.claimed):
+            attempts.settle([(run.claimed, outcome)], held=True)
+            connection.commit()
+            crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
