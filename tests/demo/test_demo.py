@@ -118,7 +118,9 @@ def test_a_signal_leaves_nothing_behind(empty_database_url: str, number: signal.
     pids = re.search(r"worker processes: (.*)\.", shown)
     assert pids
     assert not any(_is_alive(int(pid)) for pid in pids.group(1).split(", "))
-    assert process.returncode == 130
+    # A shell says 130 to both.  CPython ends by SIGINT itself when the interrupt came while it
+    # was in an exec() of a string, as in the making of a dataclass, wherever it is caught.
+    assert process.returncode in (130, -signal.SIGINT)
     assert "Traceback" not in errors
     assert "pgqueue_demo" not in _schemas(create_engine(empty_database_url))
 
