@@ -1,20 +1,21 @@
 """A loop: a thread of the worker that must not die unseen."""
 
 import logging
+from abc import ABC, abstractmethod
 from threading import Thread
 
 logger = logging.getLogger(__name__)
 
 
-class Loop(Thread):
+class Loop(Thread, ABC):
     """Runs :meth:`work` and keeps what it failed with, so that the worker can stop over it."""
 
     def __init__(self, *, name: str) -> None:
         super().__init__(name=f"pgqueue-{name}", daemon=True)
         self.failure: BaseException | None = None
 
-    def work(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def work(self) -> None: ...
 
     def run(self) -> None:
         try:

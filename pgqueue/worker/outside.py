@@ -30,7 +30,9 @@ def settle_from_outside(crew: Crew, run: Run, outcome: Outcome) -> None:
             Fleet(connection).terminate_backend(pid)
         # The server ends T in a moment, and then gives the message to whoever waits for it: us.
         attempts = Attempts(connection, crew.presence.worker_id)
-        if attempts.wait_for_message(run.claimed) and attempts.take_message(run.claimed):
-            attempts.settle([(run.claimed, outcome)], held=True)
-            connection.commit()
-            crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
+        if not attempts.wait_for_message(run.claimed) or not attempts.take_message(run.claimed):
+            return  # settled after all, by its own T or by another worker
+        if not attempts.settle([(run.claimed, outcome)], held=True):
+            return  # another had it in between: the message, back with this rollback, is its next
+        connection.commit()
+        crew.bench.settled_already(run.claimed, WORDS[type(outcome)])

@@ -39,13 +39,16 @@ def test_a_stopped_worker_loses_nothing_and_burns_no_attempt(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize(("mode", "task"), OTHERS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("mode", "task", "number"),
+    [
+        *((mode, task, signal.SIGTERM) for mode, task in OTHERS),
+        *((mode, chores.wait, signal.SIGINT) for mode in MODES),
+    ],
+)
 def test_a_running_handler_ends_within_the_grace(
     database_url: str, tmp_path: Path, mode: str, task: Any, number: signal.Signals
 ) -> None:
-    if number is signal.SIGINT and task is not chores.wait:
-        pytest.skip("both signals do the same")
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(mode, grace=20, concurrency=1)
         with rig.session() as session:
