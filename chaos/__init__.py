@@ -1,0 +1,1 @@
+"""Chaos: real processes, real kills, and a judge.  See README.md beside this file."""

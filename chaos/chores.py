@@ -1,0 +1,122 @@
+"""The application whose jobs the scenarios run.
+
+Its handlers write into the history what they do, and wait for files that a scenario makes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from chaos.history import END, START, Pen
+from pgqueue import JobContext, PgQueue, Retry
+
+queue = PgQueue()
+
+AT_ONCE = Retry.constant(timedelta(0))
+LOOK_EVERY = 0.005
+EFFECTS = "CREATE TABLE IF NOT EXISTS effects (job bigint, attempt int, worker text)"
+EFFECT = text("INSERT INTO effects (job, attempt, worker) VALUES (:job, :attempt, :worker)")
+
+_pens: dict[int, Pen] = {}
+
+
+def worker_name() -> str:
+    return os.environ.get("CHAOS_WORKER", "scenario")
+
+
+def directory() -> Path:
+    return Path(os.environ["CHAOS_DIRECTORY"])
+
+
+def note(word: str, ctx: JobContext, **details: Any) -> None:
+    """Write down what happens, whatever happens to this process next."""
+    pen = _pens.get(os.getpid())
+    if pen is None:
+        pen = _pens[os.getpid()] = Pen(directory(), worker_name())
+    pen.write(word, job=ctx.job_id, attempt=ctx.attempt, **details)
+
+
+def is_open(gate: str) -> bool:
+    return (directory() / f"gate-{gate}").exists()
+
+
+def effect(ctx: JobContext) -> dict[str, Any]:
+    return {"job": ctx.job_id, "attempt": ctx.attempt, "worker": worker_name()}
+
+
+@queue.task(retry=AT_ONCE)
+def call(ctx: JobContext, milliseconds: float = 0) -> int:
+    """Something outside the database: may happen twice if its worker dies.
+
+    Its result is the attempt, so that the judge can see whose outcome was kept.
+    """
+    note(START, ctx)
+    time.sleep(milliseconds / 1000)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE)
+async def call_async(ctx: JobContext, milliseconds: float = 0) -> int:
+    note(START, ctx)
+    await asyncio.sleep(milliseconds / 1000)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE)
+def pay(session: Session, ctx: JobContext, milliseconds: float = 0) -> int:
+    """A row of the application: exactly one if the job succeeds, none otherwise."""
+    note(START, ctx)
+    session.execute(EFFECT, effect(ctx))
+    time.sleep(milliseconds / 1000)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE)
+async def pay_async(session: AsyncSession, ctx: JobContext, milliseconds: float = 0) -> int:
+    note(START, ctx)
+    await session.execute(EFFECT, effect(ctx))
+    await asyncio.sleep(milliseconds / 1000)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE)
+def pay_and_follow(session: Session, ctx: JobContext, milliseconds: float = 0) -> int:
+    """Enqueues its successor in the same commit."""
+    note(START, ctx)
+    session.execute(EFFECT, effect(ctx))
+    pay.enqueue(session, milliseconds)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE)
+def wait(ctx: JobContext, gate: str) -> int:
+    """Ends when its gate opens, whatever else happens."""
+    note(START, ctx)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE)
+def wait_and_pay(session: Session, ctx: JobContext, gate: str) -> int:
+    session.execute(EFFECT, effect(ctx))
+    note(START, ctx)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+    note(END, ctx)
+    return ctx.attempt

@@ -1,0 +1,81 @@
+"""kill -9, again and again, while handlers write."""
+
+from __future__ import annotations
+
+from sqlalchemy import text
+
+from chaos.chores import call, pay, pay_and_follow, pay_async
+from chaos.plants import Patch, plant
+from chaos.scenario import Size, scenario
+from chaos.stage import Stage
+
+
+@plant
+def writes_outside_the_transaction(patch: Patch) -> None:
+    """A transactional handler's session commits by itself, apart from the job's completion."""
+    from pgqueue.worker import transactional
+
+    def apart(sessions, connection):  # type: ignore[no-untyped-def]
+        engine = connection.engine.execution_options(isolation_level="AUTOCOMMIT")
+        return sessions(bind=engine)
+
+    patch.set(transactional, "joined_session", apart)
+
+
+@plant
+def rescue_loses_the_message(patch: Patch) -> None:
+    """A rescuer takes a dead worker's leases away and writes no new messages."""
+    from pgqueue.repository import Fleet
+
+    orphans = text(
+        "DELETE FROM pgqueue.leases AS lease USING pgqueue.workers AS worker"
+        " WHERE worker.id = lease.worker_id AND worker.dead_at IS NOT NULL AND NOT lease.held"
+    )
+
+    def rescue(self):  # type: ignore[no-untyped-def]
+        self._executor.execute(orphans)
+        return []
+
+    patch.set(Fleet, "rescue", rescue)
+
+
+@scenario(
+    promises="P1 P2 P5",
+    research="T1",
+    full=Size(jobs=50_000, workers=8, faults=200),
+    short=Size(jobs=240, workers=3, faults=8),
+    planted={"writes_outside_the_transaction": "F3: .* break it"},
+    alone=True,
+)
+def kills_in_transaction_mode(stage: Stage, size: Size) -> None:
+    """kill -9 in transaction mode: every job's row is written once, and only by its success."""
+    _kill_while_they_pay(stage, size, "transaction", batch=5)
+
+
+@scenario(
+    promises="P1 P2 P3 P4 P5",
+    research="T2",
+    full=Size(jobs=50_000, workers=8, faults=200),
+    short=Size(jobs=400, workers=3, faults=8),
+    planted={"rescue_loses_the_message": "no worker will ever run it"},
+    alone=True,
+)
+def kills_in_lease_mode(stage: Stage, size: Size) -> None:
+    """kill -9 in lease mode: what the dead held is rescued, and no job is lost or done twice."""
+    _kill_while_they_pay(stage, size, "lease")
+
+
+def _kill_while_they_pay(stage: Stage, size: Size, mode: str, **options: int) -> None:
+    share = size.jobs // 4
+    for task in (pay, pay_async, call):
+        stage.enqueue(task.options(max_attempts=1000), [(1,)] * share)
+    parents = stage.enqueue(pay_and_follow.options(max_attempts=1000), [(1,)] * (share // 2))
+    total = stage.unfinished() + len(parents)
+    fleet = stage.fleet(mode, size.workers, concurrency=4, poll_interval=0.1, **options)
+    for number in range(size.faults):
+        stage.until_left(total - (number + 1) * total // (size.faults + 2))
+        fleet.kill(fleet.some())
+        fleet.add()
+    stage.until_ended(seconds=120)
+    fleet.stop()
+    stage.judge(succeeded=total)

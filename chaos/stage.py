@@ -1,0 +1,192 @@
+"""The stage of one run: a database, its workers, the ledger of what was acknowledged, the judge."""
+
+from __future__ import annotations
+
+import os
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from chaos import chores, history
+from chaos.fleet import PATIENCE, Fleet, Member, wait_until
+from chaos.judge import Judge
+from chaos.sampler import Sampler
+from chaos.scenario import Broken
+from pgqueue import Task
+from pgqueue.embedded import EmbeddedPostgres
+
+T = TypeVar("T")
+
+CHUNK = 5000
+
+
+class Stage:
+    """What a scenario works with.  Leaves no process behind."""
+
+    def __init__(
+        self,
+        url: str,
+        directory: Path,
+        *,
+        seed: int,
+        plant: str | None = None,
+        server: EmbeddedPostgres | None = None,
+    ) -> None:
+        self.url = url
+        self.directory = directory
+        self.plant = plant
+        self.dice = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.members: list[Member] = []
+        self.acknowledged: set[int] = set()
+        self._server = server
+        # No pool: a scenario may take the server away between two looks.
+        self.engine: Engine = create_engine(url, poolclass=NullPool)
+        self.queue = chores.queue
+        self.queue.notify = True
+        self.queue.bind(self.engine)
+        self.sampler = Sampler(self.engine, self.queue)
+        os.environ["CHAOS_DIRECTORY"] = str(directory)
+
+    def __enter__(self) -> Self:
+        self.queue.upgrade()
+        self.execute(chores.EFFECTS)
+        self.sampler.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> Literal[False]:
+        self.sampler.stop()
+        for member in self.members:
+            if member.is_running:
+                member.kill()
+        if error is not None:
+            error.add_note(self._last_lines())
+        self.engine.dispose()
+        return False
+
+    @property
+    def server(self) -> EmbeddedPostgres:
+        """The server, of a scenario that has its own."""
+        assert self._server is not None, "say server=Server.OWN"
+        return self._server
+
+    def next_name(self) -> str:
+        self.counts["workers"] += 1
+        return f"w{self.counts['workers']}"
+
+    def count(self, what: str, times: int = 1) -> None:
+        """Count a fault, for the summary."""
+        self.counts[what] += times
+
+    def fleet(self, mode: str, count: int, **options: Any) -> Fleet:
+        """Start workers; what a :class:`pgqueue.Worker` takes, the spans in seconds."""
+        return Fleet(self, mode, count, **options)
+
+    def enqueue(self, task: Task[..., Any], rows: Iterable[tuple[Any, ...]]) -> list[int]:
+        """Enqueue and commit; the ids go into the ledger when COMMIT has returned."""
+        ids: list[int] = []
+        rows = list(rows)
+        for start in range(0, len(rows), CHUNK):
+            with self.queue.session() as session:
+                new = task.enqueue_many(session, rows[start : start + CHUNK])
+                session.commit()
+            ids += new
+            self.acknowledged.update(new)
+        self.count("jobs", len(ids))
+        return ids
+
+    def open(self, gate: str) -> None:
+        """Let the handlers that wait for this gate go on."""
+        (self.directory / f"gate-{gate}").touch()
+
+    def history(self, word: str | None = None) -> list[history.Event]:
+        events = history.read(self.directory)
+        return [event for event in events if word is None or event.word == word]
+
+    def rows(self, statement: str, **parameters: Any) -> list[Any]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(text(statement), parameters))
+
+    def scalar(self, statement: str, **parameters: Any) -> Any:
+        return self.rows(statement, **parameters)[0][0]
+
+    def execute(self, statement: str, **parameters: Any) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text(statement), parameters)
+
+    def until(self, condition: Callable[[], T], *, seconds: float = PATIENCE, what: str) -> T:
+        """Look until it is so.  A database that is away is looked at again; damage ends it."""
+
+        def look() -> T | None:
+            self.sampler.raise_if_broken()
+            try:
+                return condition()
+            except DBAPIError:
+                return None
+
+        found = wait_until(look, seconds=seconds, what=what)
+        assert found is not None, "wait_until returns what is true"
+        return found
+
+    def unfinished(self) -> int:
+        """How many jobs have not ended; reads the narrow tables only."""
+        return int(
+            self.scalar(
+                "SELECT count(*) FROM (SELECT target_id FROM pgqueue.message_queue"
+                " UNION SELECT target_id FROM pgqueue.leases) AS job"
+            )
+        )
+
+    def until_ended(self, *, seconds: float = PATIENCE) -> None:
+        """Wait until nothing waits and nothing runs."""
+        self.until(lambda: self.unfinished() == 0, seconds=seconds, what="all jobs end")
+
+    def until_left(self, count: int, *, seconds: float = PATIENCE) -> None:
+        """Wait until so many jobs, or fewer, are left: the moment for the next fault."""
+        self.until(
+            lambda: self.unfinished() <= count, seconds=seconds, what=f"{count} jobs are left"
+        )
+
+    def until_started(self, *jobs: int, attempt: int = 1, seconds: float = PATIENCE) -> None:
+        """Wait until these jobs have started this attempt."""
+
+        def have_started() -> bool:
+            starts = {e.job for e in self.history(history.START) if e.attempt == attempt}
+            return starts >= set(jobs)
+
+        self.until(have_started, seconds=seconds, what=f"attempt {attempt} of {jobs} starts")
+
+    def expect(self, holds: bool, words: str) -> None:
+        """Say what was broken unless it holds."""
+        if not holds:
+            raise Broken(words)
+
+    def judge(self, **outcomes: int) -> Judge:
+        """Judge the tables and the histories.  Outcomes: how many jobs have ended how."""
+        judge = Judge(self)
+        judge.all(outcomes or {"succeeded": len(self.acknowledged)})
+        return judge
+
+    def _last_lines(self) -> str:
+        parts = []
+        for member in self.members[-8:]:
+            lines = member.log.read_text(errors="replace").splitlines()
+            parts.append("\n".join([f"--- {member.name}, pid {member.pid}", *lines[-25:]]))
+        return "\n".join(parts)
+
+
+def describe(error: BaseException) -> str:
+    """What broke, with the last lines of the workers."""
+    return "".join(traceback.format_exception(error))

@@ -1,0 +1,66 @@
+"""What a worker process of a scenario runs, forked from a process that has imported it all."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import create_engine
+
+from chaos import plants
+from chaos.chores import queue
+from pgqueue import Worker, maintenance
+
+SPANS = ("poll_interval", "grace")
+
+
+def run(environment: Mapping[str, str], log: Path, options: dict[str, Any]) -> None:
+    """Run a worker, and end this process as Python ends one it has started itself."""
+    os.environ.update(environment)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    try:
+        _work(options)
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]  # multiprocessing leaves out
+        atexit._run_exitfuncs()  # what an interpreter does at its end
+
+
+def _work(options: dict[str, Any]) -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(threadName)s %(levelname)s %(message)s"
+    )
+    bugs = plants.load()  # and with them the tasks of the scenarios
+    if bug := os.environ.get("CHAOS_PLANT"):
+        bugs[bug](plants.Patch())
+    for name in options.pop("imports", ()):
+        importlib.import_module(name)
+    if (grace := options.pop("slow_grace", None)) is not None:
+        maintenance.SLOW_GRACE = timedelta(seconds=grace)
+    queue.notify = options.pop("notify", True)
+    queue.bind(create_engine(os.environ["CHAOS_URL"], **options.pop("engine", {})))
+    for name in SPANS:
+        if name in options:
+            options[name] = timedelta(seconds=options[name])
+    Worker(queue, **options).run()
+
+
+def main() -> None:
+    """The same in a process started by itself, for what is decided at the start of a process:
+    ``python -m chaos.worker LOG OPTIONS``, the options as JSON."""
+    import json
+
+    run({}, Path(sys.argv[1]), json.loads(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Every scenario of the chaos battery in its short form: sound without its bug, red with it."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos import scenario
+from chaos.plants import load as load_plants
+from chaos.running import play
+from chaos.scenario import Scenario, Server
+
+SCENARIOS = scenario.load()
+SEED = 7
+
+EVERY = pytest.mark.parametrize("one", SCENARIOS.values(), ids=list(SCENARIOS))
+EVERY_BUG = pytest.mark.parametrize(
+    ("one", "bug"),
+    [(one, bug) for one in SCENARIOS.values() for bug in one.planted],
+    ids=[f"{one.name}-{bug}" for one in SCENARIOS.values() for bug in one.planted],
+)
+
+
+@pytest.fixture
+def given_url(one: Scenario, request: pytest.FixtureRequest) -> str | None:
+    """A database of the tests' own server, for a scenario that does nothing to its server."""
+    if missing := one.missing():
+        pytest.skip(f"needs {', '.join(missing)}")
+    if one.server is Server.OWN:
+        return None
+    url: str = request.getfixturevalue("database_url")
+    return url
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    # Not pytest's own folder, which is closed to the account that runs the server of root.
+    path = Path(tempfile.mkdtemp(prefix="pgqueue-chaos-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@EVERY
+def test_the_promise_holds(one: Scenario, given_url: str | None, folder: Path) -> None:
+    verdict = play(one, one.short, folder, seed=SEED, url=given_url)
+
+    assert verdict.broken is None, verdict.broken
+
+
+@EVERY_BUG
+def test_the_planted_bug_is_caught(
+    one: Scenario, bug: str, given_url: str | None, folder: Path
+) -> None:
+    verdict = play(one, one.short, folder, seed=SEED, url=given_url, plant=bug)
+
+    print(verdict.broken)
+    assert verdict.broken is not None, f"{one.name} stays green with {bug}"
+    assert re.search(one.planted[bug], verdict.broken, re.DOTALL), "it fails, and is not caught"
+
+
+def test_every_planted_bug_has_a_scenario() -> None:
+    caught = {bug for one in SCENARIOS.values() for bug in one.planted}
+
+    assert set(load_plants()) == caught
+    assert all(one.planted for one in SCENARIOS.values())
