@@ -8,7 +8,7 @@ DEVELOPMENT := .venv/.development
 DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example test check format format-check lint types contracts battery test-matrix bench reference build clean
+.PHONY: help setup demo example test check format format-check lint types contracts battery chaos soak test-matrix bench reference build clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,12 @@ contracts: setup ## Check that modules import downwards only
 
 battery: setup ## Run the long tests: kills, storms, hours of load
 	@$(BIN)/pytest -n auto -m battery $(ARGS)
+
+chaos: setup ## Run the chaos battery, about ten minutes (ARGS="--seed 7 --only kills_in_lease_mode")
+	@$(BIN)/python -m chaos $(ARGS)
+
+soak: setup ## Run half an hour of faults of every kind
+	@$(BIN)/python -m chaos --only soak $(ARGS)
 
 test-matrix: setup ## Run the tests on the oldest and newest versions (ARGS="-k oldest -- tests/unit")
 	@$(BIN)/nox $(ARGS)
