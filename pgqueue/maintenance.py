@@ -18,8 +18,15 @@ from pgqueue.statements.tables import lock_key, notify
 
 logger = logging.getLogger(__name__)
 
-FAST_GRACE = timedelta(seconds=1.5)
-"""For a worker whose advisory lock is gone too: its connection has ended."""
+FAST_GRACE = timedelta(seconds=1.25)
+"""For a worker whose advisory lock is gone too: its connection has ended.
+
+A dead worker's jobs have to be claimable within 2 s.  It may have beaten just before it died;
+its beat is seen at the next look, and the end of the grace at the one after: twice
+:data:`LOOK_EVERY` more, and what the rescue takes."""
+
+LOOK_EVERY = timedelta(seconds=0.25)
+"""How often a worker looks at the others."""
 
 SLOW_GRACE = timedelta(seconds=30)
 """For a worker whose lock is still there: frozen, cut off, or behind a pooler."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from functools import partial
+
 from sqlalchemy import text
 
-from chaos.chores import call, pay, pay_and_follow, pay_async
+from chaos.chores import call, pay, pay_and_follow, pay_async, wait
 from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
 from chaos.stage import Stage
+from pgqueue import maintenance
 
 
 @plant
@@ -63,6 +68,50 @@ def kills_in_transaction_mode(stage: Stage, size: Size) -> None:
 def kills_in_lease_mode(stage: Stage, size: Size) -> None:
     """kill -9 in lease mode: what the dead held is rescued, and no job is lost or done twice."""
     _kill_while_they_pay(stage, size, "lease")
+
+
+@plant
+def death_is_noticed_late(patch: Patch) -> None:
+    """The grace of a worker whose connection is gone is as long as that of a frozen one."""
+    patch.set(maintenance, "FAST_GRACE", maintenance.SLOW_GRACE)
+
+
+@scenario(
+    promises="P4",
+    research="T2",
+    full=Size(jobs=400, faults=10),
+    short=Size(jobs=40, faults=1),
+    planted={"death_is_noticed_late": "claimable again after|not within"},
+)
+def recovery_after_a_kill(stage: Stage, size: Size) -> None:
+    """kill -9 of a worker that holds jobs: all of them are claimable within two seconds."""
+    for number in range(size.faults):
+        jobs = stage.enqueue(wait, [(f"go{number}",)] * (size.jobs // size.faults))
+        victim = stage.fleet("lease", 1, concurrency=2, poll_interval=0.1).members[0]
+        stage.until_started(*jobs[:1])
+        watcher = stage.fleet("lease", 1, concurrency=2, poll_interval=0.1)
+        watcher.until_registered()
+        held = partial(stage.scalar, HELD_BY, pid=victim.pid)
+        stage.until(held, what="it holds leases")
+        victim.kill()
+        stage.count("kills")
+        began = time.monotonic()
+        stage.until(partial(_is_none, held), seconds=5, what="its jobs are claimable")
+        took = time.monotonic() - began
+        stage.expect(took <= 2, f"its jobs are claimable again after {took:.2f} s, promised are 2")
+        stage.open(f"go{number}")
+        stage.until_ended()
+        watcher.stop()
+    stage.judge()
+
+
+HELD_BY = """
+    SELECT count(*) FROM pgqueue.leases JOIN pgqueue.workers ON id = worker_id WHERE pid = :pid
+"""
+
+
+def _is_none(count: Callable[[], int]) -> bool:
+    return count() == 0
 
 
 def _kill_while_they_pay(stage: Stage, size: Size, mode: str, **options: int) -> None:

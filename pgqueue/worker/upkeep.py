@@ -5,12 +5,11 @@ from threading import Event
 
 from sqlalchemy import Connection, Engine
 
-from pgqueue.maintenance import Witness, forget_dead, rescue_dead
+from pgqueue.maintenance import LOOK_EVERY, Witness, forget_dead, rescue_dead
 from pgqueue.unit_of_work import UPKEEP
 from pgqueue.worker.line import Line
 from pgqueue.worker.loops import Loop
 
-LOOK_EVERY = 0.25
 FORGET_EVERY = 3600.0
 LAST_LOOK = 5.0
 """Seconds a worker that ends waits for a server that does not answer."""
@@ -34,7 +33,7 @@ class Upkeep(Loop):
         self._forgot_at = time.monotonic()
 
     def work(self) -> None:
-        while not self._stopping.wait(LOOK_EVERY):
+        while not self._stopping.wait(LOOK_EVERY.total_seconds()):
             self._line.attempt(self._look)
         self._line.close()
 
