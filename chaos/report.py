@@ -17,7 +17,7 @@ PAGE = Path(__file__).parent.parent / "docs/explanation/reliability.md"
 BEGIN_PEERS = "<!-- written by `python -m chaos peers` -->\n"
 BEGIN, END = "<!-- written by `make chaos` -->\n", "<!-- end -->\n"
 
-NO_FAULT = {"jobs", "workers", "samples", "second starts"}
+NO_FAULT = {"jobs", "workers", "samples", "second starts", "kB of memory"}
 """Counts that are no faults."""
 
 console = Console()
