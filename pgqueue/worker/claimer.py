@@ -40,7 +40,9 @@ class Claimer(Loop):
         self._lookout = Lookout(crew, poll_interval=poll_interval)
         self._prefetch = Prefetch(slots=crew.presence.slots)
         self._until_empty = until_empty
-        self._line = Line(crew.engine, CLAIMING, name="claimer", stopping=crew.stopping)
+        self._line = Line(
+            crew.engine, CLAIMING, crew.outage, name="claimer", stopping=crew.stopping
+        )
         self._generation = 0
         self._reconciled_at = 0.0
         self._was_full = False

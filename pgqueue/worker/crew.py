@@ -18,6 +18,7 @@ from pgqueue.tasks import Task
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.frontiers import Frontiers
 from pgqueue.worker.heartbeat import Presence
+from pgqueue.worker.outage import Outage
 from pgqueue.worker.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class Crew:
     tasks: Mapping[str, Task[..., Any]]
     presence: Presence
     bench: Workbench
+    outage: Outage
     frontiers: Frontiers
     listener: "Listener"
     loop: EventLoop

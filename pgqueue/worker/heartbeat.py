@@ -19,6 +19,7 @@ from pgqueue.repository import Fleet
 from pgqueue.unit_of_work import UPKEEP
 from pgqueue.worker.line import Line
 from pgqueue.worker.loops import Loop
+from pgqueue.worker.outage import Outage
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Heartbeat(Loop):
         self,
         engine: Engine,
         presence: Presence,
+        outage: Outage,
         *,
         running: Callable[[], list[int]],
         on_cancel: Callable[[set[int]], None],
@@ -75,7 +77,7 @@ class Heartbeat(Loop):
         self._stopping = Event()
         # After an outage the first to be back must not wait in vain for the beats of the others.
         self._line = Line(
-            engine, UPKEEP, name="heartbeat", stopping=self._stopping, longest_wait=BEAT
+            engine, UPKEEP, outage, name="heartbeat", stopping=self._stopping, longest_wait=BEAT
         )
         self._locked_on = 0
 

@@ -61,6 +61,7 @@ class HeldSlot(Loop):
         self._line = Line(
             self.crew.engine,
             HANDLING,
+            self.crew.outage,
             name="slot",
             stopping=self.crew.stopping,
             isolation_level="READ COMMITTED",

@@ -13,8 +13,8 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from pgqueue.connecting import advice
 from pgqueue.unit_of_work import own_connection
+from pgqueue.worker.outage import REPEAT, Outage, is_away, words_of
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +22,6 @@ T = TypeVar("T")
 
 FIRST_WAIT = 0.05
 LONGEST_WAIT = 5.0
-
-REPEAT = 30.0
-"""Seconds after which the same trouble is told again; in between, only at the level of debug."""
 
 BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
 """A connection lost inside a savepoint, or one a handler has closed, is an InvalidRequestError."""
@@ -37,6 +34,7 @@ class Line:
         self,
         engine: Engine,
         settings: Mapping[str, str],
+        outage: Outage,
         *,
         name: str,
         stopping: Event,
@@ -45,6 +43,7 @@ class Line:
     ) -> None:
         self._engine = engine
         self._settings = settings
+        self._outage = outage
         self._name = name
         self._stopping = stopping
         self._isolation_level = isolation_level
@@ -52,8 +51,9 @@ class Line:
         self._connection: Connection | None = None
         self._wait = FIRST_WAIT
         self._longest_wait = longest_wait
-        self._told = ""
-        self._told_at = float("-inf")
+        self._opened_at = float("inf")
+        self._refused = ""
+        self._refused_at = float("-inf")
         self.generation = 0
         """Grows with every new connection: what was seen through an old one counts no more."""
 
@@ -63,15 +63,15 @@ class Line:
         Whatever the error is, a worker waits and goes on: an operator mends the database, and
         the worker must still be there.
         """
+        asked_at = time.monotonic()
         try:
             connection = self._open()
             result = step(connection)
         except BROKEN as error:
             self._broke(error)
             return None
-        if self._wait > FIRST_WAIT:
-            logger.info("%s: the database answers again", self._name)
-            self._wait = FIRST_WAIT
+        self._wait = FIRST_WAIT
+        self._outage.is_over(asked_at=asked_at)
         return result
 
     def close(self) -> None:
@@ -86,20 +86,24 @@ class Line:
             self._connection = self._resources.enter_context(
                 own_connection(self._engine, self._settings, isolation_level=self._isolation_level)
             )
+            self._opened_at = time.monotonic()
             self.generation += 1
         return self._connection
 
     def _broke(self, error: Exception) -> None:
+        opened_at = self._opened_at if self._connection is not None else float("inf")
         self.close()
-        said = error.orig if isinstance(error, DBAPIError) else error
-        self._tell(str(said).strip())
+        if is_away(error):
+            self._outage.is_met(error, name=self._name, opened_at=opened_at)
+        else:
+            self._tell_refusal(words_of(error))
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
         self._wait = min(2 * self._wait, self._longest_wait)
 
-    def _tell(self, said: str) -> None:
-        """A database that stays away is told once, then now and then."""
-        is_news = said != self._told or time.monotonic() - self._told_at >= REPEAT
-        level = logging.WARNING if is_news else logging.DEBUG
-        logger.log(level, "%s: waiting for the database: %s. %s", self._name, said, advice(said))
+    def _tell_refusal(self, said: str) -> None:
+        """It answers, and does not do what it was asked: told once, then now and then."""
+        is_news = said != self._refused or time.monotonic() - self._refused_at >= REPEAT
+        level = logging.ERROR if is_news else logging.DEBUG
+        logger.log(level, "%s: the database refuses a statement: %s", self._name, said)
         if is_news:
-            self._told, self._told_at = said, time.monotonic()
+            self._refused, self._refused_at = said, time.monotonic()

@@ -25,6 +25,7 @@ from pgqueue.unit_of_work import CLAIMING
 from pgqueue.worker.heartbeat import Presence
 from pgqueue.worker.line import Line
 from pgqueue.worker.loops import Loop
+from pgqueue.worker.outage import Outage
 from pgqueue.worker.workbench import Workbench
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Settler(Loop):
         engine: Engine,
         bench: Workbench,
         presence: Presence,
+        outage: Outage,
         *,
         goes_on: Callable[[bool], None],
     ) -> None:
@@ -53,7 +55,7 @@ class Settler(Loop):
         self._goes_on = goes_on
         self._stop_when_done = Event()
         self._gave_up = Event()
-        self._line = Line(engine, CLAIMING, name="settler", stopping=self._gave_up)
+        self._line = Line(engine, CLAIMING, outage, name="settler", stopping=self._gave_up)
 
     def work(self) -> None:
         much = False

@@ -22,6 +22,7 @@ from pgqueue.worker.frontiers import Frontiers
 from pgqueue.worker.heartbeat import Heartbeat, Presence
 from pgqueue.worker.held import HeldSlot
 from pgqueue.worker.line import BROKEN, Line
+from pgqueue.worker.outage import Outage
 from pgqueue.worker.outside import end_transaction, settle_from_outside
 from pgqueue.worker.plan import Mode, Plan
 from pgqueue.worker.settler import Settler
@@ -54,12 +55,15 @@ class Shift:
         self._heartbeat = Heartbeat(
             self._engine,
             presence,
+            self._crew.outage,
             running=self._running,
             on_cancel=self._cancel,
             on_death=self._give_up_all,
         )
-        self._upkeep = Upkeep(self._engine)
-        self._settler = Settler(self._engine, self._crew.bench, presence, goes_on=self._goes_on)
+        self._upkeep = Upkeep(self._engine, self._crew.outage)
+        self._settler = Settler(
+            self._engine, self._crew.bench, presence, self._crew.outage, goes_on=self._goes_on
+        )
         poll = plan.poll_interval.total_seconds()
         self._turnstile = Turnstile(self._crew, poll_interval=poll, until_empty=until_empty)
         self._claimer = Claimer(
@@ -104,7 +108,7 @@ class Shift:
 
     def _verify(self, is_over: Callable[[], bool]) -> None:
         """Wait for the database, and refuse tables this code was not written for."""
-        line = Line(self._engine, NETWORK, name="start", stopping=self._stopping)
+        line = Line(self._engine, NETWORK, self._crew.outage, name="start", stopping=self._stopping)
 
         def verify(connection: Connection) -> bool:
             schema.verify(connection)
@@ -277,6 +281,7 @@ def _crew_of(queue: PgQueue, plan: Plan, engine: Engine, stopping: Event) -> Cre
         tasks=dict(queue.tasks),
         presence=Presence(queues=plan.queues, slots=plan.slots),
         bench=Workbench(),
+        outage=Outage(),
         frontiers=Frontiers(plan.queues),
         listener=Listener(engine, enabled=queue.notify),
         loop=EventLoop(engine),

@@ -19,7 +19,9 @@ class Turnstile:
         self.claiming = Lock()
         self.finished = Event()
         self._stamping = Lock()
-        self._side_line = Line(crew.engine, STAMPING, name="stamps", stopping=crew.stopping)
+        self._side_line = Line(
+            crew.engine, STAMPING, crew.outage, name="stamps", stopping=crew.stopping
+        )
 
     @property
     def is_open(self) -> bool:

@@ -9,6 +9,7 @@ from pgqueue.maintenance import LOOK_EVERY, Witness, forget_dead, rescue_dead
 from pgqueue.unit_of_work import UPKEEP
 from pgqueue.worker.line import Line
 from pgqueue.worker.loops import Loop
+from pgqueue.worker.outage import Outage
 
 FORGET_EVERY = 3600.0
 LAST_LOOK = 5.0
@@ -18,12 +19,13 @@ LAST_LOOK = 5.0
 class Upkeep(Loop):
     """Rescues what dead workers held.  A new connection begins to witness anew."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, outage: Outage) -> None:
         super().__init__(name="upkeep")
         self._stopping = Event()
         self._line = Line(
             engine,
             UPKEEP,
+            outage,
             name="upkeep",
             stopping=self._stopping,
             isolation_level="READ COMMITTED",

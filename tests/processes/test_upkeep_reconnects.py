@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Engine, Executable, create_engine, make_url, text
 
 from pgqueue.maintenance import FAST_GRACE
+from pgqueue.worker.outage import Outage
 from pgqueue.worker.upkeep import Upkeep
 
 OUTAGE = FAST_GRACE + timedelta(seconds=0.5)
@@ -44,7 +45,7 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
     )
     with engine.begin() as connection:
         connection.execute(A_WORKER)
-    upkeep = Upkeep(watched)
+    upkeep = Upkeep(watched, Outage())
     upkeep.start()
     try:
         backend = until(engine, HAS_LOOKED)

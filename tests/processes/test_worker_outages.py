@@ -14,6 +14,7 @@ from worker_rig import MODES, Rig, WorkerProgram
 from pgqueue.embedded import EmbeddedPostgres
 
 JOBS = 240
+AGAIN = "the database answers again, after "
 
 
 @pytest.fixture
@@ -57,6 +58,10 @@ def test_nobody_is_declared_dead_after_an_outage_of_seconds(
         age = "SELECT max(clock_timestamp() - heartbeat_at) < '1 second' FROM pgqueue.workers"
         rig.until(lambda: rig.scalar(age), what="all workers beat")
         assert rig.declared_dead() == 0
+        for worker in workers:
+            rig.until(lambda log=worker.log: AGAIN in log.read_text())  # type: ignore[misc]
+            assert worker.log.read_text().count("waiting for the database") == 1
+            assert worker.log.read_text().count(AGAIN) == 1
         with rig.session() as session:
             chores.quick.enqueue_many(session, [()] * 50)
             session.commit()
