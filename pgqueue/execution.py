@@ -42,6 +42,15 @@ class Verdict:
 
 NOTHING_RETURNED = Verdict(Succeeded(), keeps_writes=True)
 
+INTERRUPTED = Retried(
+    None,
+    ErrorReport(
+        "Interrupted", "The worker was stopped, and the handler did not end within the grace.", ""
+    ),
+    AttemptEnd.INTERRUPTED,
+)
+"""What becomes of an attempt that outlives the grace, whatever its task says of retries."""
+
 
 class Stale(Exception):
     """The lease has passed to another: nothing of this attempt may be kept."""
@@ -114,23 +123,36 @@ def after_error(
     error: BaseException,
     *,
     end: AttemptEnd = AttemptEnd.FAILED,
+    told: ErrorReport | None = None,
 ) -> Outcome:
-    """What becomes of an attempt whose handler raised."""
+    """What becomes of an attempt whose handler raised, or could not be started."""
     if isinstance(error, Cancel | Discard | Snooze):
         return _asked_for(error)
     outcome = task.settings.retry.after_failure(
         attempt=claimed.attempt,
         max_attempts=claimed.max_attempts,
         error=error,
-        report=report(error),
+        report=told or report(error),
         end=end,
         task_name=task.name,
     )
-    _tell(task, claimed, outcome)
+    tell(task, claimed, outcome)
     return outcome
 
 
-def _tell(task: Task[..., Any], claimed: Claimed, outcome: Retried | Failed) -> None:
+def after_crash(task: Task[..., Any], claimed: Claimed, reason: str) -> Outcome:
+    """What becomes of an attempt whose process has died: as when its worker has, it is tried
+    again at once, whatever its task says of retries, as long as it has attempts left."""
+    error = ErrorReport("HandlerDied", reason, "")
+    outcome: Retried | Failed = Retried(None, error, AttemptEnd.CRASHED)
+    if claimed.attempt >= claimed.max_attempts:
+        outcome = Failed(error, AttemptEnd.CRASHED)
+    logger.warning("job %d: %s", claimed.job_id, reason)
+    tell(task, claimed, outcome)
+    return outcome
+
+
+def tell(task: Task[..., Any], claimed: Claimed, outcome: Retried | Failed) -> None:
     """In one line: the traceback and all attempts are in the tables, the arguments in no log."""
     ending = "is retried" if isinstance(outcome, Retried) else "has failed"
     logger.log(

@@ -38,6 +38,20 @@ class Injection:
     def values(self, *, session: Any, context: JobContext) -> list[Any]:
         return [context if kind is Injected.CONTEXT else session for kind in self.parameters]
 
+    def refuse_process(self, task_name: str) -> None:
+        """Refuse what cannot be filled in, or awaited, in a process of its own."""
+        if self.is_async:
+            raise TaskDefinitionError(
+                f"task {task_name}: executor='process' runs plain functions, one at a time; make "
+                "it `def`, or leave executor away"
+            )
+        if self.wants_session:
+            raise TaskDefinitionError(
+                f"task {task_name}: executor='process' has no Session to fill in: what a process "
+                "of its own writes cannot commit with the end of the job; leave executor away for "
+                "transactional work, or open queue.session() in the handler"
+            )
+
 
 _MEANT = {"session": "Session", "ctx": "JobContext", "async_session": "AsyncSession"}
 """What a parameter of such a name is meant to be filled in with."""

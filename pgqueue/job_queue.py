@@ -1,15 +1,15 @@
 """The object an application holds: its tasks, its database, and what an operator may do."""
 
 import os
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from pgqueue import async_session, schema
+from pgqueue.addresses import address_of, default_name
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
 from pgqueue.joining import executor, in_transaction, may_notify
@@ -120,6 +120,19 @@ class PgQueue:
         """
         return nothing_around
 
+    def told_to_children(self) -> dict[str, str]:
+        """What :meth:`in_child` needs to know of this process; for a framework to override."""
+        return {"url": self.engine.url.render_as_string(hide_password=False)}
+
+    def in_child(self, told: Mapping[str, str]) -> AbstractContextManager[object]:
+        """What a worker's child process enters before its first job, for a framework to override.
+
+        Binds this queue to the worker's database, unless the import of its module has done so.
+        """
+        if self._sessions is None or self.told_to_children() != told:
+            self.bind(told["url"])
+        return nullcontext()
+
     @overload
     def task(self, function: Callable[Concatenate[Session, JobContext, P], R], /) -> Task[P, R]: ...
     @overload
@@ -148,7 +161,9 @@ class PgQueue:
         ``name`` (module and function name), ``queue`` ("default"), ``priority`` (0 first, 9
         last, default 5), ``max_attempts`` (10), ``timeout`` (None), ``retry``
         (``Retry.exponential()``), ``unique_key`` (a callable that is given by name the arguments
-        it names), ``transactional`` (True for a handler that asks for a Session).
+        it names), ``transactional`` (True for a handler that asks for a Session), ``executor``
+        ("thread"; "process" runs each handler in a process of its own, which a timeout kills),
+        ``memory_limit`` (None; bytes of address space of such a process).
 
         A Session or AsyncSession, and a JobContext, as the first parameters are filled in when
         the job runs and are not arguments of the job.
@@ -214,17 +229,12 @@ class PgQueue:
         name = options["name"] if "name" in options else default_name(function)
         task: Task[..., Any] = Task(function, Options.of_task(name, options), self)
         known = self.tasks.get(name)
-        if known is not None and not _is_same(known.function, function):
+        if known is not None and address_of(known.function) != address_of(function):
             raise TaskDefinitionError(
                 f"task {name} is registered already, for {known.function!r}; give name=..."
             )
         self.tasks[name] = task
         return task
-
-
-def _is_same(known: Callable[..., Any], function: Callable[..., Any]) -> bool:
-    """Whether a function was defined again, as a reload does; another of its name is a mistake."""
-    return (known.__module__, known.__qualname__) == (function.__module__, function.__qualname__)
 
 
 class TaskDecorator:
@@ -255,16 +265,6 @@ class TaskDecorator:
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
     def __call__(self, function: Any, /) -> Any: ...
-
-
-def default_name(function: Callable[..., Any]) -> str:
-    """Module and function; a script names itself as the worker that imports it will."""
-    module = function.__module__
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = spec.name if spec else Path(path).stem if path else module
-    return f"{module}.{function.__qualname__}"
 
 
 def _on_psycopg(url: str) -> Any:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import Any, TypedDict
+from importlib.util import find_spec
+from typing import Any, Literal, TypedDict
 
 from pgqueue.errors import OptionError, PayloadError, TaskDefinitionError, UnknownOption
 from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE
@@ -20,6 +21,10 @@ LAST_RUN_AT = datetime(9999, 12, 31, tzinfo=UTC)
 LONGEST_DELAY = timedelta(days=36_525)
 MOST_ATTEMPTS = 30_000
 LONGEST_PLAIN_KEY = 512
+EXECUTORS = ("thread", "process")
+LEAST_MEMORY = 2**24
+MOST_MEMORY = 2**50
+CAN_LIMIT_MEMORY = find_spec("resource") is not None
 
 
 class TaskOptions(TypedDict, total=False):
@@ -33,6 +38,8 @@ class TaskOptions(TypedDict, total=False):
     transactional: bool
     retry: Retry
     unique_key: Callable[..., str | None] | None
+    executor: Literal["thread", "process"]
+    memory_limit: int | None
 
 
 class JobOptions(TypedDict, total=False):
@@ -60,6 +67,8 @@ class Options:
     unique_key: str | Callable[..., str | None] | None = None
     delay: timedelta | None = None
     run_at: datetime | None = None
+    executor: str = "thread"
+    memory_limit: int | None = None
 
     @classmethod
     def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":
@@ -87,6 +96,7 @@ class Options:
             raise OptionError(f"{where}retry is {self.retry!r}; give a Retry, e.g. Retry.never()")
         if not isinstance(self.transactional, bool):
             raise OptionError(f"{where}transactional is {self.transactional!r}; give True or False")
+        _check_executor(where, self)
         key = self.unique_key
         if key is not None and not isinstance(key, str) and not callable(key):
             raise OptionError(f"{where}unique_key is {key!r}; give a string, a callable or None")
@@ -188,6 +198,24 @@ def _check_times(where: str, timeout: Any, delay: Any, run_at: Any) -> None:
         )
     if not FIRST_RUN_AT <= run_at <= LAST_RUN_AT:
         raise OptionError(f"{where}run_at is {run_at}; give a time from the year 2000 to 9999")
+
+
+def _check_executor(where: str, options: Options) -> None:
+    if options.executor not in EXECUTORS:
+        raise OptionError(f"{where}executor is {options.executor!r}; give 'thread' or 'process'")
+    if options.executor == "process" and options.transactional:
+        raise OptionError(
+            f"{where}a handler in a process of its own cannot be transactional: its writes are on "
+            "a connection of that process, and cannot commit with the end of its job; leave "
+            "executor away, or open queue.session() in the handler"
+        )
+    if options.memory_limit is None:
+        return
+    check_whole(where, "memory_limit", options.memory_limit, LEAST_MEMORY, MOST_MEMORY)
+    if options.executor != "process":
+        raise OptionError(f"{where}memory_limit bounds a process: give executor='process' too")
+    if not CAN_LIMIT_MEMORY:
+        raise OptionError(f"{where}this platform cannot bound a process: leave memory_limit away")
 
 
 def _is_span(value: Any, *, least: timedelta) -> bool:

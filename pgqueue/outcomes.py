@@ -54,7 +54,8 @@ class AttemptEnd(StrEnum):
     TIMEOUT = "timeout"
     """The handler ran past the task's timeout."""
     CRASHED = "crashed"
-    """The worker died, or was cut off from the database for the whole grace."""
+    """The worker died, or was cut off from the database for the whole grace; or the handler's own
+    process died."""
     INTERRUPTED = "interrupted"
     """The worker was stopped and the handler did not end within the grace."""
     CANCELLED = "cancelled"

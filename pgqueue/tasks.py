@@ -3,6 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
@@ -10,8 +11,9 @@ from sqlalchemy import Connection, Engine, func
 from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue import async_session
+from pgqueue.addresses import Address, importable_address
 from pgqueue.arguments import Arguments, Written, WrittenRows
-from pgqueue.context import JobContext
+from pgqueue.context import Around, JobContext
 from pgqueue.injection import Injection, injection_of
 from pgqueue.joining import joined, may_notify, naming_the_upgrade, refuse_autocommit, sync_session
 from pgqueue.models import Job
@@ -40,6 +42,10 @@ class Owner(Protocol):
 
     def async_session(self) -> "AsyncSession": ...
 
+    def in_child(self, told: Mapping[str, str]) -> AbstractContextManager[object]: ...
+
+    def around_jobs(self) -> Around: ...
+
 
 class Task(Generic[P, R]):
     """A function, its options, and the ways to have it run.
@@ -58,7 +64,12 @@ class Task(Generic[P, R]):
             injected=len(self.injection.parameters),
             hints=self.injection.hints,
         )
-        self._owner = owner
+        self.address: Address | None = None
+        """Where a process of its own finds it, if it is to run in one."""
+        if options.executor == "process":
+            self.injection.refuse_process(self.name)
+            self.address = importable_address(function, self.name)
+        self.owner = owner
         self._set_options(options)
 
     @property
@@ -89,7 +100,7 @@ class Task(Generic[P, R]):
             return self.function(*args, **kwargs)
         if self.is_async:
             return self._call_async(*args, **kwargs)  # type: ignore[return-value]  # R is the coroutine
-        with self._owner.session() as session, session.begin():
+        with self.owner.session() as session, session.begin():
             injected = self.injection.values(session=session, context=self._context(session))
             return self.function(*injected, *args, **kwargs)
 
@@ -144,7 +155,7 @@ class Task(Generic[P, R]):
         """
         target = sync_session(session, self._where)
         # Every row before the first statement: one that cannot be written loses nothing.
-        written = self._arguments.of_rows(rows, max_bytes=self._owner.max_payload_bytes)
+        written = self._arguments.of_rows(rows, max_bytes=self.owner.max_payload_bytes)
         connection = joined(target, self._where)
         refuse_autocommit(connection, f"{self._where}: enqueue_many")
         jobs, new = Jobs(connection), self._new_on(connection)
@@ -180,19 +191,19 @@ class Task(Generic[P, R]):
             job.run_at = func.greatest(self._options.run_at, func.clock_timestamp())
         elif self._options.delay is not None:
             job.run_at = func.clock_timestamp() + self._options.delay
-        return dispatch_at_flush(job, notify=self._owner.notify)
+        return dispatch_at_flush(job, notify=self.owner.notify)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a job in a transaction of its own, committed when this returns."""
         written = self._written(args, kwargs)
         # One statement is one transaction: autocommit saves two round trips.
-        with self._owner.autocommit.connect() as connection, naming_the_upgrade():
+        with self.owner.autocommit.connect() as connection, naming_the_upgrade():
             found = Jobs(connection).enqueue(
                 self._new, args=written.text, unique_key=written.unique_key
             )
         if isinstance(found, Enqueued):
             return self._loaded_job(found, written)
-        with self._owner.session() as session:
+        with self.owner.session() as session:
             job = session.get_one(Job, found)
             session.expunge(job)
             return job
@@ -218,13 +229,13 @@ class Task(Generic[P, R]):
             queue=options.queue,
             priority=options.priority,
             max_attempts=options.max_attempts,
-            notify=self._owner.notify,
+            notify=self.owner.notify,
             delay=options.delay,
             run_at=options.run_at,
         )
 
     def _written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Written:
-        return self._arguments.of_call(args, kwargs, max_bytes=self._owner.max_payload_bytes)
+        return self._arguments.of_call(args, kwargs, max_bytes=self.owner.max_payload_bytes)
 
     def _new_on(self, connection: Connection) -> NewJob:
         return self._new if may_notify(connection) else replace(self._new, notify=False)
@@ -245,7 +256,7 @@ class Task(Generic[P, R]):
         if not self.injection.wants_async_session:
             injected = self.injection.values(session=None, context=self._context(None))
             return await function(*injected, *args, **kwargs)
-        async with self._owner.async_session() as session, session.begin():
+        async with self.owner.async_session() as session, session.begin():
             injected = self.injection.values(session=session, context=self._context(session))
             return await function(*injected, *args, **kwargs)
 

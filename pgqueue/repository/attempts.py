@@ -228,6 +228,7 @@ def _verdict(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:
         "message_id": claimed.message_id,
         "attempt": claimed.attempt,
         "burned": 1,
+        "crashed": 0,
         "snoozed": 0,
     }
     match outcome:
@@ -235,6 +236,7 @@ def _verdict(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:
             verdict |= {"ending": "succeeded", "result": result}
         case Retried(delay, error, end):
             verdict |= {"delay": _seconds(delay), **_error(error, end)}
+            verdict["crashed"] = int(end is AttemptEnd.CRASHED)
         case Failed(error, end):
             verdict |= {"ending": "failed", **_error(error, end)}
         case Cancelled(reason):

@@ -73,6 +73,7 @@ def settle(*, held: bool) -> Executable:
         column("ending", Text),
         column("delay", Float),
         column("burned", SmallInteger),
+        column("crashed", SmallInteger),
         column("snoozed", SmallInteger),
         column("result", JSONB),
         column("end", Text),
@@ -83,7 +84,10 @@ def settle(*, held: bool) -> Executable:
     gone = _deleted_leases(said, held=held)
     key = ("target_id", "message_id", "attempt")
     same_lease = and_(*(said.c[name] == gone.c[name] for name in key))
-    lease = select(*gone.c, *_verdict_columns(said)).select_from(gone.join(said, same_lease))
+    # A crash of the handler's process counts as one of the worker's does: the job travels alone.
+    crashes = (gone.c.crashes + said.c.crashed).label("crashes")
+    rest = [column for column in gone.c if column.name != "crashes"]
+    lease = select(*rest, crashes, *_verdict_columns(said)).select_from(gone.join(said, same_lease))
     return write_verdicts(lease.cte("lease"))
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.context import Around, JobContext
-from pgqueue.outcomes import Released
+from pgqueue.outcomes import AttemptEnd, Released
 from pgqueue.repository import Claimed
 from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
@@ -19,10 +19,13 @@ from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.frontiers import Frontiers
 from pgqueue.worker.heartbeat import Presence
 from pgqueue.worker.outage import Outage
+from pgqueue.worker.wire import Of
 from pgqueue.worker.workbench import Workbench
 
 if TYPE_CHECKING:
     from pgqueue.notifications import Listener
+    from pgqueue.worker.child import Child
+    from pgqueue.worker.children import Children
 
 CANCEL_WITHIN = 1.0
 """Seconds a cancelled async handler has to end."""
@@ -36,6 +39,7 @@ class Run:
         "_unfinished",
         "backend_pid",
         "cancel_requested",
+        "child",
         "claimed",
         "has_begun",
         "is_abandoned",
@@ -57,6 +61,8 @@ class Run:
         """Its thread did not come back in time, and another has taken the slot."""
         self.backend_pid: int | None = None
         """The server process of its transaction, if it has one."""
+        self.child: Child | None = None
+        """The process its handler runs in, if not in this one."""
         self._leaving = Lock()
         self._unfinished = [True]
 
@@ -77,9 +83,22 @@ class Run:
             yield self.backend_pid
 
     def begin(self) -> None:
-        """Its transactional handler is called now: what came before was no time of its own."""
+        """Its handler is called now: what came before, a connection or a process that was not
+        there yet, was no time of its own."""
         self.has_begun = True
         self.started_at = time.monotonic()
+
+    def begin_in(self, child: "Child") -> None:
+        """Its handler will run in this process, unless the attempt has been lost already."""
+        self.child = child
+        if self.is_lost:
+            child.kill(AttemptEnd.INTERRUPTED)
+
+    def ask_to_stop(self) -> None:
+        """Let its handler know that it should stop; whether it does is its own matter."""
+        is_news, self.cancel_requested = not self.cancel_requested, True
+        if is_news and self.child is not None:
+            self.child.cancel(Of(self.claimed.message_id, self.claimed.attempt))
 
     def finish(self) -> bool:
         """Whether the caller is the one who decides how this attempt ended: the first who asks."""
@@ -91,23 +110,31 @@ class Run:
     def lose(self) -> bool:
         """Take the attempt away from its thread; False when it has ended already."""
         self.is_lost = self.finish() or self.is_lost
+        if self.is_lost and self.child is not None:
+            self.child.kill(AttemptEnd.INTERRUPTED)
         return self.is_lost
 
     def is_cancelled(self) -> bool:
         return self.cancel_requested or self.is_lost
 
     @property
+    def deadline(self) -> float | None:
+        timeout = self.task.settings.timeout
+        return None if timeout is None else self.started_at + timeout.total_seconds()
+
+    @property
     def is_overdue(self) -> bool:
-        """Whether its thread is to be given up.
+        """Whether its thread is to be given up; never, if it waits for a process it can kill.
 
         An async handler is cancelled by its event loop first; that takes effect unless something
         blocks the loop, as a statement does in transaction mode.
         """
-        timeout = self.task.settings.timeout
-        if timeout is None or (self.task.is_transactional and not self.has_begun):
+        if self.deadline is None or self.task.address is not None:
+            return False
+        if self.task.is_transactional and not self.has_begun:
             return False  # a handler that waits for its connection has not begun
         margin = CANCEL_WITHIN if self.task.is_async else 0.0
-        return time.monotonic() - self.started_at > timeout.total_seconds() + margin
+        return time.monotonic() > self.deadline + margin
 
     def context(self, session: Any = None) -> JobContext:
         claimed = self.claimed
@@ -136,6 +163,7 @@ class Crew:
     frontiers: Frontiers
     listener: "Listener"
     loop: EventLoop
+    children: "Children"
     stopping: Event
     task_names: str = field(init=False)
     """All of them, as the array that a claim is given."""

@@ -193,6 +193,8 @@ class HeldSlot(Loop):
         crew, task = self.crew, run.task
         if run.claimed.attempt > run.claimed.max_attempts:
             return Verdict(Exhausted(), keeps_writes=False)
+        if task.address is not None:
+            return Verdict(crew.children.run(run), keeps_writes=False)  # T has none of its writes
         if task.is_transactional and task.is_async:
             return run_with_async_session(crew, run, connection)
         if task.is_transactional:

@@ -1,6 +1,7 @@
 """The worker an application or the command line starts."""
 
 import logging
+import multiprocessing
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ from datetime import timedelta
 from threading import Event
 from typing import Any
 
-from pgqueue.errors import UsedAcrossFork
+from pgqueue.errors import UsedAcrossFork, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.worker.plan import Mode, checked_plan
@@ -81,6 +82,11 @@ class Worker:
             raise UsedAcrossFork(
                 f"this Worker was made in process {self._pid} and is run in {os.getpid()}; "
                 "make it after the fork"
+            )
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise WorkerBroken(
+                "a child process imports the main module again, and that starts a worker; put what "
+                "is to run only once below `if __name__ == '__main__':`"
             )
         deadline = None if timeout is None else time.monotonic() + timeout
 

@@ -13,8 +13,9 @@ from pgqueue import execution, schema
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.notifications import Listener
-from pgqueue.outcomes import AttemptEnd, ErrorReport, Released, Retried
+from pgqueue.outcomes import AttemptEnd, Released
 from pgqueue.unit_of_work import NETWORK, joining_sessions, watched, worker_engine
+from pgqueue.worker.children import Children
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.event_loop import EventLoop
@@ -147,7 +148,7 @@ class Shift:
     def _cancel(self, job_ids: set[int]) -> None:
         for run in self._runs():
             if run.claimed.job_id in job_ids:
-                run.cancel_requested = True
+                run.ask_to_stop()
 
     def _give_up_all(self) -> None:
         """Declared dead: all its leases belong to others now."""
@@ -209,13 +210,13 @@ class Shift:
         for claimed in crew.bench.drain():
             crew.bench.done(claimed, Released())
         crew.bench.close()
-        began = time.monotonic()
-        while self._are_alive() and time.monotonic() - began < grace():
-            time.sleep(0.01)
+        _wait_until(lambda: not self._are_alive(), grace)
+        if crew.children.interrupt():
+            _wait_until(lambda: all(map(_is_stuck, self._slots)), lambda: LAST_SETTLE)
         if self._are_alive():
             # Given back only when its thread has ended, or with the process.
             for run in self._runs():
-                run.cancel_requested = True
+                run.ask_to_stop()
             atexit.register(self._interrupt)
             Thread(target=self._close_later, name="pgqueue-last-out", daemon=True).start()
             return
@@ -241,17 +242,14 @@ class Shift:
 
     def _interrupt(self) -> None:
         """The process ends: what still runs is given back, one attempt the poorer."""
-        words = "The worker was stopped, and the handler did not end within the grace."
-        error = ErrorReport("Interrupted", words, "")
         for run in self._runs():
             if not run.lose():
                 continue
-            outcome = Retried(None, error, AttemptEnd.INTERRUPTED)
             try:
                 if self._leases:
-                    self._crew.bench.done(run.claimed, outcome)
+                    self._crew.bench.done(run.claimed, execution.INTERRUPTED)
                 else:
-                    settle_from_outside(self._crew, run, outcome)
+                    settle_from_outside(self._crew, run, execution.INTERRUPTED)
             except BROKEN as failure:
                 logger.warning("job %s: %s", run.claimed.job_id, failure)
         self._close()
@@ -268,12 +266,27 @@ class Shift:
         self._upkeep.stop()
         self._heartbeat.stop()
         self._crew.loop.stop()
+        self._crew.children.close()
         self._crew.listener.close()
         if self._engine is not self._application_engine:
             self._engine.dispose()
 
 
+def _wait_until(condition: Callable[[], bool], seconds: Callable[[], float]) -> None:
+    began = time.monotonic()
+    while not condition() and time.monotonic() - began < seconds():
+        time.sleep(0.01)
+
+
+def _is_stuck(slot: Slot | HeldSlot) -> bool:
+    """Whether it does not end because of a handler in its own thread, which nobody can stop."""
+    run = slot.current
+    return not slot.is_alive() or (run is not None and run.task.address is None)
+
+
 def _crew_of(queue: PgQueue, plan: Plan, engine: Engine, stopping: Event) -> Crew:
+    has_children = any(task.address for task in queue.tasks.values())
+    home = queue.told_to_children() if has_children else {}
     return Crew(
         engine=watched(engine),
         sessions=joining_sessions(queue.sessions, queue.engine),
@@ -285,5 +298,6 @@ def _crew_of(queue: PgQueue, plan: Plan, engine: Engine, stopping: Event) -> Cre
         frontiers=Frontiers(plan.queues),
         listener=Listener(engine, enabled=queue.notify),
         loop=EventLoop(engine),
+        children=Children(home=home, slots=plan.slots),
         stopping=stopping,
     )

@@ -56,6 +56,8 @@ def run_handler(crew: Crew, run: Run) -> Outcome | None:
     task, claimed = run.task, run.claimed
     if claimed.attempt > claimed.max_attempts:
         return Exhausted()
+    if task.address is not None:
+        return crew.children.run(run)
     if task.is_transactional:
         if task.is_async:
             return crew.loop.run(run_in_async_transaction(crew, run))

@@ -1,0 +1,198 @@
+"""The application whose handlers run in child processes, in the tests of those.
+
+Apart from ``chores``, because a child imports what it needs and nothing else.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from chores import AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue
+from sqlalchemy import text
+
+from pgqueue import Cancel, Discard, JobContext, Snooze
+
+SOON = timedelta(seconds=0.5)
+MEBIBYTE = 2**20
+kept: list[Any] = []
+"""What a handler leaves behind in its process."""
+
+
+@queue.task(executor="process", retry=AT_ONCE)
+def echo(ctx: JobContext, value: dict[str, Any] | None = None) -> Any:
+    note("start", ctx, group=os.getpgid(0), worker=os.getppid())
+    return value
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=2)
+def die(ctx: JobContext, how: str) -> None:
+    note("start", ctx)
+    match how:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(7)
+        case "exit well":
+            os._exit(0)
+        case "segfault":
+            ctypes.string_at(0)
+        case "close":
+            os.closerange(3, 64)
+            time.sleep(60)
+        case "fork and die":  # the copy keeps the socket to the worker
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(60)
+            os._exit(8)
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=2)
+def sys_exit(ctx: JobContext) -> None:
+    sys.exit(3)
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=1, timeout=SOON)
+def overrun_in(ctx: JobContext, where: str) -> None:
+    note("start", ctx)
+    match where:
+        case "sleep":
+            time.sleep(60)
+        case "C loop":  # holds the GIL: no other thread of the process runs
+            sum(range(10**12))
+        case "socket":
+            left, _right = socket.socketpair()
+            left.recv(1)
+        case "subprocess":
+            program = subprocess.Popen(["sleep", "60"])
+            note("program", ctx, program=program.pid)
+            program.wait()
+        case "signals":
+            for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+                signal.signal(number, signal.SIG_IGN)
+            time.sleep(60)
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=2, memory_limit=768 * MEBIBYTE)
+def fill_memory(ctx: JobContext, mebibytes: int) -> int:
+    note("start", ctx)
+    return len(bytearray(mebibytes * MEBIBYTE)) // MEBIBYTE
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=1, memory_limit=32 * MEBIBYTE)
+def cramped(ctx: JobContext) -> None:
+    note("start", ctx)
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=2)
+def wait_in_cell(ctx: JobContext, gate: str) -> str:
+    note("start", ctx)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+    return gate
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=2)
+def spin(ctx: JobContext) -> None:
+    """Holds the GIL for ever."""
+    note("start", ctx)
+    sum(range(10**12))
+
+
+@queue.task(executor="process", retry=AT_ONCE)
+def heed_in_cell(ctx: JobContext) -> None:
+    note("start", ctx)
+    while not ctx.is_cancelled():
+        time.sleep(LOOK_EVERY)
+    note("cancelled", ctx)
+
+
+@queue.task(executor="process", retry=AT_ONCE)
+def pay_in_cell(ctx: JobContext) -> None:
+    with queue.session() as session, session.begin():
+        session.execute(EFFECT, effect(ctx))
+        echo.enqueue(session, {"paid": ctx.job_id})
+        assert session.scalar(text("SELECT 1")) == 1
+
+
+@queue.task(executor="process", retry=AT_ONCE)
+def say(ctx: JobContext, what: str) -> Any:
+    match what:
+        case "cancel":
+            return Cancel("enough")
+        case "discard":
+            raise Discard("not for me")
+        case "snooze":
+            return Snooze(timedelta(hours=1))
+        case "count":
+            kept.append(ctx.job_id)
+            return len(kept)
+    return None
+
+
+class Bomb:
+    """Runs a command wherever it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (os.system, (f"touch {os.environ['CHORES_DIRECTORY']}/gate-exploded",))
+
+
+class Bombast(Exception):
+    def __reduce__(self) -> Any:
+        return Bomb().__reduce__()
+
+    def __str__(self) -> str:
+        raise SystemExit(1)
+
+
+NASTY: dict[str, Any] = {
+    "bomb": Bomb(),
+    "nan": float("nan"),
+    "huge int": 10**5000,
+    "too large": "x" * (2 * MEBIBYTE),
+    "half a pair": "\ud800",
+    "nul": "a\0b",
+    "lambda": lambda: 1,
+}
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=1)
+def give(ctx: JobContext, name: str) -> Any:
+    if name == "deep":
+        deep: list[Any] = []
+        for _ in range(100_000):
+            deep = [deep]
+        return deep
+    return NASTY[name]
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=1)
+def throw(ctx: JobContext, kind: str) -> None:
+    secret = "only in a variable"  # noqa: F841
+    raise Bombast if kind == "bombast" else ZeroDivisionError("by naught")
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=1)
+def forge(ctx: JobContext, line: str) -> None:
+    """Writes to the worker itself, as a handler that nobody trusts may."""
+    link = next(s for s in map(_socket, range(3, 64)) if s is not None)
+    link.sendall(line.replace("JOB", "0").encode())
+    time.sleep(60)
+
+
+def _socket(number: int) -> socket.socket | None:
+    try:
+        return socket.socket(fileno=os.dup(number))
+    except OSError:
+        return None
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=1)
+def leave_a_thread(ctx: JobContext) -> None:
+    threading.Thread(target=time.sleep, args=(3600,)).start()
