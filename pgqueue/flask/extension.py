@@ -1,12 +1,15 @@
 """The PgQueue of a Flask application."""
 
 import inspect
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
+import click
 from flask import Flask, current_app, has_app_context
+from flask.cli import ScriptInfo
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -75,6 +78,21 @@ class PgQueue(job_queue.PgQueue):
     def around_jobs(self) -> Around:
         """Each job runs in an application context of its own, with its session in ``db``."""
         return self._host().around_job
+
+    def told_to_children(self) -> dict[str, str]:
+        """How a child process finds the app: as the command ``flask`` has found it here."""
+        context = click.get_current_context(silent=True)
+        info = None if context is None else context.find_object(ScriptInfo)
+        path = None if info is None else info.app_import_path
+        return {"app": path or os.environ.get("FLASK_APP", "")}
+
+    @contextmanager
+    def in_child(self, told: Mapping[str, str]) -> Iterator[None]:
+        """The app that the main module has made, when it was imported again; else a new one."""
+        apps = list(self._hosts)
+        app = apps[0] if len(apps) == 1 else ScriptInfo(told["app"] or None).load_app()
+        with app.app_context():
+            yield
 
     def _host(self) -> "Host":
         if not has_app_context():

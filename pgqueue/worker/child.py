@@ -27,7 +27,7 @@ READY_WITHIN = 60.0
 """Seconds to import the application, and to take a job."""
 LOOK_EVERY = 0.25
 DIE_WITHIN = 1.0
-MOST_JOBS = 1000
+MOST_JOBS = 10_000
 """Jobs until a child is replaced: what handlers leak does not grow for ever."""
 
 

@@ -45,7 +45,6 @@ def die(ctx: JobContext, how: str) -> None:
             ctypes.string_at(0)
         case "close":
             os.closerange(3, 64)
-            time.sleep(60)
         case "fork and die":  # the copy keeps the socket to the worker
             if os.fork() == 0:
                 os.setsid()
@@ -181,16 +180,25 @@ def throw(ctx: JobContext, kind: str) -> None:
 @queue.task(executor="process", retry=AT_ONCE, max_attempts=1)
 def forge(ctx: JobContext, line: str) -> None:
     """Writes to the worker itself, as a handler that nobody trusts may."""
-    link = next(s for s in map(_socket, range(3, 64)) if s is not None)
-    link.sendall(line.replace("JOB", "0").encode())
+    _link().sendall(line.encode())
     time.sleep(60)
 
 
-def _socket(number: int) -> socket.socket | None:
-    try:
-        return socket.socket(fileno=os.dup(number))
-    except OSError:
-        return None
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=1)
+def babble(ctx: JobContext) -> None:
+    """Fills the memory of the worker, if it listens."""
+    link = _link()
+    while True:
+        link.sendall(b"x" * MEBIBYTE)
+
+
+def _link() -> socket.socket:
+    for number in range(3, 64):
+        try:
+            return socket.socket(fileno=os.dup(number))
+        except OSError:
+            continue
+    raise LookupError("no socket to the worker")
 
 
 @queue.task(executor="process", retry=AT_ONCE, max_attempts=1)

@@ -39,6 +39,8 @@ def _work(options: dict[str, Any]) -> None:
         level=logging.INFO, format="%(asctime)s %(threadName)s %(levelname)s %(message)s"
     )
     queue.bind(os.environ["CHORES_URL"])
+    for module in options.pop("modules", ()):
+        importlib.import_module(module)  # tasks besides those of chores
     for place, value in options.pop("set", {}).items():
         module, name = place.split(":")
         setattr(importlib.import_module(module), name, value)
