@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from pgqueue import Job, JobAttempt, JobStatus, MessageQueue, PgQueueError, Snooze
-from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
+from pgqueue.outcomes import AttemptEnd, Failed, Outcome, Released, Retried, Snoozed, Succeeded
 from pgqueue.repository import Attempts
 
 
@@ -106,6 +106,31 @@ def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
         assert [(row.attempt, row.outcome, row.error_type) for row in rows] == [
             (attempt, "failed", "ValueError") for attempt in (1, 2, 3)
         ]
+    assert violations(engine) == []
+
+
+def test_a_crash_of_a_handlers_process_is_counted_apart_from_failures(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    with engine.begin() as connection:
+        enqueue(connection, max_attempts=4)
+    steps = [
+        (Retried(timedelta(0), ERROR), 0),
+        (Retried(None, ERROR, AttemptEnd.CRASHED), 1),
+        (Retried(timedelta(0), ERROR), 1),
+    ]
+
+    for outcome, crashes in steps:
+        [claimed] = worker.claim()
+        assert worker.settle(claimed, outcome)
+        with Session(engine) as session:
+            message = session.query(MessageQueue).one()
+            assert (message.crashes, message.alone) == (crashes, crashes > 0)
+
+    [claimed] = worker.claim()
+    assert worker.settle(claimed, Retried(None, ERROR, AttemptEnd.CRASHED))
+    job = only_job(engine)
+    assert (job.status, job.attempts, job.last_error) == (JobStatus.FAILED, 4, "planned")
     assert violations(engine) == []
 
 
