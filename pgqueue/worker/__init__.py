@@ -3,7 +3,8 @@
     claimer --claims--> workbench (a heap) --> slots (handler threads) --> settler (in batches)
 
 A heartbeat and the maintenance run beside them, each on a connection of its own.  In
-transaction mode the slots claim for themselves.
+transaction mode the slots claim for themselves.  A handler may run in a child process, which its
+slot waits for.
 """
 
 from pgqueue.worker.plan import Mode

@@ -67,6 +67,11 @@ def with_options(session: Session, number: int) -> str:
     return str(number)
 
 
+@queue.task(executor="process", memory_limit=2**29)
+def in_a_process(ctx: JobContext, number: int) -> str:
+    return str(number)
+
+
 @queue.task()
 def with_nothing(session: Session) -> None: ...
 
@@ -81,6 +86,7 @@ reveal_type(on_the_loop)  # N: Task[[number: int], Coroutine[Any, Any, str]]
 reveal_type(with_async_session)  # N: Task[[number: int], Coroutine[Any, Any, str]]
 reveal_type(with_context_and_async_session)  # N: Task[[number: int], Coroutine[Any, Any, str]]
 reveal_type(with_options)  # N: Task[[number: int], str]
+reveal_type(in_a_process)  # N: Task[[number: int], str]
 reveal_type(with_nothing)  # N: Task[[], None]
 reveal_type(with_options.options(delay=timedelta(hours=1)))  # N: Task[[number: int], str]
 

@@ -57,6 +57,9 @@ def wrong_options() -> None:
     @queue.task(max_attempt=3)  # E: call-overload
     def misspelt() -> None: ...
 
+    @queue.task(executor="fiber")  # E: call-overload
+    def elsewhere() -> None: ...
+
     @queue.task(timeout=30)  # E: call-overload
     def unclear() -> None: ...
 
