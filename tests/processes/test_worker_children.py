@@ -255,6 +255,30 @@ def test_a_child_is_kept_for_the_next_job_of_its_task_and_replaced_after_many(
         assert is_gone(note["pid"])
 
 
+def test_a_child_outlives_the_slot_that_started_it(database_url: str, tmp_path: Path) -> None:
+    """The kernel ties its life to the thread that has started it, and a stuck thread is replaced."""
+    with Rig(database_url, tmp_path) as rig:
+        worker = start(rig)
+        other_slot = enqueue(rig, chores.wait, "last")
+        rig.until_started(other_slot)
+        first = enqueue(rig, cells.echo)
+        rig.until_ended(first)
+        stuck = enqueue(rig, chores.overrun.options(max_attempts=1), "go")
+        rig.until_ended(stuck)
+        threads = Path(f"/proc/{worker.pid}/task")
+        before = len(list(threads.iterdir()))
+
+        rig.open("go")
+        rig.until(lambda: len(list(threads.iterdir())) < before, what="the stuck thread ends")
+
+        second = enqueue(rig, cells.echo)
+        rig.until_ended(second)
+        assert pids(rig, second) == pids(rig, first)
+        rig.open("last")
+        assert worker.terminate() == 0
+        assert rig.bad_attempts() == ["timeout"]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_handler_gives_and_writes_arrives(
     database_url: str, tmp_path: Path, mode: str
