@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ LONGEST_PLAIN_KEY = 512
 EXECUTORS = ("thread", "process")
 LEAST_MEMORY = 2**24
 MOST_MEMORY = 2**50
+HAS_PROCESS_GROUPS = hasattr(os, "killpg")
 CAN_LIMIT_MEMORY = find_spec("resource") is not None
 
 
@@ -203,6 +205,8 @@ def _check_times(where: str, timeout: Any, delay: Any, run_at: Any) -> None:
 def _check_executor(where: str, options: Options) -> None:
     if options.executor not in EXECUTORS:
         raise OptionError(f"{where}executor is {options.executor!r}; give 'thread' or 'process'")
+    if options.executor == "process" and not HAS_PROCESS_GROUPS:
+        raise OptionError(f"{where}executor='process' needs a POSIX system: leave it away")
     if options.executor == "process" and options.transactional:
         raise OptionError(
             f"{where}a handler in a process of its own cannot be transactional: its writes are on "

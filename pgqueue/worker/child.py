@@ -4,10 +4,10 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from multiprocessing import spawn
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
 from threading import Lock
@@ -56,7 +56,13 @@ class Child:
             number = theirs.fileno()
             flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -X, -W, -O ..., as multiprocessing passes them on
             self._process = start(
-                [sys.executable, *flags, str(PROGRAM), str(number), str(os.getpid())],
+                [
+                    os.fsdecode(spawn.get_executable()),
+                    *flags,
+                    str(PROGRAM),
+                    str(number),
+                    str(os.getpid()),
+                ],
                 stdin=DEVNULL,
                 pass_fds=[number],
                 process_group=0,
@@ -113,7 +119,9 @@ class Child:
             os.write(self._link.fileno(), wire.line({"leave": True}))
 
     def bury(self) -> int | None:
-        """Wait a moment for its end, make sure of it, and return its exit status."""
+        """Wait a moment for its end, make sure of it, and return its exit status, if it had one."""
+        if self._link.fileno() < 0:
+            return None  # it lies there already
         if self.killed_for is None:
             with suppress(TimeoutExpired):
                 self._process.wait(DIE_WITHIN)
@@ -188,11 +196,10 @@ class Child:
         status = self.bury()
         match self.killed_for:
             case AttemptEnd.TIMEOUT:
-                late = f"the handler ran longer than {run.task.settings.timeout}"
-                if not self._is_ready:
-                    late = f"its process was not ready within {READY_WITHIN:.0f} s"
-                error = TimeoutError(late)
-                return execution.after_error(run.task, run.claimed, error, end=AttemptEnd.TIMEOUT)
+                late = TimeoutError(f"the handler ran longer than {run.task.settings.timeout}")
+                if run.deadline is None or not self._is_ready:
+                    late = TimeoutError(f"its process took no job within {READY_WITHIN:.0f} s")
+                return execution.after_error(run.task, run.claimed, late, end=AttemptEnd.TIMEOUT)
             case AttemptEnd.INTERRUPTED:
                 return execution.INTERRUPTED
             case None if status is not None:

@@ -45,6 +45,7 @@ class Children:
             return Released()
         run.begin_in(child)
         outcome = child.run(run)
+        run.child = None
         self._put_back(child)
         return outcome
 

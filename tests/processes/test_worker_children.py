@@ -256,7 +256,7 @@ def test_a_child_is_kept_for_the_next_job_of_its_task_and_replaced_after_many(
 
 
 def test_a_child_outlives_the_slot_that_started_it(database_url: str, tmp_path: Path) -> None:
-    """The kernel ties its life to the thread that has started it, and a stuck thread is replaced."""
+    """The kernel ties its life to the thread that started it, and stuck threads are replaced."""
     with Rig(database_url, tmp_path) as rig:
         worker = start(rig)
         other_slot = enqueue(rig, chores.wait, "last")

@@ -91,6 +91,15 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: 
         PgQueue().task(**options)(plain)
 
 
+def test_processes_are_refused_where_they_could_not_be_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pgqueue.options.HAS_PROCESS_GROUPS", False)
+
+    with pytest.raises(OptionError, match="POSIX"):
+        PgQueue().task(executor="process")(plain)
+
+
 def test_memory_cannot_be_limited_where_the_platform_cannot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
