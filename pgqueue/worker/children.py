@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from subprocess import Popen
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pgqueue import execution
+from pgqueue.job_queue import PgQueue
 from pgqueue.outcomes import AttemptEnd, Outcome, Released
 from pgqueue.tasks import Task
 from pgqueue.worker.child import Child
@@ -34,6 +35,12 @@ class Children:
         self._is_closing = False
         # A child is killed when the thread that started it ends: a slot may end before the worker.
         self._starter = ThreadPoolExecutor(1, "pgqueue-children")
+
+    @classmethod
+    def of(cls, queue: PgQueue, *, slots: int) -> Self:
+        """Those of a worker of this queue, which is asked only if a task needs a child."""
+        are_needed = any(task.address for task in queue.tasks.values())
+        return cls(home=queue.told_to_children() if are_needed else {}, slots=slots)
 
     def run(self, run: "Run") -> Outcome:
         """Run one attempt in a child."""

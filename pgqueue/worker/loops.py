@@ -1,7 +1,9 @@
 """A loop: a thread of the worker that must not die unseen."""
 
 import logging
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from threading import Thread
 
 logger = logging.getLogger(__name__)
@@ -24,3 +26,10 @@ class Loop(Thread, ABC):
             # Only a mistake of ours comes here: the database's errors are waited out.
             logger.exception("%s ended by a mistake", self.name)
             self.failure = failure
+
+
+def wait_until(condition: Callable[[], bool], seconds: Callable[[], float]) -> None:
+    """Look until it is so, for a time that may become shorter meanwhile."""
+    began = time.monotonic()
+    while not condition() and time.monotonic() - began < seconds():
+        time.sleep(0.01)

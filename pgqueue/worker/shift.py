@@ -2,7 +2,6 @@
 
 import atexit
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 from threading import Event, Lock, Thread
@@ -23,6 +22,7 @@ from pgqueue.worker.frontiers import Frontiers
 from pgqueue.worker.heartbeat import Heartbeat, Presence
 from pgqueue.worker.held import HeldSlot
 from pgqueue.worker.line import BROKEN, Line
+from pgqueue.worker.loops import wait_until
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.outside import end_transaction, settle_from_outside
 from pgqueue.worker.plan import Mode, Plan
@@ -210,9 +210,9 @@ class Shift:
         for claimed in crew.bench.drain():
             crew.bench.done(claimed, Released())
         crew.bench.close()
-        _wait_until(lambda: not self._are_alive(), grace)
+        wait_until(lambda: not self._are_alive(), grace)
         if crew.children.interrupt():
-            _wait_until(lambda: all(map(_is_stuck, self._slots)), lambda: LAST_SETTLE)
+            wait_until(lambda: all(map(_is_stuck, self._slots)), lambda: LAST_SETTLE)
         if self._are_alive():
             # Given back only when its thread has ended, or with the process.
             for run in self._runs():
@@ -272,12 +272,6 @@ class Shift:
             self._engine.dispose()
 
 
-def _wait_until(condition: Callable[[], bool], seconds: Callable[[], float]) -> None:
-    began = time.monotonic()
-    while not condition() and time.monotonic() - began < seconds():
-        time.sleep(0.01)
-
-
 def _is_stuck(slot: Slot | HeldSlot) -> bool:
     """Whether it does not end because of a handler in its own thread, which nobody can stop."""
     run = slot.current
@@ -285,8 +279,6 @@ def _is_stuck(slot: Slot | HeldSlot) -> bool:
 
 
 def _crew_of(queue: PgQueue, plan: Plan, engine: Engine, stopping: Event) -> Crew:
-    has_children = any(task.address for task in queue.tasks.values())
-    home = queue.told_to_children() if has_children else {}
     return Crew(
         engine=watched(engine),
         sessions=joining_sessions(queue.sessions, queue.engine),
@@ -298,6 +290,6 @@ def _crew_of(queue: PgQueue, plan: Plan, engine: Engine, stopping: Event) -> Cre
         frontiers=Frontiers(plan.queues),
         listener=Listener(engine, enabled=queue.notify),
         loop=EventLoop(engine),
-        children=Children(home=home, slots=plan.slots),
+        children=Children.of(queue, slots=plan.slots),
         stopping=stopping,
     )
