@@ -1,0 +1,234 @@
+"""Workers that stand still past their death, and come back with a result."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from chaos.chores import AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue
+from chaos.fleet import Fleet, Member
+from chaos.history import END, START
+from chaos.plants import Patch, plant
+from chaos.scenario import Size, scenario
+from chaos.stage import Stage
+from pgqueue import JobContext
+
+LATE = ("its result is not kept: too late", "its lease had passed on")
+HOLDERS = """
+    SELECT activity.pid FROM pg_stat_activity AS activity JOIN pg_locks USING (pid)
+    WHERE relation = 'pgqueue.message_queue'::regclass AND mode = 'RowShareLock'
+    AND application_name = :name
+"""
+END_HEARTBEAT = """
+    SELECT pg_terminate_backend(backend_pid, 5000) FROM pgqueue.workers WHERE pid = :pid
+"""
+
+
+def gate_of(ctx: JobContext, turn: int) -> str:
+    """The first attempt of a job ends when the scenario says so, and the next when it says so."""
+    return f"{turn}-{min(ctx.attempt, 2)}"
+
+
+@queue.task(retry=AT_ONCE, max_attempts=1000)
+def outlast(ctx: JobContext, turn: int) -> int:
+    note(START, ctx)
+    while not is_open(gate_of(ctx, turn)):
+        time.sleep(LOOK_EVERY)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE, max_attempts=1000)
+async def outlast_async(ctx: JobContext, turn: int) -> int:
+    note(START, ctx)
+    while not is_open(gate_of(ctx, turn)):
+        await asyncio.sleep(LOOK_EVERY)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE, max_attempts=1000)
+def outlast_and_pay(session: Session, ctx: JobContext, turn: int) -> int:
+    session.execute(EFFECT, effect(ctx))
+    note(START, ctx)
+    while not is_open(gate_of(ctx, turn)):
+        time.sleep(LOOK_EVERY)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE, max_attempts=1000)
+async def outlast_and_pay_async(session: AsyncSession, ctx: JobContext, turn: int) -> int:
+    await session.execute(EFFECT, effect(ctx))
+    note(START, ctx)
+    while not is_open(gate_of(ctx, turn)):
+        await asyncio.sleep(LOOK_EVERY)
+    note(END, ctx)
+    return ctx.attempt
+
+
+TASKS = (outlast, outlast_async, outlast_and_pay, outlast_and_pay_async)
+
+
+@plant
+def fence_by_job_alone(patch: Patch) -> None:
+    """A settle in lease mode takes whatever lease its job has: not by message, attempt, worker.
+
+    The message is left out with the other two, because a rescue always makes a new one.
+    """
+    from pgqueue.statements import settling
+    from pgqueue.statements.tables import leases
+
+    def any_lease(said, *, held):  # type: ignore[no-untyped-def]
+        return (
+            delete(leases)
+            .where(leases.c.target_id == said.c.target_id, leases.c.held == held)
+            .returning(
+                leases.c.target_id,
+                said.c.message_id,
+                said.c.attempt,
+                leases.c.crashes,
+                leases.c.worker_id,
+                leases.c.started_at,
+            )
+            .cte("gone")
+        )
+
+    patch.set(settling, "_deleted_leases", any_lease)
+    patch.rebuild(settling.settle, settling.settle_succeeded)
+
+
+@plant
+def held_settle_outside_its_transaction(patch: Patch) -> None:
+    """Transaction mode settles on a connection of its own, not on the one that has the message."""
+    from pgqueue.repository import Attempts
+    from pgqueue.unit_of_work import own_connection
+    from pgqueue.worker.held import HeldSlot
+
+    def apart(self, _connection, _attempts, claimed, outcome):  # type: ignore[no-untyped-def]
+        with own_connection(self.crew.engine, {}) as other:
+            Attempts(other, self.crew.presence.worker_id).settle([(claimed, outcome)], held=True)
+
+    patch.set(HeldSlot, "_settle", apart)
+
+
+@scenario(
+    promises="P3 P5",
+    research="T4",
+    full=Size(jobs=1000, workers=8, faults=100),
+    short=Size(jobs=16, workers=3, faults=2),
+    planted={"fence_by_job_alone": "a late result has ended"},
+)
+def zombies_in_lease_mode(stage: Stage, size: Size) -> None:
+    """SIGSTOP past the death, SIGCONT in lease mode: a late result changes nothing."""
+    frozen = max(1, size.workers * 5 // 8)
+    turns = size.faults // frozen
+    jobs = size.jobs // turns
+    fleet = stage.fleet("lease", size.workers, concurrency=2 * jobs // 3 + 2, slow_grace=1.2)
+    fleet.until_registered()
+    refused = 0
+    for turn in range(turns):
+        zombies, theirs = _freeze_in_handlers(stage, fleet, turn, jobs, frozen)
+        stage.open(f"{turn}-1")
+        stage.until_started(*theirs, attempt=2)
+        for zombie in zombies:
+            # The handlers' results come before the heartbeat can tell them not to try.
+            stage.rows(END_HEARTBEAT, pid=zombie.pid)
+        _come_back_late(stage, fleet, zombies, theirs)
+        stage.open(f"{turn}-2")
+        stage.until_ended()
+    fleet.stop()
+    refused = sum(member.log.read_text().count(words) for member in stage.members for words in LATE)
+    stage.count("late results refused", refused)
+    stage.expect(refused > 0, "no late result was counted as stale")
+    stage.judge()
+
+
+@scenario(
+    promises="P3 P5",
+    research="T4",
+    full=Size(jobs=1000, workers=8, faults=100),
+    short=Size(jobs=16, workers=3, faults=2),
+    planted={"held_settle_outside_its_transaction": "late result|F[0-9]:|sampled"},
+)
+def zombies_in_transaction_mode(stage: Stage, size: Size) -> None:
+    """SIGSTOP, the server ends the transaction, SIGCONT: a late result changes nothing."""
+    frozen = max(1, size.workers * 5 // 8)
+    turns = size.faults // frozen
+    jobs = size.jobs // turns
+    fleet = stage.fleet("transaction", size.workers, concurrency=2 * jobs // 3 + 2)
+    fleet.until_registered()
+    for turn in range(turns):
+        zombies, theirs = _freeze_in_handlers(stage, fleet, turn, jobs, frozen)
+        _end_transactions(stage, zombies)
+        stage.open(f"{turn}-1")
+        stage.until_started(*theirs, attempt=2)
+        _come_back_late(stage, fleet, zombies, theirs)
+        stage.open(f"{turn}-2")
+        stage.until_ended()
+    fleet.stop()
+    _freeze_all(stage, turns)
+    stage.judge()
+
+
+def _freeze_in_handlers(
+    stage: Stage, fleet: Fleet, turn: int, jobs: int, frozen: int
+) -> tuple[list[Member], list[int]]:
+    """Freeze some workers while they run handlers, and say which jobs those are."""
+    ids = [id for task in TASKS for id in stage.enqueue(task, [(turn,)] * (jobs // len(TASKS)))]
+    stage.until_started(*ids)
+    zombies = stage.dice.sample(fleet.members, frozen)
+    for zombie in zombies:
+        zombie.freeze()
+        stage.count("freezes")
+    names = {zombie.name for zombie in zombies}
+    ours = set(ids)
+    theirs = [event.job for event in stage.history(START) if event.worker in names]
+    return zombies, [job for job in theirs if job in ours]
+
+
+def _end_transactions(stage: Stage, zombies: list[Member]) -> None:
+    """What tcp_user_timeout or a timeout of the server would do, without the wait."""
+    for zombie in zombies:
+        for (pid,) in stage.rows(HOLDERS, name=zombie.name):
+            stage.rows("SELECT pg_terminate_backend(:pid, 5000)", pid=pid)
+            stage.count("ended transactions")
+
+
+def _come_back_late(stage: Stage, fleet: Fleet, zombies: list[Member], theirs: list[int]) -> None:
+    """Let them come back, and their first attempts return; nothing may come of it."""
+    for zombie in zombies:
+        zombie.thaw()
+    late = {(job, 1) for job in theirs}
+    stage.until(
+        lambda: late <= {(event.job, event.attempt) for event in stage.history(END)},
+        what="the handlers of the zombies end",
+    )
+    fleet.until_registered()
+    ended = _ended_of(stage, theirs)
+    stage.expect(not ended, f"a late result has ended {ended}, which run elsewhere")
+
+
+def _ended_of(stage: Stage, jobs: list[int]) -> list[int]:
+    ended = "SELECT id FROM pgqueue.jobs WHERE outcome IS NOT NULL AND id = ANY(:jobs)"
+    return [row[0] for row in stage.rows(ended, jobs=jobs)]
+
+
+def _freeze_all(stage: Stage, turn: int) -> None:
+    """Every slot of all workers is frozen in a handler, so that no other takes the message over."""
+    fleet = stage.fleet("transaction", 1, concurrency=4)
+    _, theirs = _freeze_in_handlers(stage, fleet, turn, 4, 1)
+    _end_transactions(stage, fleet.members)
+    stage.open(f"{turn}-1")
+    stage.open(f"{turn}-2")
+    fleet.members[0].thaw()
+    stage.until_ended()
+    twice: dict[str, Any] = {"jobs": theirs}
+    crashed = "SELECT count(*) FROM pgqueue.jobs WHERE attempts = 2 AND id = ANY(:jobs)"
+    stage.expect(stage.scalar(crashed, **twice) == len(theirs), "a late result was kept")
+    fleet.stop()
