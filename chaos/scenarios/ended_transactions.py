@@ -1,0 +1,95 @@
+"""Transactions that the server ends while a handler is at work in them."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from chaos.chores import AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue
+from chaos.history import END, START, Event
+from chaos.scenario import Size, scenario
+from chaos.stage import Stage
+from pgqueue import JobContext
+
+TERMINATED = "terminated"
+WAYS = {
+    TERMINATED: "",
+    "idle": "-c idle_in_transaction_session_timeout=700",
+    "over": "-c transaction_timeout=700",
+}
+"""By an operator (57P01), by the limit on idleness (25P03), by the limit on transactions
+(25P04); the settings of a connection that its handlers get."""
+FIRST_WITH_OVER = 170000
+BACKENDS = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(:pids)"
+
+
+@queue.task(retry=AT_ONCE, max_attempts=5)
+def outstay_and_pay(session: Session, ctx: JobContext) -> int:
+    """The transaction of its first attempt is gone when it comes back to it."""
+    session.execute(EFFECT, effect(ctx))
+    note(START, ctx, backend=session.scalar(text("SELECT pg_backend_pid()")))
+    while ctx.attempt == 1 and not is_open("ended"):
+        time.sleep(LOOK_EVERY)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@scenario(
+    promises="P1 P3",
+    research="T4",
+    full=Size(jobs=20),
+    short=Size(jobs=4),
+    planted={"held_settle_outside_its_transaction": "late result|F[0-9]:|sampled"},
+)
+def transactions_ended_under_handlers(stage: Stage, size: Size) -> None:
+    """The server ends transactions under their handlers: nothing of them is kept, none is lost."""
+    version = int(stage.scalar("SHOW server_version_num"))
+    ways = [way for way in WAYS if way != "over" or version >= FIRST_WITH_OVER]
+    fleets = []
+    first: list[int] = []
+    for mode in ("lease", "transaction"):
+        for way in ways:
+            task = outstay_and_pay.options(queue=f"{way}-{mode}")
+            first += stage.enqueue(task, [()] * size.jobs)
+            fleet = stage.fleet(
+                mode,
+                1,
+                concurrency=size.jobs,
+                queues=[f"{way}-{mode}"],
+                engine={
+                    "connect_args": {"options": WAYS[way]},
+                    "pool_size": size.jobs,
+                },
+            )
+            fleets.append((way, fleet))
+    # On a busy machine a limit may strike before a handler has begun: then its second is first.
+    stage.until(
+        lambda: set(first) == {event.job for event in stage.history(START)}, what="all jobs start"
+    )
+    starts = [event for event in stage.history(START) if event.attempt == 1]
+    for way, fleet in fleets:
+        names = {member.name for member in fleet.members}
+        _end_transactions(stage, way, [start for start in starts if start.worker in names])
+    stage.open("ended")
+    stage.until_ended()
+    again = stage.scalar("SELECT count(*) FROM pgqueue.jobs WHERE attempts >= 2")
+    stage.expect(again == len(first), f"a late result was kept: only {again} ran again")
+    for _, fleet in fleets:
+        stage.expect(all(each.is_running for each in fleet.members), "a worker did not survive")
+        for member in fleet.members:
+            member.was_harmed = True
+        fleet.stop()
+    stage.judge()
+
+
+def _end_transactions(stage: Stage, way: str, starts: list[Event]) -> None:
+    pids = [start.details["backend"] for start in starts]
+    if way == TERMINATED:
+        for pid in pids:
+            stage.rows("SELECT pg_terminate_backend(:pid, 5000)", pid=pid)
+    stage.until(
+        lambda: stage.scalar(BACKENDS, pids=pids) == 0, what=f"the server ends them, {way}"
+    )
+    stage.count("ended transactions", len(pids))
