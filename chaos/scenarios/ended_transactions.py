@@ -89,7 +89,5 @@ def _end_transactions(stage: Stage, way: str, starts: list[Event]) -> None:
     if way == TERMINATED:
         for pid in pids:
             stage.rows("SELECT pg_terminate_backend(:pid, 5000)", pid=pid)
-    stage.until(
-        lambda: stage.scalar(BACKENDS, pids=pids) == 0, what=f"the server ends them, {way}"
-    )
+    stage.until(lambda: stage.scalar(BACKENDS, pids=pids) == 0, what=f"the server ends them, {way}")
     stage.count("ended transactions", len(pids))

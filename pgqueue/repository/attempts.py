@@ -23,6 +23,7 @@ from pgqueue.outcomes import (
     Succeeded,
 )
 from pgqueue.statements import claiming, settling, stamping
+from pgqueue.statements.tables import CRASHED
 
 
 class Claimed(NamedTuple):
@@ -246,7 +247,7 @@ def _verdict(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:
         case Released():
             verdict["burned"] = 0
         case Exhausted():
-            verdict |= {"burned": 0, "ending": "failed"}
+            verdict |= {"burned": 0, "ending": "failed", "error": CRASHED}
         case _:
             assert_never(outcome)
     return verdict

@@ -20,7 +20,6 @@ from sqlalchemy import (
     cast,
     delete,
     exists,
-    literal,
     literal_column,
     null,
     or_,
@@ -32,6 +31,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from pgqueue.statements.settling import write_verdicts
 from pgqueue.statements.tables import (
     clock,
+    crash_words,
     leases,
     stands_at_place_of,
     workers,
@@ -117,15 +117,12 @@ def _orphans(condition: Any) -> Select[Any]:
 
 def _crashed() -> list[Any]:
     """The verdict on every rescued attempt, in the columns that :func:`settling.settle` uses."""
-    words = "The worker that ran this attempt died, or lost the database for the whole grace."
     return [
         cast(null(), Text).label("ending"),
         cast(null(), Integer).label("delay"),
         literal_column("1").label("burned"),
         literal_column("0").label("snoozed"),
         cast(null(), JSONB).label("result"),
-        literal_column("'crashed'").label("end"),
-        literal_column("'WorkerCrashed'").label("error_type"),
-        literal(words, Text).label("error"),
+        *crash_words(),
         cast(null(), Text).label("traceback"),
     ]

@@ -59,6 +59,8 @@ SUCCEEDED = literal_column("'succeeded'", Text)
 FAILED = literal_column("'failed'", Text)
 CANCELLED = literal_column("'cancelled'", Text)
 
+CRASHED = "The worker that ran this attempt died, or was cut off from the database."
+
 
 def lock_key(purpose: str) -> int:
     """An advisory lock of this schema, so that two schemas in one database never meet."""
@@ -132,6 +134,16 @@ def crashed(attempts: Select[*tuple[Any, ...]]) -> CTE:
     """Record these attempts as crashed: (job, message, attempt, worker, when it started)."""
     attempt = attempts.subquery("attempt")
     columns = ["job_id", "message_id", "attempt", "worker_id", "started_at"]
-    rows = select(attempt, literal_column("'crashed'"), clock())
-    recorded = insert(job_attempts).from_select([*columns, "outcome", "finished_at"], rows)
+    words = ["outcome", "error_type", "error"]
+    rows = select(attempt, *crash_words(), clock())
+    recorded = insert(job_attempts).from_select([*columns, *words, "finished_at"], rows)
     return recorded.cte("crashed")
+
+
+def crash_words() -> list[ColumnElement[Any]]:
+    """How an attempt ended that nobody could say anything about, its error's type and words."""
+    return [
+        literal_column("'crashed'").label("end"),
+        literal_column("'WorkerCrashed'").label("error_type"),
+        literal(CRASHED, Text).label("error"),
+    ]

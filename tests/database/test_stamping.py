@@ -13,7 +13,7 @@ from logical import (
     violations,
     worker_settings,
 )
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, PgQueue
@@ -108,6 +108,9 @@ class TestCrashes:
         with Session(engine) as session:
             job = session.get_one(Job, job_id)
             assert (job.status, job.attempts) == (JobStatus.FAILED, 2)
+            assert str(job.last_error).startswith("The worker that ran this attempt died")
+            told = session.scalars(select(JobAttempt.error)).all()
+            assert [str(words) for words in told] == [job.last_error] * 2
         assert attempts_on_record(engine) == [(1, "crashed"), (2, "crashed")]
         assert violations(engine) == []
 

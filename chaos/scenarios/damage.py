@@ -1,0 +1,153 @@
+"""Rows that were written or changed by hand."""
+
+from __future__ import annotations
+
+import json
+
+from sqlalchemy.exc import IntegrityError
+
+from chaos.chores import AT_ONCE, note, queue
+from chaos.history import START
+from chaos.plants import Patch, plant
+from chaos.scenario import Size, scenario
+from chaos.stage import Stage
+from pgqueue import JobContext
+
+ARGUMENTS = {
+    14: f'{{"n": {"1" * 5000}}}',
+    23: f'{{"n": {"[" * 3000 + "]" * 3000}}}',
+    30: '[{"n": 1}]',
+    36: '{"n": {"py/object": "os.system"}}',
+    92: "null",
+}
+"""By their numbers in the list of bad inputs: arguments that cannot be read.  Each fails its own
+job; number 21, a key given twice, is as valid as PostgreSQL's jsonb makes it."""
+
+READABLE = {21: '{"n": 1, "n": 2}'}
+
+CHANGES = {
+    94: "UPDATE pgqueue.jobs SET run_at = '2026-01-01Z' WHERE id = :id",
+    95: "UPDATE pgqueue.jobs SET created_at = '2999-01-01Z' WHERE id = :id",
+}
+"""Odd, and no harm: the job runs."""
+
+REFUSED = {
+    57: "UPDATE pgqueue.message_queue SET run_at = '-infinity' WHERE target_id = :id",
+    58: "UPDATE pgqueue.message_queue SET run_at = '10000-01-01Z' WHERE target_id = :id",
+    88: "UPDATE pgqueue.jobs SET outcome = 'done', finished_at = now() WHERE id = :id",
+    93: "UPDATE pgqueue.message_queue SET attempt = 32767 WHERE target_id = :id",
+}
+"""What the tables do not take; tests/processes/test_worker_damage.py has all of them."""
+
+WITHOUT_MESSAGE = "DELETE FROM pgqueue.message_queue WHERE target_id = :id"
+WITHOUT_JOB = "DELETE FROM pgqueue.jobs WHERE id = :id"
+MENDED = """
+    INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
+    SELECT queue, priority, run_at, id, task FROM pgqueue.jobs WHERE id = :id
+"""
+
+
+@queue.task(retry=AT_ONCE)
+def take_number(ctx: JobContext, n: int) -> int:
+    note(START, ctx, n=n)
+    return ctx.attempt
+
+
+@plant
+def payload_decoded_in_the_claim(patch: Patch) -> None:
+    """A claim reads the arguments of all its jobs, not each job its own."""
+    from pgqueue.repository import attempts
+
+    real = attempts._claim_of
+
+    def reading(rows, kind):  # type: ignore[no-untyped-def]
+        claim = real(rows, kind)
+        for row in claim.rows:
+            json.loads(row.args)
+        return claim
+
+    patch.set(attempts, "_claim_of", reading)
+
+
+@scenario(
+    promises="P7",
+    research="T10",
+    full=Size(jobs=2000, workers=4, faults=40),
+    short=Size(jobs=60, workers=1, faults=1),
+    planted={"payload_decoded_in_the_claim": "a damaged row has ended a worker"},
+)
+def damaged_rows(stage: Stage, size: Size) -> None:
+    """Rows damaged by hand among good jobs: each costs its own job, and no other."""
+    stage.sampler.pause()
+    good: list[int] = []
+    damaged: list[int] = []
+    for mode in ("lease", "transaction"):
+        good += stage.enqueue(take_number, [(n,) for n in range(size.jobs // 4)])
+        damaged += _damage_arguments(stage, ARGUMENTS, size.faults)
+        good += _damage_arguments(stage, READABLE, size.faults)
+        for change in CHANGES.values():
+            for job in stage.enqueue(take_number, [(1,)] * size.faults):
+                stage.execute(change, id=job)
+                good.append(job)
+        good += stage.enqueue(take_number, [(n,) for n in range(size.jobs // 4)])
+        _run(stage, size, mode)
+    good.append(_lose_and_mend(stage, size))
+    _are_refused(stage)
+    started = {event.job for event in stage.history(START)}
+    stage.expect(not started & set(damaged), "a job has started with arguments it did not get")
+    stage.judge(succeeded=len(good), failed=len(damaged))
+
+
+def _run(stage: Stage, size: Size, mode: str) -> None:
+    fleet = stage.fleet(mode, size.workers, concurrency=2)
+
+    def is_over() -> bool:
+        alive = all(member.is_running for member in fleet.members)
+        stage.expect(alive, "a damaged row has ended a worker")
+        return stage.unfinished() == 0
+
+    stage.until(is_over, what="all jobs end")
+    fleet.stop()
+
+
+def _lose_and_mend(stage: Stage, size: Size) -> int:
+    """Numbers 89 and 90: a job without a message is reported, and runs once it has one."""
+    [without_message, without_job] = stage.enqueue(take_number, [(1,)] * 2)
+    stage.execute(WITHOUT_MESSAGE, id=without_message)
+    stage.execute(WITHOUT_JOB, id=without_job)
+    stage.acknowledged.discard(without_job)
+    stage.count("damaged rows", 2)
+    _run(stage, size, "lease")
+    with stage.queue.session() as session:
+        reported = {violation.job_id for violation in stage.queue.check(session)}
+    stage.expect(reported == {without_message}, f"the check reports {reported}")
+    stage.execute(MENDED, id=without_message)
+    _run(stage, size, "transaction")
+    return without_message
+
+
+def _are_refused(stage: Stage) -> None:
+    [job] = stage.enqueue(take_number, [(1,)])
+    for number, change in REFUSED.items():
+        try:
+            stage.execute(change, id=job)
+        except IntegrityError:
+            continue
+        stage.expect(False, f"the tables have taken bad row {number}")
+    with stage.queue.session() as session:
+        stage.queue.cancel(session, job)
+        session.commit()
+    stage.acknowledged.discard(job)
+    stage.execute("DELETE FROM pgqueue.dead_letters WHERE job_id = :id", id=job)
+    stage.execute("DELETE FROM pgqueue.jobs WHERE id = :id", id=job)
+
+
+def _damage_arguments(stage: Stage, arguments: dict[int, str], times: int) -> list[int]:
+    ids = []
+    for words in arguments.values():
+        for job in stage.enqueue(take_number, [(1,)] * times):
+            change = "UPDATE pgqueue.jobs SET args = CAST(:args AS jsonb) WHERE id = :id"
+            stage.execute(change, args=words, id=job)
+            ids.append(job)
+            stage.count("damaged rows")
+    return ids

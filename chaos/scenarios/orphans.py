@@ -1,0 +1,123 @@
+"""Thousands of jobs whose worker has died at once."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import text
+
+from chaos.chores import call
+from chaos.plants import Patch, plant
+from chaos.scenario import Broken, Server, Size, scenario
+from chaos.stage import Stage
+from pgqueue.repository import Attempts, Fleet, Pair
+from pgqueue.statements.tables import array_of
+from pgqueue.unit_of_work import CLAIMING, own_connection
+
+WITHIN = 30.0
+MOST_IN_A_STATEMENT = 1000
+SLOW = "duration: "
+RECORDED = "SELECT count(*) FROM pgqueue.job_attempts WHERE outcome = 'crashed'"
+
+COUNT_EACH_STATEMENT = """
+    CREATE TABLE rescued (jobs bigint);
+    CREATE FUNCTION count_rescued() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN INSERT INTO rescued SELECT count(*) FROM new; RETURN NULL; END $$;
+    CREATE TRIGGER count_rescued AFTER INSERT ON pgqueue.job_attempts
+    REFERENCING NEW TABLE AS new FOR EACH STATEMENT EXECUTE FUNCTION count_rescued()
+"""
+"""How many jobs each statement rescues, because how long it takes depends on the machine."""
+
+
+@plant
+def rescue_without_its_limit(patch: Patch) -> None:
+    """One statement rescues all there is."""
+    from pgqueue.repository import fleet
+
+    patch.set(fleet, "RESCUE_BATCH", 1_000_000)
+
+
+@plant
+def rescue_writes_two_messages(patch: Patch) -> None:
+    """Every rescued job gets its next message twice."""
+    again = text(
+        "INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task, attempt)"
+        " SELECT queue, priority, run_at, id, task, attempts FROM pgqueue.jobs"
+        " WHERE id = ANY(:jobs)"
+    )
+    real = Fleet.rescue
+
+    def twice(self):  # type: ignore[no-untyped-def]
+        rescued = real(self)
+        if rescued:
+            self._executor.execute(again, {"jobs": [job for job, _ in rescued]})
+        return rescued
+
+    patch.set(Fleet, "rescue", twice)
+
+
+@scenario(
+    promises="P2 P5",
+    research="T11",
+    full=Size(jobs=20_000, workers=4),
+    short=Size(jobs=1500, workers=2),
+    planted={
+        "rescue_without_its_limit": "a statement has rescued",
+        "rescue_writes_two_messages": "at most one message",
+    },
+    server=Server.OWN,
+    settings={"log_min_duration_statement": "1000", "log_lock_waits": "on"},
+)
+def thousands_of_orphans(stage: Stage, size: Size) -> None:
+    """A worker dies with thousands of leases: each job goes on once, in seconds, in small steps."""
+    jobs = stage.enqueue(call, [()] * size.jobs)
+    _claim_all_and_die(stage, size.jobs)
+    stage.execute(COUNT_EACH_STATEMENT)
+    with stage.queue.session() as session:
+        stage.queue.pause(session, "default")  # the rescue alone, before its jobs run
+        session.commit()
+    fleet = stage.fleet("lease", size.workers, concurrency=4)
+    fleet.until_registered()
+    began = time.monotonic()
+    stage.until(
+        lambda: stage.scalar(RECORDED) >= size.jobs, seconds=WITHIN, what="all orphans are rescued"
+    )
+    stage.count("orphans rescued", len(jobs))
+    stage.count("milliseconds for them", int(1000 * (time.monotonic() - began)))
+    largest = stage.scalar("SELECT max(jobs) FROM rescued")
+    stage.expect(largest <= MOST_IN_A_STATEMENT, f"a statement has rescued {largest} jobs")
+    once = "SELECT count(DISTINCT job_id) FROM pgqueue.job_attempts WHERE outcome = 'crashed'"
+    stage.expect(stage.scalar(once) == stage.scalar(RECORDED), "a job was rescued twice")
+    with stage.queue.session() as session:
+        stage.queue.resume(session, "default")
+        session.commit()
+    stage.until_ended()
+    fleet.stop()
+    _the_log_is_quiet(stage)
+    stage.judge()
+
+
+def _claim_all_and_die(stage: Stage, jobs: int) -> None:
+    """Claim as a worker does, and lose the connection; no handler starts."""
+    import uuid
+
+    worker_id = uuid.uuid4()
+    with own_connection(stage.engine, CLAIMING) as connection:
+        Fleet(connection).register(
+            worker_id, hostname="nowhere", pid=0, queues=["default"], slots=jobs
+        )
+        claim = Attempts(connection, worker_id).claim
+        pairs = [Pair("default", priority, "-infinity", 0) for priority in range(10)]
+        names = array_of([call.name])
+        taken = sum(len(claim(pairs, tasks=names, limit=500).rows) for _ in range(jobs // 500))
+    stage.expect(taken == jobs, f"only {taken} were claimed")
+
+
+def _the_log_is_quiet(stage: Stage) -> None:
+    """No statement of a second, no deadlock."""
+    log = (stage.server.directory / "server.log").read_text(errors="replace").splitlines()
+    loud = [line for line in log if "deadlock" in line or (SLOW in line and "pgqueue" in line)]
+    # Enqueuing thousands and the judge's own questions are no part of the rescue.
+    loud = [line for line in loud if "orphan" in line or "deadlock" in line]
+    if loud:
+        raise Broken(f"the server's log tells of {loud[:3]}")

@@ -1,0 +1,276 @@
+"""Jobs that take down whoever runs them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+from sqlalchemy import ColumnElement, literal_column, true
+
+from chaos.chores import AT_ONCE, call, note, pay, queue
+from chaos.fleet import Fleet
+from chaos.history import START
+from chaos.plants import Patch, plant
+from chaos.scenario import Size, scenario
+from chaos.stage import Stage
+from pgqueue import JobContext
+
+ATTEMPTS = 2
+ROOM = 192 * 1024 * 1024
+CHUNK = 8 * 1024 * 1024
+THOUGHT = 0.1
+
+
+def kill_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def read_nothing() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.string_at(0)
+
+
+def eat_memory() -> None:
+    """Up to a limit that is there while it eats; the kernel's own would choose its victim."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
+    try:
+        eaten = []
+        while True:
+            eaten.append(bytearray(CHUNK))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def exit_at_once() -> NoReturn:
+    os._exit(0)
+
+
+def leave() -> NoReturn:
+    sys.exit("this handler has had enough")
+
+
+def recurse() -> None:
+    recurse()
+
+
+def block_signals_for_ever() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    threading.Event().wait()
+
+
+POISONS: dict[Callable[[], None], str] = {
+    kill_itself: "crashed",
+    read_nothing: "crashed",
+    exit_at_once: "crashed",
+    eat_memory: "failed",
+    leave: "failed",
+    recurse: "failed",
+    block_signals_for_ever: "timeout",
+}
+"""What each attempt of them is recorded as."""
+BY_NAME = {act.__name__: act for act in POISONS}
+
+
+@queue.task(retry=AT_ONCE, max_attempts=ATTEMPTS)
+def poison(ctx: JobContext, kind: str) -> None:
+    note(START, ctx)
+    BY_NAME[kind]()
+
+
+@queue.task(retry=AT_ONCE, max_attempts=ATTEMPTS, timeout=timedelta(seconds=0.5))
+def poison_with_timeout(ctx: JobContext, kind: str) -> None:
+    note(START, ctx)
+    BY_NAME[kind]()
+
+
+@queue.task(retry=AT_ONCE, max_attempts=ATTEMPTS)
+def think_and_kill(ctx: JobContext) -> None:
+    """Leaves its worker the time to claim others meanwhile."""
+    note(START, ctx)
+    time.sleep(THOUGHT)
+    kill_itself()
+
+
+@plant
+def crashes_cost_no_attempt(patch: Patch) -> None:
+    """A rescued attempt is given back as if it had not started."""
+    from pgqueue.statements import rescuing
+
+    real = rescuing._crashed
+
+    def for_free() -> list[ColumnElement[object]]:
+        return [
+            literal_column("0").label("burned") if each.name == "burned" else each
+            for each in real()
+        ]
+
+    patch.set(rescuing, "_crashed", for_free)
+    patch.rebuild(rescuing.rescue_leases, rescuing.rescue_lost_messages)
+
+
+@plant
+def stamp_in_the_jobs_transaction(patch: Patch) -> None:
+    """The stamp is not committed aside: the crash that it counts undoes it."""
+    from pgqueue.repository import Attempts
+    from pgqueue.worker.held import HeldSlot
+    from pgqueue.worker.turnstile import Turnstile
+
+    here = threading.local()
+    run_one = HeldSlot._run_one
+
+    def remembering(self, connection, row, done):  # type: ignore[no-untyped-def]
+        here.connection = connection
+        run_one(self, connection, row, done)
+
+    def stamp(self, locked):  # type: ignore[no-untyped-def]
+        return Attempts(here.connection, self.crew.presence.worker_id).stamp(locked)
+
+    patch.set(HeldSlot, "_run_one", remembering)
+    patch.set(Turnstile, "stamp", stamp)
+
+
+@plant
+def poison_is_claimed_ahead(patch: Patch) -> None:
+    """Jobs that have crashed before wait in a worker's memory like all others."""
+    from pgqueue.statements import claiming
+
+    patch.set(claiming, "_may_wait_in_a_worker", true)
+    patch.rebuild(claiming.claim)
+
+
+@scenario(
+    promises="P1 P6",
+    research="T9",
+    full=Size(jobs=2000, workers=4, faults=6),
+    short=Size(jobs=60, workers=2, faults=1),
+    planted={"crashes_cost_no_attempt": "starts the same attempt again"},
+    programs=("linux",),
+)
+def poison_in_lease_mode(stage: Stage, size: Size) -> None:
+    """Seven kinds of poison in lease mode: each ends after its attempts, its neighbours succeed."""
+    _poison_among_good_jobs(stage, size, "lease")
+
+
+@scenario(
+    promises="P1 P6",
+    research="T9",
+    full=Size(jobs=2000, workers=4, faults=6),
+    short=Size(jobs=60, workers=2, faults=1),
+    planted={"stamp_in_the_jobs_transaction": "starts the same attempt again"},
+    programs=("linux",),
+)
+def poison_in_transaction_mode(stage: Stage, size: Size) -> None:
+    """Seven kinds of poison in transaction mode: each ends, its neighbours succeed."""
+    _poison_among_good_jobs(stage, size, "transaction")
+
+
+def _poison_among_good_jobs(stage: Stage, size: Size, mode: str) -> None:
+    good: list[int] = []
+    bad: dict[int, str] = {}
+    for task in (pay, call):
+        good += stage.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 4))
+    for act, end in POISONS.items():
+        task = poison_with_timeout if end == "timeout" else poison
+        for job in stage.enqueue(task, [(act.__name__,)] * size.faults):
+            bad[job] = act.__name__
+    for task in (pay, call):
+        good += stage.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 4))
+    fleet = stage.fleet(mode, size.workers, concurrency=4, poll_interval=0.1)
+    _until_ended_under_a_supervisor(stage, fleet)
+    _each_poison_has_its_reason(stage, bad)
+    _no_good_job_lost_two_attempts_in_waiting(stage, good)
+    for member in fleet.members:
+        member.was_harmed = True  # a neighbour of a poison may have started twice
+    fleet.stop()
+    stage.judge(succeeded=len(good), failed=len(bad))
+
+
+def _until_ended_under_a_supervisor(stage: Stage, fleet: Fleet) -> None:
+    def is_over() -> bool:
+        if ended := fleet.replace_ended():
+            stage.count("deaths", ended)
+        starts = Counter((event.job, event.attempt) for event in stage.history(START))
+        again = [start for start, times in starts.items() if times > 1]
+        stage.expect(not again, f"a job starts the same attempt again: {again[:3]}")
+        return stage.unfinished() == 0
+
+    stage.until(is_over, seconds=120, what="all jobs end")
+
+
+def _each_poison_has_its_reason(stage: Stage, bad: dict[int, str]) -> None:
+    ended = "SELECT id, outcome, attempts, last_error IS NOT NULL FROM pgqueue.jobs"
+    jobs = {row[0]: tuple(row[1:]) for row in stage.rows(ended)}
+    recorded: dict[int, list[str]] = {}
+    for job, end in stage.rows("SELECT job_id, outcome FROM pgqueue.job_attempts"):
+        recorded.setdefault(job, []).append(end)
+    for job, kind in bad.items():
+        found = (jobs[job], recorded.get(job, []))
+        expected = ("failed", ATTEMPTS, True)
+        # Any attempt may end by the death of a neighbour, also one that finds all used up.
+        own = POISONS[BY_NAME[kind]]
+        fits = set(found[1]) <= {own, "crashed"} and len(found[1]) >= ATTEMPTS
+        stage.expect(found[0] == expected and fits, f"{kind}, job {job}, is recorded as {found}")
+
+
+def _no_good_job_lost_two_attempts_in_waiting(stage: Stage, good: list[int]) -> None:
+    started = {(event.job, event.attempt) for event in stage.history(START)}
+    crashed = "SELECT job_id, attempt FROM pgqueue.job_attempts WHERE outcome = 'crashed'"
+    lost = [tuple(row) for row in stage.rows(crashed) if row[0] in set(good)]
+    stage.count("attempts lost by neighbours", len(lost))
+    waiting = Counter(job for job, attempt in lost if (job, attempt) not in started)
+    unlucky = [job for job, times in waiting.items() if times > 1]
+    stage.expect(not unlucky, f"jobs lost two attempts and had not started: {unlucky[:5]}")
+
+
+@scenario(
+    promises="P6",
+    research="T9",
+    full=Size(jobs=2000, workers=1, faults=3),
+    short=Size(jobs=499, workers=1, faults=1),
+    planted={"poison_is_claimed_ahead": "innocent jobs have failed"},
+)
+def one_poison_among_the_prefetched(stage: Stage, size: Size) -> None:
+    """One poison among jobs claimed ahead, with two attempts each: none of them fails."""
+    share = size.jobs // (size.faults + 1)
+    innocent = stage.enqueue(call.options(max_attempts=2), [()] * share)
+    bad: list[int] = []
+    for _ in range(size.faults):
+        bad += stage.enqueue(think_and_kill, [()])
+        innocent += stage.enqueue(call.options(max_attempts=2), [()] * share)
+    fast = call.options(max_attempts=1000, priority=0)
+    fleet = stage.fleet("lease", 0, concurrency=1, poll_interval=0.1)
+
+    def is_over() -> bool:
+        if fleet.replace_ended():
+            stage.count("deaths")
+        elif fleet.members:
+            return stage.unfinished() == 0
+        # Quick jobs that come first teach the worker to claim far ahead.
+        stage.enqueue(fast, [()] * 300)
+        if not fleet.members:
+            fleet.add()
+        return False
+
+    stage.until(is_over, seconds=120, what="all jobs end")
+    fleet.stop()
+    lost = "SELECT count(*) FROM pgqueue.job_attempts WHERE job_id = ANY(:jobs)"
+    unlucky = stage.scalar(lost, jobs=innocent)
+    stage.count("attempts lost by neighbours", unlucky)
+    stage.expect(unlucky > 0, "nothing was claimed ahead with the poison: this shows nothing")
+    failed = "SELECT count(*) FROM pgqueue.jobs WHERE id = ANY(:jobs) AND outcome = 'failed'"
+    victims = stage.scalar(failed, jobs=innocent)
+    stage.expect(victims == 0, f"{victims} innocent jobs have failed")
+    stage.judge(succeeded=len(stage.acknowledged) - len(bad), failed=len(bad))
