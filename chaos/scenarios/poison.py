@@ -183,8 +183,8 @@ def _poison_among_good_jobs(stage: Stage, size: Size, mode: str) -> None:
     for task in (pay, call):
         good += stage.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 4))
     for act, end in POISONS.items():
-        task = poison_with_timeout if end == "timeout" else poison
-        for job in stage.enqueue(task, [(act.__name__,)] * size.faults):
+        kind = poison_with_timeout if end == "timeout" else poison
+        for job in stage.enqueue(kind, [(act.__name__,)] * size.faults):
             bad[job] = act.__name__
     for task in (pay, call):
         good += stage.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 4))
