@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import Any
 
 from chaos.chores import call, call_async, pay, pay_async, wait, wait_and_pay
 from chaos.fleet import Member
-from chaos.history import START
 from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
 from chaos.stage import Stage
 
+MODES = ("lease", "transaction")
 SOFT = [signal.SIGTERM, signal.SIGINT]
 GRACE = 0.5
 MARGIN = 2.0
-ENDS = {
-    (signal.SIGTERM,): "interrupted",
-    (signal.SIGINT, signal.SIGINT): "interrupted",
-    (signal.SIGHUP,): "crashed",
-}
-"""What is sent to a worker whose handlers do not end, and what becomes of their attempts."""
-ENDED_AS = "SELECT outcome FROM pgqueue.job_attempts WHERE job_id = ANY(:jobs)"
+LONG = 60.0
+CASES: list[tuple[float, tuple[signal.Signals, ...], str | None]] = [
+    (LONG, (signal.SIGTERM,), None),
+    (GRACE, (signal.SIGTERM,), "interrupted"),
+    (LONG, (signal.SIGINT, signal.SIGINT), "interrupted"),
+    (GRACE, (signal.SIGHUP,), "crashed"),
+]
+"""The grace, what is sent to a worker while its handlers run, and what becomes of the attempts.
+Those of the first end within the grace."""
 BAD = "SELECT outcome, count(*) FROM pgqueue.job_attempts GROUP BY outcome"
 STOPPING = "stopping: "
 
@@ -47,6 +50,24 @@ def interruptions_are_not_recorded(patch: Patch) -> None:
 
 
 @plant
+def stamped_when_locked(patch: Patch) -> None:
+    """Transaction mode stamps all jobs of a batch at once, not each before its handler."""
+    from pgqueue.worker.held import HeldSlot
+    from pgqueue.worker.turnstile import Turnstile
+
+    early: dict[int, Any] = {}
+    lock, stamp = HeldSlot._lock, Turnstile.stamp
+
+    def lock_and_stamp(self, connection):  # type: ignore[no-untyped-def]
+        rows = lock(self, connection)
+        early.update({row.message_id: stamp(self._turnstile, row) for row in rows})
+        return rows
+
+    patch.set(HeldSlot, "_lock", lock_and_stamp)
+    patch.set(Turnstile, "stamp", lambda _self, locked: early.pop(locked.message_id))
+
+
+@plant
 def stop_does_not_wait(patch: Patch) -> None:
     """A stopped worker closes at once, whatever its handlers do."""
     from pgqueue.worker.shift import Shift
@@ -63,7 +84,7 @@ def stop_does_not_wait(patch: Patch) -> None:
 )
 def rolling_restarts_in_lease_mode(stage: Stage, size: Size) -> None:
     """SIGTERM and SIGINT at any moment, lease mode: nothing is left claimed or burned."""
-    _restart_in_turn(stage, size, "lease")
+    _restart_in_turn(stage, size, "lease", pace=0)
 
 
 @scenario(
@@ -71,17 +92,17 @@ def rolling_restarts_in_lease_mode(stage: Stage, size: Size) -> None:
     research="T13",
     full=Size(jobs=20_000, workers=4, faults=30),
     short=Size(jobs=600, workers=2, faults=3),
-    planted={"stop_does_not_wait": "stops have cost attempts|left claimed|F[0-9]:"},
+    planted={"stamped_when_locked": "stops have cost attempts|left claimed"},
 )
 def rolling_restarts_in_transaction_mode(stage: Stage, size: Size) -> None:
     """SIGTERM and SIGINT at any moment, transaction mode: the same."""
-    _restart_in_turn(stage, size, "transaction")
+    _restart_in_turn(stage, size, "transaction", pace=5)
 
 
-def _restart_in_turn(stage: Stage, size: Size, mode: str) -> None:
+def _restart_in_turn(stage: Stage, size: Size, mode: str, *, pace: float) -> None:
     # Most are so quick that a worker claims many ahead, and holds them when it is stopped.
     for task, share in ((call, 6), (pay, 1), (pay_async, 1), (call_async, 1), (call, 3)):
-        stage.enqueue(task.options(max_attempts=2), [(0,)] * (size.jobs * share // 12))
+        stage.enqueue(task.options(max_attempts=2), [(pace,)] * (size.jobs * share // 12))
     fleet = stage.fleet(mode, size.workers, concurrency=2, poll_interval=0.1, batch=4)
     total = stage.unfinished()
     for number in range(size.faults):
@@ -127,46 +148,76 @@ def _left_nothing(stage: Stage, member: Member) -> None:
     promises="P9 P10",
     research="T13",
     full=Size(jobs=20),
-    short=Size(jobs=2),
-    planted={"interruptions_are_not_recorded": "is recorded as|left claimed"},
+    short=Size(jobs=1),
+    planted={
+        "interruptions_are_not_recorded": "recorded as|left claimed",
+        "stop_does_not_wait": "recorded as|left claimed",
+    },
 )
-def what_outlives_the_grace(stage: Stage, size: Size) -> None:
-    """Handlers that outlive the grace, a second signal, a terminal that closes: one attempt each."""
-    cases = []
-    for mode in ("lease", "transaction"):
-        for signals, end in ENDS.items():
-            gate = f"{mode}-{len(cases)}"
-            fleet = stage.fleet(
-                mode,
-                1,
-                concurrency=2 * size.jobs,
-                queues=[gate],
-                grace=60.0 if len(signals) > 1 else GRACE,
-            )
-            jobs = stage.enqueue(wait.options(queue=gate), [(gate,)] * size.jobs)
-            jobs += stage.enqueue(wait_and_pay.options(queue=gate), [(gate,)] * size.jobs)
-            cases.append((mode, fleet.members[0], signals, end, gate, jobs))
-    for *_, jobs in cases:
-        stage.until_started(*jobs)
-    for _, member, signals, end, gate, jobs in cases:
-        _stop(stage, member, *signals, within=GRACE + MARGIN)
-        member.was_harmed = True
-        stage.open(gate)
-        if end == "interrupted":
-            _was_recorded(stage, jobs)
-    last = [stage.fleet(mode, 1, queues=[gate]) for mode, *_, gate, _ in cases]
-    stage.until_ended()
-    for fleet in last:
-        fleet.stop()
-    for *_, end, _, jobs in cases:
-        ends = {row[0] for row in stage.rows(ENDED_AS, jobs=jobs)}
-        stage.expect(ends == {end}, f"{jobs} are recorded as {ends}, not {end}")
+def stops_while_handlers_run(stage: Stage, size: Size) -> None:
+    """Handlers within the grace, past it, a second signal, SIGHUP: at most one attempt each."""
+    cases = [_Case(stage, size, mode, *case) for mode in MODES for case in CASES]
+    for case in cases:
+        stage.until_started(*case.jobs)
+    for case in cases:
+        case.stop()
+    for mode in MODES:
+        last = stage.fleet(mode, 1, queues=[case.queue for case in cases if case.mode == mode])
+        stage.until(lambda mode=mode: _left_of(stage, mode) == 0, what="the jobs go on")  # type: ignore[misc]
+        last.stop()
+    for case in cases:
+        case.was_recorded()
     stage.judge()
 
 
-def _was_recorded(stage: Stage, jobs: list[int]) -> None:
-    found = [row[0] for row in stage.rows(ENDED_AS, jobs=jobs)]
-    words = f"what outlives the grace is recorded as {found}"
-    stage.expect(found == ["interrupted"] * len(jobs), words)
-    left = stage.scalar("SELECT count(*) FROM pgqueue.leases WHERE target_id = ANY(:j)", j=jobs)
-    stage.expect(left == 0, f"{left} interrupted jobs are left claimed")
+class _Case:
+    """A worker with a queue and handlers of its own, and how it is stopped."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        size: Size,
+        mode: str,
+        grace: float,
+        signals: tuple[signal.Signals, ...],
+        end: str | None,
+    ) -> None:
+        self._stage, self.mode, self._signals, self._end = stage, mode, signals, end
+        self.queue = f"{mode}-{end}-{len(signals)}"
+        slots = 2 * size.jobs
+        self._fleet = stage.fleet(mode, 1, concurrency=slots, queues=[self.queue], grace=grace)
+        self.jobs = [
+            job
+            for task in (wait, wait_and_pay)
+            for job in stage.enqueue(task.options(queue=self.queue), [(self.queue,)] * size.jobs)
+        ]
+
+    def stop(self) -> None:
+        [member] = self._fleet.members
+        if self._end is None:
+            member.send(self._signals[0])
+            self._stage.until(lambda: STOPPING in member.log.read_text(), what="it stops")
+            self._stage.open(self.queue)
+            member.wait()
+            self._stage.count("stops")
+        else:
+            member.was_harmed = True
+            _stop(self._stage, member, *self._signals, within=GRACE + MARGIN)
+        if self._end != "crashed":
+            self.was_recorded()
+        self._stage.open(self.queue)
+
+    def was_recorded(self) -> None:
+        ended = "SELECT outcome FROM pgqueue.job_attempts WHERE job_id = ANY(:jobs)"
+        found = [row[0] for row in self._stage.rows(ended, jobs=self.jobs)]
+        expected = [] if self._end is None else [self._end] * len(self.jobs)
+        words = f"what was stopped as {self.queue} is recorded as {found}"
+        self._stage.expect(found == expected, words)
+        left = "SELECT count(*) FROM pgqueue.leases WHERE target_id = ANY(:jobs)"
+        count = self._stage.scalar(left, jobs=self.jobs)
+        self._stage.expect(count == 0, f"{self.queue}: {count} jobs are left claimed")
+
+
+def _left_of(stage: Stage, mode: str) -> int:
+    left = "SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NULL AND queue LIKE :of"
+    return int(stage.scalar(left, of=f"{mode}-%"))

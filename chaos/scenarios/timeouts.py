@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -19,7 +20,7 @@ from chaos.history import END, START
 from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
 from chaos.stage import Stage
-from pgqueue import JobContext
+from pgqueue import JobContext, Task
 
 TIMEOUT = timedelta(seconds=0.4)
 LONGEST = 4.0
@@ -104,11 +105,11 @@ def coroutines_are_not_timed(patch: Patch) -> None:
     patch.set(asyncio, "timeout", lambda _seconds: asyncio.Timeout(None))
 
 
-EXECUTORS = {
+EXECUTORS: dict[str, tuple[Task[[str], Any], ...]] = {
     "thread": (overstay, overstay_and_pay),
     "async": (overstay_async, overstay_and_pay_async),
 }
-"""By what runs the handler."""
+"""By what runs the handler: a further executor adds its tasks here."""
 
 
 @scenario(

@@ -1,0 +1,191 @@
+"""Handlers that treat their session and its connection badly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from chaos.chores import EFFECT, effect, note, queue
+from chaos.history import START
+from chaos.plants import Patch, plant
+from chaos.scenario import Size, scenario
+from chaos.stage import Stage
+from pgqueue import JobContext
+
+PREPARED = """
+    CREATE TABLE parents (id int PRIMARY KEY);
+    CREATE TABLE children (parent int REFERENCES parents DEFERRABLE INITIALLY DEFERRED);
+    DO $$ BEGIN CREATE ROLE pgqueue_chaos_nobody; EXCEPTION WHEN duplicate_object
+    OR unique_violation THEN NULL; END $$
+"""
+STATE = text(
+    "SELECT current_user, current_setting('search_path'), current_setting('statement_timeout'),"
+    " (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND objid = 4711),"
+    " to_regclass('pg_temp.leftover')::text,"
+    " (SELECT count(*) FROM pg_listening_channels() AS c WHERE c = 'leftover')"
+)
+
+
+def sql(statement: str) -> Callable[[Session], None]:
+    def act(session: Session) -> None:
+        session.execute(text(statement))
+
+    return act
+
+
+def hide_an_error(session: Session) -> None:
+    try:
+        session.execute(text("SELECT 1/0"))
+    except SQLAlchemyError:
+        return
+
+
+def use_a_thread(session: Session) -> None:
+    thread = Thread(target=session.execute, args=(text("SELECT 1"),))
+    thread.start()
+    thread.join()
+
+
+WELL, BADLY = {"succeeded"}, {"failed"}
+ACTS: dict[str, tuple[Callable[[Session], None], set[str]]] = {
+    "commit": (Session.commit, WELL),
+    "rollback": (Session.rollback, WELL),
+    "close": (Session.close, WELL),
+    "raw BEGIN": (sql("BEGIN"), WELL),
+    "raw COMMIT": (sql("COMMIT"), BADLY),
+    "raw ROLLBACK": (sql("ROLLBACK"), BADLY),
+    "failing SQL": (sql("SELECT 1/0"), BADLY),
+    "hidden error": (hide_an_error, BADLY),
+    "deferred constraint": (sql("INSERT INTO children VALUES (1)"), BADLY),
+    "role": (sql("SET ROLE pgqueue_chaos_nobody"), BADLY),
+    "search path": (sql("SET search_path = public, pg_catalog"), WELL),
+    "temporary table": (sql("CREATE TEMP TABLE leftover (n int)"), WELL),
+    "advisory lock": (sql("SELECT pg_advisory_lock(4711)"), WELL),
+    "listening": (sql("LISTEN leftover"), WELL),
+    "thread": (use_a_thread, WELL),
+    # Whether the rest of it takes less than a millisecond is left to the machine.
+    "statement timeout": (sql("SET statement_timeout = 1"), WELL | BADLY),
+}
+"""What a handler does before it writes its row, and how its job may end."""
+
+
+def act_and_write(session: Session, ctx: JobContext, name: str) -> None:
+    if name == COMMIT_AND_RAISE:
+        session.execute(EFFECT, effect(ctx))
+        session.commit()
+        raise ValueError("after its commit")
+    ACTS[name][0](session)
+    session.execute(EFFECT, effect(ctx))
+
+
+COMMIT_AND_RAISE = "commit, then raise"
+
+
+@queue.task(max_attempts=1)
+def misbehave_and_pay(session: Session, ctx: JobContext, name: str) -> int:
+    note(START, ctx, name=name)
+    act_and_write(session, ctx, name)
+    return ctx.attempt
+
+
+@queue.task(max_attempts=1)
+async def misbehave_and_pay_async(session: AsyncSession, ctx: JobContext, name: str) -> int:
+    note(START, ctx, name=name)
+    await session.run_sync(act_and_write, ctx, name)
+    return ctx.attempt
+
+
+@queue.task(max_attempts=1)
+def look_and_pay(session: Session, ctx: JobContext, after: str) -> int:
+    note(START, ctx, after=after, state=list(session.execute(STATE).one()))
+    session.execute(EFFECT, effect(ctx))
+    return ctx.attempt
+
+
+@queue.task(max_attempts=1)
+async def look_and_pay_async(session: AsyncSession, ctx: JobContext, after: str) -> int:
+    note(START, ctx, after=after, state=list((await session.execute(STATE)).one()))
+    await session.execute(EFFECT, effect(ctx))
+    return ctx.attempt
+
+
+@plant
+def sessions_join_without_savepoint(patch: Patch) -> None:
+    """A handler's session joins its transaction so that its commit() is that of the transaction."""
+    from pgqueue.worker import transactional
+
+    def fully(sessions, connection):  # type: ignore[no-untyped-def]
+        return sessions(bind=connection, join_transaction_mode="control_fully")
+
+    patch.set(transactional, "joined_session", fully)
+
+
+@plant
+def changed_connections_are_reused(patch: Patch) -> None:
+    """A connection whose session a handler has changed goes back as it is."""
+    from pgqueue.worker import held, transactional
+
+    for module in (held, transactional):
+        patch.set(module, "close_if_changed", lambda _connection: False)
+
+
+PAIRS: tuple[tuple[Any, Any], ...] = (
+    (misbehave_and_pay, look_and_pay),
+    (misbehave_and_pay_async, look_and_pay_async),
+)
+
+
+@scenario(
+    promises="P7",
+    research="T14",
+    full=Size(faults=20),
+    short=Size(faults=1),
+    planted={
+        "sessions_join_without_savepoint": "F3|ended as",
+        "changed_connections_are_reused": "finds",
+    },
+)
+def hostile_handlers(stage: Stage, size: Size) -> None:
+    """Handlers that commit, roll back, set, lock and listen: the next finds nothing of it."""
+    stage.execute(PREPARED)
+    misbehaved: dict[int, str] = {}
+    fleets = []
+    for mode in ("lease", "transaction"):
+        for number, (misbehave, look) in enumerate(PAIRS):
+            name = f"{mode}-{number}"
+            stage.enqueue(look.options(queue=name), [("nothing",)])
+            for act in [*ACTS, COMMIT_AND_RAISE] * size.faults:
+                [job] = stage.enqueue(misbehave.options(queue=name), [(act,)])
+                misbehaved[job] = act
+                stage.enqueue(look.options(queue=name), [(act,)])
+                stage.count("misdeeds")
+            # One connection, so that each neighbour gets that of the one before.
+            fleets.append(
+                stage.fleet(mode, 1, concurrency=1, queues=[name], engine={"pool_size": 1})
+            )
+    stage.until(lambda: _the_next_finds_nothing(stage) and not stage.unfinished(), what="all end")
+    outcomes = {row[0]: row[1] for row in stage.rows("SELECT id, outcome FROM pgqueue.jobs")}
+    for job, act in misbehaved.items():
+        allowed = ACTS[act][1] if act in ACTS else BADLY
+        stage.expect(outcomes[job] in allowed, f"{act}: job {job} ended as {outcomes[job]}")
+    for fleet in fleets:
+        fleet.stop()
+    failed = sum(outcomes[job] == "failed" for job in misbehaved)
+    stage.judge(succeeded=len(outcomes) - failed, failed=failed)
+
+
+def _the_next_finds_nothing(stage: Stage) -> bool:
+    looks = [event for event in stage.history(START) if "state" in event.details]
+    clean = next(
+        (each.details["state"] for each in looks if each.details["after"] == "nothing"), ""
+    )
+    for look in looks:
+        found, after = look.details["state"], look.details["after"]
+        stage.expect(found == clean, f"after {after!r} the next finds {found}, not {clean}")
+    return True
