@@ -1,0 +1,229 @@
+"""Two releases at once, and tables that are upgraded while jobs run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from sqlalchemy import true
+
+from chaos.chores import call, pay
+from chaos.fleet import Fleet
+from chaos.history import START
+from chaos.plants import Patch, plant
+from chaos.releases import one, two
+from chaos.scenario import Size, scenario
+from chaos.stage import Stage
+from pgqueue import PgQueue, schema
+from pgqueue.errors import SchemaTooNew
+from pgqueue.schema import state
+
+CHECKOUT = Path(__file__).parent.parent.parent
+SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "alembic.ini", "alembic", "pgqueue")
+NEXT = state.SCHEMA_VERSION + 1
+
+NEXT_REVISION = f"""
+import sqlalchemy as sa
+from alembic import op
+
+from pgqueue.models.base import SCHEMA
+
+revision, down_revision = "pgqueue_{NEXT:04}", "pgqueue_{NEXT - 1:04}"
+
+
+def upgrade():
+    for table in ("jobs", "message_queue", "leases", "workers"):
+        op.add_column(table, sa.Column("note", sa.Text), schema=SCHEMA)
+    op.execute(f"UPDATE {{SCHEMA}}.schema_version SET version = {NEXT}")
+
+
+def downgrade():
+    for table in ("jobs", "message_queue", "leases", "workers"):
+        op.drop_column(table, "note", schema=SCHEMA)
+    op.execute(f"UPDATE {{SCHEMA}}.schema_version SET version = {NEXT - 1}")
+"""
+"""A column more in every table that is busy."""
+
+PROGRAM = """
+import sys
+from datetime import timedelta
+from pgqueue import PgQueue, PgQueueError, Worker
+queue = PgQueue(sys.argv[1])
+try:
+    queue.upgrade() if sys.argv[2] == "upgrade" else Worker(queue).run_until_empty(timeout=5)
+except PgQueueError as error:
+    print(type(error).__name__)
+"""
+
+
+@plant
+def unknown_tasks_are_claimed(patch: Patch) -> None:
+    """A worker claims messages of its queues whatever their task."""
+    from sqlalchemy import and_
+
+    from pgqueue.statements import claiming
+    from pgqueue.statements.tables import message_queue
+
+    def of_pair(pair):  # type: ignore[no-untyped-def]
+        return and_(
+            message_queue.c.queue == pair.c.queue,
+            message_queue.c.priority == pair.c.priority,
+            true(),
+        )
+
+    patch.set(claiming, "_of_pair", of_pair)
+    patch.rebuild(claiming.claim, claiming.lock, claiming.next_run_at)
+
+
+@plant
+def any_tables_will_do(patch: Patch) -> None:
+    """A worker does not look at the version of the tables."""
+    patch.set(schema, "verify", lambda _connection: None)
+
+
+@plant
+def only_its_own_tables_will_do(patch: Patch) -> None:
+    """A worker refuses tables that are newer than itself, although they still serve it."""
+
+    def exactly(connection):  # type: ignore[no-untyped-def]
+        if state.read_state(connection).version != state.SCHEMA_VERSION:
+            raise SchemaTooNew("not mine")
+
+    patch.set(schema, "verify", exactly)
+
+
+@scenario(
+    promises="P1 P9",
+    research="T22",
+    full=Size(jobs=5000, workers=4),
+    short=Size(jobs=300, workers=1),
+    planted={"unknown_tasks_are_claimed": "an old worker has ended|ended with 1|F[0-9]:"},
+)
+def two_releases_at_once(stage: Stage, size: Size) -> None:
+    """Old and new workers together: what only the new know waits for them, and nothing fails."""
+    old, new = one(PgQueue(stage.engine)), two(PgQueue(stage.engine))
+    for mode in ("lease", "transaction"):
+        jobs = size.jobs // 2
+        greetings = [(f"{mode}-{number}",) for number in range(jobs // 2)]
+        before = stage.enqueue(old["greet"], greetings)
+        unknown = stage.enqueue(new["wave"], greetings)
+        fleet = stage.fleet(mode, size.workers, imports=["chaos.releases.one"], poll_interval=0.1)
+        _until_left(stage, fleet, len(unknown))
+        started = {event.job for event in stage.history(START)}
+        stage.expect(started >= set(before), "a job was passed by")
+        stage.expect(not started & set(unknown), "an old worker has run a job it does not know")
+        again = stage.enqueue(old["greet"], greetings)
+        younger = stage.fleet(mode, size.workers, imports=["chaos.releases.two"])
+        stage.until_started(*again)  # by either release
+        fleet.stop()
+        stage.count("restarts", size.workers)
+        stage.enqueue(new["greet"], [(name, "Dr.") for (name,) in greetings])
+        stage.until_ended()
+        younger.stop()
+    stage.judge()
+
+
+def _until_left(stage: Stage, fleet: Fleet, count: int) -> None:
+    def is_so() -> bool:
+        alive = all(each.is_running for each in fleet.members)
+        stage.expect(alive, "an old worker has ended over what it does not know")
+        return stage.unfinished() <= count
+
+    stage.until(is_so, what="all that is known ends")
+
+
+@scenario(
+    promises="P1 P11",
+    research="T32",
+    full=Size(jobs=10_000, workers=4),
+    short=Size(jobs=400, workers=1),
+    planted={
+        "any_tables_will_do": "version it does not know",
+        "only_its_own_tables_will_do": "still serve it",
+    },
+)
+def tables_upgraded_under_load(stage: Stage, size: Size) -> None:
+    """Tables upgraded while jobs run: the code before goes on; unknown tables are refused."""
+    newer = _checkout_of_next_version(stage.directory / "next")
+    said = _run(newer, stage.url, "work")
+    stage.expect(said == "SchemaTooOld", f"newer code on older tables says {said or 'nothing'}")
+    fleets = [stage.fleet(mode, size.workers, concurrency=2) for mode in ("lease", "transaction")]
+    for task in (pay, call):
+        stage.enqueue(task.options(max_attempts=1), [(2,)] * (size.jobs // 4))
+    said = _run(newer, stage.url, "upgrade")
+    stage.expect(said == "", f"the upgrade says {said}")
+    version = stage.scalar("SELECT version FROM pgqueue.schema_version")
+    stage.expect(version == NEXT, f"the tables have version {version}")
+    stage.count("upgrades under load")
+    for task in (pay, call):
+        stage.enqueue(task.options(max_attempts=1), [(2,)] * (size.jobs // 4))
+    for mode in ("lease", "transaction"):
+        late = stage.fleet(mode, 1)
+        stage.until(
+            lambda late=late: _is_working(stage, late),  # type: ignore[misc]
+            what="a worker starts on tables that still serve it",
+        )
+        fleets.append(late)
+    stage.until_ended()
+    for fleet in fleets:
+        fleet.stop()
+    _refuses_unknown_tables(stage)
+    stage.judge()
+
+
+def _is_working(stage: Stage, fleet: Fleet) -> bool:
+    [member] = fleet.members
+    stage.expect(member.is_running, "a worker refuses newer tables that still serve it")
+    pids = stage.rows("SELECT pid FROM pgqueue.workers")
+    return member.pid in {row[0] for row in pids}
+
+
+def _refuses_unknown_tables(stage: Stage) -> None:
+    stage.execute("UPDATE pgqueue.schema_version SET version = 999, oldest_code = 999")
+    [member] = stage.fleet("lease", 1).members
+    stage.until(
+        lambda: not member.is_running or "serving" in member.log.read_text(),
+        what="the worker refuses or starts",
+    )
+    told = "SchemaTooNew" in member.log.read_text()
+    words = "a worker has started on tables of a version it does not know"
+    stage.expect(not member.is_running and told, words)
+    change = f"UPDATE pgqueue.schema_version SET version = {NEXT}, oldest_code = {NEXT - 1}"
+    stage.execute(change)
+
+
+def _checkout_of_next_version(directory: Path) -> Path:
+    """This code as it will be when the tables have one more revision."""
+    directory.mkdir()
+    for name in SHIPPED:
+        source = CHECKOUT / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, directory / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(source, directory / name)
+    (directory / "alembic" / "versions" / f"{NEXT:04}_chaos.py").write_text(NEXT_REVISION)
+    module = directory / "pgqueue" / "schema" / "state.py"
+    before = module.read_text()
+    ours = f"SCHEMA_VERSION = {NEXT - 1}\n"
+    assert ours in before, "the line that says which version the code is written for"
+    module.write_text(before.replace(ours, f"SCHEMA_VERSION = {NEXT}\n"))
+    return directory
+
+
+def _run(checkout: Path, url: str, what: str) -> str:
+    """Run a program on another checkout's code; what it says."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, url, what],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        return done.stderr[-500:]
+    return done.stdout.strip()
