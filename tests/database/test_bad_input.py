@@ -6,6 +6,7 @@ Nothing is written, and the transaction of the caller goes on as if it had not b
 import asyncio
 import io
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from pgqueue import (
     UnknownTask,
 )
 from pgqueue.errors import NotBound
+from pgqueue.statements.tables import CHANNEL
 
 queue = PgQueue()
 
@@ -205,6 +207,7 @@ OPTIONS: list[tuple[str, dict[str, Any], type[PgQueueError], str]] = [
     ("max_attempts None", {"max_attempts": None}, OptionError, "from 1 to 30000"),
     ("delay negative", {"delay": timedelta(seconds=-1)}, OptionError, "delay .* from zero to"),
     ("delay number", {"delay": 5}, OptionError, "delay is 5; give a timedelta"),
+    ("delay 1e308", {"delay": 1e308}, OptionError, "give a timedelta"),
     ("delay NaN", {"delay": math.nan}, OptionError, "give a timedelta"),
     ("delay largest", {"delay": timedelta.max}, OptionError, "36525 days"),
     ("run_at naive", {"run_at": datetime(2030, 1, 1)}, OptionError, r"time zone.*now\(UTC\)"),
@@ -378,7 +381,7 @@ def test_a_bad_call_is_refused_by_the_async_doors(shared: Engine, bad: Bad) -> N
     assert_says(many, bad.task.name, (*bad.said, "call 0 of the batch"))
 
 
-AT_THE_EDGES = [(bad, index) for bad in CALLS[:1] for index in (0, 1, 499, 500, 999, 1000, 1500)]
+AT_THE_EDGES = [(bad, index) for bad in CALLS[:1] for index in (0, 1, 499, 500, 999, 1000, 10_000)]
 
 
 @pytest.mark.parametrize(("bad", "index"), [*AT_THE_EDGES, *((bad, 2) for bad in CALLS_BY_ROW[1:])])
@@ -589,7 +592,7 @@ class TestAccepted:
         [
             *("\U0001f600", "\uffff\u2028\ufeff", "<script>alert(1)</script>", "\x1b[31m\u202e"),
             *("=cmd|' /C calc'!A0", "a\r\nERROR forged", "%s {0} $1 ; --", "\\u0000", "\\", ""),
-            *(2**53 + 1, 10**400, -(2**63), 0, True, None, {}, [], 0.1),
+            *(2**53 + 1, 10**400, -(2**63), 0, -0.0, True, None, {}, [], 0.1),
             {"__proto__": 1, "constructor": 2, "__class__": "os.system"},
             {"py/object": "os.system", "!!python/object": "x"},
             nested(64),
@@ -627,3 +630,17 @@ class TestAccepted:
             assert first is not second
             assert keyed.enqueue(session, "k" * 2**17 + "a") is first
             session.rollback()
+
+    def test_a_key_with_other_arguments_is_that_of_the_job_that_holds_it(
+        self, shared: Engine
+    ) -> None:
+        with Session(shared) as session:
+            first = pay.options(unique_key="k").enqueue(session, 1)
+            assert pay.options(unique_key="k").enqueue(session, 2) is first
+            assert first.args == {"order": 1}
+            session.rollback()
+
+
+def test_no_queue_is_named_in_the_channel_of_the_wake_ups() -> None:
+    # LISTEN cuts a name at 63 bytes without a word, and is where names become statements.
+    assert re.fullmatch("pgqueue_[0-9a-f]{8}", CHANNEL)

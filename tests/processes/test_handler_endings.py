@@ -254,3 +254,21 @@ def _task(queue: PgQueue, kind: str, say: Callable[[], Any], *, name: str = "tas
         return say()
 
     return async_plain
+
+
+def test_a_retry_gets_the_arguments_as_they_were_enqueued(queue: PgQueue, mode: str) -> None:
+    seen: list[list[int]] = []
+
+    @queue.task(retry=Retry.constant(timedelta(0)), max_attempts=2)
+    def spoil(numbers: list[int]) -> None:
+        seen.append(list(numbers))
+        numbers.clear()
+        raise ValueError("after it has changed its argument")
+
+    with queue.session() as session:
+        spoil.enqueue(session, [1, 2])
+        session.commit()
+
+    Worker(queue, mode=mode).run_until_empty(timeout=20)
+
+    assert seen == [[1, 2], [1, 2]]
