@@ -70,7 +70,7 @@ def payload_decoded_in_the_claim(patch: Patch) -> None:
 
 
 @scenario(
-    promises="P7",
+    promises="P6",
     research="T10",
     full=Size(jobs=2000, workers=4, faults=40),
     short=Size(jobs=60, workers=1, faults=1),

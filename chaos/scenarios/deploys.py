@@ -96,7 +96,7 @@ def only_its_own_tables_will_do(patch: Patch) -> None:
 
 
 @scenario(
-    promises="P1 P9",
+    promises="P1 P6",
     research="T22",
     full=Size(jobs=5000, workers=4),
     short=Size(jobs=300, workers=1),
@@ -136,7 +136,7 @@ def _until_left(stage: Stage, fleet: Fleet, count: int) -> None:
 
 
 @scenario(
-    promises="P1 P11",
+    promises="P1 P12",
     research="T32",
     full=Size(jobs=10_000, workers=4),
     short=Size(jobs=400, workers=1),

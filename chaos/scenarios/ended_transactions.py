@@ -37,7 +37,7 @@ def outstay_and_pay(session: Session, ctx: JobContext) -> int:
 
 
 @scenario(
-    promises="P1 P3",
+    promises="P2 P3",
     research="T4",
     full=Size(jobs=20),
     short=Size(jobs=4),

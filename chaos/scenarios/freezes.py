@@ -118,7 +118,7 @@ def held_settle_outside_its_transaction(patch: Patch) -> None:
 
 
 @scenario(
-    promises="P3 P5",
+    promises="P2 P3",
     research="T4",
     full=Size(jobs=1000, workers=8, faults=100),
     short=Size(jobs=16, workers=3, faults=2),
@@ -150,7 +150,7 @@ def zombies_in_lease_mode(stage: Stage, size: Size) -> None:
 
 
 @scenario(
-    promises="P3 P5",
+    promises="P2 P3",
     research="T4",
     full=Size(jobs=1000, workers=8, faults=100),
     short=Size(jobs=16, workers=3, faults=2),

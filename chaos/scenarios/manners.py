@@ -142,7 +142,7 @@ PAIRS: tuple[tuple[Any, Any], ...] = (
 
 
 @scenario(
-    promises="P7",
+    promises="P2 P6",
     research="T14",
     full=Size(faults=20),
     short=Size(faults=1),

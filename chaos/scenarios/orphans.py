@@ -57,7 +57,7 @@ def rescue_writes_two_messages(patch: Patch) -> None:
 
 
 @scenario(
-    promises="P2 P5",
+    promises="P1 P4",
     research="T11",
     full=Size(jobs=20_000, workers=4),
     short=Size(jobs=1500, workers=2),

@@ -150,7 +150,7 @@ def results_are_stored_as_they_are(patch: Patch) -> None:
 
 
 @scenario(
-    promises="P7",
+    promises="P6",
     research="T31",
     full=Size(jobs=200, workers=2, faults=5),
     short=Size(jobs=20, workers=1, faults=1),

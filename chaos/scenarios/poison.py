@@ -152,7 +152,7 @@ def poison_is_claimed_ahead(patch: Patch) -> None:
 
 
 @scenario(
-    promises="P1 P6",
+    promises="P1 P5",
     research="T9",
     full=Size(jobs=2000, workers=4, faults=6),
     short=Size(jobs=60, workers=2, faults=1),
@@ -165,7 +165,7 @@ def poison_in_lease_mode(stage: Stage, size: Size) -> None:
 
 
 @scenario(
-    promises="P1 P6",
+    promises="P1 P5",
     research="T9",
     full=Size(jobs=2000, workers=4, faults=6),
     short=Size(jobs=60, workers=2, faults=1),
@@ -236,7 +236,7 @@ def _no_good_job_lost_two_attempts_in_waiting(stage: Stage, good: list[int]) -> 
 
 
 @scenario(
-    promises="P6",
+    promises="P5",
     research="T9",
     full=Size(jobs=2000, workers=1, faults=3),
     short=Size(jobs=499, workers=1, faults=1),

@@ -76,7 +76,7 @@ def stop_does_not_wait(patch: Patch) -> None:
 
 
 @scenario(
-    promises="P9",
+    promises="P10",
     research="T13",
     full=Size(jobs=20_000, workers=4, faults=30),
     short=Size(jobs=2400, workers=2, faults=3),
@@ -88,7 +88,7 @@ def rolling_restarts_in_lease_mode(stage: Stage, size: Size) -> None:
 
 
 @scenario(
-    promises="P9",
+    promises="P10",
     research="T13",
     full=Size(jobs=20_000, workers=4, faults=30),
     short=Size(jobs=600, workers=2, faults=3),
@@ -145,7 +145,7 @@ def _left_nothing(stage: Stage, member: Member) -> None:
 
 
 @scenario(
-    promises="P9 P10",
+    promises="P5 P10",
     research="T13",
     full=Size(jobs=20),
     short=Size(jobs=1),

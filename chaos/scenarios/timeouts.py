@@ -113,7 +113,7 @@ EXECUTORS: dict[str, tuple[Task[[str], Any], ...]] = {
 
 
 @scenario(
-    promises="P8",
+    promises="P2 P5",
     research="T19",
     full=Size(jobs=4),
     short=Size(jobs=1),
