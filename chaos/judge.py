@@ -141,6 +141,7 @@ class Judge:
             "F9: no transaction is left open",
             "SELECT pid, application_name, state FROM pg_stat_activity"
             f" WHERE application_name = ANY('{{{','.join(names)}}}')"
+            " AND datname = current_database()"
             " AND state LIKE 'idle in transaction%'"
             " AND clock_timestamp() - state_change > interval '5 seconds'",
         )

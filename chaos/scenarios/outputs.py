@@ -81,7 +81,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "77 infinity": lambda: [float("inf")],
     "77 half a pair": lambda: "\ud800",
     "77 half a pair as a key": lambda: {"\udfff\0": 1},
-    "78 more than a result may be": lambda: "x" * (64 * MEBIBYTE),
+    "78 more than a result may be": lambda: "x" * (16 * MEBIBYTE),
     "78 many": lambda: list(range(400_000)),
     "79 an object": lambda: object(),
     "79 a class": lambda: Untellable,
@@ -96,7 +96,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
 """What a handler returns; its job has succeeded."""
 
 ERRORS: dict[str, Callable[[], Any]] = {
-    "80 huge": lambda: raise_(RuntimeError("x" * (100 * MEBIBYTE))),
+    "80 huge": lambda: raise_(RuntimeError("x" * (16 * MEBIBYTE))),
     "80 NUL": lambda: raise_(RuntimeError("a\0b")),
     "80 half a pair": lambda: raise_(RuntimeError("\ud800 and \udfff")),
     "80 a secret": with_a_secret,

@@ -32,13 +32,16 @@ STOPPING = "stopping: "
 @plant
 def stop_keeps_what_has_not_started(patch: Patch) -> None:
     """A stopped worker forgets what it has claimed and not started, instead of giving it back."""
-    from pgqueue.worker.workbench import Workbench
+    from pgqueue.worker.shift import Shift
 
-    def forget(self):  # type: ignore[no-untyped-def]
-        self.heap.clear()
-        return []
+    real = Shift._end
 
-    patch.set(Workbench, "drain", forget)
+    def forget(self, grace):  # type: ignore[no-untyped-def]
+        bench = self._crew.bench
+        bench.drain = lambda: bench.heap.clear() or []
+        real(self, grace)
+
+    patch.set(Shift, "_end", forget)
 
 
 @plant
