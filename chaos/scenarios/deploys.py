@@ -35,17 +35,16 @@ revision, down_revision = "pgqueue_{NEXT:04}", "pgqueue_{NEXT - 1:04}"
 
 
 def upgrade():
-    for table in ("jobs", "message_queue", "leases", "workers"):
-        op.add_column(table, sa.Column("note", sa.Text), schema=SCHEMA)
+    op.add_column("jobs", sa.Column("note", sa.Text), schema=SCHEMA)
     op.execute(f"UPDATE {{SCHEMA}}.schema_version SET version = {NEXT}")
 
 
 def downgrade():
-    for table in ("jobs", "message_queue", "leases", "workers"):
-        op.drop_column(table, "note", schema=SCHEMA)
+    op.drop_column("jobs", "note", schema=SCHEMA)
     op.execute(f"UPDATE {{SCHEMA}}.schema_version SET version = {NEXT - 1}")
 """
-"""A column more in every table that is busy."""
+"""A column more in the table that all write to.  In one table: a transaction that locks several
+waits for jobs that wait for it, and PostgreSQL ends the one or the other."""
 
 PROGRAM = """
 import sys

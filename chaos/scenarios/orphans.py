@@ -63,7 +63,7 @@ def rescue_writes_two_messages(patch: Patch) -> None:
     short=Size(jobs=1500, workers=2),
     planted={
         "rescue_without_its_limit": "a statement has rescued",
-        "rescue_writes_two_messages": "at most one message",
+        "rescue_writes_two_messages": "at most one message|beside a lease",
     },
     server=Server.OWN,
     settings={"log_min_duration_statement": "1000", "log_lock_waits": "on"},
