@@ -190,9 +190,15 @@ class Jobs:
         return Change.REQUEUED
 
     def delete_belongings(self, job_id: int) -> None:
-        """Delete what else there is of a job, right before the job itself is deleted."""
+        """Delete what else there is of a job, right before the job itself is deleted.
+
+        Lease and job first, in the order of the settle: what a settle or a requeue in flight
+        still writes about the job is then there to be deleted.
+        """
+        self._run(operating.delete_lease(), job_id)
+        self._run(operating.lock_job(), job_id)
         self._run(operating.delete_messages(), job_id)
-        self._run(operating.delete_belongings(), job_id)
+        self._run(operating.delete_records(), job_id)
 
     def is_cancel_requested(self, job_id: int) -> bool:
         return bool(self._run(operating.is_cancel_requested(), job_id).scalar())

@@ -93,22 +93,32 @@ def has_message() -> Executable:
 
 @cache
 def delete_left_lease() -> Executable:
-    """Delete the lease that a crash left beside a message, once the message is ours."""
-    return delete(leases).where(leases.c.target_id == JOB, leases.c.held)
+    """Delete the lease that a crash left beside a message, once the message is ours.
+
+    Never waits for it, with the job's row locked: all others lock leases before jobs.  Who has
+    it deletes the job, or stamps an attempt that the ended job refuses.
+    """
+    lease = (
+        select(CTID)
+        .select_from(leases)
+        .where(leases.c.target_id == JOB, leases.c.held)
+        .with_for_update(skip_locked=True)
+    )
+    return delete(leases).where(any_(func.array(lease.scalar_subquery())) == CTID)
 
 
 @cache
-def delete_belongings() -> Executable:
-    """Delete what a job that is about to be deleted would leave behind in the other tables."""
-    lease = delete(leases).where(leases.c.target_id == JOB)
+def delete_lease() -> Executable:
+    """Fence whoever runs a job that is about to be deleted; waits for a settle in flight."""
+    return delete(leases).where(leases.c.target_id == JOB)
+
+
+@cache
+def delete_records() -> Executable:
+    """Delete what is on record about a job, once nobody can write more about it."""
     attempts = delete(job_attempts).where(job_attempts.c.job_id == JOB)
     letter = delete(dead_letters).where(dead_letters.c.job_id == JOB)
-    return (
-        select(JOB)
-        .add_cte(lease.cte("lease"))
-        .add_cte(attempts.cte("attempts"))
-        .add_cte(letter.cte("letter"))
-    )
+    return select(JOB).add_cte(attempts.cte("attempts")).add_cte(letter.cte("letter"))
 
 
 @cache
