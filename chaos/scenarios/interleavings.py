@@ -12,13 +12,14 @@ from chaos.plays import Play, repertoire
 from chaos.scenario import Size, scenario
 from chaos.stage import Stage
 from chaos.theatre import Theatre
-from pgqueue.statements import rescuing, settling, stamping
-from pgqueue.statements.tables import leases
+from pgqueue.statements import operating, rescuing, settling, stamping
+from pgqueue.statements.tables import leases, stands_at_place_of
 
 KNOWN = [
     (Play("ready", "lease and succeed", "rescue and lease"), "001111111100"),
     (Play("ready", "lease and fail", "delete"), "001011"),
     (Play("left over", "cancel", "delete"), "0110101"),
+    (Play("ready", "lease and retry", "cancel and requeue"), "011111101111111"),
     (Play("left over", "hold and retry", "stamp too late"), "11001"),
     (Play("ready", "hold and retry", "stamp too late"), "11000000"),
     (Play("ready", "hold and succeed", "rescue"), "1000101111"),
@@ -99,6 +100,21 @@ def stamps_without_the_message(patch: Patch) -> None:
     patch.rebuild(stamping.stamp_first)
 
 
+@plant
+def cancel_waits_for_the_lease(patch: Patch) -> None:
+    """A cancel, with the job locked, waits for the lease that a crash has left: all others lock
+    leases before jobs."""
+    left = delete(leases).where(leases.c.target_id == operating.JOB, leases.c.held)
+    patch.set(operating, "delete_left_lease", lambda: left)
+
+
+@plant
+def requeue_asks_for_messages_only(patch: Patch) -> None:
+    """A requeue does not see a claim that was committed since its first statement."""
+    message = exists().where(stands_at_place_of(operating.JOB))
+    patch.set(operating, "is_with_a_worker", lambda: select(message))
+
+
 @scenario(
     promises="P1 P2 P3",
     research="T6",
@@ -109,6 +125,8 @@ def stamps_without_the_message(patch: Patch) -> None:
         "fence_by_job_alone": "outcomes of .* were accepted|a message or a lease",
         "rescues_held_leases": "2 outcomes of .* were accepted|at most one message",
         "stamps_without_comparing": "failed: .*UniqueViolation.*job_attempts_pkey",
+        "cancel_waits_for_the_lease": "DeadlockDetected",
+        "requeue_asks_for_messages_only": "at most one message",
         "stamps_without_the_message": "was given out 2 times",
     },
     alone=True,

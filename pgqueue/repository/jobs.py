@@ -176,9 +176,9 @@ class Jobs:
         if job.outcome not in (JobStatus.FAILED, JobStatus.CANCELLED):
             return Change.UNCHANGED
         self._run(operating.delete_messages(), job_id)
-        if self._run(operating.has_message(), job_id).scalar():
-            # Held by a worker since before the cancel.  Should its transaction roll back, the job
-            # would have two messages, and twice its attempts.
+        if self._run(operating.is_with_a_worker(), job_id).scalar():
+            # Held by a worker since before the cancel.  Should its transaction roll back, or its
+            # claim be settled after all, the job would have two messages, and twice its attempts.
             return Change.UNCHANGED
 
         def requeue() -> None:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     literal_column,
     not_,
     null,
+    or_,
     select,
     true,
     update,
@@ -86,9 +87,13 @@ def is_held_here() -> Executable:
 
 
 @cache
-def has_message() -> Executable:
-    """Whether a job has a message, also one that another transaction holds."""
-    return select(exists().where(stands_at_place_of(JOB)))
+def is_with_a_worker() -> Executable:
+    """Whether a job has a message, which another transaction holds, or a lease.
+
+    Asked at once: a claim that is committed between two questions would hide from both.
+    """
+    leased = exists().where(leases.c.target_id == JOB)
+    return select(or_(exists().where(stands_at_place_of(JOB)), leased))
 
 
 @cache
