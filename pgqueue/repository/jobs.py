@@ -176,9 +176,9 @@ class Jobs:
         if job.outcome not in (JobStatus.FAILED, JobStatus.CANCELLED):
             return Change.UNCHANGED
         self._run(operating.delete_messages(), job_id)
-        if self._run(operating.has_message(), job_id).scalar():
-            # Held by a worker since before the cancel.  Should its transaction roll back, the job
-            # would have two messages, and twice its attempts.
+        if self._run(operating.is_with_a_worker(), job_id).scalar():
+            # Held by a worker since before the cancel.  Should its transaction roll back, or its
+            # claim be settled after all, the job would have two messages, and twice its attempts.
             return Change.UNCHANGED
 
         def requeue() -> None:
@@ -190,9 +190,15 @@ class Jobs:
         return Change.REQUEUED
 
     def delete_belongings(self, job_id: int) -> None:
-        """Delete what else there is of a job, right before the job itself is deleted."""
+        """Delete what else there is of a job, right before the job itself is deleted.
+
+        Lease and job first, in the order of the settle: what a settle or a requeue in flight
+        still writes about the job is then there to be deleted.
+        """
+        self._run(operating.delete_lease(), job_id)
+        self._run(operating.lock_job(), job_id)
         self._run(operating.delete_messages(), job_id)
-        self._run(operating.delete_belongings(), job_id)
+        self._run(operating.delete_records(), job_id)
 
     def is_cancel_requested(self, job_id: int) -> bool:
         return bool(self._run(operating.is_cancel_requested(), job_id).scalar())

@@ -16,6 +16,7 @@ from sqlalchemy import (
     literal_column,
     not_,
     null,
+    or_,
     select,
     true,
     update,
@@ -86,29 +87,43 @@ def is_held_here() -> Executable:
 
 
 @cache
-def has_message() -> Executable:
-    """Whether a job has a message, also one that another transaction holds."""
-    return select(exists().where(stands_at_place_of(JOB)))
+def is_with_a_worker() -> Executable:
+    """Whether a job has a message, which another transaction holds, or a lease.
+
+    Asked at once: a claim that is committed between two questions would hide from both.
+    """
+    leased = exists().where(leases.c.target_id == JOB)
+    return select(or_(exists().where(stands_at_place_of(JOB)), leased))
 
 
 @cache
 def delete_left_lease() -> Executable:
-    """Delete the lease that a crash left beside a message, once the message is ours."""
-    return delete(leases).where(leases.c.target_id == JOB, leases.c.held)
+    """Delete the lease that a crash left beside a message, once the message is ours.
+
+    Never waits for it, with the job's row locked: all others lock leases before jobs.  Who has
+    it deletes the job, or stamps an attempt that the ended job refuses.
+    """
+    lease = (
+        select(CTID)
+        .select_from(leases)
+        .where(leases.c.target_id == JOB, leases.c.held)
+        .with_for_update(skip_locked=True)
+    )
+    return delete(leases).where(any_(func.array(lease.scalar_subquery())) == CTID)
 
 
 @cache
-def delete_belongings() -> Executable:
-    """Delete what a job that is about to be deleted would leave behind in the other tables."""
-    lease = delete(leases).where(leases.c.target_id == JOB)
+def delete_lease() -> Executable:
+    """Fence whoever runs a job that is about to be deleted; waits for a settle in flight."""
+    return delete(leases).where(leases.c.target_id == JOB)
+
+
+@cache
+def delete_records() -> Executable:
+    """Delete what is on record about a job, once nobody can write more about it."""
     attempts = delete(job_attempts).where(job_attempts.c.job_id == JOB)
     letter = delete(dead_letters).where(dead_letters.c.job_id == JOB)
-    return (
-        select(JOB)
-        .add_cte(lease.cte("lease"))
-        .add_cte(attempts.cte("attempts"))
-        .add_cte(letter.cte("letter"))
-    )
+    return select(JOB).add_cte(attempts.cte("attempts")).add_cte(letter.cte("letter"))
 
 
 @cache

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from logical import (
+from sqlalchemy import Engine, text
+
+from chaos.logical import (
     ERROR,
     LogicalWorker,
     crew,
@@ -14,8 +16,6 @@ from logical import (
     violations,
     worker_settings,
 )
-from sqlalchemy import Engine, text
-
 from pgqueue import PgQueue
 from pgqueue.outcomes import Failed, Outcome, Succeeded
 from pgqueue.statements import checking

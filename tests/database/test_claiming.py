@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from logical import (
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from chaos.logical import (
     PATIENCE,
     TASKS,
     LogicalWorker,
@@ -19,9 +22,6 @@ from logical import (
     violations,
     worker_settings,
 )
-from sqlalchemy import Engine, text
-from sqlalchemy.orm import Session
-
 from pgqueue.models import Lease, MessageQueue
 from pgqueue.outcomes import Released
 from pgqueue.repository import Attempts, Fleet, Pair

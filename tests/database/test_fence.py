@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from logical import (
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from chaos.logical import (
     ERROR,
     LogicalWorker,
     crew,
@@ -18,9 +21,6 @@ from logical import (
     waits_for_lock,
     worker_settings,
 )
-from sqlalchemy import Engine, text
-from sqlalchemy.orm import Session
-
 from pgqueue import Change, Job, JobStatus, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
 from pgqueue.repository import Attempts, Claimed

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from conftest import fresh_database
-from logical import ERROR, crew, enqueue, worker_settings
-from plans import AUTO_EXPLAIN, plans_of
 from sqlalchemy import Engine, Select, create_engine, func, select, text
 from sqlalchemy.orm import Session, aliased
 
+from chaos.logical import ERROR, crew, enqueue, worker_settings
+from chaos.plans import AUTO_EXPLAIN, plans_of
 from pgqueue import Job, JobStatus, OptionError, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Succeeded
 

@@ -17,7 +17,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from logical import (
+from sqlalchemy import Engine, create_engine, select, text
+from sqlalchemy.orm import Session
+
+from chaos.logical import (
     ERROR,
     LogicalWorker,
     declare_dead,
@@ -27,9 +30,6 @@ from logical import (
     violations,
     worker_settings,
 )
-from sqlalchemy import Engine, create_engine, select, text
-from sqlalchemy.orm import Session
-
 from pgqueue import DuplicateJob, Job, PgQueue
 from pgqueue.outcomes import (
     Cancelled,

@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 from conftest import fresh_database
-from plans import AUTO_EXPLAIN, Plan, plans_of
 from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
+from chaos.plans import AUTO_EXPLAIN, Plan, plans_of
 from pgqueue import JobNotFound, JobStatus
 from pgqueue.repository import Health, Listing
 from pgqueue.statements.listing import JobFilter

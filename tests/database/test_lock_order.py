@@ -7,7 +7,10 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from logical import (
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session
+
+from chaos.logical import (
     ERROR,
     LogicalWorker,
     crew,
@@ -18,9 +21,6 @@ from logical import (
     violations,
     worker_settings,
 )
-from sqlalchemy import Engine, select, text
-from sqlalchemy.orm import Session
-
 from pgqueue import DuplicateJob, Job, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
 from pgqueue.repository import Attempts

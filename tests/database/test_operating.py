@@ -4,7 +4,10 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from logical import (
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
+
+from chaos.logical import (
     ERROR,
     LogicalWorker,
     crew,
@@ -16,9 +19,6 @@ from logical import (
     waits_for_lock,
     worker_settings,
 )
-from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.orm import Session
-
 from pgqueue import (
     Change,
     DuplicateJob,

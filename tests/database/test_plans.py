@@ -5,7 +5,9 @@ from datetime import timedelta
 
 import pytest
 from conftest import fresh_database
-from logical import (
+from sqlalchemy import Engine, create_engine, text
+
+from chaos.logical import (
     ERROR,
     TASKS,
     LogicalWorker,
@@ -14,9 +16,7 @@ from logical import (
     pairs,
     worker_settings,
 )
-from plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
-from sqlalchemy import Engine, create_engine, text
-
+from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
 from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
 from pgqueue.repository import Attempts, Claimed
 

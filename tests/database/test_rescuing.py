@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from logical import (
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from chaos.logical import (
     ERROR,
     LogicalWorker,
     crew,
@@ -18,9 +21,6 @@ from logical import (
     waits_for_lock,
     worker_settings,
 )
-from sqlalchemy import Engine, text
-from sqlalchemy.orm import Session
-
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, MessageQueue, PgQueue
 from pgqueue.maintenance import Witness, rescue_dead
 from pgqueue.outcomes import Retried, Succeeded

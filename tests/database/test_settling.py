@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from logical import ERROR, LogicalWorker, crew, enqueue, violations, worker_settings
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
+from chaos.logical import ERROR, LogicalWorker, crew, enqueue, violations, worker_settings
 from pgqueue import Job, JobAttempt, JobStatus, MessageQueue, PgQueueError, Snooze
 from pgqueue.outcomes import AttemptEnd, Failed, Outcome, Released, Retried, Snoozed, Succeeded
 from pgqueue.repository import Attempts

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from logical import (
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session
+
+from chaos.logical import (
     ERROR,
     LogicalWorker,
     crew,
@@ -13,9 +16,6 @@ from logical import (
     violations,
     worker_settings,
 )
-from sqlalchemy import Engine, select, text
-from sqlalchemy.orm import Session
-
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, PgQueue
 from pgqueue.outcomes import Exhausted, Retried, Succeeded
 from pgqueue.repository import Attempts, Claimed

@@ -4,10 +4,10 @@ import random
 from collections import Counter, defaultdict
 
 import pytest
-from logical import crew, run_together, violations, worker_settings
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
+from chaos.logical import crew, run_together, violations, worker_settings
 from pgqueue import PgQueue
 from pgqueue.outcomes import Succeeded
 

@@ -1,0 +1,157 @@
+"""The claim under every plan that a misled planner may choose."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from sqlalchemy import Connection, delete, select
+
+from chaos.logical import TASK, TASKS, LogicalWorker, pairs, worker_settings
+from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
+from chaos.plants import Patch, plant
+from chaos.scenario import Size, scenario
+from chaos.stage import Stage
+from pgqueue.repository import Attempts
+from pgqueue.statements import claiming
+from pgqueue.statements.tables import message_queue
+
+LIMIT = 7
+MOST_BUFFERS = 60 * LIMIT + 200
+"""Pages for one claim, however many messages there are."""
+
+JOINS = {
+    "its own joins": {},
+    "nested loops": {"enable_hashjoin": "off", "enable_mergejoin": "off"},
+    "bare nested loops": {
+        **dict.fromkeys(("enable_hashjoin", "enable_mergejoin"), "off"),
+        **dict.fromkeys(("enable_hashagg", "enable_material", "enable_memoize"), "off"),
+    },
+    "hash joins": {"enable_nestloop": "off", "enable_mergejoin": "off"},
+    "merge joins": {"enable_nestloop": "off", "enable_hashjoin": "off", "enable_sort": "on"},
+}
+CACHES = ("force_generic_plan", "force_custom_plan", "auto")
+
+BARE = (("bare nested loops", JOINS["bare nested loops"]), "force_generic_plan")
+"""The plan that a careless claim does not survive: always tried."""
+
+BACKLOG = """
+    WITH job AS (
+        INSERT INTO pgqueue.jobs (task) SELECT :task FROM generate_series(1, :count)
+        RETURNING id, queue, priority, run_at, task)
+    INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
+    SELECT queue, priority, run_at, id, task FROM job
+"""
+QUIET = "ALTER TABLE pgqueue.{} SET (autovacuum_enabled = off)"
+TABLES = ("message_queue", "jobs", "leases")
+
+
+@plant
+def claims_by_subquery(patch: Patch) -> None:
+    """Deletes `WHERE id IN (SELECT ... LIMIT n FOR UPDATE SKIP LOCKED)`, not an array of places:
+    a nested loop may run the sub-query again for each outer row and then takes more.  Most of
+    its plans show by reading far more than a claim has to."""
+
+    def taken(*, ahead: bool) -> Any:
+        queue = message_queue
+        due = claiming._due_messages(ahead=ahead).subquery("due")
+        by_id = queue.c.id.in_(select(due.c.id))
+        return delete(queue).where(by_id).returning(queue).cte("message")
+
+    patch.set(claiming, "_taken_messages", taken)
+    patch.rebuild(claiming.claim)
+
+
+@scenario(
+    promises="P1 P6",
+    research="T5",
+    full=Size(jobs=1_000_000, faults=15),
+    short=Size(jobs=20_000, faults=2),
+    planted={"claims_by_subquery": "claim of 7 took|pages were read, .* at most"},
+    alone=True,
+)
+def claim_plans(stage: Stage, size: Size) -> None:
+    """Misled planners: a claim takes no more than it was asked for, and reads no more either."""
+    stage.sampler.pause()  # a check reads all of jobs
+    for table in TABLES:
+        stage.execute(QUIET.format(table))
+    for knowledge in ("nothing", "few", "all"):
+        if knowledge == "few":
+            _empty(stage)
+            _fill(stage, 5)
+            stage.execute("ANALYZE")
+        if knowledge != "all":
+            _fill(stage, size.jobs)
+        else:
+            stage.execute("ANALYZE")
+        slow = _claim_with_plans(stage, size, knowledge, at_most=MOST_BUFFERS)
+        stage.expect(not slow, "; ".join(slow[:5]))
+    _empty(stage)
+    _fill(stage, 50 * LIMIT)
+    _claim_with_plans(stage, size, "a backlog that is gone", at_most=None)
+    stage.expect(stage.counts["plans"] > 0, "no plan was tried")
+
+
+def _fill(stage: Stage, count: int) -> None:
+    stage.execute(BACKLOG, task=TASK, count=count)
+    stage.count("messages", count)
+
+
+def _empty(stage: Stage) -> None:
+    """The rows go, and what ANALYZE has seen stays."""
+    for table in TABLES:
+        stage.execute(f"DELETE FROM pgqueue.{table}")
+
+
+def _claim_with_plans(
+    stage: Stage, size: Size, knowledge: str, *, at_most: int | None
+) -> list[str]:
+    """Complaints about plans that read too much, or other than by the key.
+
+    ``faults`` is how many of the settings are tried: all, or some by the seed.
+    """
+    slow: list[str] = []
+    every = list(product(JOINS.items(), CACHES))
+    some = stage.dice.sample(every, min(size.faults, len(every)))
+    for (joins, settings), cache in [*some, BARE]:
+        more = {"plan_cache_mode": cache, **settings, **AUTO_EXPLAIN}
+        words = f"{joins}, {cache}, the planner knows {knowledge}"
+        engine = prepare_at_once(worker_settings(stage.url, **more))
+        worker = LogicalWorker(engine)
+        try:
+            for connection in (worker.line, worker.transaction):
+                for plan in _claim_twice(stage, worker, connection, words):
+                    stage.count("plans")
+                    if at_most is not None:
+                        slow += _complaints(plan, words, at_most=at_most)
+        finally:
+            worker.close()
+            engine.dispose()
+    return slow
+
+
+def _claim_twice(
+    stage: Stage, worker: LogicalWorker, connection: Connection, words: str
+) -> list[Plan]:
+    """In lease mode on its line, else in T; a plan that is kept is used from the second time on."""
+    attempts = Attempts(connection, worker.id)
+    with plans_of(connection) as plans:
+        for _ in range(2):
+            if connection is worker.line:
+                found = attempts.claim(pairs(), tasks=TASKS, limit=LIMIT).taken
+            else:
+                found = attempts.lock(pairs(), tasks=TASKS, limit=LIMIT).taken
+                connection.rollback()
+            stage.expect(found == LIMIT, f"a claim of {LIMIT} took {found} messages: {words}")
+    return plans.seen
+
+
+def _complaints(plan: Plan, words: str, *, at_most: int) -> list[str]:
+    scans = plan.scans_of("message_queue")
+    by_key = {"Index Scan message_queue_pkey", "Index Only Scan message_queue_pkey", "Tid Scan"}
+    wrong = []
+    if not scans <= by_key:
+        wrong.append(f"messages were read by {scans}: {words}")
+    if plan.buffers > at_most:
+        wrong.append(f"{plan.buffers} pages were read, {at_most} at most: {words}")
+    return wrong

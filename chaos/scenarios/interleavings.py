@@ -1,0 +1,147 @@
+"""Every order of the statements of two sessions that work on the same job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import delete, exists, select, true, update
+
+from chaos.interleaving import GivenOrder, SomeOrder
+from chaos.plants import Patch, plant
+from chaos.plays import Play, repertoire
+from chaos.scenario import Size, scenario
+from chaos.stage import Stage
+from chaos.theatre import Theatre
+from pgqueue.statements import operating, rescuing, settling, stamping
+from pgqueue.statements.tables import leases, stands_at_place_of
+
+KNOWN = [
+    (Play("ready", "lease and succeed", "rescue and lease"), "001111111100"),
+    (Play("ready", "lease and fail", "delete"), "001011"),
+    (Play("left over", "cancel", "delete"), "0110101"),
+    (Play("ready", "lease and retry", "cancel and requeue"), "011111101111111"),
+    (Play("left over", "hold and retry", "stamp too late"), "11001"),
+    (Play("ready", "hold and retry", "stamp too late"), "11000000"),
+    (Play("ready", "hold and succeed", "rescue"), "1000101111"),
+    (Play("ready", "lease and succeed", "cancel"), "0100"),
+]
+"""Orders that have shown a bug, of the product or a planted one."""
+
+
+class _Without:
+    """An UPDATE of which one condition gets lost."""
+
+    def __init__(self, statement: Any, number: int) -> None:
+        self._statement, self._number = statement, number
+
+    def where(self, *conditions: Any) -> Any:
+        kept = [one for number, one in enumerate(conditions) if number != self._number]
+        return self._statement.where(*kept)
+
+
+class _Anything:
+    """An EXISTS that forgets what it was asked for."""
+
+    def where(self, _condition: Any) -> Any:
+        return exists(select(1))
+
+
+def _rebuild_settles(patch: Patch) -> None:
+    patch.rebuild(
+        settling.settle,
+        settling.settle_succeeded,
+        rescuing.rescue_leases,
+        rescuing.rescue_lost_messages,
+    )
+
+
+@plant
+def settles_ended_jobs(patch: Patch) -> None:
+    """A settle updates its job without `outcome IS NULL`."""
+    patch.set(settling, "update", lambda table: _Without(update(table), 1))
+    _rebuild_settles(patch)
+
+
+@plant
+def fence_by_job_alone(patch: Patch) -> None:
+    """A settle deletes whatever lease its job has."""
+
+    def of_these_jobs(said, *, held):  # type: ignore[no-untyped-def]
+        of_these = leases.c.target_id.in_(select(said.c.target_id))
+        gone = delete(leases).where(of_these).returning(*settling._lease_columns())
+        return gone.cte("gone")
+
+    patch.set(settling, "_deleted_leases", of_these_jobs)
+    _rebuild_settles(patch)
+
+
+@plant
+def rescues_held_leases(patch: Patch) -> None:
+    """A rescuer takes leases whose messages come back by themselves.
+
+    Without its repeated guard alone it stays right: a lease it has locked can change no more.
+    """
+    rescue = rescuing._rescue
+    patch.set(rescuing, "_rescue", lambda _condition: rescue(true()))
+    patch.rebuild(rescuing.rescue_leases, rescuing.rescue_lost_messages)
+
+
+@plant
+def stamps_without_comparing(patch: Patch) -> None:
+    """A stamp takes over whatever a crash has left, not what its worker has seen."""
+    patch.set(stamping, "update", lambda table: _Without(update(table), 2))
+    patch.rebuild(stamping.stamp_after_crash)
+
+
+@plant
+def stamps_without_the_message(patch: Patch) -> None:
+    """A stamp that comes when its transaction is over does not look for its message."""
+    patch.set(stamping, "exists", _Anything)
+    patch.rebuild(stamping.stamp_first)
+
+
+@plant
+def cancel_waits_for_the_lease(patch: Patch) -> None:
+    """A cancel, with the job locked, waits for the lease that a crash has left: all others lock
+    leases before jobs."""
+    left = delete(leases).where(leases.c.target_id == operating.JOB, leases.c.held)
+    patch.set(operating, "delete_left_lease", lambda: left)
+
+
+@plant
+def requeue_asks_for_messages_only(patch: Patch) -> None:
+    """A requeue does not see a claim that was committed since its first statement."""
+    message = exists().where(stands_at_place_of(operating.JOB))
+    patch.set(operating, "is_with_a_worker", lambda: select(message))
+
+
+@scenario(
+    promises="P1 P2 P3",
+    research="T6",
+    full=Size(jobs=3000),
+    short=Size(jobs=60),
+    planted={
+        "settles_ended_jobs": "it had ended, and was changed",
+        "fence_by_job_alone": "outcomes of .* were accepted|a message or a lease",
+        "rescues_held_leases": "2 outcomes of .* were accepted|at most one message",
+        "stamps_without_comparing": "failed: .*UniqueViolation.*job_attempts_pkey",
+        "cancel_waits_for_the_lease": "DeadlockDetected",
+        "requeue_asks_for_messages_only": "at most one message",
+        "stamps_without_the_message": "was given out 2 times",
+    },
+    alone=True,
+)
+def interleavings(stage: Stage, size: Size) -> None:
+    """Two sessions at one job, in every order of their statements: it ends once, and it ends."""
+    theatre = Theatre(stage.url, stage.engine)
+    try:
+        for play, order in KNOWN:
+            theatre.put_on(play, GivenOrder(order))
+        theatre.judge()
+        plays = repertoire()
+        for play in stage.dice.sample(plays * -(-size.jobs // len(plays)), size.jobs):
+            theatre.put_on(play, SomeOrder(stage.dice))
+        theatre.judge()
+    finally:
+        theatre.close()
+        stage.count("orders", theatre.orders)

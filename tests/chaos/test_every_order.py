@@ -1,0 +1,26 @@
+"""Every order of the statements of every two sessions, without leaving out any."""
+
+import pytest
+from sqlalchemy import Engine
+
+from chaos.interleaving import EveryOrder
+from chaos.plays import OPENINGS, repertoire
+from chaos.theatre import Theatre
+
+
+@pytest.mark.battery
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_job_ends_once_in_every_order(engine: Engine, database_url: str, opening: str) -> None:
+    theatre = Theatre(database_url, engine)
+    try:
+        for play in repertoire():
+            every = EveryOrder()
+            while play.opening == opening:
+                theatre.put_on(play, every)
+                if not every.turn():
+                    break
+        theatre.judge()
+    finally:
+        theatre.close()
+        print(f"{theatre.orders:,} orders from {opening!r}")
