@@ -17,9 +17,16 @@ from sqlalchemy import create_engine
 
 from chaos import plants
 from chaos.chores import queue
-from pgqueue import Worker, maintenance
+from pgqueue import Worker, maintenance, unit_of_work
 
 SPANS = ("poll_interval", "grace")
+NETWORKS = (
+    unit_of_work.NETWORK,
+    unit_of_work.CLAIMING,
+    unit_of_work.STAMPING,
+    unit_of_work.HANDLING,
+    unit_of_work.UPKEEP,
+)
 
 
 def run(environment: Mapping[str, str], log: Path, options: dict[str, Any]) -> None:
@@ -46,6 +53,9 @@ def _work(options: dict[str, Any]) -> None:
         importlib.import_module(name)
     if (grace := options.pop("slow_grace", None)) is not None:
         maintenance.SLOW_GRACE = timedelta(seconds=grace)
+    for settings in NETWORKS:  # milliseconds and seconds, as they would be sent to the server
+        settings.update(options.get("network", {}))
+    options.pop("network", None)
     queue.notify = options.pop("notify", True)
     queue.bind(create_engine(os.environ["CHAOS_URL"], **options.pop("engine", {})))
     for name in SPANS:

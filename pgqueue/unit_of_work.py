@@ -183,6 +183,21 @@ def configure(connection: Connection, settings: Mapping[str, str]) -> None:
             logger.info("the server does not accept %s = %s: %s", name, value, error.orig)
 
 
+def let_server_notice_loss(connection: Connection) -> None:
+    """Give a connection of the application's pool, once, the settings of NETWORK.
+
+    Or the rows that a handler has locked would stay locked for hours when its host vanishes,
+    while its job, rescued long since, waits for them on another.
+    """
+    if NOTICES_LOSS not in connection.info:
+        configure(connection, NETWORK)
+        connection.info.pop(CHANGED, None)  # not by the handler, and fit for whoever is next
+        connection.info[NOTICES_LOSS] = True
+
+
+NOTICES_LOSS = "pgqueue.notices_loss"
+
+
 def plan_freely(connection: Connection) -> str:
     """What undoes PLAN_BY_KEY for a handler: the settings this connection has without it."""
     settings = ", ".join(f"quote_literal(current_setting('{name}'))" for name in LOCAL)
