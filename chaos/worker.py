@@ -53,6 +53,8 @@ def _work(options: dict[str, Any]) -> None:
         importlib.import_module(name)
     if (grace := options.pop("slow_grace", None)) is not None:
         maintenance.SLOW_GRACE = timedelta(seconds=grace)
+    if (grace := options.pop("fast_grace", None)) is not None:
+        maintenance.FAST_GRACE = timedelta(seconds=grace)
     for settings in NETWORKS:  # milliseconds and seconds, as they would be sent to the server
         settings.update(options.get("network", {}))
     options.pop("network", None)
