@@ -5,52 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from sqlalchemy import text
-from sqlalchemy.orm import Session
 
-from chaos.chores import AT_ONCE, EFFECT, LOOK_EVERY, call, effect, is_open, note, queue
 from chaos.enqueuer import EVERY, Enqueuer
-from chaos.fleet import Fleet, Member
-from chaos.history import END, START
+from chaos.fleet import Member
 from chaos.plants import Patch, plant
 from chaos.scenario import Server, Size, scenario
 from chaos.stage import Stage
-from pgqueue import JobContext
-
-BUSY = 0.1
-"""Seconds a handler takes while there is trouble: few commits flush the log for each other."""
-SOON = 5.0
-PATIENT = 2.5
-"""The fast grace, longer than usual: on a busy machine a frozen worker needs time to beat again."""
-FEW = 8
-"""Lines of warning by one thread of a worker for one trouble, of which it tells each word once."""
-
-
-@queue.task(retry=AT_ONCE)
-def call_slowly(ctx: JobContext) -> int:
-    note(START, ctx)
-    _take_time()
-    note(END, ctx)
-    return ctx.attempt
-
-
-@queue.task(retry=AT_ONCE)
-def pay_slowly(session: Session, ctx: JobContext) -> int:
-    note(START, ctx)
-    session.execute(EFFECT, effect(ctx))
-    _take_time()
-    note(END, ctx)
-    return ctx.attempt
-
-
-def _take_time() -> None:
-    ends_at = time.monotonic() + BUSY
-    while time.monotonic() < ends_at and not is_open("calm"):
-        time.sleep(LOOK_EVERY)
+from chaos.under_load import (
+    PATIENT,
+    all_run,
+    ends_of_logs,
+    goes_on,
+    load,
+    said_briefly,
+    until_all_say,
+)
 
 
 @plant
@@ -95,84 +68,6 @@ def loops_survive_only_lost_connections(patch: Patch) -> None:
     from pgqueue.worker import line
 
     patch.set(line, "BROKEN", (OperationalError,))
-
-
-class Load(NamedTuple):
-    fleets: list[Fleet]
-    enqueuer: Enqueuer
-
-
-@contextmanager
-def load(
-    stage: Stage, size: Size, *, url: str | None = None, every: float = EVERY
-) -> Iterator[Load]:
-    """Workers of both modes under load; at the end they still run, and have done all of it."""
-    fleets = [
-        stage.fleet(mode, 0, concurrency=3, fast_grace=PATIENT) for mode in ("lease", "transaction")
-    ]
-    for fleet in fleets:
-        for _ in range(size.workers):
-            fleet.add(url=url).was_harmed = True
-    for fleet in fleets:
-        fleet.until_registered()
-    pids = [member.pid for member in stage.members]
-    with Enqueuer(stage, [call_slowly, pay_slowly], every=every) as enqueuer:
-        stage.until(lambda: len(stage.history(END)) > size.workers, what="work is being done")
-        yield Load(fleets, enqueuer)
-    stage.open("calm")
-    _nothing_has_happened(stage, pids)
-    stage.until_ended()
-    for fleet in fleets:
-        fleet.stop()
-    found = stage.scalar("SELECT count(*) FROM pgqueue.jobs")
-    stage.count("unacknowledged", found - len(stage.acknowledged))
-    stage.judge(succeeded=found)
-
-
-def _nothing_has_happened(stage: Stage, pids: list[int]) -> None:
-    dead = stage.rows("SELECT id, heartbeat_at FROM pgqueue.workers WHERE dead_at IS NOT NULL")
-    stage.expect(not dead, f"{len(dead)} workers were declared dead, and all were well")
-    _all_run(stage, stage.members)
-    stage.expect(pids == [member.pid for member in stage.members], "a worker was replaced")
-
-
-def _all_run(stage: Stage, members: list[Member]) -> None:
-    for member in members:
-        stage.expect(member.is_running, f"{member.name} has ended by itself: {member.exit_code}")
-
-
-def goes_on(stage: Stage) -> None:
-    """A job enqueued now is done soon: the server answers again."""
-    ids: list[int] = []
-
-    def enqueued() -> bool:
-        ids.extend(stage.enqueue(call.options(priority=0), [(0,)] * 2))
-        return True
-
-    stage.until(enqueued, what="the server accepts a job again")
-    began = time.monotonic()
-
-    def are_done() -> bool:
-        _all_run(stage, stage.members)
-        return {event.job for event in stage.history(END)} >= set(ids)
-
-    stage.until(are_done, seconds=SOON, what="the workers go on")
-    stage.counts["slowest ms"] = max(
-        stage.counts["slowest ms"], int(1000 * (time.monotonic() - began))
-    )
-
-
-def said_briefly(stage: Stage, troubles: int) -> None:
-    """Each thread of a worker tells each trouble in a few lines, however often it tries."""
-    for member in stage.members:
-        lines = member.log.read_text(errors="replace").splitlines()
-        said = [line for line in lines if "waiting for the database" in line]
-        stage.expect(bool(said), f"{member.name} did not say that it waits for the database")
-        threads = {line.split()[2] for line in said}
-        stage.expect(
-            len(said) <= FEW * troubles * (len(threads) + 3),
-            f"{member.name} said {len(said)} times that it waits for the database",
-        )
 
 
 def _has_looked_again(stage: Stage, since: float) -> bool:
@@ -273,7 +168,7 @@ def storms_of_terminated_connections(stage: Stage, size: Size) -> None:
             stage.count("terminated connections")
             time.sleep(size.seconds)  # the pace of the storm
             for fleet in fleets:
-                _all_run(stage, fleet.members)
+                all_run(stage, fleet.members)
         goes_on(stage)
 
 
@@ -306,18 +201,3 @@ def read_only_for_a_while(stage: Stage, size: Size) -> None:
             stage.rows(end_all)
             goes_on(stage)
         said_briefly(stage, size.faults)
-
-
-def ends_of_logs(stage: Stage) -> dict[str, int]:
-    return {member.name: member.log.stat().st_size for member in stage.members}
-
-
-def until_all_say(stage: Stage, word: str, *, since: dict[str, int]) -> None:
-    """Wait until every worker has said this since its log was so long."""
-
-    def say() -> bool:
-        _all_run(stage, stage.members)
-        logs = [member.log.read_bytes()[since[member.name] :] for member in stage.members]
-        return all(word.encode() in log for log in logs)
-
-    stage.until(say, what=f"all workers say {word!r}")
