@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from sqlalchemy.orm import Session
@@ -127,16 +128,18 @@ def said_briefly(stage: Stage, troubles: int) -> None:
         )
 
 
-def ends_of_logs(stage: Stage) -> dict[str, int]:
-    return {member.name: member.log.stat().st_size for member in stage.members}
+def ends_of_logs(stage: Stage) -> dict[Path, int]:
+    return {member.log: member.log.stat().st_size for member in stage.members}
 
 
-def until_all_say(stage: Stage, word: str, *, since: dict[str, int]) -> None:
-    """Wait until every worker has said this since its log was so long."""
+def logs_since(ends: dict[Path, int]) -> list[str]:
+    """What each worker has said since its log ended there."""
+    return [log.read_bytes()[end:].decode(errors="replace") for log, end in ends.items()]
 
+
+def until_all_say(stage: Stage, word: str, *, since: dict[Path, int]) -> None:
     def say() -> bool:
         all_run(stage, stage.members)
-        logs = [member.log.read_bytes()[since[member.name] :] for member in stage.members]
-        return all(word.encode() in log for log in logs)
+        return all(word in log for log in logs_since(since))
 
     stage.until(say, what=f"all workers say {word!r}")

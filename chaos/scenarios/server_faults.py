@@ -21,6 +21,7 @@ from chaos.under_load import (
     ends_of_logs,
     goes_on,
     load,
+    logs_since,
     said_briefly,
     until_all_say,
 )
@@ -70,25 +71,18 @@ def loops_survive_only_lost_connections(patch: Patch) -> None:
     patch.set(line, "BROKEN", (OperationalError,))
 
 
-def _has_looked_again(stage: Stage, since: float) -> bool:
-    """Whether a rescuer has looked at the fleet on a connection of its own made since then."""
-    look = """
-        SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'w%'
-            AND (query LIKE '%pg_locks%' OR query LIKE '%pg_try_advisory_xact_lock%')
-            AND extract(epoch FROM backend_start) > :since
-    """
-    return bool(stage.scalar(look, since=since))
-
-
-def _interrupt(stage: Stage, frozen: Member, interruption: Callable[[], None]) -> None:
-    """Do it while one worker stands still, which beats again as soon as it can."""
+def interrupt(stage: Stage, frozen: Member, interruption: Callable[[], None]) -> None:
+    """Do it while one worker stands still, which beats again as soon as another has looked."""
     still_since = time.monotonic()
     frozen.freeze()
     stage.count("freezes")
     stage.until(lambda: time.monotonic() - still_since > PATIENT + 0.2, what="its last beat is old")
-    since = time.time()
+    since = ends_of_logs(stage)
     interruption()
-    stage.until(lambda: _has_looked_again(stage, since), what="a rescuer looks again")
+    stage.until(
+        lambda: any("upkeep: the database answers again" in log for log in logs_since(since)),
+        what="a rescuer looks again",
+    )
     frozen.thaw()
 
 
@@ -96,7 +90,7 @@ def _crash_again_and_again(
     stage: Stage, size: Size, crash: Callable[[Enqueuer], None], *, every: float = EVERY
 ) -> None:
     with load(stage, size, every=every) as (fleets, enqueuer):
-        _interrupt(stage, fleets[0].members[0], lambda: crash(enqueuer))
+        interrupt(stage, fleets[0].members[0], lambda: crash(enqueuer))
         goes_on(stage)
         for _ in range(size.faults - 1):
             crash(enqueuer)
