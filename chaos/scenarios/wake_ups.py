@@ -12,6 +12,7 @@ from chaos.plants import Patch, plant
 from chaos.proxy import Proxy
 from chaos.scenario import Size, scenario
 from chaos.stage import Stage
+from pgqueue.notifications import DEADLINE
 from pgqueue.statements.tables import CHANNEL, SLEEPERS
 from pgqueue.worker.frontiers import LATEST_SWEEP
 
@@ -75,14 +76,14 @@ def listeners_terminated(stage: Stage, size: Size) -> None:
     planted={"waits_for_notifications_only": "not within .* attempt 1 .* starts"},
 )
 def listeners_half_open(stage: Stage, size: Size) -> None:
-    """The network swallows what listening connections say: pick-up takes a poll at the most."""
+    """The network swallows what listening connections say: pick-up takes a poll and a second."""
     with Proxy(stage.url) as proxy:
 
         def hold() -> None:
             held = proxy.hold(after=f"LISTEN {CHANNEL}".encode())
             stage.count("partitions", held)
 
-        _pick_up_in_time(stage, size, hold, url=proxy.url)
+        _pick_up_in_time(stage, size, hold, proxy.pass_on, url=proxy.url, slower_by=DEADLINE)
 
 
 @scenario(
@@ -102,28 +103,30 @@ def _pick_up_in_time(
     stage: Stage,
     size: Size,
     harm: Callable[[], None],
+    relent: Callable[[], None] = lambda: None,
     *,
     url: str | None = None,
     listens: bool = True,
+    slower_by: float = 0.0,
 ) -> None:
-    for mode in MODES:
+    for mode in MODES * size.faults:
         fleet = stage.fleet(mode, 0, poll_interval=POLL, notify=listens)
         fleet.add(url=url)
         fleet.until_registered()
-        for _ in range(size.faults):
-            if listens and not stage.counts["partitions"]:
-                stage.until(lambda: _sleepers(stage), seconds=40, what="the worker listens")
-            harm()
-            for jobs in (1, BURST, 1):
-                _pick_up(stage, jobs)
-        fleet.members.pop().kill()  # one that is cut off would take long to stop
+        if listens:
+            stage.until(lambda: _sleepers(stage), what="the worker listens")
+        harm()
+        for jobs in (1, BURST, 1):
+            _pick_up(stage, jobs, seconds=POLL + slower_by + MARGIN)
+        relent()
+        fleet.stop()
     stage.judge()
 
 
-def _pick_up(stage: Stage, jobs: int) -> None:
+def _pick_up(stage: Stage, jobs: int, *, seconds: float) -> None:
     began = time.monotonic()
     [*ids] = stage.enqueue(call, [(1,)] * jobs)
-    stage.until_started(*ids, seconds=POLL + MARGIN)
+    stage.until_started(*ids, seconds=seconds)
     took = int(1000 * (time.monotonic() - began))
     stage.counts["slowest ms"] = max(stage.counts["slowest ms"], took)
     stage.until_ended()
