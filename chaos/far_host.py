@@ -32,6 +32,9 @@ class FarHost:
         _ip(f"link set {self.name} up")
         _ip(f"-n {self.name} address add {self.far_address}/30 dev cable")
         _ip(f"-n {self.name} link set cable up")
+        # Behind the rule that lets it go deaf.
+        _ip(f"-n {self.name} rule add preference 100 lookup local")
+        _ip(f"-n {self.name} rule delete preference 0")
         return self
 
     def __exit__(
@@ -45,11 +48,13 @@ class FarHost:
         _ip(f"netns delete {self.name}")
 
     def go_dark(self) -> None:
-        """Nothing it sends arrives any more, and nobody is told."""
+        """Nothing it sends arrives any more, nor what it is sent, and nobody is told."""
+        _ip(f"-n {self.name} rule add preference 10 from {self.near_address} blackhole")
         _ip(f"-n {self.name} route add blackhole {self.near_address}/32")
 
     def come_back(self) -> None:
         _ip(f"-n {self.name} route delete blackhole {self.near_address}/32")
+        _ip(f"-n {self.name} rule delete preference 10")
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from sqlalchemy import create_engine
 
 from chaos import plants
 from chaos.chores import queue
-from pgqueue import Worker, maintenance, unit_of_work
+from pgqueue import Worker, maintenance, network, unit_of_work
 
 SPANS = ("poll_interval", "grace")
 NETWORKS = (
-    unit_of_work.NETWORK,
+    network.NETWORK,
     unit_of_work.CLAIMING,
     unit_of_work.STAMPING,
     unit_of_work.HANDLING,

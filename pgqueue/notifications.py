@@ -13,8 +13,9 @@ from psycopg.pq import ExecStatus
 from sqlalchemy import Engine, Select, func, select
 from sqlalchemy.exc import DBAPIError
 
+from pgqueue.network import NETWORK
 from pgqueue.statements.tables import CHANNEL, SLEEPERS, notify
-from pgqueue.unit_of_work import NETWORK, driver_connection, own_connection
+from pgqueue.unit_of_work import driver_connection, own_connection
 
 logger = logging.getLogger(__name__)
 

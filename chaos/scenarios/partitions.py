@@ -17,7 +17,7 @@ from chaos.proxy import Proxy
 from chaos.scenario import Server, Size, scenario
 from chaos.stage import Stage
 from pgqueue import JobContext, maintenance
-from pgqueue.unit_of_work import NETWORK
+from pgqueue.network import NETWORK
 
 HASTY = {
     "tcp_user_timeout": "1000",
@@ -93,6 +93,14 @@ def dead_hosts_are_waited_for(patch: Patch) -> None:
         configured(connection, {k: v for k, v in settings.items() if k not in NETWORK})
 
     configured = patch.set(unit_of_work, "configure", configure)
+
+
+@plant
+def servers_are_waited_for(patch: Patch) -> None:
+    """Connections are opened without telling this machine how soon to give a silent server up."""
+    from pgqueue import unit_of_work
+
+    patch.set(unit_of_work, "notice_loss_of_server", lambda fileno, settings: None)
 
 
 @scenario(
@@ -216,3 +224,42 @@ def _come_back(stage: Stage, host: FarHost, fleet: Fleet, far: Member) -> None:
 
 def _network(size: Size) -> dict[str, Any]:
     return {**NETWORK, **(HASTY if size == SHORT else {})}
+
+
+@scenario(
+    promises="P1 P4",
+    research="T3",
+    full=FULL,
+    short=SHORT,
+    planted={"servers_are_waited_for": "not within .* attempt 1 .* starts"},
+    server=Server.OWN,
+    programs=("linux", "root", "ip"),
+)
+def dark_host_that_waits_for_an_answer(stage: Stage, size: Size) -> None:
+    """The answer to a claim is lost for ever with its connection: the worker claims again."""
+    network = _network(size)
+    seconds = int(network["tcp_keepalives_idle"]) + 3 * int(network["tcp_keepalives_interval"]) + 5
+    with FarHost() as host, reachable(stage, host) as url:
+        fleet = stage.fleet("lease", 0, network=network, slow_grace=size.seconds)
+        options = {"mode": "lease", **fleet.options}
+        far = fleet.take(Program(stage, stage.next_name(), url, options, before=host.enter))
+        far.was_harmed = True
+        fleet.until_registered()
+        with stage.engine.connect() as connection:
+            connection.execute(text("LOCK TABLE pgqueue.message_queue IN ACCESS EXCLUSIVE MODE"))
+            stage.until(lambda: stage.scalar(WAITING), what="its claim waits")
+            host.go_dark()
+            stage.count("partitions")
+            stage.until(lambda: not stage.scalar(OF_FAR), what="the server has ended all of it")
+            connection.rollback()
+        host.come_back()
+        jobs = stage.enqueue(linger, [("back",)])
+        stage.open(gate_of("back", 1, far.name))
+        stage.until_started(*jobs, seconds=seconds)
+        stage.until_ended()
+        fleet.stop()
+        stage.judge()
+
+
+OF_FAR = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'w%'"
+WAITING = f"{OF_FAR} AND wait_event_type = 'Lock'"

@@ -15,10 +15,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import async_session, execution
 from pgqueue.execution import CancelWins, Stale, Verdict
+from pgqueue.network import NETWORK
 from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
-    NETWORK,
     backend_pid,
     close_if_changed,
     joined_session,
