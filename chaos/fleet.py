@@ -153,7 +153,7 @@ class Fleet:
     def __init__(self, stage: Stage, mode: str, count: int, **options: Any) -> None:
         self._stage = stage
         self._mode = mode
-        self._options = {"concurrency": 4, "poll_interval": 0.2, "grace": 10, **options}
+        self.options = {"concurrency": 4, "poll_interval": 0.2, "grace": 10, **options}
         self.members: list[Member] = []
         for _ in range(count):
             self.add()
@@ -164,7 +164,7 @@ class Fleet:
             self._stage,
             self._stage.next_name(),
             url or self._stage.url,
-            {"mode": self._mode, **self._options, **options},
+            {"mode": self._mode, **self.options, **options},
         )
         return self.take(member)
 

@@ -82,6 +82,13 @@ class Stage:
         assert self._server is not None, "say server=Server.OWN"
         return self._server
 
+    def lead_to(self, url: str) -> None:
+        """Go on with another server, which has taken over from the first."""
+        self.url = url
+        self.engine.dispose()
+        self.engine = create_engine(url, poolclass=NullPool)
+        self.queue.bind(self.engine)
+
     def next_name(self) -> str:
         self.counts["workers"] += 1
         return f"w{self.counts['workers']}"

@@ -17,9 +17,16 @@ from sqlalchemy import create_engine
 
 from chaos import plants
 from chaos.chores import queue
-from pgqueue import Worker, maintenance
+from pgqueue import Worker, maintenance, network, unit_of_work
 
 SPANS = ("poll_interval", "grace")
+NETWORKS = (
+    network.NETWORK,
+    unit_of_work.CLAIMING,
+    unit_of_work.STAMPING,
+    unit_of_work.HANDLING,
+    unit_of_work.UPKEEP,
+)
 
 
 def run(environment: Mapping[str, str], log: Path, options: dict[str, Any]) -> None:
@@ -46,6 +53,11 @@ def _work(options: dict[str, Any]) -> None:
         importlib.import_module(name)
     if (grace := options.pop("slow_grace", None)) is not None:
         maintenance.SLOW_GRACE = timedelta(seconds=grace)
+    if (grace := options.pop("fast_grace", None)) is not None:
+        maintenance.FAST_GRACE = timedelta(seconds=grace)
+    for settings in NETWORKS:  # milliseconds and seconds, as they would be sent to the server
+        settings.update(options.get("network", {}))
+    options.pop("network", None)
     queue.notify = options.pop("notify", True)
     queue.bind(create_engine(os.environ["CHAOS_URL"], **options.pop("engine", {})))
     for name in SPANS:

@@ -9,17 +9,29 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
-from sqlalchemy import Engine, func, select
+from psycopg.pq import ExecStatus
+from sqlalchemy import Engine, Select, func, select
 from sqlalchemy.exc import DBAPIError
 
+from pgqueue.network import NETWORK
 from pgqueue.statements.tables import CHANNEL, SLEEPERS, notify
-from pgqueue.unit_of_work import NETWORK, driver_connection, own_connection
+from pgqueue.unit_of_work import driver_connection, own_connection
 
 logger = logging.getLogger(__name__)
 
 TEST_EVERY = 30.0
-TEST_DEADLINE = 2.0
+DEADLINE = 1.0
+"""Seconds for an answer: the same thread claims, and must not wait for a dead connection."""
 LATER = 30.0
+
+
+def _in_words(statement: Select[Any]) -> str:
+    return str(statement.compile(compile_kwargs={"literal_binds": True}))
+
+
+LOCK = _in_words(select(func.pg_advisory_lock_shared(SLEEPERS)))
+UNLOCK = _in_words(select(func.pg_advisory_unlock_shared(SLEEPERS)))
+TEST = _in_words(select(notify("test")))
 
 
 class Listener:
@@ -37,6 +49,8 @@ class Listener:
         self._is_armed = False
         self._retry_at = 0.0
         self._heard_at = time.monotonic()
+        self._kept: set[str] = set()
+        """Words that came together with an answer."""
         self._inbox, self._doorbell = socket.socketpair()
         self._inbox.setblocking(False)
         self._doorbell.setblocking(False)
@@ -61,7 +75,7 @@ class Listener:
         if self._is_armed or not self._is_connected():
             return False
         with self._surviving():
-            self._connection.execute(select(func.pg_advisory_lock_shared(SLEEPERS)))
+            self._ask(LOCK)
             self._is_armed = True
         return self._is_armed
 
@@ -71,15 +85,17 @@ class Listener:
             return
         self._is_armed = False
         with self._surviving():
-            self._connection.execute(select(func.pg_advisory_unlock_shared(SLEEPERS)))
+            self._ask(UNLOCK)
 
     def wait(self, seconds: float) -> set[str]:
         """Wait for a word, a poke or the end of the time; returns the words heard."""
+        if self._kept:
+            return self._taken()
         readable: list[Any] = [self._inbox]
         if self._is_connected():
             readable.append(driver_connection(self._connection))
         try:
-            ready = _ready(readable, max(seconds, 0.0))
+            ready = _ready(readable, seconds)
         except (OSError, ValueError, psycopg.Error):
             self._disconnect()  # the server has closed the connection under us
             return set()
@@ -103,15 +119,32 @@ class Listener:
         if self._connection is None or time.monotonic() - self._heard_at < TEST_EVERY:
             return
         with self._surviving():
-            self._connection.execute(select(notify("test")))
-            notes = driver_connection(self._connection).notifies(
-                timeout=TEST_DEADLINE, stop_after=1
-            )
-            if any(notes):
+            self._ask(TEST)
+            notes = driver_connection(self._connection).notifies(timeout=DEADLINE, stop_after=1)
+            if self._kept or any(notes):
                 self._heard_at = time.monotonic()
                 return
             logger.warning("notifications do not arrive (is there a pooler?): polling instead")
             self._disconnect()
+
+    def _ask(self, statement: str) -> None:
+        """Run a statement; a connection that does not answer in time is given up.
+
+        Over a half-open connection neither an answer nor an error ever comes, and the driver
+        would wait for ever.
+        """
+        server = driver_connection(self._connection).pgconn
+        server.send_query(statement.encode())
+        deadline = time.monotonic() + DEADLINE
+        while not _has_answered(server):
+            if not _ready([server.socket], deadline - time.monotonic()):
+                raise psycopg.OperationalError(f"no answer for {DEADLINE:g} s")
+        while (note := server.notifies()) is not None:
+            self._kept.add(note.extra.decode(errors="replace"))
+
+    def _taken(self) -> set[str]:
+        words, self._kept = self._kept, set()
+        return words
 
     def _is_connected(self) -> bool:
         if self._connection is not None:
@@ -120,7 +153,7 @@ class Listener:
             return False
         with self._surviving():
             self._connection = self._resources.enter_context(own_connection(self._engine, NETWORK))
-            self._connection.exec_driver_sql(f"LISTEN {CHANNEL}")
+            self._ask(f"LISTEN {CHANNEL}")
             self._heard_at = time.monotonic()
         return self._connection is not None
 
@@ -134,7 +167,10 @@ class Listener:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        self._connection, self._is_armed = None, False
+        connection, self._connection, self._is_armed = self._connection, None, False
+        if connection is not None and not connection.closed and not connection.invalidated:
+            driver_connection(connection).close()
+            connection.invalidate()  # or it would be asked to roll back, and may not answer
         self._retry_at = time.monotonic() + LATER
         try:
             self._resources.close()
@@ -148,9 +184,22 @@ class Listener:
             return
 
 
+def _has_answered(server: Any) -> bool:
+    """Whether the statement that was sent has ended; reads what has come so far."""
+    server.flush()
+    server.consume_input()
+    while not server.is_busy():
+        result = server.get_result()
+        if result is None:
+            return True
+        if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+            raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
+    return False
+
+
 def _ready(readable: list[Any], seconds: float) -> list[Any]:
     """Like ``select.select``, which cannot take a file number over 1023."""
     with selectors.DefaultSelector() as selector:
         for file in readable:
             selector.register(file, selectors.EVENT_READ)
-        return [key.fileobj for key, _ in selector.select(seconds)]
+        return [key.fileobj for key, _ in selector.select(max(seconds, 0.0))]

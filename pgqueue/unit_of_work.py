@@ -16,6 +16,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from pgqueue.joining import may_notify, refuse_autocommit
 from pgqueue.models import Job, JobStatus
+from pgqueue.network import NETWORK, notice_loss_of_server
 from pgqueue.repository import Jobs, raising_duplicate
 
 logger = logging.getLogger(__name__)
@@ -25,17 +26,6 @@ DRIVER = "postgresql+psycopg"
 PLANNER = ("enable_sort", "enable_bitmapscan", "enable_seqscan")
 """Off where claims are planned: a plan cached while a table was small would sort or scan it
 when it is large.  The statements reach every row by a key and need none of the three."""
-
-NETWORK = {
-    "client_connection_check_interval": "1000",
-    "tcp_user_timeout": "10000",
-    "tcp_keepalives_idle": "10",
-    "tcp_keepalives_interval": "5",
-    "tcp_keepalives_count": "3",
-}
-"""Milliseconds and seconds.  With these the server notices a dead client in seconds, also in the
-middle of a statement or behind a cut cable, and gives its locks back; the defaults take hours.
-https://www.postgresql.org/docs/current/runtime-config-connection.html"""
 
 CLAIMING = {
     **dict.fromkeys(PLANNER, "off"),
@@ -172,6 +162,7 @@ def own_connection(
 
 def configure(connection: Connection, settings: Mapping[str, str]) -> None:
     """Set what the server lets us set; what it does not know, it does without."""
+    notice_loss_of_server(driver_connection(connection).fileno(), settings)
     for name, value in settings.items():
         try:
             connection.exec_driver_sql("SELECT set_config(%s, %s, false)", (name, value))
@@ -181,6 +172,21 @@ def configure(connection: Connection, settings: Mapping[str, str]) -> None:
                 raise
             connection.rollback()
             logger.info("the server does not accept %s = %s: %s", name, value, error.orig)
+
+
+def let_server_notice_loss(connection: Connection) -> None:
+    """Give a connection of the application's pool, once, the settings of NETWORK.
+
+    Or the rows that a handler has locked would stay locked for hours when its host vanishes,
+    while its job, rescued long since, waits for them on another.
+    """
+    if NOTICES_LOSS not in connection.info:
+        configure(connection, NETWORK)
+        connection.info.pop(CHANGED, None)  # not by the handler, and fit for whoever is next
+        connection.info[NOTICES_LOSS] = True
+
+
+NOTICES_LOSS = "pgqueue.notices_loss"
 
 
 def plan_freely(connection: Connection) -> str:

@@ -3,9 +3,10 @@
 On connections of its own: those of the pool may all be held by threads that do not come back.
 """
 
+from pgqueue.network import NETWORK
 from pgqueue.outcomes import Outcome
 from pgqueue.repository import Attempts, Fleet
-from pgqueue.unit_of_work import NETWORK, own_connection
+from pgqueue.unit_of_work import own_connection
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.workbench import WORDS
 

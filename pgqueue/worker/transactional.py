@@ -15,13 +15,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import async_session, execution
 from pgqueue.execution import CancelWins, Stale, Verdict
+from pgqueue.network import NETWORK
 from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
-    NETWORK,
     backend_pid,
     close_if_changed,
     joined_session,
+    let_server_notice_loss,
     own_connection,
 )
 from pgqueue.worker.crew import Crew, Run
@@ -48,6 +49,7 @@ def run_in_transaction(crew: Crew, run: Run) -> Outcome | None:
     try:
         with crew.engine.connect() as connection:
             connection.execution_options(isolation_level="READ COMMITTED")
+            let_server_notice_loss(connection)
             pid = backend_pid(connection)
             try:
                 return _run_on(crew, run, connection, pid)
@@ -65,6 +67,7 @@ async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
     try:
         async with crew.loop.engine.connect() as connection:
             await connection.execution_options(isolation_level="READ COMMITTED")
+            await connection.run_sync(let_server_notice_loss)
             pid = await connection.run_sync(backend_pid)
             try:
                 return await _run_async_on(crew, run, connection, pid)

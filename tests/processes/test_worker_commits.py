@@ -5,8 +5,9 @@ from typing import Any
 
 import chores
 import pytest
-from tcp_proxy import Proxy
 from worker_rig import MODES, Rig
+
+from chaos.proxy import Proxy
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -68,7 +69,7 @@ def test_claims_and_settles_whose_answers_are_lost_lose_no_job(
             session.commit()
 
         for answers in range(6):
-            proxy.cut_answer(after=b"message_queue" if answers % 2 else b"leases")
+            proxy.cut(at=b"message_queue" if answers % 2 else b"leases", forwarding=True)
             rig.until(lambda: proxy.is_idle or rig.unfinished() == 0)
             with rig.session() as session:
                 chores.quick.enqueue_many(session, [()] * 50)

@@ -8,6 +8,7 @@ from threading import Event, Thread
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 from worker_rig import MODES
 
 from pgqueue import Job, JobStatus, PgQueue
@@ -73,3 +74,31 @@ def test_an_async_handler_connects_as_the_engine_of_the_application_does(
         assert session.get_one(Job, job_id).result == arguments["application_name"]
         assert asyncio.run(who_am_i()) == arguments["application_name"]
     engine.dispose()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_server_soon_notices_when_the_host_of_a_transactional_handler_vanishes(
+    engine: Engine, mode: str, is_async: bool
+) -> None:
+    """A partition shows the rest, with root's help: chaos/scenarios/partitions.py."""
+    queue = PgQueue(engine)
+    backend = text("SELECT pg_backend_pid()")
+    interval = text("SHOW client_connection_check_interval")
+    found: set[tuple[int | None, str | None]] = set()
+
+    @queue.task
+    def look(session: Session) -> None:
+        found.add((session.scalar(backend), session.scalar(interval)))
+
+    @queue.task
+    async def look_async(session: AsyncSession) -> None:
+        found.add((await session.scalar(backend), await session.scalar(interval)))
+
+    task = look_async if is_async else look
+    for _ in range(2):
+        task.delay()
+    worker = Worker(queue, mode=mode, concurrency=1)
+    assert worker.run_until_empty(timeout=PATIENCE)["succeeded"] == 2
+
+    assert [shown for _, shown in found] == ["1s"], "one connection, used again"

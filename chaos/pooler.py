@@ -1,0 +1,74 @@
+"""PgBouncer in front of the stage's own server, in transaction pooling."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+from sqlalchemy import make_url
+
+from chaos.stage import Stage
+from pgqueue.embedded.account import environment, server_account
+
+SETTINGS = """
+[databases]
+* = host={server} port=5432 user=postgres
+
+[pgbouncer]
+pool_mode = transaction
+server_reset_query = DISCARD ALL
+server_reset_query_always = 1
+auth_type = any
+listen_addr =
+listen_port = 6432
+unix_socket_dir = {folder}
+max_client_conn = 1000
+default_pool_size = 40
+ignore_startup_parameters = extra_float_digits,options
+"""
+
+
+class Pooler:
+    """Runs as the account that runs the server, because it refuses root."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._folder = stage.directory / "pooler"
+        self.url = f"postgresql+psycopg://postgres@/postgres?host={quote(str(self._folder))}"
+        self.url += "&port=6432"
+
+    def __enter__(self) -> Self:
+        account = server_account()
+        self._folder.mkdir()
+        account.give(self._folder)
+        server = make_url(self._stage.url).query["host"]
+        file = self._folder / "pgbouncer.ini"
+        file.write_text(SETTINGS.format(server=server, folder=self._folder))
+        account.give(file)
+        self._process = subprocess.Popen(
+            ["pgbouncer", "--quiet", str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=(self._folder / "log").open("wb"),
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            env={**environment(), "PATH": "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"},
+            **account.process_options,
+        )
+        self._stage.until(self._is_ready, what="PgBouncer listens")
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def _is_ready(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self._folder / ".s.PGSQL.6432")) == 0

@@ -1,0 +1,265 @@
+"""A worker is cut off from the database, and neither of them is told."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from chaos.chores import AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue, worker_name
+from chaos.far_host import FarHost, reachable
+from chaos.fleet import Fleet, Member, Program
+from chaos.history import END, START
+from chaos.plants import Patch, plant
+from chaos.proxy import Proxy
+from chaos.scenario import Server, Size, scenario
+from chaos.stage import Stage
+from pgqueue import JobContext, maintenance
+from pgqueue.network import NETWORK
+
+HASTY = {
+    "tcp_user_timeout": "1000",
+    "tcp_keepalives_idle": "1",
+    "tcp_keepalives_interval": "1",
+}
+PURSE = text("UPDATE purse SET spent = spent + 1")
+
+
+@queue.task(retry=AT_ONCE)
+def linger(ctx: JobContext, gate: str) -> int:
+    """Ends when the gate of this attempt on this worker opens."""
+    note(START, ctx)
+    _wait_at(gate, ctx)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE)
+def pay_and_linger(session: Session, ctx: JobContext, gate: str) -> int:
+    session.execute(EFFECT, effect(ctx))
+    note(START, ctx)
+    _wait_at(gate, ctx)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE)
+def pay_from_one_purse(session: Session, ctx: JobContext, gate: str) -> int:
+    """Holds a row that its next attempt needs as well."""
+    note(START, ctx)
+    session.execute(PURSE)
+    session.execute(EFFECT, effect(ctx))
+    note(END, ctx)
+    _wait_at(gate, ctx)
+    return ctx.attempt
+
+
+def _wait_at(gate: str, ctx: JobContext) -> None:
+    while not is_open(gate_of(gate, ctx.attempt, worker_name())):
+        time.sleep(LOOK_EVERY)
+
+
+def gate_of(gate: str, attempt: int, worker: str) -> str:
+    return f"{gate}-{attempt}-{worker}"
+
+
+@plant
+def settles_by_job_alone(patch: Patch) -> None:
+    """A settle takes whatever lease the job has now, be it another worker's."""
+    from pgqueue.repository import Attempts
+
+    current = text("SELECT message_id, attempt, worker_id FROM pgqueue.leases WHERE target_id = :j")
+
+    def settle(self, settlements, *, held=False):  # type: ignore[no-untyped-def]
+        settled = []
+        for claimed, outcome in settlements:
+            for lease in self._executor.execute(current, {"j": claimed.job_id}).all():
+                theirs = claimed._replace(message_id=lease[0], attempt=lease[1])
+                owner = Attempts(self._executor, lease[2])
+                settled += fenced(owner, [(theirs, outcome)], held=held)
+        return settled
+
+    fenced = patch.set(Attempts, "settle", settle)
+
+
+@plant
+def dead_hosts_are_waited_for(patch: Patch) -> None:
+    """Connections are opened without telling the server how soon to give a silent client up."""
+    from pgqueue import unit_of_work
+
+    def configure(connection, settings):  # type: ignore[no-untyped-def]
+        configured(connection, {k: v for k, v in settings.items() if k not in NETWORK})
+
+    configured = patch.set(unit_of_work, "configure", configure)
+
+
+@plant
+def servers_are_waited_for(patch: Patch) -> None:
+    """Connections are opened without telling this machine how soon to give a silent server up."""
+    from pgqueue import unit_of_work
+
+    patch.set(unit_of_work, "notice_loss_of_server", lambda fileno, settings: None)
+
+
+@scenario(
+    promises="P1 P3 P4",
+    research="T3 T4",
+    full=Size(jobs=24, workers=3, faults=4, seconds=3),
+    short=Size(jobs=4, workers=1, faults=1, seconds=1.2),
+    planted={"settles_by_job_alone": "a late result was accepted"},
+)
+def half_open_in_lease_mode(stage: Stage, size: Size) -> None:
+    """A worker's network swallows all: others rescue its jobs, its late results are refused."""
+    with Proxy(stage.url) as proxy:
+        alone = stage.fleet("lease", 0, slow_grace=size.seconds, concurrency=2 * size.jobs)
+        far = alone.add(url=proxy.url)
+        far.was_harmed = True
+        for number in range(size.faults):
+            _cut_off(stage, alone, far, proxy, size, gate=f"round{number}")
+        alone.stop()
+    stage.judge()
+
+
+def _cut_off(
+    stage: Stage, alone: Fleet, far: Member, proxy: Proxy, size: Size, *, gate: str
+) -> None:
+    jobs = stage.enqueue(linger, [(gate,)] * size.jobs)
+    stage.until_started(*jobs, *stage.enqueue(pay_and_linger, [(gate,)] * size.jobs))
+    rescuers = stage.fleet("lease", size.workers, **alone.options)
+    rescuers.until_registered()
+    proxy.hold()
+    stage.count("partitions")
+    stage.open(gate_of(gate, 1, far.name))
+    stage.until_started(*jobs, attempt=2, seconds=size.seconds + 5)
+    proxy.pass_on()
+    ended = f"SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NOT NULL AND id >= {jobs[0]}"
+    stage.until(lambda: _refused(far, jobs) or stage.scalar(ended), what="its late results come in")
+    stage.expect(stage.scalar(ended) == 0, f"a late result was accepted: one of jobs {jobs}")
+    for rescuer in rescuers.members:
+        stage.open(gate_of(gate, 2, rescuer.name))
+    stage.until_ended()
+    alone.until_registered()  # under a new name
+    rescuers.stop()
+
+
+def _refused(member: Member, jobs: list[int]) -> bool:
+    log = member.log.read_text(errors="replace")
+    return all(f"job {job}: its result is not kept" in log for job in jobs)
+
+
+FULL = Size(workers=2, seconds=maintenance.SLOW_GRACE.total_seconds())
+SHORT = Size(workers=1, seconds=1.5)
+
+
+@scenario(
+    promises="P1 P2 P4",
+    research="T3",
+    full=FULL,
+    short=SHORT,
+    planted={"dead_hosts_are_waited_for": "not within .* attempt 2 .* starts"},
+    server=Server.OWN,
+    programs=("linux", "root", "ip"),
+)
+def dark_host_in_transaction_mode(stage: Stage, size: Size) -> None:
+    """A host goes dark inside a transaction: the server ends it, and its job starts elsewhere."""
+    network = _network(size)
+    idle, interval = (int(network[f"tcp_keepalives_{name}"]) for name in ("idle", "interval"))
+    # The first probe is not answered; with the next, tcp_user_timeout is over.
+    _go_dark(stage, size, "transaction", seconds=idle + interval + 2)
+
+
+@scenario(
+    promises="P1 P2 P3 P4",
+    research="T3",
+    full=FULL,
+    short=SHORT,
+    planted={"dead_hosts_are_waited_for": "not within .* all jobs end"},
+    server=Server.OWN,
+    programs=("linux", "root", "ip"),
+)
+def dark_host_in_lease_mode(stage: Stage, size: Size) -> None:
+    """The same in lease mode: others rescue its job, which needs a row its host has locked."""
+    _go_dark(stage, size, "lease", seconds=size.seconds + 5)
+
+
+def _go_dark(stage: Stage, size: Size, mode: str, *, seconds: float) -> None:
+    with FarHost() as host, reachable(stage, host) as url:
+        stage.execute("CREATE TABLE purse AS SELECT 0 AS spent")
+        fleet = stage.fleet(mode, 0, slow_grace=size.seconds, network=_network(size))
+        options = {"mode": mode, **fleet.options}
+        far = Program(stage, stage.next_name(), url, options, before=host.enter)
+        fleet.take(far).was_harmed = True
+        [job] = stage.enqueue(pay_from_one_purse, [("dark",)])
+        stage.until(lambda: stage.history(END), what="it holds the purse")
+        for _ in range(size.workers):
+            near = fleet.add()
+            stage.open(gate_of("dark", 2, near.name))
+        fleet.until_registered()
+
+        host.go_dark()
+        began = time.monotonic()
+        stage.count("partitions")
+        stage.until_started(job, attempt=2, seconds=seconds)
+        stage.until_ended(seconds=max(began + seconds - time.monotonic(), 2))
+
+        dead = "SELECT count(*) FROM pgqueue.workers WHERE dead_at IS NOT NULL AND pid != :pid"
+        stage.expect(stage.scalar(dead, pid=far.pid) == 0, "another was declared dead")
+        _come_back(stage, host, fleet, far)
+
+
+def _come_back(stage: Stage, host: FarHost, fleet: Fleet, far: Member) -> None:
+    host.come_back()
+    stage.open(gate_of("dark", 1, far.name))
+    fleet.until_registered()
+    stage.enqueue(linger, [("back",)])
+    for member in fleet.members:
+        stage.open(gate_of("back", 1, member.name))
+    stage.until_ended()
+    fleet.stop()
+    stage.expect(stage.scalar("SELECT spent FROM purse") == 1, "the purse was paid from twice")
+    stage.judge()
+
+
+def _network(size: Size) -> dict[str, Any]:
+    return {**NETWORK, **(HASTY if size == SHORT else {})}
+
+
+@scenario(
+    promises="P1 P4",
+    research="T3",
+    full=FULL,
+    short=SHORT,
+    planted={"servers_are_waited_for": "not within .* attempt 1 .* starts"},
+    server=Server.OWN,
+    programs=("linux", "root", "ip"),
+)
+def dark_host_that_waits_for_an_answer(stage: Stage, size: Size) -> None:
+    """The answer to a claim is lost for ever with its connection: the worker claims again."""
+    network = _network(size)
+    seconds = int(network["tcp_keepalives_idle"]) + 3 * int(network["tcp_keepalives_interval"]) + 5
+    with FarHost() as host, reachable(stage, host) as url:
+        fleet = stage.fleet("lease", 0, network=network, slow_grace=size.seconds)
+        options = {"mode": "lease", **fleet.options}
+        far = fleet.take(Program(stage, stage.next_name(), url, options, before=host.enter))
+        far.was_harmed = True
+        fleet.until_registered()
+        with stage.engine.connect() as connection:
+            connection.execute(text("LOCK TABLE pgqueue.message_queue IN ACCESS EXCLUSIVE MODE"))
+            stage.until(lambda: stage.scalar(WAITING), what="its claim waits")
+            host.go_dark()
+            stage.count("partitions")
+            stage.until(lambda: not stage.scalar(OF_FAR), what="the server has ended all of it")
+            connection.rollback()
+        host.come_back()
+        jobs = stage.enqueue(linger, [("back",)])
+        stage.open(gate_of("back", 1, far.name))
+        stage.until_started(*jobs, seconds=seconds)
+        stage.until_ended()
+        fleet.stop()
+        stage.judge()
+
+
+OF_FAR = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'w%'"
+WAITING = f"{OF_FAR} AND wait_event_type = 'Lock'"

@@ -1,0 +1,70 @@
+"""The server has no room left, or another takes over from it."""
+
+from __future__ import annotations
+
+import time
+
+from chaos.proxy import Proxy
+from chaos.scenario import Server, Size, scenario
+from chaos.scenarios.server_faults import interrupt
+from chaos.servers import hot_standby, small_disk
+from chaos.stage import Stage
+from chaos.under_load import call_slowly, ends_of_logs, goes_on, load, said_briefly, until_all_say
+
+
+@scenario(
+    promises="P1 P2 P5",
+    research="T18",
+    full=Size(jobs=1000, workers=2, faults=3, seconds=3),
+    short=Size(jobs=300, workers=1, faults=1, seconds=0.3),
+    planted={"loops_end_with_their_connection": "has ended by itself"},
+    server=Server.OWN,
+    programs=("linux", "root", "mount"),
+)
+def disk_full(stage: Stage, size: Size) -> None:
+    """The disk is full for a while: workers wait, say so, and go on when there is room."""
+    with small_disk(stage) as disk, load(stage, size):
+        for _ in range(size.faults):
+            # Settled meanwhile, their rows need room; enqueuers are refused.
+            stage.enqueue(call_slowly.options(max_attempts=1000), [()] * size.jobs)
+            since = ends_of_logs(stage)
+            disk.fill()
+            until_all_say(stage, "No space left on device", since=since)
+            time.sleep(size.seconds)  # the outage
+            disk.free()
+            stage.count("outages")
+            goes_on(stage)
+        said_briefly(stage, size.faults)
+
+
+@scenario(
+    promises="P1 P2 P5",
+    research="T18",
+    full=Size(workers=3, faults=1),
+    short=Size(workers=1, faults=1),
+    planted={
+        "commits_are_acknowledged_early": "F1: .* acknowledged jobs are gone",
+        "witness_outlives_its_connection": "declared dead, and all were well",
+    },
+    server=Server.OWN,
+)
+def promotion_of_a_standby(stage: Stage, size: Size) -> None:
+    """A synchronous standby takes over: nothing acknowledged is lost, nobody taken for dead."""
+    with (
+        hot_standby(stage) as standby,
+        Proxy(stage.url) as proxy,
+        load(stage, size, url=proxy.url, every=0.005) as (fleets, enqueuer),
+    ):
+
+        def take_over() -> None:
+            enqueuer.until_acknowledged()
+            stage.server.crash()
+            stage.count("server crashes")
+            standby.promote()
+            proxy.lead_to(standby.url)
+            stage.lead_to(standby.url)
+
+        interrupt(stage, fleets[0].members[0], take_over)
+        stage.count("promotions")
+        goes_on(stage)
+        said_briefly(stage, size.faults)

@@ -1,0 +1,197 @@
+"""The server crashes, refuses to write, or is another one: workers wait and go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import text
+
+from chaos.enqueuer import EVERY, Enqueuer
+from chaos.fleet import Member
+from chaos.plants import Patch, plant
+from chaos.scenario import Server, Size, scenario
+from chaos.stage import Stage
+from chaos.under_load import (
+    PATIENT,
+    all_run,
+    ends_of_logs,
+    goes_on,
+    load,
+    logs_since,
+    said_briefly,
+    until_all_say,
+)
+
+
+@plant
+def commits_are_acknowledged_early(patch: Patch) -> None:
+    """An enqueue does not wait until its COMMIT is on disk, or on the standby."""
+    from pgqueue.repository import Jobs
+
+    def enqueue_chunk(self, new, *, documents):  # type: ignore[no-untyped-def]
+        self._executor.execute(text("SET LOCAL synchronous_commit = off"))
+        return durably(self, new, documents=documents)
+
+    durably = patch.set(Jobs, "enqueue_chunk", enqueue_chunk)
+
+
+@plant
+def witness_outlives_its_connection(patch: Patch) -> None:
+    """A rescuer goes on to count, on a new connection, the time it has not seen."""
+    from pgqueue.worker import upkeep
+
+    kept: list[Any] = []
+
+    def witness():  # type: ignore[no-untyped-def]
+        kept[:] = kept or [first()]
+        return kept[0]
+
+    first = patch.set(upkeep, "Witness", witness)
+
+
+@plant
+def loops_end_with_their_connection(patch: Patch) -> None:
+    """A loop whose database fails it does not open another connection."""
+    from pgqueue.worker import line
+
+    patch.set(line, "BROKEN", ())
+
+
+@plant
+def loops_survive_only_lost_connections(patch: Patch) -> None:
+    """A loop waits for a server that is away, and not for one that refuses."""
+    from sqlalchemy.exc import OperationalError
+
+    from pgqueue.worker import line
+
+    patch.set(line, "BROKEN", (OperationalError,))
+
+
+def interrupt(stage: Stage, frozen: Member, interruption: Callable[[], None]) -> None:
+    """Do it while one worker stands still, which beats again as soon as another has looked."""
+    still_since = time.monotonic()
+    frozen.freeze()
+    stage.count("freezes")
+    stage.until(lambda: time.monotonic() - still_since > PATIENT + 0.2, what="its last beat is old")
+    since = ends_of_logs(stage)
+    interruption()
+    stage.until(
+        lambda: any("upkeep: the database answers again" in log for log in logs_since(since)),
+        what="a rescuer looks again",
+    )
+    frozen.thaw()
+
+
+def _crash_again_and_again(
+    stage: Stage, size: Size, crash: Callable[[Enqueuer], None], *, every: float = EVERY
+) -> None:
+    with load(stage, size, every=every) as (fleets, enqueuer):
+        interrupt(stage, fleets[0].members[0], lambda: crash(enqueuer))
+        goes_on(stage)
+        for _ in range(size.faults - 1):
+            crash(enqueuer)
+            goes_on(stage)
+        stage.count("server crashes", size.faults)
+        said_briefly(stage, size.faults)
+
+
+@scenario(
+    promises="P1 P2 P5",
+    research="T18",
+    full=Size(workers=2, faults=10),
+    short=Size(workers=1, faults=3),
+    planted={
+        "commits_are_acknowledged_early": "F1: .* acknowledged jobs are gone",
+        "witness_outlives_its_connection": "declared dead, and all were well",
+    },
+    server=Server.OWN,
+    alone=True,
+)
+def crashes_of_the_server(stage: Stage, size: Size) -> None:
+    """The server crashes under load: nothing acknowledged is lost, and nobody taken for dead."""
+
+    def crash(enqueuer: Enqueuer) -> None:
+        enqueuer.until_acknowledged()
+        stage.server.crash()
+        stage.server.start()
+
+    _crash_again_and_again(stage, size, crash, every=0.005)
+
+
+@scenario(
+    promises="P1 P2 P5",
+    research="T18",
+    full=Size(workers=2, faults=10),
+    short=Size(workers=1, faults=2),
+    planted={"witness_outlives_its_connection": "declared dead, and all were well"},
+    server=Server.OWN,
+    programs=("linux",),
+    alone=True,
+)
+def crashes_of_a_backend(stage: Stage, size: Size) -> None:
+    """One process of the server is killed, and it resets all: workers go on within 5 seconds."""
+
+    def crash(_enqueuer: Enqueuer) -> None:
+        named = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'w%' ORDER BY pid"
+        os.kill(stage.dice.choice(stage.rows(named))[0], signal.SIGKILL)
+        stage.until(lambda: stage.scalar("SELECT 1"), what="the server is back")
+
+    _crash_again_and_again(stage, size, crash)
+
+
+@scenario(
+    promises="P1 P2 P5",
+    research="T18",
+    full=Size(workers=3, faults=200, seconds=0.05),
+    short=Size(workers=1, faults=20, seconds=0.05),
+    planted={"loops_end_with_their_connection": "has ended by itself"},
+)
+def storms_of_terminated_connections(stage: Stage, size: Size) -> None:
+    """Connections are terminated at random, twenty a second: workers open others and go on."""
+    end_one = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name LIKE 'w%' ORDER BY random() LIMIT 1"
+    )
+    with load(stage, size) as (fleets, _):
+        for _ in range(size.faults):
+            stage.scalar(end_one)
+            stage.count("terminated connections")
+            time.sleep(size.seconds)  # the pace of the storm
+            for fleet in fleets:
+                all_run(stage, fleet.members)
+        goes_on(stage)
+
+
+@scenario(
+    promises="P1 P2 P5",
+    research="T18",
+    full=Size(workers=2, faults=3, seconds=3),
+    short=Size(workers=1, faults=1, seconds=0.5),
+    planted={"loops_survive_only_lost_connections": "has ended by itself"},
+)
+def read_only_for_a_while(stage: Stage, size: Size) -> None:
+    """The database refuses to write for a while: workers wait, say so, and go on."""
+    name = stage.scalar("SELECT current_database()")
+    end_all = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid != pg_backend_pid()"
+    )
+    with load(stage, size):
+        for _ in range(size.faults):
+            since = ends_of_logs(stage)
+            stage.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+            stage.rows(end_all)
+            until_all_say(stage, "read-only", since=since)
+            time.sleep(size.seconds)  # the outage
+            with stage.engine.connect() as connection:
+                connection.execute(text("SET TRANSACTION READ WRITE"))
+                connection.execute(text(f"ALTER DATABASE {name} RESET ALL"))
+                connection.commit()
+            stage.count("outages")
+            stage.rows(end_all)
+            goes_on(stage)
+        said_briefly(stage, size.faults)

@@ -1,0 +1,177 @@
+"""Notifications are lost, each in another way: jobs are found by polling all the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sqlalchemy import text
+
+from chaos.chores import call
+from chaos.plants import Patch, plant
+from chaos.proxy import Proxy
+from chaos.scenario import Size, scenario
+from chaos.stage import Stage
+from pgqueue.notifications import DEADLINE
+from pgqueue.statements.tables import CHANNEL, SLEEPERS
+from pgqueue.worker.frontiers import LATEST_SWEEP
+
+MODES = ("lease", "transaction")
+POLL = 0.5
+MARGIN = 1.0
+"""Seconds a busy machine needs to start a job that has been found."""
+BURST = 12
+"""More jobs than a worker has slots: it stops listening while it is busy."""
+FLOOD = 10_000
+
+
+@plant
+def waits_for_notifications_only(patch: Patch) -> None:
+    """A worker with nothing to do sleeps until it is woken; there is no poll."""
+    from pgqueue.notifications import Listener
+
+    def wait(self, seconds):  # type: ignore[no-untyped-def]
+        return in_time(self, 60.0 if seconds > 0.1 else seconds)
+
+    in_time = patch.set(Listener, "wait", wait)
+
+
+@plant
+def frontiers_are_never_rewound(patch: Patch) -> None:
+    """A worker never looks behind what it has claimed."""
+    from pgqueue.worker.frontiers import Frontiers
+
+    patch.set(Frontiers, "is_sweep_due", lambda self, *, elected: False)
+    patch.set(Frontiers, "is_sweep_cheap", property(lambda self: False))
+
+
+@scenario(
+    promises="P7",
+    research="T15",
+    full=Size(jobs=FLOOD, faults=10),
+    short=Size(jobs=FLOOD, faults=1),
+    planted={"waits_for_notifications_only": "not within .* attempt 1 .* starts"},
+)
+def listeners_terminated(stage: Stage, size: Size) -> None:
+    """Listening connections are flooded, then terminated: pick-up takes a poll at the most."""
+
+    def terminate() -> None:
+        with stage.engine.begin() as connection:
+            flood = f"SELECT pg_notify('{CHANNEL}', 'x' || n) FROM generate_series(1, :n) AS n"
+            connection.execute(text(flood), {"n": size.jobs})
+        for sleeper in _sleepers(stage):
+            stage.execute("SELECT pg_terminate_backend(:pid, 5000)", pid=sleeper)
+            stage.count("terminated connections")
+
+    _pick_up_in_time(stage, size, terminate)
+    usage = stage.scalar("SELECT pg_notification_queue_usage()")
+    stage.expect(usage < 0.01, f"{usage:.0%} of the server's notification queue is used")
+
+
+@scenario(
+    promises="P7",
+    research="T15",
+    full=Size(faults=5),
+    short=Size(faults=1),
+    planted={"waits_for_notifications_only": "not within .* attempt 1 .* starts"},
+)
+def listeners_half_open(stage: Stage, size: Size) -> None:
+    """The network swallows what listening connections say: pick-up takes a poll and a second."""
+    with Proxy(stage.url) as proxy:
+
+        def hold() -> None:
+            held = proxy.hold(after=f"LISTEN {CHANNEL}".encode())
+            stage.count("partitions", held)
+
+        _pick_up_in_time(stage, size, hold, proxy.pass_on, url=proxy.url, slower_by=DEADLINE)
+
+
+@scenario(
+    promises="P7",
+    research="T15",
+    full=Size(faults=5),
+    short=Size(faults=1),
+    planted={"waits_for_notifications_only": "not within .* attempt 1 .* starts"},
+)
+def notifications_switched_off(stage: Stage, size: Size) -> None:
+    """Nobody notifies and nobody listens: pick-up takes a poll at the most."""
+    stage.queue.notify = False
+    _pick_up_in_time(stage, size, lambda: None, listens=False)
+
+
+def _pick_up_in_time(
+    stage: Stage,
+    size: Size,
+    harm: Callable[[], None],
+    relent: Callable[[], None] = lambda: None,
+    *,
+    url: str | None = None,
+    listens: bool = True,
+    slower_by: float = 0.0,
+) -> None:
+    for mode in MODES * size.faults:
+        fleet = stage.fleet(mode, 0, poll_interval=POLL, notify=listens)
+        fleet.add(url=url)
+        fleet.until_registered()
+        if listens:
+            stage.until(lambda: _sleepers(stage), what="the worker listens")
+        harm()
+        for jobs in (1, BURST, 1):
+            _pick_up(stage, jobs, seconds=POLL + slower_by + MARGIN)
+        relent()
+        fleet.stop()
+    stage.judge()
+
+
+def _pick_up(stage: Stage, jobs: int, *, seconds: float) -> None:
+    began = time.monotonic()
+    [*ids] = stage.enqueue(call, [(1,)] * jobs)
+    stage.until_started(*ids, seconds=seconds)
+    took = int(1000 * (time.monotonic() - began))
+    stage.counts["slowest ms"] = max(stage.counts["slowest ms"], took)
+    stage.until_ended()
+
+
+def _sleepers(stage: Stage) -> list[int]:
+    """The server processes of the connections by which workers listen."""
+    held = """
+        SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted
+            AND ((classid::bigint << 32) | objid::bigint) = :key
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    """
+    return [row[0] for row in stage.rows(held, key=SLEEPERS)]
+
+
+@scenario(
+    promises="P7",
+    research="T15",
+    full=Size(jobs=300, workers=2, faults=3),
+    short=Size(jobs=30, workers=1, faults=1),
+    planted={"frontiers_are_never_rewound": "not within .* attempt 1 .* starts"},
+)
+def late_commits(stage: Stage, size: Size) -> None:
+    """Others overtake a long transaction: its jobs start a sweep after its COMMIT at the latest."""
+    for mode in MODES:
+        fleet = stage.fleet(mode, size.workers, poll_interval=POLL, concurrency=2)
+        fleet.until_registered()
+        for _ in range(size.faults):
+            with stage.queue.session() as late:
+                jobs = call.enqueue_many(late, [(1,)] * size.jobs)
+                _overtake(stage)
+                stage.enqueue(call, [(10,)] * 100)
+                late.commit()
+            stage.acknowledged.update(jobs)
+            began = time.monotonic()
+            stage.until_started(*jobs, seconds=POLL + LATEST_SWEEP + MARGIN)
+            took = int(1000 * (time.monotonic() - began))
+            stage.counts["slowest ms"] = max(stage.counts["slowest ms"], took)
+            stage.until_ended()
+        fleet.stop()
+    stage.judge()
+
+
+def _overtake(stage: Stage) -> None:
+    """Have others committed and claimed for longer than the second that a frontier lags behind."""
+    over_at = time.monotonic() + 1.3
+    while time.monotonic() < over_at:
+        stage.until_started(*stage.enqueue(call, [(1,)] * 4))

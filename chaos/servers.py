@@ -1,0 +1,142 @@
+"""What a scenario does to its own server's disk, and the standby that takes over from it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import NullPool, create_engine, text
+
+from chaos.stage import Stage
+from pgqueue.embedded.account import environment, server_account
+from pgqueue.embedded.programs import programs_for
+
+SPARE = 12
+"""Megabytes that are left on the small disk."""
+
+
+class Disk:
+    """A small disk that holds the server's tables; its log is on another."""
+
+    def __init__(self, folder: Path) -> None:
+        self._filler = folder / "filler"
+
+    def fill(self) -> None:
+        with self._filler.open("wb", buffering=0) as file:
+            try:
+                while file.write(bytes(65536)) == 65536:
+                    pass
+            except OSError:
+                return
+
+    def free(self) -> None:
+        self._filler.unlink(missing_ok=True)
+
+
+@contextmanager
+def small_disk(stage: Stage) -> Iterator[Disk]:
+    """Move the stage's own server to a small disk, in memory.  Needs root."""
+    server, account = stage.server, server_account()
+    server.stop()
+    data = server.directory / "data"
+    before = data.rename(server.directory / "before")
+    log = (before / "pg_wal").rename(server.directory / "log")
+    used = sum(file.stat().st_size for file in before.rglob("*") if file.is_file())
+    options = f"size={used // 2**20 + SPARE}m,mode=0700,uid={account.uid},gid={account.gid}"
+    data.mkdir()
+    _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(data))
+    try:
+        _run("cp", "-a", f"{before}/.", str(data))
+        (data / "pg_wal").symlink_to(log)
+        os.chown(data / "pg_wal", account.uid, account.gid, follow_symlinks=False)
+        server.start()
+        yield Disk(data)
+    finally:
+        server.stop()
+        _run("umount", "--lazy", str(data))
+
+
+class Standby:
+    """A copy of the stage's own server, which follows it until it is promoted."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._account = server_account()
+        self._binaries = programs_for(self._account, directory=stage.server.directory)
+        self._data = stage.directory / "standby"
+        self._stage = stage
+        self.url = f"postgresql+psycopg://postgres@/postgres?host={quote(str(self._data))}"
+
+    def start(self) -> None:
+        """Copy the server, which has to stop for it, and follow it; its commits wait for us."""
+        server = self._stage.server
+        server.stop()
+        shutil.rmtree(self._data, ignore_errors=True)
+        _run("cp", "-a", str(server.directory / "data"), str(self._data))
+        self._account.give(_written(self._data / "standby.signal", ""))
+        follow = f"primary_conninfo = 'host={server.directory / 'data'} user=postgres'\n"
+        with (self._data / "postgresql.auto.conf").open("a") as settings:
+            settings.write(follow)
+        server.start()
+        self._process = subprocess.Popen(
+            [str(self._binaries / "postgres"), "-D", str(self._data), *self._options()],
+            stdin=subprocess.DEVNULL,
+            stdout=(self._stage.directory / "standby.log").open("wb"),
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            env=environment(),
+            **self._account.process_options,
+        )
+        self._wait_for_it()
+
+    def _options(self) -> list[str]:
+        return [
+            f"--unix_socket_directories={self._data}",
+            "--listen_addresses=",
+            # No fewer than the server it follows.
+            "--max_connections=200",
+            "--max_prepared_transactions=10",
+        ]
+
+    def _wait_for_it(self) -> None:
+        stage = self._stage
+        with stage.engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            connection.execute(text("ALTER SYSTEM SET synchronous_standby_names = '*'"))
+            connection.execute(text("SELECT pg_reload_conf()"))
+        in_step = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        stage.until(lambda: stage.scalar(in_step), what="a standby follows in step")
+
+    def promote(self) -> None:
+        engine = create_engine(self.url, poolclass=NullPool)
+        with engine.connect() as connection:
+            promoted = connection.scalar(text("SELECT pg_promote()"))
+        self._stage.expect(bool(promoted), "the standby was not promoted")
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGINT)  # a fast shutdown
+        self._process.wait()
+
+
+@contextmanager
+def hot_standby(stage: Stage) -> Iterator[Standby]:
+    standby = Standby(stage)
+    standby.start()
+    try:
+        yield standby
+    finally:
+        standby.stop()
+
+
+def _written(path: Path, words: str) -> Path:
+    path.write_text(words)
+    return path
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

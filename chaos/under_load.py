@@ -1,0 +1,145 @@
+"""Work under which a scenario takes the server away, and what must hold when it is back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy.orm import Session
+
+from chaos.chores import AT_ONCE, EFFECT, LOOK_EVERY, call, effect, is_open, note, queue
+from chaos.enqueuer import EVERY, Enqueuer
+from chaos.fleet import Fleet, Member
+from chaos.history import END, START
+from chaos.scenario import Size
+from chaos.stage import Stage
+from pgqueue import JobContext
+
+BUSY = 0.1
+"""Seconds a handler takes while there is trouble: few commits flush the log for each other."""
+SOON = 5.0
+PATIENT = 2.5
+"""The fast grace, longer than usual: on a busy machine a frozen worker needs time to beat again."""
+FEW = 8
+"""Lines of warning by one thread of a worker for one trouble, of which it tells each word once."""
+
+
+@queue.task(retry=AT_ONCE)
+def call_slowly(ctx: JobContext) -> int:
+    note(START, ctx)
+    _take_time()
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE)
+def pay_slowly(session: Session, ctx: JobContext) -> int:
+    note(START, ctx)
+    session.execute(EFFECT, effect(ctx))
+    _take_time()
+    note(END, ctx)
+    return ctx.attempt
+
+
+def _take_time() -> None:
+    ends_at = time.monotonic() + BUSY
+    while time.monotonic() < ends_at and not is_open("calm"):
+        time.sleep(LOOK_EVERY)
+
+
+class Load(NamedTuple):
+    fleets: list[Fleet]
+    enqueuer: Enqueuer
+
+
+@contextmanager
+def load(
+    stage: Stage, size: Size, *, url: str | None = None, every: float = EVERY
+) -> Iterator[Load]:
+    """Workers of both modes under load; at the end they still run, and have done all of it."""
+    fleets = [
+        stage.fleet(mode, 0, concurrency=3, fast_grace=PATIENT) for mode in ("lease", "transaction")
+    ]
+    for fleet in fleets:
+        for _ in range(size.workers):
+            fleet.add(url=url).was_harmed = True
+    for fleet in fleets:
+        fleet.until_registered()
+    pids = [member.pid for member in stage.members]
+    with Enqueuer(stage, [call_slowly, pay_slowly], every=every) as enqueuer:
+        stage.until(lambda: len(stage.history(END)) > size.workers, what="work is being done")
+        yield Load(fleets, enqueuer)
+    stage.open("calm")
+    _nothing_has_happened(stage, pids)
+    stage.until_ended()
+    for fleet in fleets:
+        fleet.stop()
+    found = stage.scalar("SELECT count(*) FROM pgqueue.jobs")
+    stage.count("unacknowledged", found - len(stage.acknowledged))
+    stage.judge(succeeded=found)
+
+
+def _nothing_has_happened(stage: Stage, pids: list[int]) -> None:
+    dead = stage.rows("SELECT id, heartbeat_at FROM pgqueue.workers WHERE dead_at IS NOT NULL")
+    stage.expect(not dead, f"{len(dead)} workers were declared dead, and all were well")
+    all_run(stage, stage.members)
+    stage.expect(pids == [member.pid for member in stage.members], "a worker was replaced")
+
+
+def all_run(stage: Stage, members: list[Member]) -> None:
+    for member in members:
+        stage.expect(member.is_running, f"{member.name} has ended by itself: {member.exit_code}")
+
+
+def goes_on(stage: Stage) -> None:
+    """A job enqueued now is done soon: the server answers again."""
+    ids: list[int] = []
+
+    def enqueued() -> bool:
+        ids.extend(stage.enqueue(call.options(priority=0), [(0,)] * 2))
+        return True
+
+    stage.until(enqueued, what="the server accepts a job again")
+    began = time.monotonic()
+
+    def are_done() -> bool:
+        all_run(stage, stage.members)
+        return {event.job for event in stage.history(END)} >= set(ids)
+
+    stage.until(are_done, seconds=SOON, what="the workers go on")
+    stage.counts["slowest ms"] = max(
+        stage.counts["slowest ms"], int(1000 * (time.monotonic() - began))
+    )
+
+
+def said_briefly(stage: Stage, troubles: int) -> None:
+    """Each thread of a worker tells each trouble in a few lines, however often it tries."""
+    for member in stage.members:
+        lines = member.log.read_text(errors="replace").splitlines()
+        said = [line for line in lines if "waiting for the database" in line]
+        stage.expect(bool(said), f"{member.name} did not say that it waits for the database")
+        threads = {line.split()[2] for line in said}
+        stage.expect(
+            len(said) <= FEW * troubles * (len(threads) + 3),
+            f"{member.name} said {len(said)} times that it waits for the database",
+        )
+
+
+def ends_of_logs(stage: Stage) -> dict[Path, int]:
+    return {member.log: member.log.stat().st_size for member in stage.members}
+
+
+def logs_since(ends: dict[Path, int]) -> list[str]:
+    """What each worker has said since its log ended there."""
+    return [log.read_bytes()[end:].decode(errors="replace") for log, end in ends.items()]
+
+
+def until_all_say(stage: Stage, word: str, *, since: dict[Path, int]) -> None:
+    def say() -> bool:
+        all_run(stage, stage.members)
+        return all(word in log for log in logs_since(since))
+
+    stage.until(say, what=f"all workers say {word!r}")
