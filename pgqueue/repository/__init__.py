@@ -6,6 +6,7 @@ from pgqueue.repository.health import Health, OldTransaction, Waiting
 from pgqueue.repository.jobs import (
     Change,
     Enqueued,
+    Holding,
     Jobs,
     NewJob,
     StatusCount,
@@ -23,6 +24,7 @@ __all__ = [
     "Fleet",
     "Health",
     "Holder",
+    "Holding",
     "JobDetails",
     "JobLine",
     "JobPage",
