@@ -1,6 +1,5 @@
 """Wake-ups.  They are hints: whoever misses one finds the message at the next poll."""
 
-import logging
 import selectors
 import socket
 import time
@@ -12,10 +11,11 @@ import psycopg
 from sqlalchemy import Engine, func, select
 from sqlalchemy.exc import DBAPIError
 
+from pgqueue import redaction
 from pgqueue.statements.tables import CHANNEL, SLEEPERS, notify
 from pgqueue.unit_of_work import NETWORK, driver_connection, own_connection
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 TEST_EVERY = 30.0
 TEST_DEADLINE = 2.0

@@ -1,6 +1,5 @@
 """Where a transaction begins, and how it ends.  Whoever opened it ends it."""
 
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,11 +13,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, load_only, make_transient_to_detached, sessionmaker
 from sqlalchemy.orm.attributes import set_committed_value
 
+from pgqueue import redaction
 from pgqueue.joining import may_notify, refuse_autocommit
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository import Holding, Jobs, raising_duplicate
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 DRIVER = "postgresql+psycopg"
 

@@ -62,7 +62,8 @@ def examine(queue: PgQueue, *, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
     else:
         for finding in findings:
-            click.echo(harmless(f"{finding.level:7}  {finding.subject}: {finding.detail}"))
+            line = f"{finding.level:7}  {finding.subject}: {finding.detail}"
+            click.echo(harmless(line))
     if not is_sound:
         click.get_current_context().exit(1)
 

@@ -1,11 +1,10 @@
 """What went wrong, in one line for the person at the keyboard."""
 
-import re
-
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from pgqueue.connecting import advice
 from pgqueue.errors import PgQueueError
+from pgqueue.redaction import redacted
 from pgqueue.terminal import harmless
 
 
@@ -37,12 +36,4 @@ def _refused(error: DBAPIError) -> str:
 
 def one_line(error: object) -> str:
     """What an error says, fit for a terminal and a log: one line, no commands, no passwords."""
-    return harmless(without_passwords(" ".join(str(error).split())))
-
-
-def without_passwords(text: str) -> str:
-    """Urls as they may be shown."""
-    return _PASSWORD.sub(r"\1***@", text)
-
-
-_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s/]*@")
+    return harmless(redacted(" ".join(str(error).split())))

@@ -4,19 +4,19 @@ Polling is the truth and notifications are hints.  Both modes claim through it, 
 at a time.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from sqlalchemy import Connection, func, select
 
+from pgqueue import redaction
 from pgqueue.repository import Claim, Claimed, Locked, Pair
 from pgqueue.statements.tables import lock_key
 from pgqueue.worker.crew import Crew
 from pgqueue.worker.frontiers import LATEST_SWEEP
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 Kind = TypeVar("Kind", Claimed, Locked)
 
