@@ -1,5 +1,7 @@
 """What went wrong, in one line for the person at the keyboard."""
 
+import re
+
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from pgqueue.connecting import advice
@@ -31,7 +33,11 @@ def words_for(error: Exception) -> str | None:
 
 
 def _refused(error: DBAPIError) -> str:
-    return f"The database refuses: {one_line(error.orig).partition(' LINE 1:')[0].rstrip('.')}."
+    return f"The database refuses: {_WHERE.split(one_line(error.orig))[0].rstrip('.')}."
+
+
+_WHERE = re.compile(r" LINE \d+:")
+"""Where in the statement, which nobody at the keyboard has written."""
 
 
 def one_line(error: object) -> str:

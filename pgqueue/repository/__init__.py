@@ -2,7 +2,7 @@
 
 from pgqueue.repository.attempts import Attempts, Claim, Claimed, Locked, Pair, Settled
 from pgqueue.repository.fleet import Fleet, Member
-from pgqueue.repository.health import Health, OldTransaction, Waiting
+from pgqueue.repository.health import LIMITS, Health, OldTransaction, Slot, TableHealth, Waiting
 from pgqueue.repository.jobs import (
     Change,
     Enqueued,
@@ -16,6 +16,7 @@ from pgqueue.repository.jobs import (
 from pgqueue.repository.listing import Holder, JobDetails, JobLine, JobPage, Listing, PastAttempt
 
 __all__ = [
+    "LIMITS",
     "Attempts",
     "Change",
     "Claim",
@@ -37,6 +38,8 @@ __all__ = [
     "OldTransaction",
     "PastAttempt",
     "Settled",
+    "Slot",
+    "TableHealth",
     "StatusCount",
     "Violation",
     "Waiting",

@@ -12,13 +12,15 @@ from logical import (
     declare_dead,
     enqueue,
     enqueue_many,
+    rescue,
     violations,
     worker_settings,
 )
 from plans import Plan
 from sqlalchemy import Engine, text
 
-from pgqueue import PgQueue
+from pgqueue import PgQueue, Violation
+from pgqueue.cli.remedies import remedy_for
 from pgqueue.outcomes import Failed, Outcome, Succeeded
 from pgqueue.statements import checking
 
@@ -143,6 +145,21 @@ def by_view(engine: Engine) -> list[tuple[Any, ...]]:
         return sorted(map(tuple, found))
 
 
+def mend(engine: Engine, found: list[Violation]) -> None:
+    """Do what the doctor says."""
+    for violation in found:
+        for step in remedy_for(violation):
+            match step.split():
+                case ["pgqueue", "worker"]:
+                    rescue(engine)
+                case ["pgqueue", verb, job_id]:
+                    with engine.begin() as connection:
+                        getattr(PgQueue(), verb)(connection, int(job_id))
+                case _:
+                    with engine.begin() as connection:
+                        connection.execute(text(step))
+
+
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: f"{damage.rule}-{damage.state}")
 def test_damage_is_reported_with_its_job(
     engine: Engine, worker: LogicalWorker, damage: Damage
@@ -161,6 +178,8 @@ def test_damage_is_reported_with_its_job(
     assert {one.job_id for one in found} == {job_id}
     assert all(f"job {job_id}: {one.rule}; {one.detail}" == str(one) for one in found)
     assert by_view(engine) == sorted((one.rule, one.job_id, one.detail) for one in found)
+    mend(engine, found)
+    assert violations(engine) == []
 
 
 def test_every_rule_has_its_damage(engine: Engine) -> None:
