@@ -213,8 +213,8 @@ def test_a_slot_a_wrong_password_and_a_standby_are_told(shop: Path, server_direc
             session.execute(text("CREATE ROLE guarded LOGIN PASSWORD 'right'"))
             [hba] = session.scalars(text("SELECT current_setting('hba_file')"))
             rules = Path(hba)
-            line = "host all guarded 127.0.0.1/32 scram-sha-256\n"
-            rules.write_text(line + rules.read_text())
+            lines = "local all guarded scram-sha-256\nhost all guarded all scram-sha-256\n"
+            rules.write_text(lines + rules.read_text())
             session.execute(text("SELECT pg_reload_conf()"))
         engine.dispose()
         guarded = make_url(server.url).set(username="guarded", password="wr0ng")
