@@ -144,8 +144,8 @@ def test_a_flood_of_notifications_wakes_a_worker_no_more_often_than_is_bounded(
     task = queue.task(name="t")(lambda: done.set())
     rogue = create_engine(database_url)
 
+    task.delay()
     with running(Worker(queue, mode=mode, concurrency=1, poll_interval=timedelta(seconds=5))):
-        task.delay()
         assert done.wait(PATIENCE)
         began = time.monotonic()
         flood(rogue)
