@@ -59,6 +59,11 @@ APP = """
         raise ExceptionGroup("two", [ValueError(token), OSError(token)])
 
 
+    @queue.task(executor="process", **once)
+    def in_a_child(token: str) -> None:
+        raise ValueError(f"told by another process: {token}")
+
+
     def enqueue_all():
         for task in list(queue.tasks.values()):
             task.options(unique_key=f"{task.name} x").delay(os.environ["CANARY"])
@@ -133,9 +138,9 @@ def test_a_secret_is_seen_nowhere(shop: Path, engine: Engine, secret_url: str, m
     looks = ["jobs", "jobs --json", *shown, "status", "status --json", "doctor", "doctor --json"]
     output = run(shop, secret_url, "look.py", *looks)
 
-    assert len(held) == 6
+    assert len(held) == 7
     assert all(CANARY in args for args in held)  # the handlers need it
-    assert log.count("has failed") == 4
+    assert log.count("has failed") == 5
     assert CANARY not in log
     assert CANARY not in stored(engine)
     assert output.count("ZeroDivisionError") + output.count("DivisionByZero") > 0
