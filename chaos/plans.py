@@ -24,6 +24,11 @@ class Plan:
 
     nodes: list[dict[str, Any]]
 
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> "Plan":
+        """The plan in what EXPLAIN (FORMAT JSON) has printed."""
+        return cls(list(_nodes(document["Plan"])))
+
     @property
     def buffers(self) -> int:
         top = self.nodes[0]
@@ -65,7 +70,7 @@ class Plans:
     def hear(self, notice: Any) -> None:
         _, separator, document = str(notice.message_primary).partition("plan:\n")
         if separator:
-            self.seen.append(Plan(list(_nodes(json.loads(document)["Plan"]))))
+            self.seen.append(Plan.of(json.loads(document)))
 
 
 @contextmanager

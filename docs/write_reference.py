@@ -50,7 +50,15 @@ class Page:
 TABLES = Page(
     "tables.md",
     "Tables",
-    "The Declarative models, to query and to relate to. Write to them through the queue.",
+    (
+        "The Declarative models, to query and to relate to. Write to them through the queue.\n\n"
+        "For psql and programs that are not written in Python there are views, without arguments "
+        "and results: `job_overview` (every job with its status), `invariant_violations` (every "
+        "row that breaks a rule: `rule`, `job_id`, `detail`; empty when all is sound) and "
+        "`invariant_violations_in_flight`, the part of it that reads messages and leases and "
+        "reaches jobs by key only. What each rule reads is told in "
+        "[guarantees](../explanation/guarantees.md#check)."
+    ),
     (
         "Job",
         "JobStatus",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError
-from pgqueue.options import Options, names_wanted_by, storable_key
+from pgqueue.options import Options, names_wanted_by, refuse_unknown_secrets, storable_key
 from pgqueue.payload import LARGEST_TEXT, Payload, in_batch
 
 CHUNK = 1000
@@ -41,8 +41,9 @@ class Arguments:
         self._task_name = options.task
         self._unique_key = options.unique_key
         self._key_names: frozenset[str] = frozenset()
+        names = frozenset(payload.names)
+        refuse_unknown_secrets(options, names)
         if callable(options.unique_key):
-            names = frozenset(payload.names)
             self._key_names = names_wanted_by(options.unique_key, options.task, names)
 
     def of_call(

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from pgqueue import redaction
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import PayloadError, TaskDefinitionError
 from pgqueue.outcomes import (
@@ -24,12 +25,13 @@ from pgqueue.outcomes import (
     Snoozed,
     Succeeded,
 )
+from pgqueue.redaction import secrets_among
 from pgqueue.reports import report, storable_result, storable_words
 from pgqueue.repository import Attempts, Claimed
 from pgqueue.tasks import Task
 from pgqueue.unit_of_work import BEFORE_SETTLE, BEFORE_SETTLE_IN_BATCH
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,12 @@ def run(
     try:
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
-        return _unreadable(error)
+        return _unreadable(error, _secrets(task, claimed))
     try:
         with around(context):
             injected = task.injection.values(session=context.session, context=context)
             returned = task.function(*injected, **arguments)
-            verdict = NOTHING_RETURNED if returned is None else _returned(task, returned)
+            verdict = NOTHING_RETURNED if returned is None else _returned(task, claimed, returned)
             if write_pending is not None:
                 write_pending()  # a flush runs the application's own event handlers
         return verdict
@@ -97,7 +99,7 @@ async def run_async(
     try:
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
-        return _unreadable(error)
+        return _unreadable(error, _secrets(task, claimed))
     timeout = task.settings.timeout
     seconds = None if timeout is None else timeout.total_seconds()
     end = AttemptEnd.FAILED
@@ -107,7 +109,7 @@ async def run_async(
             injected = task.injection.values(session=context.session, context=context)
             async with clock:
                 returned = await task.function(*injected, **arguments)
-            verdict = NOTHING_RETURNED if returned is None else _returned(task, returned)
+            verdict = NOTHING_RETURNED if returned is None else _returned(task, claimed, returned)
             if write_pending is not None:
                 await write_pending()
         return verdict
@@ -126,13 +128,14 @@ def after_error(
     told: ErrorReport | None = None,
 ) -> Outcome:
     """What becomes of an attempt whose handler raised, or could not be started."""
+    secrets = _secrets(task, claimed)
     if isinstance(error, Cancel | Discard | Snooze):
-        return _asked_for(error)
+        return _asked_for(error, secrets)
     outcome = task.settings.retry.after_failure(
         attempt=claimed.attempt,
         max_attempts=claimed.max_attempts,
         error=error,
-        report=told or report(error),
+        report=told or report(error, secrets=secrets),
         end=end,
         task_name=task.name,
     )
@@ -182,14 +185,19 @@ def complete(
         raise CancelWins
 
 
-def _unreadable(error: PayloadError) -> Verdict:
+def _secrets(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:
+    """The arguments of this job that nothing told about it may quote."""
+    return secrets_among(claimed.args, task.settings.secret_args)
+
+
+def _unreadable(error: PayloadError, secrets: tuple[str, ...]) -> Verdict:
     """What cannot be read now cannot be read later: no further attempt is worth making."""
-    return Verdict(Failed(report(error)), keeps_writes=False)
+    return Verdict(Failed(report(error, secrets=secrets)), keeps_writes=False)
 
 
-def _returned(task: Task[..., Any], returned: Any) -> Verdict:
+def _returned(task: Task[..., Any], claimed: Claimed, returned: Any) -> Verdict:
     if isinstance(returned, Cancel | Discard | Snooze):
-        return Verdict(_asked_for(returned), keeps_writes=True)
+        return Verdict(_asked_for(returned, _secrets(task, claimed)), keeps_writes=True)
     if inspect.iscoroutine(returned):
         returned.close()
         raise TaskDefinitionError(
@@ -198,11 +206,12 @@ def _returned(task: Task[..., Any], returned: Any) -> Verdict:
     return Verdict(Succeeded(storable_result(returned)), keeps_writes=True)
 
 
-def _asked_for(wish: Cancel | Discard | Snooze) -> Outcome:
+def _asked_for(wish: Cancel | Discard | Snooze, secrets: tuple[str, ...]) -> Outcome:
     match wish:
         case Cancel(reason=reason):
-            return Cancelled(storable_words(reason))
+            return Cancelled(storable_words(reason, secrets=secrets))
         case Discard(reason=reason):
-            return Failed(ErrorReport("Discard", storable_words(reason), ""), AttemptEnd.DISCARDED)
+            words = storable_words(reason, secrets=secrets)
+            return Failed(ErrorReport("Discard", words, ""), AttemptEnd.DISCARDED)
         case Snooze(delay=delay):
             return Snoozed(delay)

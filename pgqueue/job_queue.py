@@ -15,6 +15,7 @@ from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, Unknow
 from pgqueue.joining import executor, in_transaction, may_notify
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole
 from pgqueue.payload import LARGEST_TEXT, MAX_PAYLOAD_BYTES
+from pgqueue.redaction import redacted
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
 from pgqueue.tasks import Task
 from pgqueue.unit_of_work import DRIVER, connection_parameters, worker_engine
@@ -163,7 +164,8 @@ class PgQueue:
         (``Retry.exponential()``), ``unique_key`` (a callable that is given by name the arguments
         it names), ``transactional`` (True for a handler that asks for a Session), ``executor``
         ("thread"; "process" runs each handler in a process of its own, which a timeout kills),
-        ``memory_limit`` (None; bytes of address space of such a process).
+        ``memory_limit`` (None; bytes of address space of such a process), ``secret_args`` (names of
+        arguments that no error, log line or command shows).
 
         A Session or AsyncSession, and a JobContext, as the first parameters are filled in when
         the job runs and are not arguments of the job.
@@ -220,6 +222,11 @@ class PgQueue:
     def counts(self, session: "Session | Connection | scoped_session[Any]") -> list[StatusCount]:
         """How many jobs stand where, by queue.  Reads all jobs."""
         return Jobs(executor(session)).counts()
+
+    def __repr__(self) -> str:
+        """Names the database without its password."""
+        engine = self._sessions and self._sessions.kw.get("bind")
+        return f"<PgQueue {redacted(str(engine.url)) if engine else 'not bound'}>"
 
     def _register(self, function: Callable[..., Any], options: dict[str, Any]) -> Task[..., Any]:
         if not callable(function) or isinstance(function, (type, Task)):

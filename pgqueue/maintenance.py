@@ -5,7 +5,6 @@ seen the same heartbeat for the whole grace.  After a restart of the server ever
 old and every lock is gone, and still nobody is dead.
 """
 
-import logging
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -13,10 +12,11 @@ from uuid import UUID
 
 from sqlalchemy import Connection, func, select
 
+from pgqueue import redaction
 from pgqueue.repository import Fleet, Member
 from pgqueue.statements.tables import lock_key, notify
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 FAST_GRACE = timedelta(seconds=1.25)
 """For a worker whose advisory lock is gone too: its connection has ended.

@@ -1,6 +1,5 @@
 """Wake-ups.  They are hints: whoever misses one finds the message at the next poll."""
 
-import logging
 import selectors
 import socket
 import time
@@ -13,11 +12,12 @@ from psycopg.pq import ExecStatus
 from sqlalchemy import Engine, Select, func, select
 from sqlalchemy.exc import DBAPIError
 
+from pgqueue import redaction
 from pgqueue.network import NETWORK
 from pgqueue.statements.tables import CHANNEL, SLEEPERS, notify
 from pgqueue.unit_of_work import driver_connection, own_connection
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 TEST_EVERY = 30.0
 DEADLINE = 1.0

@@ -4,7 +4,7 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -42,6 +42,7 @@ class TaskOptions(TypedDict, total=False):
     unique_key: Callable[..., str | None] | None
     executor: Literal["thread", "process"]
     memory_limit: int | None
+    secret_args: Sequence[str]
 
 
 class JobOptions(TypedDict, total=False):
@@ -71,6 +72,7 @@ class Options:
     run_at: datetime | None = None
     executor: str = "thread"
     memory_limit: int | None = None
+    secret_args: Sequence[str] = ()
 
     @classmethod
     def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":
@@ -104,6 +106,7 @@ class Options:
             raise OptionError(f"{where}unique_key is {key!r}; give a string, a callable or None")
         if isinstance(key, str):
             storable_key(key, self.task)
+        _check_secret_args(where, self.secret_args)
 
 
 def names_wanted_by(
@@ -129,6 +132,16 @@ def names_wanted_by(
                 f"parameter of the task; it may name {', '.join(sorted(parameters)) or 'nothing'}"
             )
     return frozenset(wanted)
+
+
+def refuse_unknown_secrets(options: Options, parameters: frozenset[str]) -> None:
+    """A slip in the name of a secret argument would have it shown."""
+    unknown = sorted(set(options.secret_args) - parameters)
+    if unknown:
+        raise TaskDefinitionError(
+            f"task {options.task}: secret_args names {unknown[0]!r}, which is not a parameter of "
+            f"the task; it may name {', '.join(sorted(parameters)) or 'nothing'}"
+        )
 
 
 def storable_key(key: Any, task_name: str) -> str | None:
@@ -220,6 +233,15 @@ def _check_executor(where: str, options: Options) -> None:
         raise OptionError(f"{where}memory_limit bounds a process: give executor='process' too")
     if not CAN_LIMIT_MEMORY:
         raise OptionError(f"{where}this platform cannot bound a process: leave memory_limit away")
+
+
+def _check_secret_args(where: str, names: Any) -> None:
+    is_list = isinstance(names, list | tuple | set | frozenset)
+    if not is_list or not all(isinstance(name, str) for name in names):
+        raise OptionError(
+            f"{where}secret_args is {names!r}; give the names of parameters, as in "
+            'secret_args=("token",)'
+        )
 
 
 def _is_span(value: Any, *, least: timedelta) -> bool:

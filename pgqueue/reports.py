@@ -5,17 +5,19 @@ import math
 import re
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from traceback import StackSummary, walk_tb
 from types import FrameType, TracebackType
 from typing import Any
 from uuid import UUID
 
 from pgqueue.outcomes import ErrorReport
+from pgqueue.redaction import redacted
 
 MAX_MESSAGE_BYTES = 8 * 1024
 MAX_TRACEBACK_BYTES = 32 * 1024
@@ -30,17 +32,20 @@ _MAX_ERRORS = 16
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n\n"
 _HANDLED = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
+Secrets = Sequence[str]
+Tell = Callable[[BaseException], str]
+
 # PostgreSQL's text and jsonb hold neither NUL nor half a surrogate pair.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
 
 
-def report(error: BaseException) -> ErrorReport:
+def report(error: BaseException, *, secrets: Secrets = ()) -> ErrorReport:
     """Put an error into words that can be stored, whatever the error does to prevent it."""
     return ErrorReport(
         type=_safely(_type_name, error, _MAX_TYPE_BYTES),
-        message=_message_of(error),
-        traceback=_safely(_traceback_of, error, MAX_TRACEBACK_BYTES),
+        message=_safely(str, error, MAX_MESSAGE_BYTES, secrets),
+        traceback=_safely(partial(_traceback_of, secrets), error, MAX_TRACEBACK_BYTES, secrets),
     )
 
 
@@ -65,9 +70,9 @@ def storable_result(value: Any) -> Any:
     return kept
 
 
-def storable_words(words: object) -> str:
+def storable_words(words: object, *, secrets: Secrets = ()) -> str:
     """What a handler says of its end, as text that can be stored, whatever it is."""
-    return _safely(lambda _: str(words), Exception(), MAX_MESSAGE_BYTES)
+    return _safely(lambda _: str(words), Exception(), MAX_MESSAGE_BYTES, secrets)
 
 
 def _type_name(error: BaseException) -> str:
@@ -76,30 +81,26 @@ def _type_name(error: BaseException) -> str:
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
-def _message_of(error: BaseException) -> str:
-    return _safely(str, error, MAX_MESSAGE_BYTES)
-
-
-def _traceback_of(error: BaseException) -> str:
-    return "".join(_told(error))
-
-
-def _safely(tell: Callable[[BaseException], str], error: BaseException, max_bytes: int) -> str:
+def _safely(tell: Tell, error: BaseException, max_bytes: int, secrets: Secrets = ()) -> str:
     try:
-        return _capped(str.__str__(tell(error)), max_bytes)
+        return _capped(str.__str__(tell(error)), max_bytes, secrets)
     except BaseException as failure:  # __str__ is the application's code, and may even exit
         return f"(untold: asking for it raised {type(failure).__name__})"
 
 
-def _told(error: BaseException) -> Iterator[str]:
+def _traceback_of(secrets: Secrets, error: BaseException) -> str:
+    return "".join(_told(error, secrets))
+
+
+def _told(error: BaseException, secrets: Secrets) -> Iterator[str]:
     """Tell an error as Python does: what led to it first, the parts of a group last."""
     for cause, link in reversed(_chain_before(error)):
-        yield from _one(cause)
+        yield from _one(cause, secrets)
         yield link
-    yield from _one(error)
+    yield from _one(error, secrets)
     for place, part in _parts_of(error):
         yield f"\nPart {place} of the group:\n"
-        yield from _one(part)
+        yield from _one(part, secrets)
 
 
 def _chain_before(error: BaseException) -> list[tuple[BaseException, str]]:
@@ -136,17 +137,17 @@ def _parts_of(error: BaseException) -> list[tuple[str, BaseException]]:
     return parts[:_MAX_ERRORS]
 
 
-def _one(error: BaseException) -> Iterator[str]:
+def _one(error: BaseException, secrets: Secrets) -> Iterator[str]:
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):\n"
         yield from _frames(error.__traceback__)
-    message = _message_of(error)
+    message = _safely(str, error, MAX_MESSAGE_BYTES, secrets)
     name = _type_name(error)
     yield f"{name}: {message}\n" if message else f"{name}\n"
     notes = getattr(error, "__notes__", None)
     for note in notes[:_MAX_ERRORS] if isinstance(notes, list) else ():
         if isinstance(note, str):
-            yield _capped(note, MAX_MESSAGE_BYTES) + "\n"
+            yield _capped(note, MAX_MESSAGE_BYTES, secrets) + "\n"
 
 
 def _frames(traceback: TracebackType) -> Iterator[str]:
@@ -177,16 +178,19 @@ def _storable(text: str) -> str:
     return _UNSTORABLE.sub(_REPLACEMENT, text)
 
 
-def _capped(text: str, max_bytes: int) -> str:
-    """Keep the head and the tail of a text, cutting before anything is copied."""
+def _capped(text: str, max_bytes: int, secrets: Secrets) -> str:
+    """Keep the head and the tail of a text, cutting before anything is copied.
+
+    More is redacted than is kept: half of a secret at a cut would be no match.
+    """
     if len(text) <= max_bytes:
-        whole = _storable(text)
+        whole = _storable(redacted(text, secrets))
         if len(whole.encode()) <= max_bytes:
             return whole
     gap = f"\n... {len(text):,} characters in all ...\n"
     half = (max_bytes - len(gap)) // 2
-    head = _storable(text[:half]).encode()[:half]
-    tail = _storable(text[-half:]).encode()[-half:]
+    head = _storable(redacted(text[: 4 * half], secrets)[:half]).encode()[:half]
+    tail = _storable(redacted(text[-4 * half :], secrets)[-half:]).encode()[-half:]
     return head.decode(errors="ignore") + gap + tail.decode(errors="ignore")
 
 

@@ -1,7 +1,6 @@
 """Whether a failed attempt is followed by another, and when."""
 
 import inspect
-import logging
 import math
 import random as randomness
 from collections.abc import Callable
@@ -9,10 +8,11 @@ from dataclasses import KW_ONLY, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+from pgqueue import redaction
 from pgqueue.errors import OptionError
 from pgqueue.outcomes import AttemptEnd, ErrorReport, Failed, Retried
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 MAX_DELAY = timedelta(days=3650)
 """The longest wait before the next attempt."""

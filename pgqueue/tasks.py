@@ -19,8 +19,8 @@ from pgqueue.joining import joined, may_notify, naming_the_upgrade, refuse_autoc
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.payload import Payload
-from pgqueue.repository import Enqueued, Jobs, NewJob
-from pgqueue.unit_of_work import dispatch_at_flush, loaded_job
+from pgqueue.repository import Enqueued, Holding, Jobs, NewJob
+from pgqueue.unit_of_work import dispatch_at_flush, held_job, loaded_job
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -121,9 +121,8 @@ class Task(Generic[P, R]):
             found = Jobs(connection).enqueue(
                 self._new_on(connection), args=written.text, unique_key=written.unique_key
             )
-        if isinstance(found, int):
-            with target.no_autoflush:
-                return target.get_one(Job, found)
+        if isinstance(found, Holding):
+            return held_job(target, found)
         job = self._loaded_job(found, written)
         target.add(job)
         return job
@@ -204,7 +203,7 @@ class Task(Generic[P, R]):
         if isinstance(found, Enqueued):
             return self._loaded_job(found, written)
         with self.owner.session() as session:
-            job = session.get_one(Job, found)
+            job = held_job(session, found)
             session.expunge(job)
             return job
 

@@ -1,6 +1,5 @@
 """Where a transaction begins, and how it ends.  Whoever opened it ends it."""
 
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,18 +7,19 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session, make_transient_to_detached, sessionmaker
+from sqlalchemy.orm import Session, load_only, make_transient_to_detached, sessionmaker
 from sqlalchemy.orm.attributes import set_committed_value
 
+from pgqueue import redaction
 from pgqueue.joining import may_notify, refuse_autocommit
 from pgqueue.models import Job, JobStatus
 from pgqueue.network import NETWORK, notice_loss_of_server
-from pgqueue.repository import Jobs, raising_duplicate
+from pgqueue.repository import Holding, Jobs, raising_duplicate
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 DRIVER = "postgresql+psycopg"
 
@@ -90,6 +90,18 @@ _AS_NEW: dict[str, Any] = {
     "attempts": 0,
     "snoozes": 0,
 }
+
+
+def held_job(session: Session, holding: Holding) -> Job:
+    """The job that has a unique key; to a role that may only enqueue, what it may read of it."""
+    with session.no_autoflush:
+        if holding.is_readable:
+            return session.get_one(Job, holding.id)
+        one = select(Job).where(Job.id == holding.id).options(load_only(*READ_BY_ENQUEUERS))
+        return session.scalars(one).one()
+
+
+READ_BY_ENQUEUERS = (Job.id, Job.queue, Job.task, Job.priority, Job.run_at, Job.max_attempts)
 
 
 def dispatch_at_flush(job: Job, *, notify: bool) -> Job:

@@ -18,6 +18,7 @@ from pgqueue.cli.group import (
     verbose_option,
 )
 from pgqueue.cli.job_commands import cancel, jobs, requeue
+from pgqueue.cli.role_commands import grant, revoke
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -223,5 +224,5 @@ def demo(given: Given, /, url: str | None, **options: Any) -> None:
     run(url=url or given.url, **options)
 
 
-for command in (jobs, requeue, cancel, completion):
+for command in (jobs, requeue, cancel, grant, revoke, completion):
     main.add_command(command)

@@ -2,25 +2,21 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from datetime import timedelta
-from enum import StrEnum
+from dataclasses import asdict
 
 import click
 from sqlalchemy.orm import Session
 
 from pgqueue import schema
+from pgqueue.cli.finding import SHOWN, Finding, Level, age
+from pgqueue.cli.remedies import remedy_for
+from pgqueue.cli.server_findings import of_server, of_tables
 from pgqueue.errors import SchemaError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
+from pgqueue.redaction import redacted
 from pgqueue.repository import Health, Waiting
 from pgqueue.terminal import harmless
-
-SHOWN = 20
-"""Broken rows to name one by one; as many tasks, queues and sessions."""
-
-OLD = timedelta(minutes=5)
-"""Age from which a transaction is named for what it keeps alive."""
 
 DURABILITY = {
     "fsync": "a crash of the server can destroy the whole database",
@@ -30,23 +26,6 @@ DURABILITY = {
 OTHERS = ("autovacuum", "transaction_read_only", "default_transaction_isolation")
 
 
-class Level(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    """It works, and somebody should look at it."""
-    WRONG = "wrong"
-    """The exit code is 1 because of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing the doctor has looked at."""
-
-    level: Level
-    subject: str
-    detail: str
-
-
 def examine(queue: PgQueue, *, as_json: bool) -> None:
     """Say what was found; exit with 1 when something is wrong."""
     with queue.session() as session:
@@ -54,7 +33,7 @@ def examine(queue: PgQueue, *, as_json: bool) -> None:
             *_schema(queue, session),
             *_durability(Health(session)),
             *_settings(Health(session)),
-            *_transactions(Health(session)),
+            *of_server(queue, Health(session)),
         ]
     is_sound = all(finding.level is not Level.WRONG for finding in findings)
     if as_json:
@@ -62,7 +41,8 @@ def examine(queue: PgQueue, *, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
     else:
         for finding in findings:
-            click.echo(harmless(f"{finding.level:7}  {finding.subject}: {finding.detail}"))
+            line = f"{finding.level:7}  {finding.subject}: {finding.detail}"
+            click.echo(harmless(redacted(line)))
     if not is_sound:
         click.get_current_context().exit(1)
 
@@ -76,12 +56,14 @@ def _schema(queue: PgQueue, session: Session) -> Iterator[Finding]:
     yield Finding(Level.OK, "schema", f"{SCHEMA}, version {schema.SCHEMA_VERSION}")
     violations = queue.check(session)
     for violation in violations[:SHOWN]:
-        yield Finding(Level.WRONG, "invariant", str(violation))
+        steps = "; ".join(remedy_for(violation))
+        yield Finding(Level.WRONG, "invariant", f"{violation}; to mend it run {steps}")
     if len(violations) > SHOWN:
         yield Finding(Level.WRONG, "invariants", f"{len(violations) - SHOWN} more are broken")
     if not violations:
         yield Finding(Level.OK, "invariants", "no row breaks one")
     yield from _waiting(queue, Health(session))
+    yield from of_tables(Health(session).tables())
     for table in Health(session).tables_without_autovacuum():
         yield Finding(
             Level.WARNING,
@@ -102,6 +84,7 @@ def _waiting(queue: PgQueue, health: Health) -> Iterator[Finding]:
     unserved = health.unserved_queues()
     for one in unserved[:SHOWN]:
         detail = f"no living worker serves queue {one.name}, where {_due(one)}"
+        detail += f"; run pgqueue worker --queues {one.name}"
         yield Finding(Level.WARNING, "workers", detail)
     if not unserved:
         yield Finding(Level.OK, "workers", "every queue with due jobs is served")
@@ -110,13 +93,14 @@ def _waiting(queue: PgQueue, health: Health) -> Iterator[Finding]:
 def words_for_unknown(task: Waiting) -> str:
     return (
         f"this app knows no task {task.name}, of which {_due(task)}: its workers leave them "
-        "alone; have the module of --app import that task, or cancel them"
+        "alone; have the module of --app import that task, or run "
+        f"pgqueue cancel --status pending --task {task.name}"
     )
 
 
 def _due(waiting: Waiting) -> str:
     jobs = "1 job is due" if waiting.jobs == 1 else f"{waiting.jobs:,} jobs are due"
-    return f"{jobs} (since {_age(waiting.since)})"
+    return f"{jobs} (since {age(waiting.since)})"
 
 
 def _durability(health: Health) -> Iterator[Finding]:
@@ -152,21 +136,3 @@ def _settings(health: Health) -> Iterator[Finding]:
             "says, your enqueuing transactions do not, and have to be ready for serialization "
             "failures",
         )
-
-
-def _transactions(health: Health) -> Iterator[Finding]:
-    old = health.old_transactions(OLD)
-    for one in old[:SHOWN]:
-        age = _age(timedelta(seconds=one.seconds))
-        detail = f"{one.who} is {one.state}, open for {age}: vacuum keeps all that died since"
-        yield Finding(Level.WARNING, "old transaction", detail)
-    if not old:
-        yield Finding(Level.OK, "transactions", f"none is older than {_age(OLD)}")
-
-
-def _age(span: timedelta) -> str:
-    seconds = int(span.total_seconds())
-    for name, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length} {name}"
-    return f"{seconds} s"

@@ -161,10 +161,10 @@ _HELP_INSTEAD: tuple[type[Exception], ...] = (
 
 def _show_traceback(error: Exception, given: Given) -> None:
     if given.is_verbose:
-        from pgqueue.cli.refusals import without_passwords
+        from pgqueue.redaction import redacted
 
         lines = "".join(traceback.format_exception(error))
-        click.echo(harmless(without_passwords(lines)), err=True)
+        click.echo(harmless(redacted(lines)), err=True)
 
 
 def _survive_odd_characters() -> None:

@@ -109,7 +109,8 @@ def show(given: Given, as_json: bool, job_id: int) -> None:
     """Show everything about one job.
 
     Its arguments, options and times, who runs it now, and every attempt that did not end well
-    with its error.  Arguments and tracebacks are shown as they are stored, secrets included.
+    with its error.  What a name calls secret, such as a password or a
+    token, is shown as ***; with --app also the secret_args of its task.
 
     \b
     Example:  pgqueue --app shop.jobs:queue jobs show 4711

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from pgqueue.cli.target import opened
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
+from pgqueue.redaction import redacted, redacted_data, secrets_among
 from pgqueue.repository import Holder, JobDetails, JobLine, Listing, PastAttempt
 from pgqueue.statements.listing import JobFilter
 from pgqueue.terminal import harmless, print_table
@@ -25,7 +27,7 @@ def show_jobs(
     with opened(queue) as session:
         page = Listing(session).page(which, limit=limit)
     if as_json:
-        jobs = [as_data(job._asdict()) for job in page.jobs]
+        jobs = [redacted_data(as_data(job._asdict())) for job in page.jobs]
         click.echo(json.dumps({"jobs": jobs, "next_before": page.next_before}, indent=2))
         return
     if not page.jobs:
@@ -39,12 +41,31 @@ def show_jobs(
 
 def show_job(queue: PgQueue, job_id: int, *, as_json: bool) -> None:
     with opened(queue) as session:
-        job = Listing(session).job(job_id)
+        job = _redacted(queue, Listing(session).job(job_id))
     if as_json:
         click.echo(json.dumps(_document(job), indent=2))
         return
     for line in _lines(job):
         click.echo(harmless(line))
+
+
+def _redacted(queue: PgQueue, job: JobDetails) -> JobDetails:
+    """Without secrets; only the app can say which arguments of its tasks are."""
+    task = queue.tasks.get(job.columns["task"])
+    names = () if task is None else task.settings.secret_args
+    secrets = secrets_among(job.columns["args"], names)
+    columns = {
+        name: redacted_data(value, names=names if name == "args" else (), secrets=secrets)
+        for name, value in job.columns.items()
+    }
+    past = [
+        attempt._replace(
+            error=redacted_data(attempt.error, secrets=secrets),
+            traceback=redacted_data(attempt.traceback, secrets=secrets),
+        )
+        for attempt in job.past_attempts
+    ]
+    return replace(job, columns=columns, past_attempts=past)
 
 
 def as_data(value: Any) -> Any:
@@ -75,7 +96,7 @@ def _document(job: JobDetails) -> dict[str, Any]:
 
 
 def _cells(job: JobLine) -> list[str]:
-    error = (job.last_error or "").strip().partition("\n")[0]
+    error = redacted(job.last_error or "").strip().partition("\n")[0]
     return [
         str(job.id),
         job.status.value,

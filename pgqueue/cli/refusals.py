@@ -6,6 +6,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 
 from pgqueue.connecting import advice
 from pgqueue.errors import PgQueueError
+from pgqueue.redaction import redacted
 from pgqueue.terminal import harmless
 
 
@@ -32,17 +33,13 @@ def words_for(error: Exception) -> str | None:
 
 
 def _refused(error: DBAPIError) -> str:
-    return f"The database refuses: {one_line(error.orig).partition(' LINE 1:')[0].rstrip('.')}."
+    return f"The database refuses: {_WHERE.split(one_line(error.orig))[0].rstrip('.')}."
+
+
+_WHERE = re.compile(r" LINE \d+:")
+"""Where in the statement, which nobody at the keyboard has written."""
 
 
 def one_line(error: object) -> str:
     """What an error says, fit for a terminal and a log: one line, no commands, no passwords."""
-    return harmless(without_passwords(" ".join(str(error).split())))
-
-
-def without_passwords(text: str) -> str:
-    """Urls as they may be shown."""
-    return _PASSWORD.sub(r"\1***@", text)
-
-
-_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s/]*@")
+    return harmless(redacted(" ".join(str(error).split())))

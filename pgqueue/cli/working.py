@@ -1,6 +1,5 @@
 """The worker as a process: from its command line to its exit code."""
 
-import logging
 import os
 import threading
 from datetime import timedelta
@@ -8,10 +7,11 @@ from typing import Any
 
 import click
 
+from pgqueue import redaction
 from pgqueue.job_queue import PgQueue
 from pgqueue.worker import Worker
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 PATIENCE = 15.0
 """Seconds for the last outcomes to be written when handlers do not end."""

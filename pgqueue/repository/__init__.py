@@ -2,10 +2,11 @@
 
 from pgqueue.repository.attempts import Attempts, Claim, Claimed, Locked, Pair, Settled
 from pgqueue.repository.fleet import Fleet, Member
-from pgqueue.repository.health import Health, OldTransaction, Waiting
+from pgqueue.repository.health import LIMITS, Health, OldTransaction, Slot, TableHealth, Waiting
 from pgqueue.repository.jobs import (
     Change,
     Enqueued,
+    Holding,
     Jobs,
     NewJob,
     StatusCount,
@@ -15,6 +16,7 @@ from pgqueue.repository.jobs import (
 from pgqueue.repository.listing import Holder, JobDetails, JobLine, JobPage, Listing, PastAttempt
 
 __all__ = [
+    "LIMITS",
     "Attempts",
     "Change",
     "Claim",
@@ -23,6 +25,7 @@ __all__ = [
     "Fleet",
     "Health",
     "Holder",
+    "Holding",
     "JobDetails",
     "JobLine",
     "JobPage",
@@ -35,6 +38,8 @@ __all__ = [
     "OldTransaction",
     "PastAttempt",
     "Settled",
+    "Slot",
+    "TableHealth",
     "StatusCount",
     "Violation",
     "Waiting",

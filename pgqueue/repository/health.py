@@ -1,13 +1,17 @@
 """What may be wrong around the tables, asked of the server."""
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
+from pgqueue.models import SCHEMA
 from pgqueue.statements import health
+
+LIMITS = ("statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout")
+"""Settings by which the server ends what takes too long."""
 
 
 class Waiting(NamedTuple):
@@ -37,6 +41,25 @@ class OldTransaction(NamedTuple):
     who: str
     state: str
     seconds: float
+    remedy: str
+
+
+class Slot(NamedTuple):
+    """A replication slot."""
+
+    name: str
+    is_active: bool
+    transactions_held: int | None
+    """How far back it keeps dead rows from vacuum; None where it keeps none."""
+
+
+class TableHealth(NamedTuple):
+    """What the statistics know of a table."""
+
+    name: str
+    live: int
+    dead: int
+    vacuumed_at: datetime | None
 
 
 class Health:
@@ -67,10 +90,29 @@ class Health:
     def old_transactions(self, age: timedelta) -> list[OldTransaction]:
         """What keeps vacuum from removing what has been dead for this long."""
         rows = self._executor.execute(health.old_transactions(), {"age": age})
-        return [OldTransaction(row[0], row[1], float(row[2])) for row in rows]
+        return [OldTransaction(row[0], row[1], float(row[2]), row[3]) for row in rows]
 
     def tables_without_autovacuum(self) -> list[str]:
         return [row[0] for row in self._executor.execute(health.tables_without_autovacuum())]
+
+    def limits_of_others(self) -> list[RoleSetting]:
+        rows = self._executor.execute(health.limits_of_others(), {"names": list(LIMITS)})
+        return [RoleSetting(*row) for row in rows]
+
+    def slots(self) -> list[Slot]:
+        return [Slot(*row) for row in self._executor.execute(health.replication_slots())]
+
+    def tables(self) -> list[TableHealth]:
+        rows = self._executor.execute(health.tables(), {"schema": SCHEMA})
+        return [TableHealth(*row) for row in rows]
+
+    def connection(self) -> tuple[str | None, bool]:
+        """The server's address, None for a socket of this machine, and whether it is encrypted."""
+        address, is_encrypted = self._executor.execute(health.connection()).one()
+        return address, is_encrypted
+
+    def notification_queue_usage(self) -> float:
+        return float(self._executor.execute(health.notification_queue_usage()).scalar_one())
 
     def is_standby(self) -> bool:
         return bool(self._executor.execute(health.is_standby()).scalar())

@@ -72,6 +72,14 @@ class Enqueued(NamedTuple):
     created_at: datetime
 
 
+class Holding(NamedTuple):
+    """The job that has a unique key."""
+
+    id: int
+    is_readable: bool
+    """Whether the role may read all of it, or only what enqueuing needs."""
+
+
 class StatusCount(NamedTuple):
     queue: str
     status: JobStatus
@@ -96,8 +104,8 @@ class Jobs:
     def __init__(self, executor: Session | Connection) -> None:
         self._executor = executor
 
-    def enqueue(self, new: NewJob, *, args: str, unique_key: str | None) -> Enqueued | int:
-        """Insert a job; returns what the database chose, or the id of the job that has the key."""
+    def enqueue(self, new: NewJob, *, args: str, unique_key: str | None) -> Enqueued | Holding:
+        """Insert a job; returns what the database chose, or the job that has the key."""
         statement = enqueueing.enqueue_job(
             start=new.start, unique=unique_key is not None, notify=new.notify
         )
@@ -138,7 +146,8 @@ class Jobs:
             for id, key, _woken in self._executor.execute(statement, parameters):
                 without_key.append(id) if key is None else ids.setdefault(key, id)
             unknown = {key for key in keys if key is not None} - ids.keys()
-            ids |= self._holders(new.queue, sorted(unknown)) if unknown else {}
+            holders = self._holders(new.queue, sorted(unknown)) if unknown else {}
+            ids |= {key: holder.id for key, holder in holders.items()}
             missing = [(args, key) for args, key in missing if key is not None and key not in ids]
             if not missing:
                 free = iter(sorted(without_key))
@@ -227,10 +236,10 @@ class Jobs:
             )
         return job
 
-    def _holders(self, queue: str, keys: Iterable[str]) -> dict[str, int]:
+    def _holders(self, queue: str, keys: Iterable[str]) -> dict[str, Holding]:
         parameters = {"queue": queue, "keys": json.dumps(list(keys))}
         rows = self._executor.execute(enqueueing.holders_of_unique_keys(), parameters)
-        return {key: id for id, key in rows}
+        return {key: Holding(id, is_readable) for id, key, is_readable in rows}
 
 
 def raising_duplicate(action: Callable[[], Any], job: Job | int, unique_key: str | None) -> Any:

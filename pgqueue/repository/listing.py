@@ -102,15 +102,16 @@ class Listing:
         return None if found is None else JobStatus(found)
 
     def job(self, job_id: int) -> JobDetails:
-        """Everything that is known of one job; raises JobNotFound."""
+        """Everything of one job that this role may read; raises JobNotFound."""
         one = {"job_id": job_id}
-        row = self._executor.execute(listing.job_details(), one).mappings().one_or_none()
+        hidden = frozenset(row[0] for row in self._executor.execute(listing.hidden_columns()))
+        row = self._executor.execute(listing.job_details(hidden), one).mappings().one_or_none()
         if row is None:
             raise JobNotFound(f"job {job_id} does not exist: never committed, or deleted")
         columns = dict(row)
         status = JobStatus(columns.pop("status"))
         held = self._executor.execute(listing.holder_of_job(), one).one_or_none()
-        past = self._executor.execute(listing.attempts_of_job(), one)
+        past = self._executor.execute(listing.attempts_of_job(hidden), one)
         return JobDetails(
             status=status,
             columns=columns,

@@ -8,6 +8,8 @@ calls :func:`upgrade`.  A database is brought up by one of the two.
 from pgqueue.schema.host_history import downgrade, include_name, upgrade
 from pgqueue.schema.own_history import upgrade_database
 from pgqueue.schema.revision_file import write_revision
+from pgqueue.schema.rights import grant, grant_statements, revoke, revoke_statements
+from pgqueue.schema.roles import Roles
 from pgqueue.schema.state import SCHEMA_VERSION, verify
 
 __all__ = [
@@ -17,5 +19,10 @@ __all__ = [
     "upgrade",
     "downgrade",
     "include_name",
+    "grant",
+    "revoke",
+    "Roles",
+    "grant_statements",
+    "revoke_statements",
     "write_revision",
 ]

@@ -9,7 +9,7 @@ from pgqueue.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOl
 from pgqueue.models.base import SCHEMA
 from pgqueue.models.fleet import SchemaVersion
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """What this code is written for.  Version N is brought by revision ``pgqueue_000N``."""
 
 _UPGRADE_COMMAND = "pgqueue --app module:queue upgrade"

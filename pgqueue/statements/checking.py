@@ -81,7 +81,7 @@ def _of_messages() -> list[Select[*tuple[Any, ...]]]:
     )
     count = func.concat(twins.c.count, " messages")
     orphan = func.concat("message ", message_queue.c.id, " points at no job")
-    without_job = ~exists().where(jobs.c.id == target)
+    without_job = ~exists(jobs.c.id).where(jobs.c.id == target)
     always: ColumnElement[bool] = literal_column("true")
     return [
         _broken("a message has a job", target, orphan, message_queue, without_job),
@@ -115,7 +115,7 @@ def _unfinished() -> FromClause:
 
 
 def _of_leases() -> list[Select[*tuple[Any, ...]]]:
-    without_job = ~exists().where(jobs.c.id == leases.c.target_id)
+    without_job = ~exists(jobs.c.id).where(jobs.c.id == leases.c.target_id)
     minute_ago = clock() - literal_column("interval '1 minute'")
     owner_lives = exists().where(
         workers.c.id == leases.c.worker_id,
@@ -142,7 +142,7 @@ def _of_ended_jobs() -> list[Select[*tuple[Any, ...]]]:
     died = jobs.c.outcome.in_([FAILED, CANCELLED])
     letter = and_(dead_letters.c.job_id == jobs.c.id, dead_letters.c.outcome == jobs.c.outcome)
     unread = and_(died, ~exists().where(letter))
-    misplaced = ~exists().where(letter)
+    misplaced = ~exists(jobs.c.id).where(letter)
     still_held = and_(jobs.c.outcome.is_not(None), jobs.c.held_unique_key.is_not(None))
     never_run = and_(jobs.c.outcome == SUCCEEDED, jobs.c.attempts < 1)
     outcome = func.concat("outcome ", jobs.c.outcome)

@@ -17,6 +17,7 @@ from sqlalchemy import (
     column,
     func,
     insert,
+    literal_column,
     select,
     true,
     update,
@@ -25,6 +26,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.sql.selectable import CTE
 
+from pgqueue.models import SCHEMA
 from pgqueue.statements.tables import clock, document, jobs, message_queue, wake_up_call
 
 
@@ -35,6 +37,16 @@ class Start(StrEnum):
     AFTER = "after"
     AT = "at"
 
+
+DISPATCHED = (
+    jobs.c.id,
+    jobs.c.queue,
+    jobs.c.priority,
+    jobs.c.run_at,
+    jobs.c.task,
+    jobs.c.max_attempts,
+)
+"""What a message takes from its job.  Whoever may only enqueue may not read arguments."""
 
 MESSAGE_COLUMNS = ["queue", "priority", "run_at", "target_id", "task", "alone"]
 
@@ -85,9 +97,11 @@ def enqueue_unique_jobs(*, start: Start, notify: bool) -> Executable:
 
 @cache
 def holders_of_unique_keys() -> Executable:
-    """The unfinished jobs of a queue that hold these keys."""
+    """The unfinished jobs of a queue that hold these keys, and whether the role may read them."""
+    all_of_jobs = literal_column(f"""'"{SCHEMA}".jobs', 'SELECT'""", Text)
+    may_read = func.has_table_privilege(all_of_jobs)
     keys = func.jsonb_array_elements_text(cast(bindparam("keys", type_=Text), JSONB))
-    return select(jobs.c.id, jobs.c.held_unique_key).where(
+    return select(jobs.c.id, jobs.c.held_unique_key, may_read).where(
         jobs.c.queue == bindparam("queue", type_=Text),
         jobs.c.held_unique_key.in_(select(keys.column_valued("key"))),
         jobs.c.held_unique_key.is_not(None),
@@ -100,9 +114,9 @@ def dispatch_flushed_job(*, unique: bool, notify: bool) -> Executable:
     this_job = jobs.c.id == bindparam("job_id", type_=BigInteger)
     if unique:
         taken = update(jobs).where(this_job).values(held_unique_key=jobs.c.unique_key)
-        job = taken.returning(jobs).cte("job")
+        job = taken.returning(*DISPATCHED).cte("job")
     else:
-        job = select(jobs).where(this_job).cte("job")
+        job = select(*DISPATCHED).where(this_job).cte("job")
     woken = wake_up_call() if notify else true()
     return select(woken).select_from(job).add_cte(message_of(job).cte("message"))
 
@@ -142,16 +156,7 @@ def _unless_taken(job: Any, unique: bool) -> CTE:
             index_elements=[jobs.c.queue, jobs.c.held_unique_key],
             index_where=jobs.c.held_unique_key.is_not(None),
         )
-    cte: CTE = job.returning(
-        jobs.c.id,
-        jobs.c.queue,
-        jobs.c.priority,
-        jobs.c.run_at,
-        jobs.c.task,
-        jobs.c.max_attempts,
-        jobs.c.held_unique_key,
-        jobs.c.created_at,
-    ).cte("job")
+    cte: CTE = job.returning(*DISPATCHED, jobs.c.held_unique_key, jobs.c.created_at).cte("job")
     return cte
 
 

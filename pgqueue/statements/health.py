@@ -70,7 +70,7 @@ def settings_of_others() -> Executable:
 
 @cache
 def old_transactions() -> Executable:
-    """Sessions and prepared transactions that vacuum has to wait for: who, state, seconds.
+    """Sessions and prepared transactions that vacuum has to wait for: who, state, seconds, remedy.
 
     Snapshots of other databases hold back nothing here, but for the shared catalogs.
     """
@@ -79,7 +79,8 @@ def old_transactions() -> Executable:
         SELECT concat('session ', pid, ' of ', usename,
                       CASE WHEN application_name <> ''
                            THEN concat(' (', application_name, ')') END),
-               state, extract(epoch FROM clock_timestamp() - xact_start)
+               state, extract(epoch FROM clock_timestamp() - xact_start),
+               concat('SELECT pg_terminate_backend(', pid, ')')
         FROM pg_stat_activity
         WHERE datname = current_database() AND backend_type = 'client backend'
           AND pid <> pg_backend_pid()
@@ -88,7 +89,8 @@ def old_transactions() -> Executable:
                OR backend_xid IS NOT NULL)
         UNION ALL
         SELECT concat('prepared transaction ', quote_literal(gid), ' of ', owner), 'prepared',
-               extract(epoch FROM clock_timestamp() - prepared)
+               extract(epoch FROM clock_timestamp() - prepared),
+               concat('ROLLBACK PREPARED ', quote_literal(gid))
         FROM pg_prepared_xacts
         WHERE database = current_database() AND prepared < clock_timestamp() - :age
         ORDER BY 3 DESC
@@ -108,6 +110,67 @@ def tables_without_autovacuum() -> Executable:
         ORDER BY relname
         """  # noqa: S608  # the schema name is checked where it is read
     )
+
+
+@cache
+def limits_of_others() -> Executable:
+    """Timeouts, in milliseconds, that other roles get in this database: role, name, value."""
+    return text(
+        """
+        SELECT rolname, name, CASE WHEN value ~ '^[0-9]+$' THEN value
+                                   ELSE (extract(epoch FROM value::interval) * 1000)::bigint::text
+                              END
+        FROM pg_db_role_setting
+        JOIN pg_roles ON pg_roles.oid = setrole
+        CROSS JOIN unnest(setconfig) AS setting
+        CROSS JOIN LATERAL (
+            SELECT split_part(setting, '=', 1) AS name, split_part(setting, '=', 2) AS value
+        ) AS part
+        WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+          AND rolname <> current_user AND name = ANY(:names)
+        ORDER BY rolname, name
+        """
+    )
+
+
+@cache
+def replication_slots() -> Executable:
+    """Slots that may hold back this database: name, whether somebody reads, transactions held."""
+    return text(
+        """
+        SELECT slot_name, active, nullif(greatest(age(xmin), age(catalog_xmin)), 0)
+        FROM pg_replication_slots
+        WHERE NOT temporary AND (database IS NULL OR database = current_database())
+        ORDER BY slot_name
+        """
+    )
+
+
+@cache
+def tables() -> Executable:
+    """Our tables with the rows that live, those that are dead, and the last autovacuum."""
+    return text(
+        """
+        SELECT relname, n_live_tup, n_dead_tup, last_autovacuum
+        FROM pg_stat_user_tables WHERE schemaname = :schema ORDER BY relname
+        """
+    )
+
+
+@cache
+def connection() -> Executable:
+    """The server's address as this connection reaches it, and whether it is encrypted."""
+    return text(
+        """
+        SELECT host(inet_server_addr()),
+               coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false)
+        """
+    )
+
+
+@cache
+def notification_queue_usage() -> Executable:
+    return text("SELECT pg_notification_queue_usage()")
 
 
 @cache

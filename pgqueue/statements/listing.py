@@ -12,19 +12,22 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     ColumnElement,
     Executable,
     Select,
     Table,
+    Text,
     bindparam,
     exists,
     literal_column,
     select,
+    text,
     true,
     union,
 )
 
-from pgqueue.models import Job, JobStatus
+from pgqueue.models import SCHEMA, Job, JobStatus
 from pgqueue.statements.tables import (
     SUCCEEDED,
     clock,
@@ -104,10 +107,29 @@ def job_ids(which: JobFilter, *, limit: int | None, newest_first: bool) -> Selec
     return first(select(found.c.id), found.c.id)
 
 
+NOT_YOURS = "(not readable by this role)"
+
+
 @cache
-def job_details() -> Executable:
+def hidden_columns() -> Executable:
+    """What this role may not read of a job and its attempts, as ``table.column``."""
+    return text(
+        f"""
+        SELECT concat(relname, '.', attname)
+        FROM pg_attribute
+        JOIN pg_class ON pg_class.oid = attrelid
+        WHERE relnamespace = to_regnamespace('"{SCHEMA}"')
+          AND relname IN ('jobs', 'job_attempts')
+          AND attnum > 0 AND NOT attisdropped
+          AND NOT has_column_privilege(attrelid, attnum, 'SELECT')
+        """  # noqa: S608  # the schema name is checked where it is read
+    )
+
+
+def job_details(hidden: frozenset[str]) -> Executable:
     """Everything in the row of one job, and its status."""
-    return select(*jobs.c, Job.status.label("status")).where(Job.id == JOB)
+    columns = [_if_shown(one, hidden) for one in jobs.c]
+    return select(*columns, Job.status.label("status")).where(Job.id == JOB)
 
 
 @cache
@@ -132,16 +154,15 @@ def holder_of_job() -> Executable:
     )
 
 
-@cache
-def attempts_of_job() -> Executable:
+def attempts_of_job(hidden: frozenset[str]) -> Executable:
     """Every attempt of a job that did not end well, the oldest first."""
     return (
         select(
             job_attempts.c.attempt,
             job_attempts.c.outcome,
             job_attempts.c.error_type,
-            job_attempts.c.error,
-            job_attempts.c.traceback,
+            _if_shown(job_attempts.c.error, hidden),
+            _if_shown(job_attempts.c.traceback, hidden),
             job_attempts.c.worker_id,
             workers.c.hostname,
             workers.c.pid,
@@ -152,6 +173,12 @@ def attempts_of_job() -> Executable:
         .where(job_attempts.c.job_id == JOB)
         .order_by(job_attempts.c.message_id, job_attempts.c.attempt)
     )
+
+
+def _if_shown(column: Column[Any], hidden: frozenset[str]) -> ColumnElement[Any]:
+    if f"{column.table.name}.{column.name}" not in hidden:
+        return column
+    return literal_column(f"'{NOT_YOURS}'", Text).label(column.name)
 
 
 def _standing_in(

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
 from pgqueue.models import Job
-from pgqueue.statements.enqueueing import message_of
+from pgqueue.statements.enqueueing import DISPATCHED, message_of
 from pgqueue.statements.tables import (
     CANCELLED,
     CTID,
@@ -129,7 +129,7 @@ def delete_records() -> Executable:
 @cache
 def delete_lease_of_ended_job() -> Executable:
     """Fence whoever still runs a job that has ended: its late settle finds no lease."""
-    ended = exists().where(jobs.c.id == JOB, _is_dead())
+    ended = exists(jobs.c.id).where(jobs.c.id == JOB, _is_dead())
     return delete(leases).where(leases.c.target_id == JOB, ended)
 
 
@@ -176,7 +176,7 @@ def requeue_job(*, notify: bool) -> Executable:
             cancel_requested_at=null(),
             held_unique_key=jobs.c.unique_key,
         )
-        .returning(jobs)
+        .returning(*DISPATCHED)
         .cte("job")
     )
     message = message_of(job).cte("message")

@@ -1,12 +1,12 @@
 """The claimer: keeps the workbench supplied, in lease mode."""
 
-import logging
 import time
 from collections.abc import Callable
 from threading import Event
 
 from sqlalchemy import Connection
 
+from pgqueue import redaction
 from pgqueue.outcomes import Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import CLAIMING
@@ -16,7 +16,7 @@ from pgqueue.worker.lookout import Lookout
 from pgqueue.worker.loops import Loop
 from pgqueue.worker.prefetch import STALE, Prefetch
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 OPEN_EVERY = 0.050
 """Seconds between two claims for free slots, which alone bring the jobs that must not wait here."""

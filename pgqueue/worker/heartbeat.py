@@ -4,7 +4,6 @@ On a connection of its own, which also holds the advisory lock whose loss tells 
 the process is gone.  Independent of pool, handlers and event loop: none of them can stop it.
 """
 
-import logging
 import os
 import socket
 import time
@@ -14,14 +13,14 @@ from threading import Event
 
 from sqlalchemy import Connection, Engine
 
-from pgqueue import maintenance
+from pgqueue import maintenance, redaction
 from pgqueue.repository import Fleet
 from pgqueue.unit_of_work import UPKEEP
 from pgqueue.worker.line import Line
 from pgqueue.worker.loops import Loop
 from pgqueue.worker.outage import Outage
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 BEAT = 0.5
 LAST_WORD = 5.0

@@ -6,13 +6,12 @@ worker would be tried for ever.  Everything else happens in T, the transaction t
 message, or not at all.  The states, and who may act in them: docs/explanation/life-of-a-job.md.
 """
 
-import logging
 from datetime import timedelta
 
 from sqlalchemy import Connection, NestedTransaction
 from sqlalchemy.exc import DBAPIError
 
-from pgqueue import execution
+from pgqueue import execution, redaction
 from pgqueue.execution import CancelWins, Stale, Verdict
 from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
 from pgqueue.repository import Attempts, Claimed, Locked, Pair
@@ -39,7 +38,7 @@ from pgqueue.worker.transactional import (
 from pgqueue.worker.turnstile import Turnstile
 from pgqueue.worker.workbench import WORDS
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 Done = tuple[Run, Outcome]
 

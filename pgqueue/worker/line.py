@@ -13,10 +13,11 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from pgqueue import redaction
 from pgqueue.unit_of_work import own_connection
 from pgqueue.worker.outage import REPEAT, Outage, is_away, words_of
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 T = TypeVar("T")
 

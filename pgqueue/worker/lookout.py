@@ -4,25 +4,31 @@ Polling is the truth and notifications are hints.  Both modes claim through it, 
 at a time.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from sqlalchemy import Connection, func, select
 
+from pgqueue import redaction
 from pgqueue.repository import Claim, Claimed, Locked, Pair
 from pgqueue.statements.tables import lock_key
 from pgqueue.worker.crew import Crew
 from pgqueue.worker.frontiers import LATEST_SWEEP
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 Kind = TypeVar("Kind", Claimed, Locked)
 
 BRIEF = (0.001, 0.002)
 """Seconds to wait before a worker that was busy goes to sleep properly."""
 FIRST_NAP = 0.005
+
+FALSE_ALARMS = 10
+"""So many wake-ups in a row may have been for nothing: other workers took what they were for."""
+HUSH = 0.02
+"""Seconds between two more of them.  Any role that can connect can notify, as often as it likes,
+and must not have all workers claim as often."""
 
 
 class Lookout:
@@ -34,6 +40,7 @@ class Lookout:
         self._election_at = float("-inf")
         self._idle = 0
         self._armed_at: float | None = None
+        self._false_alarms = 0
         self.found_none = False
         """Whether the last claim came back empty."""
 
@@ -73,7 +80,7 @@ class Lookout:
         frontiers.advance(pairs, found, limit=limit, ahead=ahead)
         self.found_none = not found.taken
         if found.rows:
-            self._idle = 0
+            self._idle = self._false_alarms = 0
         if found.taken >= limit:
             self._disarm()
         return found
@@ -89,6 +96,8 @@ class Lookout:
         """
         crew = self._crew
         self._idle += 1
+        if self._false_alarms > FALSE_ALARMS:
+            crew.stopping.wait(HUSH)
         if self._armed_at is None and self._idle <= len(BRIEF):
             self._heed(crew.listener.wait(BRIEF[self._idle - 1]))
             return
@@ -106,6 +115,7 @@ class Lookout:
         self._heed(crew.listener.wait(nap))
 
     def _heed(self, words: set[str]) -> None:
+        self._false_alarms += bool(words)
         if "rewind" in words:
             self._crew.frontiers.rewind()
 

@@ -1,12 +1,13 @@
 """A loop: a thread of the worker that must not die unseen."""
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import Thread
 
-logger = logging.getLogger(__name__)
+from pgqueue import redaction
+
+logger = redaction.logger(__name__)
 
 
 class Loop(Thread, ABC):

@@ -6,9 +6,10 @@ from threading import Lock
 
 from sqlalchemy.exc import DBAPIError
 
+from pgqueue import redaction
 from pgqueue.connecting import advice
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 REPEAT = 30.0
 """Seconds after which an outage is told again, or a refused statement; in between, only at the

@@ -1,6 +1,5 @@
 """The worker an application or the command line starts."""
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -12,13 +11,14 @@ from datetime import timedelta
 from threading import Event
 from typing import Any
 
+from pgqueue import redaction
 from pgqueue.errors import UsedAcrossFork, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.worker.plan import Mode, checked_plan
 from pgqueue.worker.shift import Shift
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -1,6 +1,5 @@
 """The settler: writes outcomes down in batches, until they are written."""
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +8,7 @@ from threading import Event
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from pgqueue import redaction
 from pgqueue.outcomes import (
     Cancelled,
     ErrorReport,
@@ -28,7 +28,7 @@ from pgqueue.worker.loops import Loop
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.workbench import Workbench
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 Settlement = tuple[Claimed, Outcome]
 

@@ -1,14 +1,13 @@
 """A shift: one run of a worker, from the first heartbeat to the last settle."""
 
 import atexit
-import logging
 from collections import Counter
 from collections.abc import Callable
 from threading import Event, Lock, Thread
 
 from sqlalchemy import Connection, Engine
 
-from pgqueue import execution, schema
+from pgqueue import execution, redaction, schema
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.network import NETWORK
@@ -33,7 +32,7 @@ from pgqueue.worker.turnstile import Turnstile
 from pgqueue.worker.upkeep import Upkeep
 from pgqueue.worker.workbench import Workbench
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 WATCH_EVERY = 0.1
 LAST_SETTLE = 10.0

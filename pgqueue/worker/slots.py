@@ -1,16 +1,15 @@
 """Slots: the threads that run handlers."""
 
-import logging
 import time
 
-from pgqueue import execution
+from pgqueue import execution, redaction
 from pgqueue.context import JobContext, nothing_around
 from pgqueue.outcomes import Exhausted, Outcome
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.loops import Loop
 from pgqueue.worker.transactional import run_in_async_transaction, run_in_transaction
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 NO_CONTEXT = JobContext(0, 0, 0, "", "")
 """For handlers that do not ask for one, with nothing around them that does."""

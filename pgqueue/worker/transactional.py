@@ -5,7 +5,6 @@ passed on meanwhile it finds nothing, and everything the handler wrote rolls bac
 """
 
 import asyncio
-import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from pgqueue import async_session, execution
+from pgqueue import async_session, execution, redaction
 from pgqueue.execution import CancelWins, Stale, Verdict
 from pgqueue.network import NETWORK
 from pgqueue.outcomes import Cancelled, Outcome, Released
@@ -31,7 +30,7 @@ from pgqueue.worker.workbench import STALE, WORDS
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 LOOK_EVERY = 0.1
 LOOK_FOR = 60.0

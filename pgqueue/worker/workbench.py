@@ -1,12 +1,12 @@
 """The workbench: what this process has claimed, what it runs, and what waits to be settled."""
 
 import heapq
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from threading import Condition, Event
 
+from pgqueue import redaction
 from pgqueue.outcomes import (
     Cancelled,
     Exhausted,
@@ -19,7 +19,7 @@ from pgqueue.outcomes import (
 )
 from pgqueue.repository import Claimed, Settled
 
-logger = logging.getLogger(__name__)
+logger = redaction.logger(__name__)
 
 BATCH = 2000
 STALE = "stale"

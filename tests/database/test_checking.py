@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
@@ -13,10 +14,13 @@ from chaos.logical import (
     declare_dead,
     enqueue,
     enqueue_many,
+    rescue,
     violations,
     worker_settings,
 )
-from pgqueue import PgQueue
+from chaos.plans import Plan
+from pgqueue import PgQueue, Violation
+from pgqueue.cli.remedies import remedy_for
 from pgqueue.outcomes import Failed, Outcome, Succeeded
 from pgqueue.statements import checking
 
@@ -134,6 +138,28 @@ def bring_to(state: str, worker: LogicalWorker) -> None:
             assert worker.settle(claimed, ENDINGS[state])
 
 
+def by_view(engine: Engine) -> list[tuple[Any, ...]]:
+    """What the view says, which cannot change with the code, and must say what the check says."""
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT * FROM pgqueue.invariant_violations"))
+        return sorted(map(tuple, found))
+
+
+def mend(engine: Engine, found: list[Violation]) -> None:
+    """Do what the doctor says."""
+    for violation in found:
+        for step in remedy_for(violation):
+            match step.split():
+                case ["pgqueue", "worker"]:
+                    rescue(engine)
+                case ["pgqueue", verb, job_id]:
+                    with engine.begin() as connection:
+                        getattr(PgQueue(), verb)(connection, int(job_id))
+                case _:
+                    with engine.begin() as connection:
+                        connection.execute(text(step))
+
+
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: f"{damage.rule}-{damage.state}")
 def test_damage_is_reported_with_its_job(
     engine: Engine, worker: LogicalWorker, damage: Damage
@@ -151,6 +177,9 @@ def test_damage_is_reported_with_its_job(
     assert (damage.rule, job_id) in {(one.rule, one.job_id) for one in found}
     assert {one.job_id for one in found} == {job_id}
     assert all(f"job {job_id}: {one.rule}; {one.detail}" == str(one) for one in found)
+    assert by_view(engine) == sorted((one.rule, one.job_id, one.detail) for one in found)
+    mend(engine, found)
+    assert violations(engine) == []
 
 
 def test_every_rule_has_its_damage(engine: Engine) -> None:
@@ -173,6 +202,7 @@ def test_what_is_sound_is_not_reported(engine: Engine, worker: LogicalWorker, st
     declare_dead(engine, worker)
 
     assert violations(engine) == []
+    assert by_view(engine) == []
 
 
 def test_what_is_left_of_ended_jobs_is_no_damage(engine: Engine, worker: LogicalWorker) -> None:
@@ -184,6 +214,7 @@ def test_what_is_left_of_ended_jobs_is_no_damage(engine: Engine, worker: Logical
     worker.transaction.rollback()
 
     assert violations(engine) == []
+    assert by_view(engine) == []
 
 
 def test_a_check_takes_one_pass_over_each_table_however_large_it_is(engine: Engine) -> None:
@@ -195,3 +226,36 @@ def test_a_check_takes_one_pass_over_each_table_however_large_it_is(engine: Engi
         connection.execute(text("SET LOCAL statement_timeout = '10s'"))
 
         assert connection.execute(checking.invariant_violations()).all() == []
+        view = text("SELECT * FROM pgqueue.invariant_violations")
+        assert connection.execute(view).all() == []
+
+
+IN_FLIGHT = "SELECT * FROM pgqueue.invariant_violations_in_flight"
+ONE_RULE = "SELECT * FROM pgqueue.invariant_violations WHERE rule = 'a lease has a job'"
+
+
+@pytest.mark.parametrize("query", [IN_FLIGHT, ONE_RULE])
+@pytest.mark.parametrize("is_analyzed", [False, True])
+def test_what_is_in_flight_is_checked_without_reading_all_jobs(
+    engine: Engine, query: str, is_analyzed: bool
+) -> None:
+    with engine.begin() as connection:
+        enqueue_many(connection, 20_000)
+        connection.execute(text("DELETE FROM pgqueue.message_queue WHERE target_id > 100"))
+        if is_analyzed:
+            connection.execute(text("ANALYZE pgqueue.jobs, pgqueue.message_queue"))
+        explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {query}"
+        plan = Plan.of(connection.execute(text(explain)).scalar_one()[0])
+
+    assert plan.scans_of("jobs") <= {"Index Scan jobs_pkey", "Index Only Scan jobs_pkey"}
+    read = [node for node in plan.nodes if node.get("Relation Name") == "jobs"]
+    assert sum(node["Actual Rows"] * node["Actual Loops"] for node in read) <= 3 * 100
+
+
+def test_each_rule_is_a_branch_that_a_query_for_another_leaves_out(engine: Engine) -> None:
+    with engine.begin() as connection:
+        explain = f"EXPLAIN (FORMAT JSON) {ONE_RULE}"
+        plan = Plan.of(connection.execute(text(explain)).scalar_one()[0])
+
+    tables = {node["Relation Name"] for node in plan.nodes if "Relation Name" in node}
+    assert tables == {"jobs", "leases"}

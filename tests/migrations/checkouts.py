@@ -17,17 +17,17 @@ from alembic import op
 
 from pgqueue.models.base import SCHEMA
 
-revision, down_revision = "pgqueue_0002", "pgqueue_0001"
+revision, down_revision = "pgqueue_0003", "pgqueue_0002"
 
 
 def upgrade():
     op.add_column("queues", sa.Column("note", sa.Text), schema=SCHEMA)
-    op.execute(f"UPDATE {SCHEMA}.schema_version SET version = 2")
+    op.execute(f"UPDATE {SCHEMA}.schema_version SET version = 3")
 
 
 def downgrade():
     op.drop_column("queues", "note", schema=SCHEMA)
-    op.execute(f"UPDATE {SCHEMA}.schema_version SET version = 1")
+    op.execute(f"UPDATE {SCHEMA}.schema_version SET version = 2")
 """
 
 
@@ -45,13 +45,13 @@ def copy_of_checkout(directory: Path) -> Path:
 
 
 def checkout_of_next_version(directory: Path) -> Path:
-    """This code as it will be when there is a second revision."""
+    """This code as it will be when there is one revision more."""
     copy_of_checkout(directory)
-    (directory / "alembic" / "versions" / "0002_note_on_queues.py").write_text(NEXT_REVISION)
+    (directory / "alembic" / "versions" / "0003_note_on_queues.py").write_text(NEXT_REVISION)
     state = directory / "pgqueue" / "schema" / "state.py"
     before = state.read_text()
-    assert "SCHEMA_VERSION = 1\n" in before
-    state.write_text(before.replace("SCHEMA_VERSION = 1\n", "SCHEMA_VERSION = 2\n"))
+    assert "SCHEMA_VERSION = 2\n" in before
+    state.write_text(before.replace("SCHEMA_VERSION = 2\n", "SCHEMA_VERSION = 3\n"))
     return directory
 
 

@@ -96,14 +96,14 @@ def test_the_revision_is_written_wherever_the_host_is_named(unused_host: Host, g
 
     assert path.parent == unused_host.migrations / "versions"
     assert "jobs_please" in path.name
-    assert "pgqueue.schema.upgrade(to=1, base=0)" in path.read_text()
-    assert "pgqueue.schema.downgrade(to=0, base=1)" in path.read_text()
+    assert "pgqueue.schema.upgrade(to=2, base=0)" in path.read_text()
+    assert "pgqueue.schema.downgrade(to=0, base=2)" in path.read_text()
 
 
 def test_a_second_revision_for_the_same_version_is_refused(unused_host: Host) -> None:
     write_revision(unused_host.migrations)
 
-    with pytest.raises(SchemaError, match=r"already calls pgqueue\.schema\.upgrade\(to=1\)"):
+    with pytest.raises(SchemaError, match=r"already calls pgqueue\.schema\.upgrade\(to=2\)"):
         write_revision(unused_host.migrations)
 
     assert len(list(unused_host.migrations.glob("versions/*.py"))) == 1

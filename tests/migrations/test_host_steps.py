@@ -14,7 +14,7 @@ from hosts import host_revision, offline_revision
 from sqlalchemy import Connection, Engine, MetaData, create_engine, text
 
 from pgqueue.errors import SchemaError, SchemaTooNew
-from pgqueue.schema import downgrade, include_name, upgrade, verify
+from pgqueue.schema import SCHEMA_VERSION, downgrade, include_name, upgrade, verify
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_host_revision_gives_the_tables_of_the_stand_alone_history(
     empty_connection: Connection, database_url: str
 ) -> None:
     with host_revision(empty_connection):
-        upgrade(to=1)
+        upgrade(to=SCHEMA_VERSION)
 
     verify(empty_connection)
     assert read_facts(empty_connection) == facts(database_url)
@@ -37,16 +37,16 @@ def test_a_host_revision_gives_the_tables_of_the_stand_alone_history(
 
 def test_a_step_the_database_already_has_is_skipped(empty_connection: Connection) -> None:
     with host_revision(empty_connection):
-        upgrade(to=1)
+        upgrade(to=SCHEMA_VERSION)
 
-        upgrade(to=1)
+        upgrade(to=SCHEMA_VERSION)
 
     verify(empty_connection)
 
 
 def test_a_host_revision_takes_over_from_the_stand_alone_history(engine: Engine) -> None:
     with engine.begin() as connection, host_revision(connection):
-        upgrade(to=1)
+        upgrade(to=SCHEMA_VERSION)
 
     with engine.connect() as connection:
         verify(connection)
@@ -61,19 +61,19 @@ def test_a_version_table_of_the_host_in_our_schema_is_left_alone(
     empty_connection.execute(text("INSERT INTO pgqueue.alembic_version VALUES ('4f5e')"))
 
     with host_revision(empty_connection):
-        upgrade(to=1)
+        upgrade(to=SCHEMA_VERSION)
 
     assert empty_connection.scalar(text("SELECT * FROM pgqueue.alembic_version")) == "4f5e"
 
 
 def test_down_and_up_again_in_one_host_gives_the_same(empty_connection: Connection) -> None:
     with host_revision(empty_connection):
-        upgrade(to=1)
+        upgrade(to=SCHEMA_VERSION)
         before = read_facts(empty_connection)
 
         downgrade(to=0)
         between = read_facts(empty_connection)
-        upgrade(to=1)
+        upgrade(to=SCHEMA_VERSION)
 
     assert between == set()
     assert read_facts(empty_connection) == before
@@ -84,7 +84,7 @@ def test_offline_steps_run_on_an_empty_database_and_give_the_same(
 ) -> None:
     script = io.StringIO()
     with offline_revision(script):
-        upgrade(to=1)
+        upgrade(to=SCHEMA_VERSION, base=0)
 
     empty_connection.exec_driver_sql(script.getvalue())
 
@@ -95,7 +95,8 @@ def test_offline_steps_run_on_an_empty_database_and_give_the_same(
 def test_offline_steps_go_down_from_the_newest_version(engine: Engine) -> None:
     script = io.StringIO()
     with offline_revision(script):
-        downgrade(to=0)
+        downgrade(to=SCHEMA_VERSION - 1)
+        downgrade(to=0, base=SCHEMA_VERSION - 1)
 
     with engine.begin() as connection:
         connection.exec_driver_sql(script.getvalue())
@@ -108,7 +109,7 @@ def test_a_version_this_code_does_not_know_names_the_installed_one(
     installed = f"the installed sqlalchemy-pgqueue {metadata.version('sqlalchemy-pgqueue')}"
 
     with host_revision(empty_connection), pytest.raises(SchemaError, match=re.escape(installed)):
-        upgrade(to=2)
+        upgrade(to=SCHEMA_VERSION + 1)
 
 
 @pytest.mark.parametrize("call", [lambda: upgrade(to=0), lambda: downgrade(to=-1)])
@@ -121,9 +122,9 @@ def test_a_version_below_the_lowest_is_refused(
 
 def test_the_way_back_from_newer_tables_needs_newer_code(engine: Engine) -> None:
     with engine.begin() as connection, host_revision(connection):
-        connection.execute(text("UPDATE pgqueue.schema_version SET version = 2"))
+        connection.execute(text("UPDATE pgqueue.schema_version SET version = version + 1"))
 
-        with pytest.raises(SchemaTooNew, match="knows the way back from version 1"):
+        with pytest.raises(SchemaTooNew, match=f"the way back from version {SCHEMA_VERSION}"):
             downgrade(to=0)
 
 
@@ -132,7 +133,7 @@ def test_a_lost_version_row_is_not_taken_for_an_empty_database(engine: Engine) -
         connection.execute(text("TRUNCATE pgqueue.schema_version"))
 
         with pytest.raises(SchemaError, match="has lost its row"):
-            upgrade(to=1)
+            upgrade(to=SCHEMA_VERSION)
 
 
 def test_a_host_that_compares_every_schema_would_drop_our_tables(engine: Engine) -> None:

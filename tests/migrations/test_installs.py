@@ -27,10 +27,10 @@ engine = create_engine(sys.argv[1])
 upgrade_database(engine)
 with engine.begin() as connection, host_revision(connection):
     downgrade(to=0)
-    upgrade(to=1)
+    upgrade(to=2)
     verify(connection)
 with offline_revision(io.StringIO()):
-    upgrade(to=1)
+    upgrade(to=2, base=0)
 print(pgqueue.__file__)
 """
 

@@ -46,8 +46,8 @@ def test_eight_processes_at_once_write_one_history(
 
     assert [process.exitcode for process in processes] == [0] * PROCESSES
     with empty_engine.connect() as connection:
-        assert connection.execute(HISTORY).all() == [("pgqueue_0001",)]
-        assert connection.execute(VERSIONS).all() == [(1, 1)]
+        assert connection.execute(HISTORY).all() == [("pgqueue_0002",)]
+        assert connection.execute(VERSIONS).all() == [(2, 1)]
 
 
 def upgrade_when(start: Barrier, url: str, isolation_level: Any) -> None:
@@ -103,20 +103,20 @@ def test_a_role_that_may_only_fill_a_given_schema_can_upgrade(empty_engine: Engi
 
 def test_an_older_process_leaves_newer_tables_alone(engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.execute(text("UPDATE pgqueue.schema_version SET version = 2"))
-        connection.execute(text("UPDATE pgqueue.alembic_version SET version_num = 'pgqueue_0002'"))
+        connection.execute(text("UPDATE pgqueue.schema_version SET version = 3"))
+        connection.execute(text("UPDATE pgqueue.alembic_version SET version_num = 'pgqueue_0003'"))
 
     upgrade_database(engine)
 
     with engine.connect() as connection:
-        assert connection.execute(VERSIONS).all() == [(2, 1)]
+        assert connection.execute(VERSIONS).all() == [(3, 1)]
 
 
 def test_tables_a_host_brought_are_left_alone_while_they_are_current(
     empty_engine: Engine,
 ) -> None:
     with empty_engine.begin() as connection, host_revision(connection):
-        upgrade(to=1)
+        upgrade(to=2)
 
     upgrade_database(empty_engine)
 
@@ -126,10 +126,10 @@ def test_tables_a_host_brought_are_left_alone_while_they_are_current(
 
 def test_tables_a_host_brought_are_upgraded_by_the_host_alone(empty_engine: Engine) -> None:
     with empty_engine.begin() as connection, host_revision(connection):
-        upgrade(to=1)
+        upgrade(to=2)
         connection.execute(text("UPDATE pgqueue.schema_version SET version = 0"))
 
-    with pytest.raises(SchemaError, match=r"`pgqueue\.schema\.upgrade\(to=1, base=0\)`"):
+    with pytest.raises(SchemaError, match=r"`pgqueue\.schema\.upgrade\(to=2, base=0\)`"):
         upgrade_database(empty_engine)
 
 

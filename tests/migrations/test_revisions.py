@@ -15,8 +15,9 @@ from hosts import CHECKOUT
 from sqlalchemy import Connection, Engine, NullPool, create_engine, insert, select, text
 
 import pgqueue
+from pgqueue.errors import SchemaTooOld
 from pgqueue.models import Base, DeadLetter, Job, Lease, MessageQueue, SchemaVersion
-from pgqueue.schema import upgrade_database
+from pgqueue.schema import upgrade_database, verify
 
 REVISIONS = sorted(Path(pgqueue.__file__).parent.glob("migrations/versions/*.py"))
 
@@ -56,7 +57,7 @@ def test_the_catalog_is_the_one_the_models_would_create(
 
 def what_models_describe(found: set[str]) -> set[str]:
     """Neither views nor storage parameters, which SQLAlchemy 2.0 cannot give to a table."""
-    others = ("view ", "column job_overview.", "storage ")
+    others = ("view ", "column job_overview.", "column invariant_violations", "storage ")
     return {fact for fact in found if not fact.startswith(others)}
 
 
@@ -132,6 +133,18 @@ def test_the_first_revision_writes_version_one(connection: Connection) -> None:
 
     row = connection.execute(select(SchemaVersion.version, SchemaVersion.oldest_code)).one()
     assert row == (1, 1)
+
+
+def test_the_second_revision_serves_code_of_the_first(connection: Connection) -> None:
+    row = connection.execute(select(SchemaVersion.version, SchemaVersion.oldest_code)).one()
+    assert row == (2, 1)
+
+    command.downgrade(our_history(connection), "pgqueue_0001")
+
+    row = connection.execute(select(SchemaVersion.version, SchemaVersion.oldest_code)).one()
+    assert row == (1, 1)
+    with pytest.raises(SchemaTooOld, match="needs version 2"):
+        verify(connection)
 
 
 @pytest.mark.parametrize("revision", REVISIONS, ids=lambda path: path.stem)

@@ -61,6 +61,7 @@ async def with_context_and_async_session(
     timeout=timedelta(seconds=30),
     retry=Retry.never(),
     unique_key=lambda number: f"welcome:{number}",
+    secret_args=("number",),
     transactional=True,
 )
 def with_options(session: Session, number: int) -> str:

@@ -1,0 +1,46 @@
+"""What mends a row that breaks a rule: commands and SQL, in the order in which they are run."""
+
+from pgqueue.models import SCHEMA
+from pgqueue.repository import Violation
+
+_CANCEL = "pgqueue cancel {id}"
+_REQUEUE = "pgqueue requeue {id}"
+_WORK = "pgqueue worker"
+_NO_MESSAGE = 'DELETE FROM "{schema}".message_queue WHERE target_id = {id}'
+
+REMEDIES: dict[str, tuple[str, ...]] = {
+    "an unfinished job has a message or a lease": (_CANCEL, _REQUEUE),
+    "attempts never exceed max_attempts": (
+        'UPDATE "{schema}".jobs SET attempts = max_attempts WHERE id = {id}',
+    ),
+    "a message has a job": (_NO_MESSAGE,),
+    "a job has at most one message": (
+        'DELETE FROM "{schema}".message_queue WHERE target_id = {id} AND id < '
+        '(SELECT max(id) FROM "{schema}".message_queue WHERE target_id = {id})',
+    ),
+    "a message stands where its job says": (_NO_MESSAGE, _CANCEL, _REQUEUE),
+    "a message beside a lease is the one the lease holds": (_NO_MESSAGE,),
+    "a lease has a job": ('DELETE FROM "{schema}".leases WHERE target_id = {id}',),
+    # Any worker looks for them twice a second.
+    "a lease has an owner that lives, or is rescued within a minute": (_WORK,),
+    "a dead letter says what its job says": (
+        'DELETE FROM "{schema}".dead_letters WHERE job_id = {id}',
+    ),
+    "a failed or cancelled job has a dead letter": (
+        'INSERT INTO "{schema}".dead_letters (job_id, outcome, queue, task, finished_at) '
+        'SELECT id, outcome, queue, task, finished_at FROM "{schema}".jobs WHERE id = {id} '
+        "ON CONFLICT (job_id) DO UPDATE SET outcome = excluded.outcome",
+    ),
+    "an ended job holds no unique key": (
+        'UPDATE "{schema}".jobs SET held_unique_key = NULL WHERE id = {id}',
+    ),
+    "a succeeded job was attempted": ('UPDATE "{schema}".jobs SET attempts = 1 WHERE id = {id}',),
+}
+"""Beside the rules in their words.  Of several broken by one job, in the order of the check."""
+
+
+def remedy_for(violation: Violation) -> tuple[str, ...]:
+    """The steps that mend it."""
+    return tuple(
+        step.format(id=violation.job_id, schema=SCHEMA) for step in REMEDIES[violation.rule]
+    )

@@ -1,0 +1,76 @@
+"""``pgqueue grant`` and ``pgqueue revoke``: which roles may do what with the tables."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from pgqueue.cli.group import Given, app_option, url_option, verbose_option
+
+_PURPOSES = {
+    "worker": "Runs jobs: reads and writes the tables, changes none.",
+    "enqueue": "Writes jobs, and reads no arguments.",
+    "dashboard": "Reads all but arguments, results, tracebacks; may cancel, requeue, pause.",
+    "owner": "Owns the tables; best a role that cannot log in.",
+    "migrator": "May become the owner, to upgrade the tables.",
+}
+
+
+def _roles(function: Callable[..., Any]) -> Callable[..., Any]:
+    command = app_option(url_option(verbose_option(click.pass_obj(function))))
+    printing = click.option(
+        "--sql", "as_sql", is_flag=True, help="Print the statements; run none of them."
+    )
+    command = printing(command)
+    for purpose, words in reversed(_PURPOSES.items()):
+        command = click.option(f"--{purpose}", metavar="ROLE", help=words)(command)
+    return command
+
+
+@click.command()
+@_roles
+def grant(given: Given, /, as_sql: bool, **names: str | None) -> None:
+    """Give roles the rights on the tables that their work needs, and no others.
+
+    The roles have to exist.  Whatever rights on the tables they had before, they lose.  Say it
+    again after each upgrade; an application with Alembic better calls pgqueue.schema.grant in
+    the revision that brings the tables.
+
+    \b
+    Example:  pgqueue --url postgresql://postgres@localhost/shop grant --worker app_worker \\
+                --enqueue app_web --dashboard app_ops --owner app_owner --migrator app_migrator
+    """
+    from pgqueue import schema
+
+    if as_sql:
+        _print(schema.grant_statements(schema.Roles(**names)))
+        return
+    with given.database().engine.begin() as connection:
+        schema.verify(connection)
+        schema.grant(**names, connection=connection)
+    click.echo("Granted.")
+
+
+@click.command()
+@_roles
+def revoke(given: Given, /, as_sql: bool, **names: str | None) -> None:
+    """Take from roles all rights on the tables.
+
+    The tables of --owner become those of the role that runs this.
+
+    \b
+    Example:  pgqueue --url postgresql://postgres@localhost/shop revoke --enqueue app_web
+    """
+    from pgqueue import schema
+
+    if as_sql:
+        _print(schema.revoke_statements(schema.Roles(**names)))
+        return
+    with given.database().engine.begin() as connection:
+        schema.verify(connection)
+        schema.revoke(**names, connection=connection)
+    click.echo("Revoked.")
+
+
+def _print(statements: list[str]) -> None:
+    click.echo(";\n".join(["BEGIN", *statements, "COMMIT"]) + ";")

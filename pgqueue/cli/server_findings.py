@@ -1,0 +1,124 @@
+"""What the doctor finds around the tables: who holds back vacuum, what ends handlers early."""
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from ipaddress import ip_address
+
+from pgqueue.cli.finding import SHOWN, Finding, Level, age
+from pgqueue.job_queue import PgQueue
+from pgqueue.models import SCHEMA
+from pgqueue.repository import LIMITS, Health, Slot, TableHealth
+from pgqueue.tasks import Task
+
+OLD = timedelta(minutes=5)
+"""Age from which a transaction is named for what it keeps alive."""
+
+MANY_DEAD = 10_000
+"""Dead rows below which a table is not worth a word, however few live beside them."""
+
+FULL = 0.1
+"""Share of the notification queue; when all of it is in use, every NOTIFY fails at COMMIT."""
+
+
+def of_server(queue: PgQueue, health: Health) -> Iterator[Finding]:
+    yield from of_transactions(health)
+    yield from of_slots(health.slots())
+    yield from _limits(queue.tasks.values(), health)
+    yield from of_connection(*health.connection())
+    yield from of_notifications(health.notification_queue_usage())
+
+
+def of_tables(tables: Iterable[TableHealth]) -> Iterator[Finding]:
+    """Dead rows that outnumber the living."""
+    for table in tables:
+        if table.dead <= max(MANY_DEAD, table.live):
+            continue
+        when = "never" if table.vacuumed_at is None else f"{table.vacuumed_at:%Y-%m-%d %H:%M %Z}"
+        yield Finding(
+            Level.WARNING,
+            "bloat",
+            f"{SCHEMA}.{table.name} has {table.dead:,} dead rows beside {table.live:,} that live "
+            f"(last autovacuum: {when}); if no old transaction is named here, run "
+            f"VACUUM {SCHEMA}.{table.name}",
+        )
+
+
+def of_transactions(health: Health, *, older_than: timedelta = OLD) -> Iterator[Finding]:
+    """Whoever has a snapshot that is old: a session, or a prepared transaction."""
+    old = health.old_transactions(older_than)
+    for one in old[:SHOWN]:
+        span = age(timedelta(seconds=one.seconds))
+        detail = (
+            f"{one.who} is {one.state}, open for {span}: vacuum keeps all that died since; "
+            f"end it, or run {one.remedy}"
+        )
+        yield Finding(Level.WARNING, "old transaction", detail)
+    if not old:
+        yield Finding(Level.OK, "transactions", f"none is older than {age(older_than)}")
+
+
+def of_slots(slots: Iterable[Slot]) -> Iterator[Finding]:
+    """Replication slots that nobody reads from, or that hold back vacuum."""
+    for slot in slots:
+        if slot.is_active and slot.transactions_held is None:
+            continue
+        state = "active" if slot.is_active else "read by nobody"
+        holds = "the write-ahead log"
+        if slot.transactions_held is not None:
+            holds += f" and what died in the last {slot.transactions_held:,} transactions"
+        name = slot.name.replace("'", "''")
+        detail = f"slot {slot.name} is {state} and keeps {holds}; if its reader is gone, run "
+        yield Finding(
+            Level.WARNING,
+            "replication slot",
+            f"{detail}SELECT pg_drop_replication_slot('{name}')",
+        )
+
+
+def _limits(tasks: Iterable[Task[..., object]], health: Health) -> Iterator[Finding]:
+    """Settings of the server that end a handler's transaction before the task's own timeout."""
+    slowest = max(tasks, key=_time_allowed, default=None)
+    if slowest is None:
+        return
+    allowed = _time_allowed(slowest)
+    words = "without a timeout" if allowed == timedelta.max else f"for up to {age(allowed)}"
+    found = [("this role", name, one.value) for name, one in health.settings(LIMITS).items()]
+    found += [(f"the role {one.role}", one.name, one.value) for one in health.limits_of_others()]
+    for role, name, value in found:
+        limit = timedelta(milliseconds=int(value))
+        if limit and limit < allowed:
+            yield Finding(
+                Level.WARNING,
+                name,
+                f"{limit.total_seconds():g} s for {role}, and task {slowest.name} runs {words}: "
+                "the server may end its transaction before; for the role of the workers run "
+                f"ALTER ROLE ... SET {name} = 0",
+            )
+
+
+def _time_allowed(task: Task[..., object]) -> timedelta:
+    return task.settings.timeout or timedelta.max
+
+
+def of_connection(address: str | None, is_encrypted: bool) -> Iterator[Finding]:
+    """A connection in clear to another machine; ``address`` is None for a socket on this one."""
+    if address is None or is_encrypted or ip_address(address).is_loopback:
+        return
+    yield Finding(
+        Level.WARNING,
+        "encryption",
+        f"this connection to {address} is in clear, passwords and arguments too: add "
+        "?sslmode=verify-full to the URL, and set ssl = on on the server",
+    )
+
+
+def of_notifications(usage: float) -> Iterator[Finding]:
+    if usage > FULL:
+        yield Finding(
+            Level.WARNING,
+            "notifications",
+            f"{usage:.0%} of the server's queue are taken, and when it is full every COMMIT with "
+            "a notification fails: a session that listens is in a long transaction; pgqueue "
+            "doctor names it above if it is of this database; end it by "
+            "SELECT pg_terminate_backend(...)",
+        )

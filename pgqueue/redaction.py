@@ -1,0 +1,136 @@
+"""What must not be seen: the one place through which words pass before anybody reads them.
+
+Error records, log lines, ``repr`` and the command line show what comes out of here.  Secrets
+are known by where they stand (the password of a URL, the value beside a key that says so) or
+because the task has named the argument that holds them (``secret_args``).
+"""
+
+import json
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+MASK = "***"
+
+LEAST_LENGTH = 4
+"""A shorter secret is masked only where it stands alone: 7 is part of many a number."""
+
+MOST_SECRETS = 1000
+"""Of a secret argument that holds more, nothing that may quote it is shown."""
+
+_NAMES = (
+    r"(?:passw(?:or)?d|pwd|passphrase|secret(?:[_-]?key)?|token|api[_-]?key|access[_-]?key"
+    r"|private[_-]?key|authorization|credentials?)\d*"
+)
+_SECRET_NAME = re.compile(rf"{_NAMES}\Z", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s/]*@")
+# The repeats are possessive: text without an end quote must not be tried from every place.
+_BESIDE_NAME = re.compile(
+    rf"""(?P<name>{_NAMES}\\*["']?\s{{0,9}}[:=]\s{{0,9}})"""
+    r"""(?:[bru]?\\*"(?:[^"\\]|\\.)*+"?|[bru]?\\*'(?:[^'\\]|\\.)*+'?"""
+    r"""|(?:(?:bearer|basic|token)\s+)?[^\s,;&"')}\]]+)""",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def redacted(text: str, secrets: Iterable[str] = ()) -> str:
+    """The text without what must not be seen; ``secrets`` are values to be masked literally."""
+    known = _forms(secrets)
+    if len(known) > MOST_SECRETS:
+        return MASK
+    if known:
+        text = _any_of(known).sub(MASK, text)
+    text = _URL_PASSWORD.sub(rf"\1{MASK}@", text)
+    return _BESIDE_NAME.sub(rf"\g<name>{MASK}", text)
+
+
+def redacted_data(value: Any, *, names: Collection[str] = (), secrets: Iterable[str] = ()) -> Any:
+    """The same for JSON data: also what stands under a key that is secret, or among ``names``."""
+    match value:
+        case str():
+            return redacted(value, secrets)
+        case dict():
+            return {
+                key: MASK
+                if item is not None and (key in names or is_secret_name(key))
+                else redacted_data(item, secrets=secrets)
+                for key, item in value.items()
+            }
+        case list():
+            return [redacted_data(item, secrets=secrets) for item in value]
+    return MASK if secrets and str(value) in secrets else value
+
+
+def is_secret_name(name: object) -> bool:
+    """Whether a name says that its value is secret: password, api_key, access_token, ..."""
+    return isinstance(name, str) and _SECRET_NAME.search(name) is not None
+
+
+def secrets_among(args: Any, names: Iterable[str]) -> tuple[str, ...]:
+    """The values of the named arguments, from a job's arguments as data or as JSON text."""
+    wanted = frozenset(names)
+    if not wanted:
+        return ()
+    if isinstance(args, str | bytes):
+        try:
+            args = json.loads(args)
+        except (ValueError, RecursionError):
+            return ()  # what cannot be read is quoted by no error
+    if not isinstance(args, dict):
+        return ()
+    return tuple(leaf for name in wanted & args.keys() for leaf in _leaves(args[name]))
+
+
+def logger(name: str) -> logging.Logger:
+    """The logger of a module, whose lines and tracebacks are redacted before any handler."""
+    found = logging.getLogger(name)
+    if not any(isinstance(one, _Redacting) for one in found.filters):
+        found.addFilter(_Redacting())
+    return found
+
+
+class _Redacting(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = redacted(record.getMessage()), None
+        if record.exc_info:
+            # A formatter takes this text, where there is one, for that of the error.
+            record.exc_text = redacted(_FORMATTER.formatException(record.exc_info))
+        return True
+
+
+_FORMATTER = logging.Formatter()
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+        elif one is not None and not isinstance(one, bool):
+            yield str(one)
+
+
+def _forms(secrets: Iterable[str]) -> set[str]:
+    """Each secret as it is, and as Python, JSON and a URL would write it."""
+    return {
+        form
+        for secret in secrets
+        if secret
+        for form in (secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], quote(secret, safe=""))
+    }
+
+
+def _any_of(known: set[str]) -> re.Pattern[str]:
+    # The longest first: a secret may begin with another.
+    ordered = sorted(known, key=len, reverse=True)
+    return re.compile(
+        "|".join(
+            re.escape(one) if len(one) >= LEAST_LENGTH else rf"(?<!\w){re.escape(one)}(?!\w)"
+            for one in ordered
+        )
+    )

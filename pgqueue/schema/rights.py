@@ -1,0 +1,183 @@
+"""Who may do what with the tables: five roles, each with the least its work needs.
+
+The roles are made by whoever runs the server; here they are given their rights, and lose them.
+A role has afterwards what is written here and nothing else, whatever it had before, so the call
+can be repeated, and has to be after each upgrade of the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlalchemy import Connection, text
+
+from pgqueue.models.base import SCHEMA
+from pgqueue.schema.roles import QUOTE, Rights, Roles
+
+
+def grant(
+    *,
+    worker: str | None = None,
+    enqueue: str | None = None,
+    dashboard: str | None = None,
+    migrator: str | None = None,
+    owner: str | None = None,
+    connection: Connection | None = None,
+) -> None:
+    """Give roles their rights on the tables: in a revision of yours, or on a connection.
+
+    ``worker`` runs jobs, ``enqueue`` only writes them, ``dashboard`` looks at them without
+    arguments, results and tracebacks, and may cancel, requeue and pause; ``owner`` is made the
+    owner of the tables, and ``migrator`` a member of it.  The roles have to exist.
+
+    Works offline (``--sql``) too.  Repeat it after each upgrade of the tables.
+    """
+    roles = Roles(
+        worker=worker, enqueue=enqueue, dashboard=dashboard, migrator=migrator, owner=owner
+    )
+    _execute(grant_statements(roles), connection)
+
+
+def revoke(
+    *,
+    worker: str | None = None,
+    enqueue: str | None = None,
+    dashboard: str | None = None,
+    migrator: str | None = None,
+    owner: str | None = None,
+    connection: Connection | None = None,
+) -> None:
+    """Undo :func:`grant`: the roles keep no right on the tables.
+
+    The tables of ``owner`` become those of the role that runs this, and ``migrator`` is no
+    member of it any more.
+    """
+    roles = Roles(
+        worker=worker, enqueue=enqueue, dashboard=dashboard, migrator=migrator, owner=owner
+    )
+    _execute(revoke_statements(roles), connection)
+
+
+def grant_statements(roles: Roles) -> list[str]:
+    """The SQL of :func:`grant`, to be run in one transaction."""
+    return [
+        *_owned_by(_literal(roles.owner) if roles.owner else None),
+        *_membership(roles),
+        # All of them first: one role may serve two purposes.
+        *_nothing_for(roles),
+        *(f'GRANT USAGE ON SCHEMA "{SCHEMA}" TO {_quoted(name)}' for name, _ in roles.users),
+        *(_rights_of(name, rights) for name, rights in roles.users),
+    ]
+
+
+def revoke_statements(roles: Roles) -> list[str]:
+    """The SQL of :func:`revoke`, to be run in one transaction."""
+    members = []
+    if roles.migrator and roles.owner:
+        members.append(f"REVOKE {_quoted(roles.owner)} FROM {_quoted(roles.migrator)}")
+    return [
+        *_nothing_for(roles),
+        *_owned_by("current_user" if roles.owner else None),
+        *members,
+    ]
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _owned_by(owner: str | None) -> Iterator[str]:
+    """Hand over schema, tables and views; ``owner`` is an expression.  No lock where it is so."""
+    if owner is None:
+        return
+    schema = _literal(SCHEMA)
+    yield _run_each(
+        f"""
+        SELECT concat('ALTER SCHEMA ', quote_ident(nspname), ' OWNER TO ', quote_ident({owner}))
+        FROM pg_namespace
+        WHERE nspname = {schema} AND pg_get_userbyid(nspowner) <> {owner}
+        """  # noqa: S608  # literals, quoted above
+    )
+    yield _run_each(
+        f"""
+        SELECT concat('ALTER TABLE ', quote_ident({schema}), '.', quote_ident(relname),
+                      ' OWNER TO ', quote_ident({owner}))
+        FROM pg_class
+        WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = {schema})
+          AND relkind IN ('r', 'p', 'v') AND pg_get_userbyid(relowner) <> {owner}
+        """  # noqa: S608  # literals, quoted above
+    )
+
+
+def _membership(roles: Roles) -> Iterator[str]:
+    """Only where it is missing: a migrator that runs this itself may not grant it."""
+    if roles.migrator and roles.owner:
+        migrator, owner = _literal(roles.migrator), _literal(roles.owner)
+        yield _run_each(
+            f"""
+            SELECT concat('GRANT ', quote_ident({owner}), ' TO ', quote_ident({migrator}))
+            WHERE NOT pg_has_role({migrator}, {owner}, 'MEMBER')
+            """  # literals, quoted above
+        )
+
+
+def _nothing_for(roles: Roles) -> Iterator[str]:
+    # With the right on a table go those on its columns.
+    for name, _ in roles.users:
+        yield f'REVOKE ALL ON ALL TABLES IN SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
+        yield f'REVOKE ALL ON SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
+
+
+def _rights_of(name: str, rights: Rights) -> str:
+    """Rights on what there is: a table or a column of a later version is passed by.
+
+    So a revision of an application can be run again years later, from the beginning.
+    """
+    wanted = ",\n                ".join(
+        f"({_literal(table)}, {_literal(privilege)}, {_literal('{' + columns + '}')})"
+        for table, privileges in rights.items()
+        for privilege, columns in privileges.items()
+    )
+    return _run_each(
+        f"""
+        SELECT concat('GRANT ', privilege,
+                      '(' || string_agg(quote_ident(attname), ', ' ORDER BY attnum)
+                          FILTER (WHERE columns <> '{{}}') || ')',
+                      ' ON ', quote_ident({_literal(SCHEMA)}), '.', quote_ident(relname),
+                      ' TO ', quote_ident({_literal(name)}))
+        FROM (VALUES
+                {wanted}
+             ) AS wanted (name, privilege, columns)
+        JOIN pg_class ON relname = name AND relkind IN ('r', 'p', 'v')
+        JOIN pg_namespace ON pg_namespace.oid = relnamespace AND nspname = {_literal(SCHEMA)}
+        JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped
+        WHERE columns = '{{}}' OR attname = ANY(CAST(columns AS text[]))
+        GROUP BY relname, privilege, columns
+        """  # noqa: S608  # literals, quoted above
+    )
+
+
+def _run_each(query: str) -> str:
+    return f"""DO {QUOTE}
+DECLARE command text;
+BEGIN
+    FOR command IN {query.strip()}
+    LOOP
+        EXECUTE command;
+    END LOOP;
+END {QUOTE}"""
+
+
+def _execute(statements: list[str], connection: Connection | None) -> None:
+    for statement in statements:
+        command = text(statement.replace(":", r"\:"))  # no colon here names a parameter
+        if connection is not None:
+            connection.execute(command)
+        else:
+            from alembic import op
+
+            op.execute(command)

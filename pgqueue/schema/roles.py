@@ -1,0 +1,136 @@
+"""Five roles, and the least that the work of each needs."""
+
+from dataclasses import dataclass
+
+from pgqueue.errors import OptionError
+
+LONGEST_NAME = 63
+"""Bytes; PostgreSQL cuts what is longer, and would find another role."""
+
+QUOTE = "$pgqueue$"
+
+ALL_OF_IT = ""
+"""A right on all columns of a table, also on those that later versions add."""
+
+MESSAGE = "queue, priority, run_at, target_id, task, alone"
+
+TO_LOCK = "alone"
+"""SELECT ... FOR UPDATE asks for the right to update one column, and this does least harm."""
+
+Rights = dict[str, dict[str, str]]
+"""By table and privilege: the columns."""
+
+VERSION: Rights = {
+    "schema_version": {"SELECT": ALL_OF_IT},
+    "alembic_version": {"SELECT": ALL_OF_IT},
+}
+ENQUEUE: Rights = {
+    **VERSION,
+    "jobs": {
+        "INSERT": ALL_OF_IT,
+        # What RETURNING gives back, and what ON CONFLICT compares.
+        "SELECT": (
+            "id, queue, task, priority, run_at, max_attempts, attempts, snoozes, created_at, "
+            "unique_key, held_unique_key"
+        ),
+        # session.add() of a job with a unique key takes it in a statement of its own.
+        "UPDATE": "held_unique_key",
+    },
+    "message_queue": {"INSERT": MESSAGE},
+}
+WORKER: Rights = {
+    **VERSION,
+    "jobs": dict.fromkeys(("SELECT", "INSERT", "UPDATE"), ALL_OF_IT),
+    "message_queue": {
+        **dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+        "UPDATE": TO_LOCK,
+    },
+    "leases": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "workers": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "job_attempts": dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT),
+    # DELETE for handlers that requeue.
+    "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+    "queues": {"SELECT": ALL_OF_IT},
+}
+DASHBOARD: Rights = {
+    **VERSION,
+    "jobs": {
+        # All but args and result.
+        "SELECT": (
+            "id, queue, task, priority, run_at, max_attempts, attempts, snoozes, outcome, "
+            "last_error, unique_key, held_unique_key, tags, meta, created_at, started_at, "
+            "finished_at, cancel_requested_at"
+        ),
+        # What cancel and requeue write.
+        "UPDATE": (
+            "outcome, attempts, snoozes, run_at, result, started_at, finished_at, "
+            "cancel_requested_at, held_unique_key"
+        ),
+    },
+    "message_queue": {
+        "SELECT": ALL_OF_IT,
+        "INSERT": MESSAGE,
+        "DELETE": ALL_OF_IT,
+        "UPDATE": TO_LOCK,
+    },
+    "leases": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
+    "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+    "queues": {"SELECT": ALL_OF_IT, "INSERT": "name, paused_at", "UPDATE": "paused_at"},
+    "workers": {"SELECT": ALL_OF_IT},
+    "job_attempts": {
+        # All but the traceback.
+        "SELECT": (
+            "job_id, message_id, attempt, outcome, error_type, error, worker_id, started_at, "
+            "finished_at"
+        ),
+    },
+    "job_overview": {"SELECT": ALL_OF_IT},
+    "invariant_violations": {"SELECT": ALL_OF_IT},
+    "invariant_violations_in_flight": {"SELECT": ALL_OF_IT},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Names of roles that exist on the server; None for those that are not meant."""
+
+    worker: str | None = None
+    enqueue: str | None = None
+    dashboard: str | None = None
+    migrator: str | None = None
+    owner: str | None = None
+
+    def __post_init__(self) -> None:
+        for purpose in self.__slots__:
+            name = getattr(self, purpose)
+            if name is not None:
+                _check_name(purpose, name)
+        if self.migrator is not None and self.owner is None:
+            raise OptionError(
+                f"the migrator {self.migrator!r} is whoever may become the owner: say owner=, too"
+            )
+        if not self.users and self.owner is None:
+            raise OptionError(
+                "no role is named: say worker=, enqueue=, dashboard=, or owner= and migrator="
+            )
+
+    @property
+    def users(self) -> list[tuple[str, Rights]]:
+        """Those that get rights on the tables, and which."""
+        wanted = ((self.worker, WORKER), (self.enqueue, ENQUEUE), (self.dashboard, DASHBOARD))
+        return [(name, rights) for name, rights in wanted if name is not None]
+
+
+def _check_name(purpose: str, name: object) -> None:
+    if not isinstance(name, str) or not name or "\0" in name or QUOTE in name:
+        raise OptionError(f"{purpose} is {name!r}; give the name of a role")
+    if name.lower() in ("public", "none"):
+        raise OptionError(
+            f"{purpose} is {name!r}, which PostgreSQL reads as everybody or nobody, also in "
+            "quotes; give the name of a role"
+        )
+    if len(name.encode()) > LONGEST_NAME:
+        raise OptionError(
+            f"{purpose} is {name!r}: PostgreSQL keeps {LONGEST_NAME} bytes of a name, and would "
+            "take this one for another"
+        )

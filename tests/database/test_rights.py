@@ -1,0 +1,451 @@
+"""Five roles on a real server: each does the whole of its work, and nothing else."""
+
+import asyncio
+import io
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from conftest import fresh_database
+from sqlalchemy import URL, Engine, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from chaos.logical import LogicalWorker, declare_dead, rescue, violations, worker_settings
+from pgqueue import Cancel, Change, PgQueue, Retry, Snooze, Worker
+from pgqueue.errors import OptionError
+from pgqueue.schema import grant, revoke, upgrade_database, verify
+
+PURPOSES = ("worker", "enqueue", "dashboard", "migrator", "owner")
+INSUFFICIENT_PRIVILEGE = "42501"
+MODES = ("lease", "transaction")
+
+tasks = PgQueue()
+
+
+@tasks.task(name="tests.task")
+def claimed_by_hand() -> None: ...
+
+
+@tasks.task
+def succeed(n: int) -> int:
+    return n
+
+
+@tasks.task(max_attempts=2, retry=Retry.constant(timedelta(0)))
+def fail() -> None:
+    raise ValueError("planned")
+
+
+@tasks.task(unique_key=lambda n: f"once {n}")
+def once(n: int) -> None: ...
+
+
+@tasks.task
+def follow_up(session: Session) -> None:
+    succeed.enqueue(session, 1)
+    session.add(once.job(99))
+    waiting = succeed.options(delay=timedelta(hours=1)).enqueue(session, 2)
+    tasks.cancel(session, waiting.id)
+    tasks.requeue(session, waiting.id)
+    tasks.cancel(session, waiting.id)
+
+
+@tasks.task
+def give_up() -> Cancel:
+    return Cancel("no need")
+
+
+@tasks.task
+def sleep_on() -> Snooze:
+    return Snooze(timedelta(hours=1))
+
+
+@contextmanager
+def new_roles(engine: Engine) -> Iterator[dict[str, str]]:
+    names = {purpose: f"{purpose}_{uuid.uuid4().hex[:10]}" for purpose in PURPOSES}
+    with engine.begin() as connection:
+        for purpose, name in names.items():
+            login = "NOLOGIN" if purpose == "owner" else "LOGIN PASSWORD 'x'"
+            connection.execute(text(f"CREATE ROLE {name} {login}"))
+    yield names
+    with engine.begin() as connection:
+        for name in names.values():
+            connection.execute(text(f"REASSIGN OWNED BY {name} TO CURRENT_USER"))
+            connection.execute(text(f"DROP OWNED BY {name}"))
+        for name in names.values():
+            connection.execute(text(f"DROP ROLE {name}"))
+
+
+class Place:
+    """A database, its five roles, and an engine for each."""
+
+    def __init__(self, admin: Engine, names: dict[str, str]) -> None:
+        self.admin = admin
+        self.names = names
+        self.engines: dict[str, Engine] = {}
+
+    def url(self, purpose: str) -> URL:
+        return make_url(self.admin.url).set(username=self.names[purpose], password="x")
+
+    def engine(self, purpose: str) -> Engine:
+        if purpose not in self.engines:
+            self.engines[purpose] = create_engine(self.url(purpose))
+        return self.engines[purpose]
+
+    def run(self, purpose: str, *statements: str) -> None:
+        with self.engine(purpose).connect() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+            connection.rollback()
+
+    def outcomes(self) -> dict[str, int]:
+        count = "SELECT coalesce(outcome, 'unfinished'), count(*) FROM pgqueue.jobs GROUP BY 1"
+        with self.admin.connect() as connection:
+            return dict(map(tuple, connection.execute(text(count))))
+
+
+@pytest.fixture(scope="module")
+def place(server_url: str, template_url: str) -> Iterator[Place]:
+    with fresh_database(server_url, template_url=template_url) as url:
+        admin = create_engine(url)
+        with new_roles(admin) as names:
+            place = Place(admin, names)
+            with admin.begin() as connection:
+                grant(**names, connection=connection)
+            yield place
+            for engine in place.engines.values():
+                engine.dispose()
+        admin.dispose()
+
+
+@pytest.fixture
+def queue(place: Place) -> Iterator[PgQueue]:
+    """The tasks on a database that holds no jobs."""
+    yield tasks
+    with place.admin.begin() as connection:
+        connection.execute(text("TRUNCATE pgqueue.jobs, pgqueue.message_queue, pgqueue.leases"))
+        connection.execute(text("TRUNCATE pgqueue.dead_letters, pgqueue.workers"))
+
+
+class TestEnqueue:
+    def test_by_every_door(self, place: Place, queue: PgQueue) -> None:
+        queue.bind(place.engine("enqueue"))
+        with queue.session() as session:
+            session.add_all([succeed.job(1), once.job(1)])
+            first = once.enqueue(session, 2)
+            ids = [first.id, once.enqueue(session, 2).id]
+            session.commit()
+            again = once.enqueue(session, 2)
+            assert again.task == once.name
+            ids += [again.id, *once.enqueue_many(session, [(2,), (2,)])]
+            succeed.enqueue_many(session, [(2,), (3,)])
+            succeed.options(delay=timedelta(1), priority=1).enqueue(session, 4)
+            session.commit()
+        ids.append(once.delay(2).id)
+        succeed.delay(5)
+        asyncio.run(self.enqueue_async(place.url("enqueue")))
+
+        assert len(set(ids)) == 1
+        assert place.outcomes() == {"unfinished": 8}
+        assert violations(place.admin) == []
+
+    async def enqueue_async(self, url: URL) -> None:
+        engine = create_async_engine(url)
+        async with AsyncSession(engine) as session:
+            await succeed.enqueue_async(session, 6)
+            await once.enqueue_async(session, 2)
+            await session.commit()
+        await engine.dispose()
+
+
+class TestWorker:
+    @pytest.mark.parametrize("mode", MODES)
+    def test_runs_jobs_of_every_end(self, place: Place, queue: PgQueue, mode: Any) -> None:
+        queue.bind(place.engine("worker"))
+        for task in (fail, follow_up, give_up, sleep_on):
+            task.delay()
+        with queue.session() as session:
+            succeed.enqueue_many(session, [(n,) for n in range(20)])
+            session.commit()
+
+        Worker(queue, mode=mode, concurrency=2).run_until_empty(timeout=30)
+
+        assert place.outcomes() == {"succeeded": 23, "failed": 1, "cancelled": 2, "unfinished": 1}
+        assert violations(place.admin) == []
+
+    def test_rescues_what_the_dead_have_left(self, place: Place, queue: PgQueue) -> None:
+        queue.bind(place.engine("worker"))
+        engine = worker_settings(place.url("worker"))
+        job_id = claimed_by_hand.delay().id
+        dead = LogicalWorker(engine)
+        assert [claimed.job_id for claimed in dead.claim()] == [job_id]
+        dead.close()
+        declare_dead(engine, dead)
+
+        assert rescue(engine) == {job_id: None}
+
+
+class TestDashboard:
+    def test_looks_checks_and_changes(self, place: Place, queue: PgQueue) -> None:
+        queue.bind(place.engine("worker"))
+        ids = [succeed.delay(1).id, fail.delay().id]
+        Worker(queue, concurrency=1).run_until_empty(timeout=30)
+        ids += [once.delay(1).id, once.delay(2).id]
+        running = claimed_by_hand.options(queue="slow").delay().id
+        worker = LogicalWorker(worker_settings(place.url("worker")))
+        assert worker.claim(queue="slow")
+
+        queue.bind(place.engine("dashboard"))
+        with queue.session() as session:
+            changes = [queue.cancel(session, id) for id in (ids[0], ids[2], running)]
+            changes += [queue.requeue(session, id) for id in (ids[1], ids[2])]
+            queue.pause(session, "mail")
+            queue.resume(session, "mail")
+            session.commit()
+            assert queue.check(session) == []
+            assert {count.jobs for count in queue.counts(session)} == {1, 3}
+        worker.close()
+
+        assert changes == [
+            Change.UNCHANGED,
+            Change.CANCELLED,
+            Change.CANCEL_REQUESTED,
+            Change.REQUEUED,
+            Change.REQUEUED,
+        ]
+        place.run("dashboard", "SELECT * FROM pgqueue.job_overview")
+        place.run("dashboard", "SELECT * FROM pgqueue.invariant_violations")
+
+
+class TestMigrator:
+    def test_upgrades_and_grants_as_the_owner(self, server_url: str) -> None:
+        with fresh_database(server_url) as url:
+            admin = create_engine(url)
+            with new_roles(admin) as names:
+                place = Place(admin, names)
+                with admin.begin() as connection:
+                    connection.execute(
+                        text(f"CREATE SCHEMA pgqueue AUTHORIZATION {names['owner']}")
+                    )
+                    connection.execute(text(f"GRANT {names['owner']} TO {names['migrator']}"))
+                    # To be owner of a schema, PostgreSQL asks for the right to create one.
+                    create = f"GRANT CREATE ON DATABASE {admin.url.database} TO {names['owner']}"
+                    connection.execute(text(create))
+
+                upgrade_database(place.engine("migrator"))
+                with place.engine("migrator").begin() as connection:
+                    grant(**names, connection=connection)
+                    grant(**names, connection=connection)
+
+                with place.engine("worker").connect() as connection:
+                    verify(connection)
+                assert owners(admin) == {names["owner"]}
+                for engine in place.engines.values():
+                    engine.dispose()
+            admin.dispose()
+
+
+def owners(engine: Engine) -> set[str]:
+    statement = """
+        SELECT pg_get_userbyid(relowner) FROM pg_class
+        WHERE relnamespace = 'pgqueue'::regnamespace AND relkind IN ('r', 'v', 'S')
+        UNION SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = 'pgqueue'
+    """
+    with engine.connect() as connection:
+        return set(connection.scalars(text(statement)))
+
+
+NOBODY = [
+    "CREATE TABLE pgqueue.mine (id int)",
+    "CREATE VIEW pgqueue.mine AS SELECT 1",
+    "CREATE FUNCTION pgqueue.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "ALTER TABLE pgqueue.jobs ADD COLUMN mine int",
+    "ALTER TABLE pgqueue.jobs DISABLE TRIGGER ALL",
+    "CREATE INDEX ON pgqueue.jobs (task)",
+    "DROP TABLE pgqueue.leases",
+    "DROP VIEW pgqueue.invariant_violations",
+    "DROP SCHEMA pgqueue CASCADE",
+    "TRUNCATE pgqueue.jobs",
+    "TRUNCATE pgqueue.leases",
+    "DELETE FROM pgqueue.jobs",
+    "DELETE FROM pgqueue.job_attempts",
+    "UPDATE pgqueue.message_queue SET target_id = 1",
+    "UPDATE pgqueue.schema_version SET oldest_code = 99",
+    "DELETE FROM pgqueue.schema_version",
+    "DELETE FROM pgqueue.queues",
+    "CREATE RULE spy AS ON INSERT TO pgqueue.jobs DO ALSO NOTHING",
+]
+NOT_ENQUEUE = [
+    "SELECT args FROM pgqueue.jobs",
+    "SELECT * FROM pgqueue.jobs",
+    "SELECT jobs FROM pgqueue.jobs",
+    "SELECT result FROM pgqueue.jobs",
+    "SELECT last_error FROM pgqueue.jobs",
+    "SELECT meta FROM pgqueue.jobs",
+    "SELECT id FROM pgqueue.jobs WHERE args ->> 'token' = 'x'",
+    "INSERT INTO pgqueue.jobs (task) VALUES ('t') RETURNING args",
+    "UPDATE pgqueue.jobs SET args = '{}'",
+    "UPDATE pgqueue.jobs SET outcome = 'cancelled', finished_at = now()",
+    "UPDATE pgqueue.jobs SET held_unique_key = args::text",
+    "SELECT * FROM pgqueue.message_queue",
+    "DELETE FROM pgqueue.message_queue",
+    "SELECT * FROM pgqueue.leases",
+    "SELECT * FROM pgqueue.job_attempts",
+    "SELECT * FROM pgqueue.dead_letters",
+    "SELECT * FROM pgqueue.workers",
+    "SELECT * FROM pgqueue.job_overview",
+    "SELECT * FROM pgqueue.invariant_violations",
+    "UPDATE pgqueue.workers SET dead_at = now()",
+    "INSERT INTO pgqueue.queues (name, paused_at) VALUES ('mail', now())",
+]
+NOT_WORKER = [
+    "UPDATE pgqueue.queues SET paused_at = now()",
+    "UPDATE pgqueue.job_attempts SET error = ''",
+    "UPDATE pgqueue.dead_letters SET outcome = 'failed'",
+]
+NOT_DASHBOARD = [
+    "SELECT args FROM pgqueue.jobs",
+    "SELECT * FROM pgqueue.jobs",
+    "SELECT jobs FROM pgqueue.jobs",
+    "SELECT result FROM pgqueue.jobs",
+    "SELECT traceback FROM pgqueue.job_attempts",
+    "SELECT * FROM pgqueue.job_attempts",
+    "UPDATE pgqueue.jobs SET attempts = attempts RETURNING args",
+    "UPDATE pgqueue.jobs SET last_error = args::text",
+    "UPDATE pgqueue.jobs SET args = '{}'",
+    "UPDATE pgqueue.jobs SET task = 'other'",
+    "UPDATE pgqueue.jobs SET max_attempts = 1",
+    "INSERT INTO pgqueue.jobs (task) VALUES ('t')",
+    "INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id) "
+    "VALUES (1, 1, 1, gen_random_uuid())",
+    "UPDATE pgqueue.leases SET worker_id = gen_random_uuid()",
+    "INSERT INTO pgqueue.workers (id) VALUES (gen_random_uuid())",
+    "UPDATE pgqueue.workers SET dead_at = now()",
+    "DELETE FROM pgqueue.workers",
+    "UPDATE pgqueue.job_attempts SET error = ''",
+]
+FORBIDDEN = [
+    *((purpose, sql) for purpose in ("worker", "enqueue", "dashboard") for sql in NOBODY),
+    *(("enqueue", sql) for sql in NOT_ENQUEUE),
+    *(("worker", sql) for sql in NOT_WORKER),
+    *(("dashboard", sql) for sql in NOT_DASHBOARD),
+]
+
+
+@pytest.mark.parametrize(("purpose", "sql"), FORBIDDEN)
+def test_what_is_not_its_work_is_refused_by_the_server(
+    place: Place, purpose: str, sql: str
+) -> None:
+    with pytest.raises(DBAPIError) as refusal:
+        place.run(purpose, sql)
+
+    assert getattr(refusal.value.orig, "sqlstate", None) == INSUFFICIENT_PRIVILEGE, refusal.value
+
+
+def test_a_role_that_has_been_revoked_can_do_nothing(place: Place) -> None:
+    only = {"enqueue": place.names["enqueue"]}
+    with place.admin.begin() as connection:
+        revoke(**only, connection=connection)
+
+    with pytest.raises(DBAPIError, match="permission denied for schema"):
+        place.run("enqueue", "INSERT INTO pgqueue.jobs (task) VALUES ('t')")
+
+    with place.admin.begin() as connection:
+        grant(**only, connection=connection)
+    place.run("enqueue", "INSERT INTO pgqueue.jobs (task) VALUES ('t')")
+
+
+def test_rights_that_a_role_had_before_are_gone(place: Place) -> None:
+    name = place.names["dashboard"]
+    with place.admin.begin() as connection:
+        connection.execute(text(f"GRANT SELECT ON pgqueue.jobs TO {name}"))
+        connection.execute(text(f"GRANT SELECT (args) ON pgqueue.jobs TO {name}"))
+
+        grant(dashboard=name, connection=connection)
+
+    with pytest.raises(DBAPIError, match="permission denied"):
+        place.run("dashboard", "SELECT args FROM pgqueue.jobs")
+
+
+def test_one_role_may_serve_two_purposes(place: Place) -> None:
+    name = place.names["dashboard"]
+    with place.admin.begin() as connection:
+        grant(enqueue=name, dashboard=name, connection=connection)
+
+    place.run("dashboard", "INSERT INTO pgqueue.jobs (task) VALUES ('t')")
+    place.run("dashboard", "SELECT last_error FROM pgqueue.jobs")
+
+    with place.admin.begin() as connection:
+        grant(dashboard=name, connection=connection)
+
+
+def test_what_the_owner_had_goes_to_whoever_revokes(place: Place) -> None:
+    names = {purpose: place.names[purpose] for purpose in ("migrator", "owner")}
+    assert owners(place.admin) == {names["owner"]}
+    with place.admin.begin() as connection:
+        revoke(**names, connection=connection)
+
+    assert owners(place.admin) == {place.admin.url.username}
+
+    with place.admin.begin() as connection:
+        grant(**names, connection=connection)
+
+
+HOSTILE = """wor"ker'; DROP TABLE pgqueue.jobs; -- :name \\ $$ %I"""
+
+
+@pytest.mark.parametrize("as_sql", [False, True])
+def test_in_a_revision_names_are_quoted_online_and_offline(engine: Engine, as_sql: bool) -> None:
+    name = HOSTILE if not as_sql else HOSTILE.replace("%I", "")
+    script = io.StringIO()
+    with engine.connect() as connection:
+        in_quotes = name.replace('"', '""').replace(":", r"\:")
+        connection.execute(text(f'CREATE ROLE "{in_quotes}"'))
+        options = {"as_sql": as_sql, "output_buffer": script if as_sql else None}
+        with Operations.context(MigrationContext.configure(connection, opts=options)):
+            grant(worker=name)
+
+        if as_sql:
+            connection.exec_driver_sql(script.getvalue())
+
+        may = text("SELECT has_table_privilege(:role, 'pgqueue.jobs', 'INSERT')")
+        assert connection.execute(may, {"role": name}).scalar() is True
+        connection.rollback()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"worker": "public"},
+        {"worker": "PUBLIC"},
+        {"enqueue": "none"},
+        {"dashboard": ""},
+        {"worker": "a\0b"},
+        {"worker": "ä" * 32},
+        {"worker": 7},
+        {"worker": "a$pgqueue$b"},
+        {"migrator": "m"},
+        {},
+    ],
+)
+def test_names_that_postgresql_would_take_for_others_are_refused(names: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        grant(**names)
+
+
+def test_a_table_that_is_not_there_yet_is_passed_by(engine: Engine) -> None:
+    """A revision of an application runs again from the beginning, with newer code."""
+    with engine.begin() as connection, new_roles(engine) as names:
+        connection.execute(text("DROP VIEW pgqueue.invariant_violations"))
+        connection.execute(text("ALTER TABLE pgqueue.jobs RENAME meta TO other"))
+
+        grant(dashboard=names["dashboard"], connection=connection)
+
+        connection.rollback()

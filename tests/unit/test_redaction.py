@@ -1,0 +1,208 @@
+"""What must not be seen is masked, wherever and however it is written."""
+
+import ast
+import io
+import logging
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+import pgqueue
+from pgqueue import PgQueue, redaction
+from pgqueue.errors import OptionError, TaskDefinitionError
+from pgqueue.outcomes import ErrorReport
+from pgqueue.redaction import MASK, redacted, redacted_data, secrets_among
+from pgqueue.reports import MAX_MESSAGE_BYTES, report, storable_words
+
+CANARY = "c4n4ry-S3cr3t"
+
+BESIDE_A_NAME = [
+    "password={}",
+    "PGPASSWORD={} psql",
+    "passwd: {}",
+    "{{'password': '{}'}}",
+    '{{"api_key": "{}", "n": 1}}',
+    '"{{\\"client_secret\\": \\"{}\\"}}"',
+    "[parameters: {{'access_token': '{}', 'id': 7}}]",
+    "token = '{}'",
+    "token=b'{}'",
+    "Authorization: Bearer {}",
+    "Authorization: Basic {}",
+    "https://example.org/?api_key={}&page=2",
+    "postgresql://app:{}@db.example.org/shop",
+    "postgresql+psycopg://:{}@/shop",
+    "amqp://guest:p@ss{}@host could not be reached",
+    "host=db password='{}' dbname=shop",
+    "secret_key: {}",
+    "AWS_SECRET_ACCESS_KEY={}",
+    "private-key = {}",
+    "password='{} with more words",
+]
+
+
+@pytest.mark.parametrize("text", BESIDE_A_NAME)
+def test_a_value_beside_a_name_that_says_so_is_masked(text: str) -> None:
+    seen = redacted(text.format(CANARY))
+
+    assert CANARY not in seen
+    assert MASK in seen
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KeyError: 'token'",
+        "max_tokens=4096",
+        "token_count: 7",
+        "https://example.org/a:b/c?d=e",
+        "ratio 3:4 @ noon",
+        "the password is wrong",
+        "connection to server at 127.0.0.1, port 5432 failed",
+    ],
+)
+def test_other_words_stay(text: str) -> None:
+    assert redacted(text) == text
+
+
+@pytest.mark.parametrize("form", ["{}", "{!r}", "value={}!", "a{}b"])
+@pytest.mark.parametrize("secret", [CANARY, 'it\'s "quoted"\n', "ümläut&=", "-----BEGIN\nKEY"])
+def test_a_secret_of_the_job_is_masked_in_every_spelling(form: str, secret: str) -> None:
+    seen = redacted(form.format(secret), [secret])
+
+    assert secret not in seen
+    assert repr(secret)[1:-1] not in seen
+
+
+def test_a_short_secret_is_masked_where_it_stands_alone() -> None:
+    assert redacted("cvv 123 of 41234", ["123"]) == "cvv *** of 41234"
+
+
+def test_a_secret_within_another_leaves_nothing_of_the_longer() -> None:
+    assert redacted("abcdefgh abcd", ["abcd", "abcdefgh"]) == "*** ***"
+
+
+def test_text_beside_too_many_secrets_is_not_shown() -> None:
+    assert redacted("whatever", map(str, range(10_000))) == MASK
+
+
+def test_data_is_masked_by_key_by_name_and_by_value() -> None:
+    data = {
+        "card": "4111", "note": f"see {CANARY}", "db": f"x://u:{CANARY}@h", "n": 7, "none": None,
+        "deep": [{"password": CANARY, "token": None}, CANARY],
+    }  # fmt: skip
+
+    seen = redacted_data(data, names=("card",), secrets=(CANARY,))
+
+    assert seen == {
+        "card": MASK, "note": f"see {MASK}", "db": f"x://u:{MASK}@h", "n": 7, "none": None,
+        "deep": [{"password": MASK, "token": None}, MASK],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        ('{"a": "x1", "b": "y"}', ("x1",)),
+        ({"a": {"k": ["x1", 7, None, True]}}, ("7", "x1")),
+        ("not json", ()),
+        ("[1]", ()),
+        ("{}", ()),
+    ],
+)
+def test_secrets_are_the_values_of_the_arguments_named(args: Any, found: tuple[str, ...]) -> None:
+    assert tuple(sorted(secrets_among(args, ("a",)))) == found
+    assert secrets_among(args, ()) == ()
+
+
+@pytest.mark.parametrize("text", ["token='" * 5000, "a:" * 16000, "://" * 10000, "password" * 4000])
+def test_no_text_keeps_the_worker_busy(text: str) -> None:
+    start = perf_counter()
+
+    redacted(text)
+
+    assert perf_counter() - start < 2
+
+
+def chained() -> BaseException:
+    try:
+        try:
+            raise KeyError(CANARY)
+        except KeyError as error:
+            raise ValueError(f"no {CANARY}") from error
+    except ValueError as error:
+        error.add_note(f"noted {CANARY}")
+        return ExceptionGroup("several", [error, OSError(f"again {CANARY}")])
+
+
+def test_an_error_record_quotes_no_secret_of_its_job() -> None:
+    found = report(chained(), secrets=(CANARY,))
+
+    assert CANARY not in f"{found.message}{found.traceback}"
+    assert found.traceback.count(MASK) == 3
+    assert CANARY in report(chained()).traceback  # the mask is the only reason
+    assert storable_words(f"because {CANARY}", secrets=(CANARY,)) == f"because {MASK}"
+
+
+@pytest.mark.parametrize("offset", range(-len(CANARY), 1))
+@pytest.mark.parametrize("total", [3, 40])
+def test_a_cut_never_leaves_half_of_a_secret(offset: int, total: int) -> None:
+    """At the cut of what is kept, and at that of what is looked at."""
+    gap = len("\n... 32,768 characters in all ...\n")
+    half = (MAX_MESSAGE_BYTES - gap) // 2
+    for place in (half, 4 * half):
+        text = "." * (place + offset) + CANARY + "." * MAX_MESSAGE_BYTES * total
+
+        found: ErrorReport = report(ValueError(text), secrets=(CANARY,))
+
+        assert CANARY[:5] not in found.message
+
+
+def test_a_log_line_and_its_traceback_are_redacted() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logger = redaction.logger("pgqueue.tests")
+    logger.addHandler(handler)
+    try:
+        raise ValueError(f"postgresql://u:{CANARY}@h")
+    except ValueError:
+        logger.exception("lost %s", f"password={CANARY}")
+    logger.removeHandler(handler)
+
+    assert CANARY not in stream.getvalue()
+    assert "Traceback" in stream.getvalue()
+
+
+def test_every_logger_of_the_package_is_redacted() -> None:
+    for path in Path(pgqueue.__file__).parent.rglob("*.py"):
+        made = [
+            ast.unparse(node.value)
+            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "logger"
+        ]
+        assert made in ([], ["redaction.logger(__name__)"]), path
+
+
+def test_repr_shows_neither_password_nor_arguments() -> None:
+    queue = PgQueue(f"postgresql://app:{CANARY}@db/shop?sslpassword={CANARY}")
+
+    @queue.task(secret_args=["token"])
+    def charge(token: str) -> None: ...
+
+    assert CANARY not in f"{queue!r} {charge!r} {charge.job(CANARY)!r} {charge.settings!r}"
+    assert repr(queue) == "<PgQueue postgresql+psycopg://app:***@db/shop?sslpassword=***>"
+    assert repr(PgQueue()) == "<PgQueue not bound>"
+
+
+def test_a_secret_argument_has_to_be_one_of_the_task() -> None:
+    queue = PgQueue()
+
+    with pytest.raises(TaskDefinitionError, match="secret_args names 'tokne'"):
+
+        @queue.task(secret_args=("tokne",))
+        def charge(token: str) -> None: ...
+
+    for wrong in ("token", 7, [7]):
+        with pytest.raises(OptionError, match="give the names of parameters"):
+            queue.task(secret_args=wrong)(lambda token: None)  # type: ignore[arg-type]
