@@ -23,8 +23,8 @@ BUSY = 0.1
 SOON = 5.0
 PATIENT = 3.0
 """The fast grace, longer than usual: on a busy machine a frozen worker needs time to beat again."""
-FEW = 3
-"""Lines of warning in which a worker may tell one trouble."""
+FEW = 8
+"""Lines of warning in which a worker may tell one trouble, which may come and go meanwhile."""
 
 
 @queue.task(retry=AT_ONCE)
