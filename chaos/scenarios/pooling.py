@@ -20,7 +20,7 @@ P4 = 35.0
 @scenario(
     promises="P1 P2 P4 P5",
     research="T23",
-    full=Size(jobs=8000, workers=3, faults=20, seconds=maintenance.SLOW_GRACE.total_seconds()),
+    full=Size(jobs=3000, workers=2, faults=6, seconds=maintenance.SLOW_GRACE.total_seconds()),
     short=Size(jobs=120, workers=1, faults=1, seconds=2),
     planted={"rescue_loses_the_message": "not within|no worker will ever run it"},
     server=Server.OWN,

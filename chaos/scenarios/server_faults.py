@@ -21,7 +21,6 @@ from chaos.under_load import (
     ends_of_logs,
     goes_on,
     load,
-    logs_since,
     said_briefly,
     until_all_say,
 )
@@ -77,12 +76,13 @@ def interrupt(stage: Stage, frozen: Member, interruption: Callable[[], None]) ->
     frozen.freeze()
     stage.count("freezes")
     stage.until(lambda: time.monotonic() - still_since > PATIENT + 0.2, what="its last beat is old")
-    since = ends_of_logs(stage)
     interruption()
-    stage.until(
-        lambda: any("upkeep: the database answers again" in log for log in logs_since(since)),
-        what="a rescuer looks again",
-    )
+    since = stage.scalar("SELECT clock_timestamp()")
+    beats = "SELECT count(*) FROM pgqueue.workers WHERE heartbeat_at > :since"
+    others = sum(member.is_running for member in stage.members) - 1
+    stage.until(lambda: stage.scalar(beats, since=since) == others, what="the others beat")
+    beat_at = time.monotonic()
+    stage.until(lambda: time.monotonic() - beat_at > 1, what="a rescuer has looked again")
     frozen.thaw()
 
 

@@ -15,9 +15,11 @@ from chaos.stage import Stage
 from pgqueue.notifications import DEADLINE
 from pgqueue.statements.tables import CHANNEL, SLEEPERS
 from pgqueue.worker.frontiers import LATEST_SWEEP
+from pgqueue.worker.lookout import BRIEF
 
 MODES = ("lease", "transaction")
 POLL = 0.5
+ASLEEP = 0.15
 MARGIN = 1.0
 """Seconds a busy machine needs to start a job that has been found."""
 BURST = 12
@@ -31,7 +33,7 @@ def waits_for_notifications_only(patch: Patch) -> None:
     from pgqueue.notifications import Listener
 
     def wait(self, seconds):  # type: ignore[no-untyped-def]
-        return in_time(self, 60.0 if seconds > 0.1 else seconds)
+        return in_time(self, 60.0 if seconds > max(BRIEF) else seconds)
 
     in_time = patch.set(Listener, "wait", wait)
 
@@ -124,8 +126,9 @@ def _pick_up_in_time(
 
 
 def _pick_up(stage: Stage, jobs: int, *, seconds: float) -> None:
+    time.sleep(ASLEEP)  # idle for so long, the worker sleeps by now
     began = time.monotonic()
-    [*ids] = stage.enqueue(call, [(1,)] * jobs)
+    ids = stage.enqueue(call, [(1,)] * jobs)
     stage.until_started(*ids, seconds=seconds)
     took = int(1000 * (time.monotonic() - began))
     stage.counts["slowest ms"] = max(stage.counts["slowest ms"], took)
