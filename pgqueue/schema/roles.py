@@ -15,7 +15,8 @@ ALL_OF_IT = ""
 MESSAGE = "queue, priority, run_at, target_id, task, alone"
 
 TO_LOCK = "alone"
-"""SELECT ... FOR UPDATE asks for the right to update one column, and this does least harm."""
+"""SELECT ... FOR UPDATE asks for the right to update one column, and of those of a message this
+does least harm; of those of a lease, when it began."""
 
 Rights = dict[str, dict[str, str]]
 """By table and privilege: the columns."""
@@ -73,7 +74,7 @@ DASHBOARD: Rights = {
         "DELETE": ALL_OF_IT,
         "UPDATE": TO_LOCK,
     },
-    "leases": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
+    "leases": {**dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT), "UPDATE": "started_at"},
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "queues": {"SELECT": ALL_OF_IT, "INSERT": "name, paused_at", "UPDATE": "paused_at"},
     "workers": {"SELECT": ALL_OF_IT},

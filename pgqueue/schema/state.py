@@ -12,6 +12,8 @@ from pgqueue.models.fleet import SchemaVersion
 SCHEMA_VERSION = 2
 """What this code is written for.  Version N is brought by revision ``pgqueue_000N``."""
 
+BY_PLACE = ("message_queue", "leases")
+
 _UPGRADE_COMMAND = "pgqueue --app module:queue upgrade"
 
 
@@ -28,10 +30,11 @@ def verify(connection: Connection) -> None:
             f"code of version {found.oldest_code} and later, and this code has version "
             f"{SCHEMA_VERSION}. Run `pip install -U sqlalchemy-pgqueue`."
         )
-    if not found.is_claimable:
+    if found.not_plain:
         raise SchemaError(
-            f"{SCHEMA}.message_queue is missing, partitioned, or has child tables. A claim names "
-            "messages by their place (ctid), and would take a neighbour's: make it a plain table."
+            f"{SCHEMA}.{found.not_plain[0]} is missing, partitioned, or has child tables. Its rows "
+            "are named by their place (ctid), and a neighbour's would be taken: make it a plain "
+            "table."
         )
 
 
@@ -40,7 +43,8 @@ class State:
     """What a database holds of pgqueue; the version is None where its row is missing."""
 
     tables: frozenset[str]
-    is_claimable: bool
+    not_plain: tuple[str, ...]
+    """Tables whose rows are deleted by their place, and are not one plain table each."""
     version: int | None
     oldest_code: int | None
     revision: str | None
@@ -85,7 +89,7 @@ def read_state(connection: Connection) -> State:
     revision = connection.scalar(_REVISION) if "alembic_version" in plain else None
     return State(
         tables=frozenset(plain),
-        is_claimable=plain.get("message_queue", False),
+        not_plain=tuple(name for name in BY_PLACE if not plain.get(name, False)),
         version=row.version if row else None,
         oldest_code=row.oldest_code if row else None,
         revision=revision,
@@ -114,7 +118,7 @@ _TABLES = text(
     FROM pg_class
     JOIN pg_namespace ON pg_namespace.oid = relnamespace
     WHERE nspname = :schema
-      AND relname IN ('message_queue', 'schema_version', 'alembic_version')
+      AND relname IN ('message_queue', 'leases', 'schema_version', 'alembic_version')
     """
 )
 _VERSION = select(SchemaVersion.version, SchemaVersion.oldest_code)

@@ -79,10 +79,11 @@ def test_tables_that_no_longer_serve_this_code_ask_for_newer_code(connection: Co
         CREATE TABLE pgqueue.message_queue (LIKE pgqueue.plain) PARTITION BY LIST (queue)
         """,
         "CREATE TABLE pgqueue.child () INHERITS (pgqueue.message_queue)",
+        "CREATE TABLE pgqueue.child () INHERITS (pgqueue.leases)",
     ],
-    ids=["partitioned", "with a child table"],
+    ids=["partitioned", "with a child table", "leases with a child table"],
 )
-def test_a_message_queue_that_is_not_one_plain_table_is_refused(
+def test_a_hot_table_that_is_not_one_plain_table_is_refused(
     connection: Connection, change: str
 ) -> None:
     connection.execute(text(change))
