@@ -164,12 +164,24 @@ def own_connection(
     """A connection that is taken out of the pool, set up, and closed at the end."""
     # From a pool of its own: handlers that hold all of the application's must not keep a worker
     # from its heartbeat.
+    _get_to_know(engine)
     private = Engine(engine.pool.recreate(), engine.dialect, engine.url)
     with private.connect() as connection:
         connection.execution_options(isolation_level=isolation_level)
         connection.detach()
         configure(connection, settings)
         yield connection
+
+
+def _get_to_know(engine: Engine) -> None:
+    """Have the dialect ask the server what it is, through the pool that others use.
+
+    It does so at its first connection; whoever comes meanwhile waits only in the same pool, and
+    would meet a dialect that knows half in another.
+    """
+    if not hasattr(engine.dialect, "default_isolation_level"):
+        with engine.connect():
+            pass
 
 
 def configure(connection: Connection, settings: Mapping[str, str]) -> None:
