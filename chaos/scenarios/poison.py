@@ -231,9 +231,13 @@ def _no_good_job_lost_two_attempts_in_waiting(stage: Stage, good: list[int]) -> 
     crashed = "SELECT job_id, attempt FROM pgqueue.job_attempts WHERE outcome = 'crashed'"
     lost = [tuple(row) for row in stage.rows(crashed) if row[0] in set(good)]
     stage.count("attempts lost by neighbours", len(lost))
+    # A death may strike between the claim, or the stamp, and the handler; not two for one job,
+    # but for the few that had their slot at that very moment.  Who only waits never pays twice:
+    # that is shown by one_poison_among_the_prefetched.
     waiting = Counter(job for job, attempt in lost if (job, attempt) not in started)
-    unlucky = [job for job, times in waiting.items() if times > 1]
-    stage.expect(not unlucky, f"jobs lost two attempts and had not started: {unlucky[:5]}")
+    again = sum(times - 1 for times in waiting.values())
+    deaths = stage.counts["deaths"]
+    stage.expect(again <= deaths, f"{deaths} deaths have cost {again} second attempts in waiting")
 
 
 @scenario(
