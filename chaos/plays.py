@@ -168,13 +168,6 @@ class Play(NamedTuple):
         last = ", last attempt" if self.max_attempts == 1 else ""
         return f"{self.opening}{last}: {self.first} / {self.second}"
 
-    @property
-    def stamps_at_once(self) -> bool:
-        """While a cancel *and* a requeue pass between the statement of a first stamp and its
-        commit, and its transaction breaks as well, a lease of the old message stays beside the
-        new one: known, and too short to meet.  Everywhere else there is time between the two."""
-        return "cancel and requeue" in (self.first, self.second)
-
 
 MOVES = [name for name in SCRIPTS if name not in ("begin again",)]
 AFTER_A_CRASH = [

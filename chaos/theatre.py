@@ -102,7 +102,7 @@ class Theatre:
         self._count += 1
         queue = f"q{self._count}"
         job_id = enqueue(self._stagehand, queue=queue, max_attempts=play.max_attempts)
-        return Scene(play.name, queue, job_id, stamps_at_once=play.stamps_at_once)
+        return Scene(play.name, queue, job_id)
 
     def _raise_if(self, wrong: Iterable[tuple[int | None, str]]) -> None:
         for job_id, words in wrong:

@@ -38,8 +38,6 @@ class Scene:
     queue: str
     job_id: int
     order: str = ""
-    stamps_at_once: bool = False
-    """A stamp is committed with its statement, as it is in earnest: nothing waits for the disk."""
     cast: list[Member] = field(default_factory=list)
     started: list[Attempt] = field(default_factory=list)
     accepted: list[Attempt] = field(default_factory=list)
@@ -133,17 +131,10 @@ class Actor:
 
     def stamp(self, locked: Locked) -> Claimed | None:
         claimed = Attempts(self.side, self.worker_id).stamp(locked)
-        self._commit_stamp()
+        self.side.commit()
         if claimed is not None:
             self._started([claimed])
         return claimed
-
-    def _commit_stamp(self) -> None:
-        player = self.player
-        if self.scene.stamps_at_once:
-            self.player = None
-        self.side.commit()
-        self.player = player
 
     def settle_in_transaction(self, claimed: Claimed, outcome: Outcome) -> None:
         outcome = self._possible(claimed, outcome)

@@ -62,7 +62,7 @@ IN_FLIGHT = f"""
     CROSS JOIN LATERAL (
         SELECT FROM "{SCHEMA}".jobs WHERE id = messages.target_id AND outcome IS NULL OFFSET 0
     ) AS job
-    WHERE NOT leases.held OR leases.message_id <> messages.id
+    WHERE NOT leases.held OR leases.message_id > messages.id
 
     UNION ALL
     SELECT 'a lease has a job', leases.target_id, concat('worker ', leases.worker_id)

@@ -130,14 +130,15 @@ class Attempts:
             "job_id": locked.job_id,
             "of_message_id": locked.message_id,
             "by_worker_id": self._worker_id,
+            "next_attempt": locked.used_attempts + 1,
+            "past_crashes": locked.past_crashes,
         }
         if locked.seen_attempt is None:
-            parameters["next_attempt"] = locked.used_attempts + 1
-            parameters["past_crashes"] = locked.past_crashes
             parameters |= _key_of(locked)
             statement = stamping.stamp_first()
         else:
             parameters["seen_attempt"] = locked.seen_attempt
+            parameters["seen_message_id"] = locked.seen_message_id
             statement = stamping.stamp_after_crash()
         stamped = self._executor.execute(statement, parameters).one_or_none()
         if stamped is None:

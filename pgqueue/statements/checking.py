@@ -95,7 +95,7 @@ def _of_places() -> list[Select[*tuple[Any, ...]]]:
     differs = or_(*(message_queue.c[name] != jobs.c[name] for name in copied))
     of_other_lease = exists().where(
         leases.c.target_id == message_queue.c.target_id,
-        or_(~leases.c.held, leases.c.message_id != message_queue.c.id),
+        or_(~leases.c.held, leases.c.message_id > message_queue.c.id),
     )
     rules = {
         "a message stands where its job says": differs,

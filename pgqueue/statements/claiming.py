@@ -20,6 +20,7 @@ from sqlalchemy import (
     and_,
     any_,
     bindparam,
+    case,
     cast,
     column,
     delete,
@@ -27,6 +28,7 @@ from sqlalchemy import (
     false,
     func,
     literal_column,
+    or_,
     select,
     true,
     tuple_,
@@ -42,6 +44,7 @@ from pgqueue.statements.tables import (
     document,
     jobs,
     leases,
+    left_of_older_message,
     message_queue,
     workers,
 )
@@ -233,9 +236,11 @@ def _claimed_columns(started: CTE) -> list[ColumnElement[Any]]:
 
 
 def _leases_for(started: CTE) -> CTE:
-    """A lease each, taking over what a crash in transaction mode has left of the same message.
+    """A lease each, taking over the stamp that transaction mode has left.
 
-    A second message of a leased job finds another message's lease and gets nothing.
+    Of the same message it is a crash, and counts.  Of an older one it is a stamp that came when
+    its transaction had broken and its job was cancelled and requeued: nothing of it has started.
+    Any other second message of a leased job finds that lease and gets nothing.
     """
     first = started.alias("first")
     twin = exists().where(first.c.target_id == started.c.target_id, first.c.id < started.c.id)
@@ -250,16 +255,18 @@ def _leases_for(started: CTE) -> CTE:
     new = insert_or_take_over(leases).from_select(
         ["target_id", "message_id", "attempt", "crashes", "worker_id", "held"], proposed
     )
+    same = leases.c.message_id == new.excluded.message_id
     taken_over = new.on_conflict_do_update(
         index_elements=[leases.c.target_id],
         set_={
-            "attempt": leases.c.attempt + 1,
-            "crashes": leases.c.crashes + 1,
+            "message_id": new.excluded.message_id,
+            "attempt": case((same, leases.c.attempt + 1), else_=new.excluded.attempt),
+            "crashes": case((same, leases.c.crashes + 1), else_=new.excluded.crashes),
             "worker_id": new.excluded.worker_id,
             "held": false(),
             "started_at": clock(),
         },
-        where=leases.c.message_id == new.excluded.message_id,
+        where=or_(same, left_of_older_message(new.excluded.message_id)),
     )
     return taken_over.returning(leases.c.message_id, leases.c.attempt, leases.c.crashes).cte(
         "lease"

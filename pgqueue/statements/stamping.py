@@ -20,6 +20,7 @@ from sqlalchemy import (
     and_,
     any_,
     bindparam,
+    case,
     cast,
     delete,
     exists,
@@ -44,6 +45,9 @@ MESSAGE = bindparam("of_message_id", type_=BigInteger)
 WORKER = bindparam("by_worker_id", type_=Uuid)
 # Named unlike the columns: in an UPDATE a parameter of a column's name would be SET.
 SEEN = bindparam("seen_attempt", type_=SmallInteger)
+SEEN_MESSAGE = bindparam("seen_message_id", type_=BigInteger)
+NEXT = bindparam("next_attempt", type_=SmallInteger)
+CRASHES = bindparam("past_crashes", type_=SmallInteger)
 
 
 @cache
@@ -56,8 +60,8 @@ def stamp_first() -> Executable:
     unfinished = select(
         jobs.c.id,
         MESSAGE,
-        bindparam("next_attempt", type_=SmallInteger),
-        bindparam("past_crashes", type_=SmallInteger),
+        NEXT,
+        CRASHES,
         WORKER,
         true(),
     ).where(jobs.c.id == JOB, jobs.c.outcome.is_(None), exists().where(_is_the_message()))
@@ -73,24 +77,27 @@ def stamp_first() -> Executable:
 
 @cache
 def stamp_after_crash() -> Executable:
-    """Take over the stamp that a crash has left: compare the attempt seen, and set the next.
+    """Take over the stamp that was seen: compare its attempt, and set the next.
 
-    No row: another worker was first.  The attempt that crashed is recorded in passing.
+    No row: another worker was first.  Of the same message it was left by a crash, which is
+    recorded in passing; of an older one it came too late, and nothing has started.
     """
     old = (
         select(leases.c.worker_id, leases.c.started_at).where(leases.c.target_id == JOB).cte("old")
     )
+    same = leases.c.message_id == MESSAGE
     taken_over = (
         update(leases)
         .where(
             leases.c.target_id == JOB,
-            leases.c.message_id == MESSAGE,
+            leases.c.message_id == SEEN_MESSAGE,
             leases.c.attempt == SEEN,
             leases.c.held,
         )
         .values(
-            attempt=leases.c.attempt + 1,
-            crashes=leases.c.crashes + 1,
+            message_id=MESSAGE,
+            attempt=case((same, leases.c.attempt + 1), else_=NEXT),
+            crashes=case((same, leases.c.crashes + 1), else_=CRASHES),
             worker_id=WORKER,
             started_at=clock(),
         )
@@ -100,7 +107,8 @@ def stamp_after_crash() -> Executable:
     attempt: Select[*tuple[Any, ...]] = select(
         JOB.label("job"), MESSAGE.label("message"), SEEN.label("seen"), *old.c
     )
-    past = crashed(attempt.select_from(taken_over.join(old, true())))
+    is_crash = SEEN_MESSAGE == MESSAGE
+    past = crashed(attempt.select_from(taken_over.join(old, true())).where(is_crash))
     return select(taken_over.c.attempt, taken_over.c.crashes).add_cte(past)
 
 

@@ -130,6 +130,11 @@ def stands_at_place_of(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
     return and_(*place, message_queue.c.target_id == job_id)
 
 
+def left_of_older_message(message_id: ColumnElement[Any]) -> ColumnElement[bool]:
+    """A stamp whose own message is gone: where a newer one is, nobody runs the older."""
+    return and_(leases.c.held, leases.c.message_id < message_id)
+
+
 def crashed(attempts: Select[*tuple[Any, ...]]) -> CTE:
     """Record these attempts as crashed: (job, message, attempt, worker, when it started)."""
     attempt = attempts.subquery("attempt")

@@ -263,8 +263,8 @@ def _one_of_each_job(attempts: Attempts, rows: list[Locked]) -> list[Locked]:
     """
     kept: dict[int, Locked] = {}
     for row in rows:
-        of_this_message = row.seen_held and row.seen_message_id == row.message_id
-        if row.job_id not in kept and (row.seen_message_id is None or of_this_message):
+        may_take_over = row.seen_held and (row.seen_message_id or 0) <= row.message_id
+        if row.job_id not in kept and (row.seen_message_id is None or may_take_over):
             kept[row.job_id] = row
             continue
         logger.warning("job %s: dropped a second message", row.job_id)
