@@ -13,7 +13,7 @@ from chaos.under_load import call_slowly, ends_of_logs, goes_on, load, said_brie
 
 
 @scenario(
-    promises="P1 P2 P5",
+    promises="P1 P2 P4 P5",
     research="T18",
     full=Size(jobs=1000, workers=2, faults=3, seconds=3),
     short=Size(jobs=300, workers=1, faults=1, seconds=0.3),
@@ -38,7 +38,7 @@ def disk_full(stage: Stage, size: Size) -> None:
 
 
 @scenario(
-    promises="P1 P2 P5",
+    promises="P1 P2 P4 P5",
     research="T18",
     full=Size(workers=3, faults=1),
     short=Size(workers=1, faults=1),

@@ -100,7 +100,7 @@ def _crash_again_and_again(
 
 
 @scenario(
-    promises="P1 P2 P5",
+    promises="P1 P2 P4 P5",
     research="T18",
     full=Size(workers=2, faults=10),
     short=Size(workers=1, faults=3),
@@ -123,7 +123,7 @@ def crashes_of_the_server(stage: Stage, size: Size) -> None:
 
 
 @scenario(
-    promises="P1 P2 P5",
+    promises="P1 P2 P4 P5",
     research="T18",
     full=Size(workers=2, faults=10),
     short=Size(workers=1, faults=2),
@@ -144,7 +144,7 @@ def crashes_of_a_backend(stage: Stage, size: Size) -> None:
 
 
 @scenario(
-    promises="P1 P2 P5",
+    promises="P1 P2 P4 P5",
     research="T18",
     full=Size(workers=3, faults=200, seconds=0.05),
     short=Size(workers=1, faults=20, seconds=0.05),
@@ -167,7 +167,7 @@ def storms_of_terminated_connections(stage: Stage, size: Size) -> None:
 
 
 @scenario(
-    promises="P1 P2 P5",
+    promises="P1 P2 P4 P5",
     research="T18",
     full=Size(workers=2, faults=3, seconds=3),
     short=Size(workers=1, faults=1, seconds=0.5),
