@@ -91,6 +91,10 @@ class Member:
         self.send(signal.SIGSTOP)
         wait_until(lambda: _is_stopped(self.pid), what=f"{self.name} has stopped")
 
+    @property
+    def stands_still(self) -> bool:
+        return self.is_running and _is_stopped(self.pid)
+
     def thaw(self) -> None:
         self.send(signal.SIGCONT)
 

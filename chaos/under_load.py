@@ -82,6 +82,19 @@ def load(
     stage.judge(succeeded=found)
 
 
+@contextmanager
+def standing_still(members: list[Member]) -> Iterator[None]:
+    """While no worker commits anything, and so flushes to disk what others have committed."""
+    frozen = [member for member in members if not member.stands_still]
+    for member in frozen:
+        member.freeze()
+    try:
+        yield
+    finally:
+        for member in frozen:
+            member.thaw()
+
+
 def _nothing_has_happened(stage: Stage, pids: list[int]) -> None:
     dead = stage.rows("SELECT id, heartbeat_at FROM pgqueue.workers WHERE dead_at IS NOT NULL")
     stage.expect(not dead, f"{len(dead)} workers were declared dead, and all were well")

@@ -6,10 +6,18 @@ import time
 
 from chaos.proxy import Proxy
 from chaos.scenario import Server, Size, scenario
-from chaos.scenarios.server_faults import interrupt
+from chaos.scenarios.server_faults import LATE_TO_DISK, interrupt
 from chaos.servers import hot_standby, small_disk
 from chaos.stage import Stage
-from chaos.under_load import call_slowly, ends_of_logs, goes_on, load, said_briefly, until_all_say
+from chaos.under_load import (
+    call_slowly,
+    ends_of_logs,
+    goes_on,
+    load,
+    said_briefly,
+    standing_still,
+    until_all_say,
+)
 
 
 @scenario(
@@ -47,6 +55,7 @@ def disk_full(stage: Stage, size: Size) -> None:
         "witness_outlives_its_connection": "declared dead, and all were well",
     },
     server=Server.OWN,
+    settings=LATE_TO_DISK,
 )
 def promotion_of_a_standby(stage: Stage, size: Size) -> None:
     """A synchronous standby takes over: nothing acknowledged is lost, nobody taken for dead."""
@@ -57,8 +66,9 @@ def promotion_of_a_standby(stage: Stage, size: Size) -> None:
     ):
 
         def take_over() -> None:
-            enqueuer.until_acknowledged()
-            stage.server.crash()
+            with standing_still(stage.members):
+                enqueuer.until_acknowledged()
+                stage.server.crash()
             stage.count("server crashes")
             standby.promote()
             proxy.lead_to(standby.url)

@@ -22,8 +22,12 @@ from chaos.under_load import (
     goes_on,
     load,
     said_briefly,
+    standing_still,
     until_all_say,
 )
+
+LATE_TO_DISK = {"wal_writer_delay": "10s"}
+"""What nobody waits for is written late: a commit that was acknowledged too early can be seen."""
 
 
 @plant
@@ -109,14 +113,16 @@ def _crash_again_and_again(
         "witness_outlives_its_connection": "declared dead, and all were well",
     },
     server=Server.OWN,
+    settings=LATE_TO_DISK,
     alone=True,
 )
 def crashes_of_the_server(stage: Stage, size: Size) -> None:
     """The server crashes under load: nothing acknowledged is lost, and nobody taken for dead."""
 
     def crash(enqueuer: Enqueuer) -> None:
-        enqueuer.until_acknowledged()
-        stage.server.crash()
+        with standing_still(stage.members):
+            enqueuer.until_acknowledged()
+            stage.server.crash()
         stage.server.start()
 
     _crash_again_and_again(stage, size, crash, every=0.005)
