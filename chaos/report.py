@@ -53,10 +53,12 @@ class Summary:
 def show_line(verdict: Verdict) -> None:
     word = "[green]holds[/]" if verdict.broken is None else "[red]BROKEN[/]"
     console.print(f"{word} {verdict.scenario}  {verdict.seconds:.1f} s  {_faults(verdict)}")
+    if verdict.broken is not None:
+        console.print(verdict.broken, markup=False, highlight=False)
 
 
 def show(summary: Summary) -> None:
-    """The table, and every verdict that is not good in full."""
+    """The table."""
     scenarios = load()
     table = Table("scenario", "promises", "jobs", "faults", "second starts", "seconds", "")
     for verdict in sorted(summary.verdicts, key=lambda verdict: verdict.scenario):
@@ -72,9 +74,6 @@ def show(summary: Summary) -> None:
     console.print(table)
     for name, missing in summary.left_out.items():
         console.print(f"left out: {name} needs {', '.join(missing)}")
-    for verdict in summary.verdicts:
-        if verdict.broken is not None:
-            console.print(f"\n{verdict.scenario}:\n{verdict.broken}", markup=False)
     console.print(summary.words(), f"Seed {summary.seed}.", markup=False)
 
 

@@ -15,7 +15,7 @@ from chaos.stage import Stage, describe
 from pgqueue import PgQueueError
 from pgqueue.embedded import EmbeddedPostgres
 
-SETTINGS = {"max_connections": "200", "max_wal_size": "512MB", "max_prepared_transactions": "10"}
+SETTINGS = {"max_connections": "500", "max_wal_size": "512MB", "max_prepared_transactions": "10"}
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from chaos import chores, history
@@ -47,8 +49,8 @@ class Stage:
         self.members: list[Member] = []
         self.acknowledged: set[int] = set()
         self._server = server
-        # No pool: a scenario may take the server away between two looks.
-        self.engine: Engine = create_engine(url, poolclass=NullPool)
+        # A scenario may take the server away between two looks.
+        self.engine: Engine = create_engine(url, pool_pre_ping=True)
         self.queue = chores.queue
         self.queue.notify = True
         self.queue.bind(self.engine)
@@ -86,7 +88,7 @@ class Stage:
         """Go on with another server, which has taken over from the first."""
         self.url = url
         self.engine.dispose()
-        self.engine = create_engine(url, poolclass=NullPool)
+        self.engine = create_engine(url, pool_pre_ping=True)
         self.queue.bind(self.engine)
 
     def next_name(self) -> str:
@@ -156,9 +158,23 @@ class Stage:
             )
         )
 
-    def until_ended(self, *, seconds: float = PATIENCE) -> None:
-        """Wait until nothing waits and nothing runs."""
-        self.until(lambda: self.unfinished() == 0, seconds=seconds, what="all jobs end")
+    def until_ended(
+        self, *, seconds: float = PATIENCE, meanwhile: Callable[[], object] = lambda: None
+    ) -> None:
+        """Wait until nothing waits and nothing runs; so long without an end of any is too long.
+
+        ``meanwhile`` is done again and again: a look that ends the run when something is wrong.
+        """
+
+        def fewer_than(count: int) -> list[int]:
+            meanwhile()
+            left = self.unfinished()
+            return [left] if left < count else []
+
+        left = sys.maxsize
+        while left:
+            look = partial(fewer_than, left)
+            [left] = self.until(look, seconds=seconds, what="all jobs end")
 
     def until_left(self, count: int, *, seconds: float = PATIENCE) -> None:
         """Wait until so many jobs, or fewer, are left: the moment for the next fault."""

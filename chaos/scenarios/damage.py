@@ -101,12 +101,11 @@ def damaged_rows(stage: Stage, size: Size) -> None:
 def _run(stage: Stage, size: Size, mode: str) -> None:
     fleet = stage.fleet(mode, size.workers, concurrency=2)
 
-    def is_over() -> bool:
+    def all_live() -> None:
         alive = all(member.is_running for member in fleet.members)
         stage.expect(alive, "a damaged row has ended a worker")
-        return stage.unfinished() == 0
 
-    stage.until(is_over, what="all jobs end")
+    stage.until_ended(meanwhile=all_live)
     fleet.stop()
 
 

@@ -125,6 +125,6 @@ def _kill_while_they_pay(stage: Stage, size: Size, mode: str, **options: int) ->
         stage.until_left(total - (number + 1) * total // (size.faults + 2))
         fleet.kill(fleet.some())
         fleet.add()
-    stage.until_ended(seconds=120)
+    stage.until_ended()
     fleet.stop()
     stage.judge(succeeded=total)

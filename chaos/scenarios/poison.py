@@ -200,15 +200,14 @@ def _poison_among_good_jobs(stage: Stage, size: Size, mode: str) -> None:
 
 
 def _until_ended_under_a_supervisor(stage: Stage, fleet: Fleet) -> None:
-    def is_over() -> bool:
+    def supervise() -> None:
         if ended := fleet.replace_ended():
             stage.count("deaths", ended)
         starts = Counter((event.job, event.attempt) for event in stage.history(START))
         again = [start for start, times in starts.items() if times > 1]
         stage.expect(not again, f"a job starts the same attempt again: {again[:3]}")
-        return stage.unfinished() == 0
 
-    stage.until(is_over, seconds=120, what="all jobs end")
+    stage.until_ended(meanwhile=supervise)
 
 
 def _each_poison_has_its_reason(stage: Stage, bad: dict[int, str]) -> None:

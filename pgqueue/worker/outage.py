@@ -21,6 +21,9 @@ READ_ONLY = "25006"
 AWAY = ("08", READ_ONLY, "53", "57")
 """SQLSTATEs by their first characters: no connection, read-only, no resources, an operator."""
 
+CROWDED = ("too many clients", "connection slots", "too many connections")
+"""What one connection is refused with while others work; it comes without an SQLSTATE."""
+
 
 class Outage:
     """Told once by whoever meets it first, and its end once: not by each line of the worker."""
@@ -62,6 +65,8 @@ class Outage:
 
 def is_away(error: Exception) -> bool:
     """Whether the database is away, and has not merely refused a statement."""
+    if any(words in str(error) for words in CROWDED):
+        return False
     if not isinstance(error, DBAPIError) or error.connection_invalidated:
         return True
     state = _state(error)
