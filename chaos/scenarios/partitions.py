@@ -251,7 +251,7 @@ def dark_host_that_waits_for_an_answer(stage: Stage, size: Size) -> None:
             stage.until(lambda: stage.scalar(WAITING), what="its claim waits")
             host.go_dark()
             stage.count("partitions")
-            stage.until(lambda: not stage.scalar(OF_FAR), what="the server has ended all of it")
+            stage.until(lambda: not stage.scalar(WAITING), what="the server has ended its claim")
             connection.rollback()
         host.come_back()
         jobs = stage.enqueue(linger, [("back",)])
@@ -262,5 +262,7 @@ def dark_host_that_waits_for_an_answer(stage: Stage, size: Size) -> None:
         stage.judge()
 
 
-OF_FAR = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'w%'"
-WAITING = f"{OF_FAR} AND wait_event_type = 'Lock'"
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE application_name LIKE 'w%' AND wait_event_type = 'Lock'"
+)

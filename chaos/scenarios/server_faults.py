@@ -164,7 +164,7 @@ def storms_of_terminated_connections(stage: Stage, size: Size) -> None:
     )
     with load(stage, size) as (fleets, _):
         for _ in range(size.faults):
-            stage.scalar(end_one)
+            stage.rows(end_one)
             stage.count("terminated connections")
             time.sleep(size.seconds)  # the pace of the storm
             for fleet in fleets:
