@@ -106,7 +106,7 @@ def servers_are_waited_for(patch: Patch) -> None:
 @scenario(
     promises="P1 P3 P4",
     research="T3 T4",
-    full=Size(jobs=24, workers=3, faults=4, seconds=3),
+    full=Size(jobs=6, workers=3, faults=4, seconds=3),
     short=Size(jobs=4, workers=1, faults=1, seconds=1.2),
     planted={"settles_by_job_alone": "a late result was accepted"},
 )

@@ -42,7 +42,6 @@ def disk_full(stage: Stage, size: Size) -> None:
             disk.free()
             stage.count("outages")
             goes_on(stage)
-        said_briefly(stage, size.faults)
 
 
 @scenario(
