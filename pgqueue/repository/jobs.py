@@ -72,6 +72,13 @@ class Enqueued(NamedTuple):
     created_at: datetime
 
 
+class Row(NamedTuple):
+    """One row of an enqueue with unique keys."""
+
+    args: Any
+    unique_key: str | None
+
+
 class Holding(NamedTuple):
     """The job that has a unique key."""
 
@@ -134,25 +141,48 @@ class Jobs:
     def enqueue_unique_chunk(
         self, new: NewJob, *, payloads: Sequence[Any], keys: Sequence[str | None]
     ) -> list[int]:
-        """The same with unique keys; a taken key gives the id of the job that holds it."""
+        """The same with unique keys, ascending; a taken key gives the id of the job that holds it.
+
+        Two callers that want the same keys then wait for each other in one order.
+        """
+        rows = [Row(*row) for row in zip(payloads, keys, strict=True)]
+        return self._enqueue_in_order(new, rows)
+
+    def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[int]:
+        """Insert rows by ascending keys, and never a key after a later one.
+
+        A key may be taken when its turn comes and have no holder any more when we look for it,
+        after the others.  To go back for it alone would deadlock with who has taken it by now
+        and waits for one of ours: a savepoint lets ours go, and the halves are tried in turn.
+        """
+        for _ in range(1 if len(rows) > 1 else TRIES_FOR_A_KEY):
+            with self._executor.begin_nested() as savepoint:
+                ids = self._enqueue_unless_taken(new, rows)
+                found = [id for id in ids if id is not None]
+                if len(found) == len(rows):
+                    return found
+                savepoint.rollback()
+        if len(rows) == 1:
+            raise _key_keeps_moving(new, str(rows[0].unique_key))
+        middle = len(rows) // 2
+        first = self._enqueue_in_order(new, rows[:middle])
+        return first + self._enqueue_in_order(new, rows[middle:])
+
+    def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[Row]) -> list[int | None]:
+        """The ids of new jobs and of the holders of taken keys; None for a holder that is gone."""
         statement = enqueueing.enqueue_unique_jobs(start=new.start, notify=new.notify)
-        ids: dict[str, int] = {}
-        without_key: list[int] = []
-        # By key: two callers that want the same keys then wait for each other in one order.
-        missing = sorted(zip(payloads, keys, strict=True), key=lambda row: row[1] or "")
-        for _ in range(TRIES_FOR_A_KEY):
-            documents = json.dumps([{"args": args, "unique_key": key} for args, key in missing])
-            parameters = {**new.parameters(), "documents": documents}
-            for id, key, _woken in self._executor.execute(statement, parameters):
-                without_key.append(id) if key is None else ids.setdefault(key, id)
-            unknown = {key for key in keys if key is not None} - ids.keys()
-            holders = self._holders(new.queue, sorted(unknown)) if unknown else {}
-            ids |= {key: holder.id for key, holder in holders.items()}
-            missing = [(args, key) for args, key in missing if key is not None and key not in ids]
-            if not missing:
-                free = iter(sorted(without_key))
-                return [next(free) if key is None else ids[key] for key in keys]
-        raise _key_keeps_moving(new, str(missing[0][1]))
+        documents = json.dumps([row._asdict() for row in rows])
+        written = self._executor.execute(statement, {**new.parameters(), "documents": documents})
+        inserted, held = [], {}
+        for id, key, is_new, _woken in written:
+            inserted.append((id, key)) if is_new else held.update({key: id})
+        free = iter(sorted(id for id, key in inserted if key is None))
+        own = {key: id for id, key in inserted if key is not None}
+        taken = {row.unique_key for row in rows if row.unique_key is not None} - own.keys()
+        if taken:
+            held |= {key: one.id for key, one in self._holders(new.queue, sorted(taken)).items()}
+        ids = {**held, **own}
+        return [next(free) if key is None else ids.get(key) for _, key in rows]
 
     def dispatch(self, job_id: int, *, unique: bool, notify: bool) -> None:
         """Insert the message of a job that a flush has just inserted."""

@@ -10,16 +10,20 @@ from sqlalchemy import (
     DateTime,
     Executable,
     Interval,
+    Select,
     SmallInteger,
     Text,
     bindparam,
     cast,
     column,
+    false,
     func,
     insert,
     literal_column,
+    null,
     select,
     true,
+    union_all,
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -88,11 +92,18 @@ def enqueue_jobs(*, start: Start, notify: bool) -> Executable:
 
 @cache
 def enqueue_unique_jobs(*, start: Start, notify: bool) -> Executable:
-    """The same with a unique key each; returns the ids and keys of those that were free."""
+    """The same with a unique key each; returns the new jobs, and those that held a key before.
+
+    The holders are those of the statement's snapshot: one that ends while it runs, which may
+    wait for other enqueuers, is found all the same.
+    """
     payloads = document("documents", column("args", JSONB), column("unique_key", Text))
     key = payloads.c.unique_key
     own = {"args": payloads.c.args, "unique_key": key, "held_unique_key": key}
-    return _enqueue_from(payloads, own, start, unique=True, notify=notify)
+    new = _enqueue_from(payloads, own, start, unique=True, notify=notify)
+    wanted = document("documents", column("unique_key", Text))
+    holder = select(jobs.c.id, jobs.c.held_unique_key, false(), null())
+    return union_all(new, _that_hold(holder, select(wanted.c.unique_key)))
 
 
 @cache
@@ -101,11 +112,8 @@ def holders_of_unique_keys() -> Executable:
     all_of_jobs = literal_column(f"""'"{SCHEMA}".jobs', 'SELECT'""", Text)
     may_read = func.has_table_privilege(all_of_jobs)
     keys = func.jsonb_array_elements_text(cast(bindparam("keys", type_=Text), JSONB))
-    return select(jobs.c.id, jobs.c.held_unique_key, may_read).where(
-        jobs.c.queue == bindparam("queue", type_=Text),
-        jobs.c.held_unique_key.in_(select(keys.column_valued("key"))),
-        jobs.c.held_unique_key.is_not(None),
-    )
+    holder = select(jobs.c.id, jobs.c.held_unique_key, may_read)
+    return _that_hold(holder, select(keys.column_valued("key")))
 
 
 @cache
@@ -130,9 +138,17 @@ def start_time(start: Start) -> ColumnElement[Any]:
     return func.greatest(bindparam("run_at", type_=DateTime(timezone=True)), clock())
 
 
+def _that_hold(holder: Select[Any], keys: Select[Any]) -> Select[Any]:
+    return holder.where(
+        jobs.c.queue == bindparam("queue", type_=Text),
+        jobs.c.held_unique_key.in_(keys),
+        jobs.c.held_unique_key.is_not(None),
+    )
+
+
 def _enqueue_from(
     payloads: Any, own: dict[str, Any], start: Start, *, unique: bool, notify: bool
-) -> Executable:
+) -> Select[Any]:
     shared = {
         "queue": bindparam("queue", type_=Text),
         "task": bindparam("task", type_=Text),
@@ -145,9 +161,9 @@ def _enqueue_from(
     job = _unless_taken(insert_or_skip(jobs).from_select(list(values), rows), unique)
     woken = wake_up_call() if notify else true()
     # An uncorrelated sub-select is evaluated once, however many jobs there are.
-    return select(job.c.id, job.c.held_unique_key, select(woken).scalar_subquery()).add_cte(
-        message_of(job).cte("message")
-    )
+    told = select(woken).scalar_subquery()
+    columns = (job.c.id, job.c.held_unique_key, true(), told)
+    return select(*columns).add_cte(message_of(job).cte("message"))
 
 
 def _unless_taken(job: Any, unique: bool) -> CTE:

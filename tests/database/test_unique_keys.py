@@ -2,12 +2,23 @@
 
 import random
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
-from chaos.logical import crew, run_together, violations, worker_settings
+from chaos.logical import (
+    PATIENCE,
+    crew,
+    run_together,
+    violations,
+    wait_until,
+    waits_for_lock,
+    worker_settings,
+)
 from pgqueue import PgQueue
 from pgqueue.outcomes import Succeeded
 
@@ -81,4 +92,82 @@ def test_a_key_whose_jobs_keep_ending_is_never_held_twice(
     run_together(*[enqueue] * 8, background=[work, look])
     pool.dispose()
 
+    assert violations(engine) == []
+
+
+class Rival:
+    """Sets in when a batch looks for the holder of a key that it found taken: ends the holder,
+    takes the key, and waits for a later one that the batch has taken."""
+
+    def __init__(self, pool: Engine, batch: Session, holder: int) -> None:
+        self._pool = pool
+        self._holder = holder
+        self.threads = ThreadPoolExecutor()
+        self.ids: Future[list[int]] | None = None
+        event.listen(batch.connection(), "before_cursor_execute", self._look_out)
+
+    def _look_out(self, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if self.ids is not None or "has_table_privilege" not in statement:
+            return
+        with Session(self._pool) as session, session.begin():
+            assert queue.cancel(session, self._holder)
+        pid: Future[int] = Future()
+        self.ids = self.threads.submit(self._enqueue, pid)
+        wait_until(lambda: waits_for_lock(self._pool, pid.result(PATIENCE)))
+
+    def _enqueue(self, pid: "Future[int]") -> list[int]:
+        with Session(self._pool) as session, session.begin():
+            pid.set_result(pid_of(session))
+            return once.enqueue_many(session, [(1,), (2,)])
+
+    def result(self) -> list[int]:
+        assert self.ids is not None, "the batch has not looked for the holder"
+        return self.ids.result(PATIENCE)
+
+
+def pid_of(session: Session) -> int:
+    return session.scalars(text("SELECT pg_backend_pid()")).one()  # type: ignore[no-any-return]  # text() has no types
+
+
+@pytest.fixture
+def pool(database_url: str) -> Iterator[Engine]:
+    pool = create_engine(database_url, pool_size=8)
+    yield pool
+    pool.dispose()
+
+
+def test_a_batch_that_finds_a_key_taken_does_not_go_back_for_it_when_it_becomes_free(
+    engine: Engine, pool: Engine
+) -> None:
+    with Session(pool) as session, session.begin():
+        holder = once.enqueue(session, 1).id
+    with Session(pool) as batch:
+        rival = Rival(pool, batch, holder)
+
+        first, second = once.enqueue_many(batch, [(1,), (2,)])
+        batch.commit()
+
+    assert first == holder
+    assert rival.result()[0] != holder
+    assert rival.result()[1] == second
+    assert violations(engine) == []
+
+
+def test_a_batch_lets_later_keys_go_to_try_again_for_one_whose_holder_it_never_saw(
+    engine: Engine, pool: Engine
+) -> None:
+    with Session(pool) as blocker, Session(pool) as batch:
+        once.enqueue(blocker, 0)
+        pid = pid_of(batch)
+        waiting = ThreadPoolExecutor().submit(once.enqueue_many, batch, [(0,), (1,), (2,)])
+        wait_until(lambda: waits_for_lock(engine, pid))
+        # Later than the snapshot of the statement that waits, and gone before it looks.
+        with Session(pool) as session, session.begin():
+            rival = Rival(pool, batch, once.enqueue(session, 1).id)
+
+        blocker.rollback()
+        ids = waiting.result(PATIENCE)
+        batch.commit()
+
+    assert ids[1:] == rival.result()
     assert violations(engine) == []
