@@ -14,6 +14,10 @@ NETWORK = {
 middle of a statement or behind a cut cable, and gives its locks back; the defaults take hours.
 https://www.postgresql.org/docs/current/runtime-config-connection.html"""
 
+BRIEF = {"idle_in_transaction_session_timeout": "5000"}
+"""Milliseconds that a worker's upkeep may hold its locks without a word: one that is frozen while
+it rescues must not keep all others from it."""
+
 HERE = {
     "tcp_user_timeout": "TCP_USER_TIMEOUT",
     "tcp_keepalives_idle": "TCP_KEEPIDLE",

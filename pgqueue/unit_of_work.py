@@ -16,7 +16,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from pgqueue import redaction
 from pgqueue.joining import may_notify, refuse_autocommit
 from pgqueue.models import Job, JobStatus
-from pgqueue.network import NETWORK, notice_loss_of_server
+from pgqueue.network import BRIEF, NETWORK, notice_loss_of_server
 from pgqueue.repository import Holding, Jobs, raising_duplicate
 
 logger = redaction.logger(__name__)
@@ -39,7 +39,7 @@ CLAIMING = {
     "idle_in_transaction_session_timeout": "60000",
 }
 
-UPKEEP = {**NETWORK, "datestyle": "ISO", "plan_cache_mode": "force_generic_plan"}
+UPKEEP = {**NETWORK, **BRIEF, "datestyle": "ISO", "plan_cache_mode": "force_generic_plan"}
 
 STAMPING = {**CLAIMING, "synchronous_commit": "off"}
 """A stamp has to survive the worker, not the server: it need not wait for the disk."""

@@ -17,13 +17,15 @@ from chaos.proxy import Proxy
 from chaos.scenario import Server, Size, scenario
 from chaos.stage import Stage
 from pgqueue import JobContext, maintenance
-from pgqueue.network import NETWORK
+from pgqueue.network import BRIEF, NETWORK
 
 HASTY = {
     "tcp_user_timeout": "1000",
     "tcp_keepalives_idle": "1",
     "tcp_keepalives_interval": "1",
 }
+RESCUER = float(BRIEF["idle_in_transaction_session_timeout"]) / 1000
+"""Seconds until others may rescue, if the worker that was cut off was about to."""
 PURSE = text("UPDATE purse SET spent = spent + 1")
 
 
@@ -132,7 +134,7 @@ def _cut_off(
     proxy.hold()
     stage.count("partitions")
     stage.open(gate_of(gate, 1, far.name))
-    stage.until_started(*jobs, attempt=2, seconds=size.seconds + 5)
+    stage.until_started(*jobs, attempt=2, seconds=size.seconds + RESCUER + 4)
     proxy.pass_on()
     ended = f"SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NOT NULL AND id >= {jobs[0]}"
     stage.until(lambda: _refused(far, jobs) or stage.scalar(ended), what="its late results come in")

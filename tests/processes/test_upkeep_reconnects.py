@@ -4,9 +4,10 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Engine, Executable, create_engine, make_url, text
+from sqlalchemy import Engine, Executable, create_engine, func, make_url, select, text
 
-from pgqueue.maintenance import FAST_GRACE
+from pgqueue.maintenance import FAST_GRACE, RESCUE_LOCK
+from pgqueue.unit_of_work import UPKEEP, own_connection
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.upkeep import Upkeep
 
@@ -64,3 +65,19 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
         upkeep.stop()
         watched.dispose()
         outside.dispose()
+
+
+def test_a_worker_that_is_frozen_while_it_rescues_keeps_the_others_from_it_for_seconds(
+    engine: Engine,
+) -> None:
+    """Or nobody would rescue what it holds itself, for as long as its host answers for it."""
+    lock = select(func.pg_try_advisory_xact_lock(RESCUE_LOCK))
+    with own_connection(engine, UPKEEP, isolation_level="READ COMMITTED") as frozen:
+        assert frozen.scalar(lock)
+
+        took = -time.monotonic()
+        until(engine, select(1).where(lock.scalar_subquery()))
+        took += time.monotonic()
+
+        frozen.invalidate()  # the server has ended it
+    assert took < 8
