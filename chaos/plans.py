@@ -34,6 +34,12 @@ class Plan:
         top = self.nodes[0]
         return int(top["Shared Hit Blocks"] + top["Shared Read Blocks"])
 
+    def pages_to_find(self, table: str) -> int:
+        """How many pages were touched to find rows of this table by an index."""
+        found = [node for node in self.nodes if node.get("Relation Name") == table]
+        scans = [node for node in found if "Index Name" in node]
+        return sum(int(one["Shared Hit Blocks"] + one["Shared Read Blocks"]) for one in scans)
+
     @property
     def has_sort(self) -> bool:
         return any("Sort" in node["Node Type"] for node in self.nodes)

@@ -1,0 +1,139 @@
+"""Somebody holds an old snapshot: no vacuum removes what dies meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from statistics import median
+from typing import Any
+
+from click.testing import CliRunner
+from sqlalchemy import text
+
+from chaos.chores import call
+from chaos.logical import LogicalWorker, worker_settings
+from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
+from chaos.plants import Patch, plant
+from chaos.scenario import Size, scenario
+from chaos.stage import Stage
+from pgqueue.cli import main, server_findings
+from pgqueue.repository import Attempts, Health, OldTransaction
+from pgqueue.statements.tables import array_of
+from pgqueue.worker.frontiers import Frontiers
+
+LIMIT = 10
+SOME = 12
+"""Claims that are compared."""
+MOST = 5
+"""Times as many pages as at the start, for one claim."""
+HOLDER = "monthly_report"
+
+
+@plant
+def claims_from_the_head(patch: Patch) -> None:
+    """A claim begins at the head of the queue, not behind what this worker has claimed."""
+    patch.set(Frontiers, "advance", lambda *_args, **_options: None)
+
+
+@plant
+def doctor_looks_at_writers(patch: Patch) -> None:
+    """The doctor names transactions that write, and not those that only keep a snapshot."""
+    writers = text(
+        "SELECT concat('session ', pid), state, 0, '' FROM pg_stat_activity"
+        " WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()"
+        " AND xact_start < clock_timestamp() - :age"
+    )
+
+    def old_transactions(self: Any, age: timedelta) -> list[OldTransaction]:
+        return [OldTransaction(*row) for row in self._executor.execute(writers, {"age": age})]
+
+    patch.set(Health, "old_transactions", old_transactions)
+
+
+class Claimer:
+    """A worker whose claims tell how many pages they have touched to find their messages.
+
+    What a claim does with them then, to jobs and leases, costs many more, and hides it.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        engine = prepare_at_once(worker_settings(stage.url, **AUTO_EXPLAIN))
+        self._worker = LogicalWorker(engine)
+        self._attempts = Attempts(self._worker.line, self._worker.id)
+        self._frontiers = Frontiers(["default"])
+        self.pages: list[int] = []
+
+    def claim(self) -> int:
+        """Claim and settle once; how many jobs."""
+        pairs = self._frontiers.pairs()
+        with plans_of(self._worker.line) as plans:
+            tasks = array_of([call.name])
+            claim = self._attempts.claim(pairs, tasks=tasks, limit=LIMIT, ahead=False)
+        self._frontiers.advance(pairs, claim, limit=LIMIT)
+        if claim.rows:
+            self.pages.append(plans.only.pages_to_find("message_queue"))
+            self._attempts.settle_succeeded(sorted(claim.rows, key=lambda one: one.job_id))
+        return len(claim.rows)
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+@scenario(
+    promises="P6",
+    research="T26",
+    full=Size(jobs=20_000, workers=2),
+    short=Size(jobs=3000, workers=1),
+    planted={
+        "claims_from_the_head": "pages were touched by a claim",
+        "doctor_looks_at_writers": "doctor does not name",
+    },
+    alone=True,
+)
+def held_snapshot(stage: Stage, size: Size) -> None:
+    """A transaction keeps its snapshot while jobs flow: claims stay cheap, and doctor names it."""
+    claimer = Claimer(stage)
+    _flow(stage, claimer, SOME * LIMIT)
+    before = median(claimer.pages[-SOME:])
+    with _snapshot(stage) as pid:
+        fleet = stage.fleet("lease", size.workers, slow_grace=600)  # the claimer does not beat
+        for _ in range(size.jobs // 1000):
+            _flow(stage, claimer, 1000)
+        fleet.stop()
+        _flow(stage, claimer, SOME * LIMIT)
+        after = median(claimer.pages[-SOME:])
+        _doctor_names(stage, pid)
+    claimer.close()
+    words = f"{after} pages were touched by a claim, {before} before the snapshot was taken"
+    stage.expect(after <= MOST * before, words)
+    stage.judge()
+
+
+def _flow(stage: Stage, claimer: Claimer, count: int) -> None:
+    """Enqueue, and claim until nothing is left."""
+    stage.enqueue(call, [()] * count)
+    stage.until(lambda: not claimer.claim() and not stage.unfinished(), what="all jobs end")
+
+
+@contextmanager
+def _snapshot(stage: Stage) -> Iterator[int]:
+    with stage.engine.connect() as connection:
+        connection.execution_options(isolation_level="REPEATABLE READ")
+        connection.execute(text(f"SET application_name = {HOLDER}"))
+        connection.execute(text("SELECT count(*) FROM pgqueue.jobs"))
+        stage.count("snapshots held")
+        yield connection.scalar(text("SELECT pg_backend_pid()"))
+
+
+def _doctor_names(stage: Stage, pid: int) -> None:
+    """What is younger than five minutes it leaves alone otherwise."""
+    patch = Patch()
+    at_once = {"older_than": timedelta(0)}
+    patch.set(server_findings.of_transactions, "__kwdefaults__", at_once)
+    try:
+        said = CliRunner().invoke(main, ["--url", stage.url, "doctor"], terminal_width=200).output
+    finally:
+        patch.undo()
+    named = f"session {pid} of" in said and HOLDER in said
+    stage.expect(named, f"doctor does not name session {pid} ({HOLDER}): {said}")
