@@ -41,9 +41,6 @@ CLAIMING = {
 
 UPKEEP = {**NETWORK, **BRIEF, "datestyle": "ISO", "plan_cache_mode": "force_generic_plan"}
 
-STAMPING = {**CLAIMING, "synchronous_commit": "off"}
-"""A stamp has to survive the worker, not the server: it need not wait for the disk."""
-
 HANDLING = {**NETWORK, "default_transaction_isolation": "read committed"}
 
 CHANGES_SESSION = re.compile(

@@ -98,8 +98,7 @@ def lock() -> Executable:
         .select_from(started.outerjoin(stamp, true()))
         .subquery("claimed")
     )
-    # Against what was just found, not against jobs: misled about how many messages there are,
-    # the planner would read all of jobs to hash it.
+    # Against what was just found: misled about the messages, the planner would hash all of jobs.
     useless = select(message.c.ctid).where(~exists().where(started.c.id == message.c.id))
     dropped = delete(message_queue).where(any_(func.array(useless.scalar_subquery())) == CTID)
     moment = _moment(message)
@@ -238,9 +237,8 @@ def _claimed_columns(started: CTE) -> list[ColumnElement[Any]]:
 def _leases_for(started: CTE) -> CTE:
     """A lease each, taking over the stamp that transaction mode has left.
 
-    Of the same message it is a crash, and counts.  Of an older one it is a stamp that came when
-    its transaction had broken and its job was cancelled and requeued: nothing of it has started.
-    Any other second message of a leased job finds that lease and gets nothing.
+    Of the same message it is a crash, and counts; of an older one it came too late, and nothing
+    has started.  Any other second message of a leased job gets nothing.
     """
     first = started.alias("first")
     twin = exists().where(first.c.target_id == started.c.target_id, first.c.id < started.c.id)
@@ -268,9 +266,8 @@ def _leases_for(started: CTE) -> CTE:
         },
         where=or_(same, left_of_older_message(new.excluded.message_id)),
     )
-    return taken_over.returning(leases.c.message_id, leases.c.attempt, leases.c.crashes).cte(
-        "lease"
-    )
+    columns = (leases.c.message_id, leases.c.attempt, leases.c.crashes)
+    return taken_over.returning(*columns).cte("lease")
 
 
 def _crashed_attempts(started: CTE, lease: CTE) -> CTE:
@@ -288,11 +285,9 @@ def _crashed_attempts(started: CTE, lease: CTE) -> CTE:
         old.c.worker_id,
         old.c.started_at,
     )
-    return crashed(
-        attempts.select_from(
-            started.join(lease, started.c.id == lease.c.message_id).join(old, true())
-        ).where(lease.c.attempt > started.c.used_attempts + 1)
-    )
+    taken_over = started.join(lease, started.c.id == lease.c.message_id).join(old, true())
+    is_crash = lease.c.attempt > started.c.used_attempts + 1
+    return crashed(attempts.select_from(taken_over).where(is_crash))
 
 
 def _moment(message: CTE) -> Subquery:

@@ -1,8 +1,7 @@
 """Stamp: in transaction mode, commit that an attempt has started before its handler starts.
 
 The message is deleted in a transaction that a crash undoes, so the attempt it used up must be
-written elsewhere: the lease, committed on a side connection.  It may be committed lazily
-(``synchronous_commit=off``), because it has to survive the worker, not the server.
+written elsewhere: the lease, committed on a side connection.
 """
 
 from functools import cache
@@ -48,6 +47,9 @@ SEEN = bindparam("seen_attempt", type_=SmallInteger)
 SEEN_MESSAGE = bindparam("seen_message_id", type_=BigInteger)
 NEXT = bindparam("next_attempt", type_=SmallInteger)
 CRASHES = bindparam("past_crashes", type_=SmallInteger)
+LAZILY = func.set_config("synchronous_commit", "off", true()).label("lazily")
+"""A stamp has to survive the worker, not the server: its commit need not wait for the disk.  Said
+for this transaction only, so that no other client of a pooler commits like that."""
 
 
 @cache
@@ -71,7 +73,7 @@ def stamp_first() -> Executable:
             ["target_id", "message_id", "attempt", "crashes", "worker_id", "held"], unfinished
         )
         .on_conflict_do_nothing()
-        .returning(leases.c.attempt, leases.c.crashes)
+        .returning(leases.c.attempt, leases.c.crashes, LAZILY)
     )
 
 
@@ -101,7 +103,7 @@ def stamp_after_crash() -> Executable:
             worker_id=WORKER,
             started_at=clock(),
         )
-        .returning(leases.c.attempt, leases.c.crashes)
+        .returning(leases.c.attempt, leases.c.crashes, LAZILY)
         .cte("taken_over")
     )
     attempt: Select[*tuple[Any, ...]] = select(

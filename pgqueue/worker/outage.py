@@ -18,8 +18,9 @@ level of debug."""
 READ_ONLY = "25006"
 """The server answers again, and is a standby now, or was told to take no writes."""
 
-AWAY = ("08", READ_ONLY, "53", "57")
-"""SQLSTATEs by their first characters: no connection, read-only, no resources, an operator."""
+AWAY = ("08", READ_ONLY, "57")
+"""SQLSTATEs by their first characters: no connection, read-only, an operator.  Not 53, a full disk
+or too little memory: some statements work all the same, and it would seem over at each of them."""
 
 CROWDED = ("too many clients", "connection slots", "too many connections")
 """What one connection is refused with while others work; it comes without an SQLSTATE."""

@@ -3,7 +3,7 @@
 from threading import Event, Lock
 
 from pgqueue.repository import Attempts, Claimed, Locked
-from pgqueue.unit_of_work import STAMPING
+from pgqueue.unit_of_work import CLAIMING
 from pgqueue.worker.crew import Crew
 from pgqueue.worker.line import Line
 from pgqueue.worker.lookout import Lookout
@@ -20,7 +20,7 @@ class Turnstile:
         self.finished = Event()
         self._stamping = Lock()
         self._side_line = Line(
-            crew.engine, STAMPING, crew.outage, name="stamps", stopping=crew.stopping
+            crew.engine, CLAIMING, crew.outage, name="stamps", stopping=crew.stopping
         )
 
     @property

@@ -200,6 +200,27 @@ class TestRefusals:
             assert (seen.seen_message_id, seen.seen_held) == (locked.message_id, True)
 
 
+class TestTheCommit:
+    def test_a_stamp_does_not_wait_for_the_disk_and_nothing_after_it_is_changed(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 2) as [dead, worker]:
+            dead.start()
+            dead.crash(engine)  # stamped by the other statement next
+            [locked] = worker.lock()
+            with workers.connect() as side:
+                setting = text("SHOW synchronous_commit")
+                before = side.scalar(setting)
+
+                assert Attempts(side, worker.id).stamp(locked) is not None
+
+                assert side.scalar(setting) == "off"
+                side.commit()
+                assert side.scalar(setting) == before
+
+
 class TestLeftStamps:
     def test_those_of_ended_jobs_are_cleared_away_and_no_others(
         self, engine: Engine, workers: Engine
