@@ -50,7 +50,7 @@ class Stage:
         self.acknowledged: set[int] = set()
         self._server = server
         # A scenario may take the server away between two looks.
-        self.engine: Engine = create_engine(url, pool_pre_ping=True)
+        self.engine: Engine = _engine(url)
         self.queue = chores.queue
         self.queue.notify = True
         self.queue.bind(self.engine)
@@ -88,7 +88,7 @@ class Stage:
         """Go on with another server, which has taken over from the first."""
         self.url = url
         self.engine.dispose()
-        self.engine = create_engine(url, pool_pre_ping=True)
+        self.engine = _engine(url)
         self.queue.bind(self.engine)
 
     def next_name(self) -> str:
@@ -208,6 +208,12 @@ class Stage:
             lines = member.log.read_text(errors="replace").splitlines()
             parts.append("\n".join([f"--- {member.name}, pid {member.pid}", *lines[-25:]]))
         return "\n".join(parts)
+
+
+def _engine(url: str) -> Engine:
+    # Whoever looks on must not wait for ever for what he looks at.
+    options = {"options": "-c lock_timeout=20000"}
+    return create_engine(url, pool_pre_ping=True, connect_args=options)
 
 
 def describe(error: BaseException) -> str:

@@ -23,6 +23,7 @@ SPANS = ("poll_interval", "grace")
 NETWORKS = (
     network.NETWORK,
     unit_of_work.CLAIMING,
+    unit_of_work.STAMPING,
     unit_of_work.HANDLING,
     unit_of_work.UPKEEP,
 )

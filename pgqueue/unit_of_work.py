@@ -39,6 +39,10 @@ CLAIMING = {
     "idle_in_transaction_session_timeout": "60000",
 }
 
+STAMPING = {**CLAIMING, "lock_timeout": "250"}
+"""A stamp waits while a transaction of the same slot is open.  A migration that waits for that
+transaction, and for which the stamp waits in its turn, would make a circle no server can see."""
+
 UPKEEP = {**NETWORK, **BRIEF, "datestyle": "ISO", "plan_cache_mode": "force_generic_plan"}
 
 HANDLING = {**NETWORK, "default_transaction_isolation": "read committed"}

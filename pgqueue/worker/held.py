@@ -82,6 +82,7 @@ class HeldSlot(Loop):
 
     def _step(self, connection: Connection) -> bool:
         """Lock a batch, run it, commit it; False when it was rolled back."""
+        crew = self.crew
         with self._turnstile.claiming:
             locked = self._lock(connection) if self._turnstile.is_open else []
         if not locked:
@@ -89,9 +90,10 @@ class HeldSlot(Loop):
         done: list[Done] = []
         try:
             for row in locked:
-                if self.crew.stopping.is_set() or is_changed(connection):
-                    break  # what has not started goes back when T ends
-                self._run_one(connection, row, done)
+                over = crew.stopping.is_set() or is_changed(connection)
+                if over or not self._run_one(connection, row, done):
+                    crew.frontiers.rewind()  # what has not started goes back when T ends
+                    break
             self._commit(connection, done)
             return True
         except Stale:
@@ -169,11 +171,14 @@ class HeldSlot(Loop):
 
         turnstile.lookout.sleep(due_in)
 
-    def _run_one(self, connection: Connection, row: Locked, done: list[Done]) -> None:
-        """Stamp, run and settle one job of the batch inside T."""
+    def _run_one(self, connection: Connection, row: Locked, done: list[Done]) -> bool:
+        """Stamp, run and settle one job of the batch inside T; False when it may not start.
+
+        Another was first, or the job has ended, or the stamp has waited for too long.
+        """
         claimed = self._turnstile.stamp(row)
         if claimed is None:
-            return  # another was first, or the job has ended: nothing of it has started here
+            return False
         run = Run(claimed, self.crew.tasks[claimed.task])
         run.backend_pid = backend_pid(connection)
         done.append((run, Released()))
@@ -187,6 +192,7 @@ class HeldSlot(Loop):
         self.current = None
         outcome = self._complete(connection, run, verdict, savepoint)
         done[-1] = (run, outcome)
+        return True
 
     def _verdict(self, connection: Connection, run: Run) -> Verdict:
         crew, task = self.crew, run.task

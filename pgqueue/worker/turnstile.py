@@ -2,8 +2,12 @@
 
 from threading import Event, Lock
 
+from psycopg.errors import LockNotAvailable
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+
 from pgqueue.repository import Attempts, Claimed, Locked
-from pgqueue.unit_of_work import CLAIMING
+from pgqueue.unit_of_work import STAMPING
 from pgqueue.worker.crew import Crew
 from pgqueue.worker.line import Line
 from pgqueue.worker.lookout import Lookout
@@ -20,7 +24,7 @@ class Turnstile:
         self.finished = Event()
         self._stamping = Lock()
         self._side_line = Line(
-            crew.engine, CLAIMING, crew.outage, name="stamps", stopping=crew.stopping
+            crew.engine, STAMPING, crew.outage, name="stamps", stopping=crew.stopping
         )
 
     @property
@@ -32,6 +36,15 @@ class Turnstile:
 
     def stamp(self, locked: Locked) -> Claimed | None:
         """Commit the start of an attempt; None when another was first, or nothing is known."""
-        worker_id = self.crew.presence.worker_id
+
+        def stamp(line: Connection) -> Claimed | None:
+            try:
+                return Attempts(line, self.crew.presence.worker_id).stamp(locked)
+            except OperationalError as error:
+                if not isinstance(error.orig, LockNotAvailable):
+                    raise
+                line.rollback()
+                return None
+
         with self._stamping:
-            return self._side_line.attempt(lambda line: Attempts(line, worker_id).stamp(locked))
+            return self._side_line.attempt(stamp)

@@ -1,0 +1,33 @@
+"""Tables change while workers run."""
+
+from pathlib import Path
+
+import chores
+import pytest
+from worker_rig import MODES, Rig
+
+CHANGES = 20
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_change_of_the_tables_and_a_running_worker_never_wait_for_each_other(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        with rig.session() as session:
+            chores.pay.options(max_attempts=1).enqueue_many(session, [(0,)] * 2000)
+            session.commit()
+        worker = rig.start(mode, concurrency=8)
+        rig.until(lambda: rig.effects() > 20)
+
+        with rig.raw() as connection:
+            # Three times as long as a stamp waits before it lets its transaction go.
+            connection.exec_driver_sql("SET lock_timeout = '3s'")
+            for number in range(CHANGES):
+                connection.exec_driver_sql(f"ALTER TABLE pgqueue.jobs ADD COLUMN c{number} text")
+
+        rig.until_ended(seconds=60)
+        assert worker.terminate() == 0
+        assert rig.outcomes() == {"succeeded": 2000}
+        assert rig.each_success_has_one_effect()
+        assert rig.check() == []
