@@ -350,7 +350,7 @@ class TestWorker:
             while len(waits) < 4:
                 line = worker.stderr.readline()
                 assert line, "the worker has ended"
-                waits += [line] if "start: waiting" in line else []
+                waits += [line] if "waiting for the database" in line else []
 
         assert [" WARNING " in line for line in waits] == [True, False, False, False]
         assert "Check the name of the database in the URL" in waits[0]
