@@ -86,6 +86,7 @@ def test_an_idle_worker_takes_over_from_a_killed_transaction_within_its_poll_int
         assert rig.check() == []
 
 
+@pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("mode", MODES)
 def test_effects_are_those_of_succeeded_jobs_whatever_is_killed(
     database_url: str, tmp_path: Path, mode: str

@@ -9,6 +9,7 @@ import pytest
 from worker_rig import MODES, Rig
 
 
+@pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("mode", MODES)
 def test_a_poison_job_starts_max_attempts_times_and_its_neighbours_succeed(
     database_url: str, tmp_path: Path, mode: str
@@ -30,6 +31,7 @@ def test_a_poison_job_starts_max_attempts_times_and_its_neighbours_succeed(
         assert rig.check() == []
 
 
+@pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize(("mode", "batch"), [("lease", 1), ("transaction", 1), ("transaction", 8)])
 def test_a_poison_job_burns_the_attempts_of_those_claimed_with_it_once(
     database_url: str, tmp_path: Path, mode: str, batch: int

@@ -174,6 +174,7 @@ def test_nobody_is_declared_dead_by_one_who_has_not_looked_on_without_a_break(
         assert rig.check() == []
 
 
+@pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("mode", MODES)
 def test_two_workers_frozen_in_turns_do_every_job_once(
     database_url: str, tmp_path: Path, mode: str
