@@ -16,14 +16,17 @@ from chaos.scenario import Scenario, Server
 SCENARIOS = scenario.load()
 SEED = 7
 
+
+def _marks(one: Scenario) -> list[pytest.MarkDecorator]:
+    is_long = one.server is Server.OWN or not one.in_battery
+    return [pytest.mark.battery] if is_long else []
+
+
 # `make test` has ten minutes.  What starts and crashes servers of its own, and the runs with the
 # planted bugs, take as long again: they are for `make battery`.
 EVERY = pytest.mark.parametrize(
     "one",
-    [
-        pytest.param(one, id=one.name, marks=[pytest.mark.battery] * (one.server is Server.OWN))
-        for one in SCENARIOS.values()
-    ],
+    [pytest.param(one, id=one.name, marks=_marks(one)) for one in SCENARIOS.values()],
 )
 EVERY_BUG = pytest.mark.parametrize(
     ("one", "bug"),

@@ -6,7 +6,7 @@ import chores
 import pytest
 from worker_rig import MODES, Rig
 
-CHANGES = 20
+CHANGES = 8
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -15,7 +15,7 @@ def test_a_change_of_the_tables_and_a_running_worker_never_wait_for_each_other(
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
-            chores.pay.options(max_attempts=1).enqueue_many(session, [(0,)] * 2000)
+            chores.pay.options(max_attempts=1).enqueue_many(session, [(0,)] * 800)
             session.commit()
         worker = rig.start(mode, concurrency=8)
         rig.until(lambda: rig.effects() > 20)
@@ -28,6 +28,6 @@ def test_a_change_of_the_tables_and_a_running_worker_never_wait_for_each_other(
 
         rig.until_ended(seconds=60)
         assert worker.terminate() == 0
-        assert rig.outcomes() == {"succeeded": 2000}
+        assert rig.outcomes() == {"succeeded": 800}
         assert rig.each_success_has_one_effect()
         assert rig.check() == []
