@@ -18,12 +18,14 @@ SEED = 7
 
 
 def _marks(one: Scenario) -> list[pytest.MarkDecorator]:
-    is_long = one.server is Server.OWN or not one.in_battery
-    return [pytest.mark.battery] if is_long else []
+    return [] if one.name in QUICK else [pytest.mark.battery]
 
 
-# `make test` has ten minutes.  What starts and crashes servers of its own, and the runs with the
-# planted bugs, take as long again: they are for `make battery`.
+QUICK = {"kills_in_transaction_mode", "kills_in_lease_mode", "interleavings", "deadlocks"}
+
+
+# `make test` has ten minutes.  The other scenarios, and the runs with the planted bugs, take as
+# long again: they are for `make battery`.
 EVERY = pytest.mark.parametrize(
     "one",
     [pytest.param(one, id=one.name, marks=_marks(one)) for one in SCENARIOS.values()],
