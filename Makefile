@@ -45,7 +45,7 @@ contracts: setup ## Check that modules import downwards only
 battery: setup ## Run the long tests: kills, storms, hours of load
 	@$(BIN)/pytest -n auto -m battery $(ARGS)
 
-chaos: setup ## Run the chaos battery, about ten minutes (ARGS="--seed 7 --only kills_in_lease_mode")
+chaos: setup ## Run the chaos battery (ARGS="--seed 7 --only kills_in_lease_mode")
 	@$(BIN)/python -m chaos $(ARGS)
 
 soak: setup ## Run half an hour of faults of every kind

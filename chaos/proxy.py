@@ -8,7 +8,6 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +48,6 @@ class Proxy:
         self._links: list[Link] = []
         self._held: bytes | None = None
         self._cut = Cut()
-        self.delayed_by = 0.0
-        """Seconds that everything is under way."""
         self.cuts = 0
 
     @property
@@ -203,8 +200,6 @@ class Link:
             data = source.recv(65536)
         except OSError:
             data = b""
-        if self._proxy.delayed_by:
-            time.sleep(self._proxy.delayed_by)
         if not self._is_reset:
             self.flows.wait()
         return data

@@ -10,10 +10,10 @@ from chaos.chores import AT_ONCE, LOOK_EVERY, is_open, note, queue, worker_name
 from chaos.history import END, START
 from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
+from chaos.scenarios.freezes import HOLD_HEARTBEATS
 from chaos.stage import Stage
 from pgqueue import JobContext
 
-HOLD_HEARTBEATS = "SELECT id FROM pgqueue.workers WHERE pid = :pid FOR UPDATE"
 LEASED_BY = """
     SELECT count(*) FROM pgqueue.leases JOIN pgqueue.workers ON id = worker_id WHERE pid = :pid
 """
@@ -87,7 +87,7 @@ def first_attempts_of_two_owners(stage: Stage, size: Size) -> None:
         )
         with stage.engine.begin() as connection:
             # The late results come before a heartbeat tells their worker that it is dead.
-            connection.execute(text(HOLD_HEARTBEATS), {"pid": zombie.pid})
+            connection.execute(text(HOLD_HEARTBEATS), {"pids": [zombie.pid]})
             stage.open(f"{turn}-{zombie.name}")
             zombie.thaw()
             log = zombie.log

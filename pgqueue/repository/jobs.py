@@ -173,11 +173,15 @@ class Jobs:
         statement = enqueueing.enqueue_unique_jobs(start=new.start, notify=new.notify)
         documents = json.dumps([row._asdict() for row in rows])
         written = self._executor.execute(statement, {**new.parameters(), "documents": documents})
-        inserted, held = [], {}
+        without_key: list[int] = []
+        own: dict[str, int] = {}
+        held: dict[str, int] = {}
         for id, key, is_new, _woken in written:
-            inserted.append((id, key)) if is_new else held.update({key: id})
-        free = iter(sorted(id for id, key in inserted if key is None))
-        own = {key: id for id, key in inserted if key is not None}
+            if key is None:
+                without_key.append(id)
+            else:
+                (own if is_new else held)[key] = id
+        free = iter(sorted(without_key))
         taken = {row.unique_key for row in rows if row.unique_key is not None} - own.keys()
         if taken:
             held |= {key: one.id for key, one in self._holders(new.queue, sorted(taken)).items()}

@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import redaction
 from pgqueue.unit_of_work import own_connection
-from pgqueue.worker.outage import REPEAT, Outage, is_away, words_of
+from pgqueue.worker.outage import REPEAT, Outage, is_away, refusal_of
 
 logger = redaction.logger(__name__)
 
@@ -97,7 +97,7 @@ class Line:
         if is_away(error):
             self._outage.is_met(error, name=self._name, opened_at=opened_at)
         else:
-            self._tell_refusal(words_of(error))
+            self._tell_refusal(refusal_of(error))
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
         self._wait = min(2 * self._wait, self._longest_wait)
 
@@ -105,6 +105,6 @@ class Line:
         """It answers, and does not do what it was asked: told once, then now and then."""
         is_news = said != self._refused or time.monotonic() - self._refused_at >= REPEAT
         level = logging.ERROR if is_news else logging.DEBUG
-        logger.log(level, "%s: the database refuses a statement: %s", self._name, said)
+        logger.log(level, "%s: the database refuses: %s", self._name, said)
         if is_news:
             self._refused, self._refused_at = said, time.monotonic()

@@ -74,6 +74,12 @@ def is_away(error: Exception) -> bool:
     return state is None or state.startswith(AWAY)
 
 
+def refusal_of(error: Exception) -> str:
+    """What was refused, and what to do where it was one connection too many."""
+    said = words_of(error)
+    return f"{said}. {advice(said)}" if any(words in said for words in CROWDED) else said
+
+
 def _state(error: Exception) -> str | None:
     return getattr(error.orig, "sqlstate", None) if isinstance(error, DBAPIError) else None
 

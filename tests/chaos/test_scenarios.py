@@ -16,16 +16,15 @@ from chaos.scenario import Scenario, Server
 SCENARIOS = scenario.load()
 SEED = 7
 
+# `make test` has ten minutes.  The other scenarios, and the runs with the planted bugs, take as
+# long again: they are for `make battery`.
+QUICK = {"kills_in_transaction_mode", "kills_in_lease_mode", "interleavings", "deadlocks"}
+
 
 def _marks(one: Scenario) -> list[pytest.MarkDecorator]:
     return [] if one.name in QUICK else [pytest.mark.battery]
 
 
-QUICK = {"kills_in_transaction_mode", "kills_in_lease_mode", "interleavings", "deadlocks"}
-
-
-# `make test` has ten minutes.  The other scenarios, and the runs with the planted bugs, take as
-# long again: they are for `make battery`.
 EVERY = pytest.mark.parametrize(
     "one",
     [pytest.param(one, id=one.name, marks=_marks(one)) for one in SCENARIOS.values()],

@@ -1,0 +1,27 @@
+"""An outage: what is one, and what is told of what is none."""
+
+from psycopg import errors
+from sqlalchemy.exc import OperationalError
+
+from pgqueue.worker.outage import is_away, refusal_of
+
+
+def met(error: Exception) -> OperationalError:
+    return OperationalError("SELECT 1", {}, error)
+
+
+def test_one_connection_too_many_is_no_outage_and_comes_with_the_remedy() -> None:
+    crowded = met(errors.OperationalError("FATAL:  sorry, too many clients already"))
+
+    assert not is_away(crowded)
+    assert refusal_of(crowded).endswith("already. Raise max_connections, or have fewer clients.")
+
+
+def test_a_full_disk_is_no_outage() -> None:
+    assert not is_away(met(errors.DiskFull("could not extend file: No space left on device")))
+
+
+def test_a_server_that_stops_starts_or_takes_no_writes_is_one() -> None:
+    for error in (errors.AdminShutdown, errors.CannotConnectNow, errors.ReadOnlySqlTransaction):
+        assert is_away(met(error("FATAL")))
+    assert is_away(met(errors.OperationalError("connection refused")))
