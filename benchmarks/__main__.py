@@ -1,171 +1,114 @@
-"""``python -m benchmarks``: a table of rates and ratios.
+"""``python -m benchmarks``: measure, side by side, and say which goals are met."""
 
-Ratios are taken in turns within one run, because a shared machine drifts; quote the ratios.
-"""
+from __future__ import annotations
 
-import argparse
-import os
-import statistics
-import subprocess
-import sys
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import sqlalchemy as sa
+import click
+import psycopg
 
+from benchmarks import report
+from benchmarks.arena import Spoiled
+from benchmarks.case import CASES, Bench, Case
 from pgqueue.embedded import EmbeddedPostgres
-from pgqueue.models import Job
 
-TURNS = 5
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",  # not every driver connects by a socket of the file system
+    "port": "5641",
+    "shared_buffers": "1GB",
+    "max_wal_size": "4GB",
+    "max_connections": "200",
+}
+"""Everything else is PostgreSQL's default: fsync, synchronous_commit and full_page_writes are on."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--url", help="an empty PostgreSQL database; a private one if left away")
-    parser.add_argument("--jobs", type=int, default=50_000, help="jobs to drain (50000)")
-    given = parser.parse_args()
-    with nullcontext(given.url) if given.url else _embedded() as url:
-        os.environ["BENCHMARK_URL"] = url
-        for name, figure in _figures(given.jobs):
-            print(f"{name:<58} {figure}", flush=True)
+@click.group(invoke_without_command=True)
+@click.option("--only", multiple=True, metavar="NAME", help="Only this case; may be repeated.")
+@click.option("--smoke", "size", flag_value="smoke", help="Tiny: shows that the cases run.")
+@click.option("--full", "size", flag_value="full", help="The sizes of the goals: takes hours.")
+@click.option("--usual", "size", flag_value="usual", default="usual", hidden=True)
+@click.option("--turns", type=int, help="How often each is measured, in turns.")
+@click.option("--alone", is_flag=True, help="Without other queues.")
+@click.option("--url", help="A server of your own: databases are created on it, and dropped.")
+@click.option("--write", is_flag=True, help="Put the report and the charts into docs/explanation.")
+@click.pass_context
+def main(
+    context: click.Context,
+    *,
+    only: tuple[str, ...],
+    size: str,
+    turns: int | None,
+    alone: bool,
+    url: str | None,
+    write: bool,
+) -> None:
+    """Run the cases, one after the other, on one PostgreSQL."""
+    if context.invoked_subcommand is not None:
+        return
+    chosen = _chosen(only)
+    results: list[report.Result] = []
+    with _folder() as folder, _server(folder, url) as server:
+        bench = Bench(server, folder, with_peers=not alone and size != "smoke")
+        for one in chosen:
+            results.append(_run(bench, one, size, turns))
+            report.show(results[-1])
+        about = report.about(bench, size)
+    report.show_missing(bench.missing)
+    if write:
+        report.write(results, about)
+    if any(result.failure for result in results):
+        raise SystemExit(1)
+
+
+@main.command("list")
+def show_list() -> None:
+    """Name the cases."""
+    for one in _chosen(()):
+        click.echo(f"{one.name}\n    {one.title}")
+
+
+def _chosen(only: tuple[str, ...]) -> list[Case]:
+    import benchmarks.cases  # noqa: F401 - they register themselves
+
+    unknown = set(only) - set(CASES)
+    if unknown:
+        raise click.BadParameter(f"there is no case {', '.join(unknown)}; see `list`")
+    return [one for name, one in CASES.items() if not only or name in only]
+
+
+def _run(bench: Bench, one: Case, size: str, turns: int | None) -> report.Result:
+    began = time.monotonic()
+    try:
+        finding = one.run(bench, one.size(size, turns))
+    except Spoiled as error:
+        return report.Result(one, None, time.monotonic() - began, str(error))
+    return report.Result(one, finding, time.monotonic() - began)
 
 
 @contextmanager
-def _embedded() -> Iterator[str]:
-    with EmbeddedPostgres(settings={"shared_buffers": "512MB", "max_wal_size": "4GB"}) as server:
-        yield server.url
+def _server(folder: Path, url: str | None) -> Iterator[str]:
+    if url is not None:
+        yield url
+        return
+    with EmbeddedPostgres(folder / "postgres", settings=SETTINGS):
+        own = f"postgresql://postgres@127.0.0.1:{SETTINGS['port']}/postgres"
+        with psycopg.connect(own):
+            yield own
 
 
-def _figures(jobs: int) -> Iterator[tuple[str, str]]:
-    from benchmarks.tasks import queue
-
-    queue.upgrade()
-    yield "enqueue one in a Session and commit, bare INSERT = 1", _enqueue_one()
-    yield "delay(), one client", _delay()
-    yield "enqueue_many in a Session", _enqueue_many(jobs)
-    yield "drain no-op jobs, 1 worker process", _drain(jobs, workers=1)
-    yield "drain no-op jobs, 2 worker processes", _drain(jobs, workers=2)
-    yield "idle worker, from enqueue call to handler", _latency(200)
-
-
-def _enqueue_one() -> str:
-    from benchmarks.tasks import nothing, queue
-
-    jobs = sa.Table("jobs", sa.MetaData(), autoload_with=queue.engine, schema=Job.metadata.schema)
-    bare = sa.insert(jobs).values(task="bare", args={"n": 1}).returning(jobs.c.id)
-    with queue.session() as session:
-
-        def insert() -> None:
-            session.execute(bare).one()
-            session.commit()
-
-        def enqueue() -> None:
-            nothing.enqueue(session, 1)
-            session.commit()
-
-        pairs = [(_rate(insert, 500), _rate(enqueue, 500)) for _ in range(TURNS)]
-    ratio = statistics.median(bare / ours for bare, ours in pairs)
-    ours = statistics.median(ours for _, ours in pairs)
-    return f"x {ratio:.2f} of the time ({ours:,.0f}/s)"
-
-
-def _delay() -> str:
-    from benchmarks.tasks import nothing
-
-    return f"{statistics.median(_rate(lambda: nothing.delay(1), 500) for _ in range(TURNS)):,.0f}/s"
-
-
-def _enqueue_many(jobs: int) -> str:
-    from benchmarks.tasks import nothing, queue
-
-    _empty()
-    rows = [(n,) for n in range(jobs)]
-    began = time.perf_counter()
-    with queue.session() as session, session.begin():
-        nothing.enqueue_many(session, rows)
-    return f"{jobs / (time.perf_counter() - began):,.0f} jobs/s"
-
-
-def _drain(jobs: int, *, workers: int) -> str:
-    from benchmarks.tasks import queue
-
-    rates = []
-    for _ in range(3):
-        _enqueue_many(jobs)
-        with queue.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.execute(sa.text("ANALYZE"))
-            connection.execute(sa.text("CHECKPOINT"))
-        processes = [_worker() for _ in range(workers)]
-        try:
-            rates.append(_until_done(jobs))
-        finally:
-            _end(processes)
-    return f"{statistics.median(rates):,.0f} jobs/s"
-
-
-def _until_done(jobs: int) -> float:
-    """From the first finished job to the last, by the database's clock."""
-    from benchmarks.tasks import queue
-
-    spans = sa.select(
-        sa.func.count(Job.finished_at),
-        sa.func.extract("epoch", sa.func.max(Job.finished_at) - sa.func.min(Job.started_at)),
-    )
-    with queue.session() as session:
-        while True:
-            done, seconds = session.execute(spans).one()
-            session.rollback()
-            if done == jobs:
-                return jobs / float(seconds)
-            time.sleep(0.05)
-
-
-def _latency(jobs: int) -> str:
-    from benchmarks.tasks import note_start
-
-    _empty()
-    path = Path(tempfile.mkdtemp()) / "waits"
-    process = _worker()
+@contextmanager
+def _folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="pgqueue-benchmarks-"))
+    path.chmod(0o711)  # the account that runs the server of root has to come through
     try:
-        for n in range(jobs + 20):
-            note_start.delay(str(path), time.monotonic())
-            while not path.exists() or len(path.read_text().splitlines()) <= n:
-                time.sleep(0.001)
-            time.sleep(0.02)
+        yield path
     finally:
-        _end([process])
-    waits = sorted(1000 * float(line) for line in path.read_text().splitlines()[20:])
-    return f"p50 {waits[len(waits) // 2]:.2f} ms, p99 {waits[int(len(waits) * 0.99)]:.2f} ms"
-
-
-def _worker() -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "pgqueue", "--app", "benchmarks.tasks:queue", "worker"]
-    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
-
-
-def _end(processes: "list[subprocess.Popen[bytes]]") -> None:
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.wait(30)
-
-
-def _empty() -> None:
-    from benchmarks.tasks import queue
-
-    with queue.engine.begin() as connection:
-        for table in ("jobs", "message_queue", "leases", "job_attempts", "dead_letters"):
-            connection.execute(sa.text(f"TRUNCATE {Job.metadata.schema}.{table}"))
-
-
-def _rate(action: Callable[[], object], times: int) -> float:
-    began = time.perf_counter()
-    for _ in range(times):
-        action()
-    return times / (time.perf_counter() - began)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -182,6 +182,15 @@ class Stage:
             lambda: self.unfinished() <= count, seconds=seconds, what=f"{count} jobs are left"
         )
 
+    def until_ended_are(self, count: int, *, seconds: float = PATIENCE) -> None:
+        """Wait until so many jobs have ended, or more; reads all jobs."""
+
+        def ended() -> bool:
+            statement = "SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NOT NULL"
+            return int(self.scalar(statement)) >= count
+
+        self.until(ended, seconds=seconds, what=f"{count} jobs have ended")
+
     def until_started(self, *jobs: int, attempt: int = 1, seconds: float = PATIENCE) -> None:
         """Wait until these jobs have started this attempt."""
 

@@ -122,7 +122,8 @@ def _kill_while_they_pay(stage: Stage, size: Size, mode: str, **options: int) ->
     total = stage.unfinished() + len(parents)
     fleet = stage.fleet(mode, size.workers, concurrency=4, poll_interval=0.1, **options)
     for number in range(size.faults):
-        stage.until_left(total - (number + 1) * total // (size.faults + 2))
+        # Not by what is left: while jobs enqueue others, that stays the same.
+        stage.until_ended_are((number + 1) * total // (size.faults + 2))
         fleet.kill(fleet.some())
         fleet.add()
     stage.until_ended()

@@ -1,0 +1,84 @@
+"""pgqueue, by its public calls and with its defaults.
+
+Options: ``handler`` (sync, async, transactional), ``mode``, ``concurrency``, ``notify``, ``poll``.
+"""
+
+from datetime import timedelta
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from benchmarks.peers.protocol import (
+    Adapter,
+    Tables,
+    main,
+    note_start,
+    option,
+    url,
+    wait_for_the_others,
+)
+from pgqueue import PgQueue, Worker
+
+queue = PgQueue(url(), notify=option("notify", True))
+
+EFFECT = sa.insert(sa.table("effects", sa.column("job")))
+EVERYTHING = "jobs, message_queue, leases, job_attempts, dead_letters"
+
+
+if option("handler", "sync") == "sync":
+
+    @queue.task(name="nothing")
+    def nothing(number: int) -> None:
+        note_start(number)
+
+elif option("handler", "sync") == "async":
+
+    @queue.task(name="nothing")
+    async def nothing(number: int) -> None:
+        note_start(number)
+
+else:
+
+    @queue.task(name="nothing")
+    def nothing(session: Session, number: int) -> None:
+        note_start(number)
+        session.execute(EFFECT, {"job": number})
+
+
+class PgqueueAdapter(Tables, Adapter):
+    def setup(self):
+        queue.upgrade()
+        self.sql("CREATE TABLE IF NOT EXISTS effects (job bigint)")
+
+    def empty(self):
+        tables = ", ".join(f"pgqueue.{name.strip()}" for name in EVERYTHING.split(","))
+        self.sql(f"TRUNCATE {tables}, effects")
+
+    def enqueue(self, number):
+        self.task.delay(number)
+
+    def do_each(self, first, jobs, gap, priority=None):
+        self.task = nothing if priority is None else nothing.options(priority=priority)
+        return self.enqueue_each(first, jobs, gap)
+
+    def enqueue_bulk(self, first, jobs):
+        rows = [(number,) for number in range(first, first + jobs)]
+        with queue.session() as session, session.begin():
+            nothing.enqueue_many(session, rows)
+
+    def left(self):
+        return self.sql("SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NULL")[0][0]
+
+    def work(self):
+        worker = Worker(
+            queue,
+            concurrency=option("concurrency", 10),
+            mode=option("mode", "lease"),
+            poll_interval=timedelta(seconds=option("poll", 1.0)),
+        )
+        wait_for_the_others()
+        worker.run()
+
+
+if __name__ == "__main__":
+    main(PgqueueAdapter)

@@ -1,0 +1,185 @@
+"""What an adapter fills in, so that every queue is measured in the same way.
+
+Standard library only: it is imported in the environments of other queues.  An adapter file ends
+with ``main(TheClass)`` and is started in two roles: ``serve`` answers commands, JSON lines on its
+standard input and output; ``work`` is a worker that runs until SIGTERM.  Times are CLOCK_MONOTONIC,
+which is one clock for all processes of a machine.
+"""
+
+import json
+import mmap
+import os
+import struct
+import sys
+import time
+import traceback
+from pathlib import Path
+
+START = struct.Struct("=dQ")
+
+
+class Starts:
+    """For each job when its handler was first called, and how often: a mapped file that the
+    handlers of all processes write."""
+
+    def __init__(self, path, jobs=None):
+        flags = os.O_RDWR | (os.O_CREAT | os.O_TRUNC if jobs else 0)
+        file = os.open(path, flags)
+        if jobs:
+            os.ftruncate(file, jobs * START.size)
+        self.jobs = jobs or os.fstat(file).st_size // START.size
+        self._map = mmap.mmap(file, self.jobs * START.size)
+        os.close(file)
+
+    def add(self, number):
+        first, times = self.of(number)
+        START.pack_into(
+            self._map, number * START.size, first if times else time.monotonic(), times + 1
+        )
+
+    def of(self, number):
+        return START.unpack_from(self._map, number * START.size)
+
+
+_starts = None
+
+
+def note_start(number):
+    """What the handler of every queue does: no more than this."""
+    global _starts
+    if _starts is None:
+        _starts = Starts(os.environ["BENCHMARK_STARTS"])
+    _starts.add(number)
+
+
+def option(name, default):
+    return json.loads(os.environ.get("BENCHMARK_OPTIONS") or "{}").get(name, default)
+
+
+def url():
+    return os.environ["BENCHMARK_URL"]
+
+
+def wait_for_the_others():
+    """Called by a worker when its imports are done: all workers begin at the same moment."""
+    directory = Path(os.environ["BENCHMARK_BARRIER"])
+    (directory / f"ready-{os.getpid()}").touch()
+    while not (directory / "go").exists():
+        time.sleep(0.002)
+
+
+class Adapter:
+    """One queue.  What is counted is counted in the database, not by the library."""
+
+    def setup(self):
+        """Make the tables, in an empty database."""
+        raise NotImplementedError
+
+    def empty(self):
+        """Leave no job."""
+        raise NotImplementedError
+
+    def connect(self):
+        """Get ready to enqueue."""
+
+    def enqueue(self, number):
+        """One job, committed when this returns."""
+        raise NotImplementedError
+
+    def enqueue_bulk(self, first, jobs):
+        """Many jobs, by the fastest call there is."""
+        raise NotImplementedError
+
+    def left(self):
+        """How many jobs are not finished."""
+        raise NotImplementedError
+
+    def work(self):
+        """Run jobs until SIGTERM."""
+        raise NotImplementedError
+
+    def enqueue_each(self, first, jobs, gap):
+        """One by one, the calls ``gap`` seconds apart; when each of them returned."""
+        returned = []
+        began = time.monotonic()
+        for number in range(first, first + jobs):
+            self.enqueue(number)
+            returned.append(time.monotonic())
+            if gap:
+                time.sleep(gap)
+        return {"began": began, "returned": returned}
+
+    # --- the commands
+
+    def do_setup(self):
+        self.setup()
+        self.connect()
+
+    def do_empty(self):
+        self.empty()
+
+    def do_left(self):
+        return self.left()
+
+    def do_each(self, first, jobs, gap):
+        return self.enqueue_each(first, jobs, gap)
+
+    def do_bulk(self, first, jobs):
+        began = time.monotonic()
+        self.enqueue_bulk(first, jobs)
+        return time.monotonic() - began
+
+
+def main(adapter_class):
+    adapter = adapter_class()
+    if sys.argv[1:] == ["work"]:
+        adapter.work()
+        return
+    answers = os.fdopen(os.dup(1), "w")
+    sys.stdout = sys.stderr  # what a library prints is no answer
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            answer = {"done": getattr(adapter, f"do_{command.pop('do')}")(**command)}
+        except Exception:
+            answer = {"failed": traceback.format_exc()}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+class Tables:
+    """Plain SQL by psycopg beside the queue's own calls, for looking and for emptying."""
+
+    def sql(self, statement, *parameters):
+        import psycopg
+
+        if not hasattr(self, "_looking"):
+            self._looking = psycopg.connect(url(), autocommit=True)
+        cursor = self._looking.execute(statement, parameters or None)
+        return cursor.fetchall() if cursor.description else None
+
+
+class AsyncClient:
+    """Its calls that enqueue are coroutines: they run on one event loop."""
+
+    def run(self, coroutine):
+        import asyncio
+
+        if not hasattr(self, "_loop"):
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(coroutine)
+
+    def enqueue_each(self, first, jobs, gap):
+        import asyncio
+
+        async def each():
+            returned = []
+            began = time.monotonic()
+            for number in range(first, first + jobs):
+                await self.enqueue(number)
+                returned.append(time.monotonic())
+                if gap:
+                    await asyncio.sleep(gap)
+            return {"began": began, "returned": returned}
+
+        return self.run(each())

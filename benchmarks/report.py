@@ -1,0 +1,152 @@
+"""What a run says: a table on the terminal, and a page with charts."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import click
+import psycopg
+
+from benchmarks import charts
+from benchmarks.case import Bench, Case, Finding, Goal, Series
+
+DOCS = Path(__file__).parent.parent / "docs" / "explanation"
+PAGE = DOCS / "benchmarks.md"
+CHARTS = DOCS / "benchmarks"
+TOLD = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case, and what it has shown, or why it has shown nothing."""
+
+    case: Case
+    finding: Finding | None
+    seconds: float
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class About:
+    """Where and how it was measured."""
+
+    machine: str
+    server: str
+    size: str
+    missing: tuple[str, ...]
+
+
+def about(bench: Bench, size: str) -> About:
+    with psycopg.connect(bench.url) as connection:
+        version = connection.execute("SHOW server_version").fetchone()
+        assert version is not None
+        settings = []
+        for name in TOLD:
+            value = connection.execute(f"SHOW {name}").fetchone()
+            assert value is not None
+            settings.append(f"{name} = {value[0]}")
+    machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+    server = f"PostgreSQL {version[0]}, {', '.join(settings)}"
+    return About(machine, server, size, tuple(bench.missing))
+
+
+def show(result: Result) -> None:
+    """One case, on the terminal."""
+    click.secho(f"{result.case.name}  {result.seconds:.0f} s", bold=True)
+    click.echo(f"  {result.case.title}")
+    if result.finding is None:
+        click.secho(f"  spoiled: {result.failure}", fg="red")
+        return
+    for one in result.finding.series:
+        click.echo(f"  {one.name:<44} {_spread(one)}")
+    for goal in result.finding.goals:
+        color = None if _is_open(goal) else "green" if goal.is_met else "red"
+        click.secho(f"  {goal.what:<44} {_figure(goal)}  {_bound(goal)}", fg=color)
+    for remark in result.finding.remarks:
+        click.echo(f"  {remark}")
+
+
+def show_missing(missing: list[str]) -> None:
+    for what in missing:
+        click.secho(f"left out: {what}", fg="yellow")
+
+
+def write(results: list[Result], about: About) -> None:
+    """The page of the documentation, whole, with a chart for each case."""
+    CHARTS.mkdir(exist_ok=True)
+    parts = [_head(about)]
+    for result in results:
+        if result.finding is not None:
+            charts.draw(result.case, result.finding, CHARTS / f"{result.case.name}.svg")
+            parts.append(_section(result.case, result.finding))
+    PAGE.write_text("\n".join(parts))
+
+
+def _head(about: About) -> str:
+    left_out = "".join(f"Left out: {what}.\n" for what in about.missing)
+    return (
+        "# Benchmarks\n\n"
+        "Written by `make bench`; do not edit. What the cases measure and how: "
+        "[benchmarks](../../benchmarks/README.md). Where the time goes, and what each safety "
+        "feature costs: [performance](performance.md).\n\n"
+        f"{date.today():%Y-%m-%d}; {about.machine}, shared by client, workers and server; "
+        f"{about.server}, everything else default, the same for all. Sizes: `--{about.size}`. "
+        "Figures are medians (least to most) of the turns; a ratio is that of the medians' turns, "
+        "each taken within one turn. Machines drift: quote the ratios.\n"
+        f"{left_out}"
+    )
+
+
+def _section(case: Case, finding: Finding) -> str:
+    lines = [f"## {case.name}\n", f"{case.title}\n", f"`make bench ARGS=\"--only {case.name}\"`\n"]
+    lines += ["| | |", "|---|---|"]
+    lines += [f"| {one.name} | {_spread(one)} |" for one in finding.series]
+    if finding.goals:
+        lines += ["", "| | | goal | |", "|---|---|---|---|"]
+        lines += [
+            f"| {goal.what} | {_figure(goal)} | {_bound(goal)} | {_verdict(goal)} |"
+            for goal in finding.goals
+        ]
+    lines += ["", *finding.remarks] if finding.remarks else []
+    if charts.is_worth_drawing(finding):
+        lines += ["", f"![{case.name}](benchmarks/{case.name}.svg)"]
+    return "\n".join([*lines, ""])
+
+
+def _spread(one: Series) -> str:
+    least, most = min(one.values), max(one.values)
+    middle = f"{_number(one.median)} {one.unit}"
+    return middle if least == most else f"{middle} ({_number(least)} to {_number(most)})"
+
+
+def _figure(goal: Goal) -> str:
+    least, most = min(goal.values), max(goal.values)
+    unit = "" if goal.unit == "x" else f" {goal.unit}"
+    figure = f"{'x ' if goal.unit == 'x' else ''}{_number(goal.median)}{unit}"
+    return figure if least == most else f"{figure} ({_number(least)} to {_number(most)})"
+
+
+def _bound(goal: Goal) -> str:
+    if goal.at_least is not None:
+        return f">= {goal.at_least:g}"
+    return "" if goal.at_most is None else f"<= {goal.at_most:g}"
+
+
+def _verdict(goal: Goal) -> str:
+    if _is_open(goal):
+        return ""
+    return "met" if goal.is_met else "**missed**"
+
+
+def _is_open(goal: Goal) -> bool:
+    return goal.at_least is None and goal.at_most is None
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.2f}"
