@@ -24,7 +24,7 @@ SETTINGS = {
     "max_wal_size": "4GB",
     "max_connections": "200",
 }
-"""Everything else is PostgreSQL's default: fsync, synchronous_commit and full_page_writes are on."""
+"""Everything else is PostgreSQL's default: fsync and synchronous_commit are on."""
 
 
 @click.group(invoke_without_command=True)

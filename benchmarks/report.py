@@ -102,7 +102,7 @@ def _head(about: About) -> str:
 
 
 def _section(case: Case, finding: Finding) -> str:
-    lines = [f"## {case.name}\n", f"{case.title}\n", f"`make bench ARGS=\"--only {case.name}\"`\n"]
+    lines = [f"## {case.name}\n", f"{case.title}\n", f'`make bench ARGS="--only {case.name}"`\n']
     lines += ["| | |", "|---|---|"]
     lines += [f"| {one.name} | {_spread(one)} |" for one in finding.series]
     if finding.goals:

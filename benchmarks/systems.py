@@ -84,7 +84,9 @@ class System:
             script = f"process.stdout.write(require({str(file)!r}).version)"
             number = subprocess.check_output([_needed("node"), "-e", script], text=True)
         else:
-            script = f"from importlib.metadata import version; print(version({self.name.lower()!r}))"
+            script = (
+                f"from importlib.metadata import version; print(version({self.name.lower()!r}))"
+            )
             python = str(self.environment / "bin/python")
             number = subprocess.check_output([python, "-c", script], text=True)
         return f"{self.name} {number.strip()}"

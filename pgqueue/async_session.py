@@ -10,8 +10,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, NullPool
+from sqlalchemy.orm import Session
 
 from pgqueue.errors import ArgumentsError
+from pgqueue.joining import be_guest, make_guests
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import (
@@ -61,18 +63,27 @@ def new_session(url: URL, parameters: Parameters) -> "AsyncSession":
 def joined_session(connection: "AsyncConnection | Connection") -> "AsyncSession":
     """An AsyncSession inside a transaction that is not its own.
 
-    Its commit() and rollback() end at a savepoint.  On a plain Connection it blocks the thread,
-    so that is for an event loop which runs nothing else.
+    On a plain Connection it blocks the thread, so that is for an event loop which runs nothing
+    else.
     """
     from sqlalchemy.ext.asyncio import AsyncSession
 
-    session = AsyncSession(join_transaction_mode="create_savepoint", expire_on_commit=False)
+    session = AsyncSession(sync_session_class=_guest_class(), expire_on_commit=False)
     sync_connection: Any = getattr(connection, "sync_connection", connection)
     session.sync_session.bind = sync_connection
+    be_guest(session.sync_session, sync_connection)
     if sync_connection is connection:
         driver_connection: Any = sync_connection.connection.dbapi_connection
         driver_connection.cursor_factory = _cursor_class()
     return session
+
+
+@cache
+def _guest_class() -> type[Session]:
+    class Guest(Session): ...
+
+    make_guests(Guest)
+    return Guest
 
 
 @cache

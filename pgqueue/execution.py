@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection
-
 from pgqueue import redaction
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import PayloadError, TaskDefinitionError
@@ -29,7 +27,6 @@ from pgqueue.redaction import secrets_among
 from pgqueue.reports import report, storable_result, storable_words
 from pgqueue.repository import Attempts, Claimed
 from pgqueue.tasks import Task
-from pgqueue.unit_of_work import BEFORE_SETTLE, BEFORE_SETTLE_IN_BATCH
 
 logger = redaction.logger(__name__)
 
@@ -170,18 +167,21 @@ def tell(task: Task[..., Any], claimed: Claimed, outcome: Retried | Failed) -> N
     )
 
 
-def complete(
-    connection: Connection, attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool
-) -> None:
-    """Settle an attempt inside the handler's own transaction; its COMMIT is the caller's.
-
-    Deferred constraints are checked first, so that what would fail the COMMIT fails the handler.
-    """
-    connection.exec_driver_sql(BEFORE_SETTLE_IN_BATCH if held else BEFORE_SETTLE)
-    settled = attempts.settle([(claimed, outcome)], held=held)
-    if not settled:
+def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool) -> None:
+    """Settle an attempt inside the handler's own transaction; its COMMIT is the caller's."""
+    if isinstance(outcome, Succeeded) and outcome.is_plain:
+        exceptions = (
+            attempts.settle_held_success(claimed) if held else attempts.settle_succeeded([claimed])
+        )
+    elif held and not attempts.take_message(claimed):
+        exceptions = []
+    else:
+        exceptions = attempts.settle([(claimed, outcome)], held=held)
+    if exceptions is None:
+        return
+    if not exceptions:
         raise Stale
-    if settled[0].outcome == "cancelled" and not isinstance(outcome, Cancelled):
+    if exceptions[0].outcome == "cancelled" and not isinstance(outcome, Cancelled):
         raise CancelWins
 
 

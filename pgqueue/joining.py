@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, TwoPhaseTransaction
+from sqlalchemy import Connection, NestedTransaction, TwoPhaseTransaction, event
 from sqlalchemy.exc import ProgrammingError, UnboundExecutionError
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from pgqueue.errors import ArgumentsError, NotBound, NoTransaction, SchemaMissing, SchemaTooOld
 from pgqueue.models import Job
@@ -74,6 +74,46 @@ def refuse_autocommit(connection: Connection, where: str) -> None:
 def may_notify(connection: Connection) -> bool:
     """PostgreSQL does not prepare a transaction that has sent a notification."""
     return not isinstance(connection.get_transaction(), TwoPhaseTransaction)
+
+
+HOST = "pgqueue.host"
+
+
+def be_guest(session: Session, connection: Connection) -> None:
+    """Have a Session of a class of guests live in the transaction, or savepoint, that its
+    connection is in.
+
+    What it commits is not committed, and what it rolls back is undone to its last commit, or to
+    the beginning: as with a savepoint of its own.  But that is two round trips, so it is made
+    when the Session first commits or rolls back, which in most handlers only their end does.
+    """
+    session.join_transaction_mode = "rollback_only"
+    host = connection.get_nested_transaction() or connection.get_transaction()
+    session.info[HOST] = connection, host
+
+
+def make_guests(sessions: type[Session]) -> None:
+    event.listen(sessions, "after_commit", _keep)
+    event.listen(sessions, "after_transaction_end", _undo_unkept)
+
+
+def _keep(session: Session) -> None:
+    session.join_transaction_mode = "create_savepoint"
+
+
+def _undo_unkept(session: Session, ended: SessionTransaction) -> None:
+    if ended.parent is not None or session.join_transaction_mode != "rollback_only":
+        return
+    session.join_transaction_mode = "create_savepoint"
+    connection, host = session.info[HOST]
+    if host.is_active:
+        host.rollback()  # it was closed, and not rolled back
+    if connection.invalidated:
+        connection.close()  # or it would open another, whose transaction is nobody's
+    elif isinstance(host, NestedTransaction):
+        connection.begin_nested()
+    else:
+        connection.begin()
 
 
 @contextmanager

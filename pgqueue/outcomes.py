@@ -77,6 +77,11 @@ class Succeeded:
 
     result: Any = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing more to write down: the common case."""
+        return self.result is None
+
 
 @dataclass(frozen=True, slots=True)
 class Retried:

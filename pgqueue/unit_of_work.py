@@ -1,12 +1,12 @@
 """Where a transaction begins, and how it ends.  Whoever opened it ends it."""
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
+import psycopg
+from psycopg.pq import ExecStatus
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session, load_only, make_transient_to_detached, sessi
 from sqlalchemy.orm.attributes import set_committed_value
 
 from pgqueue import redaction
-from pgqueue.joining import may_notify, refuse_autocommit
+from pgqueue.changed_sessions import CHANGED
+from pgqueue.joining import be_guest, make_guests, may_notify, refuse_autocommit
 from pgqueue.models import Job, JobStatus
 from pgqueue.network import BRIEF, NETWORK, notice_loss_of_server
 from pgqueue.repository import Holding, Jobs, raising_duplicate
@@ -47,15 +48,6 @@ UPKEEP = {**NETWORK, **BRIEF, "datestyle": "ISO", "plan_cache_mode": "force_gene
 
 HANDLING = {**NETWORK, "default_transaction_isolation": "read committed"}
 
-CHANGES_SESSION = re.compile(
-    r"(?:^|;)\s*(?:SET(?!\s+(?:LOCAL|CONSTRAINTS|TRANSACTION)\b)|RESET|DISCARD|PREPARE|LISTEN|LOAD"
-    r"|DECLARE|CREATE\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP)\b"
-    r"|\bset_config\s*\(|\bpg_(?:try_)?advisory_lock|\bINTO\s+TEMP",
-    re.IGNORECASE,
-)
-"""What outlives its transaction on a connection.  Resetting it would also undo what the
-application sets for each of its connections, so such a connection is closed instead."""
-
 LOCAL = {
     **dict.fromkeys(PLANNER, "off"),
     "plan_cache_mode": "force_generic_plan",
@@ -64,12 +56,18 @@ LOCAL = {
 }
 PLAN_BY_KEY = "; ".join(f"SET LOCAL {name} = {value}" for name, value in LOCAL.items())
 BEFORE_SETTLE = f"SET CONSTRAINTS ALL IMMEDIATE; {PLAN_BY_KEY}"
-"""At the end of a handler's transaction: what would fail its COMMIT fails now."""
-BEFORE_SETTLE_IN_BATCH = (
-    "SAVEPOINT checked; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO SAVEPOINT checked; "
-    f"RELEASE SAVEPOINT checked; {PLAN_BY_KEY}"
-)
-"""The same where other handlers follow in the transaction: their constraints stay deferred."""
+"""At the end of a handler in transaction mode: what would fail its COMMIT fails now."""
+BEFORE_SETTLE_IN_BATCH = f"""
+    DO $$ BEGIN
+        SET CONSTRAINTS ALL IMMEDIATE;
+        RAISE EXCEPTION USING ERRCODE = 'PGQ00';
+    EXCEPTION WHEN SQLSTATE 'PGQ00' THEN
+    END $$;
+    {PLAN_BY_KEY}
+"""
+"""The same where other handlers follow in the transaction: their constraints stay deferred, as
+they were before the block.  Not by ROLLBACK TO SAVEPOINT: whenever the driver reads ROLLBACK it
+throws away what it has prepared, and each statement would be planned anew for each job."""
 
 NOTIFY_AT_FLUSH = "pgqueue.notify_at_flush"
 
@@ -214,6 +212,32 @@ def let_server_notice_loss(connection: Connection) -> None:
 NOTICES_LOSS = "pgqueue.notices_loss"
 
 
+def begin_now(connection: Connection, settings: str = "") -> None:
+    """Begin a transaction on the server, with these statements, in one round trip.
+
+    The driver would send BEGIN before the first statement of a handler; a connection that has
+    died in the pool is to be found before that, so that it costs the job no attempt.
+    """
+    connection.begin()
+    driver = driver_connection(connection)
+    if isinstance(driver, psycopg.Connection):
+        set_now(connection, f"BEGIN ISOLATION LEVEL READ COMMITTED; {settings}")
+    else:
+        connection.exec_driver_sql(settings or "SELECT")
+
+
+def set_now(connection: Connection, statements: str) -> None:
+    """Send statements that return nothing, in one message and without the work of a cursor."""
+    driver = driver_connection(connection)
+    if isinstance(driver, psycopg.Connection):
+        done = driver.pgconn.exec_(statements.encode())
+        if done.status == ExecStatus.COMMAND_OK:
+            return
+        # The transaction, or the connection, has failed before: SQLAlchemy tells which.
+        statements = "SELECT"
+    connection.exec_driver_sql(statements)
+
+
 def plan_freely(connection: Connection) -> str:
     """What undoes PLAN_BY_KEY for a handler: the settings this connection has without it."""
     settings = ", ".join(f"quote_literal(current_setting('{name}'))" for name in LOCAL)
@@ -221,44 +245,6 @@ def plan_freely(connection: Connection) -> str:
     return "; ".join(
         f"SET LOCAL {name} = {value}" for name, value in zip(LOCAL, values, strict=True)
     )
-
-
-def watched(engine: Engine) -> Engine:
-    """The same engine and pool; notices when a handler changes what outlives its transaction."""
-    twin = engine.execution_options()
-    watch_session(twin)
-    return twin
-
-
-def watch_session(target: Engine | Connection) -> None:
-    event.listen(target, "before_cursor_execute", _note_change)
-
-
-def close_if_changed(connection: Connection) -> bool:
-    """Keep a connection whose session a handler has changed from whoever would get it next."""
-    if not is_changed(connection):
-        return False
-    del connection.info[CHANGED]
-    connection.invalidate()
-    return True
-
-
-def is_changed(connection: Connection) -> bool:
-    is_usable = not connection.closed and not connection.invalidated
-    return is_usable and CHANGED in connection.info
-
-
-CHANGED = "pgqueue.session_changed"
-
-
-def _note_change(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-    if _changes_session(statement):
-        connection.info[CHANGED] = True
-
-
-@lru_cache(maxsize=1024)
-def _changes_session(statement: str) -> bool:
-    return CHANGES_SESSION.search(statement) is not None
 
 
 def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> sessionmaker[Session]:
@@ -274,16 +260,19 @@ def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> session
             bind = super().get_bind(*args, **kwargs)
             return self.bind if bind is engine else bind
 
+    make_guests(Joining)
     return sessionmaker(**{**sessions.kw, "class_": Joining, "bind": engine})
 
 
 def joined_session(sessions: sessionmaker[Session], connection: Connection) -> Session:
     """A Session inside a transaction that is not its own.
 
-    Its commit() and rollback() end at a savepoint, so a handler that calls them can neither
-    drop the lock on its message nor publish half of its work.
+    A handler that calls its commit() and rollback() can neither drop the lock on its message
+    nor publish half of its work.
     """
-    return sessions(bind=connection, join_transaction_mode="create_savepoint")
+    session = sessions(bind=connection)
+    be_guest(session, connection)
+    return session
 
 
 def driver_connection(connection: Connection) -> Any:

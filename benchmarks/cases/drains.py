@@ -62,9 +62,7 @@ def drain_transactional(bench: Bench, size: Size) -> Finding:
     loop of psycopg that does the same."""
     finding = Finding()
     lease = PGQUEUE.given("lease mode", handler="transactional")
-    transaction = PGQUEUE.given(
-        "transaction mode", handler="transactional", mode="transaction"
-    )
+    transaction = PGQUEUE.given("transaction mode", handler="transactional", mode="transaction")
     found = _drains(bench, size, finding, lease, transaction, HANDWRITTEN)
     by_hand = found[HANDWRITTEN.label]
     _compare(finding, found[lease.label], by_hand, at_least=0.7)

@@ -78,9 +78,7 @@ def enqueue_in_bulk(bench: Bench, size: Size) -> Finding:
     """Many jobs by ``enqueue_many`` in one Session and its commit."""
     finding = Finding()
     with bench.arenas(PGQUEUE, GRAPHILE) as arenas:
-        rates = in_turns(
-            arenas, size.turns, lambda arena: size.jobs / arena.fill(size.jobs)
-        )
+        rates = in_turns(arenas, size.turns, lambda arena: size.jobs / arena.fill(size.jobs))
     series = {name: finding.add(name, values, RATE) for name, values in rates.items()}
     if GRAPHILE.label in series:
         finding.ratio(series[PGQUEUE.label], series[GRAPHILE.label], at_least=1.6)

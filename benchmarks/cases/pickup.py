@@ -57,9 +57,7 @@ def urgent(bench: Bench, size: Size) -> Finding:
         arena.calm()
         with arena.workers() as processes:
             arena.wait_for_starts(min(size.rows, 1000), processes)
-            asked = arena.tell(
-                "each", first=size.rows, jobs=size.jobs, gap=0.02, priority=0
-            )
+            asked = arena.tell("each", first=size.rows, jobs=size.jobs, gap=0.02, priority=0)
             was_busy = arena.tell("left") > 0
             arena.wait_for_starts(size.rows + size.jobs, processes)
         started = [arena.starts.of(size.rows + number)[0] for number in range(size.jobs)]

@@ -5,6 +5,7 @@ import signal
 import threading
 
 import psycopg
+
 from benchmarks.peers.protocol import (
     Adapter,
     Tables,

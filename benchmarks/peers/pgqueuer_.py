@@ -73,9 +73,7 @@ class PgqueuerAdapter(AsyncClient, Tables, Adapter):
 
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGTERM, queue.shutdown.set)
-            await queue.run(
-                batch_size=option("batch", 500), dequeue_timeout=timedelta(seconds=30)
-            )
+            await queue.run(batch_size=option("batch", 500), dequeue_timeout=timedelta(seconds=30))
 
         wait_for_the_others()
         uvloop.run(serve())

@@ -219,9 +219,10 @@ def _each_poison_has_its_reason(stage: Stage, bad: dict[int, str]) -> None:
     for job, kind in bad.items():
         found = (jobs[job], recorded.get(job, []))
         expected = ("failed", ATTEMPTS, True)
-        # Any attempt may end by the death of a neighbour, also one that finds all used up.
+        # Any attempt may end by the death of a neighbour, also one that finds all used up, or
+        # because its worker ends with too many threads that are stuck.
         own = POISONS[BY_NAME[kind]]
-        fits = set(found[1]) <= {own, "crashed"} and len(found[1]) >= ATTEMPTS
+        fits = set(found[1]) <= {own, "crashed", "interrupted"} and len(found[1]) >= ATTEMPTS
         stage.expect(found[0] == expected and fits, f"{kind}, job {job}, is recorded as {found}")
 
 

@@ -147,13 +147,13 @@ class Attempts:
 
     def take_message(self, claimed: Claimed) -> bool:
         """Delete the message of a held attempt; False when another transaction holds it."""
-        message = {"of_message_id": claimed.message_id, **_key_of(claimed)}
-        return self._executor.execute(stamping.take_message(), message).first() is not None
+        taken = self._executor.execute(stamping.take_message(), _message_of(claimed))
+        return taken.first() is not None
 
     def wait_for_message(self, claimed: Claimed) -> bool:
         """Wait until the message of a held attempt is free, and lock it; False when it is gone."""
-        message = {"of_message_id": claimed.message_id, **_key_of(claimed)}
-        return self._executor.execute(stamping.wait_for_message(), message).first() is not None
+        found = self._executor.execute(stamping.wait_for_message(), _message_of(claimed))
+        return found.first() is not None
 
     def drop_left_stamps(self) -> None:
         """Clear away what crashes in transaction mode have left on ended jobs."""
@@ -174,14 +174,26 @@ class Attempts:
 
         None says that all of them were this worker's, and have succeeded.
         """
+        return self._settle_succeeded(settling.settle_succeeded(held=False), successes)
+
+    def settle_held_success(self, claimed: Claimed) -> list[Settled] | None:
+        """The same for one held attempt, whose message is deleted along with its lease."""
+        return self._settle_succeeded(
+            settling.settle_succeeded(held=True), [claimed], **_message_of(claimed)
+        )
+
+    def _settle_succeeded(
+        self, statement: Any, successes: Sequence[Claimed], **message: Any
+    ) -> list[Settled] | None:
         ours, cancelled, settled = self._executor.execute(
-            settling.settle_succeeded(),
+            statement,
             {
                 "target_ids": _array(claimed.job_id for claimed in successes),
                 "message_ids": _array(claimed.message_id for claimed in successes),
                 "attempts": _array(claimed.attempt for claimed in successes),
                 "expected": len(successes),
                 "worker_id": self._worker_id,
+                **message,
             },
         ).one()
         if ours == len(successes) and cancelled is None:
@@ -212,6 +224,10 @@ def _claim_of(rows: Sequence[Any], kind: type[Kind]) -> Claim[Kind]:
     # DELETE ... RETURNING promises no order, whatever the probes had.
     found = sorted(kind._make(row[3:]) for row in rows if row[3] is not None)
     return Claim(found, taken, read_at, quiet_until)
+
+
+def _message_of(claimed: Claimed) -> dict[str, Any]:
+    return {"of_message_id": claimed.message_id, **_key_of(claimed)}
 
 
 def _key_of(row: Claimed | Locked) -> dict[str, Any]:

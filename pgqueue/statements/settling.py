@@ -24,6 +24,7 @@ from sqlalchemy import (
     cast,
     column,
     delete,
+    exists,
     func,
     insert,
     literal_column,
@@ -37,6 +38,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.sql.selectable import CTE
 
+from pgqueue.statements.stamping import take_message
 from pgqueue.statements.tables import (
     CANCELLED,
     CTID,
@@ -92,8 +94,11 @@ def settle(*, held: bool) -> Executable:
 
 
 @cache
-def settle_succeeded() -> Executable:
-    """The common case of :func:`settle`, lean: lease mode, success, nothing to keep.
+def settle_succeeded(*, held: bool) -> Executable:
+    """The common case of :func:`settle`, lean: success, nothing to keep.
+
+    ``held`` settles one attempt, and takes the message that this transaction holds along: without
+    it, nothing is settled.
 
     Returns one row: how many were ours, which of them ended as cancelled, and, only if some
     were not ours, which were.  The arrays come as text: psycopg would write them item by item.
@@ -107,7 +112,8 @@ def settle_succeeded() -> Executable:
         )
         .render_derived(name="said")
     )
-    job = _succeeded_jobs(_deleted_leases(said, held=False))
+    message = take_message().cte("message") if held else None
+    job = _succeeded_jobs(_deleted_leases(said, held=held, with_message=message))
     ours = func.count()
     cancelled = func.jsonb_agg(job.c.id).filter(job.c.outcome == CANCELLED)
     settled = case((ours != bindparam("expected", type_=Integer), func.jsonb_agg(job.c.id)))
@@ -169,7 +175,7 @@ def write_verdicts(lease: CTE) -> Executable:
     )
 
 
-def _deleted_leases(said: Any, *, held: bool) -> CTE:
+def _deleted_leases(said: Any, *, held: bool, with_message: CTE | None = None) -> CTE:
     """The fence: the leases that are still exactly what was said, deleted.
 
     Each is looked up by its key, in a sub-query the planner cannot turn round: from an empty
@@ -190,10 +196,15 @@ def _deleted_leases(said: Any, *, held: bool) -> CTE:
         .offset(literal_column("0"))
         .lateral("lease")
     )
-    places = select(lease.c.ctid).select_from(said.join(lease, true())).scalar_subquery()
+    places = select(lease.c.ctid).select_from(said.join(lease, true()))
+    if with_message is not None:
+        places = places.where(exists().where(with_message.c.id.is_not(None)))
     return (
         delete(leases)
-        .where(any_(func.array(places)) == CTID, leases.c.worker_id == WORKER)
+        .where(
+            any_(func.array(places.scalar_subquery())) == CTID,
+            leases.c.worker_id == WORKER,
+        )
         .returning(*_lease_columns())
         .cte("gone")
     )

@@ -29,6 +29,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.sql.dml import ReturningDelete
 
 from pgqueue.statements.tables import (
     CTID,
@@ -115,7 +116,7 @@ def stamp_after_crash() -> Executable:
 
 
 @cache
-def take_message() -> Executable:
+def take_message() -> ReturningDelete[int]:
     """Delete a message that this transaction holds, or that nobody holds; no row otherwise."""
     message = (
         select(CTID)

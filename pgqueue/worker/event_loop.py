@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import Engine
 
 from pgqueue import async_session
-from pgqueue.unit_of_work import connection_parameters, watch_session
+from pgqueue.changed_sessions import watch_session
+from pgqueue.unit_of_work import connection_parameters
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine

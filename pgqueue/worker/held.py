@@ -8,21 +8,22 @@ message, or not at all.  The states, and who may act in them: docs/explanation/l
 
 from datetime import timedelta
 
-from sqlalchemy import Connection, NestedTransaction
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import execution, redaction
+from pgqueue.changed_sessions import close_if_changed, is_changed, watch_session
 from pgqueue.execution import CancelWins, Stale, Verdict
 from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
-from pgqueue.repository import Attempts, Claimed, Locked, Pair
+from pgqueue.repository import Attempts, Locked, Pair
 from pgqueue.unit_of_work import (
+    BEFORE_SETTLE,
+    BEFORE_SETTLE_IN_BATCH,
     HANDLING,
     PLAN_BY_KEY,
     backend_pid,
-    close_if_changed,
-    is_changed,
+    begin_now,
     plan_freely,
-    watch_session,
 )
 from pgqueue.worker.crew import Run
 from pgqueue.worker.line import Line
@@ -142,7 +143,8 @@ class HeldSlot(Loop):
             self._generation = self._line.generation
             self._plan_freely = plan_freely(connection)
             watch_session(connection)
-        connection.exec_driver_sql(PLAN_BY_KEY)
+            connection.commit()
+        begin_now(connection, PLAN_BY_KEY)
 
     def _sweeps(self) -> bool:
         """Whether this claim looks behind the frontiers; no worker of this mode is elected to."""
@@ -166,7 +168,7 @@ class HeldSlot(Loop):
 
         def due_in(pairs: list[Pair]) -> float | None:
             left = attempts.seconds_to_next(pairs, tasks=crew.task_names)
-            connection.rollback()  # never sleep in a transaction: it holds back the vacuum
+            connection.commit()  # never sleep in a transaction: it holds back the vacuum
             return left
 
         turnstile.lookout.sleep(due_in)
@@ -182,17 +184,23 @@ class HeldSlot(Loop):
         run = Run(claimed, self.crew.tasks[claimed.task])
         run.backend_pid = backend_pid(connection)
         done.append((run, Released()))
-        savepoint = connection.begin_nested()
-        # The first round trip on T after the stamp: if T is dead, the handler never starts.
-        connection.exec_driver_sql(f"{self._plan_freely}{_idle_limit(run)}")
+        self._make_ready(connection, run)
         self.current = run
         verdict = self._verdict(connection, run)
         if not run.finish():
             raise Stale  # T is being ended from outside
         self.current = None
-        outcome = self._complete(connection, run, verdict, savepoint)
+        outcome = self._complete(connection, run, verdict)
         done[-1] = (run, outcome)
         return True
+
+    def _make_ready(self, connection: Connection, run: Run) -> None:
+        """The first round trip on T after the stamp: if T is dead, the handler never starts."""
+        if run.task.is_transactional:
+            connection.begin_nested()
+            connection.exec_driver_sql(f"{self._plan_freely}; {_idle_limit(run)}")
+        else:
+            connection.exec_driver_sql(_idle_limit(run))
 
     def _verdict(self, connection: Connection, run: Run) -> Verdict:
         crew, task = self.crew, run.task
@@ -210,41 +218,45 @@ class HeldSlot(Loop):
             )
         return execution.run(task, run.claimed, run.context(), around=crew.around)
 
-    def _complete(
-        self,
-        connection: Connection,
-        run: Run,
-        verdict: Verdict,
-        savepoint: NestedTransaction,
-    ) -> Outcome:
+    def _complete(self, connection: Connection, run: Run, verdict: Verdict) -> Outcome:
         """Settle in T; what the handler wrote goes only if it failed, or its job was cancelled."""
-        attempts = Attempts(connection, self.crew.presence.worker_id)
         outcome = verdict.outcome
+        if not run.task.is_transactional:
+            if isinstance(outcome, Succeeded) and outcome.is_plain:
+                return self._settle_finally(connection, run, outcome)
+            connection.begin_nested()  # it may be impossible to store
+        savepoint = connection.get_nested_transaction()  # a new one, if the handler rolled back
         if verdict.keeps_writes:
             try:
-                self._settle(connection, attempts, run.claimed, outcome)
+                if savepoint is None:
+                    raise ConnectionError("the handler has ended its transaction")
+                self._settle(connection, run, outcome)
                 savepoint.commit()
                 return outcome
             except CancelWins:
                 outcome = Cancelled("")
-            except DBAPIError as error:  # a deferred constraint or trigger
-                if error.connection_invalidated:
+            except (ConnectionError, DBAPIError) as error:  # the latter by a deferred constraint
+                if isinstance(error, DBAPIError) and error.connection_invalidated:
                     raise
                 outcome = execution.after_error(run.task, run.claimed, error)
-        if connection.get_nested_transaction() is savepoint:  # else its handler has ended it
+        if savepoint is not None and savepoint.is_active:
             savepoint.rollback()
+        return self._settle_finally(connection, run, outcome)
+
+    def _settle_finally(self, connection: Connection, run: Run, outcome: Outcome) -> Outcome:
+        """Nothing of the handler is left to undo: if a cancel has won, it is written as such."""
         try:
-            self._settle(connection, attempts, run.claimed, outcome)
+            self._settle(connection, run, outcome)
         except CancelWins:
-            return Cancelled("")  # written as such: nothing of the handler was left to undo
+            return Cancelled("")
         return outcome
 
-    def _settle(
-        self, connection: Connection, attempts: Attempts, claimed: Claimed, outcome: Outcome
-    ) -> None:
-        if not attempts.take_message(claimed):
-            raise Stale
-        execution.complete(connection, attempts, claimed, outcome, held=True)
+    def _settle(self, connection: Connection, run: Run, outcome: Outcome) -> None:
+        if run.task.is_transactional:
+            others_follow = self._batch > 1
+            connection.exec_driver_sql(BEFORE_SETTLE_IN_BATCH if others_follow else BEFORE_SETTLE)
+        attempts = Attempts(connection, self.crew.presence.worker_id)
+        execution.complete(attempts, run.claimed, outcome, held=True)
 
     def _commit(self, connection: Connection, done: list[Done]) -> None:
         if not done:
@@ -285,7 +297,7 @@ def _is_alone(row: Locked) -> bool:
 def _idle_limit(run: Run) -> str:
     timeout = run.task.settings.timeout
     if timeout is None:
-        return ""
+        return "SELECT"
     # The server ends T for a worker that was frozen, but never within the task's own timeout.
     milliseconds = int((timeout + IDLE_MARGIN).total_seconds() * 1000)
-    return f"; SET LOCAL idle_in_transaction_session_timeout = {milliseconds}"
+    return f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds}"

@@ -129,7 +129,7 @@ def _job_id(claimed: Claimed) -> int:
 
 
 def _is_plain_success(outcome: Outcome) -> bool:
-    return isinstance(outcome, Succeeded) and outcome.result is None
+    return isinstance(outcome, Succeeded) and outcome.is_plain
 
 
 def _keeps_its_place(outcome: Outcome) -> bool:

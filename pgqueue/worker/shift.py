@@ -8,12 +8,13 @@ from threading import Event, Lock, Thread
 from sqlalchemy import Connection, Engine
 
 from pgqueue import execution, redaction, schema
+from pgqueue.changed_sessions import watched
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.network import NETWORK
 from pgqueue.notifications import Listener
 from pgqueue.outcomes import AttemptEnd, Released
-from pgqueue.unit_of_work import joining_sessions, watched, worker_engine
+from pgqueue.unit_of_work import joining_sessions, worker_engine
 from pgqueue.worker.children import Children
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.crew import Crew, Run

@@ -13,16 +13,19 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import async_session, execution, redaction
+from pgqueue.changed_sessions import close_if_changed
 from pgqueue.execution import CancelWins, Stale, Verdict
 from pgqueue.network import NETWORK
 from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
+    PLAN_BY_KEY,
     backend_pid,
-    close_if_changed,
+    begin_now,
     joined_session,
     let_server_notice_loss,
     own_connection,
+    set_now,
 )
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.workbench import STALE, WORDS
@@ -86,36 +89,24 @@ def _leave(run: Run, connection: Connection) -> None:
 
 
 def _run_on(crew: Crew, run: Run, connection: Connection, pid: int) -> Outcome | None:
-    with run.on_backend(pid), connection.begin() as transaction:
+    with run.on_backend(pid):
+        begin_now(connection)
         verdict = run_with_session(crew, run, connection)
-        if verdict.keeps_writes:
-            return _complete(crew, run, connection, verdict.outcome)
-        transaction.rollback()
-        return verdict.outcome
+        return _complete(crew, run, connection, verdict)
 
 
 async def _run_async_on(
     crew: Crew, run: Run, connection: "AsyncConnection", pid: int
 ) -> Outcome | None:
     with run.on_backend(pid):
-        async with connection.begin() as transaction:
-            verdict = await _run_with_async_session(crew, run, connection)
-            if verdict.keeps_writes:
-                return await connection.run_sync(
-                    lambda sync: _complete(crew, run, sync, verdict.outcome)
-                )
-            await transaction.rollback()
-            return verdict.outcome
+        await connection.run_sync(begin_now)
+        verdict = await _run_with_async_session(crew, run, connection)
+        return await connection.run_sync(lambda sync: _complete(crew, run, sync, verdict))
 
 
 def run_with_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
-    """Run a handler with a Session inside the transaction of this connection.
-
-    Its savepoint is made first: a connection that has died in the pool is found here, before it
-    costs the job an attempt.
-    """
+    """Run a handler with a Session inside the transaction of this connection."""
     with joined_session(crew.sessions, connection) as session:
-        session.connection(bind_arguments={"bind": session.bind})
         run.begin()
         return execution.run(
             run.task,
@@ -139,7 +130,6 @@ async def _run_with_async_session(
     crew: Crew, run: Run, connection: "AsyncConnection | Connection"
 ) -> Verdict:
     async with async_session.joined_session(connection) as session:
-        await session.run_sync(lambda sync: sync.connection(bind_arguments={"bind": sync.bind}))
         run.begin()
         return await execution.run_async(
             run.task,
@@ -180,16 +170,27 @@ def was_committed(crew: Crew, run: Run, pid: int) -> bool | None:
     return None
 
 
-def _complete(crew: Crew, run: Run, connection: Connection, outcome: Outcome) -> Outcome | None:
-    """Settle in the transaction and commit it; what is returned is still to be settled."""
+def _complete(crew: Crew, run: Run, connection: Connection, verdict: Verdict) -> Outcome | None:
+    """Settle in the transaction and commit it, if what was written is to be kept.
+
+    What is returned is still to be settled.
+    """
+    outcome = verdict.outcome
     transaction = connection.get_transaction()
-    assert transaction is not None, "begun by the caller"
+    if not verdict.keeps_writes:
+        if transaction is not None:
+            transaction.rollback()
+        return outcome
+    if transaction is None or connection.invalidated:
+        ended = ConnectionError("the handler has ended its transaction, or lost the connection")
+        return execution.after_error(run.task, run.claimed, ended)
     if run.is_lost:
         transaction.rollback()  # it is being settled over the head of its thread
         return None
     attempts = Attempts(connection, crew.presence.worker_id)
     try:
-        execution.complete(connection, attempts, run.claimed, outcome, held=False)
+        set_now(connection, PLAN_BY_KEY)
+        execution.complete(attempts, run.claimed, outcome, held=False)
         commit(connection)
     except Stale:
         transaction.rollback()

@@ -1,6 +1,7 @@
 """Handlers that treat their session badly: their own job pays, and no other."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -220,6 +221,32 @@ def _ends_its_own_backend(session: Session) -> None:
     session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
 
+def _goes_on_without_its_backend(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    with suppress(SQLAlchemyError):
+        session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+    session.rollback()
+    session.execute(text("INSERT INTO written VALUES ('by nobody')"))
+    session.commit()
+
+
+def _commits_what_it_rolled_back_to(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('a')"))
+    session.commit()
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    session.rollback()
+    session.execute(text("INSERT INTO written VALUES ('b')"))
+    session.commit()
+
+
+def _rolls_back_then_raises(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    session.rollback()
+    session.execute(text("INSERT INTO written VALUES ('lost too')"))
+    session.commit()
+    raise ValueError("after its rollback")
+
+
 MANNERS: dict[Callable[[Session], None], tuple[str, list[str]]] = {
     _commits: ("succeeded", ["a", "b"]),
     _rolls_back: ("succeeded", ["b"]),
@@ -235,6 +262,9 @@ MANNERS: dict[Callable[[Session], None], tuple[str, list[str]]] = {
     _closes_the_connection: ("failed", []),
     _invalidates_the_connection: ("failed", []),
     _ends_its_own_backend: ("failed", []),
+    _goes_on_without_its_backend: ("failed", []),
+    _commits_what_it_rolled_back_to: ("succeeded", ["a", "b"]),
+    _rolls_back_then_raises: ("failed", []),
 }
 
 
@@ -277,3 +307,22 @@ def test_a_handler_can_neither_drop_its_job_nor_publish_half_of_its_work(
         assert sorted(session.scalars(text("SELECT word FROM written"))) == words
         assert counts["succeeded"] == (2 if outcome == "succeeded" else 1)
         assert queue.check(session) == []
+
+
+def test_in_a_batch_constraints_stay_deferred_and_statements_prepared(queue: PgQueue) -> None:
+    prepared: list[int] = []
+
+    @queue.task(retry=Retry.never())
+    def adopt(session: Session, n: int) -> None:
+        session.execute(text("INSERT INTO children VALUES (:n)"), {"n": n})
+        session.execute(text("INSERT INTO parents VALUES (:n)"), {"n": n})
+        prepared.append(session.scalars(text("SELECT count(*) FROM pg_prepared_statements")).one())
+
+    with queue.session() as session:
+        adopt.enqueue_many(session, [(n,) for n in range(24)])
+        session.commit()
+
+    worker = Worker(queue, concurrency=1, mode="transaction", batch=4)
+    assert worker.run_until_empty(timeout=20) == {"succeeded": 24}
+    # The driver prepares what it has run five times, and forgets all when it reads ROLLBACK.
+    assert prepared[-1] > 0

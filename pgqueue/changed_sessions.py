@@ -1,0 +1,53 @@
+"""What a handler leaves on a connection: noticed, so that the next one finds nothing of it."""
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+
+CHANGES_SESSION = re.compile(
+    r"(?:^|;)\s*(?:SET(?!\s+(?:LOCAL|CONSTRAINTS|TRANSACTION)\b)|RESET|DISCARD|PREPARE|LISTEN|LOAD"
+    r"|DECLARE|CREATE\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP)\b"
+    r"|\bset_config\s*\(|\bpg_(?:try_)?advisory_lock|\bINTO\s+TEMP",
+    re.IGNORECASE,
+)
+"""What outlives its transaction on a connection.  Resetting it would also undo what the
+application sets for each of its connections, so such a connection is closed instead."""
+
+CHANGED = "pgqueue.session_changed"
+
+
+def watched(engine: Engine) -> Engine:
+    """The same engine and pool; notices when a handler changes what outlives its transaction."""
+    twin = engine.execution_options()
+    watch_session(twin)
+    return twin
+
+
+def watch_session(target: Engine | Connection) -> None:
+    event.listen(target, "before_cursor_execute", _note_change)
+
+
+def close_if_changed(connection: Connection) -> bool:
+    """Keep a connection whose session a handler has changed from whoever would get it next."""
+    if not is_changed(connection):
+        return False
+    del connection.info[CHANGED]
+    connection.invalidate()
+    return True
+
+
+def is_changed(connection: Connection) -> bool:
+    is_usable = not connection.closed and not connection.invalidated
+    return is_usable and CHANGED in connection.info
+
+
+def _note_change(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+    if _changes_session(statement):
+        connection.info[CHANGED] = True
+
+
+@lru_cache(maxsize=1024)
+def _changes_session(statement: str) -> bool:
+    return CHANGES_SESSION.search(statement) is not None
