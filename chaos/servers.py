@@ -75,6 +75,9 @@ class Standby:
     def start(self) -> None:
         """Copy the server, which has to stop for it, and follow it; its commits wait for us."""
         server = self._stage.server
+        # A standby with less room than the server it follows does not start.
+        rooms = ("max_connections", "max_prepared_transactions")
+        self._no_fewer = {name: self._stage.scalar(f"SHOW {name}") for name in rooms}
         server.stop()
         shutil.rmtree(self._data, ignore_errors=True)
         _run("cp", "-a", str(server.directory / "data"), str(self._data))
@@ -98,9 +101,7 @@ class Standby:
         return [
             f"--unix_socket_directories={self._data}",
             "--listen_addresses=",
-            # No fewer than the server it follows.
-            "--max_connections=200",
-            "--max_prepared_transactions=10",
+            *(f"--{name}={value}" for name, value in self._no_fewer.items()),
         ]
 
     def _wait_for_it(self) -> None:

@@ -59,7 +59,9 @@ def _work(options: dict[str, Any]) -> None:
         settings.update(options.get("network", {}))
     options.pop("network", None)
     queue.notify = options.pop("notify", True)
-    queue.bind(create_engine(os.environ["CHAOS_URL"], **options.pop("engine", {})))
+    # Every slot may need a connection; the default pool has 15.
+    engine = {"max_overflow": 100, **options.pop("engine", {})}
+    queue.bind(create_engine(os.environ["CHAOS_URL"], **engine))
     for name in SPANS:
         if name in options:
             options[name] = timedelta(seconds=options[name])

@@ -167,8 +167,9 @@ def worker(given: Given, /, **options: Any) -> None:
 
 
 @main.command()
+@click.option("--exact", is_flag=True, help="Count the succeeded too, however many there are.")
 @on_database
-def status(given: Given, as_json: bool) -> None:
+def status(given: Given, exact: bool, as_json: bool) -> None:
     """Show how many jobs stand where, and which workers live.
 
     \b
@@ -176,7 +177,7 @@ def status(given: Given, as_json: bool) -> None:
     """
     from pgqueue.cli.status import show_status
 
-    show_status(given.database(), as_json=as_json)
+    show_status(given.database(), exact=exact, as_json=as_json)
 
 
 @main.command()

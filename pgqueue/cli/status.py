@@ -11,40 +11,49 @@ from pgqueue.cli.doctor import words_for_unknown
 from pgqueue.cli.target import opened
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus, Lease, QueueSettings, WorkerProcess
-from pgqueue.repository import Health
+from pgqueue.repository import Health, StatusCount
 from pgqueue.terminal import harmless, print_table
 
+COUNTED = 200_000
+"""Jobs that are counted one by one; of more, the succeeded are left out unless asked for."""
 
-def show_status(queue: PgQueue, *, as_json: bool) -> None:
+
+def show_status(queue: PgQueue, *, exact: bool, as_json: bool) -> None:
     with opened(queue) as session:
-        queues, workers = _queues(queue, session), _workers(session)
+        about = Health(session).about_jobs()
+        all_counted = exact or about <= COUNTED
+        counts = queue.counts(session) if all_counted else Health(session).counts_but_succeeded()
+        queues, workers = _queues(counts, session, all_counted), _workers(session)
         unknown = Health(session).unknown_tasks(queue.tasks) if queue.tasks else []
     if as_json:
         tasks = [
             {"name": task.name, "due_jobs": task.jobs, "oldest_age": task.since.total_seconds()}
             for task in unknown
         ]
-        found = {"queues": queues, "workers": workers, "unknown_tasks": tasks}
+        found = {"queues": queues, "workers": workers, "unknown_tasks": tasks, "about_jobs": about}
         click.echo(json.dumps(found, indent=2))
         return
     _print_queues(queues)
+    if not all_counted:
+        click.echo(f"About {about:,} jobs in all; --exact counts the succeeded, by reading them.")
     click.echo()
     _print_workers(workers)
     for task in unknown:
         click.echo(harmless(f"\nWarning: {words_for_unknown(task)}"))
 
 
-def _queues(queue: PgQueue, session: Session) -> list[dict[str, Any]]:
+def _queues(counts: list[StatusCount], session: Session, all_counted: bool) -> list[dict[str, Any]]:
     paused_at = QueueSettings.paused_at.is_not(None)
     paused = set(session.scalars(select(QueueSettings.name).where(paused_at)))
-    jobs: dict[str, dict[str, int]] = {name: {} for name in paused}
-    for count in queue.counts(session):
+    jobs: dict[str, dict[str, int | None]] = {name: {} for name in paused}
+    for count in counts:
         jobs.setdefault(count.queue, {})[JobStatus(count.status).value] = count.jobs
     return [
         {
             "name": name,
             "is_paused": name in paused,
-            "jobs": {status.value: jobs[name].get(status.value, 0) for status in JobStatus},
+            "jobs": {status.value: jobs[name].get(status.value, 0) for status in JobStatus}
+            | ({} if all_counted else {JobStatus.SUCCEEDED.value: None}),
         }
         for name in sorted(jobs)
     ]
@@ -83,7 +92,7 @@ def _print_queues(queues: list[dict[str, Any]]) -> None:
     rows = [
         [
             f"{queue['name']} (paused)" if queue["is_paused"] else queue["name"],
-            *queue["jobs"].values(),
+            *("?" if count is None else count for count in queue["jobs"].values()),
         ]
         for queue in queues
     ]

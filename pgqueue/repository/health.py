@@ -7,8 +7,9 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from pgqueue.models import SCHEMA
-from pgqueue.statements import health
+from pgqueue.models import SCHEMA, JobStatus
+from pgqueue.repository.jobs import StatusCount
+from pgqueue.statements import health, standing
 
 LIMITS = ("statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout")
 """Settings by which the server ends what takes too long."""
@@ -67,6 +68,15 @@ class Health:
 
     def __init__(self, executor: Session | Connection) -> None:
         self._executor = executor
+
+    def counts_but_succeeded(self) -> list[StatusCount]:
+        """How many jobs stand where, without those that have succeeded."""
+        rows = self._executor.execute(standing.count_jobs_but_succeeded())
+        return [StatusCount(queue, JobStatus(status), count) for queue, status, count in rows]
+
+    def about_jobs(self) -> int:
+        """How many jobs there are, as the server's statistics have it."""
+        return max(0, int(self._executor.execute(standing.estimate_jobs()).scalar_one()))
 
     def unknown_tasks(self, known: Iterable[str]) -> list[Waiting]:
         """Due jobs of tasks that are not among those known."""

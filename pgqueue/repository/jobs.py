@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
-from pgqueue.statements import checking, enqueueing, operating
+from pgqueue.statements import checking, enqueueing, operating, standing
 from pgqueue.statements.enqueueing import Start
 
 TRIES_FOR_A_KEY = 5
@@ -256,7 +256,7 @@ class Jobs:
         return [Violation(*row) for row in self._executor.execute(checking.invariant_violations())]
 
     def counts(self) -> list[StatusCount]:
-        return [StatusCount(*row) for row in self._executor.execute(operating.count_jobs())]
+        return [StatusCount(*row) for row in self._executor.execute(standing.count_jobs())]
 
     def _run(self, statement: Any, job_id: int) -> Any:
         return self._executor.execute(statement, {"job_id": job_id})

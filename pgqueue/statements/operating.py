@@ -23,7 +23,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
-from pgqueue.models import Job
 from pgqueue.statements.enqueueing import DISPATCHED, message_of
 from pgqueue.statements.tables import (
     CANCELLED,
@@ -201,14 +200,6 @@ def pause_queue() -> Executable:
 def resume_queue() -> Executable:
     name = bindparam("queue_name", type_=Text)
     return update(queues).where(queues.c.name == name).values(paused_at=null())
-
-
-@cache
-def count_jobs() -> Executable:
-    """How many jobs stand where, by queue."""
-
-    by = (Job.queue, Job.status)
-    return select(*by, func.count().label("count")).group_by(*by).order_by(*by)
 
 
 def _is_dead() -> ColumnElement[bool]:

@@ -264,6 +264,28 @@ class TestStatus:
         assert found["name"] == "default"
         assert found["jobs"]["pending"] == 2
 
+    def test_beside_many_jobs_leaves_out_the_succeeded_unless_asked(
+        self, shop: Path, engine: Engine, database_url: str
+    ) -> None:
+        enqueue(engine, shop, "add", (1, 2), (3, 4))
+        with engine.begin() as connection:
+            ended = "outcome = 'succeeded', finished_at = clock_timestamp()"
+            connection.execute(text(f"UPDATE pgqueue.jobs SET {ended} WHERE id = 1"))
+            connection.execute(text("DELETE FROM pgqueue.message_queue WHERE target_id = 1"))
+            # As a server with as many jobs would have it in its statistics.
+            many = "UPDATE pg_class SET reltuples = 1e6 WHERE oid = 'pgqueue.jobs'::regclass"
+            connection.execute(text(many))
+
+        short = pgqueue(shop, "--url", database_url, "status", "--json")
+        plain = pgqueue(shop, "--url", database_url, "status")
+        exact = pgqueue(shop, "--url", database_url, "status", "--exact", "--json")
+
+        (found,) = json.loads(short.stdout)["queues"]
+        assert (found["jobs"]["pending"], found["jobs"]["succeeded"]) == (1, None)
+        assert "About 1,000,000 jobs in all" in plain.stdout
+        (found,) = json.loads(exact.stdout)["queues"]
+        assert (found["jobs"]["pending"], found["jobs"]["succeeded"]) == (1, 1)
+
     def test_shows_a_paused_queue(
         self, shop: Path, queue: PgQueue, session: Session, database_url: str
     ) -> None:

@@ -1,0 +1,163 @@
+"""How long a claim takes, whatever stands in the table."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine, create_engine, text
+
+from benchmarks.arena import Arena
+from benchmarks.case import Bench, Finding, Size, case
+from benchmarks.systems import PGQUEUE
+from pgqueue.repository import Attempts, Claim, Claimed
+from pgqueue.statements.tables import array_of
+from pgqueue.unit_of_work import CLAIMING, own_connection
+from pgqueue.worker.frontiers import Frontiers
+
+TASKS = array_of(["nothing"])
+BATCH = 100
+REPEATS = 30
+LEAST = 10_000
+
+# A job and its message for each number, as the enqueue statement leaves them.
+WAITING = """
+    WITH job AS (
+        INSERT INTO pgqueue.jobs (queue, task, args, priority, run_at, max_attempts)
+        SELECT 'default', 'nothing', jsonb_build_object('number', number), 5,
+            clock_timestamp() + :delay * interval '1 second', 10
+        FROM generate_series(1, :jobs) AS number
+        RETURNING id, run_at
+    )
+    INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
+    SELECT 'default', 5, run_at, id, 'nothing' FROM job
+"""
+WORKER = """
+    INSERT INTO pgqueue.workers (id, hostname, pid, backend_pid, queues, slots)
+    VALUES (:id, 'benchmark', 1, pg_backend_pid(), ARRAY['default'], 1)
+"""
+
+
+@case(
+    smoke=Size(rows=20_000),
+    usual=Size(rows=1_000_000),
+    full=Size(rows=5_000_000),
+)
+def claim_time(bench: Bench, size: Size) -> Finding:
+    """One claim of 100 from a backlog of 10,000 and from the largest, and with as many jobs of
+    the future beside it."""
+    finding = Finding()
+    with bench.arena(PGQUEUE) as arena, _claims(arena) as claim:
+        small = finding.add(f"{LEAST:,} waiting", _times(arena, claim, LEAST), "ms")
+        large = finding.add(f"{size.rows:,} waiting", _times(arena, claim, size.rows), "ms")
+        arena.tell("empty")
+        _wait(arena, size.rows, delay=86_400)
+        future = finding.add(
+            f"{LEAST:,} waiting, {size.rows:,} of tomorrow",
+            _times(arena, claim, LEAST, empty=False),
+            "ms",
+        )
+    for one in (large, future):
+        finding.ratio_of_medians(one, small, at_most=1.2)
+    finding.remarks.append("Each by a new worker, without a frontier, right after the enqueue.")
+    return finding
+
+
+@case(
+    smoke=Size(rows=5_000),
+    usual=Size(rows=300_000),
+    full=Size(rows=300_000),
+)
+def idle_probe(bench: Bench, size: Size) -> Finding:
+    """A claim that finds nothing, behind dead entries that a snapshot keeps from the vacuum."""
+    finding = Finding()
+    with bench.arena(PGQUEUE) as arena, _engine(arena) as engine, engine.connect() as holder:
+        holder.execution_options(isolation_level="REPEATABLE READ")
+        holder.execute(text("SELECT count(*) FROM pgqueue.jobs"))
+        _wait(arena, size.rows, delay=0)
+        with _claims(arena) as claim:
+            frontiers = Frontiers(["default"])
+            _drain(claim, frontiers)
+            probes = [_timed(lambda: _look(claim, frontiers)) for _ in range(REPEATS)]
+            sweeps = []
+            for _ in range(5):
+                frontiers.rewind()
+                sweeps.append(_timed(lambda: _look(claim, frontiers)))
+        holder.rollback()
+    probe = finding.add("behind the frontier", probes, "ms")
+    finding.add("a sweep from the head, at most a fiftieth of the time", sweeps, "ms")
+    finding.bound(probe, at_most=1.0)
+    return finding
+
+
+def _times(
+    arena: Arena, claim: Callable[..., Claim[Claimed]], jobs: int, *, empty: bool = True
+) -> list[float]:
+    if empty:
+        arena.tell("empty")
+    _wait(arena, jobs, delay=0)
+    frontiers = Frontiers(["default"])
+    for _ in range(3):
+        _look(claim, frontiers)
+    times = []
+    for _ in range(REPEATS):
+        frontiers.rewind()
+        times.append(_timed(lambda: _look(claim, frontiers)))
+    return times
+
+
+def _look(claim: Callable[..., Claim[Claimed]], frontiers: Frontiers) -> int:
+    pairs = frontiers.pairs()
+    found = claim(pairs, limit=BATCH)
+    frontiers.advance(pairs, found, limit=BATCH)
+    return found.taken
+
+
+def _drain(claim: Callable[..., Claim[Claimed]], frontiers: Frontiers) -> None:
+    taken = 1
+    while taken:
+        pairs = frontiers.pairs()
+        found = claim(pairs, limit=1000)
+        frontiers.advance(pairs, found, limit=1000)
+        taken = found.taken
+
+
+def _timed(action: Callable[[], object]) -> float:
+    """Milliseconds."""
+    began = time.perf_counter()
+    action()
+    return 1000 * (time.perf_counter() - began)
+
+
+def _wait(arena: Arena, jobs: int, *, delay: float) -> None:
+    with _engine(arena) as engine, engine.begin() as connection:
+        connection.execute(text(WAITING), {"jobs": jobs, "delay": delay})
+
+
+@contextmanager
+def _claims(arena: Arena) -> Iterator[Callable[..., Claim[Claimed]]]:
+    """Claims on a connection that is set as a worker's."""
+    with _engine(arena) as engine, own_connection(engine, CLAIMING) as connection:
+        yield _claim_of(connection)
+
+
+def _claim_of(connection: Connection) -> Callable[..., Claim[Claimed]]:
+    worker = uuid.uuid4()
+    connection.execute(text(WORKER), {"id": worker})
+    attempts = Attempts(connection, worker)
+
+    def claim(pairs: object, *, limit: int) -> Claim[Claimed]:
+        return attempts.claim(pairs, tasks=TASKS, limit=limit)  # type: ignore[arg-type]
+
+    return claim
+
+
+@contextmanager
+def _engine(arena: Arena) -> Iterator[Engine]:
+    engine = create_engine(arena.url.replace("postgresql://", "postgresql+psycopg://"))
+    try:
+        yield engine
+    finally:
+        engine.dispose()

@@ -1,0 +1,111 @@
+"""What a job costs: WAL, memory, and each of the things that make it safe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.arena import Arena
+from benchmarks.case import Bench, Finding, Size, case
+from benchmarks.systems import PGQUEUE
+
+PAGE = 4096
+PADDING = 180
+"""Bytes that make a payload of about 200."""
+
+FOREIGN_KEYS = (
+    "ALTER TABLE pgqueue.job_attempts DROP CONSTRAINT IF EXISTS job_attempts_job_id_fkey CASCADE",
+)
+
+
+@case(
+    smoke=Size(jobs=1_000),
+    usual=Size(jobs=50_000, turns=3),
+    full=Size(jobs=100_000, turns=5),
+)
+def wal(bench: Bench, size: Size) -> Finding:
+    """WAL per job from enqueue to done, payload of 200 bytes, in chunks of 1,000 and drained."""
+    finding = Finding()
+    totals: list[float] = []
+    with bench.arena(PGQUEUE.given("", padding=PADDING)) as arena:
+        for _ in range(size.turns):
+            arena.tell("empty")
+            arena.calm()
+            arena.prepare_starts(size.jobs)
+            began = _wal(arena)
+            arena.tell("bulk", first=0, jobs=size.jobs)
+            with arena.workers() as processes:
+                arena.wait_for_starts(size.jobs, processes)
+                arena.wait_until_none_is_left(processes)
+            totals.append((_wal(arena) - began) / size.jobs)
+    total = finding.add("WAL, enqueue to done", totals, "bytes a job")
+    finding.bound(total, at_most=1000)
+    finding.remarks.append("With full-page images after a checkpoint, which each turn begins with.")
+    return finding
+
+
+@case(
+    smoke=Size(jobs=5_000),
+    usual=Size(jobs=200_000),
+    full=Size(jobs=1_000_000),
+)
+def memory(bench: Bench, size: Size) -> Finding:
+    """Resident memory of a worker while it drains, and how much it grows in the last half."""
+    finding = Finding()
+    marks: list[tuple[int, float]] = []
+    with bench.arena(PGQUEUE) as arena:
+        arena.fill(size.jobs)
+        with arena.workers() as processes:
+            for tenth in range(1, 11):
+                count = size.jobs * tenth // 10
+                arena.wait_for_starts(count, processes)
+                marks.append((count, _resident(processes[0].pid)))
+            arena.wait_until_none_is_left(processes)
+        arena.verify(size.jobs)
+    most = finding.add("most", [max(mark for _, mark in marks)], "MB")
+    (first, low), (last, high) = marks[4], marks[-1]
+    growth = 100_000 * (high - low) / (last - first)
+    slope = finding.add("growth in the last half", [growth], "MB per 100,000 jobs")
+    finding.bound(most, at_most=80)
+    finding.bound(slope, at_most=1)
+    return finding
+
+
+@case(
+    smoke=Size(jobs=1_000),
+    usual=Size(jobs=50_000, turns=3),
+    full=Size(jobs=50_000, turns=7),
+)
+def safety(bench: Bench, size: Size) -> Finding:
+    """The same drain with single features taken away, to see what each of them costs."""
+    finding = Finding()
+    rates: dict[str, list[float]] = {}
+    with bench.arenas(*[PGQUEUE.given(name) for name in WITHOUT]) as arenas:
+        for arena, statements in zip(arenas, WITHOUT.values(), strict=True):
+            for statement in statements:
+                arena.sql(statement)
+        for _ in range(size.turns):
+            for arena in arenas:
+                rates.setdefault(arena.system.setting, []).append(arena.drain(size.jobs))
+    series = [finding.add(name, values, "jobs/s") for name, values in rates.items()]
+    for one in series[1:]:
+        finding.ratio(one, series[0])
+    return finding
+
+
+WITHOUT: dict[str, tuple[str, ...]] = {
+    "as it is": (),
+    "without the foreign key of leases": (
+        "ALTER TABLE pgqueue.leases DROP CONSTRAINT leases_target_id_fkey",
+    ),
+    "without room for updates in place": ("ALTER TABLE pgqueue.jobs RESET (fillfactor)",),
+    "without waiting for the disk": ("ALTER DATABASE {database} SET synchronous_commit = off",),
+}
+
+
+def _wal(arena: Arena) -> int:
+    return int(arena.sql("SELECT pg_current_wal_insert_lsn() - '0/0'")[0][0])
+
+
+def _resident(pid: int) -> float:
+    """Megabytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6

@@ -1,0 +1,216 @@
+"""Speed in an unkind world: old snapshots, late commits, wake-ups, history."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from benchmarks.arena import Arena
+from benchmarks.case import Bench, Finding, Size, case
+from benchmarks.systems import PGQUEUE
+
+CHUNK = 5_000
+BACKLOG = 20_000
+"""Waiting at any time while jobs are enqueued and run in a steady stream."""
+FINISHED = """
+    INSERT INTO pgqueue.jobs (queue, task, args, priority, run_at, max_attempts,
+        outcome, attempts, started_at, finished_at)
+    SELECT 'default', 'nothing', jsonb_build_object('number', number), 5,
+        clock_timestamp() - interval '1 day', 10,
+        'succeeded', 1, clock_timestamp(), clock_timestamp()
+    FROM generate_series(1, %s::int) AS number
+"""
+
+
+@case(
+    smoke=Size(jobs=20_000, turns=1),
+    usual=Size(jobs=300_000, turns=1),
+    full=Size(jobs=1_000_000, turns=3),
+)
+def held_snapshot(bench: Bench, size: Size) -> Finding:
+    """A transaction holds its snapshot while a stream of jobs is enqueued and run by two workers:
+    the last tenth, beside the same tenth with nothing held."""
+    finding = Finding()
+    calm: list[float] = []
+    held: list[float] = []
+    with bench.arena(PGQUEUE) as arena:
+        for _ in range(size.turns):
+            calm.append(_last_tenth(arena, size.jobs))
+            with _snapshot(arena):
+                held.append(_last_tenth(arena, size.jobs))
+    ours = finding.add("snapshot held", held, "jobs/s")
+    finding.ratio(ours, finding.add("nothing held", calm, "jobs/s"), at_least=0.9)
+    return finding
+
+
+@case(
+    smoke=Size(rows=500, jobs=500),
+    usual=Size(rows=50_000, jobs=30_000),
+    full=Size(rows=50_000, jobs=100_000),
+)
+def late_commits(bench: Bench, size: Size) -> Finding:
+    """Jobs that are committed long after they were enqueued, behind the frontier of a worker that
+    is busy with fresh ones."""
+    finding = Finding()
+    with bench.arena(PGQUEUE) as arena:
+        total = size.rows + size.jobs
+        arena.fill(total, bulk=0)
+        with psycopg.connect(arena.url) as late:
+            _enqueue_by_hand(late, 0, size.rows)
+            with arena.workers() as processes:
+                arena.tell("bulk", first=size.rows, jobs=size.jobs)
+                arena.wait_for_starts_of(size.rows, size.rows + 200, processes)
+                late.commit()
+                committed_at = time.monotonic()
+                arena.wait_for_starts(total, processes)
+    waits = [arena.starts.of(number)[0] - committed_at for number in range(size.rows)]
+    last = finding.add(f"until the last of {size.rows:,} started", [max(waits)], "s")
+    finding.bound(last, at_most=6.0)
+    return finding
+
+
+@case(
+    smoke=Size(jobs=50, turns=1),
+    usual=Size(jobs=1_000, turns=3),
+    full=Size(jobs=3_000, turns=7),
+)
+def wake_ups(bench: Bench, size: Size) -> Finding:
+    """Eight clients enqueue while a worker is busy, with and without notifications."""
+    from benchmarks.cases.enqueues import enqueue_beside_a_busy_worker
+
+    finding = Finding()
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(size.turns):
+        for notify in rates:
+            rates[notify].append(enqueue_beside_a_busy_worker(bench, size.jobs, notify=notify))
+    ours = finding.add("with notifications", rates[True], "jobs/s")
+    without = finding.add("without", rates[False], "jobs/s")
+    finding.ratio(ours, without, at_least=0.95)
+    return finding
+
+
+@case(
+    smoke=Size(rows=2_000, jobs=500, turns=1),
+    usual=Size(rows=1_000_000, jobs=30_000, turns=3),
+    full=Size(rows=10_000_000, jobs=50_000, turns=5),
+)
+def history(bench: Bench, size: Size) -> Finding:
+    """A drain, an enqueue and the failed list with many finished jobs kept, beside a database
+    that has none."""
+    finding = Finding()
+    with bench.arena(PGQUEUE) as empty, bench.arena(PGQUEUE) as full:
+        full.sql(FINISHED, size.rows)
+        for arena in (empty, full):
+            arena.calm()
+        figures: dict[str, tuple[list[float], list[float]]] = {}
+        for _ in range(size.turns):
+            for place, arena in enumerate((empty, full)):
+                for name, value in _day(arena, size.jobs).items():
+                    figures.setdefault(name, ([], []))[place].append(value)
+    for name, (without, kept) in figures.items():
+        unit = "jobs/s" if name in ("drain", "enqueue") else "ms"
+        some = finding.add(f"{name}, {size.rows:,} finished", kept, unit)
+        none = finding.add(f"{name}, none", without, unit)
+        if unit == "jobs/s":
+            finding.ratio(some, none, at_least=0.9)
+        else:
+            finding.ratio(some, none, at_most=1.1)
+    return finding
+
+
+def _day(arena: Arena, jobs: int) -> dict[str, float]:
+    """What is done in a day, in small; leaves the finished jobs of before as they are."""
+    with psycopg.connect(arena.url, autocommit=True) as connection:
+        connection.execute("DELETE FROM pgqueue.jobs WHERE args ? 'today'")
+        arena.prepare_starts(jobs)
+        began = time.monotonic()
+        _enqueue_by_hand(connection, 0, jobs)
+        enqueue = jobs / (time.monotonic() - began)
+        arena.calm()
+        with arena.workers() as processes:
+            arena.wait_for_starts(jobs, processes)
+            while arena.sql("SELECT count(*) FROM pgqueue.leases")[0][0]:
+                time.sleep(0.01)
+            ended = time.monotonic()
+        drain = jobs / (ended - min(arena.starts.of(number)[0] for number in range(jobs)))
+        failed = _milliseconds(connection, FAILED)
+    return {"drain": drain, "enqueue": enqueue, "the failed list": failed}
+
+
+FAILED = """
+    SELECT job.* FROM pgqueue.dead_letters AS letter JOIN pgqueue.jobs AS job ON id = job_id
+    ORDER BY letter.finished_at DESC, job_id DESC LIMIT 50
+"""
+
+
+def _milliseconds(connection: psycopg.Connection[object], statement: str) -> float:
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        connection.execute(statement.encode()).fetchall()
+        times.append(1000 * (time.perf_counter() - began))
+    return sorted(times)[len(times) // 2]
+
+
+def _enqueue_by_hand(connection: psycopg.Connection[object], first: int, jobs: int) -> None:
+    """In the transaction of this connection, by the statement that pgqueue uses."""
+    connection.execute(
+        """
+        WITH job AS (
+            INSERT INTO pgqueue.jobs (queue, task, args, priority, run_at, max_attempts)
+            SELECT 'default', 'nothing', jsonb_build_object('number', number, 'today', 1), 5,
+                clock_timestamp(), 10
+            FROM generate_series(%s::int, %s::int) AS number
+            RETURNING id, run_at
+        )
+        INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
+        SELECT 'default', 5, run_at, id, 'nothing' FROM job
+        """,
+        (first, first + jobs - 1),
+    )
+
+
+def _last_tenth(arena: Arena, jobs: int) -> float:
+    """jobs/s of the last tenth of a stream that two workers run."""
+    arena.fill(jobs, bulk=0)
+    with arena.workers(2) as processes, _stream(arena, jobs):
+        arena.wait_for_starts(jobs, processes)
+    times = sorted(arena.starts.of(number)[0] for number in range(jobs))
+    tenth = jobs // 10
+    return tenth / (times[-1] - times[-tenth])
+
+
+@contextmanager
+def _stream(arena: Arena, jobs: int) -> Iterator[None]:
+    """Enqueue in chunks, as long as less than a backlog waits."""
+
+    def enqueue() -> None:
+        first, started = 0, 0
+        while first < jobs:
+            while started < first and arena.starts.of(started)[1]:
+                started += 1
+            if first - started >= BACKLOG:
+                time.sleep(0.005)
+                continue
+            count = min(CHUNK, jobs - first)
+            arena.tell("bulk", first=first, jobs=count)
+            first += count
+
+    thread = threading.Thread(target=enqueue)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@contextmanager
+def _snapshot(arena: Arena) -> Iterator[None]:
+    with psycopg.connect(arena.url) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SELECT count(*) FROM pgqueue.jobs")
+        yield

@@ -1,0 +1,50 @@
+"""How many jobs stand where."""
+
+from functools import cache
+
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Select,
+    exists,
+    func,
+    literal,
+    select,
+    text,
+    union_all,
+)
+
+from pgqueue.models import SCHEMA, Job
+from pgqueue.statements.tables import dead_letters, jobs, leases, message_queue
+
+
+@cache
+def count_jobs() -> Executable:
+    """By queue and status.  Reads all jobs."""
+    by = (Job.queue, Job.status)
+    return select(*by, func.count().label("count")).group_by(*by).order_by(*by)
+
+
+@cache
+def count_jobs_but_succeeded() -> Executable:
+    """The same without the succeeded, who are the many: reads only the narrow tables."""
+
+    leased = exists().where(leases.c.target_id == message_queue.c.target_id)
+    pending = _count(message_queue.c.queue, "pending").where(~leased)
+    running = _count(jobs.c.queue, "running").join_from(
+        leases, jobs, leases.c.target_id == jobs.c.id
+    )
+    by = (dead_letters.c.queue, dead_letters.c.outcome)
+    return union_all(pending, running, select(*by, func.count()).group_by(*by))
+
+
+def _count(queue: ColumnElement[str], status: str) -> Select[str, str, int]:
+    return select(queue, literal(status), func.count()).group_by(queue)
+
+
+@cache
+def estimate_jobs() -> Executable:
+    """How many jobs the last VACUUM or ANALYZE has found; -1 before the first."""
+    return text(
+        f"SELECT reltuples::bigint FROM pg_class WHERE oid = '\"{SCHEMA}\".jobs'::regclass"  # noqa: S608  # the schema name is checked where it is read
+    )
