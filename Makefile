@@ -8,7 +8,7 @@ DEVELOPMENT := .venv/.development
 DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example test check format format-check lint types contracts battery chaos soak test-matrix bench reference build clean
+.PHONY: help setup demo example test check format format-check lint types contracts battery chaos soak test-matrix bench bench-smoke reference build clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,8 +54,11 @@ soak: setup ## Run half an hour of faults of every kind
 test-matrix: setup ## Run the tests on the oldest and newest versions (ARGS="-k oldest -- tests/unit")
 	@$(BIN)/nox $(ARGS)
 
-bench: setup ## Measure, side by side (ARGS for the benchmark's own options)
+bench: setup ## Measure beside other queues (ARGS="--only drain --turns 7", "--full", "list")
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-smoke: setup ## Run every benchmark in its tiniest size
+	@$(BIN)/python -m benchmarks --smoke $(ARGS)
 
 reference: setup ## Write docs/reference from the docstrings
 	@$(BIN)/python docs/write_reference.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -10,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
-import psycopg
 
 from benchmarks import report
 from benchmarks.arena import Spoiled
@@ -19,7 +19,6 @@ from pgqueue.embedded import EmbeddedPostgres
 
 SETTINGS = {
     "listen_addresses": "127.0.0.1",  # not every driver connects by a socket of the file system
-    "port": "5641",
     "shared_buffers": "1GB",
     "max_wal_size": "4GB",
     "max_connections": "200",
@@ -95,10 +94,10 @@ def _server(folder: Path, url: str | None) -> Iterator[str]:
     if url is not None:
         yield url
         return
-    with EmbeddedPostgres(folder / "postgres", settings=SETTINGS):
-        own = f"postgresql://postgres@127.0.0.1:{SETTINGS['port']}/postgres"
-        with psycopg.connect(own):
-            yield own
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    with EmbeddedPostgres(folder / "postgres", settings={**SETTINGS, "port": port}):
+        yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
 
 
 @contextmanager

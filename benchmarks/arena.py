@@ -45,6 +45,10 @@ class Arena:
     def label(self) -> str:
         return self.system.label
 
+    def beside(self) -> Arena:
+        """Another process that enqueues into the same database."""
+        return Arena(self.system, self.url, self._directory.parent)
+
     def __enter__(self) -> Arena:
         return self
 
@@ -77,9 +81,13 @@ class Arena:
         """
         self.tell("empty")
         self.calm()
-        self.starts = Starts(self._starts_file, jobs)
+        self.prepare_starts(jobs)
         seconds: float = self.tell("bulk", first=0, jobs=jobs if bulk is None else bulk)
         return seconds
+
+    def prepare_starts(self, jobs: int) -> None:
+        """Forget what has started, and expect so many jobs."""
+        self.starts = Starts(self._starts_file, jobs)
 
     def calm(self) -> None:
         """The same state of the server before each measurement."""
@@ -116,16 +124,18 @@ class Arena:
         self.calm()
         with self.workers(workers) as processes:
             self.wait_for_starts(jobs, processes)
-            self._wait_until_none_is_left(processes)
+            self.wait_until_none_is_left(processes)
             ended = time.monotonic()
         self.verify(jobs)
         return jobs / (ended - min(self.starts.of(number)[0] for number in range(jobs)))
 
-    def wait_for_starts(self, jobs: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        """Until each of the first so many jobs has started."""
+    def wait_for_starts(
+        self, jobs: int, processes: Sequence[subprocess.Popen[bytes]], *, first: int = 0
+    ) -> None:
+        """Until each of so many jobs has started, from this one on."""
         deadline = time.monotonic() + PATIENCE
-        number = 0
-        while number < jobs:
+        number = first
+        while number < first + jobs:
             if self.starts.of(number)[1]:
                 number += 1
                 continue
@@ -145,7 +155,7 @@ class Arena:
         """The end of what its processes have said."""
         return (self._directory / "log").read_text(errors="replace")[-2000:]
 
-    def _wait_until_none_is_left(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    def wait_until_none_is_left(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         deadline = time.monotonic() + PATIENCE
         while self.tell("left"):
             self._check(processes, deadline, "finish its jobs")

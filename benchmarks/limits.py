@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psycopg
 
+from benchmarks.case import Bench
 from benchmarks.systems import NotInstalled
 
 TABLE = """
@@ -48,6 +49,15 @@ CLAIM_AND_COMPLETE = (
     "UPDATE limit_jobs SET status = 'done', finished_at = now()"
     " WHERE id = ANY(:ids::bigint[]) AND status = 'running';\n"
 )
+
+
+def limits_of(bench: Bench) -> Limits | None:
+    """None where pgbench is missing; the report then says so."""
+    try:
+        return Limits(bench.url, bench.directory)
+    except NotInstalled as error:
+        bench.misses(str(error))
+        return None
 
 
 class Limits:

@@ -1,5 +1,9 @@
 """Every case registers itself on import, in the order of the table of goals."""
 
+# isort: off
 from benchmarks.cases import drains as drains
 from benchmarks.cases import enqueues as enqueues
 from benchmarks.cases import pickup as pickup
+from benchmarks.cases import claims as claims
+from benchmarks.cases import unkind as unkind
+from benchmarks.cases import costs as costs

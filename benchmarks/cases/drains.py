@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.case import Bench, Finding, Series, Size, case, in_turns
-from benchmarks.limits import Limits
-from benchmarks.systems import GRAPHILE, HANDWRITTEN, PGQUEUE, PGQUEUER, NotInstalled, System
+from benchmarks.limits import limits_of
+from benchmarks.systems import GRAPHILE, HANDWRITTEN, PGQUEUE, PGQUEUER, System
 
 RATE = "jobs/s"
 
@@ -79,7 +79,7 @@ def _drains(
     workers: int = 1,
     limit: bool = False,
 ) -> dict[str, Series]:
-    limits = _limits(bench) if limit else None
+    limits = limits_of(bench) if limit else None
     with bench.arenas(*systems) as arenas:
         rates: dict[str, list[float]] = {}
         for _ in range(size.turns):
@@ -89,14 +89,6 @@ def _drains(
             for name, values in turn.items():
                 rates.setdefault(name, []).extend(values)
     return {name: finding.add(name, values, RATE) for name, values in rates.items()}
-
-
-def _limits(bench: Bench) -> Limits | None:
-    try:
-        return Limits(bench.url, bench.directory)
-    except NotInstalled as error:
-        bench.misses(str(error))
-        return None
 
 
 def _compare(

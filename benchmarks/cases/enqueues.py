@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case, in_turns
-from benchmarks.limits import Limits
-from benchmarks.systems import GRAPHILE, PGQUEUE, PQ, NotInstalled
+from benchmarks.limits import limits_of
+from benchmarks.systems import GRAPHILE, PGQUEUE, PQ, System
 from pgqueue import Job, PgQueue
 
 RATE = "jobs/s"
@@ -38,21 +38,13 @@ def enqueue_by_eight(bench: Bench, size: Size) -> Finding:
     finding = Finding()
     rates: list[float] = []
     limits: list[float] = []
-    with ExitStack() as resources:
-        first = resources.enter_context(bench.arena(PGQUEUE))
-        others = [
-            resources.enter_context(Arena(PGQUEUE, first.url, bench.directory))
-            for _ in range(CLIENTS - 1)
-        ]
+    limit = limits_of(bench)
+    with clients(bench, PGQUEUE) as arenas:
         for _ in range(size.turns):
-            rates.append(_all_at_once([first, *others], size.jobs))
-            try:
-                seconds = max(1, size.jobs // 1000)
-                limits.append(
-                    Limits(bench.url, bench.directory).insert(clients=CLIENTS, seconds=seconds)
-                )
-            except NotInstalled as error:
-                bench.misses(str(error))
+            arenas[0].fill(size.jobs * CLIENTS, bulk=0)
+            rates.append(enqueue_at_once(arenas, size.jobs))
+            if limit is not None:
+                limits.append(limit.insert(clients=CLIENTS, seconds=max(1, size.jobs // 1000)))
     ours = finding.add(f"pgqueue, {CLIENTS} clients", rates, RATE)
     if limits:
         finding.ratio(ours, finding.add("pgbench, INSERT", limits, RATE), at_least=0.6)
@@ -93,15 +85,24 @@ def _one_by_one(arena: Arena, jobs: int) -> float:
     return float(jobs / (times["returned"][-1] - times["began"]))
 
 
-def _all_at_once(arenas: list[Arena], jobs: int) -> float:
+@contextmanager
+def clients(bench: Bench, system: System) -> Iterator[list[Arena]]:
+    """Eight processes that enqueue into one database."""
+    with ExitStack() as resources:
+        first = resources.enter_context(bench.arena(system))
+        others = [first.beside() for _ in range(CLIENTS - 1)]
+        yield [first, *map(resources.enter_context, others)]
+
+
+def enqueue_at_once(arenas: list[Arena], jobs: int) -> float:
     """Jobs of all clients per second, from the first call to the last return."""
-    arenas[0].tell("empty")
-    arenas[0].calm()
     with ThreadPoolExecutor(len(arenas)) as pool:
-        runs = [pool.submit(arena.tell, "each", first=0, jobs=jobs, gap=0) for arena in arenas]
+        runs = [
+            pool.submit(arena.tell, "each", first=place * jobs, jobs=jobs, gap=0)
+            for place, arena in enumerate(arenas)
+        ]
         times = [run.result() for run in runs]
     ended = max(one["returned"][-1] for one in times)
-    assert arenas[0].tell("left") == jobs * len(arenas)
     return float(jobs * len(arenas) / (ended - min(one["began"] for one in times)))
 
 

@@ -11,6 +11,7 @@ import psycopg
 
 from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case
+from benchmarks.cases.enqueues import CLIENTS, clients, enqueue_at_once
 from benchmarks.systems import PGQUEUE
 
 CHUNK = 5_000
@@ -63,7 +64,7 @@ def late_commits(bench: Bench, size: Size) -> Finding:
             _enqueue_by_hand(late, 0, size.rows)
             with arena.workers() as processes:
                 arena.tell("bulk", first=size.rows, jobs=size.jobs)
-                arena.wait_for_starts_of(size.rows, size.rows + 200, processes)
+                arena.wait_for_starts(200, processes, first=size.rows)
                 late.commit()
                 committed_at = time.monotonic()
                 arena.wait_for_starts(total, processes)
@@ -80,15 +81,20 @@ def late_commits(bench: Bench, size: Size) -> Finding:
 )
 def wake_ups(bench: Bench, size: Size) -> Finding:
     """Eight clients enqueue while a worker is busy, with and without notifications."""
-    from benchmarks.cases.enqueues import enqueue_beside_a_busy_worker
-
     finding = Finding()
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(size.turns):
-        for notify in rates:
-            rates[notify].append(enqueue_beside_a_busy_worker(bench, size.jobs, notify=notify))
-    ours = finding.add("with notifications", rates[True], "jobs/s")
-    without = finding.add("without", rates[False], "jobs/s")
+    kinds = (PGQUEUE.given("with notifications"), PGQUEUE.given("without", notify=False))
+    rates: dict[str, list[float]] = {one.label: [] for one in kinds}
+    with clients(bench, kinds[0]) as telling, clients(bench, kinds[1]) as silent:
+        for _ in range(size.turns):
+            for arenas in (telling, silent):
+                total = size.jobs * CLIENTS
+                arenas[0].fill(total + BACKLOG, bulk=0)
+                arenas[0].tell("bulk", first=total, jobs=BACKLOG)
+                with arenas[0].workers() as processes:
+                    arenas[0].wait_for_starts(1, processes, first=total)
+                    rates[arenas[0].label].append(enqueue_at_once(arenas, size.jobs))
+                    arenas[0].wait_for_starts(total + BACKLOG, processes)
+    ours, without = (finding.add(name, values, "jobs/s") for name, values in rates.items())
     finding.ratio(ours, without, at_least=0.95)
     return finding
 

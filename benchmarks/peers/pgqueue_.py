@@ -1,6 +1,7 @@
 """pgqueue, by its public calls and with its defaults.
 
-Options: ``handler`` (sync, async, transactional), ``mode``, ``concurrency``, ``notify``, ``poll``.
+Options: ``handler`` (sync, async, transactional), ``mode``, ``concurrency``, ``notify``, ``poll``,
+``padding`` (bytes that each payload carries along).
 """
 
 from datetime import timedelta
@@ -22,13 +23,14 @@ from pgqueue import PgQueue, Worker
 queue = PgQueue(url(), notify=option("notify", True))
 
 EFFECT = sa.insert(sa.table("effects", sa.column("job")))
+PADDING = option("padding", 0)
 EVERYTHING = "jobs, message_queue, leases, job_attempts, dead_letters"
 
 
 if option("handler", "sync") == "sync":
 
     @queue.task(name="nothing")
-    def nothing(number: int) -> None:
+    def nothing(number: int, today: int = 0, padding: str = "") -> None:
         note_start(number)
 
 elif option("handler", "sync") == "async":
@@ -62,7 +64,8 @@ class PgqueueAdapter(Tables, Adapter):
         return self.enqueue_each(first, jobs, gap)
 
     def enqueue_bulk(self, first, jobs):
-        rows = [(number,) for number in range(first, first + jobs)]
+        more = {"padding": "x" * PADDING} if PADDING else {}
+        rows = [{"number": number, **more} for number in range(first, first + jobs)]
         with queue.session() as session, session.begin():
             nothing.enqueue_many(session, rows)
 

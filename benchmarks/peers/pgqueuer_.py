@@ -13,7 +13,6 @@ import uvloop
 from pgqueuer import PgQueuer, Queries
 from pgqueuer.db import AsyncpgDriver
 from protocol import (
-    Adapter,
     AsyncClient,
     Tables,
     main,
@@ -26,7 +25,7 @@ from protocol import (
 CHUNK = 1000
 
 
-class PgqueuerAdapter(AsyncClient, Tables, Adapter):
+class PgqueuerAdapter(Tables, AsyncClient):
     def setup(self):
         async def install():
             connection = await asyncpg.connect(url())

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 START = struct.Struct("=dQ")
 
@@ -22,7 +23,7 @@ class Starts:
     """For each job when its handler was first called, and how often: a mapped file that the
     handlers of all processes write."""
 
-    def __init__(self, path, jobs=None):
+    def __init__(self, path: str | Path, jobs: int | None = None) -> None:
         flags = os.O_RDWR | (os.O_CREAT | os.O_TRUNC if jobs else 0)
         file = os.open(path, flags)
         if jobs:
@@ -31,20 +32,21 @@ class Starts:
         self._map = mmap.mmap(file, self.jobs * START.size)
         os.close(file)
 
-    def add(self, number):
+    def add(self, number: int) -> None:
         first, times = self.of(number)
         START.pack_into(
             self._map, number * START.size, first if times else time.monotonic(), times + 1
         )
 
-    def of(self, number):
-        return START.unpack_from(self._map, number * START.size)
+    def of(self, number: int) -> tuple[float, int]:
+        first, times = START.unpack_from(self._map, number * START.size)
+        return first, times
 
 
-_starts = None
+_starts: Starts | None = None
 
 
-def note_start(number):
+def note_start(number: int) -> None:
     """What the handler of every queue does: no more than this."""
     global _starts
     if _starts is None:
@@ -52,15 +54,15 @@ def note_start(number):
     _starts.add(number)
 
 
-def option(name, default):
+def option(name: str, default: Any) -> Any:
     return json.loads(os.environ.get("BENCHMARK_OPTIONS") or "{}").get(name, default)
 
 
-def url():
+def url() -> str:
     return os.environ["BENCHMARK_URL"]
 
 
-def wait_for_the_others():
+def wait_for_the_others() -> None:
     """Called by a worker when its imports are done: all workers begin at the same moment."""
     directory = Path(os.environ["BENCHMARK_BARRIER"])
     (directory / f"ready-{os.getpid()}").touch()
@@ -71,34 +73,34 @@ def wait_for_the_others():
 class Adapter:
     """One queue.  What is counted is counted in the database, not by the library."""
 
-    def setup(self):
+    def setup(self) -> None:
         """Make the tables, in an empty database."""
         raise NotImplementedError
 
-    def empty(self):
+    def empty(self) -> None:
         """Leave no job."""
         raise NotImplementedError
 
-    def connect(self):
+    def connect(self) -> None:
         """Get ready to enqueue."""
 
-    def enqueue(self, number):
+    def enqueue(self, number: int) -> Any:
         """One job, committed when this returns."""
         raise NotImplementedError
 
-    def enqueue_bulk(self, first, jobs):
+    def enqueue_bulk(self, first: int, jobs: int) -> None:
         """Many jobs, by the fastest call there is."""
         raise NotImplementedError
 
-    def left(self):
+    def left(self) -> int:
         """How many jobs are not finished."""
         raise NotImplementedError
 
-    def work(self):
+    def work(self) -> None:
         """Run jobs until SIGTERM."""
         raise NotImplementedError
 
-    def enqueue_each(self, first, jobs, gap):
+    def enqueue_each(self, first: int, jobs: int, gap: float) -> dict[str, Any]:
         """One by one, the calls ``gap`` seconds apart; when each of them returned."""
         returned = []
         began = time.monotonic()
@@ -111,26 +113,26 @@ class Adapter:
 
     # --- the commands
 
-    def do_setup(self):
+    def do_setup(self) -> None:
         self.setup()
         self.connect()
 
-    def do_empty(self):
+    def do_empty(self) -> None:
         self.empty()
 
-    def do_left(self):
+    def do_left(self) -> int:
         return self.left()
 
-    def do_each(self, first, jobs, gap):
+    def do_each(self, first: int, jobs: int, gap: float) -> dict[str, Any]:
         return self.enqueue_each(first, jobs, gap)
 
-    def do_bulk(self, first, jobs):
+    def do_bulk(self, first: int, jobs: int) -> float:
         began = time.monotonic()
         self.enqueue_bulk(first, jobs)
         return time.monotonic() - began
 
 
-def main(adapter_class):
+def main(adapter_class: type[Adapter]) -> None:
     adapter = adapter_class()
     if sys.argv[1:] == ["work"]:
         adapter.work()
@@ -150,7 +152,7 @@ def main(adapter_class):
 class Tables:
     """Plain SQL by psycopg beside the queue's own calls, for looking and for emptying."""
 
-    def sql(self, statement, *parameters):
+    def sql(self, statement: str, *parameters: Any) -> Any:
         import psycopg
 
         if not hasattr(self, "_looking"):
@@ -159,20 +161,20 @@ class Tables:
         return cursor.fetchall() if cursor.description else None
 
 
-class AsyncClient:
+class AsyncClient(Adapter):
     """Its calls that enqueue are coroutines: they run on one event loop."""
 
-    def run(self, coroutine):
+    def run(self, coroutine: Any) -> Any:
         import asyncio
 
         if not hasattr(self, "_loop"):
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(coroutine)
 
-    def enqueue_each(self, first, jobs, gap):
+    def enqueue_each(self, first: int, jobs: int, gap: float) -> dict[str, Any]:
         import asyncio
 
-        async def each():
+        async def each() -> dict[str, Any]:
             returned = []
             began = time.monotonic()
             for number in range(first, first + jobs):
@@ -182,4 +184,5 @@ class AsyncClient:
                     await asyncio.sleep(gap)
             return {"began": began, "returned": returned}
 
-        return self.run(each())
+        found: dict[str, Any] = self.run(each())
+        return found

@@ -188,7 +188,8 @@ def _poison_among_good_jobs(stage: Stage, size: Size, mode: str) -> None:
             bad[job] = act.__name__
     for task in (pay, call):
         good += stage.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 4))
-    fleet = stage.fleet(mode, size.workers, concurrency=4, poll_interval=0.1)
+    # A worker full of stuck threads ends, and gives its other handlers the grace before.
+    fleet = stage.fleet(mode, size.workers, concurrency=4, poll_interval=0.1, grace=2)
     _until_ended_under_a_supervisor(stage, fleet)
     _each_poison_has_its_reason(stage, bad)
     _no_good_job_lost_two_attempts_in_waiting(stage, good)

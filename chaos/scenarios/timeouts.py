@@ -115,7 +115,7 @@ EXECUTORS: dict[str, tuple[Task[[str], Any], ...]] = {
 @scenario(
     promises="P2 P5",
     research="T19",
-    full=Size(jobs=4),
+    full=Size(jobs=2),
     short=Size(jobs=1),
     planted={
         "threads_are_not_timed": "not within|recorded as",
