@@ -28,6 +28,8 @@ from pgqueue import JobContext
 ATTEMPTS = 2
 ROOM = 192 * 1024 * 1024
 CHUNK = 8 * 1024 * 1024
+EATING = threading.Lock()
+"""One at a time: the limit is the process's, and who has eaten enough lifts it for the others."""
 THOUGHT = 0.1
 
 
@@ -43,15 +45,16 @@ def read_nothing() -> None:
 
 def eat_memory() -> None:
     """Up to a limit that is there while it eats; the kernel's own would choose its victim."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
-    try:
-        eaten = []
-        while True:
-            eaten.append(bytearray(CHUNK))
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+    with EATING:
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
+        try:
+            eaten = []
+            while True:
+                eaten.append(bytearray(CHUNK))
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def exit_at_once() -> NoReturn:
