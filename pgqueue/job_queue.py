@@ -51,6 +51,7 @@ class PgQueue:
         self.tasks: dict[str, Task[..., Any]] = {}
         self._sessions: sessionmaker[Session] | None = None
         self._pid = os.getpid()
+        self._autocommit: tuple[Engine, Engine] | None = None
         if bind is not None:
             self.bind(bind)
 
@@ -87,7 +88,11 @@ class PgQueue:
     @property
     def autocommit(self) -> Engine:
         """The same engine and pool, each statement its own transaction."""
-        return self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        engine = self.engine
+        if self._autocommit is None or self._autocommit[0] is not engine:
+            # Kept, because it costs as much as a tenth of an enqueue.
+            self._autocommit = engine, engine.execution_options(isolation_level="AUTOCOMMIT")
+        return self._autocommit[1]
 
     @property
     def sessions(self) -> sessionmaker[Session]:

@@ -107,12 +107,12 @@ class Listener:
         return set()
 
     def _words(self) -> set[str]:
-        words: set[str] = set()
         with self._surviving():
-            notes = driver_connection(self._connection).notifies(timeout=0)
-            words = {note.payload for note in notes}
+            server = driver_connection(self._connection).pgconn
+            server.consume_input()
+            self._keep_words(server)
             self._heard_at = time.monotonic()
-        return words
+        return self._taken()
 
     def _test_now_and_then(self) -> None:
         """Hear oneself: a half-open connection, or a pooler, swallows notifications silently."""
@@ -139,6 +139,9 @@ class Listener:
         while not _has_answered(server):
             if not _ready([server.socket], deadline - time.monotonic()):
                 raise psycopg.OperationalError(f"no answer for {DEADLINE:g} s")
+        self._keep_words(server)
+
+    def _keep_words(self, server: Any) -> None:
         while (note := server.notifies()) is not None:
             self._kept.add(note.extra.decode(errors="replace"))
 

@@ -36,7 +36,7 @@ WAITING = """
 """
 WORKER = """
     INSERT INTO pgqueue.workers (id, hostname, pid, backend_pid, queues, slots)
-    VALUES (:id, 'benchmark', 1, pg_backend_pid(), ARRAY['default'], 1)
+    VALUES (:id, 'benchmark', 1, pg_backend_pid(), '["default"]', 1)
 """
 
 

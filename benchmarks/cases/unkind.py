@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 
@@ -72,6 +73,40 @@ def late_commits(bench: Bench, size: Size) -> Finding:
     last = finding.add(f"until the last of {size.rows:,} started", [max(waits)], "s")
     finding.bound(last, at_most=6.0)
     return finding
+
+
+@case(
+    smoke=Size(jobs=400),
+    usual=Size(jobs=10_000),
+    full=Size(jobs=50_000, turns=3),
+)
+def slow_among_quick(bench: Bench, size: Size) -> Finding:
+    """Two workers, no-ops, and a job of a second among every two hundred: how long a no-op is
+    held up behind a slow one while later ones start."""
+    finding = Finding()
+    waits: list[float] = []
+    for _ in range(size.turns):
+        with bench.arena(PGQUEUE) as arena:
+            arena.fill(size.jobs, bulk=0)
+            with psycopg.connect(arena.url) as connection:
+                _enqueue_by_hand(connection, 0, size.jobs, slow=200)
+            with arena.workers(2) as processes:
+                arena.wait_for_starts(size.jobs, processes)
+                arena.wait_until_none_is_left(processes)
+            waits.append(1000 * _longest_overtaken(arena, size.jobs))
+    longest = finding.add("longest wait while later jobs start", waits, "ms")
+    finding.bound(longest, at_most=300)
+    return finding
+
+
+def _longest_overtaken(arena: Arena, jobs: int) -> float:
+    """Seconds between the start of a job and the first start of a later one."""
+    longest, first_of_later = 0.0, float("inf")
+    for number in reversed(range(jobs)):
+        started = arena.starts.of(number)[0]
+        longest = max(longest, started - first_of_later)
+        first_of_later = min(first_of_later, started)
+    return longest
 
 
 @case(
@@ -153,7 +188,7 @@ FAILED = """
 """
 
 
-def _milliseconds(connection: psycopg.Connection[object], statement: str) -> float:
+def _milliseconds(connection: psycopg.Connection[Any], statement: str) -> float:
     times = []
     for _ in range(20):
         began = time.perf_counter()
@@ -162,21 +197,26 @@ def _milliseconds(connection: psycopg.Connection[object], statement: str) -> flo
     return sorted(times)[len(times) // 2]
 
 
-def _enqueue_by_hand(connection: psycopg.Connection[object], first: int, jobs: int) -> None:
-    """In the transaction of this connection, by the statement that pgqueue uses."""
+def _enqueue_by_hand(
+    connection: psycopg.Connection[Any], first: int, jobs: int, *, slow: int = 10**9
+) -> None:
+    """In the transaction of this connection, by the statement that pgqueue uses; every so many
+    take a second."""
     connection.execute(
         """
         WITH job AS (
             INSERT INTO pgqueue.jobs (queue, task, args, priority, run_at, max_attempts)
-            SELECT 'default', 'nothing', jsonb_build_object('number', number, 'today', 1), 5,
-                clock_timestamp(), 10
+            SELECT 'default', 'nothing',
+                jsonb_build_object('number', number, 'today', 1,
+                    'seconds', CASE WHEN number %% %s = 50 THEN 1 ELSE 0 END),
+                5, clock_timestamp(), 10
             FROM generate_series(%s::int, %s::int) AS number
             RETURNING id, run_at
         )
         INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
         SELECT 'default', 5, run_at, id, 'nothing' FROM job
         """,
-        (first, first + jobs - 1),
+        (slow, first, first + jobs - 1),
     )
 
 

@@ -4,6 +4,7 @@ Options: ``handler`` (sync, async, transactional), ``mode``, ``concurrency``, ``
 ``padding`` (bytes that each payload carries along).
 """
 
+import time
 from datetime import timedelta
 
 import sqlalchemy as sa
@@ -30,8 +31,10 @@ EVERYTHING = "jobs, message_queue, leases, job_attempts, dead_letters"
 if option("handler", "sync") == "sync":
 
     @queue.task(name="nothing")
-    def nothing(number: int, today: int = 0, padding: str = "") -> None:
+    def nothing(number: int, today: int = 0, padding: str = "", seconds: float = 0) -> None:
         note_start(number)
+        if seconds:
+            time.sleep(seconds)
 
 elif option("handler", "sync") == "async":
 

@@ -84,7 +84,8 @@ def wake_up_call(word: str = "enqueued") -> ColumnElement[bool]:
     back at once, and nobody waits for it.  NOTIFY on every commit would serialise the commits
     of all enqueuers behind a lock on the whole database.
     """
-    key = literal(SLEEPERS, BigInteger, literal_execute=True)
+    # A column, not a literal_execute: that would be put into the text anew at every enqueue.
+    key = literal_column(str(SLEEPERS), BigInteger)
     return case(
         (func.pg_try_advisory_lock(key), func.pg_advisory_unlock(key)),
         else_=notify(word),

@@ -6,8 +6,6 @@ worker would be tried for ever.  Everything else happens in T, the transaction t
 message, or not at all.  The states, and who may act in them: docs/explanation/life-of-a-job.md.
 """
 
-from datetime import timedelta
-
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -31,6 +29,7 @@ from pgqueue.worker.loops import Loop
 from pgqueue.worker.transactional import (
     CommitUnknown,
     commit,
+    idle_limit,
     report_stale,
     run_with_async_session,
     run_with_session,
@@ -42,8 +41,6 @@ from pgqueue.worker.workbench import WORDS
 logger = redaction.logger(__name__)
 
 Done = tuple[Run, Outcome]
-
-IDLE_MARGIN = timedelta(minutes=1)
 
 
 class HeldSlot(Loop):
@@ -198,9 +195,9 @@ class HeldSlot(Loop):
         """The first round trip on T after the stamp: if T is dead, the handler never starts."""
         if run.task.is_transactional:
             connection.begin_nested()
-            connection.exec_driver_sql(f"{self._plan_freely}; {_idle_limit(run)}")
+            connection.exec_driver_sql(f"{self._plan_freely}; {idle_limit(run)}")
         else:
-            connection.exec_driver_sql(_idle_limit(run))
+            connection.exec_driver_sql(idle_limit(run))
 
     def _verdict(self, connection: Connection, run: Run) -> Verdict:
         crew, task = self.crew, run.task
@@ -292,12 +289,3 @@ def _one_of_each_job(attempts: Attempts, rows: list[Locked]) -> list[Locked]:
 
 def _is_alone(row: Locked) -> bool:
     return row.past_crashes > 0 or row.seen_attempt is not None or row.max_attempts == 1
-
-
-def _idle_limit(run: Run) -> str:
-    timeout = run.task.settings.timeout
-    if timeout is None:
-        return "SELECT"
-    # The server ends T for a worker that was frozen, but never within the task's own timeout.
-    milliseconds = int((timeout + IDLE_MARGIN).total_seconds() * 1000)
-    return f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds}"

@@ -6,6 +6,7 @@ passed on meanwhile it finds nothing, and everything the handler wrote rolls bac
 
 import asyncio
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
@@ -39,6 +40,7 @@ LOOK_EVERY = 0.1
 LOOK_FOR = 60.0
 NO_BACKEND = 0
 WAIT_FOR_CONNECTION = 0.5
+IDLE_MARGIN = timedelta(minutes=1)
 
 
 class CommitUnknown(Exception):
@@ -138,6 +140,16 @@ async def _run_with_async_session(
             around=crew.around,
             write_pending=session.commit,
         )
+
+
+def idle_limit(run: Run) -> str:
+    """What bounds the time that the server waits for this worker, as the first of a transaction."""
+    timeout = run.task.settings.timeout
+    if timeout is None:
+        return "SELECT"
+    # The server ends T for a worker that was frozen, but never within the task's own timeout.
+    milliseconds = int((timeout + IDLE_MARGIN).total_seconds() * 1000)
+    return f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds}"
 
 
 def commit(connection: Connection) -> None:
