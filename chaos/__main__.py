@@ -29,7 +29,7 @@ LONGEST = 3600.0
 TCP = {"listen_addresses": "127.0.0.1", "port": "5639", "max_connections": "200"}
 """Not every driver of the other queues connects through a socket of the file system."""
 
-BESIDE = 4
+BESIDE = 2
 """Scenarios that mostly wait, and run at the same time."""
 
 

@@ -60,7 +60,9 @@ def new_session(url: URL, parameters: Parameters) -> "AsyncSession":
     return AsyncSession(engine, expire_on_commit=False)
 
 
-def joined_session(connection: "AsyncConnection | Connection") -> "AsyncSession":
+def joined_session(
+    connection: "AsyncConnection | Connection", *, begin_again: Callable[[Connection], None]
+) -> "AsyncSession":
     """An AsyncSession inside a transaction that is not its own.
 
     On a plain Connection it blocks the thread, so that is for an event loop which runs nothing
@@ -71,7 +73,7 @@ def joined_session(connection: "AsyncConnection | Connection") -> "AsyncSession"
     session = AsyncSession(sync_session_class=_guest_class(), expire_on_commit=False)
     sync_connection: Any = getattr(connection, "sync_connection", connection)
     session.sync_session.bind = sync_connection
-    be_guest(session.sync_session, sync_connection)
+    be_guest(session.sync_session, sync_connection, begin_again=begin_again)
     if sync_connection is connection:
         driver_connection: Any = sync_connection.connection.dbapi_connection
         driver_connection.cursor_factory = _cursor_class()

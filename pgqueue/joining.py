@@ -1,6 +1,6 @@
 """The caller's transaction: pgqueue joins it, and never ends it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,17 +79,20 @@ def may_notify(connection: Connection) -> bool:
 HOST = "pgqueue.host"
 
 
-def be_guest(session: Session, connection: Connection) -> None:
+def be_guest(
+    session: Session, connection: Connection, *, begin_again: Callable[[Connection], None]
+) -> None:
     """Have a Session of a class of guests live in the transaction, or savepoint, that its
     connection is in.
 
     What it commits is not committed, and what it rolls back is undone to its last commit, or to
     the beginning: as with a savepoint of its own.  But that is two round trips, so it is made
     when the Session first commits or rolls back, which in most handlers only their end does.
+    ``begin_again`` begins the transaction anew when the Session has rolled it back.
     """
     session.join_transaction_mode = "rollback_only"
     host = connection.get_nested_transaction() or connection.get_transaction()
-    session.info[HOST] = connection, host
+    session.info[HOST] = connection, host, begin_again
 
 
 def make_guests(sessions: type[Session]) -> None:
@@ -105,7 +108,7 @@ def _undo_unkept(session: Session, ended: SessionTransaction) -> None:
     if ended.parent is not None or session.join_transaction_mode != "rollback_only":
         return
     session.join_transaction_mode = "create_savepoint"
-    connection, host = session.info[HOST]
+    connection, host, begin_again = session.info[HOST]
     if host.is_active:
         host.rollback()  # it was closed, and not rolled back
     if connection.invalidated:
@@ -113,7 +116,7 @@ def _undo_unkept(session: Session, ended: SessionTransaction) -> None:
     elif isinstance(host, NestedTransaction):
         connection.begin_nested()
     else:
-        connection.begin()
+        begin_again(connection)
 
 
 @contextmanager

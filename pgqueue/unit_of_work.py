@@ -69,6 +69,11 @@ BEFORE_SETTLE_IN_BATCH = f"""
 they were before the block.  Not by ROLLBACK TO SAVEPOINT: whenever the driver reads ROLLBACK it
 throws away what it has prepared, and each statement would be planned anew for each job."""
 
+GUARD = "SAVEPOINT pgqueue_handler"
+AFTER_HANDLER = f"RELEASE SAVEPOINT pgqueue_handler; {PLAN_BY_KEY}"
+"""Around a handler in a transaction of its own: whoever has sent COMMIT has ended the savepoint
+as well, and its job fails."""
+
 NOTIFY_AT_FLUSH = "pgqueue.notify_at_flush"
 
 
@@ -212,30 +217,33 @@ def let_server_notice_loss(connection: Connection) -> None:
 NOTICES_LOSS = "pgqueue.notices_loss"
 
 
-def begin_now(connection: Connection, settings: str = "") -> None:
+class TransactionEnded(Exception):
+    """The transaction a handler was given is not there any more, and nobody has said why."""
+
+
+def begin_now(connection: Connection, settings: str = GUARD) -> None:
     """Begin a transaction on the server, with these statements, in one round trip.
 
     The driver would send BEGIN before the first statement of a handler; a connection that has
     died in the pool is to be found before that, so that it costs the job no attempt.
     """
     connection.begin()
-    driver = driver_connection(connection)
-    if isinstance(driver, psycopg.Connection):
-        set_now(connection, f"BEGIN ISOLATION LEVEL READ COMMITTED; {settings}")
-    else:
-        connection.exec_driver_sql(settings or "SELECT")
+    if isinstance(driver_connection(connection), psycopg.Connection):
+        settings = f"BEGIN ISOLATION LEVEL READ COMMITTED; {settings}"
+    set_now(connection, settings)
 
 
 def set_now(connection: Connection, statements: str) -> None:
     """Send statements that return nothing, in one message and without the work of a cursor."""
     driver = driver_connection(connection)
-    if isinstance(driver, psycopg.Connection):
-        done = driver.pgconn.exec_(statements.encode())
-        if done.status == ExecStatus.COMMAND_OK:
-            return
-        # The transaction, or the connection, has failed before: SQLAlchemy tells which.
-        statements = "SELECT"
-    connection.exec_driver_sql(statements)
+    if not isinstance(driver, psycopg.Connection):
+        connection.exec_driver_sql(statements)
+        return
+    done = driver.pgconn.exec_(statements.encode())
+    if done.status != ExecStatus.COMMAND_OK:
+        # SQLAlchemy tells, if it is because the transaction, or the connection, has failed before.
+        connection.exec_driver_sql("SELECT")
+        raise TransactionEnded(done.error_message.decode(errors="replace").strip())
 
 
 def plan_freely(connection: Connection) -> str:
@@ -271,7 +279,7 @@ def joined_session(sessions: sessionmaker[Session], connection: Connection) -> S
     nor publish half of its work.
     """
     session = sessions(bind=connection)
-    be_guest(session, connection)
+    be_guest(session, connection, begin_again=begin_now)
     return session
 
 

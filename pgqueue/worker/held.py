@@ -19,6 +19,7 @@ from pgqueue.unit_of_work import (
     BEFORE_SETTLE_IN_BATCH,
     HANDLING,
     PLAN_BY_KEY,
+    TransactionEnded,
     backend_pid,
     begin_now,
     plan_freely,
@@ -226,13 +227,13 @@ class HeldSlot(Loop):
         if verdict.keeps_writes:
             try:
                 if savepoint is None:
-                    raise ConnectionError("the handler has ended its transaction")
+                    raise TransactionEnded("by the handler")
                 self._settle(connection, run, outcome)
                 savepoint.commit()
                 return outcome
             except CancelWins:
                 outcome = Cancelled("")
-            except (ConnectionError, DBAPIError) as error:  # the latter by a deferred constraint
+            except (TransactionEnded, DBAPIError) as error:  # the latter by a deferred constraint
                 if isinstance(error, DBAPIError) and error.connection_invalidated:
                     raise
                 outcome = execution.after_error(run.task, run.claimed, error)

@@ -20,7 +20,8 @@ from pgqueue.network import NETWORK
 from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
-    PLAN_BY_KEY,
+    AFTER_HANDLER,
+    TransactionEnded,
     backend_pid,
     begin_now,
     joined_session,
@@ -131,7 +132,7 @@ def run_with_async_session(crew: Crew, run: Run, connection: Connection) -> Verd
 async def _run_with_async_session(
     crew: Crew, run: Run, connection: "AsyncConnection | Connection"
 ) -> Verdict:
-    async with async_session.joined_session(connection) as session:
+    async with async_session.joined_session(connection, begin_again=begin_now) as session:
         run.begin()
         return await execution.run_async(
             run.task,
@@ -194,14 +195,14 @@ def _complete(crew: Crew, run: Run, connection: Connection, verdict: Verdict) ->
             transaction.rollback()
         return outcome
     if transaction is None or connection.invalidated:
-        ended = ConnectionError("the handler has ended its transaction, or lost the connection")
+        ended = TransactionEnded("by the handler, or with its connection")
         return execution.after_error(run.task, run.claimed, ended)
     if run.is_lost:
         transaction.rollback()  # it is being settled over the head of its thread
         return None
     attempts = Attempts(connection, crew.presence.worker_id)
     try:
-        set_now(connection, PLAN_BY_KEY)
+        set_now(connection, AFTER_HANDLER)
         execution.complete(attempts, run.claimed, outcome, held=False)
         commit(connection)
     except Stale:
@@ -211,7 +212,7 @@ def _complete(crew: Crew, run: Run, connection: Connection, verdict: Verdict) ->
     except CancelWins:
         transaction.rollback()
         return Cancelled("")
-    except DBAPIError as error:
+    except (DBAPIError, TransactionEnded) as error:
         transaction.rollback()
         return execution.after_error(run.task, run.claimed, error)
     crew.bench.settled_already(run.claimed, WORDS[type(outcome)])

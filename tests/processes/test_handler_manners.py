@@ -221,6 +221,17 @@ def _ends_its_own_backend(session: Session) -> None:
     session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
 
+def _commits_by_hand(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('published')"))
+    session.execute(text("COMMIT"))
+
+
+def _commits_by_hand_and_goes_on(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('published')"))
+    session.execute(text("COMMIT"))
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+
+
 def _goes_on_without_its_backend(session: Session) -> None:
     session.execute(text("INSERT INTO written VALUES ('lost')"))
     with suppress(SQLAlchemyError):
@@ -263,6 +274,8 @@ MANNERS: dict[Callable[[Session], None], tuple[str, list[str]]] = {
     _invalidates_the_connection: ("failed", []),
     _ends_its_own_backend: ("failed", []),
     _goes_on_without_its_backend: ("failed", []),
+    _commits_by_hand: ("failed", ["published"]),
+    _commits_by_hand_and_goes_on: ("failed", ["published"]),
     _commits_what_it_rolled_back_to: ("succeeded", ["a", "b"]),
     _rolls_back_then_raises: ("failed", []),
 }
