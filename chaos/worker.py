@@ -6,6 +6,7 @@ import atexit
 import importlib
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Mapping
@@ -37,6 +38,9 @@ def run(environment: Mapping[str, str], log: Path, options: dict[str, Any]) -> N
     os.dup2(output, 2)
     try:
         _work(options)
+    except KeyboardInterrupt:  # before the worker heeds signals; multiprocessing would say 1
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     finally:
         threading._shutdown()  # type: ignore[attr-defined]  # multiprocessing leaves out
         atexit._run_exitfuncs()  # what an interpreter does at its end
@@ -60,7 +64,7 @@ def _work(options: dict[str, Any]) -> None:
     options.pop("network", None)
     queue.notify = options.pop("notify", True)
     # Every slot may need a connection; the default pool has 15.
-    engine = {"max_overflow": 100, **options.pop("engine", {})}
+    engine = options.pop("engine", {"max_overflow": 100})
     queue.bind(create_engine(os.environ["CHAOS_URL"], **engine))
     for name in SPANS:
         if name in options:

@@ -16,18 +16,10 @@ from chaos.scenario import Scenario, Server
 SCENARIOS = scenario.load()
 SEED = 7
 
-# `make test` has ten minutes.  The other scenarios, and the runs with the planted bugs, take as
-# long again: they are for `make battery`.
-QUICK = {"kills_in_transaction_mode", "kills_in_lease_mode", "interleavings", "deadlocks"}
-
-
-def _marks(one: Scenario) -> list[pytest.MarkDecorator]:
-    return [] if one.name in QUICK else [pytest.mark.battery]
-
 
 EVERY = pytest.mark.parametrize(
     "one",
-    [pytest.param(one, id=one.name, marks=_marks(one)) for one in SCENARIOS.values()],
+    [pytest.param(one, id=one.name) for one in SCENARIOS.values()],
 )
 EVERY_BUG = pytest.mark.parametrize(
     ("one", "bug"),
@@ -66,7 +58,6 @@ def test_the_promise_holds(one: Scenario, given_url: str | None, folder: Path) -
     assert verdict.broken is None, verdict.broken
 
 
-@pytest.mark.battery
 @EVERY_BUG
 def test_the_planted_bug_is_caught(
     one: Scenario, bug: str, given_url: str | None, folder: Path
