@@ -22,7 +22,7 @@ example: $(DEMONSTRATION) ## Run an example on a PostgreSQL of its own (ARGS=two
 	@$(BIN)/python -m examples $(ARGS)
 
 test: setup ## Run the tests (PGQUEUE_TEST_URL=... for your own server, ARGS="-k word" for some)
-	@$(BIN)/pytest -n auto -m "not battery" $(ARGS)
+	@$(BIN)/pytest -n auto --dist worksteal -m "not battery" $(ARGS)
 
 check: format-check lint types contracts test ## Run everything a change has to pass
 
@@ -43,7 +43,7 @@ contracts: setup ## Check that modules import downwards only
 	@$(BIN)/lint-imports
 
 battery: setup ## Run the long tests: kills, storms, hours of load
-	@$(BIN)/pytest -n auto -m battery $(ARGS)
+	@$(BIN)/pytest -n auto --dist worksteal -m battery $(ARGS)
 
 chaos: setup ## Run the chaos battery (ARGS="--seed 7 --only kills_in_lease_mode")
 	@$(BIN)/python -m chaos $(ARGS)
