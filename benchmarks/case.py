@@ -88,6 +88,7 @@ class Size:
     jobs: int = 0
     turns: int = 1
     rows: int = 0
+    clients: int = 8
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -13,11 +14,10 @@ from sqlalchemy.orm import Session
 from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case, in_turns
 from benchmarks.limits import limits_of
-from benchmarks.systems import GRAPHILE, PGQUEUE, PQ, System
+from benchmarks.systems import GRAPHILE, PGQUEUE, PQ
 from pgqueue import Job, PgQueue
 
 RATE = "jobs/s"
-CLIENTS = 8
 
 
 @case(smoke=Size(jobs=50), usual=Size(jobs=3_000, turns=5), full=Size(jobs=10_000, turns=7))
@@ -32,20 +32,25 @@ def enqueue_by_delay(bench: Bench, size: Size) -> Finding:
     return finding
 
 
-@case(smoke=Size(jobs=20), usual=Size(jobs=1_500, turns=3), full=Size(jobs=5_000, turns=7))
+@case(
+    smoke=Size(jobs=20, clients=2),
+    usual=Size(jobs=1_500, turns=3),
+    full=Size(jobs=5_000, turns=7),
+)
 def enqueue_by_eight(bench: Bench, size: Size) -> Finding:
     """One job by ``delay()`` and its commit, eight client processes at once."""
     finding = Finding()
     rates: list[float] = []
     limits: list[float] = []
     limit = limits_of(bench)
-    with clients(bench, PGQUEUE) as arenas:
+    with clients(bench, size.clients) as arenas:
         for _ in range(size.turns):
-            arenas[0].fill(size.jobs * CLIENTS, bulk=0)
+            arenas[0].fill(size.jobs * size.clients, bulk=0)
             rates.append(enqueue_at_once(arenas, size.jobs))
             if limit is not None:
-                limits.append(limit.insert(clients=CLIENTS, seconds=max(1, size.jobs // 1000)))
-    ours = finding.add(f"pgqueue, {CLIENTS} clients", rates, RATE)
+                seconds = max(1, size.jobs // 1000)
+                limits.append(limit.insert(clients=size.clients, seconds=seconds))
+    ours = finding.add("pgqueue", rates, RATE)
     if limits:
         finding.ratio(ours, finding.add("pgbench, INSERT", limits, RATE), at_least=0.6)
     return finding
@@ -86,19 +91,19 @@ def _one_by_one(arena: Arena, jobs: int) -> float:
 
 
 @contextmanager
-def clients(bench: Bench, system: System) -> Iterator[list[Arena]]:
-    """Eight processes that enqueue into one database."""
+def clients(bench: Bench, count: int) -> Iterator[list[Arena]]:
+    """So many processes that enqueue into one database."""
     with ExitStack() as resources:
-        first = resources.enter_context(bench.arena(system))
-        others = [first.beside() for _ in range(CLIENTS - 1)]
+        first = resources.enter_context(bench.arena(PGQUEUE))
+        others = [first.beside() for _ in range(count - 1)]
         yield [first, *map(resources.enter_context, others)]
 
 
-def enqueue_at_once(arenas: list[Arena], jobs: int) -> float:
+def enqueue_at_once(arenas: list[Arena], jobs: int, **more: Any) -> float:
     """Jobs of all clients per second, from the first call to the last return."""
     with ThreadPoolExecutor(len(arenas)) as pool:
         runs = [
-            pool.submit(arena.tell, "each", first=place * jobs, jobs=jobs, gap=0)
+            pool.submit(arena.tell, "each", first=place * jobs, jobs=jobs, gap=0, **more)
             for place, arena in enumerate(arenas)
         ]
         times = [run.result() for run in runs]

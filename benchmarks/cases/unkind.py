@@ -12,7 +12,7 @@ import psycopg
 
 from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case
-from benchmarks.cases.enqueues import CLIENTS, clients, enqueue_at_once
+from benchmarks.cases.enqueues import clients, enqueue_at_once
 from benchmarks.systems import PGQUEUE
 
 CHUNK = 5_000
@@ -110,24 +110,24 @@ def _longest_overtaken(arena: Arena, jobs: int) -> float:
 
 
 @case(
-    smoke=Size(jobs=50, turns=1),
+    smoke=Size(jobs=20, clients=2),
     usual=Size(jobs=1_000, turns=3),
     full=Size(jobs=3_000, turns=7),
 )
 def wake_ups(bench: Bench, size: Size) -> Finding:
     """Eight clients enqueue while a worker is busy, with and without notifications."""
     finding = Finding()
-    kinds = (PGQUEUE.given("with notifications"), PGQUEUE.given("without", notify=False))
-    rates: dict[str, list[float]] = {one.label: [] for one in kinds}
-    with clients(bench, kinds[0]) as telling, clients(bench, kinds[1]) as silent:
+    rates: dict[str, list[float]] = {"with notifications": [], "without": []}
+    total = size.jobs * size.clients
+    with clients(bench, size.clients) as arenas:
         for _ in range(size.turns):
-            for arenas in (telling, silent):
-                total = size.jobs * CLIENTS
+            for kind, found in rates.items():
                 arenas[0].fill(total + BACKLOG, bulk=0)
                 arenas[0].tell("bulk", first=total, jobs=BACKLOG)
                 with arenas[0].workers() as processes:
                     arenas[0].wait_for_starts(1, processes, first=total)
-                    rates[arenas[0].label].append(enqueue_at_once(arenas, size.jobs))
+                    notify = kind == "with notifications"
+                    found.append(enqueue_at_once(arenas, size.jobs, notify=notify))
                     arenas[0].wait_for_starts(total + BACKLOG, processes)
     ours, without = (finding.add(name, values, "jobs/s") for name, values in rates.items())
     finding.ratio(ours, without, at_least=0.95)

@@ -21,7 +21,8 @@ from benchmarks.peers.protocol import (
 )
 from pgqueue import PgQueue, Worker
 
-queue = PgQueue(url(), notify=option("notify", True))
+NOTIFY = option("notify", True)
+queue = PgQueue(url(), notify=NOTIFY)
 
 EFFECT = sa.insert(sa.table("effects", sa.column("job")))
 PADDING = option("padding", 0)
@@ -62,8 +63,10 @@ class PgqueueAdapter(Tables, Adapter):
     def enqueue(self, number):
         self.task.delay(number)
 
-    def do_each(self, first, jobs, gap, priority=None):
-        self.task = nothing if priority is None else nothing.options(priority=priority)
+    def do_each(self, first, jobs, gap, priority=None, notify=NOTIFY):
+        queue.notify = notify
+        options = {} if priority is None else {"priority": priority}
+        self.task = nothing.options(**options)  # which reads whether the queue notifies
         return self.enqueue_each(first, jobs, gap)
 
     def enqueue_bulk(self, first, jobs):
