@@ -12,7 +12,7 @@ from pgqueue import async_session, schema
 from pgqueue.addresses import address_of, default_name
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
-from pgqueue.joining import executor, in_transaction, may_notify
+from pgqueue.joining import executor, in_autocommit, in_transaction, may_notify
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole
 from pgqueue.payload import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.redaction import redacted
@@ -51,7 +51,6 @@ class PgQueue:
         self.tasks: dict[str, Task[..., Any]] = {}
         self._sessions: sessionmaker[Session] | None = None
         self._pid = os.getpid()
-        self._autocommit: tuple[Engine, Engine] | None = None
         if bind is not None:
             self.bind(bind)
 
@@ -88,11 +87,7 @@ class PgQueue:
     @property
     def autocommit(self) -> Engine:
         """The same engine and pool, each statement its own transaction."""
-        engine = self.engine
-        if self._autocommit is None or self._autocommit[0] is not engine:
-            # Kept, because it costs as much as a tenth of an enqueue.
-            self._autocommit = engine, engine.execution_options(isolation_level="AUTOCOMMIT")
-        return self._autocommit[1]
+        return in_autocommit(self.engine)
 
     @property
     def sessions(self) -> sessionmaker[Session]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, NestedTransaction, TwoPhaseTransaction, event
+from sqlalchemy import Connection, Engine, NestedTransaction, TwoPhaseTransaction, event
 from sqlalchemy.exc import ProgrammingError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
@@ -60,6 +61,15 @@ def in_transaction(session: Any, where: str) -> Connection:
     return connection
 
 
+@lru_cache(maxsize=8)
+def in_autocommit(engine: Engine) -> Engine:
+    """The same engine and pool, each statement its own transaction.
+
+    Kept, because to make it costs as much as a tenth of an enqueue.
+    """
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
+
+
 def refuse_autocommit(connection: Connection, where: str) -> None:
     """Statements that belong together need a transaction around them."""
     # Every driver's connection says it so; asking SQLAlchemy could cost a round trip.
@@ -76,7 +86,7 @@ def may_notify(connection: Connection) -> bool:
     return not isinstance(connection.get_transaction(), TwoPhaseTransaction)
 
 
-HOST = "pgqueue.host"
+HOST = "_pgqueue_host"
 
 
 def be_guest(
@@ -92,7 +102,7 @@ def be_guest(
     """
     session.join_transaction_mode = "rollback_only"
     host = connection.get_nested_transaction() or connection.get_transaction()
-    session.info[HOST] = connection, host, begin_again
+    vars(session)[HOST] = connection, host, begin_again  # not in its info, which is the user's
 
 
 def make_guests(sessions: type[Session]) -> None:
@@ -108,7 +118,7 @@ def _undo_unkept(session: Session, ended: SessionTransaction) -> None:
     if ended.parent is not None or session.join_transaction_mode != "rollback_only":
         return
     session.join_transaction_mode = "create_savepoint"
-    connection, host, begin_again = session.info[HOST]
+    connection, host, begin_again = vars(session)[HOST]
     if host.is_active:
         host.rollback()  # it was closed, and not rolled back
     if connection.invalidated:

@@ -75,7 +75,7 @@ def idle_probe(bench: Bench, size: Size) -> Finding:
     finding = Finding()
     with bench.arena(PGQUEUE) as arena, _engine(arena) as engine, engine.connect() as holder:
         holder.execution_options(isolation_level="REPEATABLE READ")
-        holder.execute(text("SELECT count(*) FROM pgqueue.jobs"))
+        holder.execute(text("SELECT 1"))
         _wait(arena, size.rows, delay=0)
         with _claims(arena) as claim:
             frontiers = Frontiers(["default"])

@@ -258,5 +258,5 @@ def _stream(arena: Arena, jobs: int) -> Iterator[None]:
 def _snapshot(arena: Arena) -> Iterator[None]:
     with psycopg.connect(arena.url) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        connection.execute("SELECT count(*) FROM pgqueue.jobs")
+        connection.execute("SELECT 1")  # no table: TRUNCATE would wait for its lock
         yield

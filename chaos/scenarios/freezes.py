@@ -84,7 +84,7 @@ def fence_by_job_alone(patch: Patch) -> None:
     from pgqueue.statements import settling
     from pgqueue.statements.tables import leases
 
-    def any_lease(said, *, held):  # type: ignore[no-untyped-def]
+    def any_lease(said, *, held, with_message=None):  # type: ignore[no-untyped-def]
         return (
             delete(leases)
             .where(leases.c.target_id == said.c.target_id, leases.c.held == held)
@@ -110,9 +110,10 @@ def held_settle_outside_its_transaction(patch: Patch) -> None:
     from pgqueue.unit_of_work import own_connection
     from pgqueue.worker.held import HeldSlot
 
-    def apart(self, _connection, _attempts, claimed, outcome):  # type: ignore[no-untyped-def]
+    def apart(self, _connection, run, outcome):  # type: ignore[no-untyped-def]
         with own_connection(self.crew.engine, {}) as other:
-            Attempts(other, self.crew.presence.worker_id).settle([(claimed, outcome)], held=True)
+            attempts = Attempts(other, self.crew.presence.worker_id)
+            attempts.settle([(run.claimed, outcome)], held=True)
 
     patch.set(HeldSlot, "_settle", apart)
 

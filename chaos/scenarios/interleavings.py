@@ -66,7 +66,7 @@ def settles_ended_jobs(patch: Patch) -> None:
 def fence_by_job_alone(patch: Patch) -> None:
     """A settle deletes whatever lease its job has."""
 
-    def of_these_jobs(said, *, held):  # type: ignore[no-untyped-def]
+    def of_these_jobs(said, *, held, with_message=None):  # type: ignore[no-untyped-def]
         of_these = leases.c.target_id.in_(select(said.c.target_id))
         gone = delete(leases).where(of_these).returning(*settling._lease_columns())
         return gone.cte("gone")

@@ -265,18 +265,9 @@ def _bad_attempts_of(job: CTE) -> CTE:
         job.c.lease_started_at,
         clock(),
     ).where(job.c.lease_end.is_not(None))
-    columns = [
-        "job_id",
-        "message_id",
-        "attempt",
-        "outcome",
-        "error_type",
-        "error",
-        "traceback",
-        "worker_id",
-        "started_at",
-        "finished_at",
-    ]
+    ending = ["outcome", "error_type", "error", "traceback"]
+    moments = ["started_at", "finished_at"]
+    columns = ["job_id", "message_id", "attempt", *ending, "worker_id", *moments]
     attempts = insert_or_skip(job_attempts).from_select(columns, rows).on_conflict_do_nothing()
     return attempts.cte("bad_attempt")
 
