@@ -44,6 +44,7 @@ PLANTS: dict[str, Callable[[Patch], None]] = {}
 
 def plant(function: Callable[[Patch], None]) -> Callable[[Patch], None]:
     """Register a planted bug; its docstring says which guard it takes away."""
+    assert function.__name__ not in PLANTS, f"there are two plants named {function.__name__}"
     PLANTS[function.__name__] = function
     return function
 

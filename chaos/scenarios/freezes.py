@@ -76,7 +76,7 @@ TASKS = (outlast, outlast_async, outlast_and_pay, outlast_and_pay_async)
 
 
 @plant
-def fence_by_job_alone(patch: Patch) -> None:
+def settles_any_lease_of_the_job(patch: Patch) -> None:
     """A settle in lease mode takes whatever lease its job has: not by message, attempt, worker.
 
     The message is left out with the other two, because a rescue always makes a new one.
@@ -123,7 +123,7 @@ def held_settle_outside_its_transaction(patch: Patch) -> None:
     research="T4",
     full=Size(jobs=1000, workers=8, faults=100),
     short=Size(jobs=16, workers=3, faults=2),
-    planted={"fence_by_job_alone": "a late result has ended"},
+    planted={"settles_any_lease_of_the_job": "a late result has ended"},
     settings=MANY,
 )
 def zombies_in_lease_mode(stage: Stage, size: Size) -> None:

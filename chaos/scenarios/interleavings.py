@@ -101,14 +101,6 @@ def stamps_without_the_message(patch: Patch) -> None:
 
 
 @plant
-def cancel_waits_for_the_lease(patch: Patch) -> None:
-    """A cancel, with the job locked, waits for the lease that a crash has left: all others lock
-    leases before jobs."""
-    left = delete(leases).where(leases.c.target_id == operating.JOB, leases.c.held)
-    patch.set(operating, "delete_left_lease", lambda: left)
-
-
-@plant
 def requeue_asks_for_messages_only(patch: Patch) -> None:
     """A requeue does not see a claim that was committed since its first statement."""
     message = exists().where(stands_at_place_of(operating.JOB))

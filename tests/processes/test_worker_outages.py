@@ -25,6 +25,7 @@ def server(server_directory: Path) -> Iterator[EmbeddedPostgres]:
     server.stop()
 
 
+@pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", ["restart", "crash"])
 def test_a_restart_of_the_server_under_load_costs_no_job_and_no_worker(
@@ -102,6 +103,7 @@ def test_a_worker_that_finds_no_server_can_be_stopped(
         assert rig.check() == []
 
 
+@pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("mode", MODES)
 def test_a_database_that_is_read_only_for_a_while_costs_no_job(
     database_url: str, tmp_path: Path, mode: str
@@ -150,6 +152,7 @@ def test_a_worker_survives_the_end_of_each_of_its_connections(
         assert rig.check() == []
 
 
+@pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("mode", MODES)
 def test_connections_ended_at_random_cost_no_job(
     database_url: str, tmp_path: Path, mode: str

@@ -77,6 +77,7 @@ def test_a_job_enqueued_before_the_worker_slept_and_committed_after_is_found_in_
         assert rig.check() == []
 
 
+@pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("mode", MODES)
 def test_jobs_that_commit_late_behind_the_frontier_are_found_in_seconds(
     database_url: str, tmp_path: Path, mode: str
@@ -145,6 +146,7 @@ def test_a_sleeper_is_notified_once_for_each_transaction(database_url: str, tmp_
         assert rig.check() == []
 
 
+@pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("mode", MODES)
 def test_without_notifications_a_job_is_found_at_the_next_poll(
     database_url: str, tmp_path: Path, mode: str
@@ -166,6 +168,7 @@ def test_without_notifications_a_job_is_found_at_the_next_poll(
         assert rig.check() == []
 
 
+@pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_whose_listening_connection_has_ended_still_polls(
     database_url: str, tmp_path: Path, mode: str

@@ -14,6 +14,7 @@ from worker_rig import MODES, Rig, WorkerProgram
 HASTY: dict[str, Any] = {"set_spans": {"pgqueue.maintenance:SLOW_GRACE": 2.0}}
 
 
+@pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("task", [chores.wait, chores.wait_and_pay, chores.wait_async])
 def test_the_late_result_of_a_zombie_changes_nothing(
     database_url: str, tmp_path: Path, task: Any
@@ -42,6 +43,7 @@ def test_the_late_result_of_a_zombie_changes_nothing(
         assert rig.check() == []
 
 
+@pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("task", [chores.wait, chores.wait_and_pay])
 def test_the_late_result_of_a_zombie_whose_transaction_was_ended_changes_nothing(
     database_url: str, tmp_path: Path, task: Any
@@ -74,6 +76,7 @@ def test_the_late_result_of_a_zombie_whose_transaction_was_ended_changes_nothing
         assert rig.check() == []
 
 
+@pytest.mark.battery  # as a chaos scenario
 def test_a_zombie_settles_nothing_while_its_job_runs_elsewhere(
     database_url: str, tmp_path: Path
 ) -> None:
