@@ -20,7 +20,7 @@ _SETTINGS = {"max_connections": "200", "max_wal_size": "256MB", "max_prepared_tr
 
 def pytest_xdist_auto_num_workers() -> int:
     """More than there are cores: most tests wait for processes, half of the time."""
-    return len(os.sched_getaffinity(0)) + 3 if hasattr(os, "sched_getaffinity") else 5
+    return len(os.sched_getaffinity(0)) + 2 if hasattr(os, "sched_getaffinity") else 4
 
 
 @pytest.fixture(scope="session")

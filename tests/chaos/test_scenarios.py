@@ -58,6 +58,7 @@ def test_the_promise_holds(one: Scenario, given_url: str | None, folder: Path) -
     assert verdict.broken is None, verdict.broken
 
 
+@pytest.mark.battery  # as long again: `make test` has ten minutes
 @EVERY_BUG
 def test_the_planted_bug_is_caught(
     one: Scenario, bug: str, given_url: str | None, folder: Path
