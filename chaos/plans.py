@@ -23,11 +23,12 @@ class Plan:
     """Every node of one plan, and how many pages it touched."""
 
     nodes: list[dict[str, Any]]
+    is_compiled: bool = False
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> "Plan":
         """The plan in what EXPLAIN (FORMAT JSON) has printed."""
-        return cls(list(_nodes(document["Plan"])))
+        return cls(list(_nodes(document["Plan"])), is_compiled="JIT" in document)
 
     @property
     def buffers(self) -> int:

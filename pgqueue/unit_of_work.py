@@ -28,10 +28,13 @@ PLANNER = ("enable_sort", "enable_bitmapscan", "enable_seqscan")
 """Off where claims are planned: a plan cached while a table was small would sort or scan it
 when it is large.  The statements reach every row by a key and need none of the three."""
 
+PLAN_ONCE = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
+"""There is one good plan for each of these statements, and planning costs more than running it.
+Made for any number of rows it looks dear, and compiling it would take ten times as long again."""
+
 CLAIMING = {
     **dict.fromkeys(PLANNER, "off"),
-    # There is one good plan for each of these statements; planning costs more than running it.
-    "plan_cache_mode": "force_generic_plan",
+    **PLAN_ONCE,
     **NETWORK,
     # Times travel as text that sorts as they do: in one zone, the year first.
     "timezone": "UTC",
@@ -44,13 +47,13 @@ STAMPING = {**CLAIMING, "lock_timeout": "250"}
 """A stamp waits while a transaction of the same slot is open.  A migration that waits for that
 transaction, and for which the stamp waits in its turn, would make a circle no server can see."""
 
-UPKEEP = {**NETWORK, **BRIEF, "datestyle": "ISO", "plan_cache_mode": "force_generic_plan"}
+UPKEEP = {**NETWORK, **BRIEF, "datestyle": "ISO", **PLAN_ONCE}
 
 HANDLING = {**NETWORK, "default_transaction_isolation": "read committed"}
 
 LOCAL = {
     **dict.fromkeys(PLANNER, "off"),
-    "plan_cache_mode": "force_generic_plan",
+    **PLAN_ONCE,
     "timezone": "'UTC'",
     "datestyle": "'ISO'",
 }

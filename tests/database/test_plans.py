@@ -59,6 +59,15 @@ def worker(backlog_url: str, request: pytest.FixtureRequest) -> Iterator[Logical
         yield worker
 
 
+def test_no_statement_is_compiled(backlog_url: str) -> None:
+    """Compiling takes ten times as long as a claim; the dear estimates of its plan ask for it."""
+    engine = worker_settings(backlog_url, jit_above_cost="0", **AUTO_EXPLAIN)
+    with crew(prepare_at_once(engine), 1) as [worker], plans_of(worker.line) as plans:
+        Attempts(worker.line, worker.id).claim(pairs(), tasks=TASKS, limit=BATCH)
+
+    assert [plan.is_compiled for plan in plans.seen] == [False]
+
+
 def assert_by_key(plan: Plan, *, buffers: int) -> None:
     assert plan.scans_of("jobs") <= {"Index Scan jobs_pkey", "Index Only Scan jobs_pkey"}
     by_key = {"Index Scan message_queue_pkey", "Index Only Scan message_queue_pkey"}
