@@ -95,8 +95,8 @@ def _head(about: About) -> str:
         "feature costs: [performance](performance.md).\n\n"
         f"{date.today():%Y-%m-%d}; {about.machine}, shared by client, workers and server; "
         f"{about.server}, everything else default, the same for all. Sizes: `--{about.size}`. "
-        "Figures are medians (least to most) of the turns; a ratio is that of the medians' turns, "
-        "each taken within one turn. Machines drift: quote the ratios.\n"
+        "Figures are medians (least to most) of the turns; a ratio is the median of those of the "
+        "turns. Machines drift: quote the ratios.\n"
         f"{left_out}"
     )
 
