@@ -129,12 +129,11 @@ class Claimer(Loop):
         bench = self._crew.bench
         self._lookout.hear()
         bench.room.wait(STALE)
-        waited = time.monotonic() - bench.filled_at
-        if bench.heap:
-            self._prefetch.oldest_waits(waited)
-            if waited > STALE:
-                for claimed in bench.drain():
-                    bench.done(claimed, Released())
+        waited = bench.longest_wait()
+        self._prefetch.oldest_waits(waited)
+        if waited > STALE:
+            for claimed in bench.drain():
+                bench.done(claimed, Released())
 
     def _follow_speed(self) -> None:
         jobs, busy = self._pace()

@@ -37,5 +37,7 @@ class Prefetch:
 
     def oldest_waits(self, seconds: float) -> None:
         """The job that has waited longest of those claimed ahead has waited so long."""
-        if seconds > TOO_OLD:
+        if seconds > STALE:
+            self.ahead = 0
+        elif seconds > TOO_OLD:
             self.ahead //= 2

@@ -56,7 +56,9 @@ class Workbench:
         self.room = Event()
         """Set when the claimer has reason to look: the heap is low, or all is settled."""
         self.low_water = 0
-        self.filled_at = 0.0
+        self._put = 0
+        self._fills: deque[tuple[float, int]] = deque()
+        """When jobs were laid out that may still lie here, and how many had been by then."""
         self._done: deque[tuple[Claimed, Outcome]] = deque()
         self._has_done = Event()
         self._arrived = Condition()
@@ -69,7 +71,8 @@ class Workbench:
             self.in_flight[claimed.message_id] = claimed
             heapq.heappush(self.heap, claimed)
             count += 1
-        self.filled_at = time.monotonic()
+        self._put += count
+        self._fills.append((time.monotonic(), self._put))
         with self._arrived:
             self._arrived.notify(count)
         if count <= FEW:
@@ -88,6 +91,17 @@ class Workbench:
             if len(self.heap) <= self.low_water:
                 self.room.set()
             return claimed
+
+    def longest_wait(self) -> float:
+        """Seconds that the job has waited here which slots have passed over longest.
+
+        Asked by the thread that lays them out.  Counted as if they were taken in the order in
+        which they came, as they mostly are.
+        """
+        taken = self._put - len(self.heap)
+        while self._fills and self._fills[0][1] <= taken:
+            self._fills.popleft()
+        return time.monotonic() - self._fills[0][0] if self._fills else 0.0
 
     def drain(self) -> list[Claimed]:
         """Take back everything that no slot has taken."""

@@ -17,9 +17,15 @@ SCENARIOS = scenario.load()
 SEED = 7
 
 
+# `make test` has ten minutes: what needs a server of its own is for `make battery`.
 EVERY = pytest.mark.parametrize(
     "one",
-    [pytest.param(one, id=one.name) for one in SCENARIOS.values()],
+    [
+        pytest.param(
+            one, id=one.name, marks=[pytest.mark.battery] if one.server is Server.OWN else []
+        )
+        for one in SCENARIOS.values()
+    ],
 )
 EVERY_BUG = pytest.mark.parametrize(
     ("one", "bug"),

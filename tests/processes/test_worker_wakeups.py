@@ -289,6 +289,7 @@ def _until_asleep(rig: Rig) -> None:
 
 
 def _end_listening(rig: Rig, worker: WorkerProgram) -> None:
+    rig.until(lambda: _is_asleep(rig), what="it sleeps again")  # it looks around now and then
     [sleeper] = _sleepers(rig)
     assert sleeper in rig.backends(worker)
     rig.run("SELECT pg_terminate_backend(:pid, 5000)", pid=sleeper)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgqueue.worker.prefetch import HORIZON, MOST_AHEAD, TOO_OLD, Prefetch
+from pgqueue.worker.prefetch import HORIZON, MOST_AHEAD, STALE, TOO_OLD, Prefetch
 
 
 def fast(*, slots: int = 10, jobs_per_second: float = 100_000) -> Prefetch:
@@ -79,3 +79,13 @@ def test_a_time_in_which_no_slot_was_busy_says_nothing() -> None:
     prefetch.ran_dry()
 
     assert prefetch.ahead == 10
+
+
+def test_nothing_is_left_ahead_when_what_it_held_had_to_be_given_back() -> None:
+    prefetch = fast()
+    for _ in range(4):
+        prefetch.ran_dry()
+
+    prefetch.oldest_waits(STALE + 0.001)
+
+    assert prefetch.ahead == 0

@@ -1,0 +1,37 @@
+"""The workbench knows how long the oldest of what lies on it has waited."""
+
+import time
+
+import pytest
+
+from pgqueue.repository import Claimed
+from pgqueue.worker.workbench import Workbench
+
+
+def claimed(number: int) -> Claimed:
+    return Claimed(5, f"2026-01-01 00:00:{number:02}+00", number, number, "q", "t", "{}", 1, 1, 0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_longest_wait_is_that_of_what_was_not_taken(clock: list[float]) -> None:
+    bench = Workbench()
+    assert bench.longest_wait() == 0
+
+    bench.put([claimed(1), claimed(2)])
+    clock[0] += 1
+    bench.put([claimed(3)])
+    clock[0] += 1
+    assert bench.longest_wait() == 2
+
+    bench.take()
+    assert bench.longest_wait() == 2, "one of the first is still there"
+    bench.take()
+    assert bench.longest_wait() == 1
+    bench.drain()
+    assert bench.longest_wait() == 0
