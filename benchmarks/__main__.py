@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -51,8 +50,8 @@ def main(
         return
     chosen = _chosen(only)
     results: list[report.Result] = []
-    with _folder() as folder, _server(folder, url) as server:
-        bench = Bench(server, folder, with_peers=not alone and size != "smoke")
+    with TemporaryDirectory(prefix="pgqueue-benchmarks-") as folder, _server(url) as server:
+        bench = Bench(server, Path(folder), with_peers=not alone and size != "smoke")
         for one in chosen:
             results.append(_run(bench, one, size, turns))
             report.show(results[-1])
@@ -90,24 +89,14 @@ def _run(bench: Bench, one: Case, size: str, turns: int | None) -> report.Result
 
 
 @contextmanager
-def _server(folder: Path, url: str | None) -> Iterator[str]:
+def _server(url: str | None) -> Iterator[str]:
     if url is not None:
         yield url
         return
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    with EmbeddedPostgres(folder / "postgres", settings={**SETTINGS, "port": port}):
+    with EmbeddedPostgres(settings={**SETTINGS, "port": port}):
         yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="pgqueue-benchmarks-"))
-    path.chmod(0o711)  # the account that runs the server of root has to come through
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from pathlib import Path
 import psycopg
 
 from benchmarks.arena import Arena
-from benchmarks.systems import NotInstalled, System
+from benchmarks.environments import NotInstalled
+from benchmarks.systems import System
 
 
 @dataclass(frozen=True)

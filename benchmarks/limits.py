@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 
 from benchmarks.case import Bench
-from benchmarks.systems import NotInstalled
+from benchmarks.environments import NotInstalled
 
 TABLE = """
     DROP TABLE IF EXISTS limit_jobs;

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-import venv
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environments import (
+    ENVIRONMENTS,
+    install_for_node,
+    needed,
+    python_in,
+    python_with,
+    version_in,
+)
+
 HERE = Path(__file__).parent
-ENVIRONMENTS = HERE.parent / ".peers"
-
-
-class NotInstalled(Exception):
-    """It cannot be measured on this machine; says what is missing."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class System:
         if self.is_here:
             return [sys.executable, "-m", f"benchmarks.peers.{self.adapter}", role]
         if self.adapter.endswith(".mjs"):
-            return [_needed("node"), str(HERE / "peers" / self.adapter), role]
-        return [str(self.environment / "bin/python"), str(HERE / "peers" / self.adapter), role]
+            return [needed("node"), str(HERE / "peers" / self.adapter), role]
+        return [str(python_in(self.environment)), str(HERE / "peers" / self.adapter), role]
 
     @property
     def environment(self) -> Path:
@@ -56,21 +58,12 @@ class System:
 
     def install(self) -> None:
         """Make its environment, once."""
-        if self.is_here or (self.environment / ".installed").exists():
+        if self.is_here:
             return
-        self.environment.mkdir(parents=True, exist_ok=True)
-        try:
-            if self.adapter.endswith(".mjs"):
-                install = [_needed("npm"), "install", "--silent", "--no-fund", *self.requirements]
-            else:
-                venv.create(self.environment, with_pip=True)
-                python = str(self.environment / "bin/python")
-                install = [python, "-m", "pip", "install", "--quiet", *self.requirements]
-            subprocess.run(install, cwd=self.environment, check=True, capture_output=True)
-        except subprocess.CalledProcessError as error:
-            said = (error.stderr or error.stdout).decode(errors="replace").strip()
-            raise NotInstalled(f"{self.name}: {said[-300:]}") from error
-        (self.environment / ".installed").touch()
+        if self.adapter.endswith(".mjs"):
+            install_for_node(self.requirements, folder=self.environment)
+        else:
+            python_with(self.requirements, folder=self.environment)
 
     @property
     def versioned_name(self) -> str:
@@ -82,21 +75,10 @@ class System:
         if self.adapter.endswith(".mjs"):
             file = self.environment / "node_modules" / self.name / "package.json"
             script = f"process.stdout.write(require({str(file)!r}).version)"
-            number = subprocess.check_output([_needed("node"), "-e", script], text=True)
+            number = subprocess.check_output([needed("node"), "-e", script], text=True)
         else:
-            script = (
-                f"from importlib.metadata import version; print(version({self.name.lower()!r}))"
-            )
-            python = str(self.environment / "bin/python")
-            number = subprocess.check_output([python, "-c", script], text=True)
-        return f"{self.name} {number.strip()}"
-
-
-def _needed(program: str) -> str:
-    found = shutil.which(program)
-    if found is None:
-        raise NotInstalled(f"{program} is not installed")
-    return found
+            number = version_in(python_in(self.environment), self.name)
+        return f"{self.name} {number}"
 
 
 PGQUEUE = System("pgqueue", "pgqueue_")

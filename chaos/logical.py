@@ -12,6 +12,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_ur
 from sqlalchemy.orm import Session
 
 from pgqueue import PgQueue, Violation
+from pgqueue.execution import CancelWins, Stale, complete
 from pgqueue.outcomes import Cancelled, ErrorReport, Exhausted, Outcome
 from pgqueue.repository import Attempts, Claim, Claimed, Fleet, Jobs, Locked, NewJob, Pair
 from pgqueue.statements.tables import array_of
@@ -110,10 +111,13 @@ def settle_held(
     connection: Connection, worker_id: uuid.UUID, claimed: Claimed, outcome: Outcome
 ) -> bool:
     """Settle in the transaction of a connection; False: undo all of it."""
-    attempts = Attempts(connection, worker_id)
-    if not attempts.take_message(claimed):
+    try:
+        complete(Attempts(connection, worker_id), claimed, outcome, held=True)
+    except CancelWins:
+        return True
+    except Stale:
         return False
-    return bool(attempts.settle([(claimed, outcome)], held=True))
+    return True
 
 
 def declare_dead(engine: Engine, *workers: LogicalWorker) -> None:

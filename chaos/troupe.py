@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 from chaos.interleaving import Player, stop_before_statements
-from chaos.logical import ERROR, TASKS, pairs
+from chaos.logical import ERROR, TASKS, pairs, settle_held
 from pgqueue import Job, PgQueue
 from pgqueue.errors import JobNotFound
 from pgqueue.outcomes import Exhausted, Failed, Outcome, Released, Retried, Succeeded
@@ -138,9 +138,7 @@ class Actor:
 
     def settle_in_transaction(self, claimed: Claimed, outcome: Outcome) -> None:
         outcome = self._possible(claimed, outcome)
-        attempts = Attempts(self.main, self.worker_id)
-        ours = attempts.take_message(claimed)
-        if ours and attempts.settle([(claimed, outcome)], held=True):
+        if settle_held(self.main, self.worker_id, claimed, outcome):
             self.main.commit()
             self._accepted(claimed, outcome)
         else:

@@ -13,7 +13,7 @@ from sqlalchemy import URL, Connection, NullPool
 from sqlalchemy.orm import Session
 
 from pgqueue.errors import ArgumentsError
-from pgqueue.joining import be_guest, make_guests
+from pgqueue.guests import be_guest, make_guests
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import (

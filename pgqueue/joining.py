@@ -1,13 +1,13 @@
 """The caller's transaction: pgqueue joins it, and never ends it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Engine, NestedTransaction, TwoPhaseTransaction, event
+from sqlalchemy import Connection, Engine, TwoPhaseTransaction
 from sqlalchemy.exc import ProgrammingError, UnboundExecutionError
-from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue.errors import ArgumentsError, NotBound, NoTransaction, SchemaMissing, SchemaTooOld
 from pgqueue.models import Job
@@ -84,49 +84,6 @@ def refuse_autocommit(connection: Connection, where: str) -> None:
 def may_notify(connection: Connection) -> bool:
     """PostgreSQL does not prepare a transaction that has sent a notification."""
     return not isinstance(connection.get_transaction(), TwoPhaseTransaction)
-
-
-HOST = "_pgqueue_host"
-
-
-def be_guest(
-    session: Session, connection: Connection, *, begin_again: Callable[[Connection], None]
-) -> None:
-    """Have a Session of a class of guests live in the transaction, or savepoint, that its
-    connection is in.
-
-    What it commits is not committed, and what it rolls back is undone to its last commit, or to
-    the beginning: as with a savepoint of its own.  But that is two round trips, so it is made
-    when the Session first commits or rolls back, which in most handlers only their end does.
-    ``begin_again`` begins the transaction anew when the Session has rolled it back.
-    """
-    session.join_transaction_mode = "rollback_only"
-    host = connection.get_nested_transaction() or connection.get_transaction()
-    vars(session)[HOST] = connection, host, begin_again  # not in its info, which is the user's
-
-
-def make_guests(sessions: type[Session]) -> None:
-    event.listen(sessions, "after_commit", _keep)
-    event.listen(sessions, "after_transaction_end", _undo_unkept)
-
-
-def _keep(session: Session) -> None:
-    session.join_transaction_mode = "create_savepoint"
-
-
-def _undo_unkept(session: Session, ended: SessionTransaction) -> None:
-    if ended.parent is not None or session.join_transaction_mode != "rollback_only":
-        return
-    session.join_transaction_mode = "create_savepoint"
-    connection, host, begin_again = vars(session)[HOST]
-    if host.is_active:
-        host.rollback()  # it was closed, and not rolled back
-    if connection.invalidated:
-        connection.close()  # or it would open another, whose transaction is nobody's
-    elif isinstance(host, NestedTransaction):
-        connection.begin_nested()
-    else:
-        begin_again(connection)
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from pgqueue import redaction
 from pgqueue.changed_sessions import CHANGED
-from pgqueue.joining import be_guest, make_guests, may_notify, refuse_autocommit
+from pgqueue.guests import be_guest
+from pgqueue.joining import may_notify, refuse_autocommit
 from pgqueue.models import Job, JobStatus
 from pgqueue.network import BRIEF, NETWORK, notice_loss_of_server
 from pgqueue.repository import Holding, Jobs, raising_duplicate
@@ -73,9 +74,11 @@ they were before the block.  Not by ROLLBACK TO SAVEPOINT: whenever the driver r
 throws away what it has prepared, and each statement would be planned anew for each job."""
 
 GUARD = "SAVEPOINT pgqueue_handler"
-AFTER_HANDLER = f"RELEASE SAVEPOINT pgqueue_handler; {PLAN_BY_KEY}"
-"""Around a handler in a transaction of its own: whoever has sent COMMIT has ended the savepoint
-as well, and its job fails."""
+RELEASE_GUARD = "RELEASE SAVEPOINT pgqueue_handler"
+UNDO_HANDLER = "ROLLBACK TO SAVEPOINT pgqueue_handler"
+AFTER_HANDLER = f"{RELEASE_GUARD}; {PLAN_BY_KEY}"
+"""Around a handler.  Whoever has ended the transaction has ended the savepoint as well, and its
+job fails: the server knows it whatever the handler did, and whatever SQLAlchemy believes."""
 
 NOTIFY_AT_FLUSH = "pgqueue.notify_at_flush"
 
@@ -221,7 +224,13 @@ NOTICES_LOSS = "pgqueue.notices_loss"
 
 
 class TransactionEnded(Exception):
-    """The transaction a handler was given is not there any more, and nobody has said why."""
+    """The transaction a handler was given is not there any more."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(
+            f"the transaction the handler was given has ended ({said}); a handler ends it only by "
+            "session.commit() and session.rollback(), or by its own end"
+        )
 
 
 def begin_now(connection: Connection, settings: str = GUARD) -> None:
@@ -242,11 +251,16 @@ def set_now(connection: Connection, statements: str) -> None:
     if not isinstance(driver, psycopg.Connection):
         connection.exec_driver_sql(statements)
         return
-    done = driver.pgconn.exec_(statements.encode())
-    if done.status != ExecStatus.COMMAND_OK:
-        # SQLAlchemy tells, if it is because the transaction, or the connection, has failed before.
-        connection.exec_driver_sql("SELECT")
-        raise TransactionEnded(done.error_message.decode(errors="replace").strip())
+    try:
+        done = driver.pgconn.exec_(statements.encode())
+        if done.status == ExecStatus.COMMAND_OK:
+            return
+        error = done.error_message.decode(errors="replace").strip()
+    except psycopg.Error as closed:
+        error = str(closed)
+    # SQLAlchemy tells, if it is because the transaction, or the connection, has failed before.
+    connection.exec_driver_sql("SELECT")
+    raise TransactionEnded(error)
 
 
 def plan_freely(connection: Connection) -> str:
@@ -256,23 +270,6 @@ def plan_freely(connection: Connection) -> str:
     return "; ".join(
         f"SET LOCAL {name} = {value}" for name, value in zip(LOCAL, values, strict=True)
     )
-
-
-def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> sessionmaker[Session]:
-    """The application's Sessions, made so that they can join a transaction on ``engine``.
-
-    A Session may choose its bind itself, by ``binds`` or by a ``get_bind`` of the application's.
-    What it sends to the engine of the jobs goes by the connection it has joined, or it would be
-    another transaction; what it sends to other databases still goes there.
-    """
-
-    class Joining(sessions.class_):  # type: ignore[name-defined, misc]  # a class of run time
-        def get_bind(self, *args: Any, **kwargs: Any) -> Any:
-            bind = super().get_bind(*args, **kwargs)
-            return self.bind if bind is engine else bind
-
-    make_guests(Joining)
-    return sessionmaker(**{**sessions.kw, "class_": Joining, "bind": engine})
 
 
 def joined_session(sessions: sessionmaker[Session], connection: Connection) -> Session:

@@ -13,6 +13,7 @@ import struct
 import sys
 import time
 import traceback
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -70,35 +71,48 @@ def wait_for_the_others() -> None:
         time.sleep(0.002)
 
 
-class Adapter:
-    """One queue.  What is counted is counted in the database, not by the library."""
+class NotOffered(Exception):
+    """A case asks for what this adapter does not do."""
 
+    def __init__(self, adapter: "Adapter", method: str) -> None:
+        super().__init__(
+            f"{type(adapter).__name__} has no {method}(): write it, or leave the queue out of"
+            " the case."
+        )
+
+
+class Adapter(ABC):
+    """One queue.  What is counted is counted in the database, not by the library.
+
+    An adapter may leave out what no case asks of it: to enqueue one, to enqueue many, to work.
+    """
+
+    @abstractmethod
     def setup(self) -> None:
         """Make the tables, in an empty database."""
-        raise NotImplementedError
 
+    @abstractmethod
     def empty(self) -> None:
         """Leave no job."""
-        raise NotImplementedError
 
-    def connect(self) -> None:
+    def connect(self) -> None:  # noqa: B027 - some have nothing to do
         """Get ready to enqueue."""
 
     def enqueue(self, number: int) -> Any:
         """One job, committed when this returns."""
-        raise NotImplementedError
+        raise NotOffered(self, "enqueue")
 
     def enqueue_bulk(self, first: int, jobs: int) -> None:
         """Many jobs, by the fastest call there is."""
-        raise NotImplementedError
+        raise NotOffered(self, "enqueue_bulk")
 
+    @abstractmethod
     def left(self) -> int:
         """How many jobs are not finished."""
-        raise NotImplementedError
 
     def work(self) -> None:
         """Run jobs until SIGTERM."""
-        raise NotImplementedError
+        raise NotOffered(self, "work")
 
     def enqueue_each(self, first: int, jobs: int, gap: float) -> dict[str, Any]:
         """One by one, the calls ``gap`` seconds apart; when each of them returned."""

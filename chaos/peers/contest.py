@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from sqlalchemy import NullPool, create_engine, make_url, text
 
+from benchmarks.environments import python_with, version_in
 from chaos.fleet import wait_until
 from chaos.scenario import Broken
 
@@ -210,14 +210,8 @@ def _python_of(peer: Peer, environments: Path) -> tuple[Path, str]:
     if not peer.requirements:
         return Path(sys.executable), f"pgqueue {version('sqlalchemy-pgqueue')}"
     folder = environments / peer.adapter.removesuffix("_.py")
-    python = folder / "bin/python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-    install = [str(python), "-m", "pip", "install", "--quiet", "psycopg[binary]"]
-    subprocess.run([*install, *peer.requirements], check=True)
-    script = f"from importlib.metadata import version; print(version({peer.name.lower()!r}))"
-    number = subprocess.run([str(python), "-c", script], capture_output=True, text=True, check=True)
-    return python, f"{peer.name} {number.stdout.strip()}"
+    python = python_with(["psycopg[binary]", *peer.requirements], folder=folder)
+    return python, f"{peer.name} {version_in(python, peer.name)}"
 
 
 def _until(condition: Callable[[], object], seconds: float) -> object:

@@ -167,7 +167,9 @@ def worker(given: Given, /, **options: Any) -> None:
 
 
 @main.command()
-@click.option("--exact", is_flag=True, help="Count the succeeded too, however many there are.")
+@click.option(
+    "--exact", is_flag=True, help="Count the succeeded and blocked too, however many there are."
+)
 @on_database
 def status(given: Given, exact: bool, as_json: bool) -> None:
     """Show how many jobs stand where, and which workers live.

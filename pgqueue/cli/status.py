@@ -15,7 +15,9 @@ from pgqueue.repository import Health, StatusCount
 from pgqueue.terminal import harmless, print_table
 
 COUNTED = 200_000
-"""Jobs that are counted one by one; of more, the succeeded are left out unless asked for."""
+"""Jobs that are counted one by one; of more, some are left out unless asked for."""
+ONLY_IN_JOBS = (JobStatus.SUCCEEDED, JobStatus.BLOCKED)
+"""Those that stand in no narrow table, and can only be counted by reading all of ``jobs``."""
 
 
 def show_status(queue: PgQueue, *, exact: bool, as_json: bool) -> None:
@@ -35,7 +37,7 @@ def show_status(queue: PgQueue, *, exact: bool, as_json: bool) -> None:
         return
     _print_queues(queues)
     if not all_counted:
-        click.echo(f"About {about:,} jobs in all; --exact counts the succeeded, by reading them.")
+        click.echo(f"About {about:,} jobs in all; --exact counts those marked ?, by reading them.")
     click.echo()
     _print_workers(workers)
     for task in unknown:
@@ -53,7 +55,7 @@ def _queues(counts: list[StatusCount], session: Session, all_counted: bool) -> l
             "name": name,
             "is_paused": name in paused,
             "jobs": {status.value: jobs[name].get(status.value, 0) for status in JobStatus}
-            | ({} if all_counted else {JobStatus.SUCCEEDED.value: None}),
+            | ({} if all_counted else {status.value: None for status in ONLY_IN_JOBS}),
         }
         for name in sorted(jobs)
     ]

@@ -7,33 +7,27 @@ message, or not at all.  The states, and who may act in them: docs/explanation/l
 """
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
-from pgqueue import execution, redaction
+from pgqueue import redaction
 from pgqueue.changed_sessions import close_if_changed, is_changed, watch_session
-from pgqueue.execution import CancelWins, Stale, Verdict
-from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
+from pgqueue.execution import Stale
+from pgqueue.outcomes import Outcome, Released, Succeeded
 from pgqueue.repository import Attempts, Locked, Pair
 from pgqueue.unit_of_work import (
-    BEFORE_SETTLE,
-    BEFORE_SETTLE_IN_BATCH,
     HANDLING,
     PLAN_BY_KEY,
-    TransactionEnded,
     backend_pid,
     begin_now,
     plan_freely,
 )
 from pgqueue.worker.crew import Run
+from pgqueue.worker.held_attempt import HeldAttempt
 from pgqueue.worker.line import Line
 from pgqueue.worker.loops import Loop
 from pgqueue.worker.transactional import (
     CommitUnknown,
     commit,
-    idle_limit,
     report_stale,
-    run_with_async_session,
-    run_with_session,
     was_committed,
 )
 from pgqueue.worker.turnstile import Turnstile
@@ -182,79 +176,19 @@ class HeldSlot(Loop):
         run = Run(claimed, self.crew.tasks[claimed.task])
         run.backend_pid = backend_pid(connection)
         done.append((run, Released()))
-        self._make_ready(connection, run)
+        attempt = HeldAttempt(self.crew, run, connection, others_follow=self._batch > 1)
+        attempt.make_ready(self._plan_freely)
         self.current = run
-        verdict = self._verdict(connection, run)
+        verdict = attempt.verdict()
         if not run.finish():
             raise Stale  # T is being ended from outside
         self.current = None
-        outcome = self._complete(connection, run, verdict)
-        done[-1] = (run, outcome)
-        return True
-
-    def _make_ready(self, connection: Connection, run: Run) -> None:
-        """The first round trip on T after the stamp: if T is dead, the handler never starts."""
-        if run.task.is_transactional:
-            connection.begin_nested()
-            connection.exec_driver_sql(f"{self._plan_freely}; {idle_limit(run)}")
-        else:
-            connection.exec_driver_sql(idle_limit(run))
-
-    def _verdict(self, connection: Connection, run: Run) -> Verdict:
-        crew, task = self.crew, run.task
-        if run.claimed.attempt > run.claimed.max_attempts:
-            return Verdict(Exhausted(), keeps_writes=False)
-        if task.address is not None:
-            return Verdict(crew.children.run(run), keeps_writes=False)  # T has none of its writes
-        if task.is_transactional and task.is_async:
-            return run_with_async_session(crew, run, connection)
-        if task.is_transactional:
-            return run_with_session(crew, run, connection)
-        if task.is_async:
-            return crew.loop.run(
-                execution.run_async(task, run.claimed, run.context(), around=crew.around)
-            )
-        return execution.run(task, run.claimed, run.context(), around=crew.around)
-
-    def _complete(self, connection: Connection, run: Run, verdict: Verdict) -> Outcome:
-        """Settle in T; what the handler wrote goes only if it failed, or its job was cancelled."""
-        outcome = verdict.outcome
-        if not run.task.is_transactional:
-            if isinstance(outcome, Succeeded) and outcome.is_plain:
-                return self._settle_finally(connection, run, outcome)
-            connection.begin_nested()  # it may be impossible to store
-        savepoint = connection.get_nested_transaction()  # a new one, if the handler rolled back
-        if verdict.keeps_writes:
-            try:
-                if savepoint is None:
-                    raise TransactionEnded("by the handler")
-                self._settle(connection, run, outcome)
-                savepoint.commit()
-                return outcome
-            except CancelWins:
-                outcome = Cancelled("")
-            except (TransactionEnded, DBAPIError) as error:  # the latter by a deferred constraint
-                if isinstance(error, DBAPIError) and error.connection_invalidated:
-                    raise
-                outcome = execution.after_error(run.task, run.claimed, error)
-        if savepoint is not None and savepoint.is_active:
-            savepoint.rollback()
-        return self._settle_finally(connection, run, outcome)
-
-    def _settle_finally(self, connection: Connection, run: Run, outcome: Outcome) -> Outcome:
-        """Nothing of the handler is left to undo: if a cancel has won, it is written as such."""
-        try:
-            self._settle(connection, run, outcome)
-        except CancelWins:
-            return Cancelled("")
-        return outcome
-
-    def _settle(self, connection: Connection, run: Run, outcome: Outcome) -> None:
-        if run.task.is_transactional:
-            others_follow = self._batch > 1
-            connection.exec_driver_sql(BEFORE_SETTLE_IN_BATCH if others_follow else BEFORE_SETTLE)
-        attempts = Attempts(connection, self.crew.presence.worker_id)
-        execution.complete(attempts, run.claimed, outcome, held=True)
+        done[-1] = (run, attempt.complete(verdict))
+        if attempt.is_alone:
+            for other, _ in done[:-1]:
+                report_stale(self.crew, other.claimed)
+            del done[:-1]
+        return not attempt.is_alone
 
     def _commit(self, connection: Connection, done: list[Done]) -> None:
         if not done:

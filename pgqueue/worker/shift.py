@@ -10,11 +10,12 @@ from sqlalchemy import Connection, Engine
 from pgqueue import execution, redaction, schema
 from pgqueue.changed_sessions import watched
 from pgqueue.errors import TooManyStuck, WorkerBroken
+from pgqueue.guests import joining_sessions
 from pgqueue.job_queue import PgQueue
 from pgqueue.network import NETWORK
 from pgqueue.notifications import Listener
 from pgqueue.outcomes import AttemptEnd, Released
-from pgqueue.unit_of_work import joining_sessions, worker_engine
+from pgqueue.unit_of_work import worker_engine
 from pgqueue.worker.children import Children
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.crew import Crew, Run

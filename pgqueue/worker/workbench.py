@@ -72,6 +72,7 @@ class Workbench:
             heapq.heappush(self.heap, claimed)
             count += 1
         self._put += count
+        self._forget_taken()
         self._fills.append((time.monotonic(), self._put))
         with self._arrived:
             self._arrived.notify(count)
@@ -98,9 +99,7 @@ class Workbench:
         Asked by the thread that lays them out.  Counted as if they were taken in the order in
         which they came, as they mostly are.
         """
-        taken = self._put - len(self.heap)
-        while self._fills and self._fills[0][1] <= taken:
-            self._fills.popleft()
+        self._forget_taken()
         return time.monotonic() - self._fills[0][0] if self._fills else 0.0
 
     def drain(self) -> list[Claimed]:
@@ -167,6 +166,11 @@ class Workbench:
             self._arrived.notify_all()
         self.room.set()
         self._has_done.set()
+
+    def _forget_taken(self) -> None:
+        taken = self._put - len(self.heap)
+        while self._fills and self._fills[0][1] <= taken:
+            self._fills.popleft()
 
     def _wait_for_job(self) -> bool:
         with self._arrived:

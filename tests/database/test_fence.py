@@ -149,8 +149,28 @@ class TestHeld:
             attempts = Attempts(worker.transaction, worker.id)
             assert attempts.settle([(claimed, outcome)], held=True) == []
             worker.transaction.commit()
+        assert Attempts(worker.transaction, worker.id).settle_held_success(claimed) == []
+        worker.transaction.commit()
 
         assert everything(engine) == before
+
+    def test_a_held_attempt_without_its_message_is_not_settled(
+        self, engine: Engine, worker: LogicalWorker, workers: Engine
+    ) -> None:
+        """T has ended, and another transaction holds the message: it may not be settled twice."""
+        with engine.begin() as connection:
+            enqueue(connection)
+        _, claimed = worker.start()
+        worker.transaction.rollback()
+        with crew(workers, 1) as [other]:
+            assert other.lock()
+            before = everything(engine)
+
+            assert not worker.settle_in_transaction(claimed, Succeeded())
+            assert not worker.settle_in_transaction(claimed, Failed(ERROR))
+            worker.transaction.commit()
+
+            assert everything(engine) == before
 
 
 class TestZombies:

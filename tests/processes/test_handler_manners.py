@@ -232,6 +232,27 @@ def _commits_by_hand_and_goes_on(session: Session) -> None:
     session.execute(text("INSERT INTO written VALUES ('lost')"))
 
 
+def _ends_the_savepoint_and_goes_on(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    session.connection().get_nested_transaction().rollback()  # type: ignore[union-attr]
+    session.execute(text("INSERT INTO written VALUES ('lost too')"))
+
+
+def _replaces_the_savepoint_and_raises(session: Session) -> None:
+    connection = session.connection()
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    (connection.get_nested_transaction() or connection.begin_nested()).rollback()
+    session.execute(text("INSERT INTO written VALUES ('lost too')"))
+    connection.begin_nested()
+    session.execute(text("INSERT INTO written VALUES ('lost as well')"))
+    raise ValueError("in a savepoint of its own")
+
+
+def _closes_the_driver(session: Session) -> None:
+    session.execute(text("INSERT INTO written VALUES ('lost')"))
+    session.connection().connection.dbapi_connection.driver_connection.pgconn.finish()  # type: ignore[union-attr]
+
+
 def _goes_on_without_its_backend(session: Session) -> None:
     session.execute(text("INSERT INTO written VALUES ('lost')"))
     with suppress(SQLAlchemyError):
@@ -274,6 +295,9 @@ MANNERS: dict[Callable[[Session], None], tuple[str, list[str]]] = {
     _invalidates_the_connection: ("failed", []),
     _ends_its_own_backend: ("failed", []),
     _goes_on_without_its_backend: ("failed", []),
+    _ends_the_savepoint_and_goes_on: ("failed", []),
+    _replaces_the_savepoint_and_raises: ("failed", []),
+    _closes_the_driver: ("failed", []),
     _commits_by_hand: ("failed", ["published"]),
     _commits_by_hand_and_goes_on: ("failed", ["published"]),
     _commits_what_it_rolled_back_to: ("succeeded", ["a", "b"]),
@@ -319,6 +343,57 @@ def test_a_handler_can_neither_drop_its_job_nor_publish_half_of_its_work(
         assert (ended.outcome, ended.attempts) == (outcome, 1)
         assert sorted(session.scalars(text("SELECT word FROM written"))) == words
         assert counts["succeeded"] == (2 if outcome == "succeeded" else 1)
+        assert queue.check(session) == []
+
+
+@pytest.mark.parametrize(
+    "act", [_ends_the_transaction, _commits_by_hand, _commits_by_hand_and_goes_on]
+)
+def test_who_ends_its_transaction_has_failed_and_not_crashed(
+    queue: PgQueue, mode: str, act: Callable[[Session], None]
+) -> None:
+    @queue.task(retry=Retry.never(), max_attempts=3)
+    def end(session: Session) -> None:
+        act(session)
+
+    with queue.session() as session:
+        job = end.enqueue(session).id
+        session.commit()
+
+    assert Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20) == {"failed": 1}
+
+    with queue.session() as session:
+        ended = session.get_one(Job, job)
+        assert (ended.outcome, ended.attempts) == ("failed", 1)
+        assert "transaction" in (ended.last_error or "")
+
+
+def test_who_ends_the_transaction_of_a_batch_takes_the_neighbours_back_but_loses_none(
+    queue: PgQueue,
+) -> None:
+    @queue.task(max_attempts=1, retry=Retry.never())
+    def end(session: Session) -> None:
+        session.execute(text("INSERT INTO written VALUES ('lost')"))
+        session.connection().get_transaction().rollback()  # type: ignore[union-attr]
+        session.connection().begin()
+        session.connection().execute(text("INSERT INTO written VALUES ('lost too')"))
+
+    @queue.task
+    def write(session: Session, word: str) -> None:
+        session.execute(text("INSERT INTO written VALUES (:word)"), {"word": word})
+
+    words = ["a", "b", "c", "d"]
+    with queue.session() as session:
+        write.enqueue_many(session, [(word,) for word in words[:2]])
+        job = end.enqueue(session).id
+        write.enqueue_many(session, [(word,) for word in words[2:]])
+        session.commit()
+
+    Worker(queue, concurrency=1, mode="transaction", batch=5).run_until_empty(timeout=20)
+
+    with queue.session() as session:
+        assert session.get_one(Job, job).outcome == "failed"
+        assert sorted(session.scalars(text("SELECT word FROM written"))) == words
         assert queue.check(session) == []
 
 

@@ -35,3 +35,11 @@ def test_the_longest_wait_is_that_of_what_was_not_taken(clock: list[float]) -> N
     assert bench.longest_wait() == 1
     bench.drain()
     assert bench.longest_wait() == 0
+
+
+def test_it_forgets_when_what_was_taken_had_been_laid_out() -> None:
+    bench = Workbench()
+    for number in range(50):
+        bench.put([claimed(number)])
+        bench.take()
+    assert len(bench._fills) == 1
