@@ -97,23 +97,32 @@ async def run_async(
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
         return _unreadable(error, _secrets(task, claimed))
-    timeout = task.settings.timeout
-    seconds = None if timeout is None else timeout.total_seconds()
+    timeout, clock = task.settings.timeout, None
     end = AttemptEnd.FAILED
     try:
-        clock = asyncio.timeout(seconds)
         with around(context):
             injected = task.injection.values(session=context.session, context=context)
-            async with clock:
+            if timeout is None:
                 returned = await task.function(*injected, **arguments)
+            else:
+                async with asyncio.timeout(timeout.total_seconds()) as clock:
+                    returned = await task.function(*injected, **arguments)
+            await _feel_cancellation()
             verdict = NOTHING_RETURNED if returned is None else _returned(task, claimed, returned)
             if write_pending is not None:
                 await write_pending()
         return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
-        if isinstance(error, TimeoutError) and clock.expired():
+        if isinstance(error, TimeoutError) and clock is not None and clock.expired():
             end = AttemptEnd.TIMEOUT
         return Verdict(after_error(task, claimed, error, end=end), keeps_writes=False)
+
+
+async def _feel_cancellation() -> None:
+    """A handler that has cancelled its own task without an await fails here, and not us later."""
+    own = asyncio.current_task()
+    if own is not None and own.cancelling():
+        await asyncio.sleep(0)
 
 
 def after_error(

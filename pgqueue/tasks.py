@@ -70,20 +70,14 @@ class Task(Generic[P, R]):
             self.injection.refuse_process(self.name)
             self.address = importable_address(function, self.name)
         self.owner = owner
+        self.is_async = self.injection.is_async
+        self.is_transactional: bool
+        """Whether the handler's writes commit together with the job's completion."""
         self._set_options(options)
 
     @property
     def _where(self) -> str:
         return f"task {self.name}"
-
-    @property
-    def is_async(self) -> bool:
-        return self.injection.is_async
-
-    @property
-    def is_transactional(self) -> bool:
-        """Whether the handler's writes commit together with the job's completion."""
-        return self._options.transactional or self.injection.wants_session
 
     @property
     def settings(self) -> Options:
@@ -222,6 +216,7 @@ class Task(Generic[P, R]):
 
     def _set_options(self, options: Options) -> None:
         self._options = options
+        self.is_transactional = options.transactional or self.injection.wants_session
         self._arguments = Arguments(self.payload, options)
         self._new = NewJob(
             task=self.name,

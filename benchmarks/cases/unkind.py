@@ -81,15 +81,16 @@ def late_commits(bench: Bench, size: Size) -> Finding:
     full=Size(jobs=50_000, turns=3),
 )
 def slow_among_quick(bench: Bench, size: Size) -> Finding:
-    """Two workers, no-ops, and a job of a second among every two hundred: how long a no-op is
-    held up behind a slow one while later ones start."""
+    """Two workers with ten slots each, no-ops, and sixteen jobs of a second among them, which
+    are more than one worker has slots, and less than both have: how long a no-op is held up
+    behind a slow one while later ones start."""
     finding = Finding()
     waits: list[float] = []
     for _ in range(size.turns):
         with bench.arena(PGQUEUE) as arena:
             arena.fill(size.jobs, bulk=0)
             with psycopg.connect(arena.url) as connection:
-                _enqueue_by_hand(connection, 0, size.jobs, slow=200)
+                _enqueue_by_hand(connection, 0, size.jobs, slow=max(size.jobs // 16, 1))
             with arena.workers(2) as processes:
                 arena.wait_for_starts(size.jobs, processes)
                 arena.wait_until_none_is_left(processes)

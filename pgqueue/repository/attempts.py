@@ -188,9 +188,9 @@ class Attempts:
         ours, cancelled, settled = self._executor.execute(
             statement,
             {
-                "target_ids": _array(claimed.job_id for claimed in successes),
-                "message_ids": _array(claimed.message_id for claimed in successes),
-                "attempts": _array(claimed.attempt for claimed in successes),
+                "target_ids": _array([claimed.job_id for claimed in successes]),
+                "message_ids": _array([claimed.message_id for claimed in successes]),
+                "attempts": _array([claimed.attempt for claimed in successes]),
                 "expected": len(successes),
                 "worker_id": self._worker_id,
                 **message,
@@ -215,14 +215,16 @@ class Attempts:
         return self._executor.execute(statement, parameters).all()
 
 
-def _array(numbers: Iterable[int]) -> str:
-    return "{" + ",".join(map(str, numbers)) + "}"
+def _array(numbers: list[int]) -> str:
+    return f"{{{str(numbers)[1:-1]}}}"
 
 
 def _claim_of(rows: Sequence[Any], kind: type[Kind]) -> Claim[Kind]:
     read_at, quiet_until, taken = rows[0][:3]
+    if rows[0][3] is None:
+        return Claim([], taken, read_at, quiet_until)
     # DELETE ... RETURNING promises no order, whatever the probes had.
-    found = sorted(kind._make(row[3:]) for row in rows if row[3] is not None)
+    found = sorted([kind._make(row[3:]) for row in rows])
     return Claim(found, taken, read_at, quiet_until)
 
 

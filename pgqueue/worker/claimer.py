@@ -128,7 +128,7 @@ class Claimer(Loop):
     def _wait_for_room(self) -> None:
         bench = self._crew.bench
         self._lookout.hear()
-        bench.room.wait(STALE)
+        bench.room.wait(max(STALE - bench.longest_wait(), 0.001))
         waited = bench.longest_wait()
         self._prefetch.oldest_waits(waited)
         if waited > STALE:

@@ -177,6 +177,13 @@ class Crew:
             if self.stopping.wait(0.05):
                 self.bench.done(claimed, Released())
                 return False
+        return self._knows(claimed)
+
+    def may_start_now(self, claimed: Claimed) -> bool:
+        """The same without waiting."""
+        return self.presence.is_fresh and self._knows(claimed)
+
+    def _knows(self, claimed: Claimed) -> bool:
         # A worker declared dead meanwhile has forgotten all that it had claimed.
         return self.bench.in_flight.get(claimed.message_id) is claimed
 

@@ -21,7 +21,7 @@ DISPOSE_FOR = 1.0
 
 
 class EventLoop:
-    """Started by the first async handler.  A slot waits for its coroutine, so the number of
+    """Started by the first async handler.  A slot waits for what it runs here, so the number of
     slots bounds async jobs as it bounds the others."""
 
     def __init__(self, engine: Engine) -> None:

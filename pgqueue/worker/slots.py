@@ -1,10 +1,12 @@
 """Slots: the threads that run handlers."""
 
+import asyncio
 import time
 
 from pgqueue import execution, redaction
 from pgqueue.context import JobContext, nothing_around
 from pgqueue.outcomes import Exhausted, Outcome
+from pgqueue.repository import Claimed
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.loops import Loop
 from pgqueue.worker.transactional import run_in_async_transaction, run_in_transaction
@@ -25,29 +27,66 @@ class Slot(Loop):
         self.ran = 0
         self.busy = 0.0
         """Seconds spent on the jobs that have run here."""
+        self._brought_back: Claimed | None = None
 
     def work(self) -> None:
-        bench = self.crew.bench
-        while (claimed := bench.take()) is not None:
+        while (claimed := self._next()) is not None:
             if not self.crew.may_start(claimed):
                 continue
-            run = self.current = Run(claimed, self.crew.tasks[claimed.task])
-            outcome = self._outcome_of(run)
-            self.current = None
-            self.ran += 1
-            self.busy += time.monotonic() - run.started_at
-            if run.finish():
-                if outcome is not None:
-                    bench.done(claimed, outcome)
-            elif run.is_abandoned:
+            run = self._begin(claimed)
+            if run.task.is_async:
+                is_ours = self.crew.loop.run(self._work_on_loop(run))
+            else:
+                is_ours = self._end(run, self._outcome_of(run))
+            if not is_ours:
                 return  # another thread has taken this slot
+
+    def _next(self) -> Claimed | None:
+        claimed, self._brought_back = self._brought_back, None
+        return claimed or self.crew.bench.take()
+
+    def _begin(self, claimed: Claimed) -> Run:
+        run = self.current = Run(claimed, self.crew.tasks[claimed.task])
+        return run
+
+    def _end(self, run: Run, outcome: Outcome | None) -> bool:
+        """Hand over what has become of a run; False when the slot was lost over it."""
+        self.current = None
+        self.ran += 1
+        self.busy += time.monotonic() - run.started_at
+        if run.finish():
+            if outcome is not None:
+                self.crew.bench.done(run.claimed, outcome)
+            return True
+        return not run.is_abandoned
 
     def _outcome_of(self, run: Run) -> Outcome | None:
         try:
             return run_handler(self.crew, run)
-        except Exception as error:  # a mistake of ours must not cost the worker a slot
-            logger.exception("job %s: the worker failed around its handler", run.claimed.job_id)
-            return execution.after_error(run.task, run.claimed, error)
+        except Exception as error:
+            return _after_mistake(run, error)
+
+    async def _work_on_loop(self, run: Run) -> bool:
+        """Run an async job, and those that come next: two threads that wake each other for
+        each of them would take longer than a quick handler."""
+        while True:
+            # A task of its own for each: what a handler sets in its context is not the next one's.
+            outcome = await asyncio.create_task(self._outcome_of_async(run))
+            if not self._end(run, outcome):
+                return False
+            claimed = self.crew.bench.take_now()
+            if claimed is None:
+                return True
+            if not (self.crew.tasks[claimed.task].is_async and self.crew.may_start_now(claimed)):
+                self._brought_back = claimed
+                return True
+            run = self._begin(claimed)
+
+    async def _outcome_of_async(self, run: Run) -> Outcome | None:
+        try:
+            return await run_async_handler(self.crew, run)
+        except Exception as error:
+            return _after_mistake(run, error)
 
 
 def run_handler(crew: Crew, run: Run) -> Outcome | None:
@@ -58,12 +97,28 @@ def run_handler(crew: Crew, run: Run) -> Outcome | None:
     if task.address is not None:
         return crew.children.run(run)
     if task.is_transactional:
-        if task.is_async:
-            return crew.loop.run(run_in_async_transaction(crew, run))
         return run_in_transaction(crew, run)
-    is_asked_for = task.injection.parameters or crew.around is not nothing_around
-    context = run.context() if is_asked_for else NO_CONTEXT
-    if task.is_async:
-        verdict = crew.loop.run(execution.run_async(task, claimed, context, around=crew.around))
-        return verdict.outcome
+    context = _context_of(crew, run)
     return execution.run(task, claimed, context, around=crew.around).outcome
+
+
+async def run_async_handler(crew: Crew, run: Run) -> Outcome | None:
+    """The same for an async handler, on the event loop."""
+    task, claimed = run.task, run.claimed
+    if claimed.attempt > claimed.max_attempts:
+        return Exhausted()
+    if task.is_transactional:
+        return await run_in_async_transaction(crew, run)
+    context = _context_of(crew, run)
+    return (await execution.run_async(task, claimed, context, around=crew.around)).outcome
+
+
+def _context_of(crew: Crew, run: Run) -> JobContext:
+    is_asked_for = run.task.injection.parameters or crew.around is not nothing_around
+    return run.context() if is_asked_for else NO_CONTEXT
+
+
+def _after_mistake(run: Run, error: Exception) -> Outcome:
+    """A mistake of ours must not cost the worker a slot."""
+    logger.exception("job %s: the worker failed around its handler", run.claimed.job_id)
+    return execution.after_error(run.task, run.claimed, error)

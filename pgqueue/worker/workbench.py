@@ -3,7 +3,7 @@
 import heapq
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from threading import Condition, Event
 
 from pgqueue import redaction
@@ -38,8 +38,8 @@ WORDS: dict[type[Outcome], str] = {
 class Workbench:
     """Shared by the claimer, the slots and the settler.
 
-    The heap and the deque are handed over without a lock: ``heappush``, ``heappop``, ``append``
-    and ``popleft`` on tuples of numbers and strings are single steps under the GIL.
+    The heap and the deque are handed over without a lock: ``extend``, ``heapify``, ``heappop``,
+    ``append`` and ``popleft`` on tuples of numbers and strings are single steps under the GIL.
     """
 
     def __init__(self) -> None:
@@ -64,13 +64,12 @@ class Workbench:
         self._arrived = Condition()
         self._is_closed = False
 
-    def put(self, jobs: Iterable[Claimed]) -> None:
+    def put(self, jobs: Sequence[Claimed]) -> None:
         """Lay claimed jobs out for the slots."""
-        count = 0
-        for claimed in jobs:
-            self.in_flight[claimed.message_id] = claimed
-            heapq.heappush(self.heap, claimed)
-            count += 1
+        self.in_flight.update((claimed.message_id, claimed) for claimed in jobs)
+        self.heap.extend(jobs)
+        heapq.heapify(self.heap)
+        count = len(jobs)
         self._put += count
         self._forget_taken()
         self._fills.append((time.monotonic(), self._put))
@@ -83,15 +82,19 @@ class Workbench:
     def take(self) -> Claimed | None:
         """The most urgent job; waits for one.  None when the worker stops."""
         while True:
-            try:
-                claimed = heapq.heappop(self.heap)
-            except IndexError:
-                if not self._wait_for_job():
-                    return None
-                continue
-            if len(self.heap) <= self.low_water:
-                self.room.set()
-            return claimed
+            claimed = self.take_now()
+            if claimed is not None or not self._wait_for_job():
+                return claimed
+
+    def take_now(self) -> Claimed | None:
+        """The most urgent job, or None."""
+        try:
+            claimed = heapq.heappop(self.heap)
+        except IndexError:
+            return None
+        if len(self.heap) <= self.low_water and not self.room.is_set():
+            self.room.set()
+        return claimed
 
     def longest_wait(self) -> float:
         """Seconds that the job has waited here which slots have passed over longest.

@@ -1,7 +1,9 @@
 """Async handlers: what they block, and what an AsyncSession can do in them."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from worker_rig import MODES, Rig
 
 from pgqueue import Job, PgQueue, Retry, Worker
+
+
+@pytest.fixture
+def queue(engine: Engine) -> PgQueue:
+    return PgQueue(engine)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -128,3 +135,116 @@ def test_an_async_session_does_in_a_handler_what_it_does_elsewhere(
         assert (ended.last_error, ended.outcome) == (None, "succeeded")
         assert found == [USES[use]]
         assert queue.check(session) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sync_and_async_jobs_take_turns_in_one_slot_in_their_order(
+    queue: PgQueue, mode: str
+) -> None:
+    ran: list[int] = []
+
+    @queue.task
+    def sync(n: int) -> None:
+        ran.append(n)
+
+    @queue.task
+    async def on_loop(n: int) -> None:
+        await asyncio.sleep(0)
+        ran.append(n)
+
+    order: list[Any] = [on_loop, on_loop, sync, on_loop, sync, sync, on_loop]
+    with queue.session() as session:
+        for n, task in enumerate(order * 10):
+            task.enqueue(session, n)
+        session.commit()
+
+    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+
+    assert ran == list(range(70))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_async_job_finds_nothing_of_the_last_one_in_its_context(
+    queue: PgQueue, mode: str
+) -> None:
+    mark = ContextVar("mark", default="nothing")
+    found: list[str] = []
+
+    @queue.task
+    async def leave_a_mark() -> None:
+        found.append(mark.get())
+        mark.set("left by another job")
+
+    with queue.session() as session:
+        leave_a_mark.enqueue_many(session, [()] * 20)
+        session.commit()
+
+    counts = Worker(queue, concurrency=2, mode=mode).run_until_empty(timeout=20)
+
+    assert found == ["nothing"] * 20
+    assert counts == {"succeeded": 20}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("has_session", [False, True])
+def test_a_handler_that_cancels_its_own_task_fails_alone(
+    queue: PgQueue, mode: str, has_session: bool
+) -> None:
+    def cancel_oneself() -> None:
+        own = asyncio.current_task()
+        assert own is not None
+        own.cancel()  # would be felt at the next await, of which the handler has none
+
+    if has_session:
+
+        @queue.task(name="cancel", retry=Retry.never())
+        async def cancel_with_session(session: AsyncSession) -> None:
+            cancel_oneself()
+
+        task: Any = cancel_with_session
+    else:
+
+        @queue.task(name="cancel", retry=Retry.never())
+        async def cancel() -> None:
+            cancel_oneself()
+
+        task = cancel
+
+    @queue.task
+    async def neighbour() -> None:
+        await asyncio.sleep(0)
+
+    with queue.session() as session:
+        for _ in range(3):
+            task.enqueue(session)
+            neighbour.enqueue(session)
+        session.commit()
+
+    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+
+    assert counts == {"failed": 3, "succeeded": 3}
+
+
+def test_as_many_async_jobs_run_at_once_as_there_are_slots(queue: PgQueue) -> None:
+    running, most = 0, 0
+    together = asyncio.Semaphore(0)
+
+    @queue.task
+    async def overlap() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 4:
+            for _ in range(100):
+                together.release()
+        await asyncio.wait_for(together.acquire(), 10)
+        await asyncio.sleep(0)
+        running -= 1
+
+    with queue.session() as session:
+        overlap.enqueue_many(session, [()] * 40)
+        session.commit()
+
+    counts = Worker(queue, concurrency=4).run_until_empty(timeout=20)
+
+    assert (counts, most) == ({"succeeded": 40}, 4)
