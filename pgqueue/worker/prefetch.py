@@ -4,8 +4,8 @@ More ahead means fewer round trips; less ahead means that an urgent job overtake
 a dying worker takes fewer innocent jobs along.
 """
 
-MOST_AHEAD = 500
-HORIZON = 0.010
+MOST_AHEAD = 1000
+HORIZON = 0.020
 """Seconds of work to claim ahead at once."""
 TOO_OLD = 0.050
 """Seconds a claimed job may wait before less is claimed ahead."""
