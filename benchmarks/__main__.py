@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,10 +53,13 @@ def main(
     results: list[report.Result] = []
     with TemporaryDirectory(prefix="pgqueue-benchmarks-") as folder, _server(url) as server:
         bench = Bench(server, Path(folder), with_peers=not alone and size != "smoke")
-        for one in chosen:
-            results.append(_run(bench, one, size, turns))
-            report.show(results[-1])
+        # What is measured is measured alone; a smoke test measures nothing.
+        with ThreadPoolExecutor(2 if size == "smoke" else 1) as side_by_side:
+            for result in side_by_side.map(lambda one: _run(bench, one, size, turns), chosen):
+                results.append(result)
+                report.show(result)
         about = report.about(bench, size)
+        bench.close()
     report.show_missing(bench.missing)
     if write:
         report.write(results, about)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 
@@ -134,15 +135,20 @@ class Bench:
     directory: Path
     with_peers: bool
     missing: list[str] = field(default_factory=list)
-    _databases: int = 0
+    _databases: list[str] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Drop what was made."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            for name in self._databases:
+                connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def arena(self, system: System) -> Arena:
         """The system in a new database; close it."""
-        self._databases += 1
-        name = f"benchmark_{self._databases}"
+        name = f"benchmark_{uuid4().hex[:12]}"
         with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
             connection.execute(f"CREATE DATABASE {name}")
+        self._databases.append(name)
         return Arena(system, f"{self.url.rsplit('/', 1)[0]}/{name}", self.directory)
 
     @contextmanager

@@ -98,7 +98,6 @@ async def run_async(
     except PayloadError as error:
         return _unreadable(error, _secrets(task, claimed))
     timeout, clock = task.settings.timeout, None
-    end = AttemptEnd.FAILED
     try:
         with around(context):
             injected = task.injection.values(session=context.session, context=context)
@@ -113,8 +112,8 @@ async def run_async(
                 await write_pending()
         return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
-        if isinstance(error, TimeoutError) and clock is not None and clock.expired():
-            end = AttemptEnd.TIMEOUT
+        is_late = isinstance(error, TimeoutError) and clock is not None and clock.expired()
+        end = AttemptEnd.TIMEOUT if is_late else AttemptEnd.FAILED
         return Verdict(after_error(task, claimed, error, end=end), keeps_writes=False)
 
 

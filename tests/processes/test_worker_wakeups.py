@@ -66,13 +66,15 @@ def test_a_job_enqueued_before_the_worker_slept_and_committed_after_is_found_in_
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
             job = chores.quick.enqueue(session).id  # nobody sleeps: it notifies nobody
+            started_at = time.monotonic()
             rig.start(mode, poll_interval=FOREVER)
             _until_asleep(rig)
             _let_pass(rig, 1.0)
 
             session.commit()
+            asleep = time.monotonic() - started_at
 
-        rig.until_started(job, seconds=6)  # the sleep doubles, so at most as long again
+        rig.until_started(job, seconds=2 * asleep + 2)  # it doubles: at most as long again
         rig.until_ended()
         assert rig.check() == []
 

@@ -1,7 +1,6 @@
 """Worker processes that a test starts, kills, stops and looks at from outside."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,13 +15,10 @@ from chores_worker import run
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
+from chaos.fleet import FORKS
 from pgqueue import Violation
 
 T = TypeVar("T")
-
-FORKS = multiprocessing.get_context("forkserver")
-"""Workers are forked from a process that has imported everything and connected to nothing."""
-FORKS.set_forkserver_preload(["chores_worker"])
 
 PATIENCE = 30.0
 LOOK_EVERY = 0.004
