@@ -51,7 +51,7 @@ def main(
         return
     chosen = _chosen(only)
     results: list[report.Result] = []
-    with TemporaryDirectory(prefix="pgqueue-benchmarks-") as folder, _server(url) as server:
+    with TemporaryDirectory(prefix="pgqueue-benchmarks-") as folder, server_for(url) as server:
         bench = Bench(server, Path(folder), with_peers=not alone and size != "smoke")
         # What is measured is measured alone; a smoke test measures nothing.
         with ThreadPoolExecutor(2 if size == "smoke" else 1) as side_by_side:
@@ -93,7 +93,7 @@ def _run(bench: Bench, one: Case, size: str, turns: int | None) -> report.Result
 
 
 @contextmanager
-def _server(url: str | None) -> Iterator[str]:
+def server_for(url: str | None) -> Iterator[str]:
     if url is not None:
         yield url
         return

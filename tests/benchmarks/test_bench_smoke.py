@@ -1,18 +1,26 @@
 """The benchmarks run: each in its tiniest size."""
 
+import os
+from collections.abc import Iterator
+
 import pytest
 from click.testing import CliRunner
 
 import benchmarks.cases  # noqa: F401 - they register themselves
-from benchmarks.__main__ import main
+from benchmarks.__main__ import main, server_for
 from benchmarks.case import CASES
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Not the one of the other tests: some queues connect by TCP only."""
+    with server_for(os.environ.get("PGQUEUE_TEST_URL")) as url:
+        yield url
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_measures_what_it_says(server_url: str, name: str) -> None:
-    server = server_url.replace("+psycopg", "")
-
+def test_a_case_measures_what_it_says(server: str, name: str) -> None:
     ended = CliRunner().invoke(main, ["--smoke", "--only", name, "--url", server])
 
     assert ended.exit_code == 0, ended.output
