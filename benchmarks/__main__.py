@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -51,15 +51,17 @@ def main(
         return
     chosen = _chosen(only)
     results: list[report.Result] = []
-    with TemporaryDirectory(prefix="pgqueue-benchmarks-") as folder, server_for(url) as server:
+    with ExitStack() as made:
+        folder = made.enter_context(TemporaryDirectory(prefix="pgqueue-benchmarks-"))
+        server = made.enter_context(server_for(url))
         bench = Bench(server, Path(folder), with_peers=not alone and size != "smoke")
+        made.callback(bench.close)
         # What is measured is measured alone; a smoke test measures nothing.
         with ThreadPoolExecutor(2 if size == "smoke" else 1) as side_by_side:
             for result in side_by_side.map(lambda one: _run(bench, one, size, turns), chosen):
                 results.append(result)
                 report.show(result)
         about = report.about(bench, size)
-        bench.close()
     report.show_missing(bench.missing)
     if write:
         report.write(results, about)

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,8 +113,9 @@ async def run_async(
                 await write_pending()
         return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
-        is_late = isinstance(error, TimeoutError) and clock is not None and clock.expired()
-        end = AttemptEnd.TIMEOUT if is_late else AttemptEnd.FAILED
+        with suppress(asyncio.CancelledError):
+            await _feel_cancellation()
+        end = AttemptEnd.TIMEOUT if _is_late(error, clock) else AttemptEnd.FAILED
         return Verdict(after_error(task, claimed, error, end=end), keeps_writes=False)
 
 
@@ -122,6 +124,10 @@ async def _feel_cancellation() -> None:
     own = asyncio.current_task()
     if own is not None and own.cancelling():
         await asyncio.sleep(0)
+
+
+def _is_late(error: BaseException, clock: asyncio.Timeout | None) -> bool:
+    return isinstance(error, TimeoutError) and clock is not None and clock.expired()
 
 
 def after_error(

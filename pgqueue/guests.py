@@ -9,6 +9,26 @@ from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 HOST = "_pgqueue_host"
 
 
+ENDED = {"3B001", "25P01"}
+"""The states in which the server refuses to release, or go back to, a savepoint that is gone."""
+
+
+class TransactionEnded(Exception):
+    """The transaction a handler was given is not there any more."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(
+            f"the transaction the handler was given has ended ({said}); a handler ends it only by "
+            "session.commit() and session.rollback(), or by its own end"
+        )
+
+
+def told_by_server(error: Exception) -> Exception:
+    """The same error, or what it means if it says that our savepoint is gone."""
+    state = getattr(getattr(error, "orig", None), "sqlstate", None)
+    return TransactionEnded(str(error.orig)) if state in ENDED else error  # type: ignore[attr-defined]
+
+
 def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> sessionmaker[Session]:
     """The application's Sessions, made so that they can join a transaction on ``engine``.
 

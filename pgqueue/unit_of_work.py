@@ -1,12 +1,12 @@
 """Where a transaction begins, and how it ends.  Whoever opened it ends it."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
 import psycopg
-from psycopg.pq import ExecStatus
+from psycopg.pq import DiagnosticField, ExecStatus
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
@@ -15,7 +15,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from pgqueue import redaction
 from pgqueue.changed_sessions import CHANGED
-from pgqueue.guests import be_guest
+from pgqueue.guests import ENDED, TransactionEnded, be_guest
 from pgqueue.joining import may_notify, refuse_autocommit
 from pgqueue.models import Job, JobStatus
 from pgqueue.network import BRIEF, NETWORK, notice_loss_of_server
@@ -223,16 +223,6 @@ def let_server_notice_loss(connection: Connection) -> None:
 NOTICES_LOSS = "pgqueue.notices_loss"
 
 
-class TransactionEnded(Exception):
-    """The transaction a handler was given is not there any more."""
-
-    def __init__(self, said: str) -> None:
-        super().__init__(
-            f"the transaction the handler was given has ended ({said}); a handler ends it only by "
-            "session.commit() and session.rollback(), or by its own end"
-        )
-
-
 def begin_now(connection: Connection, settings: str = GUARD) -> None:
     """Begin a transaction on the server, with these statements, in one round trip.
 
@@ -251,16 +241,15 @@ def set_now(connection: Connection, statements: str) -> None:
     if not isinstance(driver, psycopg.Connection):
         connection.exec_driver_sql(statements)
         return
-    try:
+    with suppress(psycopg.Error):  # it is closed
         done = driver.pgconn.exec_(statements.encode())
         if done.status == ExecStatus.COMMAND_OK:
             return
-        error = done.error_message.decode(errors="replace").strip()
-    except psycopg.Error as closed:
-        error = str(closed)
-    # SQLAlchemy tells, if it is because the transaction, or the connection, has failed before.
-    connection.exec_driver_sql("SELECT")
-    raise TransactionEnded(error)
+        state = (done.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+        if state in ENDED:
+            raise TransactionEnded(done.error_message.decode(errors="replace").strip())
+    # SQLAlchemy tells: the transaction, or the connection, has failed before.
+    connection.exec_driver_sql(statements)
 
 
 def plan_freely(connection: Connection) -> str:

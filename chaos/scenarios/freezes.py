@@ -108,14 +108,14 @@ def held_settle_outside_its_transaction(patch: Patch) -> None:
     """Transaction mode settles on a connection of its own, not on the one that has the message."""
     from pgqueue.repository import Attempts
     from pgqueue.unit_of_work import own_connection
-    from pgqueue.worker.held import HeldSlot
+    from pgqueue.worker.held_attempt import HeldAttempt
 
-    def apart(self, _connection, run, outcome):  # type: ignore[no-untyped-def]
-        with own_connection(self.crew.engine, {}) as other:
-            attempts = Attempts(other, self.crew.presence.worker_id)
-            attempts.settle([(run.claimed, outcome)], held=True)
+    def apart(self, outcome):  # type: ignore[no-untyped-def]
+        with own_connection(self._crew.engine, {}) as other:
+            attempts = Attempts(other, self._crew.presence.worker_id)
+            attempts.settle([(self._run.claimed, outcome)], held=True)
 
-    patch.set(HeldSlot, "_settle", apart)
+    patch.set(HeldAttempt, "_settle", apart)
 
 
 @scenario(
@@ -187,14 +187,14 @@ def _freeze_in_handlers(
     """Freeze some workers while they run handlers, and say which jobs those are."""
     ids = [id for task in TASKS for id in stage.enqueue(task, [(turn,)] * (jobs // len(TASKS)))]
     stage.until_started(*ids)
-    zombies = stage.dice.sample(fleet.members, frozen)
+    runs = [(event.worker, event.job) for event in stage.history(START) if event.job in set(ids)]
+    busy = [each for each in fleet.members if any(each.name == worker for worker, _ in runs)]
+    zombies = stage.dice.sample(busy, min(frozen, len(busy)))
     for zombie in zombies:
         zombie.freeze()
         stage.count("freezes")
     names = {zombie.name for zombie in zombies}
-    ours = set(ids)
-    theirs = [event.job for event in stage.history(START) if event.worker in names]
-    return zombies, [job for job in theirs if job in ours]
+    return zombies, [job for worker, job in runs if worker in names]
 
 
 def _end_transactions(stage: Stage, zombies: list[Member]) -> None:

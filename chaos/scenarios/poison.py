@@ -136,7 +136,7 @@ def stamp_in_the_jobs_transaction(patch: Patch) -> None:
 
     def remembering(self, connection, row, done):  # type: ignore[no-untyped-def]
         here.connection = connection
-        run_one(self, connection, row, done)
+        return run_one(self, connection, row, done)
 
     def stamp(self, locked):  # type: ignore[no-untyped-def]
         return Attempts(here.connection, self.crew.presence.worker_id).stamp(locked)

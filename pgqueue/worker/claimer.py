@@ -131,6 +131,7 @@ class Claimer(Loop):
         bench.room.wait(max(STALE - bench.longest_wait(), 0.001))
         waited = bench.longest_wait()
         self._prefetch.oldest_waits(waited)
+        bench.low_water = self._prefetch.ahead
         if waited > STALE:
             for claimed in bench.drain():
                 bench.done(claimed, Released())

@@ -166,9 +166,10 @@ class HeldSlot(Loop):
         turnstile.lookout.sleep(due_in)
 
     def _run_one(self, connection: Connection, row: Locked, done: list[Done]) -> bool:
-        """Stamp, run and settle one job of the batch inside T; False when it may not start.
+        """Stamp, run and settle one job of the batch inside T; False when the batch ends here.
 
-        Another was first, or the job has ended, or the stamp has waited for too long.
+        It may not start, because another was first, or the job has ended, or the stamp has
+        waited for too long; or its handler has ended T.
         """
         claimed = self._turnstile.stamp(row)
         if claimed is None:
@@ -184,11 +185,12 @@ class HeldSlot(Loop):
             raise Stale  # T is being ended from outside
         self.current = None
         done[-1] = (run, attempt.complete(verdict))
-        if attempt.is_alone:
+        if attempt.has_lost_transaction:
             for other, _ in done[:-1]:
-                report_stale(self.crew, other.claimed)
+                logger.warning("job %s: a neighbour has ended their transaction", _id(other))
+                self.crew.bench.settled_already(other.claimed, "unknown")
             del done[:-1]
-        return not attempt.is_alone
+        return not attempt.has_lost_transaction
 
     def _commit(self, connection: Connection, done: list[Done]) -> None:
         if not done:
@@ -220,6 +222,10 @@ def _one_of_each_job(attempts: Attempts, rows: list[Locked]) -> list[Locked]:
         logger.warning("job %s: dropped a second message", row.job_id)
         attempts.take_message(row.claimed(attempt=0, crashes=0))
     return list(kept.values())
+
+
+def _id(run: Run) -> int:
+    return run.claimed.job_id
 
 
 def _is_alone(row: Locked) -> bool:

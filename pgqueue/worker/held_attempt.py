@@ -5,10 +5,11 @@ it fails; only if the handler has ended T must all of T go.
 """
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
 
 from pgqueue import execution
 from pgqueue.execution import CancelWins, Verdict
+from pgqueue.guests import TransactionEnded, told_by_server
 from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Succeeded
 from pgqueue.repository import Attempts
 from pgqueue.unit_of_work import (
@@ -16,23 +17,27 @@ from pgqueue.unit_of_work import (
     BEFORE_SETTLE_IN_BATCH,
     GUARD,
     PLAN_BY_KEY,
-    RELEASE_GUARD,
     UNDO_HANDLER,
-    TransactionEnded,
     begin_now,
     set_now,
 )
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.transactional import idle_limit, run_with_async_session, run_with_session
 
+FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError)
+"""A deferred constraint, say, or a savepoint that is not there any more."""
+
 
 class HeldAttempt:
-    """Used in this order: made ready, run, completed.  The COMMIT is the caller's."""
+    """One handler, its savepoint and its settle; the COMMIT is the caller's.
+
+    Used in this order: made ready, run, completed.
+    """
 
     def __init__(
         self, crew: Crew, run: Run, connection: Connection, *, others_follow: bool
     ) -> None:
-        self.is_alone = False
+        self.has_lost_transaction = False
         """Whether its handler has ended T, and with it what the neighbours had done there."""
         self._crew = crew
         self._run = run
@@ -69,19 +74,19 @@ class HeldAttempt:
         """Settle in T; what the handler wrote goes only if it failed, or its job was cancelled."""
         outcome = verdict.outcome
         if not self._run.task.is_transactional:
-            if isinstance(outcome, Succeeded) and outcome.is_plain:
+            if not verdict.keeps_writes or outcome == Succeeded():
                 return self._settle_finally(outcome)
-            set_now(self._connection, GUARD)  # it may be impossible to store
+            set_now(self._connection, GUARD)  # its result may be impossible to store
         if verdict.keeps_writes:
             try:
                 self._settle_with_writes(outcome)
                 return outcome
             except CancelWins:
                 outcome = Cancelled("")
-            except (TransactionEnded, DBAPIError) as error:  # the latter by a deferred constraint
-                if isinstance(error, DBAPIError) and error.connection_invalidated:
-                    raise
-                outcome = execution.after_error(self._run.task, self._run.claimed, error)
+            except FAILURES as error:
+                _refuse_to_go_on_without_connection(error)
+                task, claimed = self._run.task, self._run.claimed
+                outcome = execution.after_error(task, claimed, told_by_server(error))
         self._undo()
         return self._settle_finally(outcome)
 
@@ -89,18 +94,20 @@ class HeldAttempt:
         if self._run.task.is_transactional and not self._connection.in_nested_transaction():
             raise TransactionEnded("by the handler")
         self._settle(outcome)
-        set_now(self._connection, RELEASE_GUARD)
+        while (savepoint := self._connection.get_nested_transaction()) is not None:
+            savepoint.commit()
 
     def _undo(self) -> None:
         """Undo what the handler wrote; with all of T, if it has ended the T it was given."""
         try:
+            while (savepoint := self._connection.get_nested_transaction()) is not None:
+                savepoint.rollback()
             set_now(self._connection, UNDO_HANDLER)
-        except (TransactionEnded, DBAPIError) as error:
-            if isinstance(error, DBAPIError) and error.connection_invalidated:
-                raise
+        except FAILURES as error:
+            _refuse_to_go_on_without_connection(error)
             self._connection.rollback()
             begin_now(self._connection, PLAN_BY_KEY)
-            self.is_alone = True
+            self.has_lost_transaction = True
 
     def _settle_finally(self, outcome: Outcome) -> Outcome:
         """Nothing of the handler is left to undo: if a cancel has won, it is written as such."""
@@ -116,3 +123,8 @@ class HeldAttempt:
             self._connection.exec_driver_sql(before)
         attempts = Attempts(self._connection, self._crew.presence.worker_id)
         execution.complete(attempts, self._run.claimed, outcome, held=True)
+
+
+def _refuse_to_go_on_without_connection(error: Exception) -> None:
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        raise error

@@ -172,9 +172,11 @@ class Shift:
         """
         for index, slot in enumerate(self._slots):
             run = slot.current
-            if run is None or not run.is_overdue or not run.lose():
+            if run is None or not run.is_overdue:
                 continue
-            run.is_abandoned = True
+            run.is_abandoned = True  # before its thread can learn that the attempt is lost
+            if not run.lose():
+                continue
             logger.error("job %s: past its timeout; its thread is given up", run.claimed.job_id)
             late = TimeoutError(f"the handler ran longer than {run.task.settings.timeout}")
             self._settle_over(run, late, AttemptEnd.TIMEOUT)

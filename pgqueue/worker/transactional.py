@@ -16,12 +16,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from pgqueue import async_session, execution, redaction
 from pgqueue.changed_sessions import close_if_changed
 from pgqueue.execution import CancelWins, Stale, Verdict
+from pgqueue.guests import TransactionEnded, told_by_server
 from pgqueue.network import NETWORK
 from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
     AFTER_HANDLER,
-    TransactionEnded,
     backend_pid,
     begin_now,
     joined_session,
@@ -214,7 +214,7 @@ def _complete(crew: Crew, run: Run, connection: Connection, verdict: Verdict) ->
         return Cancelled("")
     except (DBAPIError, TransactionEnded) as error:
         transaction.rollback()
-        return execution.after_error(run.task, run.claimed, error)
+        return execution.after_error(run.task, run.claimed, told_by_server(error))
     crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
     return None
 

@@ -187,13 +187,16 @@ def test_an_async_job_finds_nothing_of_the_last_one_in_its_context(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("has_session", [False, True])
+@pytest.mark.parametrize("raises", [False, True])
 def test_a_handler_that_cancels_its_own_task_fails_alone(
-    queue: PgQueue, mode: str, has_session: bool
+    queue: PgQueue, mode: str, has_session: bool, raises: bool
 ) -> None:
     def cancel_oneself() -> None:
         own = asyncio.current_task()
         assert own is not None
         own.cancel()  # would be felt at the next await, of which the handler has none
+        if raises:
+            raise ValueError("cancelled as well")
 
     if has_session:
 
