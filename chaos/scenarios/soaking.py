@@ -52,8 +52,8 @@ def soak(stage: Stage, size: Size) -> None:
     for fleet in fleets:
         fleet.stop()
     _nothing_grows(stage, sizes)
-    ended = stage.rows("SELECT outcome, count(*) FROM pgqueue.jobs GROUP BY 1")
-    stage.judge(**{row[0]: row[1] for row in ended})
+    count = "SELECT outcome, count(*) FROM pgqueue.jobs WHERE outcome IS NOT NULL GROUP BY 1"
+    stage.judge(**{row[0]: row[1] for row in stage.rows(count)})
 
 
 def _enqueue_some(stage: Stage) -> None:
