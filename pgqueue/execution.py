@@ -113,8 +113,7 @@ async def run_async(
                 await write_pending()
         return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
-        with suppress(asyncio.CancelledError):
-            await _feel_cancellation()
+        await _forget_cancellation()
         end = AttemptEnd.TIMEOUT if _is_late(error, clock) else AttemptEnd.FAILED
         return Verdict(after_error(task, claimed, error, end=end), keeps_writes=False)
 
@@ -124,6 +123,11 @@ async def _feel_cancellation() -> None:
     own = asyncio.current_task()
     if own is not None and own.cancelling():
         await asyncio.sleep(0)
+
+
+async def _forget_cancellation() -> None:
+    with suppress(asyncio.CancelledError):
+        await _feel_cancellation()
 
 
 def _is_late(error: BaseException, clock: asyncio.Timeout | None) -> bool:

@@ -62,7 +62,7 @@ class Settler(Loop):
         while True:
             if much:
                 time.sleep(LINGER)
-            batch = self._bench.done_batch(wait=0.5)
+            batch = self._bench.done_batch(wait=0.0 if self._stop_when_done.is_set() else 0.5)
             much = len(batch) >= MUCH
             if not batch:
                 if self._stop_when_done.is_set():

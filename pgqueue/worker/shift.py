@@ -194,7 +194,7 @@ class Shift:
         outcome = execution.after_error(run.task, run.claimed, error, end=end)
         try:
             if not self._leases:
-                settle_from_outside(self._crew, run, outcome)
+                settle_from_outside(self._crew, [run], outcome)
                 return
             if run.backend_pid is not None:
                 end_transaction(self._crew, run)
@@ -246,16 +246,15 @@ class Shift:
 
     def _interrupt(self) -> None:
         """The process ends: what still runs is given back, one attempt the poorer."""
-        for run in self._runs():
-            if not run.lose():
-                continue
+        lost = [run for run in self._runs() if run.lose()]
+        if self._leases:
+            for run in lost:
+                self._crew.bench.done(run.claimed, execution.INTERRUPTED)
+        elif lost:
             try:
-                if self._leases:
-                    self._crew.bench.done(run.claimed, execution.INTERRUPTED)
-                else:
-                    settle_from_outside(self._crew, run, execution.INTERRUPTED)
+                settle_from_outside(self._crew, lost, execution.INTERRUPTED)
             except BROKEN as failure:
-                logger.warning("job %s: %s", run.claimed.job_id, failure)
+                logger.warning("what was interrupted could not be written down: %s", failure)
         self._close()
 
     def _close(self) -> None:
