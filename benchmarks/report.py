@@ -13,11 +13,19 @@ import psycopg
 
 from benchmarks import charts
 from benchmarks.case import Bench, Case, Finding, Goal, Series
+from benchmarks.systems import GRAPHILE, PGQUEUE, PGQUEUER, PQ
 
 DOCS = Path(__file__).parent.parent / "docs" / "explanation"
 PAGE = DOCS / "benchmarks.md"
 CHARTS = DOCS / "benchmarks"
-TOLD = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
+TOLD = (
+    "fsync",
+    "synchronous_commit",
+    "full_page_writes",
+    "shared_buffers",
+    "max_wal_size",
+    "min_wal_size",
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class About:
     machine: str
     server: str
     size: str
+    systems: tuple[str, ...]
     missing: tuple[str, ...]
 
 
@@ -51,7 +60,9 @@ def about(bench: Bench, size: str) -> About:
             settings.append(f"{name} = {value[0]}")
     machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
     server = f"PostgreSQL {version[0]}, {', '.join(settings)}"
-    return About(machine, server, size, tuple(bench.missing))
+    beside = (GRAPHILE, PGQUEUER, PQ) if bench.with_peers else ()
+    systems = [one.versioned_name for one in (PGQUEUE, *beside) if one.is_installed]
+    return About(machine, server, size, tuple(systems), tuple(bench.missing))
 
 
 def show(result: Result) -> None:
@@ -94,7 +105,8 @@ def _head(about: About) -> str:
         "[benchmarks](../../benchmarks/README.md). Where the time goes, and what each safety "
         "feature costs: [performance](performance.md).\n\n"
         f"{date.today():%Y-%m-%d}; {about.machine}, shared by client, workers and server; "
-        f"{about.server}, everything else default, the same for all. Sizes: `--{about.size}`. "
+        f"{about.server}, everything else default, the same for all: "
+        f"{', '.join(about.systems)}. Sizes: `--{about.size}`. "
         "Figures are medians (least to most) of the turns; a ratio is the median of those of the "
         "turns. Machines drift: quote the ratios.\n"
         f"{left_out}"

@@ -66,6 +66,10 @@ class System:
             python_with(self.requirements, folder=self.environment)
 
     @property
+    def is_installed(self) -> bool:
+        return self.is_here or self.environment.exists()
+
+    @property
     def versioned_name(self) -> str:
         """Its name with the version that is installed."""
         if self.adapter == "pgqueue_":

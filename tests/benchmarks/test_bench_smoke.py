@@ -26,3 +26,10 @@ def test_a_case_measures_what_it_says(server: str, name: str) -> None:
     assert ended.exit_code == 0, ended.output
     assert f"\n{name}  " in f"\n{ended.output}"
     assert "spoiled" not in ended.output
+
+
+def test_the_cases_are_listed_by_name() -> None:
+    ended = CliRunner().invoke(main, ["list"])
+
+    named = [line for line in ended.stdout.splitlines() if not line.startswith(" ")]
+    assert (ended.exit_code, named) == (0, list(CASES))
