@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -97,8 +98,10 @@ class Member:
         return self._process.exitcode
 
     def send(self, number: signal.Signals) -> None:
-        if self.is_running:
-            os.kill(self.pid, number)
+        # It may end by itself between the look and the signal.
+        with suppress(ProcessLookupError):
+            if self.is_running:
+                os.kill(self.pid, number)
 
     def freeze(self) -> None:
         """SIGSTOP; returns when every thread of it stands still."""

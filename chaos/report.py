@@ -20,6 +20,9 @@ BEGIN, END = "<!-- written by `make chaos` -->\n", "<!-- end -->\n"
 NO_FAULT = {"jobs", "workers", "samples", "second starts", "kB of memory"}
 """Counts that are no faults."""
 
+TIMES = {"slowest ms", "milliseconds for them"}
+"""What the scenarios have measured: shown with each of them, and no sum says anything."""
+
 console = Console()
 
 
@@ -40,7 +43,8 @@ class Summary:
     def words(self) -> str:
         """All of it in two sentences."""
         totals = self.totals
-        faults = ", ".join(f"{n:,} {what}" for what, n in totals.items() if what not in NO_FAULT)
+        told = [what for what in totals if what not in NO_FAULT | TIMES]
+        faults = ", ".join(f"{totals[what]:,} {what}" for what in told)
         broken = sum(verdict.broken is not None for verdict in self.verdicts)
         return (
             f"{len(self.verdicts)} scenarios, {totals['jobs']:,} jobs, {totals['workers']:,} worker"

@@ -7,7 +7,7 @@ import random
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -175,6 +175,18 @@ class Stage:
         while left:
             look = partial(fewer_than, left)
             [left] = self.until(look, seconds=seconds, what="all jobs end")
+
+    def until_ended_of(self, tasks: Sequence[Task[..., Any]], *, seconds: float = PATIENCE) -> None:
+        """Wait until no job of these tasks is left."""
+        unfinished = (
+            "SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NULL AND task = ANY(:tasks)"
+        )
+        names = [task.name for task in tasks]
+        self.until(
+            lambda: self.scalar(unfinished, tasks=names) == 0,
+            seconds=seconds,
+            what=f"all jobs end of {', '.join(names)}",
+        )
 
     def until_left(self, count: int, *, seconds: float = PATIENCE) -> None:
         """Wait until so many jobs, or fewer, are left: the moment for the next fault."""

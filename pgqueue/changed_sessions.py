@@ -6,6 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
+from pgqueue.repository.short_way import ONLY_WATCHED, is_listened_to
+
 CHANGES_SESSION = re.compile(
     r"(?:^|;)\s*(?:SET(?!\s+(?:LOCAL|CONSTRAINTS|TRANSACTION)\b)|RESET|DISCARD|PREPARE|LISTEN|LOAD"
     r"|DECLARE|CREATE\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP)\b"
@@ -20,12 +22,14 @@ CHANGED = "pgqueue.session_changed"
 
 def watched(engine: Engine) -> Engine:
     """The same engine and pool; notices when a handler changes what outlives its transaction."""
-    twin = engine.execution_options()
+    twin = engine.execution_options(**{ONLY_WATCHED: not is_listened_to(engine)})
     watch_session(twin)
     return twin
 
 
 def watch_session(target: Engine | Connection) -> None:
+    if isinstance(target, Connection):
+        target.execution_options(**{ONLY_WATCHED: not is_listened_to(target)})
     event.listen(target, "before_cursor_execute", _note_change)
 
 

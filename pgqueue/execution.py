@@ -23,6 +23,7 @@ from pgqueue.outcomes import (
     Snooze,
     Snoozed,
     Succeeded,
+    is_plain_success,
 )
 from pgqueue.redaction import secrets_among
 from pgqueue.reports import report, storable_result, storable_words
@@ -187,19 +188,15 @@ def tell(task: Task[..., Any], claimed: Claimed, outcome: Retried | Failed) -> N
 
 def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool) -> None:
     """Settle an attempt inside the handler's own transaction; its COMMIT is the caller's."""
-    if isinstance(outcome, Succeeded) and outcome.is_plain:
-        exceptions = (
-            attempts.settle_held_success(claimed) if held else attempts.settle_succeeded([claimed])
-        )
+    if is_plain_success(outcome):
+        settled = attempts.settle_one_success(claimed, held=held)
     elif held and not attempts.take_message(claimed):
-        exceptions = []
+        settled = []
     else:
-        exceptions = attempts.settle([(claimed, outcome)], held=held)
-    if exceptions is None:
-        return
-    if not exceptions:
+        settled = attempts.settle([(claimed, outcome)], held=held)
+    if not settled:
         raise Stale
-    if exceptions[0].outcome == "cancelled" and not isinstance(outcome, Cancelled):
+    if settled[0].outcome == "cancelled" and not isinstance(outcome, Cancelled):
         raise CancelWins
 
 

@@ -8,7 +8,6 @@ from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 HOST = "_pgqueue_host"
 
-
 ENDED = {"3B001", "25P01"}
 """The states in which the server refuses to release, or go back to, a savepoint that is gone."""
 
@@ -18,15 +17,15 @@ class TransactionEnded(Exception):
 
     def __init__(self, said: str) -> None:
         super().__init__(
-            f"the transaction the handler was given has ended ({said}); a handler ends it only by "
-            "session.commit() and session.rollback(), or by its own end"
+            f"the transaction the handler was given has ended ({said}); inside a handler use "
+            "session.commit() and session.rollback(), which leave it open"
         )
 
 
 def told_by_server(error: Exception) -> Exception:
     """The same error, or what it means if it says that our savepoint is gone."""
-    state = getattr(getattr(error, "orig", None), "sqlstate", None)
-    return TransactionEnded(str(error.orig)) if state in ENDED else error  # type: ignore[attr-defined]
+    said = getattr(error, "orig", None)
+    return TransactionEnded(str(said)) if getattr(said, "sqlstate", None) in ENDED else error
 
 
 def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> sessionmaker[Session]:

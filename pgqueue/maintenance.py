@@ -31,6 +31,11 @@ LOOK_EVERY = timedelta(seconds=0.25)
 SLOW_GRACE = timedelta(seconds=30)
 """For a worker whose lock is still there: frozen, cut off, or behind a pooler."""
 
+SEARCH_EVERY = timedelta(seconds=2)
+"""How often a worker looks for leases of the dead although nobody has died lately: for those that
+a rescuer left who died as well.  The search reads all leases, and what is left of those that were
+deleted since the last vacuum: beside a drain it takes as long as two claims."""
+
 RESCUE_LOCK = lock_key("rescue")
 
 
@@ -47,6 +52,7 @@ class Witness:
 
     def __init__(self) -> None:
         self._sightings: dict[UUID, Sighting] = {}
+        self._searched_at = float("-inf")
 
     def dead_among(self, members: list[Member], *, now: float) -> list[Member]:
         """Those who have not beaten for the whole grace while this witness looked on."""
@@ -62,6 +68,13 @@ class Witness:
                 dead.append(member)
         return dead
 
+    def is_search_due(self, *, now: float) -> bool:
+        return now - self._searched_at >= SEARCH_EVERY.total_seconds()
+
+    def searched(self, *, now: float) -> None:
+        """All that the dead have left was found and given back."""
+        self._searched_at = now
+
 
 def rescue_dead(connection: Connection, witness: Witness) -> int:
     """Look at the fleet once, and rescue what the dead have left; returns how many leases.
@@ -69,11 +82,14 @@ def rescue_dead(connection: Connection, witness: Witness) -> int:
     ``connection`` must be the one the witness has looked through from the start.  Who is dead
     is committed first, so that it cannot claim while its leases are given back.
     """
+    now = time.monotonic()
     with connection.begin():
         fleet = Fleet(connection)
-        for member in witness.dead_among(fleet.members(), now=time.monotonic()):
+        for member in witness.dead_among(fleet.members(), now=now):
             if fleet.declare_dead(member):
                 logger.warning("worker %s is dead: no heartbeat since %s", *member[:2])
+        if not fleet.has_died_lately() and not witness.is_search_due(now=now):
+            return 0
     rescued = 0
     with connection.begin():
         # Only to save work: two rescuers at once pass each other's leases by.
@@ -84,6 +100,7 @@ def rescue_dead(connection: Connection, witness: Witness) -> int:
         if rescued:
             # The jobs keep their time, so they stand behind the frontiers of all workers.
             connection.execute(select(notify("rewind")))
+    witness.searched(now=now)
     if rescued:
         logger.warning("rescued %d attempts of dead workers", rescued)
     return rescued

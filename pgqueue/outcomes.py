@@ -77,11 +77,6 @@ class Succeeded:
 
     result: Any = None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is nothing more to write down: the common case."""
-        return self.result is None
-
 
 @dataclass(frozen=True, slots=True)
 class Retried:
@@ -125,3 +120,8 @@ class Exhausted:
 
 
 Outcome = Succeeded | Retried | Failed | Cancelled | Snoozed | Released | Exhausted
+
+
+def is_plain_success(outcome: Outcome) -> bool:
+    """Whether there is nothing more to write down: the common case."""
+    return isinstance(outcome, Succeeded) and outcome.result is None

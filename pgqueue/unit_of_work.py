@@ -220,6 +220,16 @@ def let_server_notice_loss(connection: Connection) -> None:
         connection.info[NOTICES_LOSS] = True
 
 
+def leave_autocommit(connection: Connection) -> None:
+    """Have transactions on a connection of the application's, whatever its engine does by itself.
+
+    SQLAlchemy would set their isolation each time the pool gives a connection out, and reset it;
+    it is said by :func:`begin_now` anyway.
+    """
+    if driver_connection(connection).autocommit:
+        connection.execution_options(isolation_level="READ COMMITTED")
+
+
 NOTICES_LOSS = "pgqueue.notices_loss"
 
 

@@ -82,7 +82,9 @@ def session(engine: Engine) -> Iterator[Session]:
 def server_directory() -> Iterator[Path]:
     """A folder for a server that the test itself starts, crashes and starts again."""
     # pytest's folders are closed to the account that runs the server of root.
-    path = Path(tempfile.mkdtemp(prefix="pgqueue-test-"))
+    path = Path(
+        tempfile.mkdtemp(prefix="pgqueue-test-", dir=_MEMORY if _has_room_in_memory() else None)
+    )
     path.chmod(0o711)
     yield path
     shutil.rmtree(path, ignore_errors=True)

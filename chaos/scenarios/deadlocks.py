@@ -58,11 +58,7 @@ def cancel_waits_for_the_lease(patch: Patch) -> None:
     full=Size(faults=20, seconds=15),
     short=Size(faults=4, seconds=2),
     planted=dict.fromkeys(
-        (
-            "enqueues_keys_in_any_order",
-            "goes_back_for_freed_keys",
-            "cancel_waits_for_the_lease",
-        ),
+        ("enqueues_keys_in_any_order", "goes_back_for_freed_keys"),
         "deadlock detected|has ended [1-9][0-9]* deadlocks",
     ),
     alone=True,

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from sqlalchemy import delete, text
+from sqlalchemy import bindparam, delete, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -81,10 +81,15 @@ def settles_any_lease_of_the_job(patch: Patch) -> None:
 
     The message is left out with the other two, because a rescue always makes a new one.
     """
-    from pgqueue.statements import settling
+    from pgqueue.statements import fencing, settling
     from pgqueue.statements.tables import leases
 
-    def any_lease(said, *, held, with_message=None):  # type: ignore[no-untyped-def]
+    def any_lease_of_one(_message, *, held):  # type: ignore[no-untyped-def]
+        of_the_job = leases.c.target_id == bindparam("job_id")
+        gone = delete(leases).where(of_the_job, leases.c.held == held)
+        return gone.returning(*fencing.lease_columns()).cte("gone")
+
+    def any_lease(said, *, held):  # type: ignore[no-untyped-def]
         return (
             delete(leases)
             .where(leases.c.target_id == said.c.target_id, leases.c.held == held)
@@ -99,8 +104,9 @@ def settles_any_lease_of_the_job(patch: Patch) -> None:
             .cte("gone")
         )
 
-    patch.set(settling, "_deleted_leases", any_lease)
-    patch.rebuild(settling.settle, settling.settle_succeeded)
+    patch.set(fencing, "deleted_leases", any_lease)
+    patch.set(fencing, "deleted_lease", any_lease_of_one)
+    patch.rebuild(settling.settle, settling.settle_succeeded, settling.settle_one_success)
 
 
 @plant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete, exists, select, true, update
+from sqlalchemy import bindparam, delete, exists, select, true, update
 
 from chaos.interleaving import GivenOrder, SomeOrder
 from chaos.plants import Patch, plant
@@ -12,7 +12,7 @@ from chaos.plays import Play, repertoire
 from chaos.scenario import Size, scenario
 from chaos.stage import Stage
 from chaos.theatre import Theatre
-from pgqueue.statements import operating, rescuing, settling, stamping
+from pgqueue.statements import fencing, operating, rescuing, settling, stamping
 from pgqueue.statements.tables import leases, stands_at_place_of
 
 KNOWN = [
@@ -50,6 +50,7 @@ def _rebuild_settles(patch: Patch) -> None:
     patch.rebuild(
         settling.settle,
         settling.settle_succeeded,
+        settling.settle_one_success,
         rescuing.rescue_leases,
         rescuing.rescue_lost_messages,
     )
@@ -66,12 +67,18 @@ def settles_ended_jobs(patch: Patch) -> None:
 def fence_by_job_alone(patch: Patch) -> None:
     """A settle deletes whatever lease its job has."""
 
-    def of_these_jobs(said, *, held, with_message=None):  # type: ignore[no-untyped-def]
-        of_these = leases.c.target_id.in_(select(said.c.target_id))
-        gone = delete(leases).where(of_these).returning(*settling._lease_columns())
-        return gone.cte("gone")
+    def gone(condition: Any) -> Any:
+        deleted = delete(leases).where(condition).returning(*fencing.lease_columns())
+        return deleted.cte("gone")
 
-    patch.set(settling, "_deleted_leases", of_these_jobs)
+    def of_these_jobs(said, *, held):  # type: ignore[no-untyped-def]
+        return gone(leases.c.target_id.in_(select(said.c.target_id)))
+
+    def of_this_job(_message, *, held):  # type: ignore[no-untyped-def]
+        return gone(leases.c.target_id == bindparam("job_id"))
+
+    patch.set(fencing, "deleted_leases", of_these_jobs)
+    patch.set(fencing, "deleted_lease", of_this_job)
     _rebuild_settles(patch)
 
 

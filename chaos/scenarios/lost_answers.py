@@ -159,6 +159,8 @@ def _lose_answers(stage: Stage, size: Size, mode: str, points: list[Point]) -> N
         share = max(size.jobs // size.faults, 3)
         for number in range(size.faults):
             at, after, tasks = points[number // 2 % len(points)]
+            # Or the answer to one of theirs would be lost, which somebody else asks for.
+            stage.until_ended_of([task for task in ALL if task not in tasks], seconds=4)
             proxy.cut(at=at, after=after, forwarding=number % 2 == 0)
             for task in tasks:
                 stage.enqueue(task.options(max_attempts=1000), [(1,)] * (share // len(tasks)))

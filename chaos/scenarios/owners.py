@@ -35,7 +35,7 @@ def sign(ctx: JobContext, turn: int) -> str:
 def fence_on_attempts(patch: Patch) -> None:
     """The fence compares the number of the attempt, which begins anew with a requeue, and not
     message and worker."""
-    from pgqueue.statements import settling
+    from pgqueue.statements import fencing, settling
     from pgqueue.statements.tables import leases
 
     def by_attempt(said, *, held):  # type: ignore[no-untyped-def]
@@ -56,14 +56,14 @@ def fence_on_attempts(patch: Patch) -> None:
             .cte("gone")
         )
 
-    patch.set(settling, "_deleted_leases", by_attempt)
+    patch.set(fencing, "deleted_leases", by_attempt)
     patch.rebuild(settling.settle, settling.settle_succeeded)
 
 
 @scenario(
     promises="P3",
     research="T7 T8",
-    full=Size(jobs=500, faults=5),
+    full=Size(jobs=2000, faults=20),
     short=Size(jobs=8, faults=1),
     planted={"fence_on_attempts": "ended by the worker that had lost it"},
     settings={"max_connections": "400"},

@@ -157,7 +157,7 @@ def poison_is_claimed_ahead(patch: Patch) -> None:
 @scenario(
     promises="P1 P5",
     research="T9",
-    full=Size(jobs=2000, workers=4, faults=6),
+    full=Size(jobs=2000, workers=4, faults=20),
     short=Size(jobs=60, workers=2, faults=1),
     planted={"crashes_cost_no_attempt": "starts the same attempt again"},
     programs=("linux",),
@@ -170,7 +170,7 @@ def poison_in_lease_mode(stage: Stage, size: Size) -> None:
 @scenario(
     promises="P1 P5",
     research="T9",
-    full=Size(jobs=2000, workers=4, faults=6),
+    full=Size(jobs=2000, workers=4, faults=20),
     short=Size(jobs=60, workers=2, faults=1),
     planted={"stamp_in_the_jobs_transaction": "starts the same attempt again"},
     programs=("linux",),

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import text
@@ -143,7 +144,10 @@ def crashes_of_a_backend(stage: Stage, size: Size) -> None:
 
     def crash(_enqueuer: Enqueuer) -> None:
         named = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'w%' ORDER BY pid"
+        ours = Path(f"/proc/{stage.scalar('SELECT pg_backend_pid()')}")
         os.kill(stage.dice.choice(stage.rows(named))[0], signal.SIGKILL)
+        # Until the server has noticed, it answers as if nothing had happened.
+        stage.until(lambda: not ours.exists(), what="the server has reset all")
         stage.until(lambda: stage.scalar("SELECT 1"), what="the server is back")
 
     _crash_again_and_again(stage, size, crash)

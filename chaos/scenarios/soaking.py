@@ -20,6 +20,8 @@ CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = :n
 TERMINATE = """
     SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = :name
 """
+KILLS = 4
+"""At least, however slow the machine is: or it would show nothing in its short form."""
 GROWTH = 1.25
 """How much larger a worker may be at the end than after the first third."""
 
@@ -44,7 +46,7 @@ def soak(stage: Stage, size: Size) -> None:
     spared = [fleet.members[0] for fleet in fleets]
     deadline = time.monotonic() + size.seconds
     sizes: list[tuple[int, int]] = []
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline or stage.counts["kills"] < KILLS:
         _enqueue_some(stage)
         _do_harm(stage, stage.dice.choice(fleets), spared)
         sizes.append(_size_of(stage, spared))

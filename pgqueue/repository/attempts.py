@@ -22,6 +22,7 @@ from pgqueue.outcomes import (
     Snoozed,
     Succeeded,
 )
+from pgqueue.repository.short_way import fetch
 from pgqueue.statements import claiming, settling, stamping
 from pgqueue.statements.tables import CRASHED
 
@@ -140,10 +141,10 @@ class Attempts:
             parameters["seen_attempt"] = locked.seen_attempt
             parameters["seen_message_id"] = locked.seen_message_id
             statement = stamping.stamp_after_crash()
-        stamped = self._executor.execute(statement, parameters).one_or_none()
-        if stamped is None:
+        stamped = fetch(self._executor, statement, parameters)
+        if not stamped:
             return None
-        return locked.claimed(attempt=stamped[0], crashes=stamped[1])
+        return locked.claimed(attempt=stamped[0][0], crashes=stamped[0][1])
 
     def take_message(self, claimed: Claimed) -> bool:
         """Delete the message of a held attempt; False when another transaction holds it."""
@@ -166,7 +167,7 @@ class Attempts:
         said = [_verdict(claimed, outcome) for claimed, outcome in settlements]
         said.sort(key=lambda verdict: verdict["target_id"])
         parameters = {"said": json.dumps(said), "worker_id": self._worker_id}
-        rows = self._executor.execute(settling.settle(held=held), parameters)
+        rows = fetch(self._executor, settling.settle(held=held), parameters)
         return [Settled(row[0], row[1]) for row in rows]
 
     def settle_succeeded(self, successes: Sequence[Claimed]) -> list[Settled] | None:
@@ -174,28 +175,17 @@ class Attempts:
 
         None says that all of them were this worker's, and have succeeded.
         """
-        return self._settle_succeeded(settling.settle_succeeded(held=False), successes)
-
-    def settle_held_success(self, claimed: Claimed) -> list[Settled] | None:
-        """The same for one held attempt, whose message is deleted along with its lease."""
-        return self._settle_succeeded(
-            settling.settle_succeeded(held=True), [claimed], **_message_of(claimed)
-        )
-
-    def _settle_succeeded(
-        self, statement: Any, successes: Sequence[Claimed], **message: Any
-    ) -> list[Settled] | None:
-        ours, cancelled, settled = self._executor.execute(
-            statement,
+        [(ours, cancelled, settled)] = fetch(
+            self._executor,
+            settling.settle_succeeded(),
             {
                 "target_ids": _array([claimed.job_id for claimed in successes]),
                 "message_ids": _array([claimed.message_id for claimed in successes]),
                 "attempts": _array([claimed.attempt for claimed in successes]),
                 "expected": len(successes),
                 "worker_id": self._worker_id,
-                **message,
             },
-        ).one()
+        )
         if ours == len(successes) and cancelled is None:
             return None
         ids = json.loads(settled) if settled else [claimed.job_id for claimed in successes]
@@ -205,6 +195,18 @@ class Attempts:
             for job_id in (ids if ours else [])
         ]
 
+    def settle_one_success(self, claimed: Claimed, *, held: bool) -> list[Settled]:
+        """The same for one attempt in its handler's transaction, a held one with its message."""
+        parameters = {
+            "job_id": claimed.job_id,
+            "of_message_id": claimed.message_id,
+            "of_attempt": claimed.attempt,
+            "worker_id": self._worker_id,
+            **(_key_of(claimed) if held else {}),
+        }
+        rows = fetch(self._executor, settling.settle_one_success(held=held), parameters)
+        return [Settled(row[0], row[1]) for row in rows]
+
     def _take(self, statement: Any, pairs: Iterable[Pair], tasks: str, limit: int) -> Sequence[Any]:
         parameters = {
             "pairs": _documents(pairs),
@@ -212,7 +214,7 @@ class Attempts:
             "limit": limit,
             "worker_id": self._worker_id,
         }
-        return self._executor.execute(statement, parameters).all()
+        return fetch(self._executor, statement, parameters)
 
 
 def _array(numbers: list[int]) -> str:

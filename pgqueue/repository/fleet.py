@@ -93,6 +93,10 @@ class Fleet:
         parameters = {"dead_id": member.id, "seen_at": member.heartbeat_at}
         return self._executor.execute(rescuing.declare_dead(), parameters).first() is not None
 
+    def has_died_lately(self) -> bool:
+        """Whether somebody may still have leases of the newly dead to give back."""
+        return bool(self._executor.execute(rescuing.has_died_lately()).scalar())
+
     def rescue(self) -> list[Settled]:
         """Give back a batch of what dead workers held; empty when nothing is left."""
         limit = {"limit": RESCUE_BATCH}

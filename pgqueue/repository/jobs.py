@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
+from pgqueue.repository.short_way import fetch
 from pgqueue.statements import checking, enqueueing, operating, standing
 from pgqueue.statements.enqueueing import Start
 
@@ -118,13 +119,12 @@ class Jobs:
         )
         parameters = {**new.parameters(), "args": args}
         if unique_key is None:
-            row = self._executor.execute(statement, parameters).one()
-            return Enqueued(row[0], row[1], row[2])
+            [row] = fetch(self._executor, statement, parameters)
+            return Enqueued(*row[:3])
         parameters["unique_key"] = unique_key
         for _ in range(TRIES_FOR_A_KEY):
-            found = self._executor.execute(statement, parameters).one_or_none()
-            if found is not None:
-                return Enqueued(found[0], found[1], found[2])
+            for row in fetch(self._executor, statement, parameters):
+                return Enqueued(*row[:3])
             # Not visible: the holder has ended between the two statements, so the key is free.
             holder = self._holders(new.queue, [unique_key]).get(unique_key)
             if holder is not None:
@@ -134,7 +134,7 @@ class Jobs:
     def enqueue_chunk(self, new: NewJob, *, documents: str) -> list[int]:
         """Insert a chunk of jobs from a JSON array of their arguments; returns ids in order."""
         statement = enqueueing.enqueue_jobs(start=new.start, notify=new.notify)
-        rows = self._executor.execute(statement, {**new.parameters(), "documents": documents})
+        rows = fetch(self._executor, statement, {**new.parameters(), "documents": documents})
         # Identities are drawn in the order of the array.
         return sorted(row[0] for row in rows)
 

@@ -59,6 +59,13 @@ def declare_dead() -> Executable:
 
 
 @cache
+def has_died_lately() -> Executable:
+    """Whether any worker was declared dead in the last ten seconds, by whomever."""
+    lately = clock() - literal_column("interval '10 seconds'")
+    return select(exists().where(workers.c.dead_at > lately))
+
+
+@cache
 def rescue_leases() -> Executable:
     """Record the attempts of dead workers as crashed; returns their jobs and how they stand.
 

@@ -1,8 +1,8 @@
 """Settle: write down what became of an attempt, if the lease is still ours.
 
-The lease row is the fence.  Whatever a worker writes begins by deleting the lease under all of
-its four names, and everything else is made from the rows that this delete returns: a worker
-that has lost its lease changes nothing.
+Whatever a worker writes begins at the fence (:mod:`pgqueue.statements.fencing`), and everything
+else is made from the leases that were deleted there: a worker that has lost its lease changes
+nothing.
 """
 
 from functools import cache
@@ -16,14 +16,11 @@ from sqlalchemy import (
     Integer,
     SmallInteger,
     Text,
-    Uuid,
     and_,
-    any_,
     bindparam,
     case,
     cast,
     column,
-    delete,
     exists,
     func,
     insert,
@@ -38,10 +35,10 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.sql.selectable import CTE
 
+from pgqueue.statements import fencing
 from pgqueue.statements.stamping import take_message
 from pgqueue.statements.tables import (
     CANCELLED,
-    CTID,
     FAILED,
     SUCCEEDED,
     clock,
@@ -49,12 +46,10 @@ from pgqueue.statements.tables import (
     document,
     job_attempts,
     jobs,
-    leases,
     message_queue,
     seconds,
 )
 
-WORKER = bindparam("worker_id", type_=Uuid)
 MOST_SNOOZES = literal_column("32767", Integer)
 BURNED = 1
 KEPT = 0
@@ -83,7 +78,7 @@ def settle(*, held: bool) -> Executable:
         column("error", Text),
         column("traceback", Text),
     )
-    gone = _deleted_leases(said, held=held)
+    gone = fencing.deleted_leases(said, held=held)
     key = ("target_id", "message_id", "attempt")
     same_lease = and_(*(said.c[name] == gone.c[name] for name in key))
     # A crash of the handler's process counts as one of the worker's does: the job travels alone.
@@ -94,11 +89,8 @@ def settle(*, held: bool) -> Executable:
 
 
 @cache
-def settle_succeeded(*, held: bool) -> Executable:
-    """The common case of :func:`settle`, lean: success, nothing to keep.
-
-    ``held`` settles one attempt, and takes the message that this transaction holds along: without
-    it, nothing is settled.
+def settle_succeeded() -> Executable:
+    """The common case of :func:`settle` in lease mode, lean: success, nothing to keep.
 
     Returns one row: how many were ours, which of them ended as cancelled, and, only if some
     were not ours, which were.  The arrays come as text: psycopg would write them item by item.
@@ -112,8 +104,7 @@ def settle_succeeded(*, held: bool) -> Executable:
         )
         .render_derived(name="said")
     )
-    message = take_message().cte("message") if held else None
-    job = _succeeded_jobs(_deleted_leases(said, held=held, with_message=message))
+    job = _succeeded_jobs(fencing.deleted_leases(said, held=False))
     ours = func.count()
     cancelled = func.jsonb_agg(job.c.id).filter(job.c.outcome == CANCELLED)
     settled = case((ours != bindparam("expected", type_=Integer), func.jsonb_agg(job.c.id)))
@@ -122,6 +113,17 @@ def settle_succeeded(*, held: bool) -> Executable:
         .select_from(job)
         .add_cte(_letters_of(job))
     )
+
+
+@cache
+def settle_one_success(*, held: bool) -> Executable:
+    """The same for one attempt, in the transaction of its handler; no row if it was not ours.
+
+    ``held`` takes the message along that this transaction holds: without it, nothing is settled.
+    """
+    message = exists().where(take_message().cte("message").c.id.is_not(None)) if held else true()
+    job = _succeeded_jobs(fencing.deleted_lease(message, held=held))
+    return select(job.c.id, job.c.outcome).add_cte(_letters_of(job))
 
 
 _SAID = (("target_ids", BigInteger), ("message_ids", BigInteger), ("attempts", SmallInteger))
@@ -172,41 +174,6 @@ def write_verdicts(lease: CTE) -> Executable:
         .add_cte(_next_messages_of(job))
         .add_cte(_bad_attempts_of(job))
         .add_cte(_letters_of(job))
-    )
-
-
-def _deleted_leases(said: Any, *, held: bool, with_message: CTE | None = None) -> CTE:
-    """The fence: the leases that are still exactly what was said, deleted.
-
-    Each is looked up by its key, in a sub-query the planner cannot turn round: from an empty
-    table's statistics it would read all leases for each of the attempts.  A lease that is taken
-    over meanwhile has moved from its ctid, and stays; its worker is compared again, because
-    servers before 18, 17.7, 16.11 and 15.15 do not look at a ctid twice.
-    """
-    lease = (
-        select(CTID)
-        .select_from(leases)
-        .where(
-            leases.c.target_id == said.c.target_id,
-            leases.c.message_id == said.c.message_id,
-            leases.c.attempt == said.c.attempt,
-            leases.c.worker_id == WORKER,
-            leases.c.held if held else ~leases.c.held,
-        )
-        .offset(literal_column("0"))
-        .lateral("lease")
-    )
-    places = select(lease.c.ctid).select_from(said.join(lease, true()))
-    if with_message is not None:
-        places = places.where(exists().where(with_message.c.id.is_not(None)))
-    return (
-        delete(leases)
-        .where(
-            any_(func.array(places.scalar_subquery())) == CTID,
-            leases.c.worker_id == WORKER,
-        )
-        .returning(*_lease_columns())
-        .cte("gone")
     )
 
 
@@ -279,17 +246,6 @@ def _letters_of(job: CTE) -> CTE:
     columns = ["job_id", "outcome", "queue", "task", "finished_at"]
     letters = insert_or_skip(dead_letters).from_select(columns, rows).on_conflict_do_nothing()
     return letters.cte("letter")
-
-
-def _lease_columns() -> list[ColumnElement[Any]]:
-    return [
-        leases.c.target_id,
-        leases.c.message_id,
-        leases.c.attempt,
-        leases.c.crashes,
-        leases.c.worker_id,
-        leases.c.started_at,
-    ]
 
 
 def _verdict_columns(said: Any) -> list[ColumnElement[Any]]:

@@ -98,6 +98,7 @@ class Claimer(Loop):
             return  # declared dead meanwhile: whoever did so rescues these as well
         if claim.rows:
             crew.bench.put(claim.rows)
+            self._prefetch.brought(first=claim.rows[0].priority, last=claim.rows[-1].priority)
             crew.bench.low_water = self._prefetch.ahead
         if self._was_full and crew.bench.waiting:
             self._prefetch.ran_dry()

@@ -186,9 +186,9 @@ class HeldSlot(Loop):
         self.current = None
         done[-1] = (run, attempt.complete(verdict))
         if attempt.has_lost_transaction:
-            for other, _ in done[:-1]:
-                logger.warning("job %s: a neighbour has ended their transaction", _id(other))
-                self.crew.bench.settled_already(other.claimed, "unknown")
+            for neighbour in (each.claimed for each, _ in done[:-1]):
+                logger.warning("job %s: its transaction was ended by another", neighbour.job_id)
+                self.crew.bench.settled_already(neighbour, "unknown")
             del done[:-1]
         return not attempt.has_lost_transaction
 
@@ -222,10 +222,6 @@ def _one_of_each_job(attempts: Attempts, rows: list[Locked]) -> list[Locked]:
         logger.warning("job %s: dropped a second message", row.job_id)
         attempts.take_message(row.claimed(attempt=0, crashes=0))
     return list(kept.values())
-
-
-def _id(run: Run) -> int:
-    return run.claimed.job_id
 
 
 def _is_alone(row: Locked) -> bool:

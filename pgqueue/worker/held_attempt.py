@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from pgqueue import execution
 from pgqueue.execution import CancelWins, Verdict
 from pgqueue.guests import TransactionEnded, told_by_server
-from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Succeeded
+from pgqueue.outcomes import Cancelled, Exhausted, Outcome, is_plain_success
 from pgqueue.repository import Attempts
 from pgqueue.unit_of_work import (
     BEFORE_SETTLE,
@@ -74,7 +74,7 @@ class HeldAttempt:
         """Settle in T; what the handler wrote goes only if it failed, or its job was cancelled."""
         outcome = verdict.outcome
         if not self._run.task.is_transactional:
-            if not verdict.keeps_writes or outcome == Succeeded():
+            if not verdict.keeps_writes or is_plain_success(outcome):
                 return self._settle_finally(outcome)
             set_now(self._connection, GUARD)  # its result may be impossible to store
         if verdict.keeps_writes:

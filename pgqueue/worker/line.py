@@ -93,13 +93,28 @@ class Line:
 
     def _broke(self, error: Exception) -> None:
         opened_at = self._opened_at if self._connection is not None else float("inf")
-        self.close()
         if is_away(error):
+            self.close()
             self._outage.is_met(error, name=self._name, opened_at=opened_at)
         else:
+            self._begin_afresh()
             self._tell_refusal(refusal_of(error))
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
         self._wait = min(2 * self._wait, self._longest_wait)
+
+    def _begin_afresh(self) -> None:
+        """Forget what was refused, and keep the connection if no transaction of it is left.
+
+        With it would go the lock that tells the others of this worker: on a disk that is full
+        for seconds they would take it for dead.
+        """
+        if self._connection is None or self._isolation_level != "AUTOCOMMIT":
+            self.close()
+            return
+        try:
+            self._connection.rollback()
+        except BROKEN:
+            self.close()
 
     def _tell_refusal(self, said: str) -> None:
         """It answers, and does not do what it was asked: told once, then now and then."""

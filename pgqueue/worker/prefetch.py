@@ -7,6 +7,10 @@ a dying worker takes fewer innocent jobs along.
 MOST_AHEAD = 1000
 HORIZON = 0.020
 """Seconds of work to claim ahead at once."""
+URGENT_SHARE = 3
+"""While urgent jobs come beside others, a third of that: they wait for the claim under way."""
+CALM_AFTER = 500
+"""Claims in a row that brought none of them."""
 TOO_OLD = 0.050
 """Seconds a claimed job may wait before less is claimed ahead."""
 STALE = 0.250
@@ -19,6 +23,8 @@ class Prefetch:
     def __init__(self, *, slots: int) -> None:
         self._slots = slots
         self._rate = 0.0
+        self._calm_claims = CALM_AFTER
+        self._last_priority = 0
         self.ahead = 0
         """Jobs to hold that no slot is free for; none for handlers that take their time."""
 
@@ -30,10 +36,21 @@ class Prefetch:
         if busy > 0:
             self._rate = (self._rate + self._slots * jobs / busy) / 2
 
+    def brought(self, *, first: int, last: int) -> None:
+        """A claim has brought jobs of these priorities, the most urgent first."""
+        overtakes = first < max(last, self._last_priority)
+        self._calm_claims = 0 if overtakes else self._calm_claims + 1
+        self._last_priority = last
+        self.ahead = min(self.ahead, self._most)
+
     def ran_dry(self) -> None:
         """A slot had nothing to take although there was more to claim."""
+        self.ahead = min(max(2 * self.ahead, self._slots), self._most)
+
+    @property
+    def _most(self) -> int:
         most = min(MOST_AHEAD, int(self._rate * HORIZON))
-        self.ahead = min(max(2 * self.ahead, self._slots), most)
+        return most if self._calm_claims >= CALM_AFTER else most // URGENT_SHARE
 
     def oldest_waits(self, seconds: float) -> None:
         """The job that has waited longest of those claimed ahead has waited so long."""

@@ -18,6 +18,7 @@ from pgqueue.outcomes import (
     Retried,
     Snoozed,
     Succeeded,
+    is_plain_success,
 )
 from pgqueue.repository import Attempts, Claimed, Settled
 from pgqueue.statements.tables import notify
@@ -79,8 +80,8 @@ class Settler(Loop):
         self._gave_up.set()
 
     def _settle(self, batch: list[Settlement]) -> None:
-        plain = [item for item in batch if _is_plain_success(item[1])]
-        others = [item for item in batch if not _is_plain_success(item[1])]
+        plain = [item for item in batch if is_plain_success(item[1])]
+        others = [item for item in batch if not is_plain_success(item[1])]
         if plain:
             self._surely(lambda connection: self._settle_plain(connection, plain))
         if others:
@@ -126,10 +127,6 @@ class Settler(Loop):
 
 def _job_id(claimed: Claimed) -> int:
     return claimed.job_id
-
-
-def _is_plain_success(outcome: Outcome) -> bool:
-    return isinstance(outcome, Succeeded) and outcome.is_plain
 
 
 def _keeps_its_place(outcome: Outcome) -> bool:

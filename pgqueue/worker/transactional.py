@@ -25,6 +25,7 @@ from pgqueue.unit_of_work import (
     backend_pid,
     begin_now,
     joined_session,
+    leave_autocommit,
     let_server_notice_loss,
     own_connection,
     set_now,
@@ -53,7 +54,7 @@ def run_in_transaction(crew: Crew, run: Run) -> Outcome | None:
     pid = NO_BACKEND
     try:
         with crew.engine.connect() as connection:
-            connection.execution_options(isolation_level="READ COMMITTED")
+            leave_autocommit(connection)
             let_server_notice_loss(connection)
             pid = backend_pid(connection)
             try:

@@ -60,19 +60,33 @@ def everything(engine: Engine) -> object:
         return connection.execute(text(EVERYTHING)).all()
 
 
-def settled(worker: LogicalWorker, claimed: Claimed, outcome: Outcome, *, lean: bool) -> bool:
+def settled(worker: LogicalWorker, claimed: Claimed, outcome: Outcome, *, how: str) -> bool:
     attempts = Attempts(worker.line, worker.id)
-    if not lean:
-        return bool(attempts.settle([(claimed, outcome)]))
-    ours = attempts.settle_succeeded([claimed])
-    return ours is None or bool(ours)
+    if how == "one success":
+        return bool(attempts.settle_one_success(claimed, held=False))
+    if how == "successes":
+        ours = attempts.settle_succeeded([claimed])
+        return ours is None or bool(ours)
+    return bool(attempts.settle([(claimed, outcome)]))
+
+
+HOW = pytest.mark.parametrize(
+    ("how", "outcomes"),
+    [("in general", OUTCOMES), ("successes", [Succeeded()]), ("one success", [Succeeded()])],
+    ids=["in general", "successes", "one success"],
+)
 
 
 class TestEachColumnOfTheFence:
     @pytest.mark.parametrize("column", ["job_id", "message_id", "attempt", "worker_id"])
-    @pytest.mark.parametrize("lean", [False, True])
+    @HOW
     def test_a_settle_that_differs_in_it_changes_nothing(
-        self, engine: Engine, worker: LogicalWorker, column: str, lean: bool
+        self,
+        engine: Engine,
+        worker: LogicalWorker,
+        column: str,
+        how: str,
+        outcomes: list[Outcome],
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
@@ -83,8 +97,8 @@ class TestEachColumnOfTheFence:
         else:
             other = claimed._replace(**{column: getattr(claimed, column) + 1})
 
-        for outcome in [Succeeded()] if lean else OUTCOMES:
-            assert not settled(worker, other, outcome, lean=lean)
+        for outcome in outcomes:
+            assert not settled(worker, other, outcome, how=how)
 
         assert everything(engine) == before
 
@@ -104,6 +118,7 @@ class TestEachColumnOfTheFence:
         for outcome in OUTCOMES:
             attempts = Attempts(worker.transaction, worker.id)
             assert attempts.settle([(other, outcome)], held=True) == []
+        assert attempts.settle_one_success(other, held=True) == []
         worker.transaction.rollback()
 
         assert everything(engine) == before
@@ -123,17 +138,17 @@ class TestEachColumnOfTheFence:
 
 
 class TestHeld:
-    @pytest.mark.parametrize("lean", [False, True])
+    @HOW
     def test_a_held_lease_is_never_settled_as_one_of_lease_mode(
-        self, engine: Engine, worker: LogicalWorker, lean: bool
+        self, engine: Engine, worker: LogicalWorker, how: str, outcomes: list[Outcome]
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
         _, claimed = worker.start()
         before = everything(engine)
 
-        for outcome in [Succeeded()] if lean else OUTCOMES:
-            assert not settled(worker, claimed, outcome, lean=lean)
+        for outcome in outcomes:
+            assert not settled(worker, claimed, outcome, how=how)
 
         assert everything(engine) == before
 
@@ -149,7 +164,7 @@ class TestHeld:
             attempts = Attempts(worker.transaction, worker.id)
             assert attempts.settle([(claimed, outcome)], held=True) == []
             worker.transaction.commit()
-        assert Attempts(worker.transaction, worker.id).settle_held_success(claimed) == []
+        assert Attempts(worker.transaction, worker.id).settle_one_success(claimed, held=True) == []
         worker.transaction.commit()
 
         assert everything(engine) == before
@@ -189,7 +204,9 @@ class TestZombies:
             before = everything(engine)
 
             assert not zombie.settle(old, outcome)
-            assert Attempts(zombie.line, zombie.id).settle_succeeded([old]) == []
+            late = Attempts(zombie.line, zombie.id)
+            assert late.settle_succeeded([old]) == []
+            assert late.settle_one_success(old, held=False) == []
 
             assert everything(engine) == before
             assert heir.settle(new, Succeeded())
@@ -246,10 +263,9 @@ class TestZombies:
 
 
 class TestTheArbiter:
-    @pytest.mark.parametrize("lean", [False, True])
-    @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda one: type(one).__name__)
+    @HOW
     def test_a_job_that_has_ended_stays_as_it_ended(
-        self, engine: Engine, worker: LogicalWorker, outcome: Outcome, lean: bool
+        self, engine: Engine, worker: LogicalWorker, how: str, outcomes: list[Outcome]
     ) -> None:
         with engine.begin() as connection:
             job_id = enqueue(connection)
@@ -258,7 +274,8 @@ class TestTheArbiter:
             job = session.get_one(Job, job_id)
             job.outcome, job.finished_at, job.attempts = "succeeded", job.created_at, 1
 
-        assert not settled(worker, claimed, outcome, lean=lean)
+        for outcome in outcomes:
+            assert not settled(worker, claimed, outcome, how=how)
 
         with Session(engine) as session:
             assert session.get_one(Job, job_id).status is JobStatus.SUCCEEDED

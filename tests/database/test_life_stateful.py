@@ -290,7 +290,7 @@ class Life(RuleBasedStateMachine):
         attempts = Attempts(actor.worker.transaction, actor.worker.id)
         settled: list[Settled] | None
         if outcome == Succeeded():
-            settled = attempts.settle_held_success(claimed)
+            settled = attempts.settle_one_success(claimed, held=True)
             settled = [Settled(claimed.job_id, "succeeded")] if settled is None else settled
         else:
             assert attempts.take_message(claimed)

@@ -1,4 +1,4 @@
-"""The plans: at 200,000 jobs, whatever the planner knows of them, every row is reached by a key."""
+"""The plans: whatever the planner knows of a large backlog, every row is reached by a key."""
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -20,21 +20,28 @@ from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
 from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
 from pgqueue.repository import Attempts, Claimed
 
-JOBS = 200_000
 BATCH = 100
 PLAN_CACHES = ["auto", "force_generic_plan", "force_custom_plan"]
 
-BACKLOG = f"""
-    WITH job AS (INSERT INTO pgqueue.jobs (task) SELECT 'tests.task' FROM generate_series(1, {JOBS})
+BACKLOG = """
+    WITH job AS (INSERT INTO pgqueue.jobs (task) SELECT 'tests.task' FROM generate_series(1, :jobs)
                  RETURNING id, queue, priority, run_at, task)
     INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
     SELECT queue, priority, run_at, id, task FROM job
 """
 
 
+@pytest.fixture(
+    scope="module", params=[200_000, pytest.param(1_000_000, marks=pytest.mark.battery)]
+)
+def jobs(request: pytest.FixtureRequest) -> int:
+    count: int = request.param
+    return count
+
+
 @pytest.fixture(scope="module", params=["never analyzed", "messages analyzed", "analyzed"])
 def backlog_url(
-    server_url: str, template_url: str, request: pytest.FixtureRequest
+    server_url: str, template_url: str, jobs: int, request: pytest.FixtureRequest
 ) -> Iterator[str]:
     """A backlog that came in one go, and what ANALYZE has seen of it."""
     analyzed = {"messages analyzed": "pgqueue.message_queue", "analyzed": ""}
@@ -45,7 +52,7 @@ def backlog_url(
                 connection.execute(
                     text(f"ALTER TABLE pgqueue.{table} SET (autovacuum_enabled = off)")
                 )
-            connection.execute(text(BACKLOG))
+            connection.execute(text(BACKLOG), {"jobs": jobs})
             if request.param in analyzed:
                 connection.execute(text(f"ANALYZE {analyzed[request.param]}"))
         engine.dispose()
@@ -145,6 +152,14 @@ class TestSettles:
             Attempts(worker.line, worker.id).settle_succeeded(claimed)
 
         assert_by_key(plans.only, buffers=60 * BATCH)
+
+    def test_so_does_the_settle_of_one_success(self, worker: LogicalWorker) -> None:
+        [claimed] = worker.claim()
+        with plans_of(worker.line) as plans:
+            settled = Attempts(worker.line, worker.id).settle_one_success(claimed, held=False)
+
+        assert [one.outcome for one in settled] == ["succeeded"]
+        assert_by_key(plans.only, buffers=100)
 
     def test_so_do_the_stamp_and_the_settle_in_its_transaction(self, worker: LogicalWorker) -> None:
         [locked] = worker.lock()

@@ -1,6 +1,7 @@
 """Rescue: what the dead held comes back, and nothing of the living is touched."""
 
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -22,7 +23,7 @@ from chaos.logical import (
     worker_settings,
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, MessageQueue, PgQueue
-from pgqueue.maintenance import Witness, rescue_dead
+from pgqueue.maintenance import SEARCH_EVERY, Witness, rescue_dead
 from pgqueue.outcomes import Retried, Succeeded
 from pgqueue.repository import Claimed, Fleet
 from pgqueue.statements import rescuing
@@ -328,6 +329,43 @@ class TestDeclaringDead:
 
                 assert [rescue_dead(connection, witness) for _ in range(3)] == [0, 0, 0]
         assert only_job(engine).status is JobStatus.RUNNING
+
+    def test_whom_another_has_declared_dead_is_rescued_at_the_next_look(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 1) as [worker], engine.connect() as connection:
+            worker.claim()
+            witness = Witness()
+            witness.searched(now=time.monotonic())
+
+            before = rescue_dead(connection, witness)
+            declare_dead(engine, worker)
+            after = rescue_dead(connection, witness)
+
+        assert (before, after) == (0, 1)
+
+    def test_what_was_left_of_a_rescue_is_found_by_a_search_now_and_then(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 1) as [worker], engine.connect() as connection:
+            worker.claim()
+            declare_dead(engine, worker)
+            with engine.begin() as other:
+                long_ago = "UPDATE pgqueue.workers SET dead_at = dead_at - interval '1 minute'"
+                other.execute(text(long_ago))
+            witness = Witness()
+            now = time.monotonic()
+            witness.searched(now=now)
+
+            too_soon = rescue_dead(connection, witness)
+            witness.searched(now=now - SEARCH_EVERY.total_seconds())
+            in_time = rescue_dead(connection, witness)
+
+        assert (too_soon, in_time) == (0, 1)
 
     def test_the_rows_of_the_dead_are_forgotten_once_they_hold_nothing(
         self, engine: Engine, workers: Engine

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from worker_rig import MODES, Rig, WorkerProgram
 
 from pgqueue.embedded import EmbeddedPostgres
+from pgqueue.maintenance import FAST_GRACE
 
 JOBS = 240
 AGAIN = "the database answers again, after "
@@ -262,3 +263,31 @@ def test_a_connection_that_died_in_the_pool_costs_no_attempt(
         assert rig.outcome(job) == "succeeded"
         assert rig.bad_attempts() == []
         assert rig.check() == []
+
+
+def test_a_worker_whose_beats_are_refused_is_not_taken_for_dead(
+    database_url: str, tmp_path: Path
+) -> None:
+    """As by a full disk.  It is alive, and the lock on its connection says so."""
+    age = "SELECT clock_timestamp() - heartbeat_at > :age FROM pgqueue.workers WHERE pid = :pid"
+    with Rig(database_url, tmp_path) as rig:
+        refused, other = rig.start("lease"), rig.start("lease")
+        rig.until(lambda: rig.scalar("SELECT count(*) FROM pgqueue.workers") == 2)
+        rig.run(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            f" IF OLD.pid = {refused.pid} AND NEW.dead_at IS NULL THEN"
+            " RAISE EXCEPTION 'no space left' USING ERRCODE = 'disk_full'; END IF;"
+            " RETURN NEW; END $$"
+        )
+        rig.run(
+            "CREATE TRIGGER refuse BEFORE UPDATE ON pgqueue.workers"
+            " FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+
+        rig.until(lambda: rig.scalar(age, pid=refused.pid, age=2 * FAST_GRACE))
+        rig.run("DROP TRIGGER refuse ON pgqueue.workers")
+        rig.until(lambda: not rig.scalar(age, pid=refused.pid, age=FAST_GRACE))
+
+        assert "heartbeat: the database refuses: no space left" in refused.log.read_text()
+        assert rig.declared_dead() == 0
+        assert [worker.terminate() for worker in (refused, other)] == [0, 0]

@@ -227,8 +227,8 @@ def test_a_delayed_job_starts_at_its_time(database_url: str, tmp_path: Path, mod
                 session.commit()
             took.append(rig.until_started(job, seconds=5) - began)
 
-        assert 0.69 < took[0] < 1.5
-        assert 0.29 < took[1] < 1.1
+        assert 0.69 < took[0] < 2.5
+        assert 0.29 < took[1] < 2.1
         rig.until_ended()
         assert rig.check() == []
 

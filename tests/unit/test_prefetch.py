@@ -2,7 +2,15 @@
 
 import pytest
 
-from pgqueue.worker.prefetch import HORIZON, MOST_AHEAD, STALE, TOO_OLD, Prefetch
+from pgqueue.worker.prefetch import (
+    CALM_AFTER,
+    HORIZON,
+    MOST_AHEAD,
+    STALE,
+    TOO_OLD,
+    URGENT_SHARE,
+    Prefetch,
+)
 
 
 def fast(*, slots: int = 10, jobs_per_second: float = 100_000) -> Prefetch:
@@ -89,3 +97,45 @@ def test_nothing_is_left_ahead_when_what_it_held_had_to_be_given_back() -> None:
     prefetch.oldest_waits(STALE + 0.001)
 
     assert prefetch.ahead == 0
+
+
+def full(prefetch: Prefetch) -> Prefetch:
+    for _ in range(10):
+        prefetch.ran_dry()
+    return prefetch
+
+
+@pytest.mark.parametrize(
+    "claims", [[(5, 5), (0, 5)], [(5, 5), (0, 0)]], ids=["with others", "before others"]
+)
+def test_an_urgent_job_has_the_next_claims_be_smaller_at_once(
+    claims: list[tuple[int, int]],
+) -> None:
+    prefetch = full(fast())
+
+    for first, last in claims:
+        prefetch.brought(first=first, last=last)
+
+    assert prefetch.ahead == MOST_AHEAD // URGENT_SHARE
+    assert full(prefetch).ahead == MOST_AHEAD // URGENT_SHARE
+
+
+def test_they_grow_again_when_no_urgent_one_has_come_for_long() -> None:
+    prefetch = fast()
+    prefetch.brought(first=0, last=5)
+
+    for _ in range(CALM_AFTER - 1):
+        prefetch.brought(first=5, last=5)
+    still = full(prefetch).ahead
+    prefetch.brought(first=5, last=5)
+
+    assert (still, full(prefetch).ahead) == (MOST_AHEAD // URGENT_SHARE, MOST_AHEAD)
+
+
+def test_a_backlog_that_is_drained_by_priority_has_no_urgent_jobs() -> None:
+    prefetch = full(fast())
+
+    for priority in (0, 0, 5, 9):
+        prefetch.brought(first=priority, last=priority)
+
+    assert prefetch.ahead == MOST_AHEAD

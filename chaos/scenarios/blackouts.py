@@ -1,0 +1,63 @@
+"""Networks go dark under load, two workers at a time, and come back."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from functools import partial
+
+from chaos.chores import call, pay, pay_async
+from chaos.proxy import Proxy
+from chaos.scenario import Size, scenario
+from chaos.stage import Stage
+
+AT_ONCE = 2
+"""Workers that are in the dark together: the others have to see to their jobs."""
+GRACE = 2.0
+"""Seconds without a beat: the others do not wait until the network is back."""
+HANDLER = 100
+"""Milliseconds: every worker is in the middle of some when its network goes dark."""
+
+HOLDERS = (
+    "SELECT count(DISTINCT pid) FROM pgqueue.leases JOIN pgqueue.workers ON id = worker_id"
+    " WHERE pid = ANY(:pids)"
+)
+
+
+@scenario(
+    promises="P1 P2 P3 P4",
+    research="T3",
+    full=Size(jobs=2000, workers=4, faults=20, seconds=10),
+    short=Size(jobs=240, workers=3, faults=2, seconds=2),
+    planted={"rescue_loses_the_message": "no worker will ever run it"},
+)
+def networks_that_go_dark(stage: Stage, size: Size) -> None:
+    """Two networks of four swallow all for 10 s, ten times: others run the jobs, each ends once."""
+    rounds = size.faults // AT_ONCE
+    share = size.jobs // rounds // 3
+    with ExitStack() as resources:
+        proxies = [resources.enter_context(Proxy(stage.url)) for _ in range(size.workers)]
+        fleet = stage.fleet("lease", 0, slow_grace=GRACE)
+        for proxy in proxies:
+            fleet.add(url=proxy.url).was_harmed = True
+        fleet.until_registered()
+        for _ in range(rounds):
+            first = min(
+                stage.enqueue(task.options(max_attempts=1000), [(HANDLER,)] * share)[0]
+                for task in (pay, pay_async, call)
+            )
+            stage.until_started(first)
+            dark = stage.dice.sample(list(zip(proxies, fleet.members, strict=True)), AT_ONCE)
+            holders = partial(stage.scalar, HOLDERS, pids=[member.pid for _, member in dark])
+            stage.until(lambda holders=holders: holders() == AT_ONCE, what="both hold jobs")  # type: ignore[misc]
+            for proxy, _ in dark:
+                proxy.hold()
+                stage.count("partitions")
+            time.sleep(size.seconds)  # the fault itself: so long it lasts
+            stage.until(lambda holders=holders: holders() == 0, what="others rescue their jobs")  # type: ignore[misc]
+            for proxy, _ in dark:
+                proxy.pass_on()
+        stage.until_ended()
+        fleet.until_registered()
+        fleet.stop()
+    stage.judge()

@@ -1,0 +1,108 @@
+"""The short way: statements of our own, sent by psycopg itself.
+
+What SQLAlchemy does around one execution takes longer than what psycopg does, and for a statement
+of one row longer than the server needs.  Where nobody is there to see the difference, a statement
+that was built and compiled once goes to the driver with its parameters, and its rows come back as
+tuples.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, cast
+
+import psycopg
+from psycopg.rows import tuple_row
+from sqlalchemy import ClauseElement, Connection, Engine, Executable
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+SQL_LOG = logging.getLogger("sqlalchemy.engine.Engine")
+
+ONLY_WATCHED = "pgqueue_only_watched"
+"""An execution option: what listens here is ours, and has no interest in our own statements."""
+
+Parameters = Mapping[str, Any]
+
+
+def fetch(
+    executor: Session | Connection, statement: Executable, parameters: Parameters
+) -> Sequence[Any]:
+    """Run one of the cached statements; returns its rows.
+
+    Raises what SQLAlchemy raises.  An application that listens to its connections, logs them or
+    translates schemas, another driver, and an AsyncSession get the long way.
+    """
+    driver = _driver_of(executor) if isinstance(executor, Connection) else None
+    if driver is None or isinstance(executor, Session):
+        return executor.execute(statement, parameters).all()
+    words, constants = _in_words_of_driver(statement)
+    try:
+        with driver.cursor(row_factory=tuple_row) as cursor:
+            return cursor.execute(words, {**constants, **parameters}).fetchall()
+    except psycopg.Error as error:
+        raise _as_sqlalchemy_says(executor, words, parameters, driver, error) from error
+    except BaseException:
+        executor.invalidate()  # interrupted: nobody knows what the server will still send
+        raise
+
+
+def is_listened_to(target: Engine | Connection) -> bool:
+    """Whether anybody hears of the statements that are executed there, or has them logged."""
+    dispatch = target.dispatch
+    if dispatch.before_cursor_execute or dispatch.after_cursor_execute:
+        return True
+    if dispatch.before_execute or dispatch.after_execute:
+        return True
+    return SQL_LOG.isEnabledFor(logging.INFO) or bool(target.engine.echo)
+
+
+def _driver_of(connection: Connection) -> "psycopg.Connection[Any] | None":
+    options = connection.get_execution_options()
+    if is_listened_to(connection) and not options.get(ONLY_WATCHED):
+        return None
+    if options.get("schema_translate_map"):
+        return None
+    driver = connection.connection.dbapi_connection
+    if not isinstance(driver, psycopg.Connection):
+        return None
+    transaction = connection.get_nested_transaction() or connection.get_transaction()
+    if transaction is None:
+        # SQLAlchemy has to begin one itself, or it would not know that there is one to end.
+        return driver if driver.autocommit else None
+    return driver if transaction.is_active else None
+
+
+@cache
+def _in_words_of_driver(statement: Executable) -> tuple[str, dict[str, Any]]:
+    dialect: Any = PGDialect_psycopg
+    # What is in a list is spelt out: its length is part of the text.
+    compiled = cast(ClauseElement, statement).compile(
+        dialect=dialect(), compile_kwargs={"render_postcompile": True}
+    )
+    constants = {name: value for name, value in compiled.params.items() if value is not None}
+    return compiled.string, constants
+
+
+def _as_sqlalchemy_says(
+    connection: Connection,
+    words: str,
+    parameters: Parameters,
+    driver: "psycopg.Connection[Any]",
+    error: psycopg.Error,
+) -> BaseException:
+    if driver.closed:
+        # It has to see that for itself: it then forgets the others of its pool as well.
+        with suppress(DBAPIError):
+            connection.exec_driver_sql("SELECT 1")
+    return DBAPIError.instance(
+        words,
+        dict(parameters),
+        error,
+        psycopg.Error,
+        hide_parameters=connection.engine.hide_parameters,
+        connection_invalidated=driver.closed,
+        dialect=connection.dialect,
+    )

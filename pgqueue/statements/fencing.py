@@ -1,0 +1,88 @@
+"""The fence: only the worker that still holds the lease may write down what became of it.
+
+The lease row itself is the fence.  It is deleted under all of its four names, job, message,
+attempt and worker, and once it has passed to another, or was given back, no row has them.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ColumnElement,
+    SmallInteger,
+    Uuid,
+    any_,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    select,
+    true,
+)
+
+from pgqueue.statements.tables import CTID, leases
+
+WORKER = bindparam("worker_id", type_=Uuid)
+
+
+def deleted_lease(condition: ColumnElement[bool], *, held: bool) -> CTE:
+    """The fence for one attempt."""
+    return (
+        delete(leases)
+        .where(
+            leases.c.target_id == bindparam("job_id", type_=BigInteger),
+            leases.c.message_id == bindparam("of_message_id", type_=BigInteger),
+            leases.c.attempt == bindparam("of_attempt", type_=SmallInteger),
+            leases.c.worker_id == WORKER,
+            leases.c.held if held else ~leases.c.held,
+            condition,
+        )
+        .returning(*lease_columns())
+        .cte("gone")
+    )
+
+
+def deleted_leases(said: Any, *, held: bool) -> CTE:
+    """The fence: the leases that are still exactly what was said, deleted.
+
+    Each is looked up by its key, in a sub-query the planner cannot turn round: from an empty
+    table's statistics it would read all leases for each of the attempts.  A lease that is taken
+    over meanwhile has moved from its ctid, and stays; its worker is compared again, because
+    servers before 18, 17.7, 16.11 and 15.15 do not look at a ctid twice.
+    """
+    lease = (
+        select(CTID)
+        .select_from(leases)
+        .where(
+            leases.c.target_id == said.c.target_id,
+            leases.c.message_id == said.c.message_id,
+            leases.c.attempt == said.c.attempt,
+            leases.c.worker_id == WORKER,
+            leases.c.held if held else ~leases.c.held,
+        )
+        .offset(literal_column("0"))
+        .lateral("lease")
+    )
+    places = select(lease.c.ctid).select_from(said.join(lease, true()))
+    return (
+        delete(leases)
+        .where(
+            any_(func.array(places.scalar_subquery())) == CTID,
+            leases.c.worker_id == WORKER,
+        )
+        .returning(*lease_columns())
+        .cte("gone")
+    )
+
+
+def lease_columns() -> list[ColumnElement[Any]]:
+    """What a settle has to know of the leases that were its own."""
+    return [
+        leases.c.target_id,
+        leases.c.message_id,
+        leases.c.attempt,
+        leases.c.crashes,
+        leases.c.worker_id,
+        leases.c.started_at,
+    ]
