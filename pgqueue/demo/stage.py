@@ -96,6 +96,7 @@ def _play(crew: Crew, paths: list[str], workers: int) -> bool:
         with progress(len(paths)) as shown:
             killed = _watch(crew, session, len(paths), shown)
         seconds = time.monotonic() - began
+        _wait_for_workers(crew, session)  # the others may have been quicker than a new one's start
         crew.dismiss()
         return show_closing(session, killed, jobs=len(paths), seconds=seconds)
 
@@ -105,6 +106,11 @@ def _start_workers(crew: Crew, session: Session, number: int) -> None:
         crew.hire()
     pids = ", ".join(map(str, crew.pids))
     click.echo(f"  Starting {number} worker processes: {pids}.")
+    _wait_for_workers(crew, session)
+
+
+def _wait_for_workers(crew: Crew, session: Session) -> None:
+    """Return when all are registered; from then on they heed signals."""
     give_up_at = time.monotonic() + PATIENCE
     while not _look(session, crew.are_registered):
         crew.look_after()
