@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
-from chaos.chores import AT_ONCE, EFFECT, LOOK_EVERY, call, effect, is_open, note, queue
+from chaos.chores import AT_ONCE, EFFECT, LOOK_EVERY, call, effect, is_open, note, pay, queue
 from chaos.enqueuer import EVERY, Enqueuer
 from chaos.fleet import Fleet, Member
 from chaos.history import END, START
@@ -57,9 +57,12 @@ class Load(NamedTuple):
 
 @contextmanager
 def load(
-    stage: Stage, size: Size, *, url: str | None = None, every: float = EVERY
+    stage: Stage, size: Size, *, url: str | None = None, every: float = EVERY, stock: int = 0
 ) -> Iterator[Load]:
-    """Workers of both modes under load; at the end they still run, and have done all of it."""
+    """Workers of both modes under load; at the end they still run, and have done all of it.
+
+    Besides the few slow jobs that come all the while there may be a stock of quick ones.
+    """
     fleets = [
         stage.fleet(mode, 0, concurrency=3, fast_grace=PATIENT) for mode in ("lease", "transaction")
     ]
@@ -69,6 +72,8 @@ def load(
     for fleet in fleets:
         fleet.until_registered()
     pids = [member.pid for member in stage.members]
+    for task in (call, pay):
+        stage.enqueue(task.options(max_attempts=1000), [()] * (stock // 2))
     with Enqueuer(stage, [call_slowly, pay_slowly], every=every) as enqueuer:
         stage.until(lambda: len(stage.history(END)) > size.workers, what="work is being done")
         yield Load(fleets, enqueuer)

@@ -7,15 +7,17 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event
 
 from pgqueue.repository.short_way import ONLY_WATCHED, is_listened_to
+from pgqueue.statements.tables import SLEEPERS
 
 CHANGES_SESSION = re.compile(
     r"(?:^|;)\s*(?:SET(?!\s+(?:LOCAL|CONSTRAINTS|TRANSACTION)\b)|RESET|DISCARD|PREPARE|LISTEN|LOAD"
     r"|DECLARE|CREATE\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP)\b"
-    r"|\bset_config\s*\(|\bpg_(?:try_)?advisory_lock|\bINTO\s+TEMP",
+    rf"|\bset_config\s*\(|\bpg_(?:try_)?advisory_lock(?!\({SLEEPERS}\))|\bINTO\s+TEMP",
     re.IGNORECASE,
 )
 """What outlives its transaction on a connection.  Resetting it would also undo what the
-application sets for each of its connections, so such a connection is closed instead."""
+application sets for each of its connections, so such a connection is closed instead.  The lock
+of the sleepers is tried by each enqueue, and given back by the same statement."""
 
 CHANGED = "pgqueue.session_changed"
 

@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from pgqueue import async_session, schema
 from pgqueue.addresses import address_of, default_name
+from pgqueue.autocommit import autocommitting
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
-from pgqueue.joining import executor, in_autocommit, in_transaction, may_notify
+from pgqueue.joining import executor, in_transaction, may_notify
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole
 from pgqueue.payload import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.redaction import redacted
@@ -84,10 +85,9 @@ class PgQueue:
             self._pid = os.getpid()
         return engine
 
-    @property
-    def autocommit(self) -> Engine:
-        """The same engine and pool, each statement its own transaction."""
-        return in_autocommit(self.engine)
+    def autocommitting(self) -> AbstractContextManager[Connection]:
+        """A connection of :attr:`engine`, on which each statement is its own transaction."""
+        return autocommitting(self.engine)
 
     @property
     def sessions(self) -> sessionmaker[Session]:

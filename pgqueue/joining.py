@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Engine, TwoPhaseTransaction
+from sqlalchemy import Connection, TwoPhaseTransaction
 from sqlalchemy.exc import ProgrammingError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
-from pgqueue.errors import ArgumentsError, NotBound, NoTransaction, SchemaMissing, SchemaTooOld
+from pgqueue.autocommit import refuse_autocommit
+from pgqueue.errors import ArgumentsError, NotBound, SchemaMissing, SchemaTooOld
 from pgqueue.models import Job
 from pgqueue.models.base import SCHEMA
 
@@ -59,26 +59,6 @@ def in_transaction(session: Any, where: str) -> Connection:
     connection = executor(session, where)
     refuse_autocommit(connection, where)
     return connection
-
-
-@lru_cache(maxsize=8)
-def in_autocommit(engine: Engine) -> Engine:
-    """The same engine and pool, each statement its own transaction.
-
-    Kept, because to make it costs as much as a tenth of an enqueue.
-    """
-    return engine.execution_options(isolation_level="AUTOCOMMIT")
-
-
-def refuse_autocommit(connection: Connection, where: str) -> None:
-    """Statements that belong together need a transaction around them."""
-    # Every driver's connection says it so; asking SQLAlchemy could cost a round trip.
-    if getattr(connection.connection.dbapi_connection, "autocommit", False):
-        raise NoTransaction(
-            f"{where}: the connection is in AUTOCOMMIT, where each statement commits alone, and "
-            "this takes several; use a session whose engine has another isolation level, or "
-            "enqueue(...) or delay(...), which are one statement each"
-        )
 
 
 def may_notify(connection: Connection) -> bool:

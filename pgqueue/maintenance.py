@@ -72,7 +72,7 @@ class Witness:
         return now - self._searched_at >= SEARCH_EVERY.total_seconds()
 
     def searched(self, *, now: float) -> None:
-        """All that the dead have left was found and given back."""
+        """What the dead have left was searched for, and given back unless another was at it."""
         self._searched_at = now
 
 

@@ -7,15 +7,16 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
-from sqlalchemy import Connection, Engine, func
+from sqlalchemy import Connection, func
 from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue import async_session
 from pgqueue.addresses import Address, importable_address
 from pgqueue.arguments import Arguments, Written, WrittenRows
+from pgqueue.autocommit import refuse_autocommit
 from pgqueue.context import Around, JobContext
 from pgqueue.injection import Injection, injection_of
-from pgqueue.joining import joined, may_notify, naming_the_upgrade, refuse_autocommit, sync_session
+from pgqueue.joining import joined, may_notify, naming_the_upgrade, sync_session
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.payload import Payload
@@ -35,8 +36,7 @@ class Owner(Protocol):
     notify: bool
     max_payload_bytes: int
 
-    @property
-    def autocommit(self) -> Engine: ...
+    def autocommitting(self) -> AbstractContextManager[Connection]: ...
 
     def session(self) -> Session: ...
 
@@ -190,7 +190,7 @@ class Task(Generic[P, R]):
         """Enqueue a job in a transaction of its own, committed when this returns."""
         written = self._written(args, kwargs)
         # One statement is one transaction: autocommit saves two round trips.
-        with self.owner.autocommit.connect() as connection, naming_the_upgrade():
+        with self.owner.autocommitting() as connection, naming_the_upgrade():
             found = Jobs(connection).enqueue(
                 self._new, args=written.text, unique_key=written.unique_key
             )

@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session, load_only, make_transient_to_detached, sessi
 from sqlalchemy.orm.attributes import set_committed_value
 
 from pgqueue import redaction
+from pgqueue.autocommit import refuse_autocommit
 from pgqueue.changed_sessions import CHANGED
 from pgqueue.guests import ENDED, TransactionEnded, be_guest
-from pgqueue.joining import may_notify, refuse_autocommit
+from pgqueue.joining import may_notify
 from pgqueue.models import Job, JobStatus
 from pgqueue.network import BRIEF, NETWORK, notice_loss_of_server
 from pgqueue.repository import Holding, Jobs, raising_duplicate

@@ -7,9 +7,13 @@ from contextlib import ExitStack
 from functools import partial
 
 from chaos.chores import call, pay, pay_async
+from chaos.far_host import FarHost, reachable
+from chaos.fleet import Program
 from chaos.proxy import Proxy
-from chaos.scenario import Size, scenario
+from chaos.scenario import Server, Size, scenario
+from chaos.scenarios.partitions import HASTY
 from chaos.stage import Stage
+from pgqueue.network import NETWORK
 
 AT_ONCE = 2
 """Workers that are in the dark together: the others have to see to their jobs."""
@@ -42,11 +46,7 @@ def networks_that_go_dark(stage: Stage, size: Size) -> None:
             fleet.add(url=proxy.url).was_harmed = True
         fleet.until_registered()
         for _ in range(rounds):
-            first = min(
-                stage.enqueue(task.options(max_attempts=1000), [(HANDLER,)] * share)[0]
-                for task in (pay, pay_async, call)
-            )
-            stage.until_started(first)
+            _have_work(stage, share)
             dark = stage.dice.sample(list(zip(proxies, fleet.members, strict=True)), AT_ONCE)
             holders = partial(stage.scalar, HOLDERS, pids=[member.pid for _, member in dark])
             stage.until(lambda holders=holders: holders() == AT_ONCE, what="both hold jobs")  # type: ignore[misc]
@@ -61,3 +61,51 @@ def networks_that_go_dark(stage: Stage, size: Size) -> None:
         fleet.until_registered()
         fleet.stop()
     stage.judge()
+
+
+def _have_work(stage: Stage, share: int) -> None:
+    tasks = (task.options(max_attempts=1000) for task in (pay, pay_async, call))
+    stage.until_started(*(stage.enqueue(task, [(HANDLER,)] * share)[0] for task in tasks))
+
+
+LET_GO = 4.0
+"""Seconds: the first probe after one of silence, the second after another, and two more."""
+OPEN_FAR_AWAY = (
+    "SELECT count(DISTINCT application_name) FROM pg_stat_activity"
+    " WHERE client_addr = CAST(:address AS inet) AND xact_start IS NOT NULL"
+)
+
+
+@scenario(
+    promises="P1 P2 P4",
+    research="T3",
+    full=Size(jobs=2000, workers=2, faults=20, seconds=10),
+    short=Size(jobs=240, workers=2, faults=2, seconds=1),
+    planted={"dead_hosts_are_waited_for": "not within .* the server lets go"},
+    server=Server.OWN,
+    programs=("linux", "root", "ip"),
+)
+def hosts_that_go_dark(stage: Stage, size: Size) -> None:
+    """The host of two transaction-mode workers goes dark: their locks are free in 4 seconds."""
+    rounds = size.faults // AT_ONCE
+    with FarHost() as host, reachable(stage, host) as url:
+        fleet = stage.fleet("transaction", size.workers, network={**NETWORK, **HASTY})
+        options = {"mode": "transaction", **fleet.options}
+        for _ in range(AT_ONCE):
+            far = Program(stage, stage.next_name(), url, options, before=host.enter)
+            fleet.take(far).was_harmed = True
+        fleet.until_registered()
+        open_there = partial(stage.scalar, OPEN_FAR_AWAY, address=host.far_address)
+        for _ in range(rounds):
+            _have_work(stage, size.jobs // rounds // 3)
+            stage.until(lambda: open_there() == AT_ONCE, what="both hold jobs")
+            host.go_dark()
+            dark_since = time.monotonic()
+            stage.count("partitions", AT_ONCE)
+            stage.until(lambda: open_there() == 0, seconds=LET_GO, what="the server lets go")
+            time.sleep(max(dark_since + size.seconds - time.monotonic(), 0))  # the fault itself
+            host.come_back()
+            fleet.until_registered()
+        stage.until_ended()
+        fleet.stop()
+        stage.judge()

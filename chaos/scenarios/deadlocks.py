@@ -16,8 +16,6 @@ from pgqueue.repository import Jobs, NewJob
 from pgqueue.statements import operating
 from pgqueue.statements.tables import leases
 
-DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-
 
 @plant
 def enqueues_keys_in_any_order(patch: Patch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import and_, delete, text
+from sqlalchemy import and_, delete
 
 from chaos.chores import AT_ONCE, LOOK_EVERY, is_open, note, queue, worker_name
 from chaos.history import END, START
@@ -63,7 +63,7 @@ def fence_on_attempts(patch: Patch) -> None:
 @scenario(
     promises="P3",
     research="T7 T8",
-    full=Size(jobs=2000, faults=20),
+    full=Size(jobs=5000, faults=20),
     short=Size(jobs=8, faults=1),
     planted={"fence_on_attempts": "ended by the worker that had lost it"},
     settings={"max_connections": "400"},
@@ -87,7 +87,7 @@ def first_attempts_of_two_owners(stage: Stage, size: Size) -> None:
         )
         with stage.engine.begin() as connection:
             # The late results come before a heartbeat tells their worker that it is dead.
-            connection.execute(text(HOLD_HEARTBEATS), {"pids": [zombie.pid]})
+            connection.execute(HOLD_HEARTBEATS)
             stage.open(f"{turn}-{zombie.name}")
             zombie.thaw()
             log = zombie.log

@@ -91,24 +91,23 @@ def interrupt(stage: Stage, frozen: Member, interruption: Callable[[], None]) ->
     frozen.thaw()
 
 
-def _crash_again_and_again(
-    stage: Stage, size: Size, crash: Callable[[Enqueuer], None], *, every: float = EVERY
+def _again_and_again(
+    stage: Stage, size: Size, fault: Callable[[Enqueuer], None], *, every: float = EVERY
 ) -> None:
-    with load(stage, size, every=every) as (fleets, enqueuer):
-        interrupt(stage, fleets[0].members[0], lambda: crash(enqueuer))
+    with load(stage, size, every=every, stock=size.jobs) as (fleets, enqueuer):
+        interrupt(stage, fleets[0].members[0], lambda: fault(enqueuer))
         goes_on(stage)
         for _ in range(size.faults - 1):
-            crash(enqueuer)
+            fault(enqueuer)
             goes_on(stage)
-        stage.count("server crashes", size.faults)
         said_briefly(stage, size.faults)
 
 
 @scenario(
     promises="P1 P2 P4 P5",
     research="T18",
-    full=Size(workers=2, faults=10),
-    short=Size(workers=1, faults=3),
+    full=Size(jobs=50_000, workers=4, faults=10),
+    short=Size(jobs=200, workers=1, faults=3),
     planted={
         "commits_are_acknowledged_early": "F1: .* acknowledged jobs are gone",
         "witness_outlives_its_connection": "declared dead, and all were well",
@@ -124,16 +123,17 @@ def crashes_of_the_server(stage: Stage, size: Size) -> None:
         with standing_still(stage.members):
             enqueuer.until_acknowledged()
             stage.server.crash()
+        stage.count("server crashes")
         stage.server.start()
 
-    _crash_again_and_again(stage, size, crash, every=0.005)
+    _again_and_again(stage, size, crash, every=0.005)
 
 
 @scenario(
     promises="P1 P2 P4 P5",
     research="T18",
-    full=Size(workers=2, faults=10),
-    short=Size(workers=1, faults=2),
+    full=Size(jobs=10_000, workers=4, faults=10),
+    short=Size(jobs=200, workers=1, faults=2),
     planted={"witness_outlives_its_connection": "declared dead, and all were well"},
     server=Server.OWN,
     programs=("linux",),
@@ -148,9 +148,33 @@ def crashes_of_a_backend(stage: Stage, size: Size) -> None:
         os.kill(stage.dice.choice(stage.rows(named))[0], signal.SIGKILL)
         # Until the server has noticed, it answers as if nothing had happened.
         stage.until(lambda: not ours.exists(), what="the server has reset all")
+        stage.count("server crashes")
         stage.until(lambda: stage.scalar("SELECT 1"), what="the server is back")
 
-    _crash_again_and_again(stage, size, crash)
+    _again_and_again(stage, size, crash)
+
+
+@scenario(
+    promises="P1 P2 P4 P5",
+    research="T18",
+    full=Size(jobs=10_000, workers=4, faults=5),
+    short=Size(jobs=200, workers=1, faults=2),
+    planted={
+        "loops_end_with_their_connection": "has ended by itself",
+        "witness_outlives_its_connection": "declared dead, and all were well",
+    },
+    server=Server.OWN,
+    alone=True,
+)
+def restarts_of_the_server(stage: Stage, size: Size) -> None:
+    """The server is shut down and started again: all wait, say so, and go on in 5 seconds."""
+
+    def restart(_enqueuer: Enqueuer) -> None:
+        stage.server.stop()
+        stage.count("server restarts")
+        stage.server.start()
+
+    _again_and_again(stage, size, restart)
 
 
 @scenario(

@@ -196,7 +196,10 @@ class Attempts:
         ]
 
     def settle_one_success(self, claimed: Claimed, *, held: bool) -> list[Settled]:
-        """The same for one attempt in its handler's transaction, a held one with its message."""
+        """End one attempt that has succeeded, in its handler's transaction; empty if not ours.
+
+        A held one takes its message along.
+        """
         parameters = {
             "job_id": claimed.job_id,
             "of_message_id": claimed.message_id,

@@ -123,8 +123,8 @@ class Jobs:
             return Enqueued(*row[:3])
         parameters["unique_key"] = unique_key
         for _ in range(TRIES_FOR_A_KEY):
-            for row in fetch(self._executor, statement, parameters):
-                return Enqueued(*row[:3])
+            if rows := fetch(self._executor, statement, parameters):
+                return Enqueued(*rows[0][:3])
             # Not visible: the holder has ended between the two statements, so the key is free.
             holder = self._holders(new.queue, [unique_key]).get(unique_key)
             if holder is not None:

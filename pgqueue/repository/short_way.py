@@ -19,8 +19,6 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-SQL_LOG = logging.getLogger("sqlalchemy.engine.Engine")
-
 ONLY_WATCHED = "pgqueue_only_watched"
 """An execution option: what listens here is ours, and has no interest in our own statements."""
 
@@ -35,8 +33,7 @@ def fetch(
     Raises what SQLAlchemy raises.  An application that listens to its connections, logs them or
     translates schemas, another driver, and an AsyncSession get the long way.
     """
-    driver = _driver_of(executor) if isinstance(executor, Connection) else None
-    if driver is None or isinstance(executor, Session):
+    if isinstance(executor, Session) or (driver := _driver_of(executor)) is None:
         return executor.execute(statement, parameters).all()
     words, constants = _in_words_of_driver(statement)
     try:
@@ -44,6 +41,8 @@ def fetch(
             return cursor.execute(words, {**constants, **parameters}).fetchall()
     except psycopg.Error as error:
         raise _as_sqlalchemy_says(executor, words, parameters, driver, error) from error
+    except Exception:
+        raise  # before anything was sent: the driver has no way to write a value, say
     except BaseException:
         executor.invalidate()  # interrupted: nobody knows what the server will still send
         raise
@@ -51,28 +50,35 @@ def fetch(
 
 def is_listened_to(target: Engine | Connection) -> bool:
     """Whether anybody hears of the statements that are executed there, or has them logged."""
-    dispatch = target.dispatch
+    dispatch, engine = target.dispatch, target.engine
     if dispatch.before_cursor_execute or dispatch.after_cursor_execute:
         return True
     if dispatch.before_execute or dispatch.after_execute:
         return True
-    return SQL_LOG.isEnabledFor(logging.INFO) or bool(target.engine.echo)
+    driven = engine.dialect.dispatch
+    if driven.handle_error or driven.do_execute:
+        return True
+    return engine.logger.isEnabledFor(logging.INFO)
 
 
 def _driver_of(connection: Connection) -> "psycopg.Connection[Any] | None":
+    driver = driver_unseen(connection)
+    transaction = connection.get_nested_transaction() or connection.get_transaction()
+    if driver is None or (transaction is None and not driver.autocommit):
+        # SQLAlchemy has to begin one itself, or it would not know that there is one to end.
+        return None
+    return driver if transaction is None or transaction.is_active else None
+
+
+def driver_unseen(connection: Connection) -> "psycopg.Connection[Any] | None":
+    """The driver, if it is psycopg's and nobody can tell who talks to it."""
     options = connection.get_execution_options()
     if is_listened_to(connection) and not options.get(ONLY_WATCHED):
         return None
     if options.get("schema_translate_map"):
         return None
     driver = connection.connection.dbapi_connection
-    if not isinstance(driver, psycopg.Connection):
-        return None
-    transaction = connection.get_nested_transaction() or connection.get_transaction()
-    if transaction is None:
-        # SQLAlchemy has to begin one itself, or it would not know that there is one to end.
-        return driver if driver.autocommit else None
-    return driver if transaction.is_active else None
+    return driver if isinstance(driver, psycopg.Connection) else None
 
 
 @cache

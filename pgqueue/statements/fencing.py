@@ -12,6 +12,7 @@ from sqlalchemy import (
     ColumnElement,
     SmallInteger,
     Uuid,
+    and_,
     any_,
     bindparam,
     delete,
@@ -26,21 +27,13 @@ from pgqueue.statements.tables import CTID, leases
 WORKER = bindparam("worker_id", type_=Uuid)
 
 
-def deleted_lease(condition: ColumnElement[bool], *, held: bool) -> CTE:
-    """The fence for one attempt."""
-    return (
-        delete(leases)
-        .where(
-            leases.c.target_id == bindparam("job_id", type_=BigInteger),
-            leases.c.message_id == bindparam("of_message_id", type_=BigInteger),
-            leases.c.attempt == bindparam("of_attempt", type_=SmallInteger),
-            leases.c.worker_id == WORKER,
-            leases.c.held if held else ~leases.c.held,
-            condition,
-        )
-        .returning(*lease_columns())
-        .cte("gone")
-    )
+def deleted_lease(message: ColumnElement[bool], *, held: bool) -> CTE:
+    """The fence for one attempt; ``message``: whether its message was taken along."""
+    job_id = bindparam("job_id", type_=BigInteger)
+    message_id = bindparam("of_message_id", type_=BigInteger)
+    attempt = bindparam("of_attempt", type_=SmallInteger)
+    ours = _is_ours(job_id, message_id, attempt, held=held)
+    return delete(leases).where(ours, message).returning(*lease_columns()).cte("gone")
 
 
 def deleted_leases(said: Any, *, held: bool) -> CTE:
@@ -54,13 +47,7 @@ def deleted_leases(said: Any, *, held: bool) -> CTE:
     lease = (
         select(CTID)
         .select_from(leases)
-        .where(
-            leases.c.target_id == said.c.target_id,
-            leases.c.message_id == said.c.message_id,
-            leases.c.attempt == said.c.attempt,
-            leases.c.worker_id == WORKER,
-            leases.c.held if held else ~leases.c.held,
-        )
+        .where(_is_ours(said.c.target_id, said.c.message_id, said.c.attempt, held=held))
         .offset(literal_column("0"))
         .lateral("lease")
     )
@@ -73,6 +60,16 @@ def deleted_leases(said: Any, *, held: bool) -> CTE:
         )
         .returning(*lease_columns())
         .cte("gone")
+    )
+
+
+def _is_ours(job_id: Any, message_id: Any, attempt: Any, *, held: bool) -> ColumnElement[bool]:
+    return and_(
+        leases.c.target_id == job_id,
+        leases.c.message_id == message_id,
+        leases.c.attempt == attempt,
+        leases.c.worker_id == WORKER,
+        leases.c.held if held else ~leases.c.held,
     )
 
 

@@ -117,7 +117,7 @@ def settle_succeeded() -> Executable:
 
 @cache
 def settle_one_success(*, held: bool) -> Executable:
-    """The same for one attempt, in the transaction of its handler; no row if it was not ours.
+    """End one attempt that has succeeded, in its handler's transaction; no row if it was not ours.
 
     ``held`` takes the message along that this transaction holds: without it, nothing is settled.
     """

@@ -74,9 +74,16 @@ class Heartbeat(Loop):
         self._on_cancel = on_cancel
         self._on_death = on_death
         self._stopping = Event()
-        # After an outage the first to be back must not wait in vain for the beats of the others.
         self._line = Line(
-            engine, UPKEEP, outage, name="heartbeat", stopping=self._stopping, longest_wait=BEAT
+            engine,
+            UPKEEP,
+            outage,
+            name="heartbeat",
+            stopping=self._stopping,
+            # After an outage the first to be back must not wait in vain for the others' beats.
+            longest_wait=BEAT,
+            # Or others would take it for dead when the disk has been full for a second.
+            is_kept=True,
         )
         self._locked_on = 0
 

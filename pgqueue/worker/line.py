@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import redaction
-from pgqueue.unit_of_work import own_connection
+from pgqueue.unit_of_work import driver_connection, own_connection
 from pgqueue.worker.outage import REPEAT, Outage, is_away, refusal_of
 
 logger = redaction.logger(__name__)
@@ -41,7 +41,9 @@ class Line:
         stopping: Event,
         isolation_level: IsolationLevel = "AUTOCOMMIT",
         longest_wait: float = LONGEST_WAIT,
+        is_kept: bool = False,
     ) -> None:
+        """``is_kept``: a refused statement does not cost the connection, for the lock it holds."""
         self._engine = engine
         self._settings = settings
         self._outage = outage
@@ -52,6 +54,7 @@ class Line:
         self._connection: Connection | None = None
         self._wait = FIRST_WAIT
         self._longest_wait = longest_wait
+        self._is_kept = is_kept
         self._opened_at = float("inf")
         self._refused = ""
         self._refused_at = float("-inf")
@@ -87,6 +90,9 @@ class Line:
             self._connection = self._resources.enter_context(
                 own_connection(self._engine, self._settings, isolation_level=self._isolation_level)
             )
+            if self._is_kept:
+                # A plan that the server refuses would be refused for ever.
+                driver_connection(self._connection).prepare_threshold = None
             self._opened_at = time.monotonic()
             self.generation += 1
         return self._connection
@@ -103,12 +109,8 @@ class Line:
         self._wait = min(2 * self._wait, self._longest_wait)
 
     def _begin_afresh(self) -> None:
-        """Forget what was refused, and keep the connection if no transaction of it is left.
-
-        With it would go the lock that tells the others of this worker: on a disk that is full
-        for seconds they would take it for dead.
-        """
-        if self._connection is None or self._isolation_level != "AUTOCOMMIT":
+        """A new connection has new settings and new plans, which may be what was refused."""
+        if self._connection is None or not self._is_kept:
             self.close()
             return
         try:

@@ -38,7 +38,7 @@ class Prefetch:
 
     def brought(self, *, first: int, last: int) -> None:
         """A claim has brought jobs of these priorities, the most urgent first."""
-        overtakes = first < max(last, self._last_priority)
+        overtakes = first < self._last_priority
         self._calm_claims = 0 if overtakes else self._calm_claims + 1
         self._last_priority = last
         self.ahead = min(self.ahead, self._most)

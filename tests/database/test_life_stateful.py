@@ -41,7 +41,7 @@ from pgqueue.outcomes import (
     Snoozed,
     Succeeded,
 )
-from pgqueue.repository import Attempts, Change, Claimed, Locked, Settled
+from pgqueue.repository import Attempts, Change, Claimed, Locked
 
 TABLES = ("jobs", "message_queue", "leases", "job_attempts", "dead_letters", "workers")
 KEYS = st.sampled_from([None, None, None, "a", "b"])
@@ -288,10 +288,8 @@ class Life(RuleBasedStateMachine):
         outcome = self._possible(actor, claimed, outcome)
         savepoint = actor.worker.transaction.begin_nested()
         attempts = Attempts(actor.worker.transaction, actor.worker.id)
-        settled: list[Settled] | None
         if outcome == Succeeded():
             settled = attempts.settle_one_success(claimed, held=True)
-            settled = [Settled(claimed.job_id, "succeeded")] if settled is None else settled
         else:
             assert attempts.take_message(claimed)
             settled = attempts.settle([(claimed, outcome)], held=True)

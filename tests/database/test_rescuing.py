@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -34,6 +35,16 @@ def workers(database_url: str) -> Iterator[Engine]:
     engine = worker_settings(database_url)
     yield engine
     engine.dispose()
+
+
+@contextmanager
+def holding_one(engine: Engine, workers: Engine) -> Iterator[LogicalWorker]:
+    """A worker that has claimed the only job."""
+    with engine.begin() as connection:
+        enqueue(connection)
+    with crew(workers, 1) as [worker]:
+        worker.claim()
+        yield worker
 
 
 def only_job(engine: Engine) -> Job:
@@ -333,10 +344,7 @@ class TestDeclaringDead:
     def test_whom_another_has_declared_dead_is_rescued_at_the_next_look(
         self, engine: Engine, workers: Engine
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with crew(workers, 1) as [worker], engine.connect() as connection:
-            worker.claim()
+        with holding_one(engine, workers) as worker, engine.connect() as connection:
             witness = Witness()
             witness.searched(now=time.monotonic())
 
@@ -349,10 +357,7 @@ class TestDeclaringDead:
     def test_what_was_left_of_a_rescue_is_found_by_a_search_now_and_then(
         self, engine: Engine, workers: Engine
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with crew(workers, 1) as [worker], engine.connect() as connection:
-            worker.claim()
+        with holding_one(engine, workers) as worker, engine.connect() as connection:
             declare_dead(engine, worker)
             with engine.begin() as other:
                 long_ago = "UPDATE pgqueue.workers SET dead_at = dead_at - interval '1 minute'"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Executable, create_engine, event, text
+from sqlalchemy import Connection, Engine, Executable, create_engine, event, text
 from sqlalchemy.exc import (
     DBAPIError,
     InvalidRequestError,
@@ -32,6 +32,10 @@ queue = PgQueue()
 def number(number: int) -> None: ...
 
 
+@queue.task(name="tests.word")
+def word(word: str) -> None: ...
+
+
 @pytest.fixture(autouse=True)
 def bound(engine: Engine) -> Iterator[PgQueue]:
     queue.bind(engine)
@@ -52,6 +56,55 @@ def test_whoever_listens_to_an_engine_hears_of_an_enqueue(engine: Engine, what: 
         number.enqueue(session, 2)
 
     assert sum(f"{SCHEMA}.message_queue" in said for said in heard) == 2
+
+
+def test_it_is_taken_when_nobody_looks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Session(engine) as session, session.begin():
+        session.connection()
+        monkeypatch.setattr(Connection, "execute", pytest.fail)
+
+        number.enqueue(session, 1)
+        number.options(unique_key="one").enqueue(session, 2)
+        number.delay(3)
+
+        monkeypatch.undo()
+
+
+def test_whoever_handles_errors_hears_of_that_of_an_enqueue(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(f"ALTER TABLE {SCHEMA}.jobs ADD CHECK (task <> 'tests.number')"))
+    heard: list[str] = []
+    event.listen(engine, "handle_error", lambda context: heard.append(context.statement))
+
+    with pytest.raises(DBAPIError):
+        number.delay(1)
+
+    assert len(heard) == 1
+
+
+def test_an_engine_with_a_name_has_its_own_log(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = create_engine(database_url, logging_name="shop")
+    queue.bind(named)
+    with caplog.at_level(logging.INFO, logger="sqlalchemy.engine.Engine.shop"):
+        number.delay(1)
+    named.dispose()
+
+    assert f"INSERT INTO {SCHEMA}.message_queue" in caplog.text
+
+
+def test_what_the_driver_cannot_write_costs_a_session_nothing_else(database_url: str) -> None:
+    latin = create_engine(database_url, connect_args={"client_encoding": "latin1"})
+    queue.bind(latin)
+    with Session(latin) as session:
+        number.enqueue(session, 1)
+        with pytest.raises(UnicodeEncodeError):
+            word.enqueue(session, "\N{EURO SIGN}")
+        session.commit()
+
+        assert [job.args for job in session.query(Job)] == [{"number": 1}]
+    latin.dispose()
 
 
 def test_whoever_has_statements_logged_finds_an_enqueue(
@@ -142,6 +195,34 @@ def test_nothing_is_enqueued_behind_a_transaction_that_is_over(engine: Engine) -
 
         with pytest.raises(InvalidRequestError, match="closed transaction"):
             fetch(connection, *_an_enqueue())
+
+
+def test_nothing_is_enqueued_behind_a_savepoint_that_is_gone(engine: Engine) -> None:
+    with engine.connect() as connection:
+        connection.begin()
+        savepoint = connection.begin_nested()
+        connection.exec_driver_sql("ROLLBACK")  # behind SQLAlchemy's back
+        with pytest.raises(DBAPIError):
+            savepoint.commit()
+
+        with pytest.raises(PendingRollbackError):
+            fetch(connection, *_an_enqueue())
+
+
+@pytest.mark.parametrize("isolation_level", ["READ COMMITTED", "AUTOCOMMIT"])
+def test_a_delayed_job_leaves_the_connection_as_it_was(
+    database_url: str, isolation_level: Any
+) -> None:
+    engine = create_engine(database_url, isolation_level=isolation_level, pool_size=1)
+    queue.bind(engine)
+
+    number.delay(1)
+
+    with engine.connect() as connection:
+        driver: Any = connection.connection.dbapi_connection
+        assert driver.autocommit == (isolation_level == "AUTOCOMMIT")
+        assert connection.scalar(text(f"SELECT count(*) FROM {SCHEMA}.jobs")) == 1
+    engine.dispose()
 
 
 def test_a_translated_schema_is_still_translated(engine: Engine) -> None:

@@ -113,6 +113,30 @@ def test_what_a_handler_leaves_on_its_connection_the_next_job_does_not_find(
         assert queue.check(session) == []
 
 
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_to_enqueue_leaves_nothing_and_costs_no_connection(
+    queue: PgQueue, mode: str, is_traced: bool
+) -> None:
+    if is_traced:
+        event.listen(queue.engine, "after_cursor_execute", lambda *_: None)
+    pids: set[int] = set()
+
+    @queue.task
+    def follow(session: Session, *, again: bool) -> None:
+        pids.add(session.execute(text("SELECT pg_backend_pid()")).scalar_one())
+        if again:
+            follow.enqueue(session, again=False)
+            session.add(follow.job(again=False))
+
+    with queue.session() as session:
+        follow.enqueue_many(session, [{"again": True}] * 3)
+        session.commit()
+
+    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+
+    assert len(pids) == 1
+
+
 def test_what_the_application_sets_for_its_connections_stays_set(
     database_url: str, queue: PgQueue, mode: str
 ) -> None:

@@ -1,6 +1,7 @@
 """A worker inside a process that lives on: what it leaves behind when it is done."""
 
 import asyncio
+import gc
 import threading
 from datetime import timedelta
 from threading import Event, Thread
@@ -102,3 +103,23 @@ def test_the_server_soon_notices_when_the_host_of_a_transactional_handler_vanish
     assert worker.run_until_empty(timeout=PATIENCE)["succeeded"] == 2
 
     assert [shown for _, shown in found] == ["1s"], "one connection, used again"
+
+
+def test_the_collector_spares_what_was_there_before_while_jobs_run_and_no_longer(
+    engine: Engine,
+) -> None:
+    queue = PgQueue(engine)
+    worker = Worker(queue)
+    spared: list[int] = []
+
+    @queue.task
+    def look_and_stop() -> None:
+        spared.append(gc.get_freeze_count())
+        worker.stop()
+
+    look_and_stop.delay()
+    before = gc.get_freeze_count()
+    worker.run()
+
+    assert spared[0] > before + 10_000
+    assert gc.get_freeze_count() <= before

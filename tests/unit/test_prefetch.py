@@ -122,6 +122,7 @@ def test_an_urgent_job_has_the_next_claims_be_smaller_at_once(
 
 def test_they_grow_again_when_no_urgent_one_has_come_for_long() -> None:
     prefetch = fast()
+    prefetch.brought(first=5, last=5)
     prefetch.brought(first=0, last=5)
 
     for _ in range(CALM_AFTER - 1):
@@ -135,7 +136,7 @@ def test_they_grow_again_when_no_urgent_one_has_come_for_long() -> None:
 def test_a_backlog_that_is_drained_by_priority_has_no_urgent_jobs() -> None:
     prefetch = full(fast())
 
-    for priority in (0, 0, 5, 9):
-        prefetch.brought(first=priority, last=priority)
+    for first, last in [(0, 0), (0, 5), (5, 5), (5, 9), (9, 9)]:
+        prefetch.brought(first=first, last=last)
 
     assert prefetch.ahead == MOST_AHEAD

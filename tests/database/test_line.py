@@ -1,0 +1,45 @@
+"""A line to the database: what becomes of its connection when the server refuses a statement."""
+
+from collections.abc import Iterator
+from threading import Event
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+
+from pgqueue.unit_of_work import backend_pid
+from pgqueue.worker.line import Line
+from pgqueue.worker.outage import Outage
+
+
+@pytest.fixture(params=[False, True], ids=["any", "kept"])
+def line(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Line]:
+    made = Line(engine, {}, Outage(), name="line", stopping=Event(), is_kept=request.param)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE cups AS SELECT 1 AS handle"))
+    yield made
+    made.close()
+
+
+def cups(connection: Connection) -> int:
+    return len(connection.execute(text("SELECT * FROM cups")).all())
+
+
+def test_a_plan_that_the_server_refuses_is_not_refused_for_ever(engine: Engine, line: Line) -> None:
+    before = [line.attempt(cups) for _ in range(12)]  # prepared by the driver meanwhile
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE cups ADD COLUMN saucer int"))
+
+    after = [line.attempt(cups) for _ in range(12)]
+
+    assert before == [1] * 12
+    assert after[1:] == [1] * 11
+
+
+def test_only_a_kept_line_goes_on_with_its_connection(line: Line) -> None:
+    before = line.attempt(backend_pid)
+
+    assert line.attempt(lambda connection: connection.execute(text("SELECT 1 / 0"))) is None
+
+    after = line.attempt(backend_pid)
+    assert (before == after) == line._is_kept
+    assert line.attempt(cups) == 1
