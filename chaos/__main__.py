@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -56,9 +57,11 @@ def main(
         return
     chosen = _chosen(only)
     seed = random.randrange(10**6) if seed is None else seed
+    began = time.monotonic()
     left_out = {one.name: one.missing() for one in chosen if one.missing()}
     verdicts = list(_run_all([o for o in chosen if o.name not in left_out], seed, short, url))
-    summary = report.Summary(verdicts, left_out, seed=seed, short=short, machine=_machine())
+    seconds = time.monotonic() - began
+    summary = report.Summary(verdicts, left_out, seed, short, _machine(), seconds)
     report.show(summary)
     if write:
         report.write(summary)

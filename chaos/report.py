@@ -20,8 +20,23 @@ BEGIN, END = "<!-- written by `make chaos` -->\n", "<!-- end -->\n"
 NO_FAULT = {"jobs", "workers", "samples", "second starts", "kB of memory"}
 """Counts that are no faults."""
 
-TIMES = {"slowest ms", "milliseconds for them"}
-"""What the scenarios have measured: shown with each of them, and no sum says anything."""
+SUMMED = (
+    "kills",
+    "deaths",
+    "freezes",
+    "partitions",
+    "server crashes",
+    "server restarts",
+    "promotions",
+    "outages",
+    "terminated connections",
+    "ended transactions",
+    "cuts",
+    "stops",
+    "clocks set",
+    "damaged rows",
+)
+"""The faults of which a sum over all scenarios says something."""
 
 console = Console()
 
@@ -35,22 +50,25 @@ class Summary:
     seed: int
     short: bool
     machine: str
+    seconds: float
 
     @property
     def totals(self) -> Counter[str]:
         return sum((Counter(verdict.counts) for verdict in self.verdicts), Counter())
 
     def words(self) -> str:
-        """All of it in two sentences."""
+        """All of it in three sentences."""
         totals = self.totals
-        told = [what for what in totals if what not in NO_FAULT | TIMES]
-        faults = ", ".join(f"{totals[what]:,} {what}" for what in told)
+        faults = ", ".join(f"{totals[what]:,} {what}" for what in SUMMED if totals[what])
         broken = sum(verdict.broken is not None for verdict in self.verdicts)
+        minutes, seconds = divmod(round(self.seconds), 60)
         return (
-            f"{len(self.verdicts)} scenarios, {totals['jobs']:,} jobs, {totals['workers']:,} worker"
-            f" processes; {faults}. {totals['second starts']:,} jobs started a second time after"
-            f" their worker was harmed, and {broken} scenarios found a promise broken;"
-            f" {totals['samples']:,} times all invariants were asked for while they ran."
+            f"{len(self.verdicts)} scenarios in {minutes} min {seconds} s, {totals['jobs']:,} jobs,"
+            f" {totals['workers']:,} worker processes; {faults}."
+            f" {totals['second starts']:,} jobs started a second time after their worker was"
+            f" harmed, and {broken or 'no'} scenario{'s' * (broken != 1)} found a promise broken."
+            f" {totals['samples']:,} times the invariants were asked for while all this went on;"
+            " one violation would have broken its scenario."
         )
 
 

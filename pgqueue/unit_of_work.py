@@ -77,7 +77,10 @@ throws away what it has prepared, and each statement would be planned anew for e
 GUARD = "SAVEPOINT pgqueue_handler"
 RELEASE_GUARD = "RELEASE SAVEPOINT pgqueue_handler"
 UNDO_HANDLER = "ROLLBACK TO SAVEPOINT pgqueue_handler"
-AFTER_HANDLER = f"{RELEASE_GUARD}; {PLAN_BY_KEY}"
+ONLY_SETTLE_FOLLOWS = "SET LOCAL idle_in_transaction_session_timeout = 20000"
+"""A worker that is frozen between its settle and its COMMIT has a lock on the lease.  It is gone
+before the grace of such workers is over, and others may rescue."""
+AFTER_HANDLER = f"{RELEASE_GUARD}; {PLAN_BY_KEY}; {ONLY_SETTLE_FOLLOWS}"
 """Around a handler.  Whoever has ended the transaction has ended the savepoint as well, and its
 job fails: the server knows it whatever the handler did, and whatever SQLAlchemy believes."""
 

@@ -68,6 +68,8 @@ def _have_work(stage: Stage, share: int) -> None:
     stage.until_started(*(stage.enqueue(task, [(HANDLER,)] * share)[0] for task in tasks))
 
 
+FAR_AWAY = 4
+"""Workers on the host that goes dark."""
 LET_GO = 4.0
 """Seconds: the first probe after one of silence, the second after another, and two more."""
 OPEN_FAR_AWAY = (
@@ -80,28 +82,28 @@ OPEN_FAR_AWAY = (
     promises="P1 P2 P4",
     research="T3",
     full=Size(jobs=2000, workers=2, faults=20, seconds=10),
-    short=Size(jobs=240, workers=2, faults=2, seconds=1),
+    short=Size(jobs=240, workers=1, faults=4, seconds=1),
     planted={"dead_hosts_are_waited_for": "not within .* the server lets go"},
     server=Server.OWN,
     programs=("linux", "root", "ip"),
 )
 def hosts_that_go_dark(stage: Stage, size: Size) -> None:
-    """The host of two transaction-mode workers goes dark: their locks are free in 4 seconds."""
-    rounds = size.faults // AT_ONCE
+    """The host of four transaction-mode workers goes dark: their locks are free in 4 seconds."""
+    rounds = size.faults // FAR_AWAY
     with FarHost() as host, reachable(stage, host) as url:
         fleet = stage.fleet("transaction", size.workers, network={**NETWORK, **HASTY})
         options = {"mode": "transaction", **fleet.options}
-        for _ in range(AT_ONCE):
+        for _ in range(FAR_AWAY):
             far = Program(stage, stage.next_name(), url, options, before=host.enter)
             fleet.take(far).was_harmed = True
         fleet.until_registered()
         open_there = partial(stage.scalar, OPEN_FAR_AWAY, address=host.far_address)
         for _ in range(rounds):
             _have_work(stage, size.jobs // rounds // 3)
-            stage.until(lambda: open_there() == AT_ONCE, what="both hold jobs")
+            stage.until(lambda: open_there() == FAR_AWAY, what="all of them hold jobs")
             host.go_dark()
             dark_since = time.monotonic()
-            stage.count("partitions", AT_ONCE)
+            stage.count("partitions", FAR_AWAY)
             stage.until(lambda: open_there() == 0, seconds=LET_GO, what="the server lets go")
             time.sleep(max(dark_since + size.seconds - time.monotonic(), 0))  # the fault itself
             host.come_back()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import select
 import socket
 import subprocess
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -20,13 +20,15 @@ from chaos.history import END, START
 from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
 from chaos.stage import Stage
-from pgqueue import JobContext, Task
+from pgqueue import JobContext
 
 TIMEOUT = timedelta(seconds=0.4)
 LONGEST = 4.0
 """Seconds after which a handler returns by itself, as if nothing had been."""
 WITHIN = 5.0
 """Seconds; there are 128 handlers past their timeout at once, on two cores."""
+IMPORT = 3.0
+"""Seconds in which a child process of each mode, of which many start at once, is ready."""
 
 
 def in_python() -> None:
@@ -49,8 +51,13 @@ def in_a_program() -> None:
     subprocess.run(["sleep", str(LONGEST)], check=True)
 
 
+def in_c() -> None:
+    """Never lets go of the interpreter lock: in a thread, all of the worker would stand still."""
+    ctypes.PyDLL(None).usleep(int(LONGEST * 1e6))
+
+
 WAYS: dict[str, Callable[[], None]] = {
-    act.__name__: act for act in (in_python, in_one_sleep, on_a_socket, in_a_program)
+    act.__name__: act for act in (in_python, in_one_sleep, on_a_socket, in_a_program, in_c)
 }
 
 
@@ -89,6 +96,14 @@ async def overstay_and_pay_async(session: AsyncSession, ctx: JobContext, way: st
     return ctx.attempt
 
 
+@queue.task(retry=AT_ONCE, max_attempts=2, timeout=TIMEOUT, executor="process")
+def overstay_in_process(ctx: JobContext, way: str) -> int:
+    note(START, ctx)
+    WAYS[way]()
+    note(END, ctx)
+    return ctx.attempt
+
+
 @plant
 def threads_are_not_timed(patch: Patch) -> None:
     """Nobody looks whether a handler in a thread is past its timeout."""
@@ -106,11 +121,18 @@ def coroutines_are_not_timed(patch: Patch) -> None:
     patch.set(asyncio, "timeout", lambda _seconds: asyncio.Timeout(None))
 
 
-EXECUTORS: dict[str, tuple[Task[[str], Any], ...]] = {
-    "thread": (overstay, overstay_and_pay),
-    "async": (overstay_async, overstay_and_pay_async),
-}
-"""By what runs the handler: a further executor adds its tasks here."""
+@plant
+def processes_are_not_timed(patch: Patch) -> None:
+    """Whoever waits for a child process waits until its handler returns."""
+    from pgqueue.worker.child import Child
+
+    def receive(self, _until):  # type: ignore[no-untyped-def]
+        return in_time(self, None)
+
+    in_time = patch.set(Child, "_receive", receive)
+
+
+IN_WORKER = (overstay, overstay_and_pay, overstay_async, overstay_and_pay_async)
 
 
 @scenario(
@@ -121,6 +143,7 @@ EXECUTORS: dict[str, tuple[Task[[str], Any], ...]] = {
     planted={
         "threads_are_not_timed": "not within|recorded as",
         "coroutines_are_not_timed": "was given up|not within",
+        "processes_are_not_timed": "not within|recorded as",
     },
 )
 def handlers_past_their_timeout(stage: Stage, size: Size) -> None:
@@ -128,15 +151,14 @@ def handlers_past_their_timeout(stage: Stage, size: Size) -> None:
     late: list[int] = []
     good: list[int] = []
     fleets = []
-    ways = list(WAYS) if size.jobs > 1 else ["in_python"]
+    hard = [in_c.__name__] if size.jobs == 1 else list(WAYS)
+    soft = [in_python.__name__] if size.jobs == 1 else [way for way in WAYS if way != in_c.__name__]
     for mode in ("lease", "transaction"):
-        for tasks in EXECUTORS.values():
-            for task in tasks:
-                late += stage.enqueue(
-                    task.options(queue=mode), [(way,) for way in ways] * size.jobs
-                )
+        for task in IN_WORKER:
+            late += stage.enqueue(task.options(queue=mode), [(way,) for way in soft] * size.jobs)
+        late += stage.enqueue(overstay_in_process.options(queue=mode), [(way,) for way in hard])
         good += stage.enqueue(pay.options(queue=mode), [(1,)] * 10)
-        slots = 4 * len(ways) * size.jobs * 2
+        slots = (len(IN_WORKER) * len(soft) * size.jobs + len(hard)) * 2
         engine = {"pool_size": slots}
         fleets.append(stage.fleet(mode, 1, queues=[mode], concurrency=slots, engine=engine))
     for fleet in fleets:
@@ -144,7 +166,7 @@ def handlers_past_their_timeout(stage: Stage, size: Size) -> None:
     ended = "SELECT count(*) FROM pgqueue.job_attempts WHERE job_id = ANY(:jobs)"
     stage.until(
         lambda: stage.scalar(ended, jobs=late) == 2 * len(late),
-        seconds=2 * WITHIN + TIMEOUT.total_seconds(),
+        seconds=2 * (WITHIN + len(hard) * IMPORT),
         what="both attempts of each time out",
     )
     stage.count("timeouts", 2 * len(late))

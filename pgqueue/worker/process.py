@@ -12,6 +12,8 @@ from datetime import timedelta
 from threading import Event
 from typing import Any
 
+from sqlalchemy import QueuePool
+
 from pgqueue import redaction
 from pgqueue.errors import UsedAcrossFork, WorkerBroken
 from pgqueue.job_queue import PgQueue
@@ -99,12 +101,32 @@ class Worker:
         def grace() -> float:
             return 0.0 if self._signals > 1 else self._plan.grace.total_seconds()
 
+        self._warn_of_small_pool()
         stopping = Event()
         shift = Shift(self._queue, self._plan, stopping=stopping, until_empty=until_empty)
         with self._heeding_signals():
             counts = shift.work(is_over, grace)
         self._stopping.clear()
         return dict(counts)
+
+    def _warn_of_small_pool(self) -> None:
+        """A handler that waits for a connection keeps its slot, and others wait behind it."""
+        pool = self._queue.engine.pool
+        if self._plan.mode is not Mode.LEASE or not isinstance(pool, QueuePool):
+            return
+        most = pool.size() + pool._max_overflow
+        is_bounded = pool.size() > 0 and pool._max_overflow >= 0
+        takers = [one.name for one in self._queue.tasks.values() if one.is_transactional]
+        if takers and is_bounded and most < self._plan.slots:
+            logger.warning(
+                "the engine's pool opens %d connections at most, and %d handlers run at once: one "
+                "of %s may wait for a connection; give create_engine(pool_size=%d), or the worker "
+                "less concurrency",
+                most,
+                self._plan.slots,
+                takers[0],
+                self._plan.slots,
+            )
 
     @contextmanager
     def _heeding_signals(self) -> Iterator[None]:

@@ -5,9 +5,10 @@ import gc
 import threading
 from datetime import timedelta
 from threading import Event, Thread
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from worker_rig import MODES
@@ -123,3 +124,34 @@ def test_the_collector_spares_what_was_there_before_while_jobs_run_and_no_longer
 
     assert spared[0] > before + 10_000
     assert gc.get_freeze_count() <= before
+
+
+@pytest.mark.parametrize(
+    ("pool", "mode", "warns"),
+    [
+        ({"pool_size": 2, "max_overflow": 1}, "lease", True),
+        ({"pool_size": 2, "max_overflow": 2}, "lease", False),
+        ({"pool_size": 2, "max_overflow": -1}, "lease", False),
+        ({"pool_size": 0}, "lease", False),
+        ({"poolclass": NullPool}, "lease", False),
+        ({"pool_size": 2, "max_overflow": 1}, "transaction", False),
+    ],
+)
+def test_a_worker_warns_of_a_pool_smaller_than_its_slots(
+    database_url: str,
+    caplog: pytest.LogCaptureFixture,
+    pool: dict[str, Any],
+    mode: str,
+    warns: bool,
+) -> None:
+    engine = create_engine(database_url, **pool)
+    queue = PgQueue(engine)
+
+    @queue.task(name="tests.pay")
+    def pay(session: Session) -> None: ...
+
+    Worker(queue, mode=mode, concurrency=4).run_until_empty(timeout=PATIENCE)
+    engine.dispose()
+
+    said = "opens 3 connections at most, and 4 handlers run at once: one of tests.pay may wait"
+    assert (said in caplog.text) == warns

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import chores
+import freezers
 import pytest
 from sqlalchemy import text
 from worker_rig import MODES, Rig, WorkerProgram
+
+from pgqueue.unit_of_work import AFTER_HANDLER
 
 # The rescuer waits two seconds, not thirty, for a worker whose connection is still open.
 HASTY: dict[str, Any] = {"set_spans": {"pgqueue.maintenance:SLOW_GRACE": 2.0}}
@@ -73,6 +76,34 @@ def test_the_late_result_of_a_zombie_whose_transaction_was_ended_changes_nothing
         assert rig.rows("SELECT * FROM pgqueue.jobs WHERE id = :id", id=job) == before
         assert rig.bad_attempts(job) == ["crashed"]
         assert rig.effects(job) == (1 if task is chores.wait_and_pay else 0)
+        assert rig.check() == []
+
+
+def test_a_worker_frozen_between_its_settle_and_its_commit_does_not_keep_its_lease(
+    database_url: str, tmp_path: Path
+) -> None:
+    sooner = AFTER_HANDLER.replace("= 20000", "= 1000")  # the grace below is shorter, too
+    hasty = {
+        "modules": ["freezers"],
+        "set": {"pgqueue.worker.transactional:AFTER_HANDLER": sooner},
+        **HASTY,
+    }
+    with Rig(database_url, tmp_path) as rig:
+        zombie = rig.start(**hasty)
+        with rig.session() as session:
+            job = freezers.pay_and_freeze.enqueue(session).id
+            session.commit()
+        rig.until(zombie.is_stopped, what="it stands still")
+        rescuer = rig.start(**hasty)
+
+        rig.until_started(job, attempt=2, seconds=10)
+        rig.until_ended(job)
+        zombie.send(signal.SIGCONT)
+
+        assert rig.outcome(job) == "succeeded"
+        assert rig.bad_attempts(job) == ["crashed"]
+        assert rig.effects(job) == 1
+        assert [worker.terminate() for worker in (zombie, rescuer)] == [0, 0]
         assert rig.check() == []
 
 

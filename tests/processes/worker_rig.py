@@ -66,9 +66,9 @@ class WorkerProgram:
         os.kill(self.pid, number)
         if number == signal.SIGSTOP:
             # The kernel stops its threads one by one; a handler may get a few lines further.
-            wait_until(self._is_stopped, what=f"{self.name} has stopped")
+            wait_until(self.is_stopped, what=f"{self.name} has stopped")
 
-    def _is_stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         threads = Path(f"/proc/{self.pid}/task")
         if threads.is_dir():
             files = threads.glob("*/stat")
