@@ -148,37 +148,46 @@ IN_WORKER = (overstay, overstay_and_pay, overstay_async, overstay_and_pay_async)
 )
 def handlers_past_their_timeout(stage: Stage, size: Size) -> None:
     """Handlers past their timeout, in both modes: recorded as such in time, and nothing is kept."""
-    late: list[int] = []
-    good: list[int] = []
-    fleets = []
     hard = [in_c.__name__] if size.jobs == 1 else list(WAYS)
     soft = [in_python.__name__] if size.jobs == 1 else [way for way in WAYS if way != in_c.__name__]
-    for mode in ("lease", "transaction"):
-        for task in IN_WORKER:
-            late += stage.enqueue(task.options(queue=mode), [(way,) for way in soft] * size.jobs)
-        late += stage.enqueue(overstay_in_process.options(queue=mode), [(way,) for way in hard])
-        good += stage.enqueue(pay.options(queue=mode), [(1,)] * 10)
-        slots = (len(IN_WORKER) * len(soft) * size.jobs + len(hard)) * 2
-        engine = {"pool_size": slots}
-        fleets.append(stage.fleet(mode, 1, queues=[mode], concurrency=slots, engine=engine))
+    slots = len(IN_WORKER) * len(soft) * size.jobs * 2
+    engine = {"pool_size": slots}
+    modes = ("lease", "transaction")
+    fleets = [
+        stage.fleet(mode, 1, queues=[mode], concurrency=slots, engine=engine) for mode in modes
+    ]
     for fleet in fleets:
         fleet.until_registered()
-    ended = "SELECT count(*) FROM pgqueue.job_attempts WHERE job_id = ANY(:jobs)"
-    stage.until(
-        lambda: stage.scalar(ended, jobs=late) == 2 * len(late),
-        seconds=2 * (WITHIN + len(hard) * IMPORT),
-        what="both attempts of each time out",
-    )
-    stage.count("timeouts", 2 * len(late))
-    outcome = "SELECT DISTINCT outcome FROM pgqueue.job_attempts"
-    found = [row[0] for row in stage.rows(outcome)]
-    stage.expect(found == ["timeout"], f"attempts past their timeout are recorded as {found}")
+    late, good = 0, 0
+    for mode in modes:
+        good += len(stage.enqueue(pay.options(queue=mode), [(1,)] * 10))
+        for task in IN_WORKER:
+            rows = [(way,) for way in soft] * size.jobs
+            late += len(stage.enqueue(task.options(queue=mode), rows))
+    _until_timed_out(stage, late, within=WITHIN)
+    for mode in modes:
+        rows = [(way,) for way in hard]
+        late += len(stage.enqueue(overstay_in_process.options(queue=mode), rows))
+    _until_timed_out(stage, late, within=WITHIN + len(hard) * IMPORT)
     stage.open("return")
     stage.until_ended()
     _coroutines_were_cancelled(stage)
     for fleet in fleets:
         fleet.stop()
-    stage.judge(succeeded=len(good), failed=len(late))
+    stage.judge(succeeded=good, failed=late)
+
+
+def _until_timed_out(stage: Stage, jobs: int, *, within: float) -> None:
+    ended = "SELECT count(*) FROM pgqueue.job_attempts"
+    stage.until(
+        lambda: stage.scalar(ended) == 2 * jobs,
+        seconds=2 * within,
+        what="both attempts of each time out",
+    )
+    stage.counts["timeouts"] = 2 * jobs
+    outcome = "SELECT DISTINCT outcome FROM pgqueue.job_attempts"
+    found = [row[0] for row in stage.rows(outcome)]
+    stage.expect(found == ["timeout"], f"attempts past their timeout are recorded as {found}")
 
 
 def _coroutines_were_cancelled(stage: Stage) -> None:
