@@ -97,12 +97,15 @@ def rescue_dead(connection: Connection, witness: Witness) -> int:
             return 0
         while batch := fleet.rescue():
             rescued += len(batch)
-        if rescued:
+        ended = fleet.end_transactions()
+        if rescued or ended:
             # The jobs keep their time, so they stand behind the frontiers of all workers.
             connection.execute(select(notify("rewind")))
     witness.searched(now=now)
     if rescued:
         logger.warning("rescued %d attempts of dead workers", rescued)
+    if ended:
+        logger.warning("ended the transactions of dead workers that held jobs %s", ended)
     return rescued
 
 

@@ -107,14 +107,31 @@ def _durability(health: Health) -> Iterator[Finding]:
     settings = health.settings(DURABILITY)
     for name, danger in DURABILITY.items():
         if settings[name].value == "off":
-            detail = f"off, by the {settings[name].source}: {danger}; set it to on"
+            source = settings[name].source
+            detail = f"off, by the {source}: {danger}; run {_turn_on(name, source)}"
             yield Finding(Level.WRONG, name, detail)
         else:
             yield Finding(Level.OK, name, settings[name].value)
     for other in health.settings_of_other_roles(DURABILITY):
         if other.value == "off":
-            detail = f"off, for the role {other.role}: {DURABILITY[other.name]}; set it to on"
+            detail = f"off, for the role {other.role}: {DURABILITY[other.name]}; run "
+            detail += f'ALTER ROLE "{other.role}" RESET {other.name}'
             yield Finding(Level.WRONG, other.name, detail)
+
+
+def _turn_on(name: str, source: str) -> str:
+    """The command, by who has turned it off."""
+    match source:
+        case "database":
+            return f"ALTER DATABASE ... RESET {name}"
+        case "user" | "database user":
+            return f"ALTER ROLE ... RESET {name}"
+        case "client" | "session":
+            return f"this again without {name} in the options of the URL or of the engine"
+        case "command line":
+            return f"the server without {name} on its command line"
+        case _:
+            return f"ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf();"
 
 
 def _settings(health: Health) -> Iterator[Finding]:
@@ -123,10 +140,12 @@ def _settings(health: Health) -> Iterator[Finding]:
         detail = "this server is a standby: jobs are written on its primary; use the URL of that"
         yield Finding(Level.WRONG, "standby", detail)
     elif found["transaction_read_only"] == "on":
-        detail = "on: jobs cannot be written here; look at default_transaction_read_only"
+        detail = "on: jobs cannot be written here; run ALTER DATABASE ... RESET "
+        detail += "default_transaction_read_only, or ALTER ROLE or ALTER SYSTEM, whoever has set it"
         yield Finding(Level.WRONG, "transaction_read_only", detail)
     if found["autovacuum"] == "off":
-        detail = "off: dead rows stay, and claims become slow; set it to on"
+        detail = "off: dead rows stay, and claims become slow; run "
+        detail += _turn_on("autovacuum", "configuration file")
         yield Finding(Level.WARNING, "autovacuum", detail)
     if found["default_transaction_isolation"] != "read committed":
         yield Finding(

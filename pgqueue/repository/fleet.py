@@ -97,6 +97,10 @@ class Fleet:
         """Whether somebody may still have leases of the newly dead to give back."""
         return bool(self._executor.execute(rescuing.has_died_lately()).scalar())
 
+    def end_transactions(self) -> list[int]:
+        """End the transactions in which dead workers still hold messages; returns their jobs."""
+        return [row[0] for row in self._executor.execute(rescuing.end_transactions())]
+
     def rescue(self) -> list[Settled]:
         """Give back a batch of what dead workers held; empty when nothing is left."""
         limit = {"limit": RESCUE_BATCH}

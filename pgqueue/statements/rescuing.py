@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    CTE,
     ColumnElement,
     DateTime,
     Executable,
@@ -18,12 +19,16 @@ from sqlalchemy import (
     and_,
     bindparam,
     cast,
+    column,
     delete,
     exists,
+    func,
     literal_column,
     null,
     or_,
     select,
+    table,
+    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -33,11 +38,14 @@ from pgqueue.statements.tables import (
     clock,
     crash_words,
     leases,
+    message_queue,
     stands_at_place_of,
     workers,
 )
 
 LIMIT = bindparam("limit", type_=Integer)
+AS_IT_STANDS: ColumnElement[Any] = literal_column("0")
+"""An OFFSET that keeps the planner from turning a sub-query round: one look for each lease."""
 
 
 @cache
@@ -70,7 +78,7 @@ def rescue_leases() -> Executable:
     """Record the attempts of dead workers as crashed; returns their jobs and how they stand.
 
     A lease that another rescuer works on is passed by.  Held leases are left alone: their
-    messages come back by themselves when the server ends the transaction.
+    messages come back when the transaction ends.
     """
     return _rescue(~leases.c.held)
 
@@ -83,6 +91,51 @@ def rescue_lost_messages() -> Executable:
     meanwhile is not taken for damage.
     """
     return _rescue(and_(leases.c.held, ~exists().where(stands_at_place_of(leases.c.target_id))))
+
+
+@cache
+def end_transactions() -> Executable:
+    """End the transactions in which dead workers hold messages; returns their jobs.
+
+    Of a frozen process the server sees no end: its kernel still answers for it.
+    """
+    owner: ColumnElement[Any] = literal_column("message_queue.xmax").label("owner")
+    message = select(owner).select_from(message_queue).where(stands_at_place_of(leases.c.target_id))
+    each = message.offset(AS_IT_STANDS).lateral("message")
+    held = (
+        select(leases.c.target_id, leases.c.started_at, each.c.owner)
+        .select_from(
+            leases.outerjoin(workers, workers.c.id == leases.c.worker_id).join(each, true())
+        )
+        .where(_is_orphan(), leases.c.held)
+        .cte("held")
+    )
+    holder = _holder(held).lateral("holder")
+    ended = func.pg_terminate_backend(holder.c.pid)
+    return select(held.c.target_id, ended).select_from(held.join(holder, true()))
+
+
+def _holder(held: CTE) -> Select[Any]:
+    """The server process whose transaction has locked a message, and has been stamped for it.
+
+    It began before the stamp; whoever has taken the message after it began later.  Of other
+    roles' the server tells no time, and they are left alone.
+    https://www.postgresql.org/docs/current/view-pg-locks.html
+    """
+    locks = table("pg_locks", *map(column, ("pid", "locktype", "transactionid", "granted")))
+    activity = table("pg_stat_activity", *map(column, ("pid", "xact_start", "usesysid")))
+    return (
+        select(activity.c.pid)
+        .select_from(locks.join(activity, activity.c.pid == locks.c.pid))
+        .where(
+            locks.c.locktype == "transactionid",
+            locks.c.transactionid == held.c.owner,
+            locks.c.granted,
+            activity.c.xact_start < held.c.started_at,
+            func.pg_has_role(activity.c.usesysid, "USAGE"),
+        )
+        .offset(AS_IT_STANDS)
+    )
 
 
 def _rescue(condition: ColumnElement[bool]) -> Executable:
@@ -116,10 +169,14 @@ def _orphans(condition: Any) -> Select[Any]:
     return (
         select(leases.c.target_id)
         .select_from(leases.outerjoin(workers, workers.c.id == leases.c.worker_id))
-        .where(or_(workers.c.id.is_(None), workers.c.dead_at.is_not(None)), condition)
+        .where(_is_orphan(), condition)
         .order_by(leases.c.target_id)
         .with_for_update(of=leases, skip_locked=True)
     )
+
+
+def _is_orphan() -> ColumnElement[bool]:
+    return or_(workers.c.id.is_(None), workers.c.dead_at.is_not(None))
 
 
 def _crashed() -> list[Any]:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shop_rig import pgqueue, write_shop
-from sqlalchemy import Engine, text
+from shop_rig import pgqueue, wait_until, write_shop
+from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from pgqueue import PgQueue
+from pgqueue.embedded import EmbeddedPostgres
+from pgqueue.schema import upgrade_database
 
 
 @pytest.fixture
@@ -83,7 +85,9 @@ class TestServer:
         session.execute(text(read_only))
         session.commit()
 
-        assert about(findings(shop, database_url), "transaction_read_only")[0] == "wrong"
+        level, detail = about(findings(shop, database_url), "transaction_read_only")
+        assert level == "wrong"
+        assert "run ALTER DATABASE ... RESET default_transaction_read_only" in detail
 
     def test_tables_without_autovacuum_are_named(
         self, shop: Path, session: Session, database_url: str
@@ -114,3 +118,35 @@ class TestServer:
 
         told = [one for one in found if careless_role in one["detail"]]
         assert [(one["level"], one["subject"]) for one in told] == [("wrong", "synchronous_commit")]
+        assert f'run ALTER ROLE "{careless_role}" RESET synchronous_commit' in told[0]["detail"]
+
+
+def test_settings_of_the_server_that_endanger_jobs_come_with_what_mends_them(
+    shop: Path, server_directory: Path
+) -> None:
+    """On a server of their own: they change it for all its databases."""
+    careless = ("fsync", "full_page_writes", "synchronous_commit", "autovacuum")
+    with EmbeddedPostgres(server_directory / "careless") as server:
+        engine = create_engine(server.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        upgrade_database(engine)
+
+        def settings() -> list[str]:
+            with engine.connect() as connection:
+                return [connection.scalar(text(f"SHOW {name}")) or "" for name in careless]
+
+        with engine.connect() as connection:
+            for name in careless:
+                connection.execute(text(f"ALTER SYSTEM SET {name} = off"))
+            connection.execute(text("SELECT pg_reload_conf()"))
+        wait_until(lambda: settings() == ["off"] * 4)
+        told = findings(shop, server.url)
+        details = [about(told, name)[1] for name in careless]
+        with engine.connect() as connection:
+            for detail in details:
+                for step in detail.partition("; run ")[2].rstrip(";").split(";"):
+                    connection.execute(text(step))
+        wait_until(lambda: settings() == ["on"] * 4)
+        mended = findings(shop, server.url)
+
+    assert [about(told, name)[0] for name in careless] == ["wrong"] * 3 + ["warning"]
+    assert {one["level"] for one in mended if one["subject"] in careless} == {"ok"}

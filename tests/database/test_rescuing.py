@@ -277,6 +277,48 @@ def has_settled(engine: Engine, worker: LogicalWorker, claimed: Claimed) -> bool
         return Fleet(connection).has_settled(worker.id, claimed)
 
 
+class TestTransactionsOfTheDead:
+    def test_that_of_a_frozen_worker_is_ended_and_its_message_is_free(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        with crew(workers, 2) as [frozen, heir], engine.connect() as rescuer:
+            frozen.start()
+            declare_dead(engine, frozen)
+
+            ended = Fleet(rescuer).end_transactions()
+            wait_until(lambda: len(heir.lock()) == 1)
+            frozen.transaction.invalidate()
+
+        assert ended == [job_id]
+
+    def test_that_of_a_living_worker_is_not(self, engine: Engine, workers: Engine) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 1) as [living], engine.connect() as rescuer:
+            _, claimed = living.start()
+
+            assert Fleet(rescuer).end_transactions() == []
+
+            assert living.settle_in_transaction(claimed, Succeeded())
+
+    def test_nor_that_of_whoever_has_taken_the_message_since(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 2) as [dead, heir], engine.connect() as rescuer:
+            dead.start()
+            declare_dead(engine, dead)
+            dead.transaction.rollback()
+            [locked] = heir.lock()
+
+            assert Fleet(rescuer).end_transactions() == []
+
+            assert heir.stamp(locked) is not None
+
+
 class TestDeclaringDead:
     def test_a_worker_that_has_beaten_since_it_was_seen_is_spared(
         self, engine: Engine, workers: Engine

@@ -99,11 +99,38 @@ def test_a_worker_frozen_between_its_settle_and_its_commit_does_not_keep_its_lea
         rig.until_started(job, attempt=2, seconds=10)
         rig.until_ended(job)
         zombie.send(signal.SIGCONT)
+        rig.open("thaw")
 
         assert rig.outcome(job) == "succeeded"
         assert rig.bad_attempts(job) == ["crashed"]
         assert rig.effects(job) == 1
         assert [worker.terminate() for worker in (zombie, rescuer)] == [0, 0]
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_transaction_of_a_frozen_worker_is_ended_by_whoever_finds_it_dead(
+    database_url: str, tmp_path: Path, batch: int
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        with rig.session() as session:
+            jobs = [chores.wait_and_pay.enqueue(session, "go").id for _ in range(batch)]
+            session.commit()
+        zombie = rig.start("transaction", concurrency=1, batch=batch, **HASTY)
+        rig.until_started(jobs[0])
+        zombie.send(signal.SIGSTOP)
+        rescuer = rig.start("transaction", **HASTY)
+
+        rig.until_started(jobs[0], attempt=2, seconds=10)
+        rig.open("go")
+        rig.until_ended()
+        assert rescuer.terminate() == 0
+        zombie.send(signal.SIGCONT)
+
+        _runs_new_jobs_under_a_new_name(rig, zombie, "transaction")
+        assert [rig.effects(job) for job in jobs] == [1] * batch
+        assert rig.bad_attempts(jobs[0]) == ["crashed"]
+        assert "ended the transactions of dead workers" in rescuer.log.read_text()
         assert rig.check() == []
 
 
