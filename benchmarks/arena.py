@@ -36,8 +36,8 @@ class Arena:
         self.url = url
         self._directory = Path(tempfile.mkdtemp(dir=directory))
         self._log = (self._directory / "log").open("ab")
-        self._starts_file = self._directory / "starts"
-        self.starts: Starts = Starts(self._starts_file, 1)
+        self.starts_file = self._directory / "starts"
+        self.starts: Starts = Starts(self.starts_file, 1)
         self._control = self._process("serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.tell("setup")
 
@@ -87,7 +87,7 @@ class Arena:
 
     def prepare_starts(self, jobs: int) -> None:
         """Forget what has started, and expect so many jobs."""
-        self.starts = Starts(self._starts_file, jobs)
+        self.starts = Starts(self.starts_file, jobs)
 
     def calm(self) -> None:
         """The same state of the server before each measurement."""
@@ -174,7 +174,7 @@ class Arena:
     ) -> subprocess.Popen[bytes]:
         variables = {
             "BENCHMARK_URL": self.url,
-            "BENCHMARK_STARTS": str(self._starts_file),
+            "BENCHMARK_STARTS": str(self.starts_file),
             "BENCHMARK_OPTIONS": json.dumps(self.system.options),
             "BENCHMARK_ENVIRONMENT": str(self.system.environment),
         }

@@ -12,12 +12,14 @@ import click
 import psycopg
 
 from benchmarks import charts
-from benchmarks.case import Bench, Case, Finding, Goal, Series
+from benchmarks.case import CASES, Bench, Case, Finding, Goal, Series
 from benchmarks.systems import GRAPHILE, PGQUEUE, PGQUEUER, PQ
 
 DOCS = Path(__file__).parent.parent / "docs" / "explanation"
 PAGE = DOCS / "benchmarks.md"
 CHARTS = DOCS / "benchmarks"
+HEAD = ""
+"""The name of what stands above all cases."""
 TOLD = (
     "fsync",
     "synchronous_commit",
@@ -87,14 +89,22 @@ def show_missing(missing: list[str]) -> None:
 
 
 def write(results: list[Result], about: About) -> None:
-    """The page of the documentation, whole, with a chart for each case."""
+    """The page of the documentation, with a chart for each case; other cases keep their parts."""
     CHARTS.mkdir(exist_ok=True)
-    parts = [_head(about)]
-    for result in results:
-        if result.finding is not None:
-            charts.draw(result.case, result.finding, CHARTS / f"{result.case.name}.svg")
-            parts.append(_section(result.case, result.finding))
-    PAGE.write_text("\n".join(parts))
+    parts = _parts()
+    if {one.case.name for one in results} >= set(CASES):
+        parts = {HEAD: _head(about)}
+    for one in results:
+        if one.finding is not None:
+            charts.draw(one.case, one.finding, CHARTS / f"{one.case.name}.svg")
+            parts[one.case.name] = _section(one.case, one.finding, about)
+    PAGE.write_text("\n".join(parts[name] for name in (HEAD, *CASES) if name in parts))
+
+
+def _parts() -> dict[str, str]:
+    """What stands on the page, by case."""
+    head, *sections = PAGE.read_text().split("\n## ")
+    return {HEAD: head} | {one.partition("\n")[0]: f"## {one}" for one in sections}
 
 
 def _head(about: About) -> str:
@@ -104,17 +114,18 @@ def _head(about: About) -> str:
         "Written by `make bench`; do not edit. What the cases measure and how: "
         "[benchmarks](../../benchmarks/README.md). Where the time goes, and what each safety "
         "feature costs: [performance](performance.md).\n\n"
-        f"{date.today():%Y-%m-%d}; {about.machine}, shared by client, workers and server; "
+        f"{about.machine}, shared by client, workers and server; "
         f"{about.server}, everything else default, the same for all: "
-        f"{', '.join(about.systems)}. Sizes: `--{about.size}`. "
+        f"{', '.join(about.systems)}. "
         "Figures are medians (least to most) of the turns; a ratio is the median of those of the "
         "turns. Machines drift: quote the ratios.\n"
         f"{left_out}"
     )
 
 
-def _section(case: Case, finding: Finding) -> str:
-    lines = [f"## {case.name}\n", f"{case.title}\n", f'`make bench ARGS="--only {case.name}"`\n']
+def _section(case: Case, finding: Finding, about: About) -> str:
+    command = f'`make bench ARGS="--only {case.name} --{about.size}"`, {date.today():%Y-%m-%d}'
+    lines = [f"## {case.name}\n", f"{case.title}\n", f"{command}\n"]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {one.name} | {_spread(one)} |" for one in finding.series]
     if finding.goals:

@@ -57,6 +57,7 @@ def networks_that_go_dark(stage: Stage, size: Size) -> None:
             stage.until(lambda holders=holders: holders() == 0, what="others rescue their jobs")  # type: ignore[misc]
             for proxy, _ in dark:
                 proxy.pass_on()
+            fleet.until_registered()  # or the others would do the next jobs without them
         stage.until_ended()
         fleet.until_registered()
         fleet.stop()
@@ -70,8 +71,9 @@ def _have_work(stage: Stage, share: int) -> None:
 
 FAR_AWAY = 4
 """Workers on the host that goes dark."""
-LET_GO = 4.0
-"""Seconds: the first probe after one of silence, the second after another, and two more."""
+LET_GO = 6.0
+"""Seconds: two for the probes of a silent connection; what was being sent is given up when it is
+sent again for the last time, after twice as long as before."""
 OPEN_FAR_AWAY = (
     "SELECT count(DISTINCT application_name) FROM pg_stat_activity"
     " WHERE client_addr = CAST(:address AS inet) AND xact_start IS NOT NULL"
@@ -88,7 +90,7 @@ OPEN_FAR_AWAY = (
     programs=("linux", "root", "ip"),
 )
 def hosts_that_go_dark(stage: Stage, size: Size) -> None:
-    """The host of four transaction-mode workers goes dark: their locks are free in 4 seconds."""
+    """The host of four transaction-mode workers goes dark: their locks are free in 6 seconds."""
     rounds = size.faults // FAR_AWAY
     with FarHost() as host, reachable(stage, host) as url:
         fleet = stage.fleet("transaction", size.workers, network={**NETWORK, **HASTY})
