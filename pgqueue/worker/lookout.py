@@ -41,8 +41,6 @@ class Lookout:
         self._idle = 0
         self._armed_at: float | None = None
         self._false_alarms = 0
-        self._next_look_at = float("inf")
-        """So that it is over one poll interval after the last one began."""
         self.found_none = False
         """Whether the last claim came back empty."""
 
@@ -75,10 +73,8 @@ class Lookout:
         pairs = frontiers.pairs(paused=self._crew.presence.paused, ahead=ahead)
         began = time.monotonic()
         found = claim(pairs)
-        ended = time.monotonic()
-        self._next_look_at = began + self._poll_interval - (ended - began)
         if sweep:
-            frontiers.swept(began=began, ended=ended)
+            frontiers.swept(began=began, ended=time.monotonic())
         if found.taken > limit:
             logger.critical("a claim of %d messages took %d", limit, found.taken)
         frontiers.advance(pairs, found, limit=limit, ahead=ahead)
@@ -116,7 +112,6 @@ class Lookout:
             pairs = crew.frontiers.pairs(paused=crew.presence.paused)
             left = due_in(pairs)
             nap = nap if left is None else min(nap, max(left, 0.0))
-        nap = min(nap, max(self._next_look_at - time.monotonic(), nap / 2))
         self._heed(crew.listener.wait(nap))
 
     def _heed(self, words: set[str]) -> None:
