@@ -98,6 +98,15 @@ def dead_hosts_are_waited_for(patch: Patch) -> None:
 
 
 @plant
+def nobody_ends_their_transactions(patch: Patch) -> None:
+    """The same, and rescuers leave the transactions of dead workers to the server, too."""
+    from pgqueue.repository import Fleet
+
+    dead_hosts_are_waited_for(patch)
+    patch.set(Fleet, "end_transactions", lambda _self: [])
+
+
+@plant
 def servers_are_waited_for(patch: Patch) -> None:
     """Connections are opened without telling this machine how soon to give a silent server up."""
     from pgqueue import unit_of_work
@@ -160,7 +169,7 @@ SHORT = Size(workers=1, seconds=1.5)
     research="T3",
     full=FULL,
     short=SHORT,
-    planted={"dead_hosts_are_waited_for": "not within .* attempt 2 .* starts"},
+    planted={"nobody_ends_their_transactions": "not within .* attempt 2 .* starts"},
     server=Server.OWN,
     programs=("linux", "root", "ip"),
 )

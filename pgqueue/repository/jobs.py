@@ -17,7 +17,7 @@ from pgqueue.repository.short_way import fetch
 from pgqueue.statements import checking, enqueueing, operating, standing
 from pgqueue.statements.enqueueing import Start
 
-TRIES_FOR_A_KEY = 5
+TRIES_FOR_A_KEY = 20
 
 
 class Change(StrEnum):
