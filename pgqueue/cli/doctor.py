@@ -115,7 +115,9 @@ def _durability(health: Health) -> Iterator[Finding]:
     for other in health.settings_of_other_roles(DURABILITY):
         if other.value == "off":
             detail = f"off, for the role {other.role}: {DURABILITY[other.name]}; run "
-            detail += f'ALTER ROLE "{other.role}" RESET {other.name}'
+            role = other.role.replace('"', '""')
+            detail += f'ALTER ROLE "{role}" RESET {other.name}, or the same with IN DATABASE ... '
+            detail += "before RESET where it is set for one database"
             yield Finding(Level.WRONG, other.name, detail)
 
 
