@@ -54,17 +54,23 @@ class Witness:
         self._sightings: dict[UUID, Sighting] = {}
         self._searched_at = float("-inf")
 
-    def dead_among(self, members: list[Member], *, now: float) -> list[Member]:
-        """Those who have not beaten for the whole grace while this witness looked on."""
+    def dead_among(
+        self, members: list[Member], *, asked_at: float, answered_at: float
+    ) -> list[Member]:
+        """Those who have not beaten for the whole grace while this witness looked on.
+
+        From the end of the first look to the beginning of the last: one that a network held up
+        may have been answered at any time between.
+        """
         known, self._sightings = self._sightings, {}
         dead: list[Member] = []
         for member in members:
             sighting = known.get(member.id)
             if sighting is None or sighting.heartbeat_at != member.heartbeat_at:
-                sighting = Sighting(member.heartbeat_at, since=now)
+                sighting = Sighting(member.heartbeat_at, since=answered_at)
             self._sightings[member.id] = sighting
             grace = SLOW_GRACE if member.is_locked else FAST_GRACE
-            if now - sighting.since >= grace.total_seconds():
+            if asked_at - sighting.since >= grace.total_seconds():
                 dead.append(member)
         return dead
 
@@ -85,7 +91,9 @@ def rescue_dead(connection: Connection, witness: Witness) -> int:
     now = time.monotonic()
     with connection.begin():
         fleet = Fleet(connection)
-        for member in witness.dead_among(fleet.members(), now=now):
+        members = fleet.members()
+        answered_at = time.monotonic()
+        for member in witness.dead_among(members, asked_at=now, answered_at=answered_at):
             if fleet.declare_dead(member):
                 logger.warning("worker %s is dead: no heartbeat since %s", *member[:2])
         if not fleet.has_died_lately() and not witness.is_search_due(now=now):

@@ -1,6 +1,6 @@
 """Runs statements on a given Session or Connection.  Never commits, never opens one."""
 
-from pgqueue.repository.attempts import Attempts, Claim, Claimed, Locked, Pair, Settled
+from pgqueue.repository.attempts import Attempts
 from pgqueue.repository.fleet import Fleet, Member
 from pgqueue.repository.health import LIMITS, Health, OldTransaction, Slot, TableHealth, Waiting
 from pgqueue.repository.jobs import (
@@ -14,6 +14,7 @@ from pgqueue.repository.jobs import (
     raising_duplicate,
 )
 from pgqueue.repository.listing import Holder, JobDetails, JobLine, JobPage, Listing, PastAttempt
+from pgqueue.repository.rows import Claim, Claimed, Locked, Pair, Settled
 
 __all__ = [
     "LIMITS",

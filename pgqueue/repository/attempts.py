@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
-from typing import Any, Generic, NamedTuple, TypeVar, assert_never
+from typing import Any, assert_never
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -22,79 +22,10 @@ from pgqueue.outcomes import (
     Snoozed,
     Succeeded,
 )
+from pgqueue.repository.rows import Claim, Claimed, Kind, Locked, Pair, Settled
 from pgqueue.repository.short_way import fetch
-from pgqueue.statements import claiming, settling, stamping
+from pgqueue.statements import claiming, fencing, settling, stamping
 from pgqueue.statements.tables import CRASHED
-
-
-class Claimed(NamedTuple):
-    """A job this worker may run.  Sorts in the order in which jobs start.
-
-    Time and arguments are text as the database wrote them, unread so far.
-    """
-
-    priority: int
-    run_at: str
-    message_id: int
-    job_id: int
-    queue: str
-    task: str
-    args: str
-    max_attempts: int
-    attempt: int
-    crashes: int
-
-
-class Locked(NamedTuple):
-    """A job whose message this transaction holds, and the stamp a crash may have left."""
-
-    priority: int
-    run_at: str
-    message_id: int
-    job_id: int
-    queue: str
-    task: str
-    args: str
-    max_attempts: int
-    used_attempts: int
-    past_crashes: int
-    seen_message_id: int | None
-    seen_attempt: int | None
-    seen_held: bool | None
-
-    def claimed(self, *, attempt: int, crashes: int) -> Claimed:
-        return Claimed(*self[:8], attempt=attempt, crashes=crashes)
-
-
-Kind = TypeVar("Kind", Claimed, Locked)
-
-
-class Pair(NamedTuple):
-    """A queue and a priority, and the key behind which a claim looks."""
-
-    queue: str
-    priority: int
-    run_at: str
-    message_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Claim(Generic[Kind]):
-    """What one claim brought."""
-
-    rows: list[Kind]
-    taken: int
-    """Messages found: more than ``rows`` when some had no unfinished job, and are dropped."""
-    read_at: str
-    quiet_until: str
-    """A second before the claim, by the database's clock."""
-
-
-class Settled(NamedTuple):
-    """An attempt that was ours to settle, and how its job stands now."""
-
-    job_id: int
-    outcome: str | None
 
 
 class Attempts:
@@ -105,15 +36,24 @@ class Attempts:
         self._worker_id = worker_id
 
     def claim(
-        self, pairs: Iterable[Pair], *, tasks: str, limit: int, ahead: bool = False
+        self,
+        pairs: Iterable[Pair],
+        *,
+        tasks: str,
+        limit: int,
+        ahead: bool = False,
+        suspects: bool = True,
     ) -> Claim[Claimed]:
         """Claim due jobs, in the order they start."""
-        rows = self._take(claiming.claim(ahead=ahead), pairs, tasks, limit)
+        statement = claiming.claim(ahead=ahead, suspects=suspects)
+        rows = self._take(statement, pairs, tasks, limit)
         return _claim_of(rows, Claimed)
 
-    def lock(self, pairs: Iterable[Pair], *, tasks: str, limit: int) -> Claim[Locked]:
+    def lock(
+        self, pairs: Iterable[Pair], *, tasks: str, limit: int, suspects: bool = True
+    ) -> Claim[Locked]:
         """Lock due messages until this transaction ends."""
-        rows = self._take(claiming.lock(), pairs, tasks, limit)
+        rows = self._take(claiming.lock(suspects=suspects), pairs, tasks, limit)
         return _claim_of(rows, Locked)
 
     def seconds_to_next(self, pairs: Iterable[Pair], *, tasks: str) -> float | None:
@@ -146,15 +86,17 @@ class Attempts:
             return None
         return locked.claimed(attempt=stamped[0][0], crashes=stamped[0][1])
 
+    def keep_lease(self, claimed: Claimed) -> bool:
+        """Lock the lease of a held attempt, so that nobody else stamps its job; False if lost."""
+        return bool(fetch(self._executor, fencing.keep_lease(), self._names_of(claimed)))
+
     def take_message(self, claimed: Claimed) -> bool:
         """Delete the message of a held attempt; False when another transaction holds it."""
-        taken = self._executor.execute(stamping.take_message(), _message_of(claimed))
-        return taken.first() is not None
+        return bool(fetch(self._executor, stamping.take_message(), _message_of(claimed)))
 
     def wait_for_message(self, claimed: Claimed) -> bool:
         """Wait until the message of a held attempt is free, and lock it; False when it is gone."""
-        found = self._executor.execute(stamping.wait_for_message(), _message_of(claimed))
-        return found.first() is not None
+        return bool(fetch(self._executor, stamping.wait_for_message(), _message_of(claimed)))
 
     def drop_left_stamps(self) -> None:
         """Clear away what crashes in transaction mode have left on ended jobs."""
@@ -200,15 +142,18 @@ class Attempts:
 
         A held one takes its message along.
         """
-        parameters = {
+        parameters = self._names_of(claimed) | (_key_of(claimed) if held else {})
+        rows = fetch(self._executor, settling.settle_one_success(held=held), parameters)
+        return [Settled(row[0], row[1]) for row in rows]
+
+    def _names_of(self, claimed: Claimed) -> dict[str, Any]:
+        """Under which its lease is found, if it is still this worker's."""
+        return {
             "job_id": claimed.job_id,
             "of_message_id": claimed.message_id,
             "of_attempt": claimed.attempt,
             "worker_id": self._worker_id,
-            **(_key_of(claimed) if held else {}),
         }
-        rows = fetch(self._executor, settling.settle_one_success(held=held), parameters)
-        return [Settled(row[0], row[1]) for row in rows]
 
     def _take(self, statement: Any, pairs: Iterable[Pair], tasks: str, limit: int) -> Sequence[Any]:
         parameters = {

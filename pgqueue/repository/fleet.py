@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from pgqueue.repository.attempts import Claimed, Settled
+from pgqueue.repository.rows import Claimed, Settled
 from pgqueue.statements import presence, rescuing
 
 RESCUE_BATCH = 500

@@ -54,14 +54,14 @@ WORKER = bindparam("worker_id", type_=Uuid)
 
 
 @cache
-def claim(*, ahead: bool) -> Executable:
+def claim(*, ahead: bool, suspects: bool) -> Executable:
     """Lease mode: delete the messages, insert the leases, read the jobs.
 
-    ``ahead`` claims for a slot that is not free yet, and passes by the messages of jobs that
-    must not wait in a worker that may die.  At least one row comes back, with the database's
-    time; its other columns are empty when nothing was claimed.
+    ``ahead`` claims for a slot that is not free yet, and passes jobs by that must not wait in a
+    worker that may die; without ``suspects``, those that a crash has left.  At least one row comes
+    back, with the database's time; its other columns are empty when nothing was claimed.
     """
-    message = _taken_messages(ahead=ahead)
+    message = _taken_messages(ahead=ahead, suspects=suspects)
     started = _unfinished_jobs_of(message)
     lease = _leases_for(started)
     past = _crashed_attempts(started, lease)
@@ -75,10 +75,10 @@ def claim(*, ahead: bool) -> Executable:
 
 
 @cache
-def lock() -> Executable:
+def lock(*, suspects: bool) -> Executable:
     """Transaction mode: lock the messages until this transaction ends, and see the leases that
     crashed attempts have left."""
-    message = _due_messages(ahead=False).cte("message")
+    message = _due_messages(suspects=suspects).cte("message")
     started = _unfinished_jobs_of(message)
     stamp = (
         select(leases.c.message_id, leases.c.attempt, leases.c.held)
@@ -127,14 +127,14 @@ def next_run_at() -> Executable:
     return select(wait).select_from(pair.join(future, true()))
 
 
-def _taken_messages(*, ahead: bool) -> CTE:
+def _taken_messages(*, ahead: bool, suspects: bool) -> CTE:
     """The due messages, deleted.
 
     By ctid, because that is a Tid Scan whatever the statistics say, and an array is read once:
     ``id IN (SELECT ... LIMIT 2 FOR UPDATE SKIP LOCKED)`` may run its sub-query once per outer
     row and then deletes far more than two.
     """
-    due = _due_messages(ahead=ahead).subquery("due")
+    due = _due_messages(ahead=ahead, suspects=suspects).subquery("due")
     places = select(due.c.ctid).scalar_subquery()
     return (
         delete(message_queue)
@@ -144,7 +144,7 @@ def _taken_messages(*, ahead: bool) -> CTE:
     )
 
 
-def _due_messages(*, ahead: bool) -> Select[*tuple[Any, ...]]:
+def _due_messages(*, ahead: bool = False, suspects: bool = True) -> Select[*tuple[Any, ...]]:
     """The first due messages of the pairs, locked: LIMIT inside each probe and around all."""
     pair = _pairs()
     due = (
@@ -154,7 +154,7 @@ def _due_messages(*, ahead: bool) -> Select[*tuple[Any, ...]]:
             tuple_(message_queue.c.run_at, message_queue.c.id)
             > tuple_(pair.c.run_at, pair.c.message_id),
             message_queue.c.run_at <= func.statement_timestamp(),
-            _may_wait_in_a_worker() if ahead else true(),
+            _is_wanted(ahead=ahead, suspects=suspects),
         )
         .order_by(message_queue.c.run_at, message_queue.c.id)
         .limit(LIMIT)
@@ -164,14 +164,14 @@ def _due_messages(*, ahead: bool) -> Select[*tuple[Any, ...]]:
     return select(due).select_from(pair.join(due, true())).where(_worker_is_alive()).limit(LIMIT)
 
 
-def _may_wait_in_a_worker() -> ColumnElement[bool]:
-    """Not a job that might take the worker down, and with it all that wait there.
-
-    A crash in transaction mode is known by the stamp it has left, and its message is the old one.
-    """
+def _is_wanted(*, ahead: bool, suspects: bool) -> ColumnElement[bool]:
+    """What is not passed by.  A crash in transaction mode is known by the stamp it has left."""
+    if suspects and not ahead:
+        return true()
     stamp = select(leases.c.target_id).where(leases.c.target_id == message_queue.c.target_id)
     # One look by key for each message; an EXISTS could be planned as a join that reads all leases.
-    return and_(~message_queue.c.alone, stamp.scalar_subquery().is_(None))
+    has_no_stamp = stamp.scalar_subquery().is_(None)
+    return and_(~message_queue.c.alone if ahead else message_queue.c.crashes == 0, has_no_stamp)
 
 
 def _pairs() -> TableValuedAlias:

@@ -4,12 +4,14 @@ The lease row itself is the fence.  It is deleted under all of its four names, j
 attempt and worker, and once it has passed to another, or was given back, no row has them.
 """
 
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
     CTE,
     BigInteger,
     ColumnElement,
+    Executable,
     SmallInteger,
     Uuid,
     and_,
@@ -25,15 +27,29 @@ from sqlalchemy import (
 from pgqueue.statements.tables import CTID, leases
 
 WORKER = bindparam("worker_id", type_=Uuid)
+ONE = (
+    bindparam("job_id", type_=BigInteger),
+    bindparam("of_message_id", type_=BigInteger),
+    bindparam("of_attempt", type_=SmallInteger),
+)
+"""The names of one attempt, beside its worker's."""
 
 
 def deleted_lease(message: ColumnElement[bool], *, held: bool) -> CTE:
     """The fence for one attempt; ``message``: whether its message was taken along."""
-    job_id = bindparam("job_id", type_=BigInteger)
-    message_id = bindparam("of_message_id", type_=BigInteger)
-    attempt = bindparam("of_attempt", type_=SmallInteger)
-    ours = _is_ours(job_id, message_id, attempt, held=held)
+    ours = _is_ours(*ONE, held=held)
     return delete(leases).where(ours, message).returning(*lease_columns()).cte("gone")
+
+
+@cache
+def keep_lease() -> Executable:
+    """Lock the lease of one held attempt until this transaction ends; no row if it is not ours.
+
+    Whoever meets the job's message meanwhile cannot stamp it: to them nobody has crashed yet.
+    Never waits: the handler's own transaction may have it, which is then to be ended all the same.
+    """
+    lease = select(leases.c.target_id).where(_is_ours(*ONE, held=True))
+    return lease.with_for_update(skip_locked=True)
 
 
 def deleted_leases(said: Any, *, held: bool) -> CTE:

@@ -100,7 +100,8 @@ def delete_left_lease() -> Executable:
     """Delete the lease that a crash left beside a message, once the message is ours.
 
     Never waits for it, with the job's row locked: all others lock leases before jobs.  Who has
-    it deletes the job, or stamps an attempt that the ended job refuses.
+    it deletes the job, stamps an attempt that the ended job refuses, or settles one, and takes
+    the lease along.
     """
     lease = (
         select(CTID)

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable
 from threading import Event
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from pgqueue import redaction
 from pgqueue.outcomes import Released
-from pgqueue.repository import Attempts, Claimed, Fleet
+from pgqueue.repository import Attempts, Claim, Claimed, Fleet
+from pgqueue.statements.tables import notify
 from pgqueue.unit_of_work import CLAIMING
 from pgqueue.worker.crew import Crew
 from pgqueue.worker.line import Line
@@ -84,22 +85,16 @@ class Claimer(Loop):
         worker_id = crew.presence.worker_id
         attempts = Attempts(connection, worker_id)
         self._follow_speed()
-        was_quiet = not crew.bench.in_flight
-        claim = self._lookout.look(
-            lambda pairs: attempts.claim(pairs, tasks=crew.task_names, limit=limit, ahead=ahead),
-            limit=limit,
-            sweep=sweep,
-            ahead=ahead,
-        )
+        was_quiet = not crew.bench.in_flight  # asked first: the last suspect may end now
+        suspects = not ahead and crew.suspects.are_welcome()
+        claim = self._look(attempts, limit=limit, ahead=ahead, sweep=sweep, suspects=suspects)
         self._was_full = claim.taken >= limit
         if not ahead:
             self._opened_at = time.monotonic()
         if crew.presence.worker_id != worker_id:
             return  # declared dead meanwhile: whoever did so rescues these as well
-        if claim.rows:
-            crew.bench.put(claim.rows)
-            self._prefetch.brought(first=claim.rows[0].priority, last=claim.rows[-1].priority)
-            crew.bench.low_water = self._prefetch.ahead
+        rows = self._admitted(connection, claim) if suspects else claim.rows
+        self._lay_out(rows)
         if self._was_full and crew.bench.waiting:
             self._prefetch.ran_dry()
         if claim.taken > len(claim.rows):
@@ -107,6 +102,38 @@ class Claimer(Loop):
             attempts.drop_left_stamps()
         if not claim.taken and not ahead:
             self._find_nothing(connection, attempts, swept=sweep, was_quiet=was_quiet)
+
+    def _look(
+        self, attempts: Attempts, *, limit: int, ahead: bool, sweep: bool, suspects: bool
+    ) -> Claim[Claimed]:
+        tasks = self._crew.task_names
+        return self._lookout.look(
+            lambda pairs: attempts.claim(
+                pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects
+            ),
+            limit=limit,
+            sweep=sweep,
+            ahead=ahead,
+        )
+
+    def _admitted(self, connection: Connection, claim: Claim[Claimed]) -> list[Claimed]:
+        """Those that may start now.  The other suspects are given back, and before one starts."""
+        suspects = [claimed for claimed in claim.rows if claimed.crashes]
+        found = [(claimed.message_id, claimed.crashes) for claimed in suspects]
+        extra = suspects[self._crew.suspects.admit(found, are_all=not self._was_full) :]
+        if not extra:
+            return claim.rows
+        attempts = Attempts(connection, self._crew.presence.worker_id)
+        attempts.settle([(claimed, Released()) for claimed in extra])
+        connection.execute(select(notify("rewind")))
+        left = {claimed.message_id for claimed in extra}
+        return [claimed for claimed in claim.rows if claimed.message_id not in left]
+
+    def _lay_out(self, rows: list[Claimed]) -> None:
+        if rows:
+            self._crew.bench.put(rows)
+            self._prefetch.brought(first=rows[0].priority, last=rows[-1].priority)
+            self._crew.bench.low_water = self._prefetch.ahead
 
     def _find_nothing(
         self, connection: Connection, attempts: Attempts, *, swept: bool, was_quiet: bool

@@ -19,6 +19,7 @@ from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.frontiers import Frontiers
 from pgqueue.worker.heartbeat import Presence
 from pgqueue.worker.outage import Outage
+from pgqueue.worker.suspects import Suspects
 from pgqueue.worker.wire import Of
 from pgqueue.worker.workbench import Workbench
 
@@ -35,7 +36,6 @@ class Run:
     """One attempt while its handler runs."""
 
     __slots__ = (
-        "_leaving",
         "_unfinished",
         "backend_pid",
         "cancel_requested",
@@ -44,6 +44,7 @@ class Run:
         "has_begun",
         "is_abandoned",
         "is_lost",
+        "leaving",
         "started_at",
         "task",
     )
@@ -63,7 +64,8 @@ class Run:
         """The server process of its transaction, if it has one."""
         self.child: Child | None = None
         """The process its handler runs in, if not in this one."""
-        self._leaving = Lock()
+        self.leaving = Lock()
+        """Held by whoever settles it from outside of its thread."""
         self._unfinished = [True]
 
     @contextmanager
@@ -73,14 +75,8 @@ class Run:
         try:
             yield
         finally:
-            with self._leaving:
+            with self.leaving:
                 self.backend_pid = None
-
-    @contextmanager
-    def staying(self) -> Iterator[int | None]:
-        """Its server process, which it does not leave meanwhile."""
-        with self._leaving:
-            yield self.backend_pid
 
     def begin(self) -> None:
         """Its handler is called now: what came before, a connection or a process that was not
@@ -167,6 +163,7 @@ class Crew:
     stopping: Event
     task_names: str = field(init=False)
     """All of them, as the array that a claim is given."""
+    suspects: Suspects = field(init=False)
 
     def may_start(self, claimed: Claimed) -> bool:
         """Whether a claimed job may start: only while no other can have rescued it.
@@ -189,3 +186,5 @@ class Crew:
 
     def __post_init__(self) -> None:
         self.task_names = array_of(sorted(self.tasks))
+        self.suspects = Suspects(self.bench.in_flight, self.frontiers)
+        self.bench.wake = self.listener.poke

@@ -12,7 +12,7 @@ from pgqueue import redaction
 from pgqueue.changed_sessions import close_if_changed, is_changed, watch_session
 from pgqueue.execution import Stale
 from pgqueue.outcomes import Outcome, Released, Succeeded
-from pgqueue.repository import Attempts, Locked, Pair
+from pgqueue.repository import Attempts, Claim, Locked, Pair
 from pgqueue.unit_of_work import (
     HANDLING,
     PLAN_BY_KEY,
@@ -104,31 +104,42 @@ class HeldSlot(Loop):
         """Begin T with the messages to run; sleeps, without a transaction, if there are none."""
         crew = self.crew
         attempts = Attempts(connection, crew.presence.worker_id)
-        was_quiet = not crew.bench.in_flight
+        limit, self._next_batch = self._next_batch, self._batch
+        was_quiet = not crew.bench.in_flight  # asked first: the last suspect may end now
+        suspects = crew.suspects.are_welcome()
         self._prepare(connection)
         sweep = self._sweeps()
-        claim = self._turnstile.lookout.look(
-            lambda pairs: attempts.lock(pairs, tasks=crew.task_names, limit=self._next_batch),
-            limit=self._next_batch,
-            sweep=sweep,
-        )
-        if claim.taken > len(claim.rows):
-            attempts.drop_left_stamps()
+        claim = self._look(attempts, limit=limit, sweep=sweep, suspects=suspects)
         locked = _one_of_each_job(attempts, claim.rows)
-        self._next_batch = self._batch
         if len(locked) > 1 and any(_is_alone(row) for row in locked):
             # Its neighbours would lose what they have done if it took the worker down.
             self._next_batch = 1
             crew.frontiers.rewind()
             connection.rollback()
             return []
+        if suspects:
+            found = [(row.message_id, row.crashes) for row in locked if row.crashes]
+            crew.suspects.admit(found, are_all=claim.taken < limit)
         if not locked:
             connection.commit()
             self._sleep(attempts, connection, swept=sweep, was_quiet=was_quiet)
             return []
         for row in locked:
-            crew.bench.in_flight[row.message_id] = row.claimed(attempt=0, crashes=0)
+            crew.bench.in_flight[row.message_id] = row.claimed(attempt=0, crashes=row.crashes)
         return locked
+
+    def _look(
+        self, attempts: Attempts, *, limit: int, sweep: bool, suspects: bool
+    ) -> Claim[Locked]:
+        tasks = self.crew.task_names
+        claim = self._turnstile.lookout.look(
+            lambda pairs: attempts.lock(pairs, tasks=tasks, limit=limit, suspects=suspects),
+            limit=limit,
+            sweep=sweep,
+        )
+        if claim.taken > len(claim.rows):
+            attempts.drop_left_stamps()
+        return claim
 
     def _prepare(self, connection: Connection) -> None:
         if self._generation != self._line.generation:
@@ -182,7 +193,8 @@ class HeldSlot(Loop):
         self.current = run
         verdict = attempt.verdict()
         if not run.finish():
-            raise Stale  # T is being ended from outside
+            with run.leaving:
+                raise Stale  # T is ended from outside, and not before the lease is locked
         self.current = None
         done[-1] = (run, attempt.complete(verdict))
         if attempt.has_lost_transaction:
@@ -225,4 +237,4 @@ def _one_of_each_job(attempts: Attempts, rows: list[Locked]) -> list[Locked]:
 
 
 def _is_alone(row: Locked) -> bool:
-    return row.past_crashes > 0 or row.seen_attempt is not None or row.max_attempts == 1
+    return row.crashes > 0 or row.max_attempts == 1

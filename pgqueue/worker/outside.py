@@ -3,7 +3,8 @@
 On connections of its own: those of the pool may all be held by threads that do not come back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from sqlalchemy import Connection
 
@@ -18,21 +19,33 @@ from pgqueue.worker.workbench import WORDS
 
 logger = redaction.logger(__name__)
 
-TAKING_OVER = {**NETWORK, "lock_timeout": "10000"}
-"""Milliseconds to wait for the end of a transaction that was told to end."""
+BRIEFLY = "SET LOCAL lock_timeout = 10000"
+"""Milliseconds to wait for the end of a transaction that was told to end.  For this transaction
+only: a pooler may forget what was set for a session, and this would wait for ever."""
+
+
+@contextmanager
+def staying(runs: Sequence[Run]) -> Iterator[None]:
+    """While none of these runs leaves its server process, nor ends its transaction by itself."""
+    with ExitStack() as kept:
+        for run in runs:
+            kept.enter_context(run.leaving)
+        yield
 
 
 def end_transaction(crew: Crew, run: Run) -> None:
-    """End the server process of a run's transaction: what its handler wrote rolls back."""
-    with run.staying() as pid:
-        if pid is not None:
-            with own_connection(crew.engine, NETWORK) as connection:
-                Fleet(connection).terminate_backend(pid)
+    """End the server process of a run that stays: what its handler wrote rolls back."""
+    if run.backend_pid is not None:
+        with own_connection(crew.engine, NETWORK) as connection:
+            Fleet(connection).terminate_backend(run.backend_pid)
 
 
 def settle_from_outside(crew: Crew, runs: Sequence[Run], outcome: Outcome) -> None:
-    """Settle attempts whose threads do not come back: end each T, and take over its message."""
-    with own_connection(crew.engine, TAKING_OVER, isolation_level="READ COMMITTED") as connection:
+    """Settle attempts whose threads do not come back: end each T, and take over its message.
+
+    The runs are staying.
+    """
+    with own_connection(crew.engine, NETWORK, isolation_level="READ COMMITTED") as connection:
         for run in runs:
             try:
                 if _take_over(crew, connection, run, outcome):
@@ -44,13 +57,16 @@ def settle_from_outside(crew: Crew, runs: Sequence[Run], outcome: Outcome) -> No
 
 
 def _take_over(crew: Crew, connection: Connection, run: Run, outcome: Outcome) -> bool:
-    with run.staying() as pid:
-        if pid is None:
-            return False
-        Fleet(connection).terminate_backend(pid)
-    # The server ends T in a moment, and then gives the message to whoever waits for it: us.
+    if run.backend_pid is None:
+        return False
+    connection.exec_driver_sql(BRIEFLY)
     attempts = Attempts(connection, crew.presence.worker_id)
-    if not attempts.wait_for_message(run.claimed) or not attempts.take_message(run.claimed):
-        return False  # settled after all, by its own T or by another worker
-    # None settled: another had it in between, and the message, rolled back to, is its next.
-    return bool(attempts.settle([(run.claimed, outcome)], held=True))
+    # First: the end of T frees the message, and whoever meets it would stamp it as a crash.
+    is_ours = attempts.keep_lease(run.claimed)
+    Fleet(connection).terminate_backend(run.backend_pid)
+    if not is_ours:
+        return False  # settled after all, or its job is being deleted
+    if attempts.wait_for_message(run.claimed):
+        attempts.take_message(run.claimed)
+    attempts.settle([(run.claimed, outcome)], held=True)  # of a job that has ended, its lease alone
+    return True

@@ -26,7 +26,7 @@ from pgqueue.worker.held import HeldSlot
 from pgqueue.worker.line import BROKEN, Line
 from pgqueue.worker.loops import wait_until
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.outside import end_transaction, settle_from_outside
+from pgqueue.worker.outside import end_transaction, settle_from_outside, staying
 from pgqueue.worker.plan import Mode, Plan
 from pgqueue.worker.settler import Settler
 from pgqueue.worker.slots import Slot
@@ -175,11 +175,12 @@ class Shift:
             if run is None or not run.is_overdue:
                 continue
             run.is_abandoned = True  # before its thread can learn that the attempt is lost
-            if not run.lose():
-                continue
-            logger.error("job %s: past its timeout; its thread is given up", run.claimed.job_id)
-            late = TimeoutError(f"the handler ran longer than {run.task.settings.timeout}")
-            self._settle_over(run, late, AttemptEnd.TIMEOUT)
+            with staying([run]):
+                if not run.lose():
+                    continue
+                logger.error("job %s: past its timeout; its thread is given up", run.claimed.job_id)
+                late = TimeoutError(f"the handler ran longer than {run.task.settings.timeout}")
+                self._settle_over(run, late, AttemptEnd.TIMEOUT)
             self._stuck.append(slot)
             self._slots[index] = self._new_slot()
             self._slots[index].start()
@@ -246,15 +247,16 @@ class Shift:
 
     def _interrupt(self) -> None:
         """The process ends: what still runs is given back, one attempt the poorer."""
-        lost = [run for run in self._runs() if run.lose()]
-        if self._leases:
-            for run in lost:
-                self._crew.bench.done(run.claimed, execution.INTERRUPTED)
-        elif lost:
-            try:
-                settle_from_outside(self._crew, lost, execution.INTERRUPTED)
-            except BROKEN as failure:
-                logger.warning("what was interrupted could not be written down: %s", failure)
+        with staying(runs := self._runs()):
+            lost = [run for run in runs if run.lose()]
+            if self._leases:
+                for run in lost:
+                    self._crew.bench.done(run.claimed, execution.INTERRUPTED)
+            elif lost:
+                try:
+                    settle_from_outside(self._crew, lost, execution.INTERRUPTED)
+                except BROKEN as failure:
+                    logger.warning("what was interrupted could not be written down: %s", failure)
         self._close()
 
     def _close(self) -> None:

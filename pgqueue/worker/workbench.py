@@ -3,7 +3,7 @@
 import heapq
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Condition, Event
 
 from pgqueue import redaction
@@ -56,6 +56,8 @@ class Workbench:
         self.room = Event()
         """Set when the claimer has reason to look: the heap is low, or all is settled."""
         self.low_water = 0
+        self.wake: Callable[[], object] = self.room.set
+        """Called when a suspect is done: whoever claims may sleep, and the next may start."""
         self._put = 0
         self._fills: deque[tuple[float, int]] = deque()
         """When jobs were laid out that may still lie here, and how many had been by then."""
@@ -149,6 +151,8 @@ class Workbench:
                     logger.warning("job %s: its result is not kept: too late", claimed.job_id)
         for claimed, _ in batch:
             self.in_flight.pop(claimed.message_id, None)
+        if any(claimed.crashes for claimed, _ in batch):
+            self.wake()
         if not self.in_flight:
             self.room.set()
 
@@ -158,7 +162,9 @@ class Workbench:
         self.forget(claimed.message_id)
 
     def forget(self, message_id: int) -> None:
-        self.in_flight.pop(message_id, None)
+        forgotten = self.in_flight.pop(message_id, None)
+        if forgotten is not None and forgotten.crashes:
+            self.wake()
         if not self.in_flight:
             self.room.set()
 

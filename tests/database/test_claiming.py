@@ -18,6 +18,7 @@ from chaos.logical import (
     enqueue,
     enqueue_many,
     pairs,
+    rescue,
     run_together,
     violations,
     worker_settings,
@@ -142,6 +143,29 @@ class TestAhead:
             assert [row.job_id for row in living.claim(9, ahead=True)] == [other]
             [row] = living.claim(9)
             assert (row.job_id, row.attempt, row.crashes) == (suspect, 2, 1)
+
+
+class TestWithoutSuspects:
+    @pytest.mark.parametrize("mode", ["lease", "transaction"])
+    @pytest.mark.parametrize("how", ["claim", "lock"])
+    def test_what_a_crash_has_left_is_passed_by_and_the_fragile_is_not(
+        self, engine: Engine, workers: Engine, mode: str, how: str
+    ) -> None:
+        with engine.begin() as connection:
+            suspect = enqueue(connection)
+        with crew(workers, 2) as [crashed, living]:
+            crashed.start() if mode == "transaction" else crashed.claim()
+            crashed.crash(engine)
+            declare_dead(engine, crashed)
+            rescue(engine)
+            with engine.begin() as connection:
+                fragile = enqueue(connection, max_attempts=1)
+
+            found = getattr(living, how)(9, suspects=False)
+            assert [row.job_id for row in found] == [fragile]
+            living.transaction.commit()
+            [row] = living.claim(1)
+            assert (row.job_id, row.crashes) == (suspect, 1)
 
 
 class TestTogether:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from conftest import fresh_database
@@ -87,15 +88,14 @@ def assert_by_key(plan: Plan, *, buffers: int) -> None:
 
 
 class TestClaims:
-    @pytest.mark.parametrize("ahead", [False, True])
+    @pytest.mark.parametrize(
+        "passing", [{}, {"ahead": True}, {"suspects": False}], ids=["none", "ahead", "suspects"]
+    )
     def test_a_claim_reads_its_messages_by_their_key_and_deletes_them_by_their_place(
-        self, worker: LogicalWorker, ahead: bool
+        self, worker: LogicalWorker, passing: dict[str, Any]
     ) -> None:
-        attempts = Attempts(worker.line, worker.id)
         with plans_of(worker.line) as plans:
-            claims = [
-                attempts.claim(pairs(), tasks=TASKS, limit=BATCH, ahead=ahead) for _ in range(3)
-            ]
+            claims = [worker.look(BATCH, **passing) for _ in range(3)]
 
         assert [len(claim.rows) for claim in claims] == [BATCH] * 3
         for plan in plans.seen:
@@ -109,9 +109,12 @@ class TestClaims:
 
         assert_by_key(plans.only, buffers=100)
 
-    def test_a_lock_reads_its_messages_by_their_key(self, worker: LogicalWorker) -> None:
+    @pytest.mark.parametrize("suspects", [True, False])
+    def test_a_lock_reads_its_messages_by_their_key(
+        self, worker: LogicalWorker, suspects: bool
+    ) -> None:
         with plans_of(worker.transaction) as plans:
-            locked = worker.lock(BATCH)
+            locked = worker.lock(BATCH, suspects=suspects)
 
         assert len(locked) == BATCH
         assert_by_key(plans.only, buffers=40 * BATCH)
@@ -167,6 +170,7 @@ class TestSettles:
             claimed = worker.stamp(locked)
         assert claimed is not None
         with plans_of(worker.transaction) as in_transaction:
+            assert Attempts(worker.transaction, worker.id).keep_lease(claimed)
             assert worker.settle_in_transaction(claimed, Succeeded())
 
         worker.transaction.commit()

@@ -1,10 +1,11 @@
-"""The workbench knows how long the oldest of what lies on it has waited."""
+"""The workbench knows how long the oldest of what lies on it has waited, and who has left."""
 
 import time
 
 import pytest
 
-from pgqueue.repository import Claimed
+from pgqueue.outcomes import Succeeded
+from pgqueue.repository import Claimed, Settled
 from pgqueue.worker.workbench import Workbench
 
 
@@ -43,3 +44,27 @@ def test_it_forgets_when_what_was_taken_had_been_laid_out() -> None:
         bench.put([claimed(number)])
         bench.take()
     assert len(bench._fills) == 1
+
+
+@pytest.mark.parametrize(
+    "how", ["all went well", "one was too late", "settled already", "forgotten"]
+)
+@pytest.mark.parametrize("crashes", [0, 1])
+def test_whoever_claims_is_woken_when_a_suspect_has_left(how: str, crashes: int) -> None:
+    bench = Workbench()
+    woken: list[str] = []
+    bench.wake = lambda: woken.append(how)
+    suspect = claimed(1)._replace(crashes=crashes)
+    bench.put([suspect, claimed(2)])
+
+    if how == "all went well":
+        bench.settled([(suspect, Succeeded()), (claimed(2), Succeeded())], None)
+    elif how == "one was too late":
+        bench.settled([(suspect, Succeeded())], [Settled(2, None)])
+    elif how == "settled already":
+        bench.settled_already(suspect, "succeeded")
+    else:
+        bench.forget(suspect.message_id)
+
+    assert woken == [how] * crashes
+    assert suspect.message_id not in bench.in_flight

@@ -1,0 +1,79 @@
+"""What claims and settles bring back."""
+
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+
+class Claimed(NamedTuple):
+    """A job this worker may run.  Sorts in the order in which jobs start.
+
+    Time and arguments are text as the database wrote them, unread so far.
+    """
+
+    priority: int
+    run_at: str
+    message_id: int
+    job_id: int
+    queue: str
+    task: str
+    args: str
+    max_attempts: int
+    attempt: int
+    crashes: int
+
+
+class Locked(NamedTuple):
+    """A job whose message this transaction holds, and the stamp a crash may have left."""
+
+    priority: int
+    run_at: str
+    message_id: int
+    job_id: int
+    queue: str
+    task: str
+    args: str
+    max_attempts: int
+    used_attempts: int
+    past_crashes: int
+    seen_message_id: int | None
+    seen_attempt: int | None
+    seen_held: bool | None
+
+    @property
+    def crashes(self) -> int:
+        """Those on record, and the one that has left a stamp."""
+        return self.past_crashes + (self.seen_attempt is not None)
+
+    def claimed(self, *, attempt: int, crashes: int) -> Claimed:
+        return Claimed(*self[:8], attempt=attempt, crashes=crashes)
+
+
+Kind = TypeVar("Kind", Claimed, Locked)
+
+
+class Pair(NamedTuple):
+    """A queue and a priority, and the key behind which a claim looks."""
+
+    queue: str
+    priority: int
+    run_at: str
+    message_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Generic[Kind]):
+    """What one claim brought."""
+
+    rows: list[Kind]
+    taken: int
+    """Messages found: more than ``rows`` when some had no unfinished job, and are dropped."""
+    read_at: str
+    quiet_until: str
+    """A second before the claim, by the database's clock."""
+
+
+class Settled(NamedTuple):
+    """An attempt that was ours to settle, and how its job stands now."""
+
+    job_id: int
+    outcome: str | None
