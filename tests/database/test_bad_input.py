@@ -4,272 +4,47 @@ Nothing is written, and the transaction of the caller goes on as if it had not b
 """
 
 import asyncio
-import io
-import math
 import re
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from collections.abc import Iterator
 from typing import Any
-from uuid import UUID
 
 import pytest
+from bad_calls import (
+    ACCEPTED,
+    CALLS,
+    CALLS_BY_ROW,
+    SYNC_DOORS,
+    Bad,
+    Base,
+    Door,
+    Order,
+    Point,
+    Text,
+    assert_says,
+    by_enqueue,
+    by_many,
+    keyed,
+    pay,
+    plain,
+    queue,
+    row_of,
+)
+from bad_options import DECLARED, OPTIONS
 from conftest import fresh_database
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
 from pgqueue import (
     ArgumentsError,
-    Job,
     OptionError,
-    PayloadError,
     PgQueue,
     PgQueueError,
-    Retry,
     TaskDefinitionError,
-    UnknownOption,
     UnknownTask,
 )
 from pgqueue.errors import NotBound
 from pgqueue.statements.tables import CHANNEL
-
-queue = PgQueue()
-
-
-@queue.task(name="shop.pay")
-def pay(order, note: str = "", *, when: datetime | None = None, count: int = 0) -> None: ...  # type: ignore[no-untyped-def]
-
-
-@queue.task(name="shop.keyed", unique_key=lambda key: key)
-def keyed(key: str | int) -> None: ...
-
-
-@queue.task(name="shop.broken_key", unique_key=lambda key: {"fine": "k"}[key])
-def broken_key(key: str) -> None: ...
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Order(Base):
-    """A row of the application's own, in the same transaction."""
-
-    __tablename__ = "orders"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-
-
-@dataclass
-class Point:
-    x: int
-
-
-class Hostile:
-    """Raises when looked at."""
-
-    def __repr__(self) -> str:
-        raise RuntimeError("do not look")
-
-    __str__ = __repr__
-
-    def __iter__(self) -> Iterator[int]:
-        raise RuntimeError("do not look")
-
-
-class Text(str):
-    """Its own methods lie; what is stored is the text it is."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("do not look")
-
-
-def nested(depth: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(depth - 1):
-        value = [value]
-    return value
-
-
-def circular() -> list[Any]:
-    value: list[Any] = []
-    value.append(value)
-    return value
-
-
-@dataclass(frozen=True)
-class Bad:
-    """One call that is refused: what it is given, the error, and what the message must say."""
-
-    name: str
-    error: type[PgQueueError]
-    said: tuple[str, ...]
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] | None = None
-    task: Any = pay
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def unserialisable(name: str, value: Any) -> Bad:
-    said = ("argument order", "must be plain JSON", "convert the value, or annotate")
-    return Bad(name, ArgumentsError, said, (value,))
-
-
-CALLS = [
-    Bad("NUL in a text", PayloadError, ("argument order", "NUL", "remove it"), ("a\x00b",)),
-    Bad("NUL in a key", PayloadError, ("argument order", "key", "NUL", "remove"), ({"a\0": 1},)),
-    Bad("NUL in a str parameter", PayloadError, ("note", "NUL", "remove"), (1, "\0")),
-    Bad("lone high surrogate", PayloadError, ("order", "surrogate", "decode"), ("\ud800",)),
-    Bad("lone low surrogate", PayloadError, ("order.x[1]", "surrogate"), ({"x": [1, "\udfff"]},)),
-    Bad("surrogate in a key", PayloadError, ("order", "surrogate", "decode"), ({"\ud800": 1},)),
-    Bad("NaN", PayloadError, ("order", "nan", "pass None"), (math.nan,)),
-    Bad("Infinity", PayloadError, ("order[0]", "inf", "pass None"), ([math.inf],)),
-    Bad("minus Infinity", PayloadError, ("order.x", "-inf", "pass None"), ({"x": -math.inf},)),
-    Bad("a float literal too large", PayloadError, ("order", "inf", "finite"), (1e400,)),
-    Bad("5000 digits", PayloadError, ("order", "4,300 digits", "bytes"), (10**5000,)),
-    Bad("depth 65", PayloadError, ("order", "64 levels", "flatter"), (nested(65),)),
-    Bad("depth 100000", PayloadError, ("order", "64 levels", "flatter"), (nested(100_000),)),
-    Bad("a circle", PayloadError, ("order", "contains itself", "flatter"), (circular(),)),
-    Bad(
-        "256 KiB and a byte",
-        PayloadError,
-        ("262,145 bytes", "'order'", "pass its id", "max_payload_bytes"),
-        ("x" * (262_144 - len('{"order":""}') + 1),),
-    ),
-    Bad("30 MB", PayloadError, ("'order'", "pass its id"), ("x" * 30_000_000,)),
-    Bad("many keys", PayloadError, ("'order'",), (dict.fromkeys(map(str, range(10**5))),)),
-    Bad("int keys", ArgumentsError, ("order", "str keys", "convert its keys"), ({1: 1},)),
-    unserialisable("Decimal", Decimal(1)),
-    unserialisable("date", date(2024, 1, 1)),
-    unserialisable("datetime", datetime(2024, 1, 1, tzinfo=UTC)),
-    unserialisable("naive datetime without annotation", datetime(2024, 1, 1)),
-    unserialisable("UUID", UUID(int=7)),
-    unserialisable("bytes", b"x"),
-    unserialisable("set", {1}),
-    unserialisable("tuple", (1,)),
-    unserialisable("generator", (n for n in range(3))),
-    unserialisable("lambda", lambda: None),
-    unserialisable("open file", io.StringIO()),
-    unserialisable("lock", threading.Lock()),
-    unserialisable("class", Point),
-    unserialisable("dataclass without annotation", Point(1)),
-    unserialisable("raises when looked at", Hostile()),
-    unserialisable("exception", ValueError("x")),
-    Bad("ORM object", ArgumentsError, ("order", "pass its primary key"), (Order(id=1),)),
-    Bad("ORM object of ours", ArgumentsError, ("order", "pass its primary key"), (Job(),)),
-    Bad(
-        "naive datetime",
-        PayloadError,
-        ("argument when", "naive datetime", "datetime.now(UTC)"),
-        (1,),
-        {"when": datetime(2024, 1, 1)},
-    ),
-    Bad("str for int", ArgumentsError, ("count", "must be an int, not str"), (1,), {"count": "1"}),
-    Bad("bool for int", ArgumentsError, ("count", "not bool", "convert"), (1,), {"count": True}),
-    Bad("float for int", ArgumentsError, ("count", "not float"), (1,), {"count": 1.0}),
-    Bad("None for int", ArgumentsError, ("count", "not NoneType"), (1,), {"count": None}),
-    Bad("int for str", ArgumentsError, ("argument note", "must be a str, not int"), (1, 2)),
-    Bad("missing", ArgumentsError, ("'order'", "(order, note=..., when=..., count=...)")),
-    Bad("too many", ArgumentsError, ("too many positional", "its arguments are"), (1, "", 3)),
-    Bad("extra", ArgumentsError, ("'colour'", "its arguments are"), (1,), {"colour": 1}),
-    Bad("twice", ArgumentsError, ("'order'", "its arguments are"), (1,), {"order": 1}),
-    Bad("key not a str", OptionError, ("unique_key gave 7", "must give a str"), (7,), None, keyed),
-    Bad("key empty", OptionError, ("unique_key gave ''", "at least one"), ("",), None, keyed),
-    Bad(
-        "key function raises",
-        OptionError,
-        ("raised KeyError", "give a str"),
-        ("x",),
-        None,
-        broken_key,
-    ),
-]
-
-OPTIONS: list[tuple[str, dict[str, Any], type[PgQueueError], str]] = [
-    ("unknown option", {"colour": 1}, UnknownOption, "no option 'colour'; known are delay,"),
-    ("misspelt option", {"priorty": 1}, UnknownOption, "did you mean 'priority'"),
-    ("option of a task", {"timeout": timedelta(1)}, UnknownOption, "'timeout'"),
-    ("priority 10", {"priority": 10}, OptionError, "priority is 10; give a whole number from 0"),
-    ("priority -1", {"priority": -1}, OptionError, "from 0 to 9"),
-    ("priority True", {"priority": True}, OptionError, "from 0 to 9"),
-    ("priority text", {"priority": "1"}, OptionError, "from 0 to 9"),
-    ("priority 1.5", {"priority": 1.5}, OptionError, "from 0 to 9"),
-    ("priority 32768", {"priority": 32_768}, OptionError, "from 0 to 9"),
-    ("max_attempts 0", {"max_attempts": 0}, OptionError, "max_attempts is 0; give .* from 1 to"),
-    ("max_attempts -1", {"max_attempts": -1}, OptionError, "from 1 to 30000"),
-    ("max_attempts 30001", {"max_attempts": 30_001}, OptionError, "from 1 to 30000"),
-    ("max_attempts 2**31", {"max_attempts": 2**31}, OptionError, "from 1 to 30000"),
-    ("max_attempts None", {"max_attempts": None}, OptionError, "from 1 to 30000"),
-    ("delay negative", {"delay": timedelta(seconds=-1)}, OptionError, "delay .* from zero to"),
-    ("delay number", {"delay": 5}, OptionError, "delay is 5; give a timedelta"),
-    ("delay 1e308", {"delay": 1e308}, OptionError, "give a timedelta"),
-    ("delay NaN", {"delay": math.nan}, OptionError, "give a timedelta"),
-    ("delay largest", {"delay": timedelta.max}, OptionError, "36525 days"),
-    ("run_at naive", {"run_at": datetime(2030, 1, 1)}, OptionError, r"time zone.*now\(UTC\)"),
-    ("run_at text", {"run_at": "2030-01-01T00:00:00Z"}, OptionError, "run_at .* give a datetime"),
-    ("run_at number", {"run_at": 1e9}, OptionError, "run_at .* give a datetime"),
-    ("run_at year 1", {"run_at": datetime(1, 1, 1, tzinfo=UTC)}, OptionError, "2000 to 9999"),
-    ("run_at last", {"run_at": datetime.max.replace(tzinfo=UTC)}, OptionError, "2000 to 9999"),
-    (
-        "delay and run_at",
-        {"delay": timedelta(1), "run_at": datetime(2030, 1, 1, tzinfo=UTC)},
-        OptionError,
-        "both delay and run_at",
-    ),
-    ("unique_key number", {"unique_key": 7}, OptionError, "give a string, a callable or None"),
-    ("unique_key bytes", {"unique_key": b"k"}, OptionError, "give a string, a callable or None"),
-    ("unique_key empty", {"unique_key": ""}, OptionError, "at least one character, or None"),
-    ("unique_key NUL", {"unique_key": "a\0"}, PayloadError, "unique_key .* remove NUL"),
-    ("unique_key surrogate", {"unique_key": "\ud800"}, PayloadError, "lone surrogates"),
-    ("unique_key of a class", {"unique_key": dict}, TaskDefinitionError, "write it as a lambda"),
-    ("unique_key asks", {"unique_key": lambda x: x}, TaskDefinitionError, "'x'.*it may name"),
-    *(
-        (f"queue {name!r:.20}", {"queue": name}, OptionError, "queue is .* 1 to 64 letters")
-        for name in (
-            *("", "q" * 65, 'a"b', "a'; DROP TABLE jobs;--", "../x", "a\0b", "mail\u2709"),
-            *("mail ", "mail\n", "*", "\ud800", None, 7, b"mail", ["mail"]),
-        )
-    ),
-]
-
-
-# The doors: each tries to enqueue one call in the caller's session, or is given that session.
-
-
-def by_enqueue(session: Any, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    task.enqueue(session, *args, **kwargs)
-
-
-def by_many(session: Any, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    task.enqueue_many(session, [_row(args, kwargs)])
-
-
-def by_add(session: Any, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    session.add(task.job(*args, **kwargs))
-    session.flush()
-
-
-def by_delay(_session: Any, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    task.delay(*args, **kwargs)
-
-
-def by_options(session: Any, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    task.options(priority=1, delay=timedelta(days=1)).enqueue(session, *args, **kwargs)
-
-
-def _row(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same call as a row; one that is given both ways is a row of names."""
-    return args if not kwargs else {**dict(zip(("order", "note"), args, strict=False)), **kwargs}
-
-
-GIVEN_TWO_WAYS = [bad for bad in CALLS if bad.name == "twice"]
-SYNC_DOORS = (by_enqueue, by_many, by_add, by_delay, by_options)
-Door = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], None]
 
 
 @pytest.fixture(scope="module")
@@ -331,17 +106,6 @@ class Untouched:
         return last + 1, last + 2
 
 
-def assert_says(error: PgQueueError, task: str, words: tuple[str, ...]) -> None:
-    said = str(error)
-    for word in (f"task {task}", *words):
-        assert word in said, said
-    assert len(said) < 1000, "a message is read by people"
-
-
-CALLS_BY_ROW = [bad for bad in CALLS if bad not in GIVEN_TWO_WAYS]
-"""A row of a batch is a tuple or a dict, never both."""
-
-
 @pytest.mark.parametrize(
     ("bad", "door"),
     [
@@ -369,7 +133,7 @@ def test_a_bad_call_is_refused_by_the_async_doors(shared: Engine, bad: Bad) -> N
             with pytest.raises(bad.error) as one:
                 await bad.task.enqueue_async(session, *args, **kwargs)
             with pytest.raises(bad.error) as many:
-                await bad.task.enqueue_many_async(session, [_row(args, kwargs), ("fine",)])
+                await bad.task.enqueue_many_async(session, [row_of(args, kwargs), ("fine",)])
             assert await session.scalar(text("SELECT 1")) == 1
             await session.commit()
         return [one.value, many.value]
@@ -386,7 +150,7 @@ AT_THE_EDGES = [(bad, index) for bad in CALLS[:1] for index in (0, 1, 499, 500, 
 
 @pytest.mark.parametrize(("bad", "index"), [*AT_THE_EDGES, *((bad, 2) for bad in CALLS_BY_ROW[1:])])
 def test_a_bad_row_of_a_batch_is_named_by_its_index(shared: Engine, bad: Bad, index: int) -> None:
-    rows = [*[("fine",)] * index, _row(bad.args, bad.kwargs or {}), ("fine",)]
+    rows = [*[("fine",)] * index, row_of(bad.args, bad.kwargs or {}), ("fine",)]
 
     with Untouched(shared) as session, pytest.raises(bad.error) as refused:
         bad.task.enqueue_many(session, iter(rows))
@@ -424,28 +188,13 @@ def test_a_bad_option_is_refused_before_there_is_a_door(
         pay.options(**given).enqueue(session, 1)
 
 
-def plain(n: int = 0) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
-        *((each[1], each[2], each[3]) for each in OPTIONS if each[1].keys() <= {"priority"}),
-        *((each[1], each[2], each[3]) for each in OPTIONS if each[1].keys() <= {"queue"}),
-        *((each[1], each[2], each[3]) for each in OPTIONS if each[1].keys() <= {"max_attempts"}),
-        ({"colour": 1}, UnknownOption, "no option 'colour'"),
-        ({"delay": timedelta(1)}, UnknownOption, "no option 'delay'"),
-        ({"max_attempt": 1}, UnknownOption, "did you mean 'max_attempts'"),
-        ({"timeout": timedelta(0)}, OptionError, "timeout .* above zero, or None"),
-        ({"timeout": timedelta(-1)}, OptionError, "timeout .* above zero, or None"),
-        ({"timeout": 30}, OptionError, "timeout is 30; give a timedelta"),
-        ({"timeout": math.inf}, OptionError, "give a timedelta"),
-        ({"retry": 3}, OptionError, "retry is 3; give a Retry"),
-        ({"retry": Retry}, OptionError, "give a Retry"),
-        ({"transactional": 1}, OptionError, "give True or False"),
-        ({"unique_key": 7}, OptionError, "give a string, a callable or None"),
-        ({"unique_key": ""}, OptionError, "at least one character"),
-        ({"unique_key": lambda user: "k"}, TaskDefinitionError, "asks for 'user'.*may name n"),
+        *(each[1:] for each in OPTIONS if each[1].keys() <= {"priority"}),
+        *(each[1:] for each in OPTIONS if each[1].keys() <= {"queue"}),
+        *(each[1:] for each in OPTIONS if each[1].keys() <= {"max_attempts"}),
+        *(each[1:] for each in DECLARED),
     ],
 )
 def test_a_bad_option_is_refused_where_the_task_is_declared(
@@ -587,18 +336,7 @@ def test_a_payload_limit_that_makes_no_sense_is_refused(limit: Any) -> None:
 class TestAccepted:
     """What only looks bad."""
 
-    @pytest.mark.parametrize(
-        "value",
-        [
-            *("\U0001f600", "\uffff\u2028\ufeff", "<script>alert(1)</script>", "\x1b[31m\u202e"),
-            *("=cmd|' /C calc'!A0", "a\r\nERROR forged", "%s {0} $1 ; --", "\\u0000", "\\", ""),
-            *(2**53 + 1, 10**400, -(2**63), 0, -0.0, True, None, {}, [], 0.1),
-            {"__proto__": 1, "constructor": 2, "__class__": "os.system"},
-            {"py/object": "os.system", "!!python/object": "x"},
-            nested(64),
-        ],
-        ids=lambda value: f"{type(value).__name__} {value!a:.20}",
-    )
+    @pytest.mark.parametrize("value", ACCEPTED.values(), ids=ACCEPTED.keys())
     def test_it_comes_back_as_it_went_in(self, shared: Engine, value: Any) -> None:
         with Session(shared) as session:
             added = pay.job(value)

@@ -1,75 +1,17 @@
 """What a handler may do wrong: its own job ends with a reason, its neighbour runs, and the tables
 hold one row for each job and nothing else."""
 
-import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from bad_endings import MENDED, RAISED, RETURNED
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 from worker_rig import MODES
 
 from pgqueue import Job, JobAttempt, PgQueue, Retry, Worker
-
-
-class Unprintable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("not even this")
-
-
-def nested_groups(depth: int) -> BaseException:
-    error: Exception = ValueError("the innermost")
-    for _ in range(depth):
-        error = ExceptionGroup("one more", [error])
-    return error
-
-
-def recurse() -> None:
-    recurse()
-
-
-async def never_awaited() -> None: ...
-
-
-def circular() -> list[Any]:
-    result: list[Any] = []
-    result.append(result)
-    return result
-
-
-def fail_with(error: BaseException) -> Callable[[], Any]:
-    def fail() -> None:
-        raise error
-
-    return fail
-
-
-RETURNED: dict[str, Callable[[], Any]] = {
-    "NaN": lambda: float("nan"),
-    "infinity": lambda: [float("-inf")],
-    "not JSON": lambda: object(),
-    "an open generator": lambda: (n for n in range(3)),
-    "circular": circular,
-    "64 MB": lambda: "x" * 64_000_000,
-    "an integer of 5,000 digits": lambda: 10**5000,
-}
-MENDED = {"a\0b": "a\ufffdb", "\ud800": "\ufffd"}
-RAISED: dict[str, tuple[Callable[[], Any], str]] = {
-    "message of 50 MB": (fail_with(ValueError("x" * 50_000_000)), "ValueError"),
-    "message with NUL and half a surrogate": (fail_with(ValueError("a\0\ud800")), "ValueError"),
-    "no message": (fail_with(Unprintable()), "Unprintable"),
-    "SystemExit": (fail_with(SystemExit(3)), "SystemExit"),
-    "KeyboardInterrupt": (fail_with(KeyboardInterrupt()), "KeyboardInterrupt"),
-    "GeneratorExit": (fail_with(GeneratorExit()), "GeneratorExit"),
-    "CancelledError": (fail_with(asyncio.CancelledError()), "CancelledError"),
-    "StopIteration": (fail_with(StopIteration()), "StopIteration"),
-    "a bare BaseException": (fail_with(BaseException("bare")), "BaseException"),
-    "groups 1,000 deep": (fail_with(nested_groups(1000)), "ExceptionGroup"),
-    "endless recursion": (recurse, "RecursionError"),
-    "a coroutine returned": (never_awaited, "TaskDefinitionError"),
-}
 
 
 @pytest.fixture

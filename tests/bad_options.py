@@ -1,0 +1,87 @@
+"""What must not be said of a task or a job."""
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pgqueue import (
+    OptionError,
+    PayloadError,
+    PgQueueError,
+    Retry,
+    TaskDefinitionError,
+    UnknownOption,
+)
+
+Option = tuple[str, dict[str, Any], type[PgQueueError], str]
+"""Its name, what is given, the error, and what the message must match."""
+
+OPTIONS: list[Option] = [
+    ("unknown option", {"colour": 1}, UnknownOption, "no option 'colour'; known are delay,"),
+    ("misspelt option", {"priorty": 1}, UnknownOption, "did you mean 'priority'"),
+    ("option of a task", {"timeout": timedelta(1)}, UnknownOption, "'timeout'"),
+    ("priority 10", {"priority": 10}, OptionError, "priority is 10; give a whole number from 0"),
+    ("priority -1", {"priority": -1}, OptionError, "from 0 to 9"),
+    ("priority True", {"priority": True}, OptionError, "from 0 to 9"),
+    ("priority text", {"priority": "1"}, OptionError, "from 0 to 9"),
+    ("priority 1.5", {"priority": 1.5}, OptionError, "from 0 to 9"),
+    ("priority 32768", {"priority": 32_768}, OptionError, "from 0 to 9"),
+    ("max_attempts 0", {"max_attempts": 0}, OptionError, "max_attempts is 0; give .* from 1 to"),
+    ("max_attempts -1", {"max_attempts": -1}, OptionError, "from 1 to 30000"),
+    ("max_attempts 30001", {"max_attempts": 30_001}, OptionError, "from 1 to 30000"),
+    ("max_attempts 2**31", {"max_attempts": 2**31}, OptionError, "from 1 to 30000"),
+    ("max_attempts None", {"max_attempts": None}, OptionError, "from 1 to 30000"),
+    ("delay negative", {"delay": timedelta(seconds=-1)}, OptionError, "delay .* from zero to"),
+    ("delay number", {"delay": 5}, OptionError, "delay is 5; give a timedelta"),
+    ("delay 1e308", {"delay": 1e308}, OptionError, "give a timedelta"),
+    ("delay NaN", {"delay": math.nan}, OptionError, "give a timedelta"),
+    ("delay largest", {"delay": timedelta.max}, OptionError, "36525 days"),
+    ("run_at naive", {"run_at": datetime(2030, 1, 1)}, OptionError, r"time zone.*now\(UTC\)"),
+    ("run_at text", {"run_at": "2030-01-01T00:00:00Z"}, OptionError, "run_at .* give a datetime"),
+    ("run_at number", {"run_at": 1e9}, OptionError, "run_at .* give a datetime"),
+    ("run_at year 1", {"run_at": datetime(1, 1, 1, tzinfo=UTC)}, OptionError, "2000 to 9999"),
+    ("run_at last", {"run_at": datetime.max.replace(tzinfo=UTC)}, OptionError, "2000 to 9999"),
+    (
+        "delay and run_at",
+        {"delay": timedelta(1), "run_at": datetime(2030, 1, 1, tzinfo=UTC)},
+        OptionError,
+        "both delay and run_at",
+    ),
+    ("unique_key number", {"unique_key": 7}, OptionError, "give a string, a callable or None"),
+    ("unique_key bytes", {"unique_key": b"k"}, OptionError, "give a string, a callable or None"),
+    ("unique_key empty", {"unique_key": ""}, OptionError, "at least one character, or None"),
+    ("unique_key NUL", {"unique_key": "a\0"}, PayloadError, "unique_key .* remove NUL"),
+    ("unique_key surrogate", {"unique_key": "\ud800"}, PayloadError, "lone surrogates"),
+    ("unique_key of a class", {"unique_key": dict}, TaskDefinitionError, "write it as a lambda"),
+    ("unique_key asks", {"unique_key": lambda x: x}, TaskDefinitionError, "'x'.*it may name"),
+    *(
+        (f"queue {name!r:.20}", {"queue": name}, OptionError, "queue is .* 1 to 64 letters")
+        for name in (
+            *("", "q" * 65, 'a"b', "a'; DROP TABLE jobs;--", "../x", "a\0b", "mail\u2709"),
+            *("mail ", "mail\n", "*", "\ud800", None, 7, b"mail", ["mail"]),
+        )
+    ),
+]
+
+
+DECLARED: list[Option] = [
+    ("unknown option", {"colour": 1}, UnknownOption, "no option 'colour'"),
+    ("option of a job", {"delay": timedelta(1)}, UnknownOption, "no option 'delay'"),
+    ("misspelt option", {"max_attempt": 1}, UnknownOption, "did you mean 'max_attempts'"),
+    ("timeout 0", {"timeout": timedelta(0)}, OptionError, "timeout .* above zero, or None"),
+    ("timeout -1", {"timeout": timedelta(-1)}, OptionError, "timeout .* above zero, or None"),
+    ("timeout number", {"timeout": 30}, OptionError, "timeout is 30; give a timedelta"),
+    ("timeout infinity", {"timeout": math.inf}, OptionError, "give a timedelta"),
+    ("retry number", {"retry": 3}, OptionError, "retry is 3; give a Retry"),
+    ("retry class", {"retry": Retry}, OptionError, "give a Retry"),
+    ("transactional number", {"transactional": 1}, OptionError, "give True or False"),
+    ("unique_key number", {"unique_key": 7}, OptionError, "give a string, a callable or None"),
+    ("unique_key empty", {"unique_key": ""}, OptionError, "at least one character"),
+    (
+        "unique_key asks",
+        {"unique_key": lambda user: "k"},
+        TaskDefinitionError,
+        "asks for 'user'.*may name n",
+    ),
+]
+"""Options of a task, which are refused where it is declared."""
