@@ -23,6 +23,9 @@ queue = PgQueue()
 
 AT_ONCE = Retry.constant(timedelta(0))
 LOOK_EVERY = 0.005
+AT_A_GATE = 0.05
+"""Seconds between the starts of two jobs that a crash has left, where all wait for the scenario.
+In the product it is two, for each of those that do not end before."""
 EFFECTS = "CREATE TABLE IF NOT EXISTS effects (job bigint, attempt int, worker text)"
 EFFECT = text("INSERT INTO effects (job, attempt, worker) VALUES (:job, :attempt, :worker)")
 

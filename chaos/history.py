@@ -40,9 +40,12 @@ class Pen:
 
 
 def read(directory: Path) -> list[Event]:
-    """Every event of every worker, in the order of time."""
+    """Every event of every worker, in the order of time.
+
+    Of a line that is being written a reader may see the first part; it is read the next time.
+    """
     events = []
     for file in directory.glob("*.history"):
-        for line in file.read_text().splitlines():
-            events.append(Event(*json.loads(line)))
+        *lines, _unfinished = file.read_bytes().split(b"\n")
+        events += [Event(*json.loads(line)) for line in lines]
     return sorted(events, key=lambda event: event.at)

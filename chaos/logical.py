@@ -54,24 +54,24 @@ class LogicalWorker:
         fleet.register(self.id, hostname="here", pid=1, queues=["default"], slots=1)
         assert fleet.lock_presence(self.id)
 
-    def claim(
-        self, limit: int = 1, *, queue: str = "default", ahead: bool = False
-    ) -> list[Claimed]:
+    def claim(self, limit: int = 1, *, queue: str = "default", **passing: bool) -> list[Claimed]:
         """Claim in lease mode."""
-        return self.look(limit, queue=queue, ahead=ahead).rows
+        return self.look(limit, queue=queue, **passing).rows
 
-    def look(self, limit: int, *, queue: str = "default", ahead: bool = False) -> Claim[Claimed]:
+    def look(self, limit: int, *, queue: str = "default", **passing: bool) -> Claim[Claimed]:
         attempts = Attempts(self.line, self.id)
-        return attempts.claim(pairs(queue), tasks=TASKS, limit=limit, ahead=ahead)
+        return attempts.claim(pairs(queue), tasks=TASKS, limit=limit, **passing)
 
     def settle(self, claimed: Claimed, outcome: Outcome) -> bool:
         """Settle one attempt in lease mode; whether it was accepted."""
         return bool(Attempts(self.line, self.id).settle([(claimed, outcome)]))
 
-    def lock(self, limit: int = 1, *, queue: str = "default") -> list[Locked]:
+    def lock(
+        self, limit: int = 1, *, queue: str = "default", suspects: bool = True
+    ) -> list[Locked]:
         """Begin T, with the messages it locks."""
         attempts = Attempts(self.transaction, self.id)
-        return attempts.lock(pairs(queue), tasks=TASKS, limit=limit).rows
+        return attempts.lock(pairs(queue), tasks=TASKS, limit=limit, suspects=suspects).rows
 
     def stamp(self, locked: Locked) -> Claimed | None:
         return Attempts(self.line, self.id).stamp(locked)

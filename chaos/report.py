@@ -15,7 +15,11 @@ from chaos.scenario import load
 
 PAGE = Path(__file__).parent.parent / "docs/explanation/reliability.md"
 BEGIN_PEERS = "<!-- written by `python -m chaos peers` -->\n"
-BEGIN, END = "<!-- written by `make chaos` -->\n", "<!-- end -->\n"
+BEGIN = {
+    "full": "<!-- written by `make chaos` -->\n",
+    "long": "<!-- written by `make chaos` in its long form -->\n",
+}
+END = "<!-- end -->\n"
 
 NO_FAULT = {"jobs", "workers", "samples", "second starts", "kB of memory"}
 """Counts that are no faults."""
@@ -48,7 +52,7 @@ class Summary:
     verdicts: list[Verdict]
     left_out: dict[str, list[str]]
     seed: int
-    short: bool
+    size: str
     machine: str
     seconds: float
 
@@ -101,7 +105,7 @@ def show(summary: Summary) -> None:
 
 def write(summary: Summary) -> None:
     """Replace what an earlier run has written into the page."""
-    _replace(BEGIN, _markdown(summary))
+    _replace(BEGIN[summary.size], _markdown(summary))
 
 
 def show_peers(figures: dict[str, dict[str, str]]) -> None:
@@ -132,7 +136,7 @@ def _replace(begin: str, new: str) -> None:
 def _markdown(summary: Summary) -> str:
     scenarios = load()
     day = datetime.now(UTC).date()
-    size = " short form" if summary.short else ""
+    size = "" if summary.size == "full" else f" in the {summary.size} form"
     lines = [
         f"Run of {day}{size}, seed {summary.seed}, on {summary.machine}: {summary.words()}",
         "",

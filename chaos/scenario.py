@@ -47,6 +47,8 @@ class Scenario:
     research: str
     full: Size
     short: Size
+    long: Size | None
+    """Where a fault goes on for a minute or more; the battery has no time for it."""
     planted: dict[str, str]
     """The bugs that must turn it red, each with a pattern that the verdict has to match, so that
     a bug which merely fails is not taken for one that is caught.  They stand beside the scenario,
@@ -59,6 +61,11 @@ class Scenario:
     alone: bool
     """It keeps both cores busy: nothing else may run beside it."""
     in_battery: bool
+
+    def size(self, name: str) -> Size:
+        """Its size of this name; the full one, where there is no long one."""
+        sizes = {"short": self.short, "full": self.full, "long": self.long or self.full}
+        return sizes[name]
 
     def missing(self) -> list[str]:
         """What this machine lacks for it."""
@@ -75,6 +82,7 @@ def scenario(
     full: Size,
     short: Size,
     planted: dict[str, str],
+    long: Size | None = None,
     server: Server = Server.ANY,
     settings: dict[str, str] | None = None,
     programs: tuple[str, ...] = (),
@@ -94,6 +102,7 @@ def scenario(
             research=research,
             full=full,
             short=short,
+            long=long,
             planted=planted,
             server=server,
             settings=settings or {},

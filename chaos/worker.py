@@ -19,6 +19,7 @@ from sqlalchemy import create_engine
 from chaos import plants
 from chaos.chores import queue
 from pgqueue import Worker, maintenance, network, unit_of_work
+from pgqueue.worker import suspects
 
 SPANS = ("poll_interval", "grace")
 NETWORKS = (
@@ -59,6 +60,8 @@ def _work(options: dict[str, Any]) -> None:
         maintenance.SLOW_GRACE = timedelta(seconds=grace)
     if (grace := options.pop("fast_grace", None)) is not None:
         maintenance.FAST_GRACE = timedelta(seconds=grace)
+    if (seconds := options.pop("alone_for", None)) is not None:
+        suspects.ALONE_FOR = seconds
     for settings in NETWORKS:  # milliseconds and seconds, as they would be sent to the server
         settings.update(options.get("network", {}))
     options.pop("network", None)

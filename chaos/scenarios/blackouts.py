@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
@@ -49,7 +50,8 @@ def networks_that_go_dark(stage: Stage, size: Size) -> None:
             _have_work(stage, share)
             dark = stage.dice.sample(list(zip(proxies, fleet.members, strict=True)), AT_ONCE)
             holders = partial(stage.scalar, HOLDERS, pids=[member.pid for _, member in dark])
-            stage.until(lambda holders=holders: holders() == AT_ONCE, what="both hold jobs")  # type: ignore[misc]
+            both_hold = partial(_are_held_by, stage, holders, AT_ONCE, share)
+            stage.until(both_hold, what="both hold jobs")
             for proxy, _ in dark:
                 proxy.hold()
                 stage.count("partitions")
@@ -67,6 +69,15 @@ def networks_that_go_dark(stage: Stage, size: Size) -> None:
 def _have_work(stage: Stage, share: int) -> None:
     tasks = (task.options(max_attempts=1000) for task in (pay, pay_async, call))
     stage.until_started(*(stage.enqueue(task, [(HANDLER,)] * share)[0] for task in tasks))
+
+
+def _are_held_by(stage: Stage, holders: Callable[[], int], count: int, share: int) -> bool:
+    """Whether so many hold jobs; gives out more while one of them is not back at its claims."""
+    if holders() == count:
+        return True
+    if stage.unfinished() < share:
+        stage.enqueue(call.options(max_attempts=1000), [(HANDLER,)] * share)
+    return False
 
 
 FAR_AWAY = 4
@@ -102,7 +113,8 @@ def hosts_that_go_dark(stage: Stage, size: Size) -> None:
         open_there = partial(stage.scalar, OPEN_FAR_AWAY, address=host.far_address)
         for _ in range(rounds):
             _have_work(stage, size.jobs // rounds // 3)
-            stage.until(lambda: open_there() == FAR_AWAY, what="all of them hold jobs")
+            all_hold = partial(_are_held_by, stage, open_there, FAR_AWAY, size.jobs // rounds)
+            stage.until(all_hold, what="all of them hold jobs")
             host.go_dark()
             dark_since = time.monotonic()
             stage.count("partitions", FAR_AWAY)

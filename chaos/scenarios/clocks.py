@@ -69,7 +69,7 @@ def _has_snoozed(ctx: JobContext) -> bool:
 def rescuer_compares_clocks(patch: Patch) -> None:
     """A rescuer compares its own clock with ``heartbeat_at``."""
 
-    def dead_among(_self: Any, members: list[Any], *, now: float) -> list[Any]:
+    def dead_among(_self: Any, members: list[Any], **_times: float) -> list[Any]:
         oldest = datetime.now(UTC) - maintenance.SLOW_GRACE
         return [member for member in members if member.heartbeat_at < oldest]
 
@@ -92,10 +92,11 @@ PLANTED = {
     "settles_by_its_own_clock": "outside .* of the server",
 }
 FULL = Size(jobs=2500, workers=6, faults=3)
+LONG = Size(jobs=5000, workers=6, faults=6)
 SHORT = Size(jobs=60, workers=3, faults=1)
 
 
-@scenario(promises="P4 P11", research="T29", full=FULL, short=SHORT, planted=PLANTED)
+@scenario(promises="P4 P11", research="T29", full=FULL, long=LONG, short=SHORT, planted=PLANTED)
 def wrong_clocks(stage: Stage, size: Size) -> None:
     """Clocks an hour ahead or behind, or set to and fro: all is as if they were right."""
     _work_by_wrong_clocks(stage, size, _in_python)
@@ -105,6 +106,7 @@ def wrong_clocks(stage: Stage, size: Size) -> None:
     promises="P4 P11",
     research="T29",
     full=FULL,
+    long=LONG,
     short=SHORT,
     planted=PLANTED,
     programs=("linux", "faketime"),

@@ -54,6 +54,7 @@ def cancel_waits_for_the_lease(patch: Patch) -> None:
     promises="P1 P2 P6",
     research="T25",
     full=Size(faults=20, seconds=15),
+    long=Size(faults=160, seconds=120),
     short=Size(faults=4, seconds=2),
     planted=dict.fromkeys(
         ("enqueues_keys_in_any_order", "goes_back_for_freed_keys"),

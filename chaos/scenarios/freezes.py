@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, delete, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from chaos.chores import AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue
+from chaos.chores import AT_A_GATE, AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue
 from chaos.fleet import Fleet, Member
 from chaos.history import END, START
 from chaos.plants import Patch, plant
@@ -129,6 +129,7 @@ def held_settle_outside_its_transaction(patch: Patch) -> None:
     promises="P2 P3",
     research="T4",
     full=Size(jobs=1000, workers=8, faults=100),
+    long=Size(jobs=1500, workers=8, faults=150),
     short=Size(jobs=16, workers=3, faults=2),
     planted={"settles_any_lease_of_the_job": "a late result has ended"},
     settings=MANY,
@@ -138,7 +139,7 @@ def zombies_in_lease_mode(stage: Stage, size: Size) -> None:
     frozen = max(1, size.workers * 5 // 8)
     turns = size.faults // frozen
     jobs = size.jobs // turns
-    fleet = stage.fleet("lease", size.workers, concurrency=2 * jobs // 3 + 2, slow_grace=1.5)
+    fleet = _fleet(stage, "lease", size.workers, jobs, slow_grace=1.5)
     fleet.until_registered()
     expected = 0
     for turn in range(turns):
@@ -164,6 +165,7 @@ def zombies_in_lease_mode(stage: Stage, size: Size) -> None:
     promises="P2 P3",
     research="T4",
     full=Size(jobs=1000, workers=8, faults=100),
+    long=Size(jobs=1500, workers=8, faults=150),
     short=Size(jobs=16, workers=3, faults=2),
     planted={"held_settle_outside_its_transaction": "late result|F[0-9]:|sampled"},
     settings=MANY,
@@ -173,7 +175,7 @@ def zombies_in_transaction_mode(stage: Stage, size: Size) -> None:
     frozen = max(1, size.workers * 5 // 8)
     turns = size.faults // frozen
     jobs = size.jobs // turns
-    fleet = stage.fleet("transaction", size.workers, concurrency=2 * jobs // 3 + 2)
+    fleet = _fleet(stage, "transaction", size.workers, jobs)
     fleet.until_registered()
     for turn in range(turns):
         zombies, theirs = _freeze_in_handlers(stage, fleet, turn, jobs, frozen)
@@ -186,6 +188,11 @@ def zombies_in_transaction_mode(stage: Stage, size: Size) -> None:
     fleet.stop()
     _freeze_all(stage, turns)
     stage.judge()
+
+
+def _fleet(stage: Stage, mode: str, workers: int, jobs: int, **options: float) -> Fleet:
+    concurrency = 2 * jobs // 3 + 2
+    return stage.fleet(mode, workers, concurrency=concurrency, alone_for=AT_A_GATE, **options)
 
 
 def _freeze_in_handlers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from chaos.chores import wait
+from chaos.chores import AT_A_GATE, wait
 from chaos.history import START
 from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
@@ -35,7 +35,12 @@ def frozen_for_good(stage: Stage, size: Size) -> None:
     fleets, jobs = {}, {}
     for mode in ("lease", "transaction"):
         fleets[mode] = stage.fleet(
-            mode, 1, queues=[mode], concurrency=size.jobs, slow_grace=size.seconds
+            mode,
+            1,
+            queues=[mode],
+            concurrency=size.jobs,
+            slow_grace=size.seconds,
+            alone_for=AT_A_GATE,
         )
         one = wait.options(queue=mode, max_attempts=1000)
         jobs[mode] = stage.enqueue(one, [("thaw",)] * size.jobs)

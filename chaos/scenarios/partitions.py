@@ -8,7 +8,17 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from chaos.chores import AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue, worker_name
+from chaos.chores import (
+    AT_A_GATE,
+    AT_ONCE,
+    EFFECT,
+    LOOK_EVERY,
+    effect,
+    is_open,
+    note,
+    queue,
+    worker_name,
+)
 from chaos.far_host import FarHost, reachable
 from chaos.fleet import Fleet, Member, Program
 from chaos.history import END, START
@@ -124,7 +134,13 @@ def servers_are_waited_for(patch: Patch) -> None:
 def half_open_in_lease_mode(stage: Stage, size: Size) -> None:
     """A worker's network swallows all: others rescue its jobs, its late results are refused."""
     with Proxy(stage.url) as proxy:
-        alone = stage.fleet("lease", 0, slow_grace=size.seconds, concurrency=2 * size.jobs)
+        alone = stage.fleet(
+            "lease",
+            0,
+            slow_grace=size.seconds,
+            concurrency=2 * size.jobs,
+            alone_for=AT_A_GATE,
+        )
         far = alone.add(url=proxy.url)
         far.was_harmed = True
         for number in range(size.faults):
@@ -148,10 +164,10 @@ def _cut_off(
     ended = f"SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NOT NULL AND id >= {jobs[0]}"
     stage.until(lambda: _refused(far, jobs) or stage.scalar(ended), what="its late results come in")
     stage.expect(stage.scalar(ended) == 0, f"a late result was accepted: one of jobs {jobs}")
-    for rescuer in rescuers.members:
-        stage.open(gate_of(gate, 2, rescuer.name))
+    for worker in (*rescuers.members, far):  # which is back, under a new name
+        stage.open(gate_of(gate, 2, worker.name))
     stage.until_ended()
-    alone.until_registered()  # under a new name
+    alone.until_registered()
     rescuers.stop()
 
 

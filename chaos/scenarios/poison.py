@@ -150,7 +150,7 @@ def poison_is_claimed_ahead(patch: Patch) -> None:
     """Jobs that have crashed before wait in a worker's memory like all others."""
     from pgqueue.statements import claiming
 
-    patch.set(claiming, "_may_wait_in_a_worker", true)
+    patch.set(claiming, "_is_wanted", lambda **_passing: true())
     patch.rebuild(claiming.claim)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from chaos.chores import call, pay, pay_async, wait, wait_and_pay
+from chaos.chores import AT_A_GATE, call, pay, pay_async, wait, wait_and_pay
 from chaos.fleet import Fleet
 from chaos.history import START
 from chaos.pooler import Pooler
@@ -21,6 +21,7 @@ P4 = 35.0
     promises="P1 P2 P4 P5",
     research="T23",
     full=Size(jobs=3000, workers=2, faults=6, seconds=maintenance.SLOW_GRACE.total_seconds()),
+    long=Size(jobs=10_000, workers=4, faults=20, seconds=maintenance.SLOW_GRACE.total_seconds()),
     short=Size(jobs=120, workers=1, faults=1, seconds=2),
     planted={"rescue_loses_the_message": "not within|no worker will ever run it"},
     server=Server.OWN,
@@ -33,7 +34,12 @@ def behind_a_pooler(stage: Stage, size: Size) -> None:
     stage.queue.notify = False
     with Pooler(stage) as pooler:
         stage.lead_to(pooler.url)
-        options = {"notify": False, "engine": UNPREPARED, "slow_grace": size.seconds}
+        options = {
+            "notify": False,
+            "engine": UNPREPARED,
+            "slow_grace": size.seconds,
+            "alone_for": AT_A_GATE,
+        }
         fleets = [
             stage.fleet(mode, size.workers, poll_interval=0.1, **options)
             for mode in ("lease", "transaction")

@@ -181,6 +181,7 @@ def restarts_of_the_server(stage: Stage, size: Size) -> None:
     promises="P1 P2 P4 P5",
     research="T18",
     full=Size(workers=3, faults=200, seconds=0.05),
+    long=Size(workers=3, faults=600, seconds=0.2),
     short=Size(workers=1, faults=20, seconds=0.05),
     planted={"loops_end_with_their_connection": "has ended by itself"},
 )
@@ -204,6 +205,7 @@ def storms_of_terminated_connections(stage: Stage, size: Size) -> None:
     promises="P1 P2 P4 P5",
     research="T18",
     full=Size(workers=2, faults=3, seconds=3),
+    long=Size(workers=2, faults=3, seconds=20),
     short=Size(workers=1, faults=1, seconds=0.5),
     planted={"loops_survive_only_lost_connections": "has ended by itself"},
 )

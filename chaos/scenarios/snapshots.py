@@ -84,6 +84,7 @@ class Claimer:
     promises="P6",
     research="T26",
     full=Size(jobs=20_000, workers=2),
+    long=Size(jobs=120_000, workers=2),
     short=Size(jobs=3000, workers=1),
     planted={
         "claims_from_the_head": "pages were touched by a claim",

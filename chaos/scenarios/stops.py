@@ -156,6 +156,7 @@ def _left_nothing(stage: Stage, member: Member) -> None:
         "interruptions_are_not_recorded": "recorded as|left claimed",
         "stop_does_not_wait": "recorded as|left claimed",
     },
+    alone=True,
 )
 def stops_while_handlers_run(stage: Stage, size: Size) -> None:
     """Handlers within the grace, past it, a second signal, SIGHUP: at most one attempt each."""

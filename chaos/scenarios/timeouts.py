@@ -145,6 +145,7 @@ IN_WORKER = (overstay, overstay_and_pay, overstay_async, overstay_and_pay_async)
         "coroutines_are_not_timed": "was given up|not within",
         "processes_are_not_timed": "not within|recorded as",
     },
+    alone=True,
 )
 def handlers_past_their_timeout(stage: Stage, size: Size) -> None:
     """Handlers past their timeout, in both modes: recorded as such in time, and nothing is kept."""

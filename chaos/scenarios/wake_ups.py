@@ -51,6 +51,7 @@ def frontiers_are_never_rewound(patch: Patch) -> None:
     promises="P7",
     research="T15",
     full=Size(jobs=FLOOD, faults=10),
+    long=Size(jobs=FLOOD, faults=25),
     short=Size(jobs=FLOOD, faults=1),
     planted={"waits_for_notifications_only": "not within .* attempt 1 .* starts"},
 )

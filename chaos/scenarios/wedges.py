@@ -65,6 +65,7 @@ def heart_beats_on_the_event_loop(patch: Patch) -> None:
     promises="P1 P4",
     research="T16",
     full=Size(jobs=2000, workers=3, seconds=5),
+    long=Size(jobs=2000, workers=3, seconds=60),
     short=Size(jobs=100, workers=1, seconds=2),
     planted={"heart_beats_by_the_claims": "were declared dead, and all were well"},
 )
@@ -91,6 +92,7 @@ def claims_wedged(stage: Stage, size: Size) -> None:
     promises="P1 P3 P4",
     research="T17",
     full=Size(workers=2, faults=4, seconds=3),
+    long=Size(workers=2, faults=10, seconds=10),
     short=Size(workers=1, faults=1, seconds=2),
     planted={"heart_beats_on_the_event_loop": "were declared dead, and all were well"},
 )
