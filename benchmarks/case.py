@@ -74,11 +74,6 @@ class Finding:
         ratios = tuple(a / b for a, b in zip(ours.values, theirs.values, strict=True))
         self.goals.append(Goal(f"{ours.name} / {theirs.name}", ratios, at_least, at_most))
 
-    def ratio_of_medians(self, ours: Series, theirs: Series, *, at_most: float) -> None:
-        """Of many short measurements, which are not taken in turns."""
-        what = f"{ours.name} / {theirs.name}"
-        self.goals.append(Goal(what, (ours.median / theirs.median,), at_most=at_most))
-
     def bound(self, one: Series, *, at_most: float) -> None:
         self.goals.append(Goal(one.name, one.values, at_most=at_most, unit=one.unit))
 
