@@ -171,6 +171,12 @@ def overrun(ctx: JobContext, gate: str) -> None:
     note("end", ctx)
 
 
+@queue.task(retry=AT_ONCE, max_attempts=2, timeout=timedelta(seconds=2))
+def overrun_late(ctx: JobContext, gate: str) -> None:
+    """Leaves the test the time to wait for its message before."""
+    overrun(ctx, gate)
+
+
 @queue.task(retry=AT_ONCE, max_attempts=2, timeout=timedelta(seconds=0.3))
 def overrun_and_pay(session: Session, ctx: JobContext, gate: str) -> None:
     session.execute(EFFECT, effect(ctx))

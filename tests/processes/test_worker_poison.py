@@ -110,6 +110,6 @@ def test_jobs_that_are_not_claimed_ahead_do_not_wait_for_a_sweep(
 
         rig.start(concurrency=1)
 
-        rig.until_ended(seconds=4)  # by sweeps alone it takes twenty
+        rig.until_ended(seconds=12)  # by sweeps alone it takes twenty
         assert rig.outcomes() == {"succeeded": 900}
         assert rig.check() == []

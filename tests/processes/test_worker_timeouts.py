@@ -97,7 +97,7 @@ def test_whoever_meets_the_message_first_cannot_take_a_timeout_for_a_crash(
     with Rig(database_url, tmp_path) as rig, crew(workers, 1) as [greedy]:
         rig.start("transaction", concurrency=1)
         with rig.session() as session:
-            job = chores.overrun.options(max_attempts=1).enqueue(session, "go").id
+            job = chores.overrun_late.options(max_attempts=1).enqueue(session, "go").id
             session.commit()
         rig.until_started(job)
         [seen] = rig.rows(SEEN)
@@ -121,7 +121,7 @@ def test_a_job_that_is_cancelled_while_its_timeout_is_settled_leaves_no_lease(
     with Rig(database_url, tmp_path) as rig, crew(workers, 1) as [operator]:
         rig.start("transaction", concurrency=1)
         with rig.session() as session:
-            job = chores.overrun.enqueue(session, "go").id
+            job = chores.overrun_late.enqueue(session, "go").id
             session.commit()
         rig.until_started(job)
 
