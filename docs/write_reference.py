@@ -83,7 +83,7 @@ CONTENTS = (
         "handlers.md",
         "Handlers and retries",
         "What a handler is given, how it may end, and what follows when it fails.",
-        ("JobContext", "Cancel", "Discard", "Snooze", "Retry"),
+        ("JobContext", "Secret", "Cancel", "Discard", "Snooze", "Retry"),
     ),
     Page(
         "worker.md",

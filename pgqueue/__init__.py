@@ -44,6 +44,7 @@ from pgqueue.models import (
     WorkerProcess,
 )
 from pgqueue.outcomes import Cancel, Discard, Snooze
+from pgqueue.redaction import Secret
 from pgqueue.repository import Change, Violation
 from pgqueue.retry import Retry
 from pgqueue.tasks import Task
@@ -56,6 +57,7 @@ __all__ = [
     "Worker",
     # what a handler is given, and may say
     "JobContext",
+    "Secret",
     "Retry",
     "Cancel",
     "Discard",

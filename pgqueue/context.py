@@ -27,7 +27,8 @@ class JobContext:
     cancelled: Callable[[], bool] = field(default=_never, repr=False)
 
     def is_cancelled(self) -> bool:
-        """Whether the handler should stop: the job was cancelled, timed out or taken away.
+        """Whether the handler should stop: its job was cancelled, timed out or taken away, or
+        its transaction has ended, with the server or the connection.
 
         Costs nothing to ask; a cancel is seen within a second.
         """

@@ -165,7 +165,7 @@ class PgQueue:
         it names), ``transactional`` (True for a handler that asks for a Session), ``executor``
         ("thread"; "process" runs each handler in a process of its own, which a timeout kills),
         ``memory_limit`` (None; bytes of address space of such a process), ``secret_args`` (names of
-        arguments that no error, log line or command shows).
+        arguments that no error, log line or command shows, as :data:`Secret` says of one).
 
         A Session or AsyncSession, and a JobContext, as the first parameters are filled in when
         the job runs and are not arguments of the job.

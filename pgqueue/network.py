@@ -1,5 +1,6 @@
 """How soon each end of a connection gives the other up when the network between them is cut."""
 
+import select
 import socket
 from collections.abc import Mapping
 
@@ -43,3 +44,17 @@ def notice_loss_of_server(fileno: int, settings: Mapping[str, str]) -> None:
                 wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), int(settings[name]))
     finally:
         wire.detach()  # it is the driver's
+
+
+def is_hung_up(fileno: int) -> bool:
+    """Whether the other end of a connection has ended it.  Reads nothing: another thread may."""
+    if not hasattr(select, "poll"):  # on Windows
+        return False
+    told = select.poll()
+    told.register(fileno, ENDED)
+    return any(events & (ENDED | select.POLLHUP | select.POLLERR) for _, events in told.poll(0))
+
+
+ENDED = getattr(select, "POLLRDHUP", 0)
+"""Linux: also where the server's last words have not been read yet, as those of a server process
+that was told to end."""

@@ -4,7 +4,7 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -89,6 +89,10 @@ class Options:
         changed = replace(self, **options)
         changed._check()
         return changed
+
+    def hiding(self, names: Iterable[str]) -> "Options":
+        """These options, with more secret arguments."""
+        return replace(self, secret_args=(*self.secret_args, *names))
 
     def _check(self) -> None:
         where = f"task {self.task}: "

@@ -2,15 +2,32 @@
 
 Error records, log lines, ``repr`` and the command line show what comes out of here.  Secrets
 are known by where they stand (the password of a URL, the value beside a key that says so) or
-because the task has named the argument that holds them (``secret_args``).
+because the task says which of its arguments hold them (:data:`Secret`, ``secret_args``).
 """
 
 import json
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 from urllib.parse import quote
+
+T = TypeVar("T")
+
+
+class _Marked:
+    def __repr__(self) -> str:
+        return "secret"
+
+
+_MARK = _Marked()
+
+Secret: TypeAlias = Annotated[T, _MARK]
+"""Annotates an argument that nobody is to see: ``token: Secret[str]``.
+
+For a type checker and for the handler it is the type inside; it is stored as all others.  What is
+shown of the job has ``***`` in its place, and so have the errors and tracebacks that quote it.
+"""
 
 MASK = "***"
 
@@ -66,6 +83,16 @@ def redacted_data(value: Any, *, names: Collection[str] = (), secrets: Iterable[
 def is_secret_name(name: object) -> bool:
     """Whether a name says that its value is secret: password, api_key, access_token, ..."""
     return isinstance(name, str) and _SECRET_NAME.search(name) is not None
+
+
+def is_secret(annotation: Any, *, within: tuple[Any, ...] = ()) -> bool:
+    """Whether an annotation is a :data:`Secret`, or has one in it."""
+    if annotation is _MARK:
+        return True
+    if annotation in within:  # the alias of a type that contains itself
+        return False
+    parts = (*get_args(annotation), getattr(annotation, "__value__", None))
+    return any(is_secret(part, within=(*within, annotation)) for part in parts if part is not None)
 
 
 def secrets_among(args: Any, names: Iterable[str]) -> tuple[str, ...]:

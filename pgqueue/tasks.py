@@ -20,6 +20,7 @@ from pgqueue.joining import joined, may_notify, naming_the_upgrade, sync_session
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.payload import Payload
+from pgqueue.redaction import is_secret
 from pgqueue.repository import Enqueued, Holding, Jobs, NewJob
 from pgqueue.unit_of_work import dispatch_at_flush, held_job, loaded_job
 
@@ -73,7 +74,9 @@ class Task(Generic[P, R]):
         self.is_async = self.injection.is_async
         self.is_transactional: bool
         """Whether the handler's writes commit together with the job's completion."""
-        self._set_options(options)
+        hints = self.injection.hints
+        secret = [name for name in self.payload.names if is_secret(hints.get(name))]
+        self._set_options(options.hiding(secret))
 
     @property
     def _where(self) -> str:

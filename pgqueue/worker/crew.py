@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.context import Around, JobContext
+from pgqueue.network import is_hung_up
 from pgqueue.outcomes import AttemptEnd, Released
 from pgqueue.repository import Claimed
 from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
+from pgqueue.unit_of_work import backend_pid, driver_connection
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.frontiers import Frontiers
 from pgqueue.worker.heartbeat import Presence
@@ -37,12 +39,14 @@ class Run:
 
     __slots__ = (
         "_unfinished",
+        "_wire",
         "backend_pid",
         "cancel_requested",
         "child",
         "claimed",
         "has_begun",
         "is_abandoned",
+        "is_cut_off",
         "is_lost",
         "leaving",
         "started_at",
@@ -60,18 +64,26 @@ class Run:
         """Its lease is settled over its head, or another's: what it returns is nobody's."""
         self.is_abandoned = False
         """Its thread did not come back in time, and another has taken the slot."""
+        self.is_cut_off = False
+        """Its transaction has ended, with the server process or the connection."""
         self.backend_pid: int | None = None
         """The server process of its transaction, if it has one."""
+        self._wire = -1
         self.child: Child | None = None
         """The process its handler runs in, if not in this one."""
         self.leaving = Lock()
         """Held by whoever settles it from outside of its thread."""
         self._unfinished = [True]
 
+    def begin_on(self, connection: Connection) -> None:
+        """Its transaction will be on this connection, which nobody else uses."""
+        self.backend_pid = backend_pid(connection)
+        self._wire = driver_connection(connection).fileno()
+
     @contextmanager
-    def on_backend(self, pid: int) -> Iterator[None]:
-        """While its transaction is on this server process, which nobody else uses."""
-        self.backend_pid = pid
+    def on(self, connection: Connection) -> Iterator[None]:
+        """While its transaction is there, and not longer."""
+        self.begin_on(connection)
         try:
             yield
         finally:
@@ -111,7 +123,18 @@ class Run:
         return self.is_lost
 
     def is_cancelled(self) -> bool:
-        return self.cancel_requested or self.is_lost
+        return self.cancel_requested or self.is_lost or self.is_cut_off
+
+    def notices_cut(self) -> bool:
+        """Whether its transaction has ended since the last look.
+
+        Its handler may compute for hours, and would hear of it by its next statement only.
+        """
+        with self.leaving:  # or another's connection might have the number of this
+            if self.is_cut_off or self.backend_pid is None:
+                return False
+            self.is_cut_off = is_hung_up(self._wire)
+            return self.is_cut_off
 
     @property
     def deadline(self) -> float | None:

@@ -186,7 +186,7 @@ class HeldSlot(Loop):
         if claimed is None:
             return False
         run = Run(claimed, self.crew.tasks[claimed.task])
-        run.backend_pid = backend_pid(connection)
+        run.begin_on(connection)
         done.append((run, Released()))
         attempt = HeldAttempt(self.crew, run, connection, others_follow=self._batch > 1)
         attempt.make_ready(self._plan_freely)

@@ -3,14 +3,15 @@
 On connections of its own: those of the pool may all be held by threads that do not come back.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from sqlalchemy import Connection
 
 from pgqueue import redaction
+from pgqueue.execution import after_error
 from pgqueue.network import NETWORK
-from pgqueue.outcomes import Outcome
+from pgqueue.outcomes import AttemptEnd, Outcome
 from pgqueue.repository import Attempts, Fleet
 from pgqueue.unit_of_work import own_connection
 from pgqueue.worker.crew import Crew, Run
@@ -24,8 +25,19 @@ BRIEFLY = "SET LOCAL lock_timeout = 10000"
 only: a pooler may forget what was set for a session, and this would wait for ever."""
 
 
+def tell_of_cuts(runs: Iterable[Run]) -> None:
+    """Let handlers whose transaction has ended know that they work for nothing."""
+    for run in runs:
+        if run.notices_cut():
+            logger.warning(
+                "job %s: its transaction has ended while its handler runs, by the server or the "
+                "network; what it writes there is lost",
+                run.claimed.job_id,
+            )
+
+
 @contextmanager
-def staying(runs: Sequence[Run]) -> Iterator[None]:
+def staying(runs: Iterable[Run]) -> Iterator[None]:
     """While none of these runs leaves its server process, nor ends its transaction by itself."""
     with ExitStack() as kept:
         for run in runs:
@@ -33,26 +45,39 @@ def staying(runs: Sequence[Run]) -> Iterator[None]:
         yield
 
 
-def end_transaction(crew: Crew, run: Run) -> None:
-    """End the server process of a run that stays: what its handler wrote rolls back."""
-    if run.backend_pid is not None:
-        with own_connection(crew.engine, NETWORK) as connection:
-            Fleet(connection).terminate_backend(run.backend_pid)
+def late(run: Run) -> Outcome:
+    """What becomes of a run that is past its timeout."""
+    timeout = run.task.settings.timeout
+    logger.error("job %s: past its timeout; its thread is given up", run.claimed.job_id)
+    error = TimeoutError(f"the handler ran longer than {timeout}")
+    return after_error(run.task, run.claimed, error, end=AttemptEnd.TIMEOUT)
 
 
-def settle_from_outside(crew: Crew, runs: Sequence[Run], outcome: Outcome) -> None:
+def end_transactions(crew: Crew, runs: Iterable[Run]) -> None:
+    """End the server processes of runs that stay: what their handlers wrote rolls back."""
+    if pids := [run.backend_pid for run in runs if run.backend_pid is not None]:
+        with (
+            _reporting("transactions could not be ended"),
+            own_connection(crew.engine, NETWORK) as connection,
+        ):
+            for pid in pids:
+                Fleet(connection).terminate_backend(pid)
+
+
+def settle_from_outside(crew: Crew, outcomes: Iterable[tuple[Run, Outcome]]) -> None:
     """Settle attempts whose threads do not come back: end each T, and take over its message.
 
     The runs are staying.
     """
-    with own_connection(crew.engine, NETWORK, isolation_level="READ COMMITTED") as connection:
-        for run in runs:
-            try:
+    with (
+        _reporting("attempts could not be settled"),
+        own_connection(crew.engine, NETWORK, isolation_level="READ COMMITTED") as connection,
+    ):
+        for run, outcome in outcomes:
+            with _reporting(f"job {run.claimed.job_id}"):
                 if _take_over(crew, connection, run, outcome):
                     connection.commit()
                     crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
-            except BROKEN as failure:
-                logger.warning("job %s: %s", run.claimed.job_id, failure)
             connection.rollback()
 
 
@@ -70,3 +95,12 @@ def _take_over(crew: Crew, connection: Connection, run: Run, outcome: Outcome) -
         attempts.take_message(run.claimed)
     attempts.settle([(run.claimed, outcome)], held=True)  # of a job that has ended, its lease alone
     return True
+
+
+@contextmanager
+def _reporting(what: str) -> Iterator[None]:
+    """The database is away or refuses: whoever finds the leases rescues what they stand for."""
+    try:
+        yield
+    except BROKEN as failure:
+        logger.warning("%s: %s", what, failure)

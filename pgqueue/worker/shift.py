@@ -2,7 +2,7 @@
 
 import atexit
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import Event, Lock, Thread
 
 from sqlalchemy import Connection, Engine
@@ -14,8 +14,9 @@ from pgqueue.guests import joining_sessions
 from pgqueue.job_queue import PgQueue
 from pgqueue.network import NETWORK
 from pgqueue.notifications import Listener
-from pgqueue.outcomes import AttemptEnd, Released
+from pgqueue.outcomes import Released
 from pgqueue.unit_of_work import worker_engine
+from pgqueue.worker import outside
 from pgqueue.worker.children import Children
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.crew import Crew, Run
@@ -23,10 +24,9 @@ from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.frontiers import Frontiers
 from pgqueue.worker.heartbeat import Heartbeat, Presence
 from pgqueue.worker.held import HeldSlot
-from pgqueue.worker.line import BROKEN, Line
+from pgqueue.worker.line import Line
 from pgqueue.worker.loops import wait_until
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.outside import end_transaction, settle_from_outside, staying
 from pgqueue.worker.plan import Mode, Plan
 from pgqueue.worker.settler import Settler
 from pgqueue.worker.slots import Slot
@@ -98,6 +98,7 @@ class Shift:
             return
         self._start_slots()
         while not is_over() and not self._finished.wait(WATCH_EVERY):
+            outside.tell_of_cuts(self._runs())
             self._replace_overdue()
             self._check_loops()
 
@@ -166,24 +167,25 @@ class Shift:
         self._crew.listener.poke()
 
     def _replace_overdue(self) -> None:
-        """Settle attempts past their timeout as such, and put another thread into the slot.
+        """Settle attempts past their timeout as such, and put other threads into their slots.
 
         A thread cannot be stopped from outside; its handler sees ``ctx.is_cancelled()``.
         """
-        for index, slot in enumerate(self._slots):
-            run = slot.current
-            if run is None or not run.is_overdue:
-                continue
+        overdue = {
+            place: run
+            for place, slot in enumerate(self._slots)
+            if (run := slot.current) is not None and run.is_overdue
+        }
+        for run in overdue.values():
             run.is_abandoned = True  # before its thread can learn that the attempt is lost
-            with staying([run]):
-                if not run.lose():
-                    continue
-                logger.error("job %s: past its timeout; its thread is given up", run.claimed.job_id)
-                late = TimeoutError(f"the handler ran longer than {run.task.settings.timeout}")
-                self._settle_over(run, late, AttemptEnd.TIMEOUT)
-            self._stuck.append(slot)
-            self._slots[index] = self._new_slot()
-            self._slots[index].start()
+        with outside.staying(overdue.values()):
+            lost = {place: run for place, run in overdue.items() if run.lose()}
+            if lost:
+                self._settle_late(lost.values())
+        for place in lost:
+            self._stuck.append(self._slots[place])
+            self._slots[place] = self._new_slot()
+            self._slots[place].start()
         self._stuck = [slot for slot in self._stuck if slot.is_alive()]
         if len(self._stuck) >= self._plan.slots:
             raise TooManyStuck(
@@ -191,17 +193,13 @@ class Shift:
                 "this process must end to be rid of them"
             )
 
-    def _settle_over(self, run: Run, error: Exception, end: AttemptEnd) -> None:
-        outcome = execution.after_error(run.task, run.claimed, error, end=end)
-        try:
-            if not self._leases:
-                settle_from_outside(self._crew, [run], outcome)
-                return
-            if run.backend_pid is not None:
-                end_transaction(self._crew, run)
-        except BROKEN as failure:
-            logger.warning("job %s: %s", run.claimed.job_id, failure)
-        if self._leases:
+    def _settle_late(self, runs: Collection[Run]) -> None:
+        outcomes = [(run, outside.late(run)) for run in runs]
+        if not self._leases:
+            outside.settle_from_outside(self._crew, outcomes)
+            return
+        outside.end_transactions(self._crew, runs)
+        for run, outcome in outcomes:
             self._crew.bench.done(run.claimed, outcome)
 
     def _end(self, grace: Callable[[], float]) -> None:
@@ -247,16 +245,15 @@ class Shift:
 
     def _interrupt(self) -> None:
         """The process ends: what still runs is given back, one attempt the poorer."""
-        with staying(runs := self._runs()):
+        with outside.staying(runs := self._runs()):
             lost = [run for run in runs if run.lose()]
             if self._leases:
                 for run in lost:
                     self._crew.bench.done(run.claimed, execution.INTERRUPTED)
             elif lost:
-                try:
-                    settle_from_outside(self._crew, lost, execution.INTERRUPTED)
-                except BROKEN as failure:
-                    logger.warning("what was interrupted could not be written down: %s", failure)
+                outside.settle_from_outside(
+                    self._crew, [(run, execution.INTERRUPTED) for run in lost]
+                )
         self._close()
 
     def _close(self) -> None:

@@ -58,7 +58,7 @@ def run_in_transaction(crew: Crew, run: Run) -> Outcome | None:
             let_server_notice_loss(connection)
             pid = backend_pid(connection)
             try:
-                return _run_on(crew, run, connection, pid)
+                return _run_on(crew, run, connection)
             finally:
                 _leave(run, connection)
     except CommitUnknown:
@@ -76,7 +76,7 @@ async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
             await connection.run_sync(let_server_notice_loss)
             pid = await connection.run_sync(backend_pid)
             try:
-                return await _run_async_on(crew, run, connection, pid)
+                return await _run_async_on(crew, run, connection)
             finally:
                 await connection.run_sync(lambda sync: _leave(run, sync))
     except CommitUnknown:
@@ -92,17 +92,15 @@ def _leave(run: Run, connection: Connection) -> None:
     close_if_changed(connection)
 
 
-def _run_on(crew: Crew, run: Run, connection: Connection, pid: int) -> Outcome | None:
-    with run.on_backend(pid):
+def _run_on(crew: Crew, run: Run, connection: Connection) -> Outcome | None:
+    with run.on(connection):
         begin_now(connection)
         verdict = run_with_session(crew, run, connection)
         return _complete(crew, run, connection, verdict)
 
 
-async def _run_async_on(
-    crew: Crew, run: Run, connection: "AsyncConnection", pid: int
-) -> Outcome | None:
-    with run.on_backend(pid):
+async def _run_async_on(crew: Crew, run: Run, connection: "AsyncConnection") -> Outcome | None:
+    with run.on(await connection.run_sync(lambda sync: sync)):
         await connection.run_sync(begin_now)
         verdict = await _run_with_async_session(crew, run, connection)
         return await connection.run_sync(lambda sync: _complete(crew, run, sync, verdict))

@@ -19,10 +19,11 @@ APP = """
     from sqlalchemy import text
     from sqlalchemy.orm import Session
 
-    from pgqueue import Discard, PgQueue, Retry
+    from pgqueue import Discard, PgQueue, Retry, Secret
 
     queue = PgQueue(os.environ["SHOP_DATABASE"])
-    once = {"retry": Retry.never(), "secret_args": ("token",)}
+    never = {"retry": Retry.never()}
+    once = {**never, "secret_args": ("token",)}
 
 
     @queue.task(**once)
@@ -34,8 +35,8 @@ APP = """
             raise ValueError(f"the gateway refuses {token}") from error
 
 
-    @queue.task(**once)
-    def sent_to_the_database(session: Session, token: str) -> None:
+    @queue.task(**never)
+    def sent_to_the_database(session: Session, token: Secret[str]) -> None:
         session.execute(text("SELECT 1 / (length(:token) - length(:token))"), {"token": token})
 
 
@@ -59,8 +60,8 @@ APP = """
         raise ExceptionGroup("two", [ValueError(token), OSError(token)])
 
 
-    @queue.task(executor="process", **once)
-    def in_a_child(token: str) -> None:
+    @queue.task(executor="process", **never)
+    def in_a_child(token: Secret[str]) -> None:
         raise ValueError(f"told by another process: {token}")
 
 

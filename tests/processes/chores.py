@@ -22,7 +22,7 @@ from pgqueue import JobContext, PgQueue, Retry
 queue = PgQueue(os.environ.get("CHORES_URL"))
 
 AT_ONCE = Retry.constant(timedelta(0))
-LOOK_EVERY = 0.005
+LOOK_EVERY = 0.02
 EFFECT = text("INSERT INTO effects (job, attempt, pid) VALUES (:job, :attempt, :pid)")
 
 
@@ -137,6 +137,15 @@ def heed_and_pay(session: Session, ctx: JobContext) -> None:
 
 
 @queue.task(retry=AT_ONCE)
+async def heed_and_pay_async(session: AsyncSession, ctx: JobContext) -> None:
+    await session.execute(EFFECT, effect(ctx))
+    note("start", ctx)
+    while not ctx.is_cancelled():
+        await asyncio.sleep(LOOK_EVERY)
+    note("cancelled", ctx)
+
+
+@queue.task(retry=AT_ONCE)
 async def heed_async(ctx: JobContext) -> None:
     note("start", ctx)
     while not ctx.is_cancelled():
@@ -171,10 +180,10 @@ def overrun(ctx: JobContext, gate: str) -> None:
     note("end", ctx)
 
 
-@queue.task(retry=AT_ONCE, max_attempts=2, timeout=timedelta(seconds=2))
+@queue.task(retry=AT_ONCE, max_attempts=2, timeout=timedelta(seconds=1))
 def overrun_late(ctx: JobContext, gate: str) -> None:
     """Leaves the test the time to wait for its message before."""
-    overrun(ctx, gate)
+    overrun.function(ctx, gate)
 
 
 @queue.task(retry=AT_ONCE, max_attempts=2, timeout=timedelta(seconds=0.3))

@@ -15,6 +15,11 @@ from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.maintenance import FAST_GRACE
 
 JOBS = 240
+CUT = "its transaction has ended while its handler runs"
+IN_A_HANDLER = """
+    SELECT pid FROM pg_stat_activity WHERE state = 'idle in transaction'
+    AND datname = current_database() AND backend_xid IS NOT NULL
+"""
 AGAIN = "the database answers again, after "
 
 
@@ -43,6 +48,38 @@ def test_a_restart_of_the_server_under_load_costs_no_job_and_no_worker(
             server.restart()
 
         _all_is_well(rig, workers)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("task", [chores.heed_and_pay, chores.heed_and_pay_async])
+def test_a_handler_hears_that_its_transaction_has_ended(
+    database_url: str, tmp_path: Path, mode: str, task: Any
+) -> None:
+    """It computes, and sends nothing by which it would be told."""
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, concurrency=2)
+        with rig.session() as session:
+            first, second = (task.enqueue(session).id for _ in range(2))
+            session.commit()
+        rig.until_started(first, second)
+
+        began = time.monotonic()
+        [*_, (pid,)] = rig.rows(IN_A_HANDLER)
+        rig.run("SELECT pg_terminate_backend(:pid)", pid=pid)
+
+        rig.until(lambda: rig.notes("cancelled"))
+        [told] = rig.notes("cancelled")
+        assert told["at"] - began < 2
+        assert worker.log.read_text().count(CUT) == 1
+        rig.until_started(told["job"], attempt=2)
+        with rig.session() as session:
+            for job in (first, second):
+                rig.queue.cancel(session, job)
+            session.commit()
+        rig.until_ended()
+        assert rig.effects() == 0
+        assert worker.terminate() == 0
+        assert rig.check() == []
 
 
 def test_nobody_is_declared_dead_after_an_outage_of_seconds(
@@ -115,7 +152,10 @@ def test_a_database_that_is_read_only_for_a_while_costs_no_job(
         rig.until(lambda: rig.unfinished() < JOBS * 3 // 4)
 
         with rig.raw() as connection:
-            others = "pg_stat_activity WHERE application_name LIKE 'worker-%%'"
+            others = (
+                "pg_stat_activity WHERE application_name LIKE 'worker-%%'"
+                " AND datname = current_database()"
+            )
             connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only=1")
             connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM {others}")
             rig.until(lambda: all("read-only" in worker.log.read_text() for worker in workers))
@@ -163,7 +203,7 @@ def test_connections_ended_at_random_cost_no_job(
 
         any_backend = """
             SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-            WHERE application_name LIKE 'worker-%' ORDER BY random() LIMIT 1
+            WHERE application_name LIKE 'worker-%' AND datname = current_database() ORDER BY random() LIMIT 1
         """
         for left in range(JOBS - 15, JOBS // 5, -15):
             rig.until(lambda left=left: rig.unfinished() <= left)  # type: ignore[misc]
@@ -251,6 +291,7 @@ def test_a_connection_that_died_in_the_pool_costs_no_attempt(
                 text(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                     " WHERE application_name = :name AND state = 'idle'"
+                    " AND datname = current_database()"
                 ),
                 {"name": worker.name},
             )

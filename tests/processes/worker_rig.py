@@ -15,24 +15,24 @@ from chores_worker import run
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
-from chaos.fleet import FORKS
+from chaos.fleet import FORKS, rest
 from pgqueue import Violation
 
 T = TypeVar("T")
 
 PATIENCE = 30.0
-LOOK_EVERY = 0.004
 MODES = ("lease", "transaction")
 
 EFFECTS = "CREATE TABLE IF NOT EXISTS effects (id serial, job bigint, attempt int, pid int)"
 
 
 def wait_until(condition: Callable[[], T], *, seconds: float = PATIENCE, what: str = "") -> T:
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (found := condition()):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > seconds:
             raise AssertionError(f"not within {seconds} s: {what or condition}")
-        time.sleep(LOOK_EVERY)
+        time.sleep(rest(waited))
     return found
 
 

@@ -6,7 +6,7 @@ from typing import assert_type, reveal_type
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from pgqueue import Job, JobContext, PgQueue, Retry
+from pgqueue import Job, JobContext, PgQueue, Retry, Secret
 
 queue = PgQueue()
 
@@ -66,6 +66,11 @@ async def with_context_and_async_session(
 )
 def with_options(session: Session, number: int) -> str:
     return str(number)
+
+
+@queue.task
+def with_a_secret(token: Secret[str]) -> str:
+    return assert_type(token, str)
 
 
 @queue.task(executor="process", memory_limit=2**29)

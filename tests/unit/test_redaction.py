@@ -3,17 +3,18 @@
 import ast
 import io
 import logging
+import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
 import pgqueue
-from pgqueue import PgQueue, redaction
+from pgqueue import PgQueue, Secret, redaction
 from pgqueue.errors import OptionError, TaskDefinitionError
 from pgqueue.outcomes import ErrorReport
-from pgqueue.redaction import MASK, redacted, redacted_data, secrets_among
+from pgqueue.redaction import MASK, is_secret, redacted, redacted_data, secrets_among
 from pgqueue.reports import MAX_MESSAGE_BYTES, report, storable_words
 
 CANARY = "c4n4ry-S3cr3t"
@@ -193,6 +194,36 @@ def test_repr_shows_neither_password_nor_arguments() -> None:
     assert CANARY not in f"{queue!r} {charge!r} {charge.job(CANARY)!r} {charge.settings!r}"
     assert repr(queue) == "<PgQueue postgresql+psycopg://app:***@db/shop?sslpassword=***>"
     assert repr(PgQueue()) == "<PgQueue not bound>"
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Secret[str],
+        Secret[str] | None,
+        list[Secret[str]],
+        dict[str, Secret[str] | None],
+        Annotated[Secret[str], "as the bank gave it"],
+    ],
+)
+def test_an_argument_is_secret_by_its_annotation(annotation: Any) -> None:
+    def charge(amount: Annotated[int, "in cents"], token: Any, *, others: list[str]) -> None: ...
+
+    charge.__annotations__["token"] = annotation
+
+    task = PgQueue().task(secret_args=("others",))(charge)
+
+    assert sorted(task.settings.secret_args) == ["others", "token"]
+    assert sorted(task.options(priority=0).settings.secret_args) == ["others", "token"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="type aliases are newer")
+def test_an_argument_is_secret_by_the_alias_of_its_type() -> None:
+    names: dict[str, Any] = {"Secret": Secret}
+    exec("type Chain = tuple[Secret[str], Chain] | None\ntype Plain = list[Plain]", names)
+
+    assert is_secret(names["Chain"])
+    assert not is_secret(names["Plain"])
 
 
 def test_a_secret_argument_has_to_be_one_of_the_task() -> None:
