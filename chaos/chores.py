@@ -22,7 +22,7 @@ from pgqueue import JobContext, PgQueue, Retry
 queue = PgQueue()
 
 AT_ONCE = Retry.constant(timedelta(0))
-LOOK_EVERY = 0.005
+LOOK_EVERY = 0.02
 AT_A_GATE = 0.05
 """Seconds between the starts of two jobs that a crash has left, where all wait for the scenario.
 In the product it is two, for each of those that do not end before."""

@@ -40,21 +40,30 @@ FORKS.set_forkserver_preload(
 
 PATIENCE = 60.0
 LOOK_EVERY = 0.005
+LOOK_AT_LEAST_EVERY = 0.1
 LEAVE = 4
 """Times as long as a look has taken, to wait until the next."""
 
 
 def wait_until(condition: Callable[[], T], *, seconds: float = PATIENCE, what: str) -> T:
     """Look until it is so; what it returned then."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while True:
-        began = time.monotonic()
+        looked_at = time.monotonic()
         if found := condition():
             return found
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now - began > seconds:
             raise Broken(f"not within {seconds:g} s: {what}")
-        # Who looks must not keep those from the processor who are looked at.
-        time.sleep(max(LOOK_EVERY, LEAVE * (time.monotonic() - began)))
+        time.sleep(max(rest(now - began), LEAVE * (now - looked_at)))
+
+
+def rest(waited: float) -> float:
+    """Seconds until the next look, after so many that one has waited.
+
+    A twentieth of them: who looks must not keep those from the processor who are looked at.
+    """
+    return min(max(waited / 20, LOOK_EVERY), LOOK_AT_LEAST_EVERY)
 
 
 class Member:

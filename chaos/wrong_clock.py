@@ -1,5 +1,6 @@
 """Put before a command that runs a module: ``python -m chaos.wrong_clock FILE python -m MODULE``.
-The wall clock is then wrong by as many seconds as the file says at the moment.
+The wall clock is then wrong by as many seconds as the file says at the moment, and ``+0 x2`` has
+it run at twice the speed.
 
 The clock that measures durations stays right, as on a machine whose time somebody has set.  It
 has to come before everything that imports ``datetime``, and so does as little as possible.
@@ -24,13 +25,24 @@ def main() -> None:
         # libfaketime takes what Python sleeps until for a time on the wall, and refuses it.
         time.sleep = _sleep  # type: ignore[assignment]  # of whole and broken numbers
     else:
-        put_wrong(lambda: float(Path(offset).read_text()))
+        put_wrong(offset_of(Path(offset)))
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _sleep(seconds: float) -> None:
     threading.Event().wait(seconds)
+
+
+def offset_of(file: Path) -> Callable[[], float]:
+    began = time.monotonic()
+
+    def offset() -> float:
+        seconds, *speed = file.read_text().split()
+        gained = sum(float(times.removeprefix("x")) - 1 for times in speed)
+        return float(seconds) + gained * (time.monotonic() - began)
+
+    return offset
 
 
 def put_wrong(offset: Callable[[], float]) -> None:

@@ -27,8 +27,13 @@ from pgqueue import JobContext, Retry, Snooze, maintenance
 from pgqueue.statements import settling
 
 OFFSETS = {"ahead": "+3600", "behind": "-3600"}
-"""Seconds; the third kind of clock is set from one to the other, again and again."""
+"""Seconds."""
 STEPPING = "stepping"
+"""A clock that is set from the one to the other, again and again."""
+FAST = {"fast": "+0 x2"}
+"""At twice the speed."""
+KINDS = (*OFFSETS, STEPPING, *FAST)
+MODES = ("lease", "transaction")
 SET_EVERY = 0.3
 LATER = timedelta(seconds=0.5)
 PAUSE = timedelta(seconds=0.3)
@@ -91,14 +96,14 @@ PLANTED = {
     "rescuer_compares_clocks": "were declared dead, . were killed",
     "settles_by_its_own_clock": "outside .* of the server",
 }
-FULL = Size(jobs=2500, workers=6, faults=3)
-LONG = Size(jobs=5000, workers=6, faults=6)
-SHORT = Size(jobs=60, workers=3, faults=1)
+FULL = Size(jobs=2500, workers=8, faults=3)
+LONG = Size(jobs=5000, workers=8, faults=6)
+SHORT = Size(jobs=60, workers=4, faults=1)
 
 
 @scenario(promises="P4 P11", research="T29", full=FULL, long=LONG, short=SHORT, planted=PLANTED)
 def wrong_clocks(stage: Stage, size: Size) -> None:
-    """Clocks an hour ahead or behind, or set to and fro: all is as if they were right."""
+    """Clocks an hour ahead or behind, set to and fro, or too fast: all is as if they were right."""
     _work_by_wrong_clocks(stage, size, _in_python)
 
 
@@ -139,9 +144,8 @@ def _work_by_wrong_clocks(
     began = stage.scalar("SELECT clock_timestamp()")
     victims = [_victim(stage) for _ in range(size.faults)]
     fleet = stage.fleet("lease", 0)
-    kinds = (*OFFSETS, STEPPING)
     for number in range(size.workers):
-        kind, mode = kinds[number % len(kinds)], ("lease", "transaction")[number % 2]
+        kind, mode = KINDS[number % len(KINDS)], MODES[(number + number // len(KINDS)) % 2]
         _join(stage, fleet, mode, before(_clock(stage, kind)))
     with _set_to_and_fro(stage):
         stage.until(partial(_have_come, stage, fleet), what="all workers are registered")
@@ -181,7 +185,7 @@ def _expect_nobody_misled(stage: Stage) -> None:
 
 def _clock(stage: Stage, kind: str) -> Path:
     file = stage.directory / f"clock-{kind}"
-    file.write_text(OFFSETS.get(kind, "+0"))
+    file.write_text({**OFFSETS, **FAST}.get(kind, "+0"))
     return file
 
 
@@ -210,7 +214,7 @@ def _enqueue(stage: Stage, size: Size) -> int:
 
 @contextmanager
 def _set_to_and_fro(stage: Stage) -> Iterator[None]:
-    """Set the third kind of clock an hour forth and back, until the block ends."""
+    """Set the clocks that are set an hour forth and back, until the block ends."""
     ended = Event()
     new = stage.directory / "clock-new"
 

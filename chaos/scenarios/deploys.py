@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sqlalchemy import true
+from sqlalchemy import text, true
 
 from chaos.chores import call, pay
 from chaos.fleet import Fleet
@@ -145,13 +145,14 @@ def _until_left(stage: Stage, fleet: Fleet, count: int) -> None:
     },
 )
 def tables_upgraded_under_load(stage: Stage, size: Size) -> None:
-    """Tables upgraded while jobs run: the code before goes on; unknown tables are refused."""
+    """Upgraded under load, once killed half-way: the code before goes on; others are refused."""
     newer = _checkout_of_next_version(stage.directory / "next")
     said = _run(newer, stage.url, "work")
     stage.expect(said == "SchemaTooOld", f"newer code on older tables says {said or 'nothing'}")
     fleets = [stage.fleet(mode, size.workers, concurrency=2) for mode in ("lease", "transaction")]
     for task in (pay, call):
         stage.enqueue(task.options(max_attempts=1), [(2,)] * (size.jobs // 4))
+    _kill_an_upgrade(stage, newer)
     said = _run(newer, stage.url, "upgrade")
     stage.expect(said == "", f"the upgrade says {said}")
     version = stage.scalar("SELECT version FROM pgqueue.schema_version")
@@ -171,6 +172,25 @@ def tables_upgraded_under_load(stage: Stage, size: Size) -> None:
         fleet.stop()
     _refuses_unknown_tables(stage)
     stage.judge()
+
+
+def _kill_an_upgrade(stage: Stage, newer: Path) -> None:
+    """kill -9, when it has changed a table and not yet said so: nothing of it stays."""
+    waits = (
+        "SELECT pid FROM pg_locks"
+        " WHERE NOT granted AND relation = 'pgqueue.schema_version'::regclass"
+    )
+    with stage.engine.begin() as connection:
+        connection.execute(text("LOCK TABLE pgqueue.schema_version IN SHARE MODE"))
+        upgrade = _start(newer, stage.url, "upgrade")
+        stage.until(lambda: stage.rows(waits), what="the upgrade has changed a table")
+        upgrade.kill()
+        upgrade.communicate()
+    stage.count("upgrades killed")
+    column = "SELECT count(*) FROM information_schema.columns WHERE column_name = 'note'"
+    stage.expect(stage.scalar(column) == 0, "a killed upgrade has left its column")
+    version = stage.scalar("SELECT version FROM pgqueue.schema_version")
+    stage.expect(version == NEXT - 1, f"a killed upgrade has left version {version}")
 
 
 def _is_working(stage: Stage, fleet: Fleet) -> bool:
@@ -215,14 +235,17 @@ def _checkout_of_next_version(directory: Path) -> Path:
 
 def _run(checkout: Path, url: str, what: str) -> str:
     """Run a program on another checkout's code; what it says."""
-    done = subprocess.run(
+    program = _start(checkout, url, what)
+    output, errors = program.communicate()
+    return errors[-500:] if program.returncode != 0 else output.strip()
+
+
+def _start(checkout: Path, url: str, what: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, url, what],
         cwd="/",
         env={**os.environ, "PYTHONPATH": str(checkout)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    if done.returncode != 0:
-        return done.stderr[-500:]
-    return done.stdout.strip()

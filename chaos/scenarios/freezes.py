@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 from sqlalchemy import bindparam, delete, text
@@ -137,12 +139,11 @@ def held_settle_outside_its_transaction(patch: Patch) -> None:
 def zombies_in_lease_mode(stage: Stage, size: Size) -> None:
     """SIGSTOP past the death, SIGCONT in lease mode: a late result changes nothing."""
     frozen = max(1, size.workers * 5 // 8)
-    turns = size.faults // frozen
-    jobs = size.jobs // turns
+    jobs = size.jobs * frozen // size.faults
     fleet = _fleet(stage, "lease", size.workers, jobs, slow_grace=1.5)
     fleet.until_registered()
     expected = 0
-    for turn in range(turns):
+    for turn in _turns(stage, size):
         zombies, theirs = _freeze_in_handlers(stage, fleet, turn, jobs, frozen)
         stage.open(f"{turn}-1")
         _until_taken_over(stage, theirs)
@@ -173,11 +174,10 @@ def zombies_in_lease_mode(stage: Stage, size: Size) -> None:
 def zombies_in_transaction_mode(stage: Stage, size: Size) -> None:
     """SIGSTOP, the server ends the transaction, SIGCONT: a late result changes nothing."""
     frozen = max(1, size.workers * 5 // 8)
-    turns = size.faults // frozen
-    jobs = size.jobs // turns
+    jobs = size.jobs * frozen // size.faults
     fleet = _fleet(stage, "transaction", size.workers, jobs)
     fleet.until_registered()
-    for turn in range(turns):
+    for turn in _turns(stage, size):
         zombies, theirs = _freeze_in_handlers(stage, fleet, turn, jobs, frozen)
         _end_transactions(stage, zombies)
         stage.open(f"{turn}-1")
@@ -186,8 +186,16 @@ def zombies_in_transaction_mode(stage: Stage, size: Size) -> None:
         stage.open(f"{turn}-2")
         stage.until_ended()
     fleet.stop()
-    _freeze_all(stage, turns)
+    _freeze_all(stage, turn + 1)
     stage.judge()
+
+
+def _turns(stage: Stage, size: Size) -> Iterator[int]:
+    """One after the other, until so many were frozen at their work: not each always has some."""
+    for turn in count():
+        yield turn
+        if stage.counts["freezes"] >= size.faults:
+            return
 
 
 def _fleet(stage: Stage, mode: str, workers: int, jobs: int, **options: float) -> Fleet:
