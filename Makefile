@@ -7,6 +7,9 @@ BIN := .venv/bin
 DEVELOPMENT := .venv/.development
 DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
 
+# Tests start hundreds of processes, and each would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo example test check format format-check lint types contracts battery chaos soak test-matrix bench bench-smoke reference build clean
 

@@ -22,8 +22,6 @@ class FarHost:
         network = f"10.{64 + number // 256}.{number % 256}"
         self.name = f"pgqueue{os.getpid()}"
         self.near_address, self.far_address = f"{network}.1", f"{network}.2"
-        self.enter = ("ip", "netns", "exec", self.name)
-        """What a command begins with that is to run on this host."""
 
     def __enter__(self) -> Self:
         _ip(f"netns add {self.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -35,9 +36,13 @@ def play(
     *,
     seed: int,
     url: str | None = None,
+    cluster: Path | None = None,
     plant: str | None = None,
 ) -> Verdict:
-    """Run a scenario in a folder of its own; without a URL on a server of its own."""
+    """Run a scenario in a folder of its own; without a URL on a server of its own.
+
+    That begins as a copy of the cluster, the directory of a server that was stopped, if given.
+    """
     began = time.monotonic()
     broken = None
     counts: dict[str, int] = {}
@@ -46,6 +51,8 @@ def play(
         if url is None:
             settings = {**SETTINGS, **one.settings}
             directory = folder / "postgres"
+            if cluster is not None:
+                subprocess.run(["cp", "-a", cluster, directory], check=True)
             server = resources.enter_context(EmbeddedPostgres(directory, settings=settings))
             url = server.url
         else:

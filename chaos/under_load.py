@@ -137,7 +137,7 @@ def goes_on(stage: Stage) -> None:
 
 def said_briefly(stage: Stage, troubles: int) -> None:
     """A worker tells each trouble in a line or two, however many of its threads meet it."""
-    words = ("waiting for the database", "the database refuses a statement")
+    words = ("waiting for the database", "the database refuses")
     for member in stage.members:
         lines = member.log.read_text(errors="replace").splitlines()
         said = [line for line in lines if any(word in line for word in words)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import logging
 import os
@@ -21,6 +22,8 @@ from chaos.chores import queue
 from pgqueue import Worker, maintenance, network, unit_of_work
 from pgqueue.worker import suspects
 
+CLONE_NEWNET = 0x40000000
+"""Of Linux's sched.h; os.setns came with Python 3.12."""
 SPANS = ("poll_interval", "grace")
 NETWORKS = (
     network.NETWORK,
@@ -51,6 +54,8 @@ def _work(options: dict[str, Any]) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(threadName)s %(levelname)s %(message)s"
     )
+    if (host := options.pop("host", None)) is not None:
+        _move_to(host)
     bugs = plants.load()  # and with them the tasks of the scenarios
     if bug := os.environ.get("CHAOS_PLANT"):
         bugs[bug](plants.Patch())
@@ -73,6 +78,13 @@ def _work(options: dict[str, Any]) -> None:
         if name in options:
             options[name] = timedelta(seconds=options[name])
     Worker(queue, **options).run()
+
+
+def _move_to(host: str) -> None:
+    """Into the network namespace of a far host, as ``ip netns exec`` does it."""
+    with open(f"/var/run/netns/{host}") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the network of {host}")
 
 
 def main() -> None:

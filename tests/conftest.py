@@ -1,5 +1,6 @@
 """A real PostgreSQL for every test: your own by PGQUEUE_TEST_URL, or a private one."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -21,6 +22,13 @@ _SETTINGS = {"max_connections": "200", "max_wal_size": "256MB", "max_prepared_tr
 def pytest_xdist_auto_num_workers() -> int:
     """More than there are cores: most tests wait for processes, half of the time."""
     return len(os.sched_getaffinity(0)) + 2 if hasattr(os, "sched_getaffinity") else 4
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays; to look for garbage in it again and again takes a tenth."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(scope="session")
@@ -81,13 +89,22 @@ def session(engine: Engine) -> Iterator[Session]:
 @pytest.fixture
 def server_directory() -> Iterator[Path]:
     """A folder for a server that the test itself starts, crashes and starts again."""
+    with directory_for_server() as path:
+        yield path
+
+
+@contextmanager
+def directory_for_server() -> Iterator[Path]:
+    """A folder, gone afterwards, to which the account that runs the server of root has a way."""
     # pytest's folders are closed to the account that runs the server of root.
     path = Path(
         tempfile.mkdtemp(prefix="pgqueue-test-", dir=_MEMORY if _has_room_in_memory() else None)
     )
     path.chmod(0o711)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

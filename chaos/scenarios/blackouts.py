@@ -9,7 +9,6 @@ from functools import partial
 
 from chaos.chores import call, pay, pay_async
 from chaos.far_host import FarHost, reachable
-from chaos.fleet import Program
 from chaos.proxy import Proxy
 from chaos.scenario import Server, Size, scenario
 from chaos.scenarios.partitions import HASTY
@@ -105,10 +104,8 @@ def hosts_that_go_dark(stage: Stage, size: Size) -> None:
     rounds = size.faults // FAR_AWAY
     with FarHost() as host, reachable(stage, host) as url:
         fleet = stage.fleet("transaction", size.workers, network={**NETWORK, **HASTY})
-        options = {"mode": "transaction", **fleet.options}
         for _ in range(FAR_AWAY):
-            far = Program(stage, stage.next_name(), url, options, before=host.enter)
-            fleet.take(far).was_harmed = True
+            fleet.add(url=url, host=host.name).was_harmed = True
         fleet.until_registered()
         open_there = partial(stage.scalar, OPEN_FAR_AWAY, address=host.far_address)
         for _ in range(rounds):

@@ -20,7 +20,7 @@ from chaos.chores import (
     worker_name,
 )
 from chaos.far_host import FarHost, reachable
-from chaos.fleet import Fleet, Member, Program
+from chaos.fleet import Fleet, Member
 from chaos.history import END, START
 from chaos.plants import Patch, plant
 from chaos.proxy import Proxy
@@ -216,9 +216,8 @@ def _go_dark(stage: Stage, size: Size, mode: str, *, seconds: float) -> None:
     with FarHost() as host, reachable(stage, host) as url:
         stage.execute("CREATE TABLE purse AS SELECT 0 AS spent")
         fleet = stage.fleet(mode, 0, slow_grace=size.seconds, network=_network(size))
-        options = {"mode": mode, **fleet.options}
-        far = Program(stage, stage.next_name(), url, options, before=host.enter)
-        fleet.take(far).was_harmed = True
+        far = fleet.add(url=url, host=host.name)
+        far.was_harmed = True
         [job] = stage.enqueue(pay_from_one_purse, [("dark",)])
         stage.until(lambda: stage.history(END), what="it holds the purse")
         for _ in range(size.workers):
@@ -269,8 +268,7 @@ def dark_host_that_waits_for_an_answer(stage: Stage, size: Size) -> None:
     seconds = int(network["tcp_keepalives_idle"]) + 3 * int(network["tcp_keepalives_interval"]) + 5
     with FarHost() as host, reachable(stage, host) as url:
         fleet = stage.fleet("lease", 0, network=network, slow_grace=size.seconds)
-        options = {"mode": "lease", **fleet.options}
-        far = fleet.take(Program(stage, stage.next_name(), url, options, before=host.enter))
+        far = fleet.add(url=url, host=host.name)
         far.was_harmed = True
         fleet.until_registered()
         with stage.engine.connect() as connection:

@@ -1,15 +1,18 @@
 """Every scenario of the chaos battery in its short form: sound without its bug, red with it."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import fresh_database
+from conftest import directory_for_server, fresh_database
 
 from chaos import scenario
 from chaos.plants import load as load_plants
-from chaos.running import play
+from chaos.running import SETTINGS, play
 from chaos.scenario import Scenario, Server
+from pgqueue import PgQueue
+from pgqueue.embedded import EmbeddedPostgres
 
 SCENARIOS = scenario.load()
 SEED = 7
@@ -40,9 +43,22 @@ def given_url(one: Scenario, request: pytest.FixtureRequest) -> str | None:
     return url
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Path]:
+    """What a server of its own begins with: making it takes longer than copying it."""
+    with directory_for_server() as path:
+        with EmbeddedPostgres(path / "postgres", settings=SETTINGS) as server:
+            queue = PgQueue(server.url)
+            queue.upgrade()
+            queue.engine.dispose()
+        yield path / "postgres"
+
+
 @EVERY
-def test_the_promise_holds(one: Scenario, given_url: str | None, server_directory: Path) -> None:
-    verdict = play(one, one.short, server_directory, seed=SEED, url=given_url)
+def test_the_promise_holds(
+    one: Scenario, given_url: str | None, cluster: Path, server_directory: Path
+) -> None:
+    verdict = play(one, one.short, server_directory, seed=SEED, url=given_url, cluster=cluster)
 
     assert verdict.broken is None, verdict.broken
 
@@ -52,6 +68,7 @@ def test_the_planted_bug_is_caught(
     one: Scenario,
     bug: str,
     given_url: str | None,
+    cluster: Path,
     server_directory: Path,
     request: pytest.FixtureRequest,
 ) -> None:
@@ -61,7 +78,9 @@ def test_the_planted_bug_is_caught(
         folder = server_directory / str(number)
         folder.mkdir(mode=0o711)
         url = given_url if number == 0 else _another(given_url, request)
-        verdict = play(one, one.short, folder, seed=SEED + number, url=url, plant=bug)
+        verdict = play(
+            one, one.short, folder, seed=SEED + number, url=url, cluster=cluster, plant=bug
+        )
         if (broken := verdict.broken) is not None:
             break
 

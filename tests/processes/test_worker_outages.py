@@ -203,7 +203,8 @@ def test_connections_ended_at_random_cost_no_job(
 
         any_backend = """
             SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-            WHERE application_name LIKE 'worker-%' AND datname = current_database() ORDER BY random() LIMIT 1
+            WHERE application_name LIKE 'worker-%' AND datname = current_database()
+            ORDER BY random() LIMIT 1
         """
         for left in range(JOBS - 15, JOBS // 5, -15):
             rig.until(lambda left=left: rig.unfinished() <= left)  # type: ignore[misc]
