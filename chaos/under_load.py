@@ -135,15 +135,15 @@ def goes_on(stage: Stage) -> None:
     )
 
 
-def said_briefly(stage: Stage, troubles: int) -> None:
-    """A worker tells each trouble in a line or two, however many of its threads meet it."""
+def said_briefly(stage: Stage, troubles: int, *, few: int = FEW) -> None:
+    """A worker tells each trouble in a few lines, however often its threads meet it."""
     words = ("waiting for the database", "the database refuses")
     for member in stage.members:
         lines = member.log.read_text(errors="replace").splitlines()
         said = [line for line in lines if any(word in line for word in words)]
         stage.expect(bool(said), f"{member.name} did not say that it waits for the database")
         stage.expect(
-            len(said) <= FEW * troubles,
+            len(said) <= few * troubles,
             f"{member.name} said {len(said)} times that it waits for the database: {said}",
         )
 

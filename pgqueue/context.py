@@ -28,7 +28,7 @@ class JobContext:
 
     def is_cancelled(self) -> bool:
         """Whether the handler should stop: its job was cancelled, timed out or taken away, or
-        its transaction has ended, with the server or the connection.
+        its transaction has ended with its connection.
 
         Costs nothing to ask; a cancel is seen within a second.
         """

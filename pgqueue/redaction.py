@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator
-from typing import Annotated, Any, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
 from urllib.parse import quote
 
 T = TypeVar("T")
@@ -26,7 +26,8 @@ Secret: TypeAlias = Annotated[T, _MARK]
 """Annotates an argument that nobody is to see: ``token: Secret[str]``.
 
 For a type checker and for the handler it is the type inside; it is stored as all others.  What is
-shown of the job has ``***`` in its place, and so have the errors and tracebacks that quote it.
+shown of the job has ``***`` in its place, and so have the errors and tracebacks that quote it.  An
+argument with such a field is hidden whole.
 """
 
 MASK = "***"
@@ -86,13 +87,21 @@ def is_secret_name(name: object) -> bool:
 
 
 def is_secret(annotation: Any, *, within: tuple[Any, ...] = ()) -> bool:
-    """Whether an annotation is a :data:`Secret`, or has one in it."""
+    """Whether an annotation is a :data:`Secret`, or has one in it, as a record may."""
     if annotation is _MARK:
         return True
-    if annotation in within:  # the alias of a type that contains itself
+    if annotation in within:  # a type that contains itself
         return False
-    parts = (*get_args(annotation), getattr(annotation, "__value__", None))
-    return any(is_secret(part, within=(*within, annotation)) for part in parts if part is not None)
+    return any(is_secret(part, within=(*within, annotation)) for part in _parts(annotation))
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    yield from get_args(annotation)
+    for name in ("__value__", "__supertype__"):  # of an alias, of a NewType
+        if hasattr(annotation, name):
+            yield getattr(annotation, name)
+    if isinstance(annotation, type):
+        yield from get_type_hints(annotation, include_extras=True).values()
 
 
 def secrets_among(args: Any, names: Iterable[str]) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def disk_full(stage: Stage, size: Size) -> None:
             disk.free()
             stage.count("outages")
             goes_on(stage)
-        said_briefly(stage, size.faults)
+        said_briefly(stage, size.faults, few=30)  # each connection tells what it is refused
 
 
 @scenario(

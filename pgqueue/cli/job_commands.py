@@ -110,7 +110,7 @@ def show(given: Given, as_json: bool, job_id: int) -> None:
 
     Its arguments, options and times, who runs it now, and every attempt that did not end well
     with its error.  What a name calls secret, such as a password or a
-    token, is shown as ***; where the app is known, also the secret_args of its task.
+    token, is shown as ***; where the app is known, also what its task calls secret.
 
     \b
     Example:  pgqueue --app shop.jobs:queue jobs show 4711

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -38,15 +39,14 @@ class Run:
     """One attempt while its handler runs."""
 
     __slots__ = (
+        "_driver",
         "_unfinished",
-        "_wire",
         "backend_pid",
         "cancel_requested",
         "child",
         "claimed",
         "has_begun",
         "is_abandoned",
-        "is_cut_off",
         "is_lost",
         "leaving",
         "started_at",
@@ -64,11 +64,9 @@ class Run:
         """Its lease is settled over its head, or another's: what it returns is nobody's."""
         self.is_abandoned = False
         """Its thread did not come back in time, and another has taken the slot."""
-        self.is_cut_off = False
-        """Its transaction has ended, with the server process or the connection."""
         self.backend_pid: int | None = None
         """The server process of its transaction, if it has one."""
-        self._wire = -1
+        self._driver: Any = None
         self.child: Child | None = None
         """The process its handler runs in, if not in this one."""
         self.leaving = Lock()
@@ -77,8 +75,8 @@ class Run:
 
     def begin_on(self, connection: Connection) -> None:
         """Its transaction will be on this connection, which nobody else uses."""
-        self.backend_pid = backend_pid(connection)
-        self._wire = driver_connection(connection).fileno()
+        self._driver = driver_connection(connection)
+        self.backend_pid = backend_pid(connection)  # last: other threads go by it
 
     @contextmanager
     def on(self, connection: Connection) -> Iterator[None]:
@@ -123,18 +121,18 @@ class Run:
         return self.is_lost
 
     def is_cancelled(self) -> bool:
-        return self.cancel_requested or self.is_lost or self.is_cut_off
+        return self.cancel_requested or self.is_lost
 
-    def notices_cut(self) -> bool:
-        """Whether its transaction has ended since the last look.
-
-        Its handler may compute for hours, and would hear of it by its next statement only.
-        """
-        with self.leaving:  # or another's connection might have the number of this
-            if self.is_cut_off or self.backend_pid is None:
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether its transaction has ended with its connection, known to its thread or not."""
+        with self.leaving:
+            if self.backend_pid is None:
                 return False
-            self.is_cut_off = is_hung_up(self._wire)
-            return self.is_cut_off
+            try:
+                return is_hung_up(self._driver.fileno())
+            except psycopg.Error:  # it has been closed
+                return True
 
     @property
     def deadline(self) -> float | None:

@@ -26,12 +26,16 @@ only: a pooler may forget what was set for a session, and this would wait for ev
 
 
 def tell_of_cuts(runs: Iterable[Run]) -> None:
-    """Let handlers whose transaction has ended know that they work for nothing."""
+    """Let handlers whose transaction has ended know that they work for nothing.
+
+    One that computes for hours would hear of it by its next statement only.
+    """
     for run in runs:
-        if run.notices_cut():
+        if not run.is_cancelled() and run.is_cut_off:
+            run.ask_to_stop()
             logger.warning(
-                "job %s: its transaction has ended while its handler runs, by the server or the "
-                "network; what it writes there is lost",
+                "job %s: the connection of its transaction has ended while it runs; what is not "
+                "committed is lost",
                 run.claimed.job_id,
             )
 
@@ -56,12 +60,10 @@ def late(run: Run) -> Outcome:
 def end_transactions(crew: Crew, runs: Iterable[Run]) -> None:
     """End the server processes of runs that stay: what their handlers wrote rolls back."""
     if pids := [run.backend_pid for run in runs if run.backend_pid is not None]:
-        with (
-            _reporting("transactions could not be ended"),
-            own_connection(crew.engine, NETWORK) as connection,
-        ):
+        with _reporting("transactions"), own_connection(crew.engine, NETWORK) as connection:
             for pid in pids:
-                Fleet(connection).terminate_backend(pid)
+                with _reporting(f"server process {pid}"):
+                    Fleet(connection).terminate_backend(pid)
 
 
 def settle_from_outside(crew: Crew, outcomes: Iterable[tuple[Run, Outcome]]) -> None:
@@ -70,7 +72,7 @@ def settle_from_outside(crew: Crew, outcomes: Iterable[tuple[Run, Outcome]]) -> 
     The runs are staying.
     """
     with (
-        _reporting("attempts could not be settled"),
+        _reporting("attempts"),
         own_connection(crew.engine, NETWORK, isolation_level="READ COMMITTED") as connection,
     ):
         for run, outcome in outcomes:
@@ -99,8 +101,8 @@ def _take_over(crew: Crew, connection: Connection, run: Run, outcome: Outcome) -
 
 @contextmanager
 def _reporting(what: str) -> Iterator[None]:
-    """The database is away or refuses: whoever finds the leases rescues what they stand for."""
+    """The database is away, or refuses: it is said, and what comes after is done."""
     try:
         yield
     except BROKEN as failure:
-        logger.warning("%s: %s", what, failure)
+        logger.warning("%s: not ended from outside: %s", what, failure)

@@ -213,7 +213,7 @@ class Shift:
         for claimed in crew.bench.drain():
             crew.bench.done(claimed, Released())
         crew.bench.close()
-        wait_until(lambda: not self._are_alive(), grace)
+        wait_until(self._have_ended, grace)
         if crew.children.interrupt():
             wait_until(lambda: all(map(_is_stuck, self._slots)), lambda: LAST_SETTLE)
         if self._are_alive():
@@ -240,6 +240,10 @@ class Shift:
                 self._stopping.set()
                 raise WorkerBroken(f"{loop.name} has failed: {loop.failure!r}") from loop.failure
 
+    def _have_ended(self) -> bool:
+        outside.tell_of_cuts(self._runs())
+        return not self._are_alive()
+
     def _are_alive(self) -> bool:
         return any(slot.is_alive() for slot in self._slots)
 
@@ -251,9 +255,8 @@ class Shift:
                 for run in lost:
                     self._crew.bench.done(run.claimed, execution.INTERRUPTED)
             elif lost:
-                outside.settle_from_outside(
-                    self._crew, [(run, execution.INTERRUPTED) for run in lost]
-                )
+                outcomes = [(run, execution.INTERRUPTED) for run in lost]
+                outside.settle_from_outside(self._crew, outcomes)
         self._close()
 
     def _close(self) -> None:

@@ -54,11 +54,22 @@ def cluster() -> Iterator[Path]:
         yield path / "postgres"
 
 
+@pytest.fixture
+def given_cluster(given_url: str | None, request: pytest.FixtureRequest) -> Path | None:
+    """For a scenario that has a server of its own."""
+    if given_url is not None:
+        return None
+    path: Path = request.getfixturevalue("cluster")
+    return path
+
+
 @EVERY
 def test_the_promise_holds(
-    one: Scenario, given_url: str | None, cluster: Path, server_directory: Path
+    one: Scenario, given_url: str | None, given_cluster: Path | None, server_directory: Path
 ) -> None:
-    verdict = play(one, one.short, server_directory, seed=SEED, url=given_url, cluster=cluster)
+    verdict = play(
+        one, one.short, server_directory, seed=SEED, url=given_url, cluster=given_cluster
+    )
 
     assert verdict.broken is None, verdict.broken
 
@@ -68,7 +79,7 @@ def test_the_planted_bug_is_caught(
     one: Scenario,
     bug: str,
     given_url: str | None,
-    cluster: Path,
+    given_cluster: Path | None,
     server_directory: Path,
     request: pytest.FixtureRequest,
 ) -> None:
@@ -79,7 +90,7 @@ def test_the_planted_bug_is_caught(
         folder.mkdir(mode=0o711)
         url = given_url if number == 0 else _another(given_url, request)
         verdict = play(
-            one, one.short, folder, seed=SEED + number, url=url, cluster=cluster, plant=bug
+            one, one.short, folder, seed=SEED + number, url=url, cluster=given_cluster, plant=bug
         )
         if (broken := verdict.broken) is not None:
             break

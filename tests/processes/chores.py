@@ -9,11 +9,13 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -132,6 +134,19 @@ def heed_and_pay(session: Session, ctx: JobContext) -> None:
     session.execute(EFFECT, effect(ctx))
     note("start", ctx)
     while not ctx.is_cancelled():
+        time.sleep(LOOK_EVERY)
+    note("cancelled", ctx)
+
+
+@queue.task(retry=AT_ONCE)
+def heed_after_mistake(session: Session, ctx: JobContext) -> None:
+    """Its statement tells the driver that the connection has ended, and it goes on."""
+    session.execute(EFFECT, effect(ctx))
+    note("start", ctx)
+    while not ctx.is_cancelled():
+        if is_open("go"):
+            with suppress(SQLAlchemyError):
+                session.execute(text("SELECT 1"))
         time.sleep(LOOK_EVERY)
     note("cancelled", ctx)
 

@@ -15,7 +15,7 @@ from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.maintenance import FAST_GRACE
 
 JOBS = 240
-CUT = "its transaction has ended while its handler runs"
+CUT = "the connection of its transaction has ended while it runs"
 IN_A_HANDLER = """
     SELECT pid FROM pg_stat_activity WHERE state = 'idle in transaction'
     AND datname = current_database() AND backend_xid IS NOT NULL
@@ -51,11 +51,13 @@ def test_a_restart_of_the_server_under_load_costs_no_job_and_no_worker(
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("task", [chores.heed_and_pay, chores.heed_and_pay_async])
+@pytest.mark.parametrize(
+    "task", [chores.heed_and_pay, chores.heed_and_pay_async, chores.heed_after_mistake]
+)
 def test_a_handler_hears_that_its_transaction_has_ended(
     database_url: str, tmp_path: Path, mode: str, task: Any
 ) -> None:
-    """It computes, and sends nothing by which it would be told."""
+    """It computes, and sends nothing by which it would be told, or does not heed what it is."""
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(mode, concurrency=2)
         with rig.session() as session:
@@ -66,12 +68,13 @@ def test_a_handler_hears_that_its_transaction_has_ended(
         began = time.monotonic()
         [*_, (pid,)] = rig.rows(IN_A_HANDLER)
         rig.run("SELECT pg_terminate_backend(:pid)", pid=pid)
+        rig.open("go")
 
         rig.until(lambda: rig.notes("cancelled"))
         [told] = rig.notes("cancelled")
         assert told["at"] - began < 2
-        assert worker.log.read_text().count(CUT) == 1
         rig.until_started(told["job"], attempt=2)
+        assert worker.log.read_text().count(CUT) == 1
         with rig.session() as session:
             for job in (first, second):
                 rig.queue.cancel(session, job)

@@ -4,9 +4,10 @@ import ast
 import io
 import logging
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated, Any, NewType, NotRequired, TypedDict
 
 import pytest
 
@@ -196,9 +197,31 @@ def test_repr_shows_neither_password_nor_arguments() -> None:
     assert repr(PgQueue()) == "<PgQueue not bound>"
 
 
+Token = NewType("Token", Secret[str])
+
+
+@dataclass
+class Card:
+    number: Secret[str]
+    spare: "Card | None" = None
+
+
+class Keys(TypedDict, total=False):
+    signing: NotRequired[Secret[bytes]]
+
+
+@dataclass
+class Leaf:
+    leaves: "list[Leaf]"
+
+
 @pytest.mark.parametrize(
     "annotation",
     [
+        Token,
+        Card,
+        list[Card],
+        Keys | None,
         Secret[str],
         Secret[str] | None,
         list[Secret[str]],
@@ -207,7 +230,9 @@ def test_repr_shows_neither_password_nor_arguments() -> None:
     ],
 )
 def test_an_argument_is_secret_by_its_annotation(annotation: Any) -> None:
-    def charge(amount: Annotated[int, "in cents"], token: Any, *, others: list[str]) -> None: ...
+    def charge(
+        amount: Annotated[int, "in cents"], tree: Leaf, token: Any, *, others: list[str]
+    ) -> None: ...
 
     charge.__annotations__["token"] = annotation
 
