@@ -26,7 +26,7 @@ from pgqueue.outcomes import (
     is_plain_success,
 )
 from pgqueue.redaction import secrets_among
-from pgqueue.reports import report, storable_result, storable_words
+from pgqueue.reports import UNKEPT, report, storable_result, storable_words
 from pgqueue.repository import Attempts, Claimed
 from pgqueue.tasks import Task
 
@@ -115,7 +115,7 @@ async def run_async(
         return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
         await _forget_cancellation()
-        end = AttemptEnd.TIMEOUT if _is_late(error, clock) else AttemptEnd.FAILED
+        end = _end_of(task, error, clock)
         return Verdict(after_error(task, claimed, error, end=end), keeps_writes=False)
 
 
@@ -131,8 +131,17 @@ async def _forget_cancellation() -> None:
         await _feel_cancellation()
 
 
-def _is_late(error: BaseException, clock: asyncio.Timeout | None) -> bool:
-    return isinstance(error, TimeoutError) and clock is not None and clock.expired()
+def too_late(task: Task[..., Any]) -> TimeoutError:
+    return TimeoutError(f"the handler ran longer than {task.settings.timeout}")
+
+
+def _end_of(
+    task: Task[..., Any], error: BaseException, clock: asyncio.Timeout | None
+) -> AttemptEnd:
+    if not isinstance(error, TimeoutError) or clock is None or not clock.expired():
+        return AttemptEnd.FAILED
+    error.args = error.args or too_late(task).args  # asyncio has no words for it
+    return AttemptEnd.TIMEOUT
 
 
 def after_error(
@@ -173,7 +182,9 @@ def after_crash(task: Task[..., Any], claimed: Claimed, reason: str) -> Outcome:
 
 def tell(task: Task[..., Any], claimed: Claimed, outcome: Retried | Failed) -> None:
     """In one line: the traceback and all attempts are in the tables, the arguments in no log."""
-    ending = "is retried" if isinstance(outcome, Retried) else "has failed"
+    ending = "is retried"
+    if isinstance(outcome, Failed):
+        ending = f"has failed (pgqueue jobs {claimed.job_id} tells why)"
     logger.log(
         logging.WARNING if isinstance(outcome, Retried) else logging.ERROR,
         "job %d %s: attempt %d of %d: %s; it %s",
@@ -218,7 +229,10 @@ def _returned(task: Task[..., Any], claimed: Claimed, returned: Any) -> Verdict:
         raise TaskDefinitionError(
             f"task {task.name} returned a coroutine that nobody awaits; make it `async def`"
         )
-    return Verdict(Succeeded(storable_result(returned)), keeps_writes=True)
+    result = storable_result(returned)
+    if isinstance(result, dict) and UNKEPT in result:
+        logger.warning("job %d %s: its result is not kept", claimed.job_id, task.name)
+    return Verdict(Succeeded(result), keeps_writes=True)
 
 
 def _asked_for(wish: Cancel | Discard | Snooze, secrets: tuple[str, ...]) -> Outcome:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, TwoPhaseTransaction
-from sqlalchemy.exc import ProgrammingError, UnboundExecutionError
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue.autocommit import refuse_autocommit
@@ -67,11 +67,12 @@ def may_notify(connection: Connection) -> bool:
 
 
 @contextmanager
-def naming_the_upgrade() -> Iterator[None]:
-    """Say what to run where tables or columns are missing."""
+def telling_failures() -> Iterator[None]:
+    """Say what to run where tables or columns are missing; and in no error a job's arguments."""
     try:
         yield
-    except ProgrammingError as error:
+    except DBAPIError as error:
+        error.hide_parameters = True
         state = _sqlstate(error)
         if state == UNDEFINED_TABLE:
             raise SchemaMissing(f"There are no pgqueue tables {_UPGRADE}") from error
@@ -86,7 +87,7 @@ _UPGRADE = (
 )
 
 
-def _sqlstate(error: ProgrammingError) -> str | None:
+def _sqlstate(error: DBAPIError) -> str | None:
     # psycopg and asyncpg say sqlstate, psycopg2 says pgcode.
     state: str | None = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
     return state

@@ -23,6 +23,7 @@ MAX_MESSAGE_BYTES = 8 * 1024
 MAX_TRACEBACK_BYTES = 32 * 1024
 MAX_RESULT_BYTES = 1024 * 1024
 MAX_RESULT_DEPTH = 64
+UNKEPT = "unserialisable_result"
 
 _MAX_TYPE_BYTES = 500
 _MAX_FRAMES = 60
@@ -203,7 +204,7 @@ class _CannotKeep(Exception):
 
 
 def _unkept(value: Any, reason: str) -> dict[str, str]:
-    return {"unserialisable_result": _storable(f"{type(value).__name__}: {reason}")}
+    return {UNKEPT: _storable(f"{type(value).__name__}: {reason}")}
 
 
 def _duration(value: timedelta) -> str:

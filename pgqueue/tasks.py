@@ -16,7 +16,7 @@ from pgqueue.arguments import Arguments, Written, WrittenRows
 from pgqueue.autocommit import refuse_autocommit
 from pgqueue.context import Around, JobContext
 from pgqueue.injection import Injection, injection_of
-from pgqueue.joining import joined, may_notify, naming_the_upgrade, sync_session
+from pgqueue.joining import joined, may_notify, sync_session, telling_failures
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.payload import Payload
@@ -114,7 +114,7 @@ class Task(Generic[P, R]):
         target = sync_session(session, self._where)
         written = self._written(args, kwargs)
         connection = joined(target, self._where)
-        with naming_the_upgrade():
+        with telling_failures():
             found = Jobs(connection).enqueue(
                 self._new_on(connection), args=written.text, unique_key=written.unique_key
             )
@@ -155,7 +155,7 @@ class Task(Generic[P, R]):
         connection = joined(target, self._where)
         refuse_autocommit(connection, f"{self._where}: enqueue_many")
         jobs, new = Jobs(connection), self._new_on(connection)
-        with naming_the_upgrade():
+        with telling_failures():
             if self._options.unique_key is not None:
                 return _enqueue_unique(jobs, new, written)
             return [id for text in written.texts for id in jobs.enqueue_chunk(new, documents=text)]
@@ -193,7 +193,7 @@ class Task(Generic[P, R]):
         """Enqueue a job in a transaction of its own, committed when this returns."""
         written = self._written(args, kwargs)
         # One statement is one transaction: autocommit saves two round trips.
-        with self.owner.autocommitting() as connection, naming_the_upgrade():
+        with self.owner.autocommitting() as connection, telling_failures():
             found = Jobs(connection).enqueue(
                 self._new, args=written.text, unique_key=written.unique_key
             )

@@ -93,7 +93,8 @@ def _waiting(queue: PgQueue, health: Health) -> Iterator[Finding]:
 def words_for_unknown(task: Waiting) -> str:
     return (
         f"this app knows no task {task.name}, of which {_due(task)}: its workers leave them "
-        "alone; have the module of --app import that task, or run "
+        "alone; have the module of --app import that task, or give it that name again, if it was "
+        "renamed, by @queue.task(name=...), or run "
         f"pgqueue cancel --status pending --task {task.name}"
     )
 

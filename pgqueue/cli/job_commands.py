@@ -104,20 +104,23 @@ def list_(given: Given, as_json: bool, limit: int, **which: Any) -> None:
 
 @jobs.command()
 @click.argument("job_id", metavar="ID", type=JOB_ID)
+@click.option(
+    "--show-arguments", is_flag=True, help="Also where nobody says which of them are secret."
+)
 @on_database
-def show(given: Given, as_json: bool, job_id: int) -> None:
+def show(given: Given, as_json: bool, job_id: int, show_arguments: bool) -> None:
     """Show everything about one job.
 
     Its arguments, options and times, who runs it now, and every attempt that did not end well
-    with its error.  What a name calls secret, such as a password or a
-    token, is shown as ***; where the app is known, also what its task calls secret.
+    with its error.  What its task calls secret is shown as ***, and so is what a name says is, such
+    as password or token.  Of a task that the app has not, arguments and result are hidden.
 
     \b
     Example:  pgqueue --app shop.jobs:queue jobs show 4711
     """
     from pgqueue.cli.jobs import show_job
 
-    show_job(given.database(), job_id, as_json=as_json)
+    show_job(given.database(), job_id, as_json=as_json, show_arguments=show_arguments)
 
 
 _limit = click.option(

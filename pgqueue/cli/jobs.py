@@ -11,11 +11,15 @@ import click
 from pgqueue.cli.target import opened
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
-from pgqueue.redaction import redacted, redacted_data, secrets_among
+from pgqueue.redaction import MASK, redacted, redacted_data, secrets_among
 from pgqueue.repository import Holder, JobDetails, JobLine, Listing, PastAttempt
-from pgqueue.statements.listing import JobFilter
+from pgqueue.statements.listing import NOT_YOURS, JobFilter
 from pgqueue.terminal import harmless, print_table
 
+UNKNOWN = (
+    "Its arguments and its result are hidden: which of them are secret is said by its task, which "
+    "is not among those of --app. With --show-arguments they are shown."
+)
 LONGEST_ERROR = 80
 """Characters of an error in a list; all of it is in ``jobs show``."""
 
@@ -39,14 +43,30 @@ def show_jobs(
         click.echo(f"There are older ones: add --before {page.next_before}", err=True)
 
 
-def show_job(queue: PgQueue, job_id: int, *, as_json: bool) -> None:
+def show_job(queue: PgQueue, job_id: int, *, as_json: bool, show_arguments: bool) -> None:
     with opened(queue) as session:
-        job = _redacted(queue, Listing(session).job(job_id))
+        job = Listing(session).job(job_id)
+    is_known = job.columns["task"] in queue.tasks
+    job = _redacted(queue, job) if is_known or show_arguments else _hidden(job)
+    if not is_known and not show_arguments:
+        click.echo(UNKNOWN, err=True)
     if as_json:
         click.echo(json.dumps(_document(job), indent=2))
         return
     for line in _lines(job):
         click.echo(harmless(line))
+
+
+def _hidden(job: JobDetails) -> JobDetails:
+    """Errors were masked when they were stored; who has the task was there to say what to mask."""
+    hidden = {name: _masked(job.columns[name]) for name in ("args", "result")}
+    return _redacted(PgQueue(), replace(job, columns={**job.columns, **hidden}))
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return dict.fromkeys(value, MASK)
+    return value if value in (None, NOT_YOURS) else MASK
 
 
 def _redacted(queue: PgQueue, job: JobDetails) -> JobDetails:

@@ -34,13 +34,17 @@ def main(directory: Path, only_url: bool) -> None:
 def _serve(server: EmbeddedPostgres) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
+    ours = False
     try:
         with server:
+            ours = server.is_started_here
             click.echo(server.url)
-            click.echo(f"PostgreSQL runs until Ctrl-C; {server.directory} keeps its data.")
+            until = "until Ctrl-C" if ours else "already, and goes on after Ctrl-C here"
+            click.echo(f"PostgreSQL runs {until}; {server.directory} keeps its data.")
             signal.pause()
     except KeyboardInterrupt:
-        click.echo("PostgreSQL has stopped.")
+        if ours:
+            click.echo("PostgreSQL has stopped.")
 
 
 def _stop(*_: Any) -> None:

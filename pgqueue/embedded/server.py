@@ -77,6 +77,11 @@ class EmbeddedPostgres:
         is_usual = self._port == "5432" and "PGPORT" not in os.environ
         return url if is_usual else f"{url}&port={self._port}"
 
+    @property
+    def is_started_here(self) -> bool:
+        """Whether the server ends with this object; not one that it has joined."""
+        return self._supervisor is not None
+
     def start(self) -> str:
         """Start the server, or join the one that runs in this directory; returns its URL."""
         self._starter_pid = os.getpid()

@@ -164,6 +164,8 @@ def _is_pydantic_model(kind: type) -> bool:
 
 def _no_form(annotation: Any) -> CannotTravel:
     name = _name(annotation)
+    if isinstance(annotation, typing.TypeVar):
+        return CannotTravel(f"is annotated {name}, and not with a type: write Secret[str], say")
     if name in _INJECTED:
         return CannotTravel(f"is a {name}, which is injected: put it first in the signature")
     return CannotTravel(

@@ -74,6 +74,8 @@ class Signature:
         except TypeError as error:
             unknown = [name for name in kwargs if type(name) is str and name not in self.names]
             reason = f"it has no argument {unknown[0]!r}" if unknown else str(error)
+            if unknown and unknown[0] in ("delay", "run_at", "priority", "queue", "unique_key"):
+                reason += f" (an option goes there: .options({unknown[0]}=...).enqueue(...))"
         else:
             reason = "got arguments it does not take"
         called = ", ".join(f"{name}=..." if name in self.defaults else name for name in self.names)

@@ -196,7 +196,7 @@ class Child:
         status = self.bury()
         match self.killed_for:
             case AttemptEnd.TIMEOUT:
-                late = TimeoutError(f"the handler ran longer than {run.task.settings.timeout}")
+                late = execution.too_late(run.task)
                 if run.deadline is None or not self._is_ready:
                     late = TimeoutError(f"its process took no job within {READY_WITHIN:.0f} s")
                 return execution.after_error(run.task, run.claimed, late, end=AttemptEnd.TIMEOUT)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from sqlalchemy import Connection
 
 from pgqueue import redaction
-from pgqueue.execution import after_error
+from pgqueue.execution import after_error, too_late
 from pgqueue.network import NETWORK
 from pgqueue.outcomes import AttemptEnd, Outcome
 from pgqueue.repository import Attempts, Fleet
@@ -51,9 +51,8 @@ def staying(runs: Iterable[Run]) -> Iterator[None]:
 
 def late(run: Run) -> Outcome:
     """What becomes of a run that is past its timeout."""
-    timeout = run.task.settings.timeout
     logger.error("job %s: past its timeout; its thread is given up", run.claimed.job_id)
-    error = TimeoutError(f"the handler ran longer than {timeout}")
+    error = too_late(run.task)
     return after_error(run.task, run.claimed, error, end=AttemptEnd.TIMEOUT)
 
 

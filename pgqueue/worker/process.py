@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import QueuePool
 
 from pgqueue import redaction
-from pgqueue.errors import UsedAcrossFork, WorkerBroken
+from pgqueue.errors import OptionError, UsedAcrossFork, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.worker.plan import Mode, checked_plan
@@ -47,6 +47,10 @@ class Worker:
         poll_interval: timedelta = timedelta(seconds=1),
         grace: timedelta = timedelta(seconds=30),
     ) -> None:
+        if not isinstance(queue, PgQueue):
+            raise OptionError(
+                f"Worker({type(queue).__name__}): give the PgQueue whose tasks it is to run"
+            )
         named = {task.settings.queue for task in queue.tasks.values()}
         if queues is None:
             queues = sorted(named | {DEFAULT_QUEUE})
@@ -73,7 +77,8 @@ class Worker:
         """Work until nothing is due and nothing runs, or for ``timeout`` seconds.
 
         Returns how often attempts have ended how: succeeded, failed, cancelled, retried,
-        snoozed, released, stale.
+        snoozed, released, stale.  That is all it says: jobs may be left, of tasks this application
+        has not, or because the time was over, which a database that is away can take up.
         """
         return self._work(until_empty=True, timeout=timeout)
 

@@ -19,7 +19,7 @@ from shop_rig import (
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from pgqueue import Job, JobStatus, PgQueue, Retry, Worker
+from pgqueue import Job, JobStatus, PgQueue, Retry, Secret, Worker
 
 EVIL = "\x1b[2J\x1b]0;mine\x07\u202e<b>"
 
@@ -119,9 +119,10 @@ class TestShow:
     ) -> None:
         [id] = failed(queue, "no such address")
 
-        ended = pgqueue(shop, "--url", database_url, "jobs", "show", str(id))
+        command = ["--url", database_url, "jobs", "show", str(id), "--show-arguments"]
+        ended = pgqueue(shop, *command)
 
-        assert ended.returncode == 0
+        assert (ended.returncode, ended.stderr) == (0, "")
         assert f"Job {id}  mail.fail  failed" in ended.stdout
         assert '{"words": "no such address"}' in ended.stdout
         assert "Attempt 1  failed" in ended.stdout
@@ -134,7 +135,8 @@ class TestShow:
     ) -> None:
         [id] = failed(queue, "no such address")
 
-        job = json.loads(pgqueue(shop, "--url", database_url, "jobs", str(id), "--json").stdout)
+        command = ["--url", database_url, "jobs", str(id), "--show-arguments", "--json"]
+        job = json.loads(pgqueue(shop, *command).stdout)
 
         assert (job["id"], job["status"], job["attempts"]) == (id, "failed", 2)
         assert job["args"] == {"words": "no such address"}
@@ -142,6 +144,30 @@ class TestShow:
         errors = {(one["outcome"], one["error_type"]) for one in job["failed_attempts"]}
         assert errors == {("failed", "ValueError")}
         assert job["running_on"] is None
+
+    @pytest.mark.parametrize("has_app", [False, True])
+    def test_hides_the_arguments_and_result_of_a_task_that_the_app_has_not(
+        self, shop: Path, queue: PgQueue, database_url: str, has_app: bool
+    ) -> None:
+        @queue.task(name="echo")
+        def echo(card: Secret[dict[str, int]], words: str) -> str:
+            return f"{card} {words}"
+
+        id = echo.delay({"pin": 73190}, "spoken").id
+        Worker(queue).run_until_empty()
+        where = ["--app", "shop:queue"] if has_app else ["--url", database_url]
+        command = [*where, "jobs", str(id)]
+
+        plain = pgqueue(shop, *command, database_url=database_url)
+        told = pgqueue(shop, *command, "--json", database_url=database_url)
+
+        document = json.loads(told.stdout)
+
+        assert "arguments and its result are hidden" in plain.stderr
+        assert "73190" not in plain.stdout + json.dumps(document)
+        assert "spoken" not in plain.stdout + json.dumps(document)
+        assert document["args"] == {"card": "***", "words": "***"}
+        assert document["result"] == "***"
 
     def test_names_the_worker_that_runs_it(
         self, shop: Path, engine: Engine, database_url: str

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,7 +20,7 @@ from sqlalchemy.orm import Session
 
 import pgqueue
 from chaos.logical import violations
-from pgqueue import Job, JobStatus, PgQueue, Worker
+from pgqueue import Job, JobStatus, PgQueue, SchemaMissing, Worker
 from pgqueue.statements.tables import CHANNEL
 from pgqueue.worker.lookout import FALSE_ALARMS, HUSH
 
@@ -210,3 +211,30 @@ def test_nothing_in_the_package_makes_code_of_data(path: Path) -> None:
                 assert "shell" not in {word.arg for word in keywords}
             case _:
                 pass
+
+
+def test_no_error_of_an_enqueue_quotes_arguments(empty_database_url: str) -> None:
+    queue = PgQueue(empty_database_url)
+    secret = 73190
+    notes: list[str] = []
+
+    @queue.task
+    def charge(pin: int) -> None: ...
+
+    def one(session: Session) -> None:
+        charge.enqueue(session, secret)
+
+    def many(session: Session) -> None:
+        charge.enqueue_many(session, [(secret,)])
+
+    def alone(_session: Session) -> None:
+        charge.delay(secret)
+
+    for enqueue in (one, many, alone):
+        with queue.session() as session, pytest.raises(SchemaMissing) as raised:
+            enqueue(session)
+        notes += traceback.format_exception(raised.value)
+
+    assert str(secret) not in "".join(notes)
+    assert "parameters hidden" in "".join(notes)
+    queue.engine.dispose()

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from server_probes import accepts_connections
 
+from pgqueue.embedded import EmbeddedPostgres
+
 COMMAND = [sys.executable, "-m", "pgqueue.embedded"]
 
 
@@ -34,6 +36,20 @@ def test_it_says_its_url_and_runs_until_it_is_stopped(
     assert "PostgreSQL has stopped" in rest
     assert server.returncode == 0
     assert not accepts_connections(url)
+
+
+def test_it_says_that_it_has_joined_a_server_which_goes_on(server_directory: Path) -> None:
+    with EmbeddedPostgres(server_directory / "postgres") as first:
+        joining = [*COMMAND, str(first.directory)]
+        with subprocess.Popen(joining, stdout=subprocess.PIPE, text=True) as second:
+            assert second.stdout is not None
+            said = second.stdout.readline() + second.stdout.readline()
+            second.send_signal(signal.SIGINT)
+            said += second.stdout.read()
+
+        assert "runs already, and goes on" in said
+        assert "has stopped" not in said
+        assert accepts_connections(first.url)
 
 
 def test_what_is_not_a_database_is_refused_in_one_line(server_directory: Path) -> None:

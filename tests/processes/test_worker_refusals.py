@@ -5,13 +5,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from pgqueue import Job, PgQueue, SchemaError, Worker
-from pgqueue.errors import SchemaMissing, SchemaTooNew, SchemaTooOld, UsedAcrossFork
+from pgqueue.errors import OptionError, SchemaMissing, SchemaTooNew, SchemaTooOld, UsedAcrossFork
 
 
 def test_a_worker_refuses_a_database_without_tables(empty_database_url: str) -> None:
@@ -137,6 +138,12 @@ def test_a_program_that_forks_workers_needs_nothing_special(
     )
 
     assert done.stdout.strip() == "[0, 0] [(<JobStatus.SUCCEEDED: 'succeeded'>, 200)]", done.stderr
+
+
+@pytest.mark.parametrize("instead", ["postgresql://localhost/shop", None])
+def test_a_worker_is_given_a_queue(instead: Any) -> None:
+    with pytest.raises(OptionError, match="give the PgQueue whose tasks it is to run"):
+        Worker(instead)
 
 
 def _refusal(worker: Worker) -> str:

@@ -83,6 +83,8 @@ def test_a_job_that_timed_out_is_tried_again(
         rig.until_ended(job)
         assert (rig.outcome(job), rig.attempts(job)) == ("failed", 2)
         assert set(rig.bad_attempts(job)) == {"timeout"}
+        [[error]] = rig.rows("SELECT last_error FROM pgqueue.jobs WHERE id = :job", job=job)
+        assert "the handler ran longer than 0:00:00.3" in error
         assert len(rig.notes("start", job=job)) == 2
         _still_works(rig)
         assert rig.effects(job) == 0

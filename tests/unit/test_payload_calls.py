@@ -39,6 +39,7 @@ def test_defaults_are_added_only_when_asked_for() -> None:
         ((1, "a", True), {}, "too many positional arguments"),
         ((1,), {"user_id": 1}, "multiple values for argument 'user_id'"),
         ((1,), {"volume": 1}, "it has no argument 'volume'"),
+        ((1,), {"priority": 1}, "an option goes there: .options(priority=...)"),
         ((), {"greeting": "x"}, "missing a required argument: 'user_id'"),
         ((1,), {7: 1}, "keywords must be strings"),
     ],
