@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,15 @@ from pgqueue.embedded import EmbeddedPostgres
 T = TypeVar("T")
 
 CHUNK = 5000
+LEFT = (
+    "SELECT 'message', * FROM pgqueue.message_queue LIMIT 20",
+    "SELECT 'lease', * FROM pgqueue.leases LIMIT 20",
+    "SELECT 'worker', id, pid, backend_pid, heartbeat_at, dead_at FROM pgqueue.workers",
+    "SELECT 'server process', pid, application_name, state, wait_event, xact_start,"
+    " left(query, 100) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND (state != 'idle' OR xact_start IS NOT NULL)",
+    "SELECT 'now', clock_timestamp()",
+)
 
 
 class Stage:
@@ -174,7 +184,17 @@ class Stage:
         left = sys.maxsize
         while left:
             look = partial(fewer_than, left)
-            [left] = self.until(look, seconds=seconds, what="all jobs end")
+            try:
+                [left] = self.until(look, seconds=seconds, what="all jobs end")
+            except Broken as broken:
+                broken.add_note("\n".join(map(str, self._what_is_left())))
+                raise
+
+    def _what_is_left(self) -> list[Any]:
+        """Of the jobs that do not end: where they stand, and what the server is doing."""
+        with suppress(DBAPIError):
+            return [row for statement in LEFT for row in self.rows(statement)]
+        return ["and the database does not answer"]
 
     def until_ended_of(self, tasks: Sequence[Task[..., Any]], *, seconds: float = PATIENCE) -> None:
         """Wait until no job of these tasks is left."""
