@@ -90,6 +90,8 @@ def is_secret(annotation: Any, *, within: tuple[Any, ...] = ()) -> bool:
     """Whether an annotation is a :data:`Secret`, or has one in it, as a record may."""
     if annotation is _MARK:
         return True
+    if isinstance(annotation, str):  # one that could not be resolved
+        return "Secret[" in annotation
     if annotation in within:  # a type that contains itself
         return False
     return any(is_secret(part, within=(*within, annotation)) for part in _parts(annotation))
@@ -101,7 +103,14 @@ def _parts(annotation: Any) -> Iterator[Any]:
         if hasattr(annotation, name):
             yield getattr(annotation, name)
     if isinstance(annotation, type):
-        yield from get_type_hints(annotation, include_extras=True).values()
+        yield from _fields(annotation)
+
+
+def _fields(record: type) -> Iterable[Any]:
+    try:
+        return get_type_hints(record, include_extras=True).values()
+    except (NameError, TypeError):  # of a model of pydantic, say, made within a function
+        return getattr(record, "__annotations__", {}).values()
 
 
 def secrets_among(args: Any, names: Iterable[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, NewType, NotRequired, TypedDict
 
+import pydantic
 import pytest
 
 import pgqueue
@@ -240,6 +241,21 @@ def test_an_argument_is_secret_by_its_annotation(annotation: Any) -> None:
 
     assert sorted(task.settings.secret_args) == ["others", "token"]
     assert sorted(task.options(priority=0).settings.secret_args) == ["others", "token"]
+
+
+def test_a_record_whose_types_only_its_own_library_can_find_is_read_as_it_is_written() -> None:
+    class Branch(pydantic.BaseModel):
+        branches: "list[Branch]"
+
+    class Purse(pydantic.BaseModel):
+        purses: "list[Purse]"
+        number: "Secret[str]"
+
+    def keep(branch: Any, purse: Any) -> None: ...
+
+    keep.__annotations__.update(branch=Branch, purse=Purse)
+
+    assert PgQueue().task(keep).settings.secret_args == ("purse",)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="type aliases are newer")
