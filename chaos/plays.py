@@ -108,6 +108,11 @@ def rescue_and_lease(actor: Actor) -> None:
     lease(SUCCEED)(actor)
 
 
+def drop_left_stamps(actor: Actor) -> None:
+    """What every rescuer does, whoever lives."""
+    actor.drop_left_stamps()
+
+
 SCRIPTS: dict[str, Script] = {
     "lease and succeed": lease(SUCCEED),
     "lease and succeed leanly": lease_leanly,
@@ -126,6 +131,7 @@ SCRIPTS: dict[str, Script] = {
     "delete": delete,
     "rescue": rescue,
     "rescue and lease": rescue_and_lease,
+    "drop left stamps": drop_left_stamps,
 }
 
 
@@ -180,6 +186,7 @@ AFTER_A_CRASH = [
     "cancel",
     "delete",
     "rescue",
+    "drop left stamps",
 ]
 AFTER_A_DEATH = ["rescue", "rescue and lease", "cancel", "delete", "hold and succeed"]
 AFTER_THE_END = ["cancel", "begin again", "cancel and requeue", "delete", "hold and retry"]

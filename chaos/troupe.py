@@ -183,6 +183,10 @@ class Actor:
         Fleet(self.side).rescue()
         self.side.commit()
 
+    def drop_left_stamps(self) -> None:
+        Fleet(self.side).drop_left_stamps()
+        self.side.commit()
+
     def _started(self, claimed: list[Claimed]) -> None:
         self.scene.started += [(one.job_id, one.message_id, one.attempt) for one in claimed]
 

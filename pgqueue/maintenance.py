@@ -106,6 +106,7 @@ def rescue_dead(connection: Connection, witness: Witness) -> int:
         while batch := fleet.rescue():
             rescued += len(batch)
         ended = fleet.end_transactions()
+        fleet.drop_left_stamps()
         if rescued or ended:
             # The jobs keep their time, so they stand behind the frontiers of all workers.
             connection.execute(select(notify("rewind")))

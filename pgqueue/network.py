@@ -4,6 +4,8 @@ import select
 import socket
 from collections.abc import Mapping
 
+import psycopg
+
 NETWORK = {
     "client_connection_check_interval": "1000",
     "tcp_user_timeout": "10000",
@@ -46,8 +48,12 @@ def notice_loss_of_server(fileno: int, settings: Mapping[str, str]) -> None:
         wire.detach()  # it is the driver's
 
 
-def is_hung_up(fileno: int) -> bool:
-    """Whether the other end of a connection has ended it.  Reads nothing: another thread may."""
+def has_ended(driver: psycopg.Connection) -> bool:
+    """Whether either end of a connection has ended it.  Reads nothing: another thread may."""
+    try:
+        fileno = driver.fileno()
+    except psycopg.Error:  # this end
+        return True
     if not hasattr(select, "poll"):  # on Windows
         return False
     told = select.poll()

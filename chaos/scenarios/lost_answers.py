@@ -67,9 +67,9 @@ def unknown_stamps_count(patch: Patch) -> None:
     """A handler starts although nobody knows whether its attempt was stamped."""
     from pgqueue.worker.turnstile import Turnstile
 
-    def stamp(self, locked):  # type: ignore[no-untyped-def]
+    def stamp(self, locked, holder):  # type: ignore[no-untyped-def]
         unstamped = locked.claimed(attempt=locked.used_attempts + 1, crashes=locked.past_crashes)
-        return surely(self, locked) or unstamped
+        return surely(self, locked, holder) or unstamped
 
     surely = patch.set(Turnstile, "stamp", stamp)
 

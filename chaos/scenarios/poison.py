@@ -138,7 +138,7 @@ def stamp_in_the_jobs_transaction(patch: Patch) -> None:
         here.connection = connection
         return run_one(self, connection, row, done)
 
-    def stamp(self, locked):  # type: ignore[no-untyped-def]
+    def stamp(self, locked, _holder):  # type: ignore[no-untyped-def]
         return Attempts(here.connection, self.crew.presence.worker_id).stamp(locked)
 
     patch.set(HeldSlot, "_run_one", remembering)

@@ -63,11 +63,11 @@ def stamped_when_locked(patch: Patch) -> None:
 
     def lock_and_stamp(self, connection):  # type: ignore[no-untyped-def]
         rows = lock(self, connection)
-        early.update({row.message_id: stamp(self._turnstile, row) for row in rows})
+        early.update({row.message_id: stamp(self._turnstile, row, connection) for row in rows})
         return rows
 
     patch.set(HeldSlot, "_lock", lock_and_stamp)
-    patch.set(Turnstile, "stamp", lambda _self, locked: early.pop(locked.message_id))
+    patch.set(Turnstile, "stamp", lambda _self, locked, _holder: early.pop(locked.message_id))
 
 
 @plant

@@ -98,10 +98,6 @@ class Attempts:
         """Wait until the message of a held attempt is free, and lock it; False when it is gone."""
         return bool(fetch(self._executor, stamping.wait_for_message(), _message_of(claimed)))
 
-    def drop_left_stamps(self) -> None:
-        """Clear away what crashes in transaction mode have left on ended jobs."""
-        self._executor.execute(stamping.drop_left_stamps())
-
     def settle(
         self, settlements: Sequence[tuple[Claimed, Outcome]], *, held: bool = False
     ) -> list[Settled]:

@@ -108,5 +108,9 @@ class Fleet:
         rows += self._executor.execute(rescuing.rescue_lost_messages(), limit)
         return [Settled(row[0], row[1]) for row in rows]
 
+    def drop_left_stamps(self) -> None:
+        """Clear away stamps of jobs that have ended, which nobody else would."""
+        self._executor.execute(rescuing.drop_left_stamps())
+
     def forget_dead(self) -> None:
         self._executor.execute(rescuing.forget_workers())

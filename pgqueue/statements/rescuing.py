@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     Uuid,
     and_,
+    any_,
     bindparam,
     cast,
     column,
@@ -35,8 +36,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from pgqueue.statements.settling import write_verdicts
 from pgqueue.statements.tables import (
+    CTID,
     clock,
     crash_words,
+    jobs,
     leases,
     message_queue,
     stands_at_place_of,
@@ -91,6 +94,29 @@ def rescue_lost_messages() -> Executable:
     meanwhile is not taken for damage.
     """
     return _rescue(and_(leases.c.held, ~exists().where(stands_at_place_of(leases.c.target_id))))
+
+
+@cache
+def drop_left_stamps() -> Executable:
+    """Delete the stamps of jobs that have ended, whoever made them.
+
+    A crash has left one, and its job was cancelled since; or one came late, while the end of
+    its job was being committed.  One that has passed on to a later message since this statement
+    began has a later start, and stays.
+    """
+    job = select(jobs.c.id).where(jobs.c.id == leases.c.target_id, jobs.c.outcome.is_(None))
+    stamp = (
+        select(CTID)
+        .select_from(leases)
+        .where(
+            leases.c.held,
+            leases.c.started_at < func.statement_timestamp(),
+            # One look by key for each; an EXISTS could be planned as a join that reads all jobs.
+            job.scalar_subquery().is_(None),
+        )
+        .with_for_update(skip_locked=True)
+    )
+    return delete(leases).where(any_(func.array(stamp.scalar_subquery())) == CTID)
 
 
 @cache

@@ -137,13 +137,6 @@ def wait_for_message() -> Executable:
     return select(message_queue.c.id).where(_is_the_message()).with_for_update()
 
 
-@cache
-def drop_left_stamps() -> Executable:
-    """Delete the stamps that crashes have left on jobs that have ended since."""
-    unfinished = exists().where(jobs.c.id == leases.c.target_id, jobs.c.outcome.is_(None))
-    return delete(leases).where(leases.c.held, ~unfinished)
-
-
 def _is_the_message() -> ColumnElement[bool]:
     """By its own key, wherever its job says that it stands: somebody may have moved the job."""
     run_at = cast(bindparam("of_run_at", type_=Text), DateTime(timezone=True))

@@ -99,7 +99,6 @@ class Claimer(Loop):
             self._prefetch.ran_dry()
         if claim.taken > len(claim.rows):
             logger.info("dropped %d messages of ended jobs", claim.taken - len(claim.rows))
-            attempts.drop_left_stamps()
         if not claim.taken and not ahead:
             self._find_nothing(connection, attempts, swept=sweep, was_quiet=was_quiet)
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.context import Around, JobContext
-from pgqueue.network import is_hung_up
+from pgqueue.network import has_ended
 from pgqueue.outcomes import AttemptEnd, Released
 from pgqueue.repository import Claimed
 from pgqueue.statements.tables import array_of
@@ -127,12 +126,7 @@ class Run:
     def is_cut_off(self) -> bool:
         """Whether its transaction has ended with its connection, known to its thread or not."""
         with self.leaving:
-            if self.backend_pid is None:
-                return False
-            try:
-                return is_hung_up(self._driver.fileno())
-            except psycopg.Error:  # it has been closed
-                return True
+            return self.backend_pid is not None and has_ended(self._driver)
 
     @property
     def deadline(self) -> float | None:

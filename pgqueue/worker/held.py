@@ -132,14 +132,11 @@ class HeldSlot(Loop):
         self, attempts: Attempts, *, limit: int, sweep: bool, suspects: bool
     ) -> Claim[Locked]:
         tasks = self.crew.task_names
-        claim = self._turnstile.lookout.look(
+        return self._turnstile.lookout.look(
             lambda pairs: attempts.lock(pairs, tasks=tasks, limit=limit, suspects=suspects),
             limit=limit,
             sweep=sweep,
         )
-        if claim.taken > len(claim.rows):
-            attempts.drop_left_stamps()
-        return claim
 
     def _prepare(self, connection: Connection) -> None:
         if self._generation != self._line.generation:
@@ -182,7 +179,7 @@ class HeldSlot(Loop):
         It may not start, because another was first, or the job has ended, or the stamp has
         waited for too long; or its handler has ended T.
         """
-        claimed = self._turnstile.stamp(row)
+        claimed = self._turnstile.stamp(row, connection)
         if claimed is None:
             return False
         run = Run(claimed, self.crew.tasks[claimed.task])

@@ -6,8 +6,9 @@ from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
+from pgqueue.network import has_ended
 from pgqueue.repository import Attempts, Claimed, Locked
-from pgqueue.unit_of_work import STAMPING
+from pgqueue.unit_of_work import STAMPING, driver_connection
 from pgqueue.worker.crew import Crew
 from pgqueue.worker.line import Line
 from pgqueue.worker.lookout import Lookout
@@ -34,10 +35,12 @@ class Turnstile:
     def close(self) -> None:
         self._side_line.close()
 
-    def stamp(self, locked: Locked) -> Claimed | None:
+    def stamp(self, locked: Locked, holder: Connection) -> Claimed | None:
         """Commit the start of an attempt; None when another was first, or nothing is known."""
 
         def stamp(line: Connection) -> Claimed | None:
+            if has_ended(driver_connection(holder)):
+                return None  # its message was free again while this waited: it would be a crash
             try:
                 return Attempts(line, self.crew.presence.worker_id).stamp(locked)
             except OperationalError as error:

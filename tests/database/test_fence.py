@@ -23,7 +23,7 @@ from chaos.logical import (
 )
 from pgqueue import Change, Job, JobStatus, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
-from pgqueue.repository import Attempts, Claimed
+from pgqueue.repository import Attempts, Claimed, Fleet
 
 OUTCOMES: list[Outcome] = [
     Succeeded(),
@@ -310,7 +310,7 @@ class TestTheArbiter:
             assert results == [False]
             worker.transaction.rollback()
             assert worker.claim() == []
-            Attempts(worker.line, worker.id).drop_left_stamps()
+            Fleet(worker.line).drop_left_stamps()
         assert violations(engine) == []
         with Session(engine) as session:
             assert session.get_one(Job, job_id).status is JobStatus.CANCELLED

@@ -19,7 +19,7 @@ from chaos.logical import (
 )
 from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
 from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
-from pgqueue.repository import Attempts, Claimed
+from pgqueue.repository import Attempts, Claimed, Fleet
 
 BATCH = 100
 PLAN_CACHES = ["auto", "force_generic_plan", "force_custom_plan"]
@@ -176,6 +176,18 @@ class TestSettles:
         worker.transaction.commit()
         for plan in [*on_the_side.seen, *in_transaction.seen]:
             assert_by_key(plan, buffers=150)
+
+    def test_a_look_for_left_stamps_reaches_their_jobs_by_the_key(
+        self, worker: LogicalWorker
+    ) -> None:
+        _, claimed = worker.start()
+        with plans_of(worker.presence) as plans:
+            Fleet(worker.presence).drop_left_stamps()
+
+        assert worker.settle_in_transaction(claimed, Succeeded())  # and has dropped none that runs
+        worker.transaction.commit()
+        assert plans.only.scans_of("jobs") == {"Index Scan jobs_pkey"}
+        assert plans.only.buffers < 200
 
 
 class TestHot:

@@ -1,6 +1,8 @@
 """The stamp: of all who meet the message of a crash, one starts, and the crash is on record."""
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -14,11 +16,18 @@ from chaos.logical import (
     enqueue,
     run_together,
     violations,
+    wait_until,
+    waits_for_lock,
     worker_settings,
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, PgQueue
+from pgqueue.maintenance import Witness, rescue_dead
 from pgqueue.outcomes import Exhausted, Retried, Succeeded
-from pgqueue.repository import Attempts, Claimed
+from pgqueue.repository import Attempts, Claimed, Fleet
+from pgqueue.unit_of_work import worker_engine
+from pgqueue.worker.plan import checked_plan
+from pgqueue.worker.shift import _crew_of
+from pgqueue.worker.turnstile import Turnstile
 
 
 @pytest.fixture
@@ -241,7 +250,65 @@ class TestLeftStamps:
             [locked] = worker.lock(2)
             assert worker.stamp(locked) is not None
 
-            Attempts(worker.line, worker.id).drop_left_stamps()
+            with engine.begin() as connection:
+                Fleet(connection).drop_left_stamps()
 
             with Session(engine) as session:
                 assert [lease.target_id for lease in session.query(Lease)] == [running]
+
+    def test_one_that_comes_while_the_end_of_its_job_is_committed_goes_at_the_next_look(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        """It sees the job as it was, waits for the lease to go, and takes its place."""
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        with crew(workers, 2) as [late, worker], engine.connect() as looking:
+            [seen] = late.lock()
+            late.transaction.rollback()  # as when T breaks behind the worker's back
+            _, claimed = worker.start()
+            assert worker.settle_in_transaction(claimed, Succeeded())
+            stamps: list[Claimed | None] = []
+            thread = threading.Thread(target=lambda: stamps.append(late.stamp(seen)))
+            thread.start()
+            wait_until(lambda: waits_for_lock(engine, late.pids[1]))
+            worker.transaction.commit()
+            thread.join()
+            assert [stamp and stamp.job_id for stamp in stamps] == [job_id]
+
+            assert rescue_dead(looking, Witness()) == 0
+
+            with Session(engine) as session:
+                assert session.query(Lease).count() == 0
+                assert session.get_one(Job, job_id).status is JobStatus.SUCCEEDED
+        assert violations(engine) == []
+
+    def test_none_is_left_by_a_slot_whose_transaction_has_ended_meanwhile(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        """It may have waited for others' stamps, or for the database to be back."""
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 1) as [worker], turnstile_of(engine) as turnstile:
+            [locked] = worker.lock()
+            with engine.begin() as connection:
+                end = text("SELECT pg_terminate_backend(:pid, 5000)")
+                assert connection.scalar(end, {"pid": worker.pids[2]})
+
+            stamped = turnstile.stamp(locked, worker.transaction)
+
+            worker.transaction.invalidate()
+            assert stamped is None
+        with Session(engine) as session:
+            assert session.query(Lease).count() == 0
+
+
+@contextmanager
+def turnstile_of(engine: Engine) -> Iterator[Turnstile]:
+    """That of a worker that does nothing else."""
+    plan = checked_plan(["default"], 1, "transaction", 1, timedelta(1), timedelta(1))
+    stopping = threading.Event()
+    crew = _crew_of(PgQueue(engine), plan, worker_engine(engine), stopping)
+    turnstile = Turnstile(crew, poll_interval=1, until_empty=False)
+    yield turnstile
+    turnstile.close()
+    crew.listener.close()

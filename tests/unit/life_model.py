@@ -129,8 +129,8 @@ def claim(state: State, slot: int) -> Iterator[State]:
     if not _can_take(state, slot) or message is None:
         return
     state = state.without(message.id)._replace(claims_left=state.claims_left - 1)
-    if state.outcome is not None:  # the message of an ended job is dropped, and what was left
-        yield state._replace(lease=state.lease if state.lease and not state.lease.held else None)
+    if state.outcome is not None:  # the message of an ended job is dropped
+        yield state
         return
     old = state.lease
     if old is None:

@@ -15,8 +15,9 @@ def wrong_with(state: State) -> str | None:
         return state.wrong
     if state.attempts > MAX_ATTEMPTS:
         return "attempts exceed max_attempts"
-    if state.outcome is not None:
-        return None  # what is left beside an ended job is dropped by the next claim
+    if state.outcome is not None:  # its message, if somebody holds it, is dropped by the next claim
+        stamp = state.lease is not None and state.lease.held
+        return "a stamp is left on a job that has ended" if stamp else None
     if not state.messages and state.lease is None:
         return "an unfinished job has neither message nor lease"
     if len(state.messages) > 1:
