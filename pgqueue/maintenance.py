@@ -106,16 +106,22 @@ def rescue_dead(connection: Connection, witness: Witness) -> int:
         while batch := fleet.rescue():
             rescued += len(batch)
         ended = fleet.end_transactions()
-        fleet.drop_left_stamps()
         if rescued or ended:
             # The jobs keep their time, so they stand behind the frontiers of all workers.
             connection.execute(select(notify("rewind")))
+    drop_left_stamps(connection)
     witness.searched(now=now)
     if rescued:
         logger.warning("rescued %d attempts of dead workers", rescued)
     if ended:
         logger.warning("ended the transactions of dead workers that held jobs %s", ended)
     return rescued
+
+
+def drop_left_stamps(connection: Connection) -> None:
+    """Clear away the stamps that their jobs have gone on without."""
+    with connection.begin():
+        Fleet(connection).drop_left_stamps()
 
 
 def forget_dead(connection: Connection) -> None:

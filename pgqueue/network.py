@@ -3,6 +3,7 @@
 import select
 import socket
 from collections.abc import Mapping
+from typing import Any
 
 import psycopg
 
@@ -48,7 +49,7 @@ def notice_loss_of_server(fileno: int, settings: Mapping[str, str]) -> None:
         wire.detach()  # it is the driver's
 
 
-def has_ended(driver: psycopg.Connection) -> bool:
+def has_ended(driver: psycopg.BaseConnection[Any]) -> bool:
     """Whether either end of a connection has ended it.  Reads nothing: another thread may."""
     try:
         fileno = driver.fileno()

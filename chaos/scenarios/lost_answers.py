@@ -59,7 +59,7 @@ def unknown_commits_count(patch: Patch) -> None:
     """A COMMIT without an answer is taken for carried out; nobody looks at the rows."""
     from pgqueue.worker import transactional
 
-    patch.set(transactional, "was_committed", lambda crew, run, pid: True)
+    patch.set(transactional, "was_committed", lambda crew, run: True)
 
 
 @plant

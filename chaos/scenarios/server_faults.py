@@ -84,8 +84,13 @@ def interrupt(stage: Stage, frozen: Member, interruption: Callable[[], None]) ->
     interruption()
     since = stage.scalar("SELECT clock_timestamp()")
     beats = "SELECT count(*) FROM pgqueue.workers WHERE heartbeat_at > :since"
-    others = sum(member.is_running for member in stage.members) - 1
-    stage.until(lambda: stage.scalar(beats, since=since) == others, what="the others beat")
+    others = [member for member in stage.members if member is not frozen]
+
+    def beat() -> bool:
+        all_run(stage, others)
+        return bool(stage.scalar(beats, since=since) == len(others))
+
+    stage.until(beat, what="the others beat")
     beat_at = time.monotonic()
     stage.until(lambda: time.monotonic() - beat_at > 1, what="a rescuer has looked again")
     frozen.thaw()

@@ -73,7 +73,10 @@ class Fleet:
         return [(row[0], row[1], row[2]) for row in rows]
 
     def has_settled(self, worker_id: UUID, claimed: Claimed) -> bool:
-        """Whether a worker's settle of an attempt was committed."""
+        """Whether a worker's settle of an attempt was committed.
+
+        Raises OperationalError while that is not decided.
+        """
         fence = {
             "job_id": claimed.job_id,
             "message_id": claimed.message_id,
@@ -81,9 +84,6 @@ class Fleet:
             "worker_id": worker_id,
         }
         return bool(self._executor.execute(presence.was_settled(), fence).scalar())
-
-    def backend_lives(self, pid: int) -> bool:
-        return bool(self._executor.execute(presence.backend_lives(), {"pid": pid}).scalar())
 
     def terminate_backend(self, pid: int) -> None:
         self._executor.execute(presence.terminate_backend(), {"pid": pid})
@@ -109,7 +109,7 @@ class Fleet:
         return [Settled(row[0], row[1]) for row in rows]
 
     def drop_left_stamps(self) -> None:
-        """Clear away stamps of jobs that have ended, which nobody else would."""
+        """Clear away the stamps that their jobs have gone on without: nobody else would."""
         self._executor.execute(rescuing.drop_left_stamps())
 
     def forget_dead(self) -> None:

@@ -1,7 +1,8 @@
 """Check: what must hold for every row, as queries that return whatever breaks it.
 
 One statement, so that one snapshot answers for all of it.  A message or a lease of a job that
-has *ended* is no damage: a cancel never waits for whoever holds it, and the next claim drops it.
+has *ended* is no damage: a cancel never waits for whoever holds it, and the next claim drops the
+message, a rescuer the lease.
 """
 
 from functools import cache

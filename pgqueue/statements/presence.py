@@ -119,8 +119,12 @@ def leases_of() -> Executable:
 
 @cache
 def was_settled() -> Executable:
-    """Whether a worker has settled an attempt: its lease is gone, and nobody rescued it."""
-    leased = exists().where(_is_the_attempt(leases, leases.c.target_id))
+    """Whether a worker has settled an attempt: its lease is gone, and nobody rescued it.
+
+    NOWAIT fails while a transaction is open that has deleted the lease, and may still commit.
+    """
+    lease = select(leases.c.target_id).where(_is_the_attempt(leases, leases.c.target_id))
+    leased = lease.with_for_update(nowait=True).exists()
     crashed = exists().where(
         _is_the_attempt(job_attempts, job_attempts.c.job_id),
         job_attempts.c.outcome == literal_column("'crashed'"),
@@ -135,13 +139,6 @@ def _is_the_attempt(source: Table, job_id: ColumnElement[Any]) -> ColumnElement[
         source.c.attempt == bindparam("attempt", type_=SmallInteger),
         source.c.worker_id == WORKER,
     )
-
-
-@cache
-def backend_lives() -> Executable:
-    """Whether a server process is still there."""
-    activity = table("pg_stat_activity", column("pid", Integer), schema="pg_catalog")
-    return select(exists().where(activity.c.pid == bindparam("pid", type_=Integer)))
 
 
 @cache

@@ -1,6 +1,6 @@
-"""Rescue: give back what a dead worker held.
+"""Rescue: give back what a dead worker held, and clear away what nobody needs.
 
-Only leases of workers that are declared dead, or that no longer exist, are touched; who is dead
+Attempts end here only for workers that are declared dead, or that no longer exist; who is dead
 is decided by witnessed time in :mod:`pgqueue.maintenance`.
 """
 
@@ -98,22 +98,21 @@ def rescue_lost_messages() -> Executable:
 
 @cache
 def drop_left_stamps() -> Executable:
-    """Delete the stamps of jobs that have ended, whoever made them.
+    """Delete the stamps that their jobs have gone on without, whoever made them and lives.
 
-    A crash has left one, and its job was cancelled since; or one came late, while the end of
-    its job was being committed.  One that has passed on to a later message since this statement
-    began has a later start, and stays.
+    The job has ended, or was deleted, or has a later message.  It was cancelled between lock and
+    stamp; or the stamp came late, while another was committing what had become of the job.  A
+    stamp that passes on to the later message meanwhile is another row by then, and stays.
     """
+    # One look by key for each; an EXISTS could be planned as a join that reads all jobs.
     job = select(jobs.c.id).where(jobs.c.id == leases.c.target_id, jobs.c.outcome.is_(None))
+    later = exists().where(
+        stands_at_place_of(leases.c.target_id), message_queue.c.id > leases.c.message_id
+    )
     stamp = (
         select(CTID)
         .select_from(leases)
-        .where(
-            leases.c.held,
-            leases.c.started_at < func.statement_timestamp(),
-            # One look by key for each; an EXISTS could be planned as a join that reads all jobs.
-            job.scalar_subquery().is_(None),
-        )
+        .where(leases.c.held, or_(job.scalar_subquery().is_(None), later))
         .with_for_update(skip_locked=True)
     )
     return delete(leases).where(any_(func.array(stamp.scalar_subquery())) == CTID)

@@ -123,6 +123,15 @@ class Run:
         return self.cancel_requested or self.is_lost
 
     @property
+    def server_process(self) -> int | None:
+        """That of its transaction, for those who hold ``leaving``.
+
+        None once it has ended: the same number may be another's by then.
+        """
+        has_none = self.backend_pid is None or has_ended(self._driver)
+        return None if has_none else self.backend_pid
+
+    @property
     def is_cut_off(self) -> bool:
         """Whether its transaction has ended with its connection, known to its thread or not."""
         with self.leaving:

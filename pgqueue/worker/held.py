@@ -16,7 +16,6 @@ from pgqueue.repository import Attempts, Claim, Locked, Pair
 from pgqueue.unit_of_work import (
     HANDLING,
     PLAN_BY_KEY,
-    backend_pid,
     begin_now,
     plan_freely,
 )
@@ -64,7 +63,6 @@ class HeldSlot(Loop):
             try:
                 went_well = self._line.attempt(self._step)
             except CommitUnknown:
-                self._line.close()
                 went_well = None
             if not went_well:
                 self.crew.frontiers.rewind()  # its messages are back, behind the frontiers
@@ -205,11 +203,11 @@ class HeldSlot(Loop):
         if not done:
             connection.rollback()
             return
-        pid = backend_pid(connection)
         try:
             commit(connection)
         except CommitUnknown:
-            if not was_committed(self.crew, done[-1][0], pid):
+            self._line.close()  # used again, it would be opened without the settings of a line
+            if not was_committed(self.crew, done[-1][0]):
                 raise
         for run, outcome in done:
             self.crew.bench.settled_already(run.claimed, WORDS[type(outcome)])

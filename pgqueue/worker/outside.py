@@ -58,7 +58,7 @@ def late(run: Run) -> Outcome:
 
 def end_transactions(crew: Crew, runs: Iterable[Run]) -> None:
     """End the server processes of runs that stay: what their handlers wrote rolls back."""
-    if pids := [run.backend_pid for run in runs if run.backend_pid is not None]:
+    if pids := [pid for run in runs if (pid := run.server_process) is not None]:
         with _reporting("transactions"), own_connection(crew.engine, NETWORK) as connection:
             for pid in pids:
                 with _reporting(f"server process {pid}"):
@@ -89,7 +89,8 @@ def _take_over(crew: Crew, connection: Connection, run: Run, outcome: Outcome) -
     attempts = Attempts(connection, crew.presence.worker_id)
     # First: the end of T frees the message, and whoever meets it would stamp it as a crash.
     is_ours = attempts.keep_lease(run.claimed)
-    Fleet(connection).terminate_backend(run.backend_pid)
+    if (pid := run.server_process) is not None:
+        Fleet(connection).terminate_backend(pid)
     if not is_ours:
         return False  # settled after all, or its job is being deleted
     if attempts.wait_for_message(run.claimed):

@@ -22,7 +22,6 @@ from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
     AFTER_HANDLER,
-    backend_pid,
     begin_now,
     joined_session,
     leave_autocommit,
@@ -40,7 +39,6 @@ logger = redaction.logger(__name__)
 
 LOOK_EVERY = 0.1
 LOOK_FOR = 60.0
-NO_BACKEND = 0
 WAIT_FOR_CONNECTION = 0.5
 IDLE_MARGIN = timedelta(minutes=1)
 
@@ -51,36 +49,32 @@ class CommitUnknown(Exception):
 
 def run_in_transaction(crew: Crew, run: Run) -> Outcome | None:
     """Run a handler in a transaction of its own; None when it is settled already."""
-    pid = NO_BACKEND
     try:
         with crew.engine.connect() as connection:
             leave_autocommit(connection)
             let_server_notice_loss(connection)
-            pid = backend_pid(connection)
             try:
                 return _run_on(crew, run, connection)
             finally:
                 _leave(run, connection)
     except CommitUnknown:
-        return _after_unknown_commit(crew, run, pid)
+        return _after_unknown_commit(crew, run)
     except (DBAPIError, PoolTimeout) as error:
         return _after_broken_connection(crew, run, error)
 
 
 async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
     """The same on the event loop, with an AsyncSession."""
-    pid = NO_BACKEND
     try:
         async with crew.loop.engine.connect() as connection:
             await connection.execution_options(isolation_level="READ COMMITTED")
             await connection.run_sync(let_server_notice_loss)
-            pid = await connection.run_sync(backend_pid)
             try:
                 return await _run_async_on(crew, run, connection)
             finally:
                 await connection.run_sync(lambda sync: _leave(run, sync))
     except CommitUnknown:
-        return await asyncio.to_thread(_after_unknown_commit, crew, run, pid)
+        return await asyncio.to_thread(_after_unknown_commit, crew, run)
     except (DBAPIError, PoolTimeout) as error:
         return await asyncio.to_thread(_after_broken_connection, crew, run, error)
 
@@ -164,20 +158,19 @@ def commit(connection: Connection) -> None:
         raise
 
 
-def was_committed(crew: Crew, run: Run, pid: int) -> bool | None:
+def was_committed(crew: Crew, run: Run) -> bool | None:
     """Whether the transaction of a run has settled it; None when the database does not say.
 
-    Looks once the old server process is gone, because until then it may still commit.
+    Until its server process is gone it may still commit, and holds the lease that it deleted.
     """
+    logger.info("job %s: asking whether it was committed", run.claimed.job_id)
     deadline = time.monotonic() + LOOK_FOR
     while time.monotonic() < deadline:
         try:
             with own_connection(crew.engine, NETWORK) as connection:
-                fleet = Fleet(connection)
-                if not fleet.backend_lives(pid):
-                    return fleet.has_settled(crew.presence.worker_id, run.claimed)
-        except DBAPIError:
-            logger.info("job %s: asking again whether it was committed", run.claimed.job_id)
+                return Fleet(connection).has_settled(crew.presence.worker_id, run.claimed)
+        except DBAPIError as error:
+            logger.debug("job %s: nobody knows yet: %s", run.claimed.job_id, error)
         crew.stopping.wait(LOOK_EVERY) if not crew.stopping.is_set() else time.sleep(LOOK_EVERY)
     return None
 
@@ -232,8 +225,8 @@ def _after_broken_connection(crew: Crew, run: Run, error: Exception) -> Outcome:
     return Released()
 
 
-def _after_unknown_commit(crew: Crew, run: Run, pid: int) -> Outcome | None:
-    committed = was_committed(crew, run, pid)
+def _after_unknown_commit(crew: Crew, run: Run) -> Outcome | None:
+    committed = was_committed(crew, run)
     if committed is False:
         lost = ConnectionError("the connection broke during COMMIT, which was not carried out")
         return execution.after_error(run.task, run.claimed, lost)

@@ -39,8 +39,6 @@ class Turnstile:
         """Commit the start of an attempt; None when another was first, or nothing is known."""
 
         def stamp(line: Connection) -> Claimed | None:
-            if has_ended(driver_connection(holder)):
-                return None  # its message was free again while this waited: it would be a crash
             try:
                 return Attempts(line, self.crew.presence.worker_id).stamp(locked)
             except OperationalError as error:
@@ -50,4 +48,6 @@ class Turnstile:
                 return None
 
         with self._stamping:
+            if has_ended(driver_connection(holder)):
+                return None  # its message was free again while this waited: it would be a crash
             return self._side_line.attempt(stamp)

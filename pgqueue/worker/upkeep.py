@@ -5,7 +5,7 @@ from threading import Event
 
 from sqlalchemy import Connection, Engine
 
-from pgqueue.maintenance import LOOK_EVERY, Witness, forget_dead, rescue_dead
+from pgqueue.maintenance import LOOK_EVERY, Witness, drop_left_stamps, forget_dead, rescue_dead
 from pgqueue.unit_of_work import UPKEEP
 from pgqueue.worker.line import Line
 from pgqueue.worker.loops import Loop
@@ -37,6 +37,8 @@ class Upkeep(Loop):
     def work(self) -> None:
         while not self._stopping.wait(LOOK_EVERY.total_seconds()):
             self._line.attempt(self._look)
+        # For the last time: a worker that ends may be the last of all, and leave one itself.
+        self._line.attempt(drop_left_stamps)
         self._line.close()
 
     def stop(self) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from chaos.logical import (
@@ -270,6 +271,22 @@ class TestWhetherAnAttemptWasSettled:
             other.start()
 
             assert not has_settled(engine, crashed, claimed)
+
+    def test_nobody_knows_while_the_transaction_that_has_settled_it_may_still_commit(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 1) as [worker]:
+            _, claimed = worker.start()
+            assert not has_settled(engine, worker, claimed)
+            assert worker.settle_in_transaction(claimed, Succeeded())
+
+            with pytest.raises(OperationalError, match="could not obtain lock"):
+                has_settled(engine, worker, claimed)
+
+            worker.transaction.commit()
+            assert has_settled(engine, worker, claimed)
 
 
 def has_settled(engine: Engine, worker: LogicalWorker, claimed: Claimed) -> bool:

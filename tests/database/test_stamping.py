@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
+from chaos import chores
 from chaos.logical import (
     ERROR,
     LogicalWorker,
@@ -22,9 +23,10 @@ from chaos.logical import (
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, PgQueue
 from pgqueue.maintenance import Witness, rescue_dead
-from pgqueue.outcomes import Exhausted, Retried, Succeeded
+from pgqueue.outcomes import Exhausted, Outcome, Retried, Succeeded
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import worker_engine
+from pgqueue.worker.crew import Run
 from pgqueue.worker.plan import checked_plan
 from pgqueue.worker.shift import _crew_of
 from pgqueue.worker.turnstile import Turnstile
@@ -256,8 +258,11 @@ class TestLeftStamps:
             with Session(engine) as session:
                 assert [lease.target_id for lease in session.query(Lease)] == [running]
 
-    def test_one_that_comes_while_the_end_of_its_job_is_committed_goes_at_the_next_look(
-        self, engine: Engine, workers: Engine
+    @pytest.mark.parametrize(
+        "outcome", [Succeeded(), Retried(timedelta(0), ERROR), Retried(timedelta(hours=1), ERROR)]
+    )
+    def test_one_that_comes_while_an_outcome_is_committed_goes_at_the_next_look(
+        self, engine: Engine, workers: Engine, outcome: Outcome
     ) -> None:
         """It sees the job as it was, waits for the lease to go, and takes its place."""
         with engine.begin() as connection:
@@ -266,7 +271,7 @@ class TestLeftStamps:
             [seen] = late.lock()
             late.transaction.rollback()  # as when T breaks behind the worker's back
             _, claimed = worker.start()
-            assert worker.settle_in_transaction(claimed, Succeeded())
+            assert worker.settle_in_transaction(claimed, outcome)
             stamps: list[Claimed | None] = []
             thread = threading.Thread(target=lambda: stamps.append(late.stamp(seen)))
             thread.start()
@@ -279,8 +284,20 @@ class TestLeftStamps:
 
             with Session(engine) as session:
                 assert session.query(Lease).count() == 0
-                assert session.get_one(Job, job_id).status is JobStatus.SUCCEEDED
+                ended = session.get_one(Job, job_id).status is JobStatus.SUCCEEDED
+                assert ended == isinstance(outcome, Succeeded)
         assert violations(engine) == []
+
+    def test_that_of_an_attempt_that_runs_stays(self, engine: Engine, workers: Engine) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with crew(workers, 1) as [worker], engine.connect() as looking:
+            _, claimed = worker.start()
+
+            rescue_dead(looking, Witness())
+
+            assert worker.settle_in_transaction(claimed, Succeeded())
+            worker.transaction.commit()
 
     def test_none_is_left_by_a_slot_whose_transaction_has_ended_meanwhile(
         self, engine: Engine, workers: Engine
@@ -294,6 +311,9 @@ class TestLeftStamps:
                 end = text("SELECT pg_terminate_backend(:pid, 5000)")
                 assert connection.scalar(end, {"pid": worker.pids[2]})
 
+            run = Run(locked.claimed(attempt=1, crashes=0), chores.call)
+            run.begin_on(worker.transaction)
+            assert run.server_process is None  # whose number may be another's by now
             stamped = turnstile.stamp(locked, worker.transaction)
 
             worker.transaction.invalidate()

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 from typing import Any
 
@@ -155,3 +155,32 @@ def test_a_worker_warns_of_a_pool_smaller_than_its_slots(
 
     said = "opens 3 connections at most, and 4 handlers run at once: one of tests.pay may wait"
     assert (said in caplog.text) == warns
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_ends_leaves_no_stamp_of_an_ended_job(engine: Engine, mode: str) -> None:
+    """It may be the last of all for a long time, and the stamp its own."""
+    queue = PgQueue(engine)
+
+    @queue.task
+    def leave_stamp(session: Session) -> None:
+        with engine.begin() as other:
+            other.execute(
+                text(
+                    "INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id, held)"
+                    " SELECT j.id, 1, 1, w.id, true FROM pgqueue.jobs j, pgqueue.workers w"
+                    " WHERE j.outcome = 'succeeded'"
+                )
+            )
+
+    with queue.session() as session:
+        ended = leave_stamp.enqueue(session)
+        ended.outcome, ended.attempts, ended.finished_at = "succeeded", 1, datetime.now(UTC)
+        leave_stamp.enqueue(session)
+        session.commit()
+
+    Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=PATIENCE)
+
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM pgqueue.leases")) == 0
+        assert connection.scalar(text("SELECT count(*) FROM pgqueue.workers")) == 0
