@@ -20,7 +20,7 @@ from sqlalchemy import create_engine
 from chaos import plants
 from chaos.chores import queue
 from pgqueue import Worker, maintenance, network, unit_of_work
-from pgqueue.worker import suspects
+from pgqueue.worker import settler, suspects
 
 CLONE_NEWNET = 0x40000000
 """Of Linux's sched.h; os.setns came with Python 3.12."""
@@ -29,6 +29,7 @@ NETWORKS = (
     network.NETWORK,
     unit_of_work.CLAIMING,
     unit_of_work.STAMPING,
+    settler.SETTLING,
     unit_of_work.HANDLING,
     unit_of_work.UPKEEP,
 )

@@ -51,7 +51,10 @@ def settles_are_not_repeated(patch: Patch) -> None:
     """A settler tells the database once how an attempt has ended, whatever comes back."""
     from pgqueue.worker.settler import Settler
 
-    patch.set(Settler, "_surely", lambda self, settle: self._line.attempt(settle))
+    def once(self, settle, batch):  # type: ignore[no-untyped-def]
+        self._line.attempt(lambda connection: self._try(settle, batch, connection))
+
+    patch.set(Settler, "_surely", once)
 
 
 @plant

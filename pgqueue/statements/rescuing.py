@@ -34,7 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from pgqueue.statements.settling import write_verdicts
+from pgqueue.statements.settling import locked_among, write_verdicts
 from pgqueue.statements.tables import (
     CTID,
     clock,
@@ -165,9 +165,15 @@ def _holder(held: CTE) -> Select[Any]:
 
 def _rescue(condition: ColumnElement[bool]) -> Executable:
     orphan = _orphans(condition).limit(LIMIT).cte("orphan")
+    # Whoever has locked one job must not keep all others from being rescued.
+    locked = locked_among(orphan).cte("locked")
     lease = (
         delete(leases)
-        .where(leases.c.target_id == orphan.c.target_id, condition)
+        .where(
+            leases.c.target_id == orphan.c.target_id,
+            leases.c.target_id.not_in(select(locked.c.target_id)),
+            condition,
+        )
         .returning(
             leases.c.target_id,
             leases.c.message_id,

@@ -13,7 +13,9 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Float,
+    FromClause,
     Integer,
+    Select,
     SmallInteger,
     Text,
     and_,
@@ -124,6 +126,30 @@ def settle_one_success(*, held: bool) -> Executable:
     message = exists().where(take_message().cte("message").c.id.is_not(None)) if held else true()
     job = _succeeded_jobs(fencing.deleted_lease(message, held=held))
     return select(job.c.id, job.c.outcome).add_cte(_letters_of(job))
+
+
+@cache
+def locked_jobs() -> Executable:
+    """Which of these jobs another transaction has locked, at this moment or for hours."""
+    ids = func.unnest(cast(bindparam("target_ids", type_=Text), ARRAY(BigInteger)))
+    said = ids.table_valued(column("target_id", BigInteger)).render_derived(name="said")
+    return locked_among(said)
+
+
+def locked_among(said: FromClause) -> Select[Any]:
+    """Those of these jobs that cannot be updated without waiting for another transaction.
+
+    Whoever has cancelled a job and not committed yet, say.  Locks the others; one look by key for
+    each.
+    """
+    job = select(jobs.c.id).where(jobs.c.id == said.c.target_id)
+    free = job.with_for_update(key_share=True, skip_locked=True).offset(literal_column("0"))
+    is_free = free.lateral("free")
+    return (
+        select(said.c.target_id)
+        .select_from(said.outerjoin(is_free, true()))
+        .where(is_free.c.id.is_(None), job.scalar_subquery().is_not(None))
+    )
 
 
 _SAID = (("target_ids", BigInteger), ("message_ids", BigInteger), ("attempts", SmallInteger))

@@ -3,8 +3,10 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from threading import Event
 
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 
@@ -32,7 +34,12 @@ from pgqueue.worker.workbench import Workbench
 logger = redaction.logger(__name__)
 
 Settlement = tuple[Claimed, Outcome]
+Settle = Callable[[Connection, list[Settlement]], None]
 
+SETTLING = {**CLAIMING, "lock_timeout": "500"}
+"""Milliseconds to wait for whoever has locked the row of a job."""
+LOOK_AGAIN = 0.5
+"""Seconds until the next look at the jobs whose rows were locked for longer."""
 LINGER = 0.002
 """Seconds to wait for more when much is being done: a commit costs more than a row."""
 MUCH = 20
@@ -54,23 +61,30 @@ class Settler(Loop):
         self._bench = bench
         self._presence = presence
         self._goes_on = goes_on
+        self._held_up: list[Settlement] = []
+        """Of jobs that another transaction has locked: they must not keep the others waiting."""
+        self._looked_at = float("-inf")
         self._stop_when_done = Event()
         self._gave_up = Event()
-        self._line = Line(engine, CLAIMING, outage, name="settler", stopping=self._gave_up)
+        self._line = Line(engine, SETTLING, outage, name="settler", stopping=self._gave_up)
 
     def work(self) -> None:
         much = False
-        while True:
+        while not self._gave_up.is_set():
             if much:
                 time.sleep(LINGER)
-            batch = self._bench.done_batch(wait=0.0 if self._stop_when_done.is_set() else 0.5)
+            self._look_again()
+            batch = self._bench.done_batch(wait=self._wait())
             much = len(batch) >= MUCH
-            if not batch:
-                if self._stop_when_done.is_set():
-                    break
-                continue
-            self._settle(batch)
+            if batch:
+                self._settle(batch)
+            elif self._stop_when_done.is_set() and not self._held_up:
+                break
         self._line.close()
+
+    def _wait(self) -> float:
+        """Seconds to wait for an outcome."""
+        return 0.0 if self._stop_when_done.is_set() and not self._held_up else LOOK_AGAIN
 
     def finish(self, *, seconds: float) -> None:
         """Settle what is left and end; after so long, leave it to the rescuers."""
@@ -82,30 +96,74 @@ class Settler(Loop):
     def _settle(self, batch: list[Settlement]) -> None:
         plain = [item for item in batch if is_plain_success(item[1])]
         others = [item for item in batch if not is_plain_success(item[1])]
-        if plain:
-            self._surely(lambda connection: self._settle_plain(connection, plain))
-        if others:
-            self._surely(lambda connection: self._settle_others(connection, others))
+        self._surely(self._settle_plain, plain)
+        self._surely(self._settle_others, others)
 
-    def _surely(self, settle: Callable[[Connection], bool]) -> None:
-        while not self._gave_up.is_set():
-            if self._line.attempt(settle):
-                return
+    def _surely(self, settle: Settle, batch: list[Settlement]) -> None:
+        left = batch
+        while left and not self._gave_up.is_set():
+            again = self._line.attempt(partial(self._try, settle, left))
+            left = left if again is None else again
 
-    def _settle_plain(self, connection: Connection, batch: list[Settlement]) -> bool:
+    def _try(
+        self, settle: Settle, batch: list[Settlement], connection: Connection
+    ) -> list[Settlement]:
+        """Settle a batch; returns what is to be tried again, when one of its jobs was locked."""
+        try:
+            settle(connection, batch)
+            return []
+        except OperationalError as error:
+            if not isinstance(error.orig, LockNotAvailable):
+                raise
+        free, locked = self._parted(batch, connection)
+        for claimed, _ in locked:
+            logger.warning(
+                "job %s: another transaction has locked its row; what has become of it is written "
+                "when that has ended",
+                claimed.job_id,
+            )
+        self._held_up += locked
+        return free
+
+    def _look_again(self) -> None:
+        """Settle with the next batch what was held up, as far as it is free by now."""
+        if not self._held_up or time.monotonic() - self._looked_at < LOOK_AGAIN:
+            return
+        self._looked_at = time.monotonic()
+        parted = self._line.attempt(partial(self._parted, self._held_up))
+        if parted is not None:
+            free, self._held_up = parted
+            for claimed, outcome in free:
+                self._bench.done(claimed, outcome)
+
+    def _parted(
+        self, batch: list[Settlement], connection: Connection
+    ) -> tuple[list[Settlement], list[Settlement]]:
+        """Those whose jobs are free, and those whose jobs another transaction has locked."""
+        attempts = Attempts(connection, self._presence.worker_id)
+        try:
+            locked = attempts.locked_among([claimed for claimed, _ in batch])
+        except OperationalError as error:
+            if not isinstance(error.orig, LockNotAvailable):
+                raise
+            locked = set()  # all of the table is locked, by a migration that will end
+        return (
+            [item for item in batch if item[0].job_id not in locked],
+            [item for item in batch if item[0].job_id in locked],
+        )
+
+    def _settle_plain(self, connection: Connection, batch: list[Settlement]) -> None:
         # Ascending ids everywhere: two settles in opposite orders would deadlock.
         successes = sorted((claimed for claimed, _ in batch), key=_job_id)
         exceptions = Attempts(connection, self._presence.worker_id).settle_succeeded(successes)
         self._bench.settled(batch, exceptions)
-        return True
 
-    def _settle_others(self, connection: Connection, batch: list[Settlement]) -> bool:
+    def _settle_others(self, connection: Connection, batch: list[Settlement]) -> None:
         settled = self._settle_storable(Attempts(connection, self._presence.worker_id), batch)
         if any(_keeps_its_place(outcome) for _, outcome in batch):
             connection.execute(select(notify("rewind")))
         self._bench.settled(batch, settled)
         self._wake(batch)
-        return True
 
     def _settle_storable(self, attempts: Attempts, batch: list[Settlement]) -> list[Settled]:
         try:

@@ -177,6 +177,33 @@ class TestSettles:
         for plan in [*on_the_side.seen, *in_transaction.seen]:
             assert_by_key(plan, buffers=150)
 
+    def test_jobs_that_others_have_locked_are_found_by_their_key(
+        self, worker: LogicalWorker
+    ) -> None:
+        claimed = worker.claim(BATCH)
+        mine = text("SELECT id FROM pgqueue.jobs WHERE id = :id FOR UPDATE")
+        worker.transaction.execute(mine, {"id": claimed[0].job_id})
+        attempts = Attempts(worker.line, worker.id)
+        with plans_of(worker.line) as plans:
+            locked = attempts.locked_among(claimed)
+
+        worker.transaction.rollback()
+        assert locked == {claimed[0].job_id}
+        attempts.settle_succeeded(claimed)
+        assert_by_key(plans.only, buffers=30 * BATCH)
+
+    def test_a_rescue_looks_up_jobs_by_their_key(self, worker: LogicalWorker) -> None:
+        claimed = worker.claim(BATCH)
+        dead = "UPDATE pgqueue.workers SET dead_at = clock_timestamp() WHERE id = %s"
+        worker.transaction.exec_driver_sql(dead, (worker.id,))
+        with plans_of(worker.transaction) as plans:
+            rescued = Fleet(worker.transaction).rescue()
+
+        worker.transaction.commit()
+        assert {one.job_id for one in rescued} >= {one.job_id for one in claimed}
+        for plan in plans.seen:
+            assert plan.scans_of("jobs") <= {"Index Scan jobs_pkey", "Index Only Scan jobs_pkey"}
+
     def test_a_look_for_left_stamps_reaches_their_jobs_by_the_key(
         self, worker: LogicalWorker
     ) -> None:

@@ -1,0 +1,69 @@
+"""The row of a job that somebody has locked: that job waits for them, and no other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import chores
+import pytest
+from worker_rig import Rig
+
+
+@contextmanager
+def locked(rig: Rig, job: int) -> Iterator[None]:
+    """As by an application that has cancelled it, and takes its time to commit."""
+    with rig.session() as session:
+        rig.queue.cancel(session, job)
+        yield
+        session.rollback()
+
+
+@pytest.mark.parametrize("task", [chores.block, chores.wait], ids=["plain", "with a result"])
+def test_the_outcomes_of_others_are_written_meanwhile(
+    database_url: str, tmp_path: Path, task: Any
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(concurrency=2)
+        with rig.session() as session:
+            job = task.enqueue(session, "a").id
+            session.commit()
+        rig.until_started(job)
+
+        with locked(rig, job):
+            rig.open("a")
+            with rig.session() as session:
+                others = chores.quick.enqueue_many(session, [()] * 20)
+                others += chores.wait.enqueue_many(session, [("a",)] * 5)
+                session.commit()
+            rig.until_ended(*others)
+            rig.until(lambda: "has locked its row" in worker.log.read_text())
+            assert rig.outcome(job) is None
+
+        rig.until_ended(job)
+        assert rig.outcomes() == {"succeeded": 26}
+        assert rig.most_starts() == 1
+        assert worker.log.read_text().count("has locked its row") == 1
+        assert worker.terminate() == 0
+        assert rig.check() == []
+
+
+def test_the_jobs_of_a_dead_worker_are_rescued_meanwhile(database_url: str, tmp_path: Path) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        dies = rig.start(concurrency=2)
+        with rig.session() as session:
+            job, other = chores.wait.enqueue_many(session, [("a",)] * 2)
+            session.commit()
+        rig.until_started(job, other)
+        lives = rig.start(concurrency=2)
+
+        with locked(rig, job):
+            dies.kill()
+            rig.until_started(other, attempt=2)
+            assert rig.attempts(job) == 0
+
+        rig.open("a")
+        rig.until_ended(job, other)
+        assert rig.bad_attempts() == ["crashed"] * 2
+        assert lives.terminate() == 0
+        assert rig.check() == []
