@@ -109,12 +109,12 @@ def rescue_dead(connection: Connection, witness: Witness) -> int:
         if rescued or ended:
             # The jobs keep their time, so they stand behind the frontiers of all workers.
             connection.execute(select(notify("rewind")))
-    drop_left_stamps(connection)
     witness.searched(now=now)
     if rescued:
         logger.warning("rescued %d attempts of dead workers", rescued)
     if ended:
         logger.warning("ended the transactions of dead workers that held jobs %s", ended)
+    drop_left_stamps(connection)
     return rescued
 
 

@@ -133,10 +133,10 @@ class Attempts:
             for job_id in (ids if ours else [])
         ]
 
-    def locked_among(self, claimed: Sequence[Claimed]) -> set[int]:
-        """Those of these jobs whose rows another transaction has locked."""
+    def free_among(self, claimed: Sequence[Claimed]) -> set[int]:
+        """Those of these jobs whose rows no other transaction has locked."""
         ids = {"target_ids": _array([one.job_id for one in claimed])}
-        return {row[0] for row in fetch(self._executor, settling.locked_jobs(), ids)}
+        return {row[0] for row in fetch(self._executor, settling.free_jobs(), ids)}
 
     def settle_one_success(self, claimed: Claimed, *, held: bool) -> list[Settled]:
         """End one attempt that has succeeded, in its handler's transaction; empty if not ours.

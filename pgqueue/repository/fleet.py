@@ -72,18 +72,16 @@ class Fleet:
         rows = self._executor.execute(presence.leases_of(), {"worker_id": worker_id})
         return [(row[0], row[1], row[2]) for row in rows]
 
-    def has_settled(self, worker_id: UUID, claimed: Claimed) -> bool:
-        """Whether a worker's settle of an attempt was committed.
-
-        Raises OperationalError while that is not decided.
-        """
+    def has_settled(self, worker_id: UUID, claimed: Claimed) -> bool | None:
+        """Whether a worker's settle of an attempt was committed; None while that is not decided."""
         fence = {
             "job_id": claimed.job_id,
             "message_id": claimed.message_id,
             "attempt": claimed.attempt,
             "worker_id": worker_id,
         }
-        return bool(self._executor.execute(presence.was_settled(), fence).scalar())
+        settled: bool | None = self._executor.execute(presence.was_settled(), fence).scalar()
+        return settled
 
     def terminate_backend(self, pid: int) -> None:
         self._executor.execute(presence.terminate_backend(), {"pid": pid})

@@ -17,12 +17,15 @@ from sqlalchemy import (
     and_,
     any_,
     bindparam,
+    case,
     cast,
     column,
     delete,
     exists,
+    false,
     func,
     literal_column,
+    null,
     or_,
     select,
     table,
@@ -121,15 +124,15 @@ def leases_of() -> Executable:
 def was_settled() -> Executable:
     """Whether a worker has settled an attempt: its lease is gone, and nobody rescued it.
 
-    NOWAIT fails while a transaction is open that has deleted the lease, and may still commit.
+    NULL while a transaction is open that has deleted the lease, and may still commit.
     """
     lease = select(leases.c.target_id).where(_is_the_attempt(leases, leases.c.target_id))
-    leased = lease.with_for_update(nowait=True).exists()
+    stands = lease.with_for_update(skip_locked=True).exists()
     crashed = exists().where(
         _is_the_attempt(job_attempts, job_attempts.c.job_id),
         job_attempts.c.outcome == literal_column("'crashed'"),
     )
-    return select(~leased & ~crashed)
+    return select(case((stands, false()), (lease.exists(), null()), else_=~crashed))
 
 
 def _is_the_attempt(source: Table, job_id: ColumnElement[Any]) -> ColumnElement[bool]:

@@ -34,7 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from pgqueue.statements.settling import locked_among, write_verdicts
+from pgqueue.statements.settling import free_among, write_verdicts
 from pgqueue.statements.tables import (
     CTID,
     clock,
@@ -164,16 +164,11 @@ def _holder(held: CTE) -> Select[Any]:
 
 
 def _rescue(condition: ColumnElement[bool]) -> Executable:
-    orphan = _orphans(condition).limit(LIMIT).cte("orphan")
-    # Whoever has locked one job must not keep all others from being rescued.
-    locked = locked_among(orphan).cte("locked")
+    # Whoever has locked the row of one job must not keep all others from being rescued.
+    orphan = free_among(_orphans(condition).cte("any_orphan")).limit(LIMIT).cte("orphan")
     lease = (
         delete(leases)
-        .where(
-            leases.c.target_id == orphan.c.target_id,
-            leases.c.target_id.not_in(select(locked.c.target_id)),
-            condition,
-        )
+        .where(leases.c.target_id == orphan.c.target_id, condition)
         .returning(
             leases.c.target_id,
             leases.c.message_id,

@@ -129,26 +129,26 @@ def settle_one_success(*, held: bool) -> Executable:
 
 
 @cache
-def locked_jobs() -> Executable:
-    """Which of these jobs another transaction has locked, at this moment or for hours."""
+def free_jobs() -> Executable:
+    """Which of these jobs no other transaction has locked, be it for a moment or for hours."""
     ids = func.unnest(cast(bindparam("target_ids", type_=Text), ARRAY(BigInteger)))
     said = ids.table_valued(column("target_id", BigInteger)).render_derived(name="said")
-    return locked_among(said)
+    return free_among(said)
 
 
-def locked_among(said: FromClause) -> Select[Any]:
-    """Those of these jobs that cannot be updated without waiting for another transaction.
+def free_among(said: FromClause) -> Select[Any]:
+    """Those of these jobs that can be updated without waiting for another transaction.
 
-    Whoever has cancelled a job and not committed yet, say.  Locks the others; one look by key for
-    each.
+    Whoever has cancelled a job and not committed yet, say.  Locks them; one look by key for each.
+    Of a job that is gone there is nothing to wait for.
     """
     job = select(jobs.c.id).where(jobs.c.id == said.c.target_id)
-    free = job.with_for_update(key_share=True, skip_locked=True).offset(literal_column("0"))
-    is_free = free.lateral("free")
+    unlocked = job.with_for_update(key_share=True, skip_locked=True).offset(literal_column("0"))
+    free = unlocked.lateral("free")
     return (
         select(said.c.target_id)
-        .select_from(said.outerjoin(is_free, true()))
-        .where(is_free.c.id.is_(None), job.scalar_subquery().is_not(None))
+        .select_from(said.outerjoin(free, true()))
+        .where(or_(free.c.id.is_not(None), job.scalar_subquery().is_(None)))
     )
 
 

@@ -123,7 +123,11 @@ class Claimer(Loop):
         if not extra:
             return claim.rows
         attempts = Attempts(connection, self._crew.presence.worker_id)
-        attempts.settle([(claimed, Released()) for claimed in extra])
+        free = attempts.free_among(extra)  # or this would wait for whoever has locked one
+        attempts.settle([(claimed, Released()) for claimed in extra if claimed.job_id in free])
+        for claimed in extra:
+            if claimed.job_id not in free:
+                self._crew.bench.give_back(claimed)
         connection.execute(select(notify("rewind")))
         left = {claimed.message_id for claimed in extra}
         return [claimed for claimed in claim.rows if claimed.message_id not in left]
@@ -188,4 +192,4 @@ class Claimer(Loop):
             if (message_id, attempt) not in known:
                 logger.warning("job %s: giving back a lease whose claim was lost", job_id)
                 lost = Claimed(0, "", message_id, job_id, "", "", "", 1, attempt, 0)
-                crew.bench.done(lost, Released())
+                crew.bench.give_back(lost)

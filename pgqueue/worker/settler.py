@@ -22,13 +22,13 @@ from pgqueue.outcomes import (
     Succeeded,
     is_plain_success,
 )
-from pgqueue.repository import Attempts, Claimed, Settled
+from pgqueue.repository import Attempts, Claimed
 from pgqueue.statements.tables import notify
 from pgqueue.unit_of_work import CLAIMING
 from pgqueue.worker.heartbeat import Presence
 from pgqueue.worker.line import Line
 from pgqueue.worker.loops import Loop
-from pgqueue.worker.outage import Outage
+from pgqueue.worker.outage import REPEAT, Outage
 from pgqueue.worker.workbench import Workbench
 
 logger = redaction.logger(__name__)
@@ -63,7 +63,7 @@ class Settler(Loop):
         self._goes_on = goes_on
         self._held_up: list[Settlement] = []
         """Of jobs that another transaction has locked: they must not keep the others waiting."""
-        self._looked_at = float("-inf")
+        self._looked_at = self._told_at = float("-inf")
         self._stop_when_done = Event()
         self._gave_up = Event()
         self._line = Line(engine, SETTLING, outage, name="settler", stopping=self._gave_up)
@@ -80,6 +80,8 @@ class Settler(Loop):
                 self._settle(batch)
             elif self._stop_when_done.is_set() and not self._held_up:
                 break
+        for claimed, _ in self._held_up:
+            logger.warning("job %s: what has become of it is not written down", claimed.job_id)
         self._line.close()
 
     def _wait(self) -> float:
@@ -100,21 +102,36 @@ class Settler(Loop):
         self._surely(self._settle_others, others)
 
     def _surely(self, settle: Settle, batch: list[Settlement]) -> None:
-        left = batch
+        left = [batch] if batch else []
         while left and not self._gave_up.is_set():
-            again = self._line.attempt(partial(self._try, settle, left))
-            left = left if again is None else again
+            again = self._line.attempt(partial(self._try, settle, left[0]))
+            if again is not None:
+                left[:1] = again
 
     def _try(
         self, settle: Settle, batch: list[Settlement], connection: Connection
-    ) -> list[Settlement]:
-        """Settle a batch; returns what is to be tried again, when one of its jobs was locked."""
+    ) -> list[list[Settlement]]:
+        """Settle a batch; returns the batches to be tried instead, if one outcome stands in the
+        way of the others."""
         try:
             settle(connection, batch)
-            return []
         except OperationalError as error:
             if not isinstance(error.orig, LockNotAvailable):
                 raise
+            return self._without_locked(batch, connection)
+        except DBAPIError:
+            if is_plain_success(batch[0][1]):
+                raise
+            if len(batch) > 1:  # the database cannot store one of them
+                return [[item] for item in batch]
+            [(claimed, outcome)] = batch
+            logger.exception("job %s: storing its outcome without details", claimed.job_id)
+            settle(connection, [(claimed, _bare(outcome))])
+        return []
+
+    def _without_locked(
+        self, batch: list[Settlement], connection: Connection
+    ) -> list[list[Settlement]]:
         free, locked = self._parted(batch, connection)
         for claimed, _ in locked:
             logger.warning(
@@ -123,7 +140,10 @@ class Settler(Loop):
                 claimed.job_id,
             )
         self._held_up += locked
-        return free
+        if not locked and time.monotonic() - self._told_at >= REPEAT:
+            self._told_at = time.monotonic()
+            logger.warning("settler: waiting for a lock on the tables, or on a lease")
+        return [free] if free else []
 
     def _look_again(self) -> None:
         """Settle with the next batch what was held up, as far as it is free by now."""
@@ -142,14 +162,14 @@ class Settler(Loop):
         """Those whose jobs are free, and those whose jobs another transaction has locked."""
         attempts = Attempts(connection, self._presence.worker_id)
         try:
-            locked = attempts.locked_among([claimed for claimed, _ in batch])
+            free = attempts.free_among([claimed for claimed, _ in batch])
         except OperationalError as error:
             if not isinstance(error.orig, LockNotAvailable):
                 raise
-            locked = set()  # all of the table is locked, by a migration that will end
+            return batch, []  # all of a table is locked, by a migration, say
         return (
-            [item for item in batch if item[0].job_id not in locked],
-            [item for item in batch if item[0].job_id in locked],
+            [item for item in batch if item[0].job_id in free],
+            [item for item in batch if item[0].job_id not in free],
         )
 
     def _settle_plain(self, connection: Connection, batch: list[Settlement]) -> None:
@@ -159,23 +179,11 @@ class Settler(Loop):
         self._bench.settled(batch, exceptions)
 
     def _settle_others(self, connection: Connection, batch: list[Settlement]) -> None:
-        settled = self._settle_storable(Attempts(connection, self._presence.worker_id), batch)
+        settled = Attempts(connection, self._presence.worker_id).settle(batch)
         if any(_keeps_its_place(outcome) for _, outcome in batch):
             connection.execute(select(notify("rewind")))
         self._bench.settled(batch, settled)
         self._wake(batch)
-
-    def _settle_storable(self, attempts: Attempts, batch: list[Settlement]) -> list[Settled]:
-        try:
-            return attempts.settle(batch)
-        except OperationalError:
-            raise
-        except DBAPIError:
-            # One outcome the database cannot store must not keep its neighbours from theirs.
-            if len(batch) == 1:
-                logger.exception("job %s: storing its outcome without details", batch[0][0].job_id)
-                return attempts.settle([(batch[0][0], _bare(batch[0][1]))])
-        return [row for item in batch for row in self._settle_storable(attempts, [item])]
 
     def _wake(self, batch: list[Settlement]) -> None:
         behind = any(_keeps_its_place(outcome) for _, outcome in batch)

@@ -168,7 +168,9 @@ def was_committed(crew: Crew, run: Run) -> bool | None:
     while time.monotonic() < deadline:
         try:
             with own_connection(crew.engine, NETWORK) as connection:
-                return Fleet(connection).has_settled(crew.presence.worker_id, run.claimed)
+                settled = Fleet(connection).has_settled(crew.presence.worker_id, run.claimed)
+                if settled is not None:
+                    return settled
         except DBAPIError as error:
             logger.debug("job %s: nobody knows yet: %s", run.claimed.job_id, error)
         crew.stopping.wait(LOOK_EVERY) if not crew.stopping.is_set() else time.sleep(LOOK_EVERY)

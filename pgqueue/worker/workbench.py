@@ -122,6 +122,11 @@ class Workbench:
         if not self._has_done.is_set():
             self._has_done.set()
 
+    def give_back(self, claimed: Claimed) -> None:
+        """Release a lease that no slot knows of; ours until that is written."""
+        self.in_flight[claimed.message_id] = claimed
+        self.done(claimed, Released())
+
     def done_batch(self, *, wait: float) -> list[tuple[Claimed, Outcome]]:
         """What there is to settle; waits a while for the first."""
         self._has_done.wait(wait)

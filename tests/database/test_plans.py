@@ -177,7 +177,7 @@ class TestSettles:
         for plan in [*on_the_side.seen, *in_transaction.seen]:
             assert_by_key(plan, buffers=150)
 
-    def test_jobs_that_others_have_locked_are_found_by_their_key(
+    def test_jobs_that_nobody_has_locked_are_found_by_their_key(
         self, worker: LogicalWorker
     ) -> None:
         claimed = worker.claim(BATCH)
@@ -185,10 +185,10 @@ class TestSettles:
         worker.transaction.execute(mine, {"id": claimed[0].job_id})
         attempts = Attempts(worker.line, worker.id)
         with plans_of(worker.line) as plans:
-            locked = attempts.locked_among(claimed)
+            free = attempts.free_among(claimed)
 
         worker.transaction.rollback()
-        assert locked == {claimed[0].job_id}
+        assert free == {one.job_id for one in claimed[1:]}
         attempts.settle_succeeded(claimed)
         assert_by_key(plans.only, buffers=30 * BATCH)
 

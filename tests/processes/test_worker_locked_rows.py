@@ -7,14 +7,17 @@ from typing import Any
 
 import chores
 import pytest
+from sqlalchemy import select
 from worker_rig import Rig
+
+from pgqueue import Job
 
 
 @contextmanager
 def locked(rig: Rig, job: int) -> Iterator[None]:
-    """As by an application that has cancelled it, and takes its time to commit."""
+    """As by an application that works on it, and takes its time to commit."""
     with rig.session() as session:
-        rig.queue.cancel(session, job)
+        session.execute(select(Job.id).where(Job.id == job).with_for_update())
         yield
         session.rollback()
 
@@ -66,4 +69,29 @@ def test_the_jobs_of_a_dead_worker_are_rescued_meanwhile(database_url: str, tmp_
         rig.until_ended(job, other)
         assert rig.bad_attempts() == ["crashed"] * 2
         assert lives.terminate() == 0
+        assert rig.check() == []
+
+
+def test_what_a_crash_has_left_is_claimed_meanwhile(database_url: str, tmp_path: Path) -> None:
+    """Of two, one starts, and the other is given back: that may not keep the claims waiting."""
+    with Rig(database_url, tmp_path) as rig:
+        dies = rig.start(concurrency=2)
+        with rig.session() as session:
+            first, second = chores.wait.enqueue_many(session, [("a",)] * 2)
+            session.commit()
+        rig.until_started(first, second)
+        rig.start(queues=["another"])
+        dies.kill()
+        rig.until(lambda: rig.scalar("SELECT count(*) FROM pgqueue.message_queue") == 2)
+
+        with locked(rig, second):
+            rig.start(concurrency=4)
+            with rig.session() as session:
+                others = chores.quick.enqueue_many(session, [()] * 5)
+                session.commit()
+            rig.until_ended(*others)
+            rig.until_started(first, attempt=2)
+
+        rig.open("a")
+        rig.until_ended(first, second)
         assert rig.check() == []
