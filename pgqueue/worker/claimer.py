@@ -116,7 +116,10 @@ class Claimer(Loop):
         )
 
     def _admitted(self, connection: Connection, claim: Claim[Claimed]) -> list[Claimed]:
-        """Those that may start now.  The other suspects are given back, and before one starts."""
+        """Those that may start now.  The other suspects are given back, and before one starts.
+
+        But for those whose jobs others have locked: claims would wait for these, too.
+        """
         suspects = [claimed for claimed in claim.rows if claimed.crashes]
         found = [(claimed.message_id, claimed.crashes) for claimed in suspects]
         extra = suspects[self._crew.suspects.admit(found, are_all=not self._was_full) :]

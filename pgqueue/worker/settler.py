@@ -8,7 +8,7 @@ from threading import Event
 
 from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, Engine, select
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
 from pgqueue import redaction
 from pgqueue.outcomes import (
@@ -43,6 +43,8 @@ LOOK_AGAIN = 0.5
 LINGER = 0.002
 """Seconds to wait for more when much is being done: a commit costs more than a row."""
 MUCH = 20
+FEW = 10
+"""Jobs to name in one line."""
 
 
 class Settler(Loop):
@@ -80,8 +82,9 @@ class Settler(Loop):
                 self._settle(batch)
             elif self._stop_when_done.is_set() and not self._held_up:
                 break
-        for claimed, _ in self._held_up:
-            logger.warning("job %s: what has become of it is not written down", claimed.job_id)
+        if self._held_up:
+            ids = _named(self._held_up)
+            logger.warning("jobs %s: what has become of them is not written down", ids)
         self._line.close()
 
     def _wait(self) -> float:
@@ -94,12 +97,15 @@ class Settler(Loop):
         self._bench.close()
         self.join(seconds)
         self._gave_up.set()
+        self.join(LOOK_AGAIN)
 
     def _settle(self, batch: list[Settlement]) -> None:
         plain = [item for item in batch if is_plain_success(item[1])]
         others = [item for item in batch if not is_plain_success(item[1])]
         self._surely(self._settle_plain, plain)
         self._surely(self._settle_others, others)
+        if any(_keeps_its_place(outcome) for _, outcome in others):
+            self._line.attempt(lambda connection: connection.execute(select(notify("rewind"))))
 
     def _surely(self, settle: Settle, batch: list[Settlement]) -> None:
         left = [batch] if batch else []
@@ -119,25 +125,25 @@ class Settler(Loop):
             if not isinstance(error.orig, LockNotAvailable):
                 raise
             return self._without_locked(batch, connection)
-        except DBAPIError:
-            if is_plain_success(batch[0][1]):
-                raise
-            if len(batch) > 1:  # the database cannot store one of them
+        except (DataError, IntegrityError):
+            if len(batch) > 1:
                 return [[item] for item in batch]
             [(claimed, outcome)] = batch
+            if is_plain_success(outcome) or outcome == _bare(outcome):
+                raise  # there is nothing in it that could not be stored
             logger.exception("job %s: storing its outcome without details", claimed.job_id)
-            settle(connection, [(claimed, _bare(outcome))])
+            return [[(claimed, _bare(outcome))]]
         return []
 
     def _without_locked(
         self, batch: list[Settlement], connection: Connection
     ) -> list[list[Settlement]]:
         free, locked = self._parted(batch, connection)
-        for claimed, _ in locked:
+        if locked:
             logger.warning(
-                "job %s: another transaction has locked its row; what has become of it is written "
-                "when that has ended",
-                claimed.job_id,
+                "jobs %s: other transactions have locked their rows; what has become of these "
+                "jobs is written down when those have ended",
+                _named(locked),
             )
         self._held_up += locked
         if not locked and time.monotonic() - self._told_at >= REPEAT:
@@ -180,8 +186,6 @@ class Settler(Loop):
 
     def _settle_others(self, connection: Connection, batch: list[Settlement]) -> None:
         settled = Attempts(connection, self._presence.worker_id).settle(batch)
-        if any(_keeps_its_place(outcome) for _, outcome in batch):
-            connection.execute(select(notify("rewind")))
         self._bench.settled(batch, settled)
         self._wake(batch)
 
@@ -198,6 +202,13 @@ def _job_id(claimed: Claimed) -> int:
 def _keeps_its_place(outcome: Outcome) -> bool:
     """Whether the next message has the old time, and so stands behind the frontiers."""
     return isinstance(outcome, Released) or (isinstance(outcome, Retried) and outcome.delay is None)
+
+
+def _named(batch: list[Settlement]) -> str:
+    """The first few."""
+    more = len(batch) - FEW
+    ids = ", ".join(str(claimed.job_id) for claimed, _ in batch[:FEW])
+    return f"{ids} and {more} more" if more > 0 else ids
 
 
 def _bare(outcome: Outcome) -> Outcome:

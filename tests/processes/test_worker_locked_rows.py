@@ -40,13 +40,13 @@ def test_the_outcomes_of_others_are_written_meanwhile(
                 others += chores.wait.enqueue_many(session, [("a",)] * 5)
                 session.commit()
             rig.until_ended(*others)
-            rig.until(lambda: "has locked its row" in worker.log.read_text())
+            rig.until(lambda: f"jobs {job}: other tr" in worker.log.read_text())
             assert rig.outcome(job) is None
 
         rig.until_ended(job)
         assert rig.outcomes() == {"succeeded": 26}
         assert rig.most_starts() == 1
-        assert worker.log.read_text().count("has locked its row") == 1
+        assert worker.log.read_text().count("have locked their rows") == 1
         assert worker.terminate() == 0
         assert rig.check() == []
 
