@@ -6,6 +6,7 @@ import json
 import platform
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,8 @@ def main(
     write: bool,
 ) -> None:
     """Run the scenarios, each on a PostgreSQL of its own, and judge them."""
+    # A shell ignores it for what it starts in the background, and so would the workers.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if context.invoked_subcommand is not None:
         return
     size = size or FULL
