@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from threading import Event
 from typing import TypeVar
 
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.interfaces import IsolationLevel
-from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import redaction
@@ -26,6 +27,11 @@ LONGEST_WAIT = 5.0
 
 BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
 """A connection lost inside a savepoint, or one a handler has closed, is an InvalidRequestError."""
+
+
+def is_lock_timeout(error: OperationalError) -> bool:
+    """Whether a statement has waited for a lock for as long as its connection may."""
+    return isinstance(error.orig, LockNotAvailable)
 
 
 class Line:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from threading import Event
 
-from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
@@ -26,7 +25,7 @@ from pgqueue.repository import Attempts, Claimed
 from pgqueue.statements.tables import notify
 from pgqueue.unit_of_work import CLAIMING
 from pgqueue.worker.heartbeat import Presence
-from pgqueue.worker.line import Line
+from pgqueue.worker.line import Line, is_lock_timeout
 from pgqueue.worker.loops import Loop
 from pgqueue.worker.outage import REPEAT, Outage
 from pgqueue.worker.workbench import Workbench
@@ -122,7 +121,7 @@ class Settler(Loop):
         try:
             settle(connection, batch)
         except OperationalError as error:
-            if not isinstance(error.orig, LockNotAvailable):
+            if not is_lock_timeout(error):
                 raise
             return self._without_locked(batch, connection)
         except (DataError, IntegrityError):
@@ -170,7 +169,7 @@ class Settler(Loop):
         try:
             free = attempts.free_among([claimed for claimed, _ in batch])
         except OperationalError as error:
-            if not isinstance(error.orig, LockNotAvailable):
+            if not is_lock_timeout(error):
                 raise
             return batch, []  # all of a table is locked, by a migration, say
         return (

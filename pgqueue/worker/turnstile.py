@@ -2,7 +2,6 @@
 
 from threading import Event, Lock
 
-from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
@@ -10,7 +9,7 @@ from pgqueue.network import has_ended
 from pgqueue.repository import Attempts, Claimed, Locked
 from pgqueue.unit_of_work import STAMPING, driver_connection
 from pgqueue.worker.crew import Crew
-from pgqueue.worker.line import Line
+from pgqueue.worker.line import Line, is_lock_timeout
 from pgqueue.worker.lookout import Lookout
 
 
@@ -42,7 +41,7 @@ class Turnstile:
             try:
                 return Attempts(line, self.crew.presence.worker_id).stamp(locked)
             except OperationalError as error:
-                if not isinstance(error.orig, LockNotAvailable):
+                if not is_lock_timeout(error):
                     raise
                 line.rollback()
                 return None
