@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from chaos import chores, history
 from chaos.fleet import PATIENCE, Fleet, Member, wait_until
 from chaos.judge import Judge
+from chaos.machine import Machine
 from chaos.sampler import Sampler
 from chaos.scenario import Broken
 from pgqueue import Task
@@ -32,11 +34,15 @@ LEFT = (
     "SELECT 'message', * FROM pgqueue.message_queue LIMIT 20",
     "SELECT 'lease', * FROM pgqueue.leases LIMIT 20",
     "SELECT 'worker', id, pid, backend_pid, heartbeat_at, dead_at FROM pgqueue.workers",
-    "SELECT 'server process', pid, application_name, state, wait_event, xact_start,"
-    " left(query, 100) FROM pg_stat_activity WHERE datname = current_database()"
-    " AND (state != 'idle' OR xact_start IS NOT NULL)",
+)
+"""Of jobs that do not end."""
+SERVER = (
+    "SELECT 'server process', pid, application_name, state, wait_event, pg_blocking_pids(pid),"
+    " xact_start, state_change, left(query, 100) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND (state != 'idle' OR xact_start IS NOT NULL)",
     "SELECT 'now', clock_timestamp()",
 )
+"""What it is doing while one waits in vain."""
 
 
 class Stage:
@@ -65,12 +71,14 @@ class Stage:
         self.queue.notify = True
         self.queue.bind(self.engine)
         self.sampler = Sampler(self.engine, self.queue)
+        self._machine = Machine(directory)
         os.environ["CHAOS_DIRECTORY"] = str(directory)
 
     def __enter__(self) -> Self:
         self.queue.upgrade()
         self.execute(chores.EFFECTS)
         self.sampler.start()
+        self._machine.start()
         return self
 
     def __exit__(
@@ -80,10 +88,12 @@ class Stage:
         _traceback: TracebackType | None,
     ) -> Literal[False]:
         self.sampler.stop()
+        self._machine.stop()
         for member in self.members:
             if member.is_running:
                 member.kill()
         if error is not None:
+            error.add_note(str(self._machine))
             error.add_note(self._last_lines())
         self.engine.dispose()
         return False
@@ -108,6 +118,11 @@ class Stage:
     def count(self, what: str, times: int = 1) -> None:
         """Count a fault, for the summary."""
         self.counts[what] += times
+
+    def timed(self, began: float) -> None:
+        """What began then, by ``time.monotonic()``, is over: keep the longest, for the summary."""
+        took = int(1000 * (time.monotonic() - began))
+        self.counts["slowest ms"] = max(self.counts["slowest ms"], took)
 
     def fleet(self, mode: str, count: int, **options: Any) -> Fleet:
         """Start workers; what a :class:`pgqueue.Worker` takes, the spans in seconds."""
@@ -155,7 +170,11 @@ class Stage:
             except DBAPIError:
                 return None
 
-        found = wait_until(look, seconds=seconds, what=what)
+        try:
+            found = wait_until(look, seconds=seconds, what=what)
+        except Broken as broken:
+            broken.add_note(self._all_of(SERVER))
+            raise
         assert found is not None, "wait_until returns what is true"
         return found
 
@@ -187,14 +206,14 @@ class Stage:
             try:
                 [left] = self.until(look, seconds=seconds, what="all jobs end")
             except Broken as broken:
-                broken.add_note("\n".join(map(str, self._what_is_left())))
+                broken.add_note(self._all_of(LEFT))
                 raise
 
-    def _what_is_left(self) -> list[Any]:
-        """Of the jobs that do not end: where they stand, and what the server is doing."""
+    def _all_of(self, statements: tuple[str, ...]) -> str:
+        """What the server answers to these, for whoever reads why a scenario broke."""
         with suppress(DBAPIError):
-            return [row for statement in LEFT for row in self.rows(statement)]
-        return ["and the database does not answer"]
+            return "\n".join(str(row) for statement in statements for row in self.rows(statement))
+        return "and the database does not answer"
 
     def until_ended_of(self, tasks: Sequence[Task[..., Any]], *, seconds: float = PATIENCE) -> None:
         """Wait until no job of these tasks is left."""

@@ -130,9 +130,7 @@ def goes_on(stage: Stage) -> None:
         return bool(stage.scalar(ended, ids=ids) == len(ids))
 
     stage.until(are_done, seconds=SOON, what="the workers go on")
-    stage.counts["slowest ms"] = max(
-        stage.counts["slowest ms"], int(1000 * (time.monotonic() - began))
-    )
+    stage.timed(began)
 
 
 def said_briefly(stage: Stage, troubles: int, *, few: int = FEW) -> None:

@@ -135,8 +135,7 @@ def _pick_up(stage: Stage, jobs: int, *, seconds: float) -> None:
     began = time.monotonic()
     ids = stage.enqueue(call, [(1,)] * jobs)
     stage.until_started(*ids, seconds=seconds)
-    took = int(1000 * (time.monotonic() - began))
-    stage.counts["slowest ms"] = max(stage.counts["slowest ms"], took)
+    stage.timed(began)
     stage.until_ended()
 
 
@@ -171,8 +170,7 @@ def late_commits(stage: Stage, size: Size) -> None:
             stage.acknowledged.update(jobs)
             began = time.monotonic()
             stage.until_started(*jobs, seconds=POLL + LATEST_SWEEP + MARGIN)
-            took = int(1000 * (time.monotonic() - began))
-            stage.counts["slowest ms"] = max(stage.counts["slowest ms"], took)
+            stage.timed(began)
             stage.until_ended()
         fleet.stop()
     stage.judge()
