@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import directory_for_server, fresh_database
+from sqlalchemy import text
 
 from chaos import scenario
 from chaos.plants import load as load_plants
 from chaos.running import SETTINGS, play
-from chaos.scenario import Scenario, Server
+from chaos.scenario import Scenario, Server, Size
+from chaos.stage import Stage
 from pgqueue import PgQueue
 from pgqueue.embedded import EmbeddedPostgres
 
@@ -72,6 +75,23 @@ def test_the_promise_holds(
     )
 
     assert verdict.broken is None, verdict.broken
+
+
+def test_a_bound_that_is_missed_tells_of_the_server_and_the_machine(
+    database_url: str, server_directory: Path
+) -> None:
+    def wait_in_vain(stage: Stage, _size: Size) -> None:
+        with stage.engine.begin() as connection:
+            connection.execute(text("SELECT 4711"))
+            stage.until(lambda: False, seconds=0.1, what="it comes")
+
+    one = replace(SCENARIOS["damaged_rows"], run=wait_in_vain)
+
+    verdict = play(one, one.short, server_directory, seed=SEED, url=database_url)
+
+    for words in ("not within 0.1 s: it comes", "'idle in transaction'", "SELECT 4711"):
+        assert words in str(verdict.broken)
+    assert re.search(r"the machine, in its last .* s late, a byte .* disk", str(verdict.broken))
 
 
 @EVERY_BUG
