@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 logger = redaction.logger(__name__)
 
-LOOK_EVERY = 0.1
+LOOK_FIRST_AFTER = 0.1
+LOOK_EVERY = 1.0
 LOOK_FOR = 60.0
 WAIT_FOR_CONNECTION = 0.5
 IDLE_MARGIN = timedelta(minutes=1)
@@ -165,6 +166,7 @@ def was_committed(crew: Crew, run: Run) -> bool | None:
     """
     logger.info("job %s: asking whether it was committed", run.claimed.job_id)
     deadline = time.monotonic() + LOOK_FOR
+    wait = LOOK_FIRST_AFTER
     while time.monotonic() < deadline:
         try:
             with own_connection(crew.engine, NETWORK) as connection:
@@ -173,7 +175,8 @@ def was_committed(crew: Crew, run: Run) -> bool | None:
                     return settled
         except DBAPIError as error:
             logger.debug("job %s: nobody knows yet: %s", run.claimed.job_id, error)
-        crew.stopping.wait(LOOK_EVERY) if not crew.stopping.is_set() else time.sleep(LOOK_EVERY)
+        crew.stopping.wait(wait) if not crew.stopping.is_set() else time.sleep(wait)
+        wait = min(2 * wait, LOOK_EVERY)  # each look is a connection
     return None
 
 
