@@ -32,6 +32,9 @@ class UnknownOption(PgQueueError, TypeError):
 class DuplicateJob(PgQueueError):
     """Another unfinished job of this queue holds the unique key."""
 
+    holder: int | None = None
+    """The id of that job, where it can still be asked for: a flush that failed cannot ask."""
+
 
 class JobNotFound(PgQueueError, LookupError):
     """No job has that id: it was never enqueued, was rolled back, or has been deleted."""

@@ -12,8 +12,9 @@ from pgqueue import async_session, schema
 from pgqueue.addresses import address_of, default_name
 from pgqueue.autocommit import autocommitting
 from pgqueue.context import Around, JobContext, nothing_around
+from pgqueue.decorator import TaskDecorator
 from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
-from pgqueue.joining import executor, in_transaction, may_notify
+from pgqueue.joining import executor, in_transaction, may_notify, telling_failures
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole
 from pgqueue.payload import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.redaction import redacted
@@ -155,7 +156,7 @@ class PgQueue:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, /, **options: Unpack[TaskOptions]) -> "TaskDecorator": ...
+    def task(self, /, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
     def task(self, function: Any = None, /, **options: Any) -> Any:
         """Make a function a task: bare, or with options.
 
@@ -182,6 +183,7 @@ class PgQueue:
             )
         return self.tasks[name]
 
+    @telling_failures()
     def cancel(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
         """Cancel a job in the caller's transaction; returns what that has done.
 
@@ -193,6 +195,7 @@ class PgQueue:
         job_id = _checked_id(job_id)
         return Jobs(in_transaction(session, f"cancel of job {job_id}")).cancel(job_id)
 
+    @telling_failures()
     def requeue(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
         """Put a failed or cancelled job back, with all its attempts before it again.
 
@@ -205,20 +208,24 @@ class PgQueue:
         notify = self.notify and may_notify(connection)
         return Jobs(connection).requeue(job_id, notify=notify)
 
+    @telling_failures()
     def pause(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
         """Have all workers pass a queue by, within a second; enqueuing goes on."""
         check_queue_name(queue)
         Jobs(executor(session)).pause(queue)
 
+    @telling_failures()
     def resume(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
         """Undo :meth:`pause`."""
         check_queue_name(queue)
         Jobs(executor(session)).resume(queue)
 
+    @telling_failures()
     def check(self, session: "Session | Connection | scoped_session[Any]") -> list[Violation]:
         """Every row that breaks an invariant; empty when all is sound.  Reads all jobs."""
         return Jobs(executor(session)).violations()
 
+    @telling_failures()
     def counts(self, session: "Session | Connection | scoped_session[Any]") -> list[StatusCount]:
         """How many jobs stand where, by queue.  Reads all jobs."""
         return Jobs(executor(session)).counts()
@@ -242,36 +249,6 @@ class PgQueue:
             )
         self.tasks[name] = task
         return task
-
-
-class TaskDecorator:
-    """What ``queue.task(...)`` with options returns, as type checkers see it."""
-
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Session, JobContext, P], R], /
-    ) -> Task[P, R]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[JobContext, Session, P], R], /
-    ) -> Task[P, R]: ...
-    @overload
-    def __call__(
-        self, function: "Callable[Concatenate[AsyncSession, JobContext, P], R]", /
-    ) -> Task[P, R]: ...
-    @overload
-    def __call__(
-        self, function: "Callable[Concatenate[JobContext, AsyncSession, P], R]", /
-    ) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[Session, P], R], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: "Callable[Concatenate[AsyncSession, P], R]", /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[JobContext, P], R], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-    def __call__(self, function: Any, /) -> Any: ...
 
 
 def _on_psycopg(url: str) -> Any:

@@ -180,8 +180,9 @@ def _change_one(queue: PgQueue, session: Session, verb: Verb, job_id: int) -> Re
         change = verb.act(queue, session, job_id)
     except JobNotFound:
         return Result(job_id, NOT_FOUND, "no job has this id: never committed, or deleted")
-    except DuplicateJob:
-        return Result(job_id, KEY_TAKEN, "another unfinished job of its queue has its unique key")
+    except DuplicateJob as error:
+        other = f"job {error.holder}" if error.holder else "another unfinished job"
+        return Result(job_id, KEY_TAKEN, f"{other} of its queue has its unique key")
     if change is not Change.UNCHANGED:
         return Result(job_id, change.name.lower())
     status = Listing(session).status(job_id)

@@ -9,12 +9,10 @@ from pgqueue.repository.jobs import (
     Holding,
     Jobs,
     NewJob,
-    StatusCount,
-    Violation,
     raising_duplicate,
 )
 from pgqueue.repository.listing import Holder, JobDetails, JobLine, JobPage, Listing, PastAttempt
-from pgqueue.repository.rows import Claim, Claimed, Locked, Pair, Settled
+from pgqueue.repository.rows import Claim, Claimed, Locked, Pair, Settled, StatusCount, Violation
 
 __all__ = [
     "LIMITS",

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from pgqueue.models import SCHEMA, JobStatus
-from pgqueue.repository.jobs import StatusCount
+from pgqueue.repository.rows import StatusCount
 from pgqueue.statements import health, standing
 
 LIMITS = ("statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout")

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
+from pgqueue.repository.rows import StatusCount, Violation
 from pgqueue.repository.short_way import fetch
 from pgqueue.statements import checking, enqueueing, operating, standing
 from pgqueue.statements.enqueueing import Start
@@ -86,24 +87,6 @@ class Holding(NamedTuple):
     id: int
     is_readable: bool
     """Whether the role may read all of it, or only what enqueuing needs."""
-
-
-class StatusCount(NamedTuple):
-    queue: str
-    status: JobStatus
-    jobs: int
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A row that breaks a rule which must always hold."""
-
-    rule: str
-    job_id: int | None
-    detail: str
-
-    def __str__(self) -> str:
-        return f"job {self.job_id}: {self.rule}; {self.detail}"
 
 
 class Jobs:
@@ -229,7 +212,8 @@ class Jobs:
             with self._executor.begin_nested():
                 self._run(operating.requeue_job(notify=notify), job_id)
 
-        raising_duplicate(requeue, job_id, job.unique_key)
+        key = job.unique_key
+        raising_duplicate(requeue, job_id, key, lambda: self._holders(job.queue, [key]).get(key))
         return Change.REQUEUED
 
     def delete_belongings(self, job_id: int) -> None:
@@ -276,7 +260,12 @@ class Jobs:
         return {key: Holding(id, is_readable) for id, key, is_readable in rows}
 
 
-def raising_duplicate(action: Callable[[], Any], job: Job | int, unique_key: str | None) -> Any:
+def raising_duplicate(
+    action: Callable[[], Any],
+    job: Job | int,
+    unique_key: str | None,
+    holder: Callable[[], Holding | None] = lambda: None,
+) -> Any:
     """Run what may take a unique key, and say which key it was if another job has it."""
     try:
         return action()
@@ -284,10 +273,14 @@ def raising_duplicate(action: Callable[[], Any], job: Job | int, unique_key: str
         if "jobs_held_unique_key" not in str(error.orig):
             raise
         name = f"job {job}" if isinstance(job, int) else repr(job)
-        raise DuplicateJob(
-            f"{name}: another unfinished job of its queue holds the unique key {unique_key!r}; "
-            "wait for that job to end, or use enqueue(), which returns it"
-        ) from error
+        found = holder()
+        other = f"job {found.id}" if found else "another unfinished job"
+        duplicate = DuplicateJob(
+            f"{name}: {other} of its queue holds the unique key {unique_key!r}; wait for that job "
+            "to end, or use enqueue(), which returns it"
+        )
+        duplicate.holder = found and found.id
+        raise duplicate from error
 
 
 def _key_keeps_moving(new: NewJob, unique_key: str) -> DuplicateJob:

@@ -1,7 +1,9 @@
-"""What claims and settles bring back."""
+"""What claims and settles bring back, and looks at all jobs."""
 
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
+
+from pgqueue.models import JobStatus
 
 
 class Claimed(NamedTuple):
@@ -77,3 +79,21 @@ class Settled(NamedTuple):
 
     job_id: int
     outcome: str | None
+
+
+class StatusCount(NamedTuple):
+    queue: str
+    status: JobStatus
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A row that breaks a rule which must always hold."""
+
+    rule: str
+    job_id: int | None
+    detail: str
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: {self.rule}; {self.detail}"

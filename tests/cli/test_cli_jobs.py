@@ -252,12 +252,13 @@ class TestRequeue:
             dead = task.options(unique_key="k").enqueue(session, "no").id
         Worker(queue, ["mail"]).run_until_empty(timeout=30)
         with queue.session() as session, session.begin():
-            task.options(unique_key="k").enqueue(session, "again")
+            holder = task.options(unique_key="k").enqueue(session, "again").id
 
         ended = pgqueue(shop, "--url", database_url, "requeue", str(dead), "--json")
 
         [found] = json.loads(ended.stdout)["jobs"]
         assert (ended.returncode, found["change"]) == (1, "key_taken")
+        assert f"job {holder} of its queue" in found["reason"]
         assert statuses(engine)[dead] == JobStatus.FAILED
 
 

@@ -28,6 +28,7 @@ from pgqueue import (
     Lease,
     MessageQueue,
     PgQueue,
+    SchemaMissing,
 )
 from pgqueue.outcomes import Cancelled, Failed, Retried, Succeeded
 from pgqueue.repository import Claimed
@@ -300,9 +301,10 @@ class TestRequeue:
         failed(worker, engine, job_id)
         holder = enqueue(session, key="k")
 
-        with pytest.raises(DuplicateJob, match=f"job {job_id}.*'k'"):
+        with pytest.raises(DuplicateJob, match=f"job {job_id}: job {holder} .*'k'") as raised:
             queue.requeue(session, job_id)
 
+        assert raised.value.holder == holder
         other = enqueue(session)
         session.commit()
         assert status_of(engine, job_id) is JobStatus.FAILED
@@ -394,6 +396,21 @@ class TestRequeue:
 
         assert changes == [Change.REQUEUED]
         assert violations(engine) == []
+
+
+@pytest.mark.parametrize("call", ["cancel", "requeue", "pause", "resume", "check", "counts"])
+def test_where_there_are_no_tables_every_call_says_what_brings_them(
+    empty_database_url: str, call: str
+) -> None:
+    arguments: dict[str, list[object]] = {
+        "cancel": [1], "requeue": [1], "pause": ["mail"], "resume": ["mail"],
+    }  # fmt: skip
+    engine = create_engine(empty_database_url)
+
+    with engine.connect() as connection, pytest.raises(SchemaMissing, match="app module:queue upg"):
+        getattr(queue, call)(connection, *arguments.get(call, []))
+
+    engine.dispose()
 
 
 class TestDelete:
