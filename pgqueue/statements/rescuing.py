@@ -93,7 +93,8 @@ def rescue_lost_messages() -> Executable:
     The lease is locked first and its message looked for again, so a transaction that ended
     meanwhile is not taken for damage.
     """
-    return _rescue(and_(leases.c.held, ~exists().where(stands_at_place_of(leases.c.target_id))))
+    none = ~exists().where(stands_at_place_of(leases.c.target_id))
+    return _rescue(and_(leases.c.held, and_(~exists().where(_is_own_message()), none)))
 
 
 @cache
@@ -109,10 +110,11 @@ def drop_left_stamps() -> Executable:
     later = exists().where(
         stands_at_place_of(leases.c.target_id), message_queue.c.id > leases.c.message_id
     )
+    gone_on = and_(~exists().where(_is_own_message()), later)
     stamp = (
         select(CTID)
         .select_from(leases)
-        .where(leases.c.held, or_(job.scalar_subquery().is_(None), later))
+        .where(leases.c.held, or_(job.scalar_subquery().is_(None), gone_on))
         .with_for_update(skip_locked=True)
     )
     return delete(leases).where(any_(func.array(stamp.scalar_subquery())) == CTID)
@@ -125,7 +127,7 @@ def end_transactions() -> Executable:
     Of a frozen process the server sees no end: its kernel still answers for it.
     """
     owner: ColumnElement[Any] = literal_column("message_queue.xmax").label("owner")
-    message = select(owner).select_from(message_queue).where(stands_at_place_of(leases.c.target_id))
+    message = select(owner).select_from(message_queue).where(_is_own_message())
     each = message.offset(AS_IT_STANDS).lateral("message")
     held = (
         select(leases.c.target_id, leases.c.started_at, each.c.owner)
@@ -138,6 +140,15 @@ def end_transactions() -> Executable:
     holder = _holder(held).lateral("holder")
     ended = func.pg_terminate_backend(holder.c.pid)
     return select(held.c.target_id, ended).select_from(held.join(holder, true()))
+
+
+def _is_own_message() -> ColumnElement[bool]:
+    """The message that a lease was stamped for: one look by the whole key.
+
+    Asked first.  Without the id it would read all messages that are due at the same moment, and
+    an application may have enqueued a million of them for eight o'clock.
+    """
+    return and_(stands_at_place_of(leases.c.target_id), message_queue.c.id == leases.c.message_id)
 
 
 def _holder(held: CTE) -> Select[Any]:

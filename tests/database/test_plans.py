@@ -217,6 +217,44 @@ class TestSettles:
         assert plans.only.buffers < 200
 
 
+@pytest.mark.parametrize("plan_cache", PLAN_CACHES)
+def test_where_all_jobs_are_due_at_the_same_moment_held_leases_are_looked_at_by_key(
+    engine: Engine, database_url: str, plan_cache: str
+) -> None:
+    """As after ``enqueue_many`` with ``run_at``: most of the key of a message is that of all."""
+    with engine.begin() as connection:
+        connection.execute(text(AT_ONE_MOMENT), {"jobs": 20_000})
+        connection.execute(text("ANALYZE"))
+    workers = worker_settings(database_url, plan_cache_mode=plan_cache, **AUTO_EXPLAIN)
+    with crew(prepare_at_once(workers), 2) as [dead, living]:
+        for worker in (living, dead):
+            worker.start()
+        with plans_of(living.presence) as plans:
+            Fleet(living.presence).drop_left_stamps()
+        with engine.begin() as connection:
+            declare = text("UPDATE pgqueue.workers SET dead_at = clock_timestamp() WHERE id = :id")
+            connection.execute(declare, {"id": dead.id})
+        with plans_of(living.line) as plans_of_rescue:
+            assert Fleet(living.line).end_transactions()
+            Fleet(living.line).rescue()
+        living.transaction.rollback()
+        dead.transaction.invalidate()
+
+    for plan in [*plans.seen, *plans_of_rescue.seen]:
+        assert plan.buffers < 300
+
+
+AT_ONE_MOMENT = """
+    WITH job AS (INSERT INTO pgqueue.jobs (task, run_at)
+                 SELECT CASE WHEN n IN (1, :jobs) THEN 'tests.task' ELSE 'tests.other' END, now()
+                 FROM generate_series(1, :jobs) AS n
+                 RETURNING id, queue, priority, run_at, task)
+    INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
+    SELECT queue, priority, run_at, id, task FROM job ORDER BY id
+"""
+"""Only the first of them and the last can be claimed."""
+
+
 class TestHot:
     def test_settling_updates_a_job_in_its_page(self, engine: Engine, database_url: str) -> None:
         with engine.begin() as connection:
