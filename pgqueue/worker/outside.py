@@ -23,6 +23,9 @@ logger = redaction.logger(__name__)
 BRIEFLY = "SET LOCAL lock_timeout = 10000"
 """Milliseconds to wait for the end of a transaction that was told to end.  For this transaction
 only: a pooler may forget what was set for a session, and this would wait for ever."""
+MORE_BRIEFLY = "SET LOCAL lock_timeout = 500"
+"""For the row of the job, which an application may keep for hours: who waits here keeps all other
+timeouts of the worker waiting."""
 
 
 def tell_of_cuts(runs: Iterable[Run]) -> None:
@@ -95,6 +98,7 @@ def _take_over(crew: Crew, connection: Connection, run: Run, outcome: Outcome) -
         return False  # settled after all, or its job is being deleted
     if attempts.wait_for_message(run.claimed):
         attempts.take_message(run.claimed)
+    connection.exec_driver_sql(MORE_BRIEFLY)
     attempts.settle([(run.claimed, outcome)], held=True)  # of a job that has ended, its lease alone
     return True
 

@@ -95,3 +95,22 @@ def test_what_a_crash_has_left_is_claimed_meanwhile(database_url: str, tmp_path:
         rig.open("a")
         rig.until_ended(first, second)
         assert rig.check() == []
+
+
+def test_the_timeouts_of_others_are_heeded_meanwhile(database_url: str, tmp_path: Path) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start("transaction", concurrency=6)
+        with rig.session() as session:
+            job = chores.overrun_late.enqueue(session, "a").id
+            session.commit()
+        rig.until_started(job)
+
+        with locked(rig, job), rig.session() as session:
+            rig.until(lambda: rig.notes("cancelled", job=job))
+            other = chores.overrun.enqueue(session, "a").id
+            session.commit()
+            rig.until(lambda: rig.bad_attempts(other)[:1] == ["timeout"], seconds=8)
+
+        rig.open("a")
+        rig.until_ended(job, other)
+        assert rig.check() == []
