@@ -154,7 +154,8 @@ def worker_engine(engine: Engine) -> Engine:
     """The engine a worker uses: the application's own, or its twin on psycopg."""
     if engine.dialect.driver == "psycopg":
         return engine
-    return create_engine(engine.url.set(drivername=DRIVER))
+    # The number of slots is the limit.
+    return create_engine(engine.url.set(drivername=DRIVER), max_overflow=1000)
 
 
 def connection_parameters(engine: Engine) -> dict[str, Any]:

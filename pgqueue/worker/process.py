@@ -18,6 +18,7 @@ from pgqueue import redaction
 from pgqueue.errors import OptionError, UsedAcrossFork, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
+from pgqueue.unit_of_work import worker_engine
 from pgqueue.worker.plan import Mode, checked_plan
 from pgqueue.worker.shift import Shift
 
@@ -116,7 +117,7 @@ class Worker:
 
     def _warn_of_small_pool(self) -> None:
         """A handler that waits for a connection keeps its slot, and others wait behind it."""
-        pool = self._queue.engine.pool
+        pool = worker_engine(self._queue.engine).pool
         if self._plan.mode is not Mode.LEASE or not isinstance(pool, QueuePool):
             return
         most = pool.size() + pool._max_overflow

@@ -1,11 +1,12 @@
 """Connections of a worker's own, beside those of the application."""
 
+from contextlib import ExitStack
 from threading import Barrier
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 
 from chaos.logical import run_together
-from pgqueue.unit_of_work import own_connection
+from pgqueue.unit_of_work import own_connection, worker_engine
 
 ROUNDS = 20
 
@@ -30,3 +31,19 @@ def test_a_worker_and_its_application_may_connect_first_at_the_same_moment(
 
         run_together(as_worker, as_application)
         engine.dispose()
+
+
+def test_the_twin_of_an_engine_on_another_driver_has_a_connection_for_every_slot(
+    database_url: str,
+) -> None:
+    twin = worker_engine(
+        create_engine(make_url(database_url).set(drivername="postgresql+psycopg2"))
+    )
+    with ExitStack() as slots:
+        pids = {
+            slots.enter_context(twin.connect()).scalar(text("SELECT pg_backend_pid()"))
+            for _ in range(20)
+        }
+
+    assert len(pids) == 20
+    twin.dispose()
