@@ -20,7 +20,7 @@ HAND_WRITTEN = (
 
 @click.command()
 @click.argument("name", type=click.Choice(HAND_WRITTEN))
-@click.option("--url", envvar="DATABASE_URL", help="Your PostgreSQL; without it, a private one.")
+@click.option("--url", help="A database of yours, with nothing in it; without it, a private one.")
 def main(name: str, url: str | None) -> None:
     """Run the example NAME as it is written by hand, and then with pgqueue."""
     with nullcontext(url) if url else EmbeddedPostgres() as server:

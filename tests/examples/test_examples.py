@@ -29,7 +29,9 @@ def run(*arguments: str, database_url: str) -> str:
 
 @pytest.mark.parametrize("name", HAND_WRITTEN)
 def test_an_example_runs_by_hand_and_with_pgqueue(name: str, empty_database_url: str) -> None:
-    shown = run("examples", name, database_url=empty_database_url)
+    shown = run(
+        "examples", name, "--url", empty_database_url, database_url="postgresql://not/asked"
+    )
     moved = run(f"examples.{name}.move", database_url=empty_database_url)
 
     assert re.findall(r"^-- (\S+)$", shown, re.M) == [
