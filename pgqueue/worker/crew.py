@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, sessionmaker
@@ -50,11 +51,14 @@ class Run:
         "leaving",
         "started_at",
         "task",
+        "worker_id",
     )
 
-    def __init__(self, claimed: Claimed, task: Task[..., Any]) -> None:
+    def __init__(self, claimed: Claimed, task: Task[..., Any], *, worker_id: UUID) -> None:
         self.claimed = claimed
         self.task = task
+        self.worker_id = worker_id
+        """Whose lease it has: a worker that was declared dead meanwhile has another id."""
         self.started_at = time.monotonic()
         self.has_begun = False
         """Whether its transactional handler was called."""
@@ -188,6 +192,10 @@ class Crew:
     task_names: str = field(init=False)
     """All of them, as the array that a claim is given."""
     suspects: Suspects = field(init=False)
+
+    def run_of(self, claimed: Claimed) -> Run:
+        """An attempt of this worker that begins now."""
+        return Run(claimed, self.tasks[claimed.task], worker_id=self.presence.worker_id)
 
     def may_start(self, claimed: Claimed) -> bool:
         """Whether a claimed job may start: only while no other can have rescued it.

@@ -180,7 +180,7 @@ class HeldSlot(Loop):
         claimed = self._turnstile.stamp(row, connection)
         if claimed is None:
             return False
-        run = Run(claimed, self.crew.tasks[claimed.task])
+        run = self.crew.run_of(claimed)
         run.begin_on(connection)
         done.append((run, Released()))
         attempt = HeldAttempt(self.crew, run, connection, others_follow=self._batch > 1)

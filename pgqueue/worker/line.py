@@ -11,7 +11,7 @@ from typing import TypeVar
 from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.interfaces import IsolationLevel
-from sqlalchemy.exc import DBAPIError, InvalidRequestError, OperationalError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import redaction
@@ -29,7 +29,7 @@ BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
 """A connection lost inside a savepoint, or one a handler has closed, is an InvalidRequestError."""
 
 
-def is_lock_timeout(error: OperationalError) -> bool:
+def is_lock_timeout(error: DBAPIError) -> bool:
     """Whether a statement has waited for a lock for as long as its connection may."""
     return isinstance(error.orig, LockNotAvailable)
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import partial
 from threading import Event
 
+from psycopg.errors import InternalError_, ProgramLimitExceeded
 from sqlalchemy import Connection, Engine, select
-from sqlalchemy.exc import DataError, IntegrityError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from pgqueue import redaction
 from pgqueue.outcomes import (
@@ -44,6 +45,11 @@ LINGER = 0.002
 MUCH = 20
 FEW = 10
 """Jobs to name in one line."""
+MOST = 200
+"""Outcomes with details in one statement.  Each may have megabytes, and at a gigabyte the server
+closes the connection."""
+TOO_LARGE = (ProgramLimitExceeded, InternalError_)
+"""What a statement is refused by whose details, as the server keeps them, exceed 256 megabytes."""
 
 
 class Settler(Loop):
@@ -64,6 +70,10 @@ class Settler(Loop):
         self._goes_on = goes_on
         self._held_up: list[Settlement] = []
         """Of jobs that another transaction has locked: they must not keep the others waiting."""
+        self._left: list[tuple[Settle, list[Settlement]]] = []
+        """Of the batch that is being settled."""
+        self._waits = 0
+        """For a lock on something else than a job's row, in a row."""
         self._looked_at = self._told_at = float("-inf")
         self._stop_when_done = Event()
         self._gave_up = Event()
@@ -81,10 +91,16 @@ class Settler(Loop):
                 self._settle(batch)
             elif self._stop_when_done.is_set() and not self._held_up:
                 break
-        if self._held_up:
-            ids = _named(self._held_up)
+        if unwritten := self._unwritten():
+            ids = _named(unwritten)
             logger.warning("jobs %s: what has become of them is not written down", ids)
         self._line.close()
+
+    def _unwritten(self) -> list[Settlement]:
+        unwritten = self._held_up + [item for _, part in self._left for item in part]
+        while batch := self._bench.done_batch(wait=0):
+            unwritten += batch
+        return unwritten
 
     def _wait(self) -> float:
         """Seconds to wait for an outcome."""
@@ -101,29 +117,22 @@ class Settler(Loop):
     def _settle(self, batch: list[Settlement]) -> None:
         plain = [item for item in batch if is_plain_success(item[1])]
         others = [item for item in batch if not is_plain_success(item[1])]
-        self._surely(self._settle_plain, plain)
-        self._surely(self._settle_others, others)
-        if any(_keeps_its_place(outcome) for _, outcome in others):
-            self._line.attempt(lambda connection: connection.execute(select(notify("rewind"))))
-
-    def _surely(self, settle: Settle, batch: list[Settlement]) -> None:
-        left = [batch] if batch else []
-        while left and not self._gave_up.is_set():
-            again = self._line.attempt(partial(self._try, settle, left[0]))
+        self._left = [(self._settle_plain, plain)] if plain else []
+        self._left += [(self._settle_others, part) for part in _parts(others, MOST)]
+        while self._left and not self._gave_up.is_set():
+            settle, part = self._left[0]
+            again = self._line.attempt(partial(self._try, settle, part))
             if again is not None:
-                left[:1] = again
+                self._left[:1] = [(settle, each) for each in again]
+        self._wake(others)
 
     def _try(
         self, settle: Settle, batch: list[Settlement], connection: Connection
     ) -> list[list[Settlement]]:
         """Settle a batch; returns the batches to be tried instead, if one outcome stands in the
-        way of the others."""
+        way of the others, or if it is too much at once."""
         try:
             settle(connection, batch)
-        except OperationalError as error:
-            if not is_lock_timeout(error):
-                raise
-            return self._without_locked(batch, connection)
         except (DataError, IntegrityError):
             if len(batch) > 1:
                 return [[item] for item in batch]
@@ -132,6 +141,13 @@ class Settler(Loop):
                 raise  # there is nothing in it that could not be stored
             logger.exception("job %s: storing its outcome without details", claimed.job_id)
             return [[(claimed, _bare(outcome))]]
+        except DBAPIError as error:
+            if is_lock_timeout(error):
+                return self._without_locked(batch, connection)
+            if isinstance(error.orig, TOO_LARGE) and len(batch) > 1:
+                return _parts(batch, (len(batch) + 1) // 2)
+            raise
+        self._waits = 0
         return []
 
     def _without_locked(
@@ -145,7 +161,9 @@ class Settler(Loop):
                 _named(locked),
             )
         self._held_up += locked
-        if not locked and time.monotonic() - self._told_at >= REPEAT:
+        # Not the first time: what held a row may have ended right before the look.
+        self._waits = 0 if locked else self._waits + 1
+        if self._waits > 1 and time.monotonic() - self._told_at >= REPEAT:
             self._told_at = time.monotonic()
             logger.warning("settler: waiting for a lock on the tables, or on a lease")
         return [free] if free else []
@@ -168,7 +186,7 @@ class Settler(Loop):
         attempts = Attempts(connection, self._presence.worker_id)
         try:
             free = attempts.free_among([claimed for claimed, _ in batch])
-        except OperationalError as error:
+        except DBAPIError as error:
             if not is_lock_timeout(error):
                 raise
             return batch, []  # all of a table is locked, by a migration, say
@@ -186,12 +204,21 @@ class Settler(Loop):
     def _settle_others(self, connection: Connection, batch: list[Settlement]) -> None:
         settled = Attempts(connection, self._presence.worker_id).settle(batch)
         self._bench.settled(batch, settled)
-        self._wake(batch)
 
     def _wake(self, batch: list[Settlement]) -> None:
+        """Have jobs that go on claimed: by this worker, and by all if they stand behind frontiers.
+
+        Apart from the settles, which are repeated: whoever is woken may find it done already.
+        """
         behind = any(_keeps_its_place(outcome) for _, outcome in batch)
         if behind or any(isinstance(outcome, Retried | Snoozed) for _, outcome in batch):
             self._goes_on(behind)
+        if behind:
+            self._line.attempt(lambda connection: connection.execute(select(notify("rewind"))))
+
+
+def _parts(batch: list[Settlement], size: int) -> list[list[Settlement]]:
+    return [batch[start : start + size] for start in range(0, len(batch), size)]
 
 
 def _job_id(claimed: Claimed) -> int:

@@ -46,7 +46,7 @@ class Slot(Loop):
         return claimed or self.crew.bench.take()
 
     def _begin(self, claimed: Claimed) -> Run:
-        run = self.current = Run(claimed, self.crew.tasks[claimed.task])
+        run = self.current = self.crew.run_of(claimed)
         return run
 
     def _end(self, run: Run, outcome: Outcome | None) -> bool:

@@ -170,7 +170,7 @@ def was_committed(crew: Crew, run: Run) -> bool | None:
     while time.monotonic() < deadline:
         try:
             with own_connection(crew.engine, NETWORK) as connection:
-                settled = Fleet(connection).has_settled(crew.presence.worker_id, run.claimed)
+                settled = Fleet(connection).has_settled(run.worker_id, run.claimed)
                 if settled is not None:
                     return settled
         except DBAPIError as error:
@@ -231,10 +231,9 @@ def _after_broken_connection(crew: Crew, run: Run, error: Exception) -> Outcome:
 
 
 def _after_unknown_commit(crew: Crew, run: Run) -> Outcome | None:
-    committed = was_committed(crew, run)
-    if committed is False:
-        lost = ConnectionError("the connection broke during COMMIT, which was not carried out")
-        return execution.after_error(run.task, run.claimed, lost)
-    # Settled, or left to whoever reconciles or rescues the lease.
-    crew.bench.settled_already(run.claimed, "succeeded" if committed else "unknown")
-    return None
+    if was_committed(crew, run):
+        crew.bench.settled_already(run.claimed, "succeeded")
+        return None
+    # Also when nobody could say: if it was carried out, the lease is gone, and this is refused.
+    lost = ConnectionError("the connection broke during COMMIT, which was not carried out")
+    return execution.after_error(run.task, run.claimed, lost)

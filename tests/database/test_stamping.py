@@ -311,7 +311,8 @@ class TestLeftStamps:
                 end = text("SELECT pg_terminate_backend(:pid, 5000)")
                 assert connection.scalar(end, {"pid": worker.pids[2]})
 
-            run = Run(locked.claimed(attempt=1, crashes=0), chores.call)
+            row = locked.claimed(attempt=1, crashes=0)
+            run = Run(row, chores.call, worker_id=worker.id)
             run.begin_on(worker.transaction)
             assert run.server_process is None  # whose number may be another's by now
             stamped = turnstile.stamp(locked, worker.transaction)
