@@ -120,11 +120,14 @@ class Settler(Loop):
         self._left = [(self._settle_plain, plain)] if plain else []
         self._left += [(self._settle_others, part) for part in _parts(others, MOST)]
         while self._left and not self._gave_up.is_set():
-            settle, part = self._left[0]
-            again = self._line.attempt(partial(self._try, settle, part))
-            if again is not None:
-                self._left[:1] = [(settle, each) for each in again]
+            self._settle_next()
         self._wake(others)
+
+    def _settle_next(self) -> None:
+        settle, part = self._left[0]
+        again = self._line.attempt(partial(self._try, settle, part))
+        if again is not None:
+            self._left[:1] = [(settle, each) for each in again]
 
     def _try(
         self, settle: Settle, batch: list[Settlement], connection: Connection
