@@ -10,6 +10,7 @@ from documents import ROOT, excerpts_of
 
 from examples.__main__ import HAND_WRITTEN
 
+NOWHERE = "postgresql+psycopg://nobody@localhost:1/none"
 PAGE = ROOT / "docs" / "how-to" / "from-a-hand-written-queue.md"
 
 
@@ -27,11 +28,13 @@ def run(*arguments: str, database_url: str) -> str:
     return done.stdout
 
 
+def test_an_example_leaves_the_database_of_the_environment_alone() -> None:
+    assert "-- two_tables/with_pgqueue.py" in run("examples", "two_tables", database_url=NOWHERE)
+
+
 @pytest.mark.parametrize("name", HAND_WRITTEN)
 def test_an_example_runs_by_hand_and_with_pgqueue(name: str, empty_database_url: str) -> None:
-    shown = run(
-        "examples", name, "--url", empty_database_url, database_url="postgresql://not/asked"
-    )
+    shown = run("examples", name, "--url", empty_database_url, database_url=NOWHERE)
     moved = run(f"examples.{name}.move", database_url=empty_database_url)
 
     assert re.findall(r"^-- (\S+)$", shown, re.M) == [
