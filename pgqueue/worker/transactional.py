@@ -159,8 +159,8 @@ def commit(connection: Connection) -> None:
         raise
 
 
-def was_committed(crew: Crew, run: Run) -> bool | None:
-    """Whether the transaction of a run has settled it; None when the database does not say.
+def was_committed(crew: Crew, run: Run) -> bool:
+    """Whether the transaction of a run has settled it; False also if the database does not say.
 
     Until its server process is gone it may still commit, and holds the lease that it deleted.
     """
@@ -177,7 +177,7 @@ def was_committed(crew: Crew, run: Run) -> bool | None:
             logger.debug("job %s: nobody knows yet: %s", run.claimed.job_id, error)
         crew.stopping.wait(wait) if not crew.stopping.is_set() else time.sleep(wait)
         wait = min(2 * wait, LOOK_EVERY)  # each look is a connection
-    return None
+    return False
 
 
 def _complete(crew: Crew, run: Run, connection: Connection, verdict: Verdict) -> Outcome | None:
@@ -234,6 +234,6 @@ def _after_unknown_commit(crew: Crew, run: Run) -> Outcome | None:
     if was_committed(crew, run):
         crew.bench.settled_already(run.claimed, "succeeded")
         return None
-    # Also when nobody could say: if it was carried out, the lease is gone, and this is refused.
+    # If it was carried out after all, the lease is gone, and this is refused.
     lost = ConnectionError("the connection broke during COMMIT, which was not carried out")
     return execution.after_error(run.task, run.claimed, lost)
