@@ -11,7 +11,7 @@ DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example test check format format-check lint types contracts battery chaos soak test-matrix bench bench-smoke reference build clean
+.PHONY: help setup demo example test check format format-check lint types contracts battery chaos soak test-matrix smoke bench bench-smoke reference build clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,8 +54,11 @@ chaos: setup ## Run the chaos battery (ARGS="--seed 7 --only kills_in_lease_mode
 soak: setup ## Run half an hour of faults of every kind
 	@$(BIN)/python -m chaos --only soak $(ARGS)
 
-test-matrix: setup ## Run the tests on the oldest and newest versions (ARGS="-k oldest -- tests/unit")
+test-matrix: setup ## Run the tests on the oldest and newest versions (ARGS="-s 'tests(oldest)' -- tests/unit")
 	@$(BIN)/nox $(ARGS)
+
+smoke: setup ## Try imports, commands and a few jobs beside the oldest and the newest versions
+	@$(BIN)/nox -s smoke $(ARGS)
 
 bench: setup ## Measure beside other queues (ARGS="--only drain --turns 7", "--full", "list")
 	@$(BIN)/python -m benchmarks $(ARGS)

