@@ -121,7 +121,9 @@ class Task(Generic[P, R]):
         if isinstance(found, Holding):
             return held_job(target, found)
         job = self._loaded_job(found, written)
-        target.add(job)
+        # Its row is written and nothing is left for a flush, so a mapper event may do this too:
+        # SQLAlchemy warns of an add there, because what is new or changed would be missed.
+        Session.add(target, job, _warn=False)
         return job
 
     async def enqueue_async(

@@ -2,11 +2,12 @@
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, ForeignKey, event, func, select
+from sqlalchemy import Connection, Engine, ForeignKey, event, func, select
 from sqlalchemy.exc import SAWarning
 from sqlalchemy.orm import (
     DeclarativeBase,
@@ -38,6 +39,7 @@ class Report(Base):
     __tablename__ = "reports"
 
     id: Mapped[int] = mapped_column(primary_key=True)
+    title: Mapped[str | None]
     job_id: Mapped[int | None] = mapped_column(ForeignKey(Job.id))
     job: Mapped[Job | None] = relationship(Job)
 
@@ -149,6 +151,56 @@ def test_it_gets_its_message_however_it_comes(
     session.commit()
 
     assert_one_job_waits(engine)
+
+
+@pytest.mark.usefixtures("reports")
+@pytest.mark.parametrize("moment", ["before_insert", "after_insert", "after_update"])
+def test_enqueue_within_a_flush_writes_at_once_and_without_a_warning(
+    engine: Engine, session: Session, moment: str
+) -> None:
+    report = Report(id=1)
+    found: list[Job] = []
+    if moment == "after_update":
+        session.add(report)
+        session.commit()
+        report.title = "Changed"
+
+    def enqueue(_mapper: Any, _connection: Connection, row: Report) -> None:
+        found.append(print_report.enqueue(session, row.id))
+        found.append(print_once.enqueue(session, row.id))
+        found.append(print_once.enqueue(session, row.id))
+
+    event.listen(Report, moment, enqueue, once=True)
+    session.add(report)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        session.commit()
+
+    assert found[1] is found[2]
+    assert all(job in session for job in found)
+    assert [job.args for job in found] == [{"number": 1}] * 3
+    with Session(engine) as other:
+        waiting = other.scalars(select(MessageQueue.target_id).order_by(MessageQueue.id)).all()
+        assert waiting == [found[0].id, found[1].id]
+        assert queue.check(other) == []
+
+
+@pytest.mark.usefixtures("reports")
+def test_a_flush_that_fails_takes_back_what_was_enqueued_within_it(
+    engine: Engine, session: Session
+) -> None:
+    def enqueue(_mapper: Any, _connection: Connection, row: Report) -> None:
+        print_report.enqueue(session, row.id)
+        raise LookupError
+
+    event.listen(Report, "after_insert", enqueue, once=True)
+    session.add(Report(id=1))
+    with pytest.raises(LookupError):
+        session.flush()
+    session.rollback()
+
+    with Session(engine) as other:
+        assert other.scalars(select(Job)).all() == []
 
 
 @pytest.mark.parametrize("load", ["select", "enqueue"])
