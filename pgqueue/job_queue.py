@@ -58,6 +58,7 @@ class PgQueue:
 
     def bind(self, bind: "Bind") -> None:
         """Say which database the jobs live in."""
+        _refuse_async(bind)
         if isinstance(bind, sessionmaker):
             self._sessions = bind
         elif isinstance(bind, Engine):
@@ -232,8 +233,12 @@ class PgQueue:
 
     def __repr__(self) -> str:
         """Names the database without its password."""
-        engine = self._sessions and self._sessions.kw.get("bind")
-        return f"<PgQueue {redacted(str(engine.url)) if engine else 'not bound'}>"
+        if self._sessions is None:
+            return "<PgQueue not bound>"
+        bound = self._sessions.kw.get("bind")
+        # A Connection has its engine behind it; binds={Job: engine} leaves nothing here.
+        engine = None if bound is None else bound.engine
+        return f"<PgQueue {redacted(str(engine.url)) if engine else 'without an engine'}>"
 
     def _register(self, function: Callable[..., Any], options: dict[str, Any]) -> Task[..., Any]:
         if not callable(function) or isinstance(function, (type, Task)):
@@ -252,13 +257,28 @@ class PgQueue:
 
 
 def _on_psycopg(url: str) -> Any:
-    """``postgres://`` and ``postgresql://`` mean psycopg 3, with every SQLAlchemy version."""
+    """``postgres://`` and ``postgresql://`` mean psycopg 3, with every SQLAlchemy version.
+
+    So do the URLs of async drivers: what a queue itself does is synchronous.
+    """
     scheme, separator, rest = url.partition("://")
     if scheme in ("postgres", "postgresql"):
         url = f"{DRIVER}{separator}{rest}"
     parsed = make_url(url)
     _refuse_others(parsed.get_backend_name())
-    return parsed
+    return parsed.set(drivername=DRIVER) if parsed.get_dialect().is_async else parsed
+
+
+def _refuse_async(bind: Any) -> None:
+    """Refuse now what would fail with MissingGreenlet at the first use."""
+    bound = bind.kw.get("bind") if isinstance(bind, sessionmaker) else bind
+    makes_async = async_session.is_async_session(getattr(bind, "class_", None))
+    if makes_async or getattr(getattr(bound, "dialect", None), "is_async", False):
+        raise ArgumentsError(
+            "PgQueue works synchronously, and is bound here to an async engine: give it the URL, "
+            "or an Engine of create_engine(url.set(drivername='postgresql+psycopg')); "
+            "enqueue_async takes an AsyncSession on any engine of that database"
+        )
 
 
 def _refuse_others(database: str) -> None:

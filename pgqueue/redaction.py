@@ -138,7 +138,11 @@ def logger(name: str) -> logging.Logger:
 
 class _Redacting(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = redacted(record.getMessage()), None
+        # Log aggregators group records by their template, and list the arguments.
+        if record.args:
+            record.msg, record.args = _Template(record.msg), _masked_all(record.args)
+        else:
+            record.msg = redacted(record.getMessage())
         if record.exc_info:
             # A formatter takes this text, where there is one, for that of the error.
             record.exc_text = redacted(_FORMATTER.formatException(record.exc_info))
@@ -146,6 +150,48 @@ class _Redacting(logging.Filter):
 
 
 _FORMATTER = logging.Formatter()
+
+
+class _Template(str):
+    """A log record's template, the same text as before, whose message is redacted as a whole.
+
+    A secret may show only there: by ``password=%s`` the argument alone tells nobody what it is.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self
+
+    def __mod__(self, args: Any) -> str:
+        return redacted(super().__mod__(args))
+
+
+class _Masked:
+    """An argument of a log record that is no text yet, redacted when it becomes one."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return redacted(str(self._value))
+
+    def __repr__(self) -> str:
+        return redacted(repr(self._value))
+
+
+def _masked_all(args: Any) -> Any:
+    if isinstance(args, dict):  # of a template with names, as logging has taken it
+        return {name: _masked(value) for name, value in args.items()}
+    return tuple(map(_masked, args))
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, int | float):  # for %d and %.1f
+        return value
+    return redacted(value) if isinstance(value, str) else _Masked(value)
 
 
 def _leaves(value: Any) -> Iterator[str]:

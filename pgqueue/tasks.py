@@ -16,13 +16,13 @@ from pgqueue.arguments import Arguments, Written, WrittenRows
 from pgqueue.autocommit import refuse_autocommit
 from pgqueue.context import Around, JobContext
 from pgqueue.injection import Injection, injection_of
+from pgqueue.job_objects import dispatch_at_flush, held_job, loaded_job
 from pgqueue.joining import joined, may_notify, sync_session, telling_failures
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.payload import Payload
 from pgqueue.redaction import is_secret
 from pgqueue.repository import Enqueued, Holding, Jobs, NewJob
-from pgqueue.unit_of_work import dispatch_at_flush, held_job, loaded_job
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -121,7 +121,9 @@ class Task(Generic[P, R]):
         if isinstance(found, Holding):
             return held_job(target, found)
         job = self._loaded_job(found, written)
-        target.add(job)
+        # Its row is written and nothing is left for a flush, so a mapper event may do this too:
+        # SQLAlchemy warns of an add there, because what is new or changed would be missed.
+        Session.add(target, job, _warn=False)
         return job
 
     async def enqueue_async(
@@ -171,6 +173,8 @@ class Task(Generic[P, R]):
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """A new Job for ``session.add``; the flush that inserts it inserts its message too.
+
+        So does a flush that gets it by ``merge``, a cascade or a pickle; a bulk insert does not.
 
         A taken unique key raises DuplicateJob at that flush.
         """

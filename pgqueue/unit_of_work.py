@@ -2,25 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from typing import Any
 
 import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session, load_only, make_transient_to_detached, sessionmaker
-from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue import redaction
-from pgqueue.autocommit import refuse_autocommit
 from pgqueue.changed_sessions import CHANGED
 from pgqueue.guests import ENDED, TransactionEnded, be_guest
-from pgqueue.joining import may_notify
-from pgqueue.models import Job, JobStatus
 from pgqueue.network import BRIEF, NETWORK, notice_loss_of_server
-from pgqueue.repository import Holding, Jobs, raising_duplicate
 
 logger = redaction.logger(__name__)
 
@@ -83,71 +77,6 @@ before the grace of such workers is over, and others may rescue."""
 AFTER_HANDLER = f"{RELEASE_GUARD}; {PLAN_BY_KEY}; {ONLY_SETTLE_FOLLOWS}"
 """Around a handler.  Whoever has ended the transaction has ended the savepoint as well, and its
 job fails: the server knows it whatever the handler did, and whatever SQLAlchemy believes."""
-
-NOTIFY_AT_FLUSH = "pgqueue.notify_at_flush"
-
-
-def loaded_job(id: int, run_at: datetime, created_at: datetime, **values: Any) -> Job:
-    """A Job that was inserted by a statement of ours, as a SELECT would load it."""
-    job = Job()
-    held = {"held_unique_key": values["unique_key"]}
-    vars(job).update(_AS_NEW, id=id, run_at=run_at, created_at=created_at, **values, **held)
-    # What is in its dict by now counts as loaded, and nothing as changed.
-    make_transient_to_detached(job)
-    return job
-
-
-_AS_NEW: dict[str, Any] = {
-    **dict.fromkeys(("outcome", "result", "last_error", "tags", "meta")),
-    **dict.fromkeys(("started_at", "finished_at", "cancel_requested_at")),
-    "status": JobStatus.PENDING,
-    "attempts": 0,
-    "snoozes": 0,
-}
-
-
-def held_job(session: Session, holding: Holding) -> Job:
-    """The job that has a unique key; to a role that may only enqueue, what it may read of it."""
-    with session.no_autoflush:
-        if holding.is_readable:
-            return session.get_one(Job, holding.id)
-        one = select(Job).where(Job.id == holding.id).options(load_only(*READ_BY_ENQUEUERS))
-        return session.scalars(one).one()
-
-
-READ_BY_ENQUEUERS = (Job.id, Job.queue, Job.task, Job.priority, Job.run_at, Job.max_attempts)
-
-
-def dispatch_at_flush(job: Job, *, notify: bool) -> Job:
-    """Mark a new job, so that the flush that inserts it also inserts its message."""
-    inspect(job, raiseerr=True).info[NOTIFY_AT_FLUSH] = notify
-    return job
-
-
-@event.listens_for(Job, "before_insert", propagate=True)
-def _refuse_to_part_from_message(_mapper: Any, connection: Connection, job: Job) -> None:
-    if NOTIFY_AT_FLUSH in inspect(job, raiseerr=True).info:
-        refuse_autocommit(connection, f"task {job.task}: session.add(task.job(...))")
-
-
-@event.listens_for(Job, "after_insert", propagate=True)
-def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
-    notify = inspect(job, raiseerr=True).info.get(NOTIFY_AT_FLUSH)
-    if notify is None:
-        return  # made by hand: PgQueue.check reports it
-    notify = notify and may_notify(connection)
-    unique_key = job.unique_key
-
-    def dispatch() -> None:
-        Jobs(connection).dispatch(job.id, unique=unique_key is not None, notify=notify)
-
-    raising_duplicate(dispatch, job, unique_key)
-    set_committed_value(job, "held_unique_key", unique_key)
-
-
-@event.listens_for(Job, "before_delete", propagate=True)
-def _delete_belongings(_mapper: Any, connection: Connection, job: Job) -> None:
-    Jobs(connection).delete_belongings(job.id)
 
 
 def worker_engine(engine: Engine) -> Engine:

@@ -34,7 +34,7 @@ class ModuleStats(Base):
     longest_function: Mapped[str | None]
     longest_function_lines: Mapped[int]
 
-    job: Mapped[Job] = relationship()
+    job: Mapped[Job] = relationship(Job)
 
 
 @queue.task(max_attempts=3, retry=Retry.exponential(base=timedelta(seconds=0.5)))

@@ -18,6 +18,7 @@ from pgqueue.context import Around, JobContext
 from pgqueue.errors import ArgumentsError, NotBound, PgQueueError
 from pgqueue.flask.commands import commands
 from pgqueue.flask.sessions import Database, lent, session_maker
+from pgqueue.payload import MAX_PAYLOAD_BYTES
 
 EXTENSION = "pgqueue"
 """Its name in ``app.extensions``."""
@@ -28,13 +29,18 @@ class PgQueue(job_queue.PgQueue):
 
     Make it where the tasks are, and give it each app with :meth:`init_app`; or both at once, as
     ``PgQueue(app, db)``.  What touches the database needs an application context, as ``db`` does.
-    ``notify=False`` turns wake-ups off, as in :class:`pgqueue.PgQueue`.
+    ``notify`` and ``max_payload_bytes`` are those of :class:`pgqueue.PgQueue`.
     """
 
     def __init__(
-        self, app: Flask | None = None, db: Database | None = None, *, notify: bool = True
+        self,
+        app: Flask | None = None,
+        db: Database | None = None,
+        *,
+        notify: bool = True,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
-        super().__init__(notify=notify)
+        super().__init__(notify=notify, max_payload_bytes=max_payload_bytes)
         self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
         if app is not None:
             if db is None:

@@ -22,8 +22,8 @@ class Job(Base):
     stays in its page (HOT): the migration sets a fill factor that leaves room, and no index names
     a column that changes then.
 
-    Make one with ``task.enqueue(...)`` or ``task.job(...)``: a ``Job()`` made by hand has no
-    message, so no worker ever runs it, and ``queue.check`` reports it.
+    Make one with ``task.enqueue(...)`` or ``task.job(...)``: a ``Job()`` that you construct and
+    add has no message, so no worker ever runs it, and ``queue.check`` reports it.
     """
 
     __tablename__ = "jobs"

@@ -13,9 +13,10 @@ from threading import Event
 from typing import Any
 
 from sqlalchemy import QueuePool
+from sqlalchemy.orm import configure_mappers
 
 from pgqueue import redaction
-from pgqueue.errors import OptionError, UsedAcrossFork, WorkerBroken
+from pgqueue.errors import OptionError, PgQueueError, UsedAcrossFork, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.unit_of_work import worker_engine
@@ -69,7 +70,8 @@ class Worker:
         """Work until :meth:`stop`, SIGTERM or SIGINT; a second signal ends the grace.
 
         Signals are heeded when this runs in the main thread.  Waits for a database that cannot
-        be reached; raises SchemaError when its tables are missing or of another version.
+        be reached; raises SchemaError when its tables are missing or of another version, and
+        PgQueueError when a mapped class of the application is wrong.
         """
         with _past_left_alone():
             self._work(until_empty=False, timeout=None)
@@ -98,6 +100,7 @@ class Worker:
                 "a child process imports the main module again, and that starts a worker; put what "
                 "is to run only once below `if __name__ == '__main__':`"
             )
+        _configure_mappers()
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def is_over() -> bool:
@@ -150,6 +153,18 @@ class Worker:
     def _on_signal(self, number: int, _frame: Any) -> None:
         # A number and nothing else: whatever takes a lock may be interrupted holding it.
         self._signals += 1
+
+
+def _configure_mappers() -> None:
+    """Find a wrong relationship now, not in the first query of each job's handler."""
+    try:
+        configure_mappers()
+    except Exception as error:  # the application's code
+        remedy = "; relate to Job by its class: relationship(Job)" if "'Job'" in str(error) else ""
+        raise PgQueueError(
+            f"the mapped classes of the application cannot be configured: {error}{remedy}; the "
+            "worker has started no job"
+        ) from error
 
 
 @contextmanager

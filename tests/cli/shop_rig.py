@@ -71,6 +71,26 @@ APP = """
         pass
 """
 
+UNMAPPED = """
+    from __future__ import annotations
+
+    from sqlalchemy import ForeignKey
+    from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+    from pgqueue import Job
+    from shop import queue
+
+
+    class Base(DeclarativeBase): ...
+
+
+    class Receipt(Base):
+        __tablename__ = "receipts"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        job_id: Mapped[int] = mapped_column(ForeignKey(Job.id))
+        job: Mapped[Job | None] = relationship()
+"""
+
 
 def write_shop(directory: Path) -> Path:
     """An application, and some modules in which nothing works."""
@@ -82,6 +102,7 @@ def write_shop(directory: Path) -> Path:
     (directory / "exploding.py").write_text("raise ValueError('two\\nlines')\n")
     (directory / "needy.py").write_text("import a_module_nobody_has\n")
     (directory / "torn.py").write_text("def (:\n")
+    (directory / "unmapped.py").write_text(textwrap.dedent(UNMAPPED))
     (directory / "chatty.py").write_text("print('hello')\nfrom shop import queue\n")
     return directory
 

@@ -362,6 +362,22 @@ class TestWorker:
             results = session.scalars(select(Job.result).order_by(Job.id)).all()
             assert results == [2 * n for n in range(20)]
 
+    def test_ends_at_its_start_when_a_mapper_cannot_be_configured(
+        self, shop: Path, engine: Engine, database_url: str
+    ) -> None:
+        enqueue(engine, shop, "add", (1, 2))
+
+        ended = pgqueue(shop, "--app", "unmapped:queue", "worker", database_url=database_url)
+
+        assert ended.returncode == 1
+        error = ended.stderr.splitlines()[-1]
+        assert error.startswith("Error: ")
+        assert "'Receipt" in error or "Receipt(receipts)" in error
+        assert "relationship(Job)" in error
+        assert "Traceback" not in ended.stderr
+        with Session(engine) as session:
+            assert session.scalars(select(Job.attempts)).all() == [0]
+
     def test_tells_once_that_it_waits_and_what_to_check(
         self, shop: Path, database_url: str
     ) -> None:

@@ -20,7 +20,7 @@ from kiosk import (
 )
 from sqlalchemy import create_engine
 
-from pgqueue import JobStatus, NotBound, PgQueueError, Worker
+from pgqueue import JobStatus, NotBound, PayloadError, PgQueueError, Worker
 from pgqueue.cli import main
 from pgqueue.flask import PgQueue
 
@@ -118,6 +118,20 @@ def test_a_queue_may_be_given_its_app_at_once_and_before_db_is(database_url: str
     with app.app_context():
         assert queue.engine is late.engine
         late.engine.dispose()
+
+
+def test_a_queue_holds_those_who_enqueue_to_its_own_limit(database_url: str) -> None:
+    queue = PgQueue(max_payload_bytes=2048)
+
+    @queue.task(name="note")
+    def note(words: str) -> None: ...
+
+    with closing_engines(kiosk_app(queue, database_url)) as app, app.app_context():
+        note.delay("x" * 2000)
+        with pytest.raises(PayloadError, match="2,048"):
+            note.delay("x" * 3000)
+
+    assert statuses_in(database_url) == [JobStatus.PENDING]
 
 
 def test_an_app_has_one_queue(app: Flask, queue: PgQueue) -> None:

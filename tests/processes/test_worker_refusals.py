@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.orm import Session
+from sqlalchemy import Engine, ForeignKey, create_engine, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
-from pgqueue import Job, PgQueue, SchemaError, Worker
+from pgqueue import Job, JobStatus, PgQueue, PgQueueError, SchemaError, Worker
 from pgqueue.errors import OptionError, SchemaMissing, SchemaTooNew, SchemaTooOld, UsedAcrossFork
 
 
@@ -58,6 +58,39 @@ def test_a_worker_is_refused_in_another_process_than_its_own(engine: Engine) -> 
     said = _in_a_child(lambda: _refusal(worker))
 
     assert "make it after the fork" in said
+
+
+@pytest.mark.parametrize("class_name", ["Job", "lambda"])
+def test_a_worker_starts_no_job_beside_a_relationship_that_cannot_be_configured(
+    engine: Engine, class_name: str
+) -> None:
+    queue = PgQueue(engine)
+
+    @queue.task
+    def quick() -> None: ...
+
+    quick.delay()
+
+    def run() -> str:
+        class Base(DeclarativeBase): ...
+
+        class Receipt(Base):
+            __tablename__ = "receipts"
+            id: Mapped[int] = mapped_column(primary_key=True)
+            job_id: Mapped[int] = mapped_column(ForeignKey(Job.id))
+            job = relationship("Job" if class_name == "Job" else lambda: unknown)  # type: ignore[name-defined]  # noqa: F821
+
+        with pytest.raises(PgQueueError) as refused:
+            Worker(queue).run_until_empty(timeout=20)
+        return str(refused.value)
+
+    said = _in_a_child(run)
+
+    assert "cannot be configured" in said
+    assert ("relationship(Job)" in said) is (class_name == "Job")
+    with queue.session() as session:
+        assert session.query(Job).one().attempts == 0
+        assert session.query(Job).one().status is JobStatus.PENDING
 
 
 def test_a_worker_made_after_the_fork_runs_on_connections_of_its_own(engine: Engine) -> None:

@@ -3,9 +3,13 @@
 import ast
 import io
 import logging
+import logging.handlers
+import pickle
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 from time import perf_counter
 from typing import Annotated, Any, NewType, NotRequired, TypedDict
 
@@ -175,6 +179,47 @@ def test_a_log_line_and_its_traceback_are_redacted() -> None:
 
     assert CANARY not in stream.getvalue()
     assert "Traceback" in stream.getvalue()
+
+
+@pytest.fixture
+def records() -> Iterator[list[logging.LogRecord]]:
+    """What a log aggregator is given of the lines of a module."""
+    found: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = found.append  # type: ignore[assignment,method-assign]
+    logger = redaction.logger("pgqueue.tests")
+    logger.addHandler(handler)
+    yield found
+    logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("template", "args", "line"),
+    [
+        ("lost %s", (f"password={CANARY}",), "lost password=***"),
+        ("lost %s", (ValueError(f"password={CANARY}"),), "lost password=***"),
+        ("lost %r", (f"token={CANARY}",), "lost 'token=***'"),
+        ("lost %r", (ValueError(f"amqp://u:{CANARY}@h"),), "lost ValueError('amqp://u:***@h')"),
+        ("password=%s of job %d", (CANARY, 7), "password=*** of job 7"),
+        ("job %d after %.1f s: %s", (7, 1.25, None), "job 7 after 1.2 s: None"),
+        ("job %(id)d: %(why)s", ({"id": 7, "why": f"pwd={CANARY}"},), "job 7: pwd=***"),
+        ("jobs %s", ([7, 8],), "jobs [7, 8]"),
+        (f"password={CANARY}", (), "password=***"),
+        ("100 %", (), "100 %"),
+    ],
+)
+def test_a_log_record_keeps_its_template_and_its_message_is_redacted(
+    records: list[logging.LogRecord], template: str, args: tuple[Any, ...], line: str
+) -> None:
+    redaction.logger("pgqueue.tests").warning(template, *args)
+
+    [record] = records
+    assert record.getMessage() == line
+    assert record.msg == (template if args else line)
+    secret_by_its_template = "password=%s" in template
+    assert secret_by_its_template or CANARY not in f"{record.args} {record.args!r}"
+    copied = pickle.loads(pickle.dumps(logging.handlers.QueueHandler(Queue()).prepare(record)))
+    assert copied.getMessage() == line
 
 
 def test_every_logger_of_the_package_is_redacted() -> None:
