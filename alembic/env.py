@@ -10,6 +10,7 @@ from alembic import context
 
 from pgqueue.errors import NotBound
 from pgqueue.models import SCHEMA, Base
+from pgqueue.statements.tables import SEARCH_PATH
 
 
 def run_offline() -> None:
@@ -41,12 +42,16 @@ def is_in_our_schema(name: str | None, type_: str, parents: MutableMapping[Any, 
 
 def run_migrations() -> None:
     with context.begin_transaction():
+        # What the tables and views are made of is looked up now, once and for all.
+        context.execute(f"SET LOCAL search_path = {SEARCH_PATH}")
         # Here, because the version table needs the schema before the first revision runs.
         # CREATE SCHEMA IF NOT EXISTS wants the right to create schemas even where there is one.
         context.execute(
             f"""
             DO $$ BEGIN
-                IF to_regnamespace('"{SCHEMA}"') IS NULL THEN CREATE SCHEMA "{SCHEMA}"; END IF;
+                IF pg_catalog.to_regnamespace('"{SCHEMA}"') IS NULL THEN
+                    CREATE SCHEMA "{SCHEMA}";
+                END IF;
             END $$
             """
         )

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
 from pgqueue import redaction
 from pgqueue.repository import Fleet, Member
-from pgqueue.statements.tables import lock_key, notify
+from pgqueue.statements.tables import lock_key, notify, pg
 
 logger = redaction.logger(__name__)
 
@@ -101,7 +101,7 @@ def rescue_dead(connection: Connection, witness: Witness) -> int:
     rescued = 0
     with connection.begin():
         # Only to save work: two rescuers at once pass each other's leases by.
-        if not connection.scalar(select(func.pg_try_advisory_xact_lock(RESCUE_LOCK))):
+        if not connection.scalar(select(pg.pg_try_advisory_xact_lock(RESCUE_LOCK))):
             return 0
         while batch := fleet.rescue():
             rescued += len(batch)

@@ -9,13 +9,12 @@ from typing import Any
 
 import psycopg
 from psycopg.pq import ExecStatus
-from sqlalchemy import Engine, Select, func, select
+from sqlalchemy import Engine, Select, select
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
-from pgqueue.network import NETWORK
-from pgqueue.statements.tables import CHANNEL, SLEEPERS, notify
-from pgqueue.unit_of_work import driver_connection, own_connection
+from pgqueue.statements.tables import CHANNEL, SLEEPERS, notify, pg
+from pgqueue.unit_of_work import OWN, driver_connection, own_connection
 
 logger = redaction.logger(__name__)
 
@@ -29,8 +28,8 @@ def _in_words(statement: Select[Any]) -> str:
     return str(statement.compile(compile_kwargs={"literal_binds": True}))
 
 
-LOCK = _in_words(select(func.pg_advisory_lock_shared(SLEEPERS)))
-UNLOCK = _in_words(select(func.pg_advisory_unlock_shared(SLEEPERS)))
+LOCK = _in_words(select(pg.pg_advisory_lock_shared(SLEEPERS)))
+UNLOCK = _in_words(select(pg.pg_advisory_unlock_shared(SLEEPERS)))
 TEST = _in_words(select(notify("test")))
 
 
@@ -155,7 +154,7 @@ class Listener:
         if not self._enabled or time.monotonic() < self._retry_at:
             return False
         with self._surviving():
-            self._connection = self._resources.enter_context(own_connection(self._engine, NETWORK))
+            self._connection = self._resources.enter_context(own_connection(self._engine, OWN))
             self._ask(f"LISTEN {CHANNEL}")
             self._heard_at = time.monotonic()
         return self._connection is not None

@@ -23,6 +23,7 @@ from pgqueue.options import JobOptions, Options
 from pgqueue.payload import Payload
 from pgqueue.redaction import is_secret
 from pgqueue.repository import Enqueued, Holding, Jobs, NewJob
+from pgqueue.statements.tables import clock
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -188,9 +189,9 @@ class Task(Generic[P, R]):
             unique_key=written.unique_key,
         )
         if self._options.run_at is not None:
-            job.run_at = func.greatest(self._options.run_at, func.clock_timestamp())
+            job.run_at = func.greatest(self._options.run_at, clock())
         elif self._options.delay is not None:
-            job.run_at = func.clock_timestamp() + self._options.delay
+            job.run_at = clock() + self._options.delay
         return dispatch_at_flush(job, notify=self.owner.notify)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job:

@@ -15,6 +15,7 @@ from pgqueue import redaction
 from pgqueue.changed_sessions import CHANGED
 from pgqueue.guests import ENDED, TransactionEnded, be_guest
 from pgqueue.network import BRIEF, NETWORK, notice_loss_of_server
+from pgqueue.statements.tables import SEARCH_PATH
 
 logger = redaction.logger(__name__)
 
@@ -28,10 +29,13 @@ PLAN_ONCE = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
 """There is one good plan for each of these statements, and planning costs more than running it.
 Made for any number of rows it looks dear, and compiling it would take ten times as long again."""
 
+OWN = {"search_path": SEARCH_PATH, **NETWORK}
+"""Of a connection that runs our statements and no handler's."""
+
 CLAIMING = {
     **dict.fromkeys(PLANNER, "off"),
     **PLAN_ONCE,
-    **NETWORK,
+    **OWN,
     # Times travel as text that sorts as they do: in one zone, the year first.
     "timezone": "UTC",
     "datestyle": "ISO",
@@ -43,9 +47,10 @@ STAMPING = {**CLAIMING, "lock_timeout": "250"}
 """A stamp waits while a transaction of the same slot is open.  A migration that waits for that
 transaction, and for which the stamp waits in its turn, would make a circle no server can see."""
 
-UPKEEP = {**NETWORK, **BRIEF, "datestyle": "ISO", **PLAN_ONCE}
+UPKEEP = {**OWN, **BRIEF, "datestyle": "ISO", **PLAN_ONCE}
 
 HANDLING = {**NETWORK, "default_transaction_isolation": "read committed"}
+"""The search_path stays the application's, whose handlers use it."""
 
 LOCAL = {
     **dict.fromkeys(PLANNER, "off"),
@@ -133,7 +138,7 @@ def configure(connection: Connection, settings: Mapping[str, str]) -> None:
     notice_loss_of_server(driver_connection(connection).fileno(), settings)
     for name, value in settings.items():
         try:
-            connection.exec_driver_sql("SELECT set_config(%s, %s, false)", (name, value))
+            connection.exec_driver_sql("SELECT pg_catalog.set_config(%s, %s, false)", (name, value))
             connection.commit()
         except DBAPIError as error:
             if error.connection_invalidated:
@@ -198,7 +203,9 @@ def set_now(connection: Connection, statements: str) -> None:
 
 def plan_freely(connection: Connection) -> str:
     """What undoes PLAN_BY_KEY for a handler: the settings this connection has without it."""
-    settings = ", ".join(f"quote_literal(current_setting('{name}'))" for name in LOCAL)
+    settings = ", ".join(
+        f"pg_catalog.quote_literal(pg_catalog.current_setting('{name}'))" for name in LOCAL
+    )
     values = connection.exec_driver_sql(f"SELECT {settings}").one()
     return "; ".join(
         f"SET LOCAL {name} = {value}" for name, value in zip(LOCAL, values, strict=True)

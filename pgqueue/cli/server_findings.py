@@ -1,13 +1,13 @@
 """What the doctor finds around the tables: who holds back vacuum, what ends handlers early."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from ipaddress import ip_address
 
 from pgqueue.cli.finding import SHOWN, Finding, Level, age
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
-from pgqueue.repository import LIMITS, Health, Slot, TableHealth
+from pgqueue.repository import LIMITS, Creator, Health, Slot, TableHealth
 from pgqueue.tasks import Task
 
 OLD = timedelta(minutes=5)
@@ -25,6 +25,7 @@ def of_server(queue: PgQueue, health: Health) -> Iterator[Finding]:
     yield from of_slots(health.slots())
     yield from _limits(queue.tasks.values(), health)
     yield from of_connection(*health.connection())
+    yield from of_search_path(health.creators_in_search_path())
     yield from of_notifications(health.notification_queue_usage())
 
 
@@ -110,6 +111,27 @@ def of_connection(address: str | None, is_encrypted: bool) -> Iterator[Finding]:
         f"this connection to {address} is in clear, passwords and arguments too: add "
         "?sslmode=verify-full to the URL, and set ssl = on on the server",
     )
+
+
+def of_search_path(creators: Sequence[Creator]) -> Iterator[Finding]:
+    """Others who may create functions where the application's statements look names up."""
+    for one in creators[:SHOWN]:
+        who = "everybody" if one.role is None else f"the role {one.role}"
+        given = "PUBLIC" if one.role is None else _quoted(one.role)
+        may = "may fit a call better than PostgreSQL's, and then runs with the caller's rights"
+        if one.is_before_catalog:
+            may = "comes before PostgreSQL's, for the path names that schema before pg_catalog"
+        yield Finding(
+            Level.WARNING,
+            "search_path",
+            f"{who} may create in schema {one.schema}, where this connection looks names up: a "
+            f"function or operator made there {may}; run "
+            f"REVOKE CREATE ON SCHEMA {_quoted(one.schema)} FROM {given}",
+        )
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def of_notifications(usage: float) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import click
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from pgqueue.cli.doctor import words_for_unknown
@@ -12,6 +12,7 @@ from pgqueue.cli.target import opened
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus, Lease, QueueSettings, WorkerProcess
 from pgqueue.repository import Health, StatusCount
+from pgqueue.statements.tables import clock, count_rows
 from pgqueue.terminal import harmless, print_table
 
 COUNTED = 200_000
@@ -62,11 +63,11 @@ def _queues(counts: list[StatusCount], session: Session, all_counted: bool) -> l
 
 
 def _workers(session: Session) -> list[dict[str, Any]]:
-    leases = select(func.count()).where(Lease.worker_id == WorkerProcess.id).scalar_subquery()
+    leases = select(count_rows()).where(Lease.worker_id == WorkerProcess.id).scalar_subquery()
     statement = (
         select(
             WorkerProcess,
-            func.clock_timestamp() - WorkerProcess.heartbeat_at,
+            clock() - WorkerProcess.heartbeat_at,
             leases,
         )
         .where(WorkerProcess.dead_at.is_(None))

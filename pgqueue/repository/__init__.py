@@ -2,7 +2,15 @@
 
 from pgqueue.repository.attempts import Attempts
 from pgqueue.repository.fleet import Fleet, Member
-from pgqueue.repository.health import LIMITS, Health, OldTransaction, Slot, TableHealth, Waiting
+from pgqueue.repository.health import (
+    LIMITS,
+    Creator,
+    Health,
+    OldTransaction,
+    Slot,
+    TableHealth,
+    Waiting,
+)
 from pgqueue.repository.jobs import (
     Change,
     Enqueued,
@@ -20,6 +28,7 @@ __all__ = [
     "Change",
     "Claim",
     "Claimed",
+    "Creator",
     "Enqueued",
     "Fleet",
     "Health",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from pgqueue.models import SCHEMA, JobStatus
+from pgqueue.models import JobStatus
 from pgqueue.repository.rows import StatusCount
 from pgqueue.statements import health, standing
 
@@ -52,6 +52,16 @@ class Slot(NamedTuple):
     is_active: bool
     transactions_held: int | None
     """How far back it keeps dead rows from vacuum; None where it keeps none."""
+
+
+class Creator(NamedTuple):
+    """A role that may create in a schema of the search_path."""
+
+    schema: str
+    role: str | None
+    """None: everybody."""
+    is_before_catalog: bool
+    """Whether the path names the schema before ``pg_catalog``."""
 
 
 class TableHealth(NamedTuple):
@@ -109,11 +119,15 @@ class Health:
         rows = self._executor.execute(health.limits_of_others(), {"names": list(LIMITS)})
         return [RoleSetting(*row) for row in rows]
 
+    def creators_in_search_path(self) -> list[Creator]:
+        """Who else may create in the schemas where this session looks names up."""
+        return [Creator(*row) for row in self._executor.execute(health.creators_in_search_path())]
+
     def slots(self) -> list[Slot]:
         return [Slot(*row) for row in self._executor.execute(health.replication_slots())]
 
     def tables(self) -> list[TableHealth]:
-        rows = self._executor.execute(health.tables(), {"schema": SCHEMA})
+        rows = self._executor.execute(health.tables())
         return [TableHealth(*row) for row in rows]
 
     def connection(self) -> tuple[str | None, bool]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, text
@@ -15,6 +16,7 @@ from pgqueue.schema.state import (
     read_state,
     wait_for_other_upgrades,
 )
+from pgqueue.statements.tables import SEARCH_PATH
 
 if TYPE_CHECKING:
     from alembic.script import Script
@@ -28,8 +30,9 @@ def upgrade(*, to: int, base: int | None = None) -> None:
     """
     _refuse_unknown(to, lowest=1)
     found = _version_found("upgrade", to=to, base=base, offline_default=0)
-    for step in _our_revisions()[found:to]:
-        step.module.upgrade()
+    with _search_path_of_ours():
+        for step in _our_revisions()[found:to]:
+            step.module.upgrade()
 
 
 def downgrade(*, to: int, base: int | None = None) -> None:
@@ -45,8 +48,9 @@ def downgrade(*, to: int, base: int | None = None) -> None:
             f"The pgqueue tables have version {found}, and {installed()} knows the way back "
             f"from version {SCHEMA_VERSION}. Run `pip install -U sqlalchemy-pgqueue`."
         )
-    for step in reversed(_our_revisions()[to:found]):
-        step.module.downgrade()
+    with _search_path_of_ours():
+        for step in reversed(_our_revisions()[to:found]):
+            step.module.downgrade()
 
 
 def include_name(
@@ -102,10 +106,38 @@ def _take_over(connection: Connection) -> None:
     connection.execute(
         text(
             f"""
-            DELETE FROM "{SCHEMA}".alembic_version WHERE starts_with(version_num, 'pgqueue_')
+            DELETE FROM "{SCHEMA}".alembic_version
+            WHERE pg_catalog.starts_with(version_num, 'pgqueue_')
             """  # noqa: S608  # the schema name is checked where it is read
         )
     )
+
+
+@contextmanager
+def _search_path_of_ours() -> Iterator[None]:
+    """What the tables and views are made of is looked up now, once and for all.
+
+    The rest of the host's revision has its own path again.  A setting of the transaction keeps it:
+    offline there is nobody to ask for it.
+    """
+    from alembic import op
+
+    op.execute(_KEEP_SEARCH_PATH)
+    op.execute(f"SET LOCAL search_path = {SEARCH_PATH}")
+    yield
+    op.execute(_RESTORE_SEARCH_PATH)
+
+
+_KEEP_SEARCH_PATH = """
+    SELECT pg_catalog.set_config(
+        'pgqueue.search_path', pg_catalog.current_setting('search_path'), true
+    )
+"""
+_RESTORE_SEARCH_PATH = """
+    SELECT pg_catalog.set_config(
+        'search_path', pg_catalog.current_setting('pgqueue.search_path'), true
+    )
+"""
 
 
 def _our_revisions() -> list[Script]:

@@ -97,18 +97,20 @@ def _owned_by(owner: str | None) -> Iterator[str]:
     schema = _literal(SCHEMA)
     yield _run_each(
         f"""
-        SELECT concat('ALTER SCHEMA ', quote_ident(nspname), ' OWNER TO ', quote_ident({owner}))
-        FROM pg_namespace
-        WHERE nspname = {schema} AND pg_get_userbyid(nspowner) <> {owner}
+        SELECT pg_catalog.concat('ALTER SCHEMA ', pg_catalog.quote_ident(nspname),
+                                 ' OWNER TO ', pg_catalog.quote_ident({owner}))
+        FROM pg_catalog.pg_namespace
+        WHERE nspname = {schema} AND pg_catalog.pg_get_userbyid(nspowner) <> {owner}
         """  # noqa: S608  # literals, quoted above
     )
     yield _run_each(
         f"""
-        SELECT concat('ALTER TABLE ', quote_ident({schema}), '.', quote_ident(relname),
-                      ' OWNER TO ', quote_ident({owner}))
-        FROM pg_class
-        WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = {schema})
-          AND relkind IN ('r', 'p', 'v') AND pg_get_userbyid(relowner) <> {owner}
+        SELECT pg_catalog.concat('ALTER TABLE ', pg_catalog.quote_ident({schema}), '.',
+                                 pg_catalog.quote_ident(relname),
+                                 ' OWNER TO ', pg_catalog.quote_ident({owner}))
+        FROM pg_catalog.pg_class
+        WHERE relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = {schema})
+          AND relkind IN ('r', 'p', 'v') AND pg_catalog.pg_get_userbyid(relowner) <> {owner}
         """  # noqa: S608  # literals, quoted above
     )
 
@@ -119,8 +121,9 @@ def _membership(roles: Roles) -> Iterator[str]:
         migrator, owner = _literal(roles.migrator), _literal(roles.owner)
         yield _run_each(
             f"""
-            SELECT concat('GRANT ', quote_ident({owner}), ' TO ', quote_ident({migrator}))
-            WHERE NOT pg_has_role({migrator}, {owner}, 'MEMBER')
+            SELECT pg_catalog.concat('GRANT ', pg_catalog.quote_ident({owner}),
+                                     ' TO ', pg_catalog.quote_ident({migrator}))
+            WHERE NOT pg_catalog.pg_has_role({migrator}, {owner}, 'MEMBER')
             """  # literals, quoted above
         )
 
@@ -144,17 +147,21 @@ def _rights_of(name: str, rights: Rights) -> str:
     )
     return _run_each(
         f"""
-        SELECT concat('GRANT ', privilege,
-                      '(' || string_agg(quote_ident(attname), ', ' ORDER BY attnum)
-                          FILTER (WHERE columns <> '{{}}') || ')',
-                      ' ON ', quote_ident({_literal(SCHEMA)}), '.', quote_ident(relname),
-                      ' TO ', quote_ident({_literal(name)}))
+        SELECT pg_catalog.concat(
+                   'GRANT ', privilege,
+                   '(' || pg_catalog.string_agg(pg_catalog.quote_ident(attname), ', '
+                                                ORDER BY attnum)
+                       FILTER (WHERE columns <> '{{}}') || ')',
+                   ' ON ', pg_catalog.quote_ident({_literal(SCHEMA)}), '.',
+                   pg_catalog.quote_ident(relname),
+                   ' TO ', pg_catalog.quote_ident({_literal(name)}))
         FROM (VALUES
                 {wanted}
              ) AS wanted (name, privilege, columns)
-        JOIN pg_class ON relname = name AND relkind IN ('r', 'p', 'v')
-        JOIN pg_namespace ON pg_namespace.oid = relnamespace AND nspname = {_literal(SCHEMA)}
-        JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped
+        JOIN pg_catalog.pg_class ON relname = name AND relkind IN ('r', 'p', 'v')
+        JOIN pg_catalog.pg_namespace
+          ON pg_namespace.oid = relnamespace AND nspname = {_literal(SCHEMA)}
+        JOIN pg_catalog.pg_attribute ON attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped
         WHERE columns = '{{}}' OR attname = ANY(CAST(columns AS text[]))
         GROUP BY relname, privilege, columns
         """  # noqa: S608  # literals, quoted above

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from importlib import metadata
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, select, text
 
 from pgqueue.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld
 from pgqueue.models.base import SCHEMA
 from pgqueue.models.fleet import SchemaVersion
+from pgqueue.statements.tables import pg
 
 SCHEMA_VERSION = 2
 """What this code is written for.  Version N is brought by revision ``pgqueue_000N``."""
@@ -83,7 +84,7 @@ class State:
 
 def read_state(connection: Connection) -> State:
     """Asks the catalog first: a missing table must not fail the caller's transaction."""
-    found = connection.execute(_TABLES, {"schema": SCHEMA})
+    found = connection.execute(_TABLES)
     plain = {table.name: table.is_plain for table in found}
     row = connection.execute(_VERSION).first() if "schema_version" in plain else None
     revision = connection.scalar(_REVISION) if "alembic_version" in plain else None
@@ -98,8 +99,8 @@ def read_state(connection: Connection) -> State:
 
 def wait_for_other_upgrades(connection: Connection) -> None:
     """Held until the transaction ends, whichever history upgrades."""
-    key = func.hashtextextended(f"pgqueue upgrades schema {SCHEMA}", 0)
-    connection.execute(select(func.pg_advisory_xact_lock(key)))
+    key = pg.hashtextextended(f"pgqueue upgrades schema {SCHEMA}", 0)
+    connection.execute(select(pg.pg_advisory_xact_lock(key)))
 
 
 def installed() -> str:
@@ -111,21 +112,23 @@ def installed() -> str:
 
 
 _TABLES = text(
-    """
+    f"""
     SELECT relname AS name,
            relkind = 'r'
-           AND NOT EXISTS (SELECT FROM pg_inherits WHERE inhparent = pg_class.oid) AS is_plain
-    FROM pg_class
-    JOIN pg_namespace ON pg_namespace.oid = relnamespace
-    WHERE nspname = :schema
+           AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits
+                           WHERE inhparent = pg_class.oid) AS is_plain
+    FROM pg_catalog.pg_class
+    JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE nspname = '{SCHEMA}'
       AND relname IN ('message_queue', 'leases', 'schema_version', 'alembic_version')
-    """
+    """  # noqa: S608  # the schema name is checked where it is read
 )
 _VERSION = select(SchemaVersion.version, SchemaVersion.oldest_code)
 # A host may keep the version table of its own history in the same schema.
 _REVISION = text(
     f"""
-    SELECT version_num FROM "{SCHEMA}".alembic_version WHERE starts_with(version_num, 'pgqueue_')
+    SELECT version_num FROM "{SCHEMA}".alembic_version
+    WHERE pg_catalog.starts_with(version_num, 'pgqueue_')
     """  # noqa: S608  # the schema name is checked where it is read
 )
 

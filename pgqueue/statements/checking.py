@@ -18,7 +18,6 @@ from sqlalchemy import (
     and_,
     cast,
     exists,
-    func,
     literal,
     literal_column,
     or_,
@@ -31,10 +30,12 @@ from pgqueue.statements.tables import (
     FAILED,
     SUCCEEDED,
     clock,
+    count_rows,
     dead_letters,
     jobs,
     leases,
     message_queue,
+    pg,
     workers,
 )
 
@@ -64,7 +65,7 @@ def _of_unfinished_jobs() -> list[Select[*tuple[Any, ...]]]:
         _broken(
             "attempts never exceed max_attempts",
             jobs.c.id,
-            func.concat(jobs.c.attempts, " of ", jobs.c.max_attempts),
+            pg.concat(jobs.c.attempts, " of ", jobs.c.max_attempts),
             jobs,
             overrun,
         ),
@@ -74,14 +75,14 @@ def _of_unfinished_jobs() -> list[Select[*tuple[Any, ...]]]:
 def _of_messages() -> list[Select[*tuple[Any, ...]]]:
     target = message_queue.c.target_id
     twins = (
-        select(target.label("job_id"), func.count().label("count"))
+        select(target.label("job_id"), count_rows().label("count"))
         .select_from(_unfinished())
         .group_by(target)
-        .having(func.count() > 1)
+        .having(count_rows() > 1)
         .subquery("twins")
     )
-    count = func.concat(twins.c.count, " messages")
-    orphan = func.concat("message ", message_queue.c.id, " points at no job")
+    count = pg.concat(twins.c.count, " messages")
+    orphan = pg.concat("message ", message_queue.c.id, " points at no job")
     without_job = ~exists(jobs.c.id).where(jobs.c.id == target)
     always: ColumnElement[bool] = literal_column("true")
     return [
@@ -102,7 +103,7 @@ def _of_places() -> list[Select[*tuple[Any, ...]]]:
         "a message stands where its job says": differs,
         "a message beside a lease is the one the lease holds": of_other_lease,
     }
-    number = func.concat("message ", message_queue.c.id)
+    number = pg.concat("message ", message_queue.c.id)
     return [
         _broken(rule, message_queue.c.target_id, number, _unfinished(), condition)
         for rule, condition in rules.items()
@@ -126,7 +127,7 @@ def _of_leases() -> list[Select[*tuple[Any, ...]]]:
     comes_back = and_(
         leases.c.held, exists().where(message_queue.c.target_id == leases.c.target_id)
     )
-    owner = func.concat("worker ", cast(leases.c.worker_id, Text))
+    owner = pg.concat("worker ", cast(leases.c.worker_id, Text))
     return [
         _broken("a lease has a job", leases.c.target_id, owner, leases, without_job),
         _broken(
@@ -146,13 +147,13 @@ def _of_ended_jobs() -> list[Select[*tuple[Any, ...]]]:
     misplaced = ~exists(jobs.c.id).where(letter)
     still_held = and_(jobs.c.outcome.is_not(None), jobs.c.held_unique_key.is_not(None))
     never_run = and_(jobs.c.outcome == SUCCEEDED, jobs.c.attempts < 1)
-    outcome = func.concat("outcome ", jobs.c.outcome)
+    outcome = pg.concat("outcome ", jobs.c.outcome)
     return [
         _broken("a failed or cancelled job has a dead letter", jobs.c.id, outcome, jobs, unread),
         _broken(
             "a dead letter says what its job says",
             dead_letters.c.job_id,
-            func.concat("dead letter: ", dead_letters.c.outcome),
+            pg.concat("dead letter: ", dead_letters.c.outcome),
             dead_letters,
             misplaced,
         ),

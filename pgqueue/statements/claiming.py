@@ -40,12 +40,14 @@ from sqlalchemy.sql.selectable import CTE, Subquery, TableValuedAlias
 from pgqueue.statements.tables import (
     CTID,
     clock,
+    count_rows,
     crashed,
     document,
     jobs,
     leases,
     left_of_older_message,
     message_queue,
+    pg,
     workers,
 )
 
@@ -117,13 +119,13 @@ def next_run_at() -> Executable:
         select(message_queue.c.run_at)
         .where(
             _of_pair(pair),
-            message_queue.c.run_at > func.statement_timestamp(),
+            message_queue.c.run_at > pg.statement_timestamp(),
         )
         .order_by(message_queue.c.run_at, message_queue.c.id)
         .limit(1)
         .lateral("future")
     )
-    wait = func.extract("epoch", func.min(future.c.run_at) - clock())
+    wait = func.extract("epoch", pg.min(future.c.run_at) - clock())
     return select(wait).select_from(pair.join(future, true()))
 
 
@@ -153,7 +155,7 @@ def _due_messages(*, ahead: bool = False, suspects: bool = True) -> Select[*tupl
             _of_pair(pair),
             tuple_(message_queue.c.run_at, message_queue.c.id)
             > tuple_(pair.c.run_at, pair.c.message_id),
-            message_queue.c.run_at <= func.statement_timestamp(),
+            message_queue.c.run_at <= pg.statement_timestamp(),
             _is_wanted(ahead=ahead, suspects=suspects),
         )
         .order_by(message_queue.c.run_at, message_queue.c.id)
@@ -292,9 +294,9 @@ def _crashed_attempts(started: CTE, lease: CTE) -> CTE:
 
 def _moment(message: CTE) -> Subquery:
     """The database's time, and how many messages were taken, in one row that is always there."""
-    second_ago = func.statement_timestamp() - literal_column("interval '1 second'")
+    second_ago = pg.statement_timestamp() - literal_column("interval '1 second'")
     return select(
-        cast(func.statement_timestamp(), Text).label("read_at"),
+        cast(pg.statement_timestamp(), Text).label("read_at"),
         cast(second_ago, Text).label("quiet_until"),
-        select(func.count()).select_from(message).scalar_subquery().label("taken"),
+        select(count_rows()).select_from(message).scalar_subquery().label("taken"),
     ).subquery("moment")

@@ -31,7 +31,15 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.sql.selectable import CTE
 
 from pgqueue.models import SCHEMA
-from pgqueue.statements.tables import clock, document, jobs, message_queue, wake_up_call
+from pgqueue.statements.tables import (
+    clock,
+    document,
+    jobs,
+    message_queue,
+    pg,
+    text_parameter,
+    wake_up_call,
+)
 
 
 class Start(StrEnum):
@@ -83,7 +91,7 @@ def enqueue_job(*, start: Start, unique: bool, notify: bool) -> Executable:
 def enqueue_jobs(*, start: Start, notify: bool) -> Executable:
     """Insert a chunk of jobs of one task from one JSON array of arguments; returns their ids."""
     payloads = (
-        func.jsonb_array_elements(cast(bindparam("documents", type_=Text), JSONB))
+        pg.jsonb_array_elements(cast(bindparam("documents", type_=Text), JSONB))
         .table_valued(column("args", JSONB))
         .render_derived(name="payload")
     )
@@ -110,8 +118,8 @@ def enqueue_unique_jobs(*, start: Start, notify: bool) -> Executable:
 def holders_of_unique_keys() -> Executable:
     """The unfinished jobs of a queue that hold these keys, and whether the role may read them."""
     all_of_jobs = literal_column(f"""'"{SCHEMA}".jobs', 'SELECT'""", Text)
-    may_read = func.has_table_privilege(all_of_jobs)
-    keys = func.jsonb_array_elements_text(cast(bindparam("keys", type_=Text), JSONB))
+    may_read = pg.has_table_privilege(all_of_jobs)
+    keys = pg.jsonb_array_elements_text(cast(bindparam("keys", type_=Text), JSONB))
     holder = select(jobs.c.id, jobs.c.held_unique_key, may_read)
     return _that_hold(holder, select(keys.column_valued("key")))
 
@@ -134,13 +142,13 @@ def start_time(start: Start) -> ColumnElement[Any]:
     if start is Start.NOW:
         return clock()
     if start is Start.AFTER:
-        return clock() + bindparam("delay", type_=Interval)
+        return clock() + cast(bindparam("delay", type_=Interval), Interval)
     return func.greatest(bindparam("run_at", type_=DateTime(timezone=True)), clock())
 
 
 def _that_hold(holder: Select[Any], keys: Select[Any]) -> Select[Any]:
     return holder.where(
-        jobs.c.queue == bindparam("queue", type_=Text),
+        jobs.c.queue == text_parameter("queue"),
         jobs.c.held_unique_key.in_(keys),
         jobs.c.held_unique_key.is_not(None),
     )

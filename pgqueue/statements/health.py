@@ -10,14 +10,13 @@ from sqlalchemy import (
     all_,
     bindparam,
     exists,
-    func,
     select,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from pgqueue.models import SCHEMA
-from pgqueue.statements.tables import message_queue, workers
+from pgqueue.statements.tables import count_rows, message_queue, pg, workers
 
 
 @cache
@@ -25,10 +24,10 @@ def due_jobs_of_unknown_tasks() -> Executable:
     """Tasks that these are not, with their due messages.  Reads all messages."""
     unknown = message_queue.c.task != all_(bindparam("known", type_=ARRAY(Text)))
     return (
-        select(message_queue.c.task, func.count(), _waits())
+        select(message_queue.c.task, count_rows(), _waits())
         .where(_is_due(), unknown)
         .group_by(message_queue.c.task)
-        .order_by(func.count().desc(), message_queue.c.task)
+        .order_by(count_rows().desc(), message_queue.c.task)
     )
 
 
@@ -36,7 +35,7 @@ def due_jobs_of_unknown_tasks() -> Executable:
 def due_jobs_nobody_serves() -> Executable:
     """Queues with due messages that no living worker looks at.  Reads all messages."""
     due = (
-        select(message_queue.c.queue, func.count().label("jobs"), _waits().label("waits"))
+        select(message_queue.c.queue, count_rows().label("jobs"), _waits().label("waits"))
         .where(_is_due())
         .group_by(message_queue.c.queue)
         .subquery("due")
@@ -48,7 +47,7 @@ def due_jobs_nobody_serves() -> Executable:
 @cache
 def settings() -> Executable:
     """Settings of this session, and what set them."""
-    return text("SELECT name, setting, source FROM pg_settings WHERE name = ANY(:names)")
+    return text("SELECT name, setting, source FROM pg_catalog.pg_settings WHERE name = ANY(:names)")
 
 
 @cache
@@ -56,13 +55,15 @@ def settings_of_others() -> Executable:
     """Settings that other roles get in this database: role, name, value."""
     return text(
         """
-        SELECT rolname, split_part(setting, '=', 1), split_part(setting, '=', 2)
-        FROM pg_db_role_setting
-        JOIN pg_roles ON pg_roles.oid = setrole
-        CROSS JOIN unnest(setconfig) AS setting
-        WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+        SELECT rolname,
+               pg_catalog.split_part(setting, '=', 1), pg_catalog.split_part(setting, '=', 2)
+        FROM pg_catalog.pg_db_role_setting
+        JOIN pg_catalog.pg_roles ON pg_roles.oid = setrole
+        CROSS JOIN pg_catalog.unnest(setconfig) AS setting
+        WHERE setdatabase IN (0::oid, (SELECT oid FROM pg_catalog.pg_database
+                                       WHERE datname = pg_catalog.current_database()))
           AND rolname <> current_user
-          AND split_part(setting, '=', 1) = ANY(:names)
+          AND pg_catalog.split_part(setting, '=', 1) = ANY(:names)
         ORDER BY rolname, setting
         """
     )
@@ -76,23 +77,26 @@ def old_transactions() -> Executable:
     """
     return text(
         """
-        SELECT concat('session ', pid, ' of ', usename,
-                      CASE WHEN application_name <> ''
-                           THEN concat(' (', application_name, ')') END),
-               state, extract(epoch FROM clock_timestamp() - xact_start),
-               concat('SELECT pg_terminate_backend(', pid, ')')
-        FROM pg_stat_activity
-        WHERE datname = current_database() AND backend_type = 'client backend'
-          AND pid <> pg_backend_pid()
-          AND xact_start < clock_timestamp() - :age
+        SELECT pg_catalog.concat('session ', pid, ' of ', usename,
+                                 CASE WHEN application_name <> ''
+                                      THEN pg_catalog.concat(' (', application_name, ')') END),
+               state, extract(epoch FROM pg_catalog.clock_timestamp() - xact_start),
+               pg_catalog.concat('SELECT pg_terminate_backend(', pid, ')')
+        FROM pg_catalog.pg_stat_activity
+        WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend'
+          AND pid <> pg_catalog.pg_backend_pid()
+          AND xact_start < pg_catalog.clock_timestamp() - CAST(:age AS interval)
           AND (state LIKE 'idle in transaction%' OR backend_xmin IS NOT NULL
                OR backend_xid IS NOT NULL)
         UNION ALL
-        SELECT concat('prepared transaction ', quote_literal(gid), ' of ', owner), 'prepared',
-               extract(epoch FROM clock_timestamp() - prepared),
-               concat('ROLLBACK PREPARED ', quote_literal(gid))
-        FROM pg_prepared_xacts
-        WHERE database = current_database() AND prepared < clock_timestamp() - :age
+        SELECT pg_catalog.concat('prepared transaction ', pg_catalog.quote_literal(gid),
+                                 ' of ', owner),
+               'prepared',
+               extract(epoch FROM pg_catalog.clock_timestamp() - prepared),
+               pg_catalog.concat('ROLLBACK PREPARED ', pg_catalog.quote_literal(gid))
+        FROM pg_catalog.pg_prepared_xacts
+        WHERE database = pg_catalog.current_database()
+          AND prepared < pg_catalog.clock_timestamp() - CAST(:age AS interval)
         ORDER BY 3 DESC
         """
     )
@@ -103,9 +107,9 @@ def tables_without_autovacuum() -> Executable:
     return text(
         f"""
         SELECT relname
-        FROM pg_class
-        CROSS JOIN pg_options_to_table(reloptions)
-        WHERE relnamespace = to_regnamespace('"{SCHEMA}"')
+        FROM pg_catalog.pg_class
+        CROSS JOIN pg_catalog.pg_options_to_table(reloptions)
+        WHERE relnamespace = pg_catalog.to_regnamespace('"{SCHEMA}"')::oid
           AND option_name = 'autovacuum_enabled' AND NOT option_value::boolean
         ORDER BY relname
         """  # noqa: S608  # the schema name is checked where it is read
@@ -117,19 +121,47 @@ def limits_of_others() -> Executable:
     """Timeouts, in milliseconds, that other roles get in this database: role, name, value."""
     return text(
         """
-        SELECT rolname, name, CASE WHEN value ~ '^[0-9]+$' THEN value
-                                   ELSE (extract(epoch FROM value::interval) * 1000)::bigint::text
-                              END
-        FROM pg_db_role_setting
-        JOIN pg_roles ON pg_roles.oid = setrole
-        CROSS JOIN unnest(setconfig) AS setting
+        SELECT rolname, name,
+               CASE WHEN value ~ '^[0-9]+$' THEN value
+                    ELSE (extract(epoch FROM value::interval) * 1000.0)::bigint::text END
+        FROM pg_catalog.pg_db_role_setting
+        JOIN pg_catalog.pg_roles ON pg_roles.oid = setrole
+        CROSS JOIN pg_catalog.unnest(setconfig) AS setting
         CROSS JOIN LATERAL (
-            SELECT split_part(setting, '=', 1) AS name, split_part(setting, '=', 2) AS value
+            SELECT pg_catalog.split_part(setting, '=', 1) AS name,
+                   pg_catalog.split_part(setting, '=', 2) AS value
         ) AS part
-        WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+        WHERE setdatabase IN (0::oid, (SELECT oid FROM pg_catalog.pg_database
+                                       WHERE datname = pg_catalog.current_database()))
           AND rolname <> current_user AND name = ANY(:names)
         ORDER BY rolname, name
         """
+    )
+
+
+@cache
+def creators_in_search_path() -> Executable:
+    """Who else may create in a schema of the path: schema, role, whether it precedes pg_catalog.
+
+    The role is NULL where it is everybody.  Left out is whom the current role has to trust anyway:
+    superusers, its own members, the owner of that schema and of ours.
+    """
+    return text(
+        f"""
+        SELECT nspname, rolname, coalesce(place < pg_catalog.array_position(path, 'pg_catalog'),
+                                          false)
+        FROM pg_catalog.current_schemas(false) AS path
+        CROSS JOIN pg_catalog.unnest(path) WITH ORDINALITY AS one (name, place)
+        JOIN pg_catalog.pg_namespace ON nspname = one.name
+        CROSS JOIN pg_catalog.aclexplode(nspacl) AS given
+        LEFT JOIN pg_catalog.pg_roles ON pg_roles.oid = grantee
+        WHERE privilege_type = 'CREATE' AND grantee <> nspowner
+          AND (grantee = 0::oid
+               OR NOT (rolsuper OR pg_catalog.pg_has_role(grantee, current_user, 'MEMBER')))
+          AND NOT EXISTS (SELECT FROM pg_catalog.pg_namespace AS ours
+                          WHERE ours.nspname = '{SCHEMA}' AND ours.nspowner = grantee)
+        ORDER BY place, rolname NULLS FIRST
+        """  # noqa: S608  # the schema name is checked where it is read
     )
 
 
@@ -138,9 +170,10 @@ def replication_slots() -> Executable:
     """Slots that may hold back this database: name, whether somebody reads, transactions held."""
     return text(
         """
-        SELECT slot_name, active, nullif(greatest(age(xmin), age(catalog_xmin)), 0)
-        FROM pg_replication_slots
-        WHERE NOT temporary AND (database IS NULL OR database = current_database())
+        SELECT slot_name, active,
+               nullif(greatest(pg_catalog.age(xmin), pg_catalog.age(catalog_xmin)), 0)
+        FROM pg_catalog.pg_replication_slots
+        WHERE NOT temporary AND (database IS NULL OR database = pg_catalog.current_database())
         ORDER BY slot_name
         """
     )
@@ -150,10 +183,10 @@ def replication_slots() -> Executable:
 def tables() -> Executable:
     """Our tables with the rows that live, those that are dead, and the last autovacuum."""
     return text(
-        """
+        f"""
         SELECT relname, n_live_tup, n_dead_tup, last_autovacuum
-        FROM pg_stat_user_tables WHERE schemaname = :schema ORDER BY relname
-        """
+        FROM pg_catalog.pg_stat_user_tables WHERE schemaname = '{SCHEMA}' ORDER BY relname
+        """  # noqa: S608  # the schema name is checked where it is read
     )
 
 
@@ -162,25 +195,26 @@ def connection() -> Executable:
     """The server's address as this connection reaches it, and whether it is encrypted."""
     return text(
         """
-        SELECT host(inet_server_addr()),
-               coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false)
+        SELECT pg_catalog.host(pg_catalog.inet_server_addr()),
+               coalesce((SELECT ssl FROM pg_catalog.pg_stat_ssl
+                         WHERE pid = pg_catalog.pg_backend_pid()), false)
         """
     )
 
 
 @cache
 def notification_queue_usage() -> Executable:
-    return text("SELECT pg_notification_queue_usage()")
+    return text("SELECT pg_catalog.pg_notification_queue_usage()")
 
 
 @cache
 def is_standby() -> Executable:
-    return text("SELECT pg_is_in_recovery()")
+    return text("SELECT pg_catalog.pg_is_in_recovery()")
 
 
 def _is_due() -> ColumnElement[bool]:
-    return message_queue.c.run_at <= func.statement_timestamp()
+    return message_queue.c.run_at <= pg.statement_timestamp()
 
 
 def _waits() -> ColumnElement[timedelta]:
-    return func.statement_timestamp() - func.min(message_queue.c.run_at)
+    return pg.statement_timestamp() - pg.min(message_queue.c.run_at)

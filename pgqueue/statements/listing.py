@@ -19,6 +19,7 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
+    cast,
     exists,
     literal_column,
     select,
@@ -58,8 +59,8 @@ class JobFilter:
     def words(self, table: Table, id: ColumnElement[int]) -> list[ColumnElement[bool]]:
         """The conditions on a table that names task and queue, but for the status."""
         found = [
-            None if self.task is None else table.c.task == self.task,
-            None if self.queue is None else table.c.queue == self.queue,
+            None if self.task is None else table.c.task == cast(self.task, Text),
+            None if self.queue is None else table.c.queue == cast(self.queue, Text),
             None if self.before is None else id < self.before,
             None if self.after is None else id > self.after,
         ]
@@ -115,13 +116,13 @@ def hidden_columns() -> Executable:
     """What this role may not read of a job and its attempts, as ``table.column``."""
     return text(
         f"""
-        SELECT concat(relname, '.', attname)
-        FROM pg_attribute
-        JOIN pg_class ON pg_class.oid = attrelid
-        WHERE relnamespace = to_regnamespace('"{SCHEMA}"')
+        SELECT pg_catalog.concat(relname, '.', attname)
+        FROM pg_catalog.pg_attribute
+        JOIN pg_catalog.pg_class ON pg_class.oid = attrelid
+        WHERE relnamespace = pg_catalog.to_regnamespace('"{SCHEMA}"')::oid
           AND relname IN ('jobs', 'job_attempts')
           AND attnum > 0 AND NOT attisdropped
-          AND NOT has_column_privilege(attrelid, attnum, 'SELECT')
+          AND NOT pg_catalog.has_column_privilege(attrelid, attnum, 'SELECT')
         """  # noqa: S608  # the schema name is checked where it is read
     )
 

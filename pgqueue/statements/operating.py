@@ -36,11 +36,12 @@ from pgqueue.statements.tables import (
     message_queue,
     queues,
     stands_at_place_of,
+    text_parameter,
 )
 from pgqueue.statements.tables import notify as tell
 
 JOB = bindparam("job_id", type_=BigInteger)
-HELD_HERE = literal_column("xmax = pg_current_xact_id()::xid", Boolean)
+HELD_HERE = literal_column("xmax = pg_catalog.pg_current_xact_id()::xid", Boolean)
 """A message that this very transaction has locked: xmax names who locked or deleted a row last.
 https://www.postgresql.org/docs/current/ddl-system-columns.html"""
 
@@ -199,7 +200,7 @@ def pause_queue() -> Executable:
 
 @cache
 def resume_queue() -> Executable:
-    name = bindparam("queue_name", type_=Text)
+    name = text_parameter("queue_name")
     return update(queues).where(queues.c.name == name).values(paused_at=null())
 
 

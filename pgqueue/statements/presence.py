@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
-from pgqueue.statements.tables import clock, job_attempts, jobs, leases, queues, workers
+from pgqueue.statements.tables import clock, job_attempts, jobs, leases, pg, queues, workers
 
 WORKER = bindparam("worker_id", type_=Uuid)
 
@@ -46,7 +46,7 @@ def register_worker() -> Executable:
         id=WORKER,
         hostname=bindparam("hostname", type_=Text),
         pid=bindparam("pid", type_=Integer),
-        backend_pid=func.pg_backend_pid(),
+        backend_pid=pg.pg_backend_pid(),
         queues=cast(bindparam("queues", type_=Text), JSONB),
         slots=bindparam("slots", type_=SmallInteger),
     )
@@ -60,19 +60,19 @@ def lock_presence() -> Executable:
 
     Tried, not waited for: after a reconnect the old connection may still be there for a while.
     """
-    return select(func.pg_try_advisory_lock(_lock_key(WORKER)))
+    return select(pg.pg_try_advisory_lock(_lock_key(WORKER)))
 
 
 @cache
 def beat() -> Executable:
     """Beat.  No row: this worker has been declared dead."""
-    paused = select(func.coalesce(func.jsonb_agg(queues.c.name), literal_column("'[]'"))).where(
+    paused = select(func.coalesce(pg.jsonb_agg(queues.c.name), literal_column("'[]'"))).where(
         queues.c.paused_at.is_not(None)
     )
     return (
         update(workers)
         .where(workers.c.id == WORKER, workers.c.dead_at.is_(None))
-        .values(heartbeat_at=clock(), backend_pid=func.pg_backend_pid())
+        .values(heartbeat_at=clock(), backend_pid=pg.pg_backend_pid())
         .returning(cast(paused.scalar_subquery(), Text).label("paused_queues"))
     )
 
@@ -147,7 +147,7 @@ def _is_the_attempt(source: Table, job_id: ColumnElement[Any]) -> ColumnElement[
 @cache
 def terminate_backend() -> Executable:
     """End a server process of our own role: its transaction rolls back."""
-    return select(func.pg_terminate_backend(bindparam("pid", type_=Integer)))
+    return select(pg.pg_terminate_backend(bindparam("pid", type_=Integer)))
 
 
 @cache
@@ -160,4 +160,4 @@ def cancel_requests() -> Executable:
 
 
 def _lock_key(worker_id: ColumnElement[Any]) -> ColumnElement[int]:
-    return func.hashtextextended(cast(worker_id, Text), literal_column("0"))
+    return pg.hashtextextended(cast(worker_id, Text), literal_column("0"))

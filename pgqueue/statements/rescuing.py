@@ -12,8 +12,10 @@ from sqlalchemy import (
     ColumnElement,
     DateTime,
     Executable,
+    Float,
     Integer,
     Select,
+    TableClause,
     Text,
     Uuid,
     and_,
@@ -42,6 +44,7 @@ from pgqueue.statements.tables import (
     jobs,
     leases,
     message_queue,
+    pg,
     stands_at_place_of,
     workers,
 )
@@ -138,7 +141,7 @@ def end_transactions() -> Executable:
         .cte("held")
     )
     holder = _holder(held).lateral("holder")
-    ended = func.pg_terminate_backend(holder.c.pid)
+    ended = pg.pg_terminate_backend(holder.c.pid)
     return select(held.c.target_id, ended).select_from(held.join(holder, true()))
 
 
@@ -158,20 +161,24 @@ def _holder(held: CTE) -> Select[Any]:
     roles' the server tells no time, and they are left alone.
     https://www.postgresql.org/docs/current/view-pg-locks.html
     """
-    locks = table("pg_locks", *map(column, ("pid", "locktype", "transactionid", "granted")))
-    activity = table("pg_stat_activity", *map(column, ("pid", "xact_start", "usesysid")))
+    locks = _catalog("pg_locks", "pid", "locktype", "transactionid", "granted")
+    activity = _catalog("pg_stat_activity", "pid", "xact_start", "usesysid")
     return (
         select(activity.c.pid)
         .select_from(locks.join(activity, activity.c.pid == locks.c.pid))
         .where(
-            locks.c.locktype == "transactionid",
+            locks.c.locktype == literal_column("'transactionid'"),
             locks.c.transactionid == held.c.owner,
             locks.c.granted,
             activity.c.xact_start < held.c.started_at,
-            func.pg_has_role(activity.c.usesysid, "USAGE"),
+            pg.pg_has_role(activity.c.usesysid, "USAGE"),
         )
         .offset(AS_IT_STANDS)
     )
+
+
+def _catalog(name: str, *columns: str) -> TableClause:
+    return table(name, *map(column, columns), schema="pg_catalog")
 
 
 def _rescue(condition: ColumnElement[bool]) -> Executable:
@@ -220,7 +227,7 @@ def _crashed() -> list[Any]:
     """The verdict on every rescued attempt, in the columns that :func:`settling.settle` uses."""
     return [
         cast(null(), Text).label("ending"),
-        cast(null(), Integer).label("delay"),
+        cast(null(), Float).label("delay"),
         literal_column("1").label("burned"),
         literal_column("0").label("snoozed"),
         cast(null(), JSONB).label("result"),

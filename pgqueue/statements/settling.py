@@ -44,11 +44,13 @@ from pgqueue.statements.tables import (
     FAILED,
     SUCCEEDED,
     clock,
+    count_rows,
     dead_letters,
     document,
     job_attempts,
     jobs,
     message_queue,
+    pg,
     seconds,
 )
 
@@ -98,6 +100,7 @@ def settle_succeeded() -> Executable:
     were not ours, which were.  The arrays come as text: psycopg would write them item by item.
     """
     said = (
+        # Of several arrays it is grammar, which knows no other name.
         func.unnest(*(cast(bindparam(name, type_=Text), ARRAY(kind)) for name, kind in _SAID))
         .table_valued(
             column("target_id", BigInteger),
@@ -107,9 +110,9 @@ def settle_succeeded() -> Executable:
         .render_derived(name="said")
     )
     job = _succeeded_jobs(fencing.deleted_leases(said, held=False))
-    ours = func.count()
-    cancelled = func.jsonb_agg(job.c.id).filter(job.c.outcome == CANCELLED)
-    settled = case((ours != bindparam("expected", type_=Integer), func.jsonb_agg(job.c.id)))
+    ours = count_rows()
+    cancelled = pg.jsonb_agg(job.c.id).filter(job.c.outcome == CANCELLED)
+    settled = case((ours != bindparam("expected", type_=Integer), pg.jsonb_agg(job.c.id)))
     return (
         select(ours, cast(cancelled, Text), cast(settled, Text))
         .select_from(job)
@@ -131,7 +134,7 @@ def settle_one_success(*, held: bool) -> Executable:
 @cache
 def free_jobs() -> Executable:
     """Which of these jobs no other transaction has locked, be it for a moment or for hours."""
-    ids = func.unnest(cast(bindparam("target_ids", type_=Text), ARRAY(BigInteger)))
+    ids = pg.unnest(cast(bindparam("target_ids", type_=Text), ARRAY(BigInteger)))
     said = ids.table_valued(column("target_id", BigInteger)).render_derived(name="said")
     return free_among(said)
 

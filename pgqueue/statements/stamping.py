@@ -38,6 +38,8 @@ from pgqueue.statements.tables import (
     jobs,
     leases,
     message_queue,
+    pg,
+    text_parameter,
 )
 
 JOB = bindparam("job_id", type_=BigInteger)
@@ -48,7 +50,7 @@ SEEN = bindparam("seen_attempt", type_=SmallInteger)
 SEEN_MESSAGE = bindparam("seen_message_id", type_=BigInteger)
 NEXT = bindparam("next_attempt", type_=SmallInteger)
 CRASHES = bindparam("past_crashes", type_=SmallInteger)
-LAZILY = func.set_config("synchronous_commit", "off", true()).label("lazily")
+LAZILY = pg.set_config("synchronous_commit", "off", true()).label("lazily")
 """A stamp has to survive the worker, not the server: its commit need not wait for the disk.  Said
 for this transaction only, so that no other client of a pooler commits like that."""
 
@@ -141,7 +143,7 @@ def _is_the_message() -> ColumnElement[bool]:
     """By its own key, wherever its job says that it stands: somebody may have moved the job."""
     run_at = cast(bindparam("of_run_at", type_=Text), DateTime(timezone=True))
     return and_(
-        message_queue.c.queue == bindparam("of_queue", type_=Text),
+        message_queue.c.queue == text_parameter("of_queue"),
         message_queue.c.priority == bindparam("of_priority", type_=SmallInteger),
         message_queue.c.run_at == run_at,
         message_queue.c.id == MESSAGE,

@@ -7,7 +7,6 @@ from sqlalchemy import (
     Executable,
     Select,
     exists,
-    func,
     literal,
     select,
     text,
@@ -15,14 +14,14 @@ from sqlalchemy import (
 )
 
 from pgqueue.models import SCHEMA, Job
-from pgqueue.statements.tables import dead_letters, jobs, leases, message_queue
+from pgqueue.statements.tables import count_rows, dead_letters, jobs, leases, message_queue
 
 
 @cache
 def count_jobs() -> Executable:
     """By queue and status.  Reads all jobs."""
     by = (Job.queue, Job.status)
-    return select(*by, func.count().label("count")).group_by(*by).order_by(*by)
+    return select(*by, count_rows().label("count")).group_by(*by).order_by(*by)
 
 
 @cache
@@ -35,16 +34,19 @@ def count_jobs_but_succeeded() -> Executable:
         leases, jobs, leases.c.target_id == jobs.c.id
     )
     by = (dead_letters.c.queue, dead_letters.c.outcome)
-    return union_all(pending, running, select(*by, func.count()).group_by(*by))
+    return union_all(pending, running, select(*by, count_rows()).group_by(*by))
 
 
 def _count(queue: ColumnElement[str], status: str) -> Select[str, str, int]:
-    return select(queue, literal(status), func.count()).group_by(queue)
+    return select(queue, literal(status), count_rows()).group_by(queue)
 
 
 @cache
 def estimate_jobs() -> Executable:
     """How many jobs the last VACUUM or ANALYZE has found; -1 before the first."""
     return text(
-        f"SELECT reltuples::bigint FROM pg_class WHERE oid = '\"{SCHEMA}\".jobs'::regclass"  # noqa: S608  # the schema name is checked where it is read
+        f"""
+        SELECT reltuples::bigint FROM pg_catalog.pg_class
+        WHERE oid = '"{SCHEMA}".jobs'::regclass::oid
+        """  # noqa: S608  # the schema name is checked where it is read
     )

@@ -1,7 +1,6 @@
 """The tables as Core sees them, and the few expressions every statement shares."""
 
 from collections.abc import Iterable
-from datetime import timedelta
 from hashlib import sha256
 from typing import Any, cast
 
@@ -9,7 +8,8 @@ from sqlalchemy import (
     CTE,
     BigInteger,
     ColumnElement,
-    Interval,
+    Function,
+    Integer,
     Select,
     Table,
     Text,
@@ -74,7 +74,28 @@ SLEEPERS = lock_key("sleepers")
 CHANNEL = f"pgqueue_{sha256(SCHEMA.encode()).hexdigest()[:8]}"
 """One fixed channel for a schema: no user's text is ever part of an identifier."""
 
-clock = func.clock_timestamp
+SEARCH_PATH = "pg_catalog, pg_temp"
+"""Where connections that are ours alone look names up: where nobody else can create anything.
+pg_temp is searched first by a path that does not name it.
+https://www.postgresql.org/docs/current/runtime-config-client.html#GUC-SEARCH-PATH"""
+
+pg = func.pg_catalog
+"""Functions by their full names.  Where others may create functions in a schema of the path, one
+of theirs may fit the arguments better than PostgreSQL's, and would run with our rights.  What is
+left with ``func`` is grammar.  Operators have no short full name: their operands have exactly the
+types of an operator of PostgreSQL's, which then wins.
+https://www.postgresql.org/docs/current/typeconv-oper.html"""
+
+clock = pg.clock_timestamp
+
+
+def count_rows() -> Function[int]:
+    return pg.count(literal_column("*"), type_=Integer)
+
+
+def text_parameter(name: str) -> ColumnElement[str]:
+    """A text to compare with: a driver may send it as varchar, which no operator takes as such."""
+    return sql_cast(bindparam(name, type_=Text), Text)
 
 
 def wake_up_call(word: str = "enqueued") -> ColumnElement[bool]:
@@ -87,13 +108,13 @@ def wake_up_call(word: str = "enqueued") -> ColumnElement[bool]:
     # A column, not a literal_execute: that would be put into the text anew at every enqueue.
     key = literal_column(str(SLEEPERS), BigInteger)
     return case(
-        (func.pg_try_advisory_lock(key), func.pg_advisory_unlock(key)),
+        (pg.pg_try_advisory_lock(key), pg.pg_advisory_unlock(key)),
         else_=notify(word),
     )
 
 
 def notify(word: str) -> ColumnElement[bool]:
-    return func.pg_notify(literal_column(f"'{CHANNEL}'"), literal_column(f"'{word}'")).is_(None)
+    return pg.pg_notify(literal_column(f"'{CHANNEL}'"), literal_column(f"'{word}'")).is_(None)
 
 
 def document(name: str, *columns: ColumnElement[Any]) -> TableValuedAlias:
@@ -102,7 +123,7 @@ def document(name: str, *columns: ColumnElement[Any]) -> TableValuedAlias:
     A bulk parameter travels so because psycopg adapts a list of strings in Python, item by
     item, which costs more than the statement.
     """
-    recordset = func.jsonb_to_recordset(sql_cast(bindparam(name, type_=Text), JSONB))
+    recordset = pg.jsonb_to_recordset(sql_cast(bindparam(name, type_=Text), JSONB))
     return recordset.table_valued(*columns).render_derived(name=name, with_types=True)
 
 
@@ -114,7 +135,7 @@ def array_of(names: Iterable[str]) -> str:
 
 def seconds(value: ColumnElement[Any]) -> ColumnElement[Any]:
     """A number of seconds as an interval."""
-    return value * literal(timedelta(seconds=1), Interval, literal_execute=False)
+    return value * literal_column("interval '1 second'")
 
 
 def stands_at_place_of(job_id: ColumnElement[Any]) -> ColumnElement[bool]:

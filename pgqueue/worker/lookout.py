@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
 from pgqueue import redaction
 from pgqueue.repository import Claim, Claimed, Locked, Pair
-from pgqueue.statements.tables import lock_key
+from pgqueue.statements.tables import lock_key, pg
 from pgqueue.worker.crew import Crew
 from pgqueue.worker.frontiers import LATEST_SWEEP
 
@@ -56,7 +56,7 @@ class Lookout:
         if not self._is_elected and now - self._election_at >= LATEST_SWEEP:
             self._election_at = now
             # Held until the connection ends; it only spares the others the work.
-            lock = select(func.pg_try_advisory_lock(self._election))
+            lock = select(pg.pg_try_advisory_lock(self._election))
             self._is_elected = bool(connection.scalar(lock))
         return self._crew.frontiers.is_sweep_due(elected=self._is_elected)
 

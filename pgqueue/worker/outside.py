@@ -10,10 +10,9 @@ from sqlalchemy import Connection
 
 from pgqueue import redaction
 from pgqueue.execution import after_error, too_late
-from pgqueue.network import NETWORK
 from pgqueue.outcomes import AttemptEnd, Outcome
 from pgqueue.repository import Attempts, Fleet
-from pgqueue.unit_of_work import own_connection
+from pgqueue.unit_of_work import OWN, own_connection
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.line import BROKEN
 from pgqueue.worker.workbench import WORDS
@@ -62,7 +61,7 @@ def late(run: Run) -> Outcome:
 def end_transactions(crew: Crew, runs: Iterable[Run]) -> None:
     """End the server processes of runs that stay: what their handlers wrote rolls back."""
     if pids := [pid for run in runs if (pid := run.server_process) is not None]:
-        with _reporting("transactions"), own_connection(crew.engine, NETWORK) as connection:
+        with _reporting("transactions"), own_connection(crew.engine, OWN) as connection:
             for pid in pids:
                 with _reporting(f"server process {pid}"):
                     Fleet(connection).terminate_backend(pid)
@@ -75,7 +74,7 @@ def settle_from_outside(crew: Crew, outcomes: Iterable[tuple[Run, Outcome]]) -> 
     """
     with (
         _reporting("attempts"),
-        own_connection(crew.engine, NETWORK, isolation_level="READ COMMITTED") as connection,
+        own_connection(crew.engine, OWN, isolation_level="READ COMMITTED") as connection,
     ):
         for run, outcome in outcomes:
             with _reporting(f"job {run.claimed.job_id}"):

@@ -12,10 +12,9 @@ from pgqueue.changed_sessions import watched
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.guests import joining_sessions
 from pgqueue.job_queue import PgQueue
-from pgqueue.network import NETWORK
 from pgqueue.notifications import Listener
 from pgqueue.outcomes import Released
-from pgqueue.unit_of_work import worker_engine
+from pgqueue.unit_of_work import OWN, worker_engine
 from pgqueue.worker import outside
 from pgqueue.worker.children import Children
 from pgqueue.worker.claimer import Claimer
@@ -112,7 +111,7 @@ class Shift:
 
     def _verify(self, is_over: Callable[[], bool]) -> None:
         """Wait for the database, and refuse tables this code was not written for."""
-        line = Line(self._engine, NETWORK, self._crew.outage, name="start", stopping=self._stopping)
+        line = Line(self._engine, OWN, self._crew.outage, name="start", stopping=self._stopping)
 
         def verify(connection: Connection) -> bool:
             schema.verify(connection)

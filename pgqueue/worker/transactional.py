@@ -17,11 +17,11 @@ from pgqueue import async_session, execution, redaction
 from pgqueue.changed_sessions import close_if_changed
 from pgqueue.execution import CancelWins, Stale, Verdict
 from pgqueue.guests import TransactionEnded, told_by_server
-from pgqueue.network import NETWORK
 from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
     AFTER_HANDLER,
+    OWN,
     begin_now,
     joined_session,
     leave_autocommit,
@@ -169,7 +169,7 @@ def was_committed(crew: Crew, run: Run) -> bool:
     wait = LOOK_FIRST_AFTER
     while time.monotonic() < deadline:
         try:
-            with own_connection(crew.engine, NETWORK) as connection:
+            with own_connection(crew.engine, OWN) as connection:
                 settled = Fleet(connection).has_settled(run.worker_id, run.claimed)
                 if settled is not None:
                     return settled

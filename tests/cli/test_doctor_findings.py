@@ -1,5 +1,6 @@
 """Each trouble around the tables, planted, is found and told with what mends it."""
 
+import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from pgqueue.cli.finding import Finding, Level
 from pgqueue.cli.server_findings import (
     of_connection,
     of_notifications,
+    of_search_path,
     of_server,
     of_slots,
     of_tables,
@@ -231,3 +233,55 @@ def test_a_slot_a_wrong_password_and_a_standby_are_told(shop: Path, server_direc
     assert "wr0ng" not in refused.stderr
     assert standby.returncode == 1
     assert "this server is a standby: jobs are written on its primary" in standby.stdout
+
+
+@pytest.fixture
+def stranger(engine: Engine) -> Iterator[str]:
+    """A role that owns nothing."""
+    name = f"Stranger {uuid.uuid4().hex[:8]}"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f'CREATE ROLE "{name}"')
+    yield name
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f'DROP OWNED BY "{name}"; DROP ROLE "{name}"')
+
+
+def test_who_else_may_create_in_the_search_path_is_named(stranger: str, session: Session) -> None:
+    session.execute(text("CREATE SCHEMA beside"))
+    session.execute(text("CREATE SCHEMA before"))
+    session.execute(text(f'GRANT CREATE ON SCHEMA before TO "{stranger}"'))
+    session.execute(text("GRANT CREATE ON SCHEMA public, beside TO PUBLIC"))
+    session.execute(text("SET LOCAL search_path = before, pg_catalog, public"))
+    health = Health(session)
+
+    found = [one.detail for one in of_search_path(health.creators_in_search_path())]
+
+    remedies = [detail.partition("; run ")[2] for detail in found]
+    assert remedies == [
+        f'REVOKE CREATE ON SCHEMA "before" FROM "{stranger}"',
+        'REVOKE CREATE ON SCHEMA "public" FROM PUBLIC',
+    ]
+    assert ["before pg_catalog" in detail for detail in found] == [True, False]
+    assert ["everybody" in detail for detail in found] == [False, True]
+    for remedy in remedies:
+        session.execute(text(remedy))
+    assert health.creators_in_search_path() == []
+
+
+def test_who_may_do_as_we_do_anyhow_is_not_named(stranger: str, session: Session) -> None:
+    grant = text(f'GRANT CREATE ON SCHEMA public TO "{stranger}"')
+    session.execute(grant)
+    session.execute(text(f'ALTER SCHEMA pgqueue OWNER TO "{stranger}"'))
+    as_owner = Health(session).creators_in_search_path()
+    session.rollback()
+
+    session.execute(grant)
+    session.execute(text(f'ALTER ROLE "{stranger}" SUPERUSER'))
+    as_superuser = Health(session).creators_in_search_path()
+    session.rollback()
+
+    session.execute(grant)
+    session.execute(text(f'SET LOCAL ROLE "{stranger}"'))
+    as_oneself = Health(session).creators_in_search_path()
+
+    assert (as_owner, as_superuser, as_oneself) == ([], [], [])
