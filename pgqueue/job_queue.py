@@ -20,7 +20,7 @@ from pgqueue.payload import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.redaction import redacted
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
 from pgqueue.tasks import Task
-from pgqueue.unit_of_work import DRIVER, connection_parameters, worker_engine
+from pgqueue.unit_of_work import DRIVER, connection_parameters, worker_engine_for_now
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -113,8 +113,8 @@ class PgQueue:
         For tables in a history of their own.  An application with Alembic better calls
         :func:`pgqueue.schema.upgrade` from a revision of its own.
         """
-        engine = worker_engine(self.engine)
-        schema.upgrade_database(engine)
+        with worker_engine_for_now(self.engine) as engine:
+            schema.upgrade_database(engine)
 
     def around_jobs(self) -> Around:
         """What a worker puts around each handler; for a framework to override.

@@ -92,13 +92,24 @@ def worker_engine(engine: Engine) -> Engine:
     return create_engine(engine.url.set(drivername=DRIVER), max_overflow=1000)
 
 
+@contextmanager
+def worker_engine_for_now(engine: Engine) -> Iterator[Engine]:
+    """:func:`worker_engine`, whose twin leaves no connection open when it is no longer needed."""
+    on_psycopg = worker_engine(engine)
+    try:
+        yield on_psycopg
+    finally:
+        if on_psycopg is not engine:
+            on_psycopg.dispose()
+
+
 def connection_parameters(engine: Engine) -> dict[str, Any]:
     """How an engine connects, as parameters of libpq, learnt from a connection it makes.
 
     Its URL does not tell all: ``connect_args``, a ``creator`` or a listener for ``do_connect``
     may add a certificate, options or a password.
     """
-    with own_connection(worker_engine(engine), {}) as connection:
+    with worker_engine_for_now(engine) as twin, own_connection(twin, {}) as connection:
         info = driver_connection(connection).info
         return {**info.get_parameters(), "password": info.password}
 

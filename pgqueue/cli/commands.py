@@ -174,6 +174,9 @@ def worker(given: Given, /, **options: Any) -> None:
 def status(given: Given, exact: bool, as_json: bool) -> None:
     """Show how many jobs stand where, and which workers live.
 
+    A job is running from its claim on.  A worker with quick jobs claims more than it has slots;
+    how many is said below the table.
+
     \b
     Example:  pgqueue --app shop.jobs:queue status
     """

@@ -39,6 +39,8 @@ def show_status(queue: PgQueue, *, exact: bool, as_json: bool) -> None:
     _print_queues(queues)
     if not all_counted:
         click.echo(f"About {about:,} jobs in all; --exact counts those marked ?, by reading them.")
+    if ahead := sum(worker["claimed_ahead"] for worker in workers):
+        click.echo(f"The running include {ahead:,} claimed ahead, which start when a slot is free.")
     click.echo()
     _print_workers(workers)
     for task in unknown:
@@ -81,6 +83,8 @@ def _workers(session: Session) -> list[dict[str, Any]]:
             "queues": worker.queues,
             "slots": worker.slots,
             "jobs": jobs,
+            # No lease says whether its job has started, but no more start than there are slots.
+            "claimed_ahead": max(0, jobs - worker.slots),
             "started_at": worker.started_at.isoformat(),
             "heartbeat_age": round(age.total_seconds(), 3),
         }

@@ -50,6 +50,9 @@ class Job(Base):
 
     result: Mapped[Any] = mapped_column(JSONB(none_as_null=True), nullable=True)
     last_error: Mapped[str | None]
+    """The message of the attempt that failed last; empty when the job has succeeded.  The errors
+    of all attempts are in :class:`JobAttempt`."""
+
     unique_key: Mapped[str | None]
     held_unique_key: Mapped[str | None]
     """The unique key while the job is unfinished; empty at the end, so the key is free again."""

@@ -34,7 +34,7 @@ class JobStatus(StrEnum):
     PENDING = "pending"
     """It has a message: it may start, now or from ``run_at``."""
     RUNNING = "running"
-    """It has a lease: a worker runs it."""
+    """It has a lease: a worker runs it, or has claimed it ahead and starts it next."""
     BLOCKED = "blocked"
     """It waits for something other than time.  Nothing in this version makes a job wait so."""
     SUCCEEDED = "succeeded"

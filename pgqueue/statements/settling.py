@@ -165,6 +165,7 @@ def _succeeded_jobs(lease: CTE) -> CTE:
         .values(
             outcome=case((jobs.c.cancel_requested_at.is_(None), SUCCEEDED), else_=CANCELLED),
             attempts=lease.c.attempt,
+            last_error=null(),
             started_at=lease.c.started_at,
             finished_at=clock(),
             held_unique_key=null(),
@@ -190,7 +191,7 @@ def write_verdicts(lease: CTE) -> Executable:
             snoozes=_snoozes(lease),
             run_at=_next_run_at(lease),
             result=lease.c.result,
-            last_error=func.coalesce(lease.c.error, jobs.c.last_error),
+            last_error=_last_error(lease),
             started_at=case((lease.c.burned == BURNED, lease.c.started_at)),
             finished_at=case((_ending(lease).is_not(None), clock())),
             held_unique_key=case((_ending(lease).is_(None), jobs.c.held_unique_key)),
@@ -218,6 +219,12 @@ def _ending(lease: CTE) -> ColumnElement[Any]:
 def _attempts(lease: CTE) -> ColumnElement[Any]:
     """Never over max_attempts: the attempt that only found the job exhausted may crash too."""
     return func.least(lease.c.attempt - 1 + lease.c.burned, jobs.c.max_attempts)
+
+
+def _last_error(lease: CTE) -> ColumnElement[Any]:
+    """None after an attempt that has succeeded; the earlier ones keep theirs on record."""
+    kept = case((lease.c.ending.is_distinct_from(SUCCEEDED), jobs.c.last_error))
+    return func.coalesce(lease.c.error, kept)
 
 
 def _snoozes(lease: CTE) -> ColumnElement[Any]:

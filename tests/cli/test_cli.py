@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from shop_rig import (
 from sqlalchemy import Engine, func, make_url, select, text
 from sqlalchemy.orm import Session
 
-from pgqueue import Job, JobAttempt, PgQueue, WorkerProcess
+from pgqueue import Job, JobAttempt, Lease, MessageQueue, PgQueue, WorkerProcess
 
 
 @pytest.fixture
@@ -286,6 +287,31 @@ class TestStatus:
         assert "About 1,000,000 jobs in all" in plain.stdout
         (found,) = json.loads(exact.stdout)["queues"]
         assert (found["jobs"]["pending"], found["jobs"]["succeeded"]) == (1, 1)
+
+    @pytest.mark.parametrize(("slots", "ahead"), [(2, [1, 0]), (3, [0, 0])])
+    def test_says_how_many_of_the_running_are_claimed_ahead(
+        self, shop: Path, engine: Engine, database_url: str, slots: int, ahead: list[int]
+    ) -> None:
+        enqueue(engine, shop, "add", *((n, n) for n in range(4)))
+        with Session(engine) as session, session.begin():
+            busy, idle = uuid.uuid4(), uuid.uuid4()
+            for id in (busy, idle):
+                process = {"hostname": "here", "pid": 1, "backend_pid": 1, "queues": ["default"]}
+                session.add(WorkerProcess(id=id, slots=slots, **process))
+                session.flush()  # in this order
+            for job_id in (1, 2, 3):
+                message = session.scalars(select(MessageQueue).filter_by(target_id=job_id)).one()
+                session.add(
+                    Lease(target_id=job_id, message_id=message.id, attempt=1, worker_id=busy)
+                )
+                session.delete(message)
+
+        plain = pgqueue(shop, "--url", database_url, "status")
+        found = json.loads(pgqueue(shop, "--url", database_url, "status", "--json").stdout)
+
+        assert [worker["claimed_ahead"] for worker in found["workers"]] == ahead
+        assert found["queues"][0]["jobs"]["running"] == 3
+        assert ("The running include 1 claimed ahead" in plain.stdout) is (sum(ahead) > 0)
 
     def test_shows_a_paused_queue(
         self, shop: Path, queue: PgQueue, session: Session, database_url: str

@@ -130,6 +130,27 @@ class TestShow:
         assert ended.stdout.count("ValueError: no such address") == 2
         assert "test_cli_jobs.py" in ended.stdout
 
+    def test_of_a_success_tells_an_earlier_error_as_that_of_its_attempt(
+        self, shop: Path, queue: PgQueue, database_url: str
+    ) -> None:
+        tries = iter([True, False])
+
+        @queue.task(name="mail.stumble", retry=Retry.constant(timedelta(0)))
+        def stumble() -> None:
+            if next(tries):
+                raise ValueError("not yet")
+
+        id = stumble.delay().id
+        assert Worker(queue).run_until_empty(timeout=30)["succeeded"] == 1
+
+        show = pgqueue(shop, "--url", database_url, "jobs", str(id)).stdout
+        listed = pgqueue(shop, "--url", database_url, "jobs").stdout
+
+        assert "not yet" not in listed
+        job, _, attempt = show.partition("Attempt 1  failed")
+        assert "not yet" not in job
+        assert "ValueError: not yet" in attempt
+
     def test_as_json_has_the_same_with_iso_times(
         self, shop: Path, queue: PgQueue, database_url: str
     ) -> None:

@@ -1,11 +1,16 @@
 """Connections of a worker's own, beside those of the application."""
 
+import asyncio
+import gc
+import warnings
 from contextlib import ExitStack
 from threading import Barrier
 
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import NullPool, create_engine, make_url, text
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from chaos.logical import run_together
+from pgqueue import PgQueue, Worker
 from pgqueue.unit_of_work import own_connection, worker_engine
 
 ROUNDS = 20
@@ -47,3 +52,26 @@ def test_the_twin_of_an_engine_on_another_driver_has_a_connection_for_every_slot
 
     assert len(pids) == 20
     twin.dispose()
+
+
+def test_no_connection_of_a_twin_engine_is_left_to_the_garbage_collector(
+    empty_database_url: str,
+) -> None:
+    url = make_url(empty_database_url).set(drivername="postgresql+psycopg2")
+    queue = PgQueue(create_engine(url, poolclass=NullPool))
+
+    @queue.task
+    async def look(session: AsyncSession) -> None:
+        await session.execute(text("SELECT 1"))
+
+    gc.collect()  # what other tests have left
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        queue.upgrade()
+        asyncio.run(look())
+        for mode in ("lease", "transaction"):
+            look.delay()
+            Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
+        gc.collect()
+
+    assert [str(one.message) for one in found if "psycopg" in str(one.message)] == []

@@ -109,6 +109,52 @@ def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
     assert violations(engine) == []
 
 
+@pytest.mark.parametrize("how", ["with a result", "in a batch", "in its transaction", "held"])
+def test_a_job_that_has_succeeded_has_no_error_but_its_attempts_keep_theirs(
+    engine: Engine, worker: LogicalWorker, how: str
+) -> None:
+    with engine.begin() as connection:
+        enqueue(connection)
+    [claimed] = worker.claim()
+    assert worker.settle(claimed, Retried(timedelta(0), ERROR))
+    assert only_job(engine).last_error == "planned"
+
+    if how == "held":
+        _, claimed = worker.start()
+        assert worker.settle_in_transaction(claimed, Succeeded())
+        worker.transaction.commit()
+    else:
+        [claimed] = worker.claim()
+        attempts = Attempts(worker.line, worker.id)
+        match how:
+            case "with a result":
+                assert worker.settle(claimed, Succeeded({"sum": 3}))
+            case "in a batch":
+                assert attempts.settle_succeeded([claimed]) is None
+            case _:
+                assert attempts.settle_one_success(claimed, held=False)
+
+    job = only_job(engine)
+    assert (job.status, job.attempts, job.last_error) == (JobStatus.SUCCEEDED, 2, None)
+    with Session(engine) as session:
+        [failed] = session.query(JobAttempt)
+        assert (failed.attempt, failed.error) == (1, "planned")
+    assert violations(engine) == []
+
+
+@pytest.mark.parametrize("outcome", [Snoozed(timedelta(0)), Released()])
+def test_a_job_that_goes_on_keeps_the_error_of_the_attempt_that_failed_last(
+    engine: Engine, worker: LogicalWorker, outcome: Outcome
+) -> None:
+    with engine.begin() as connection:
+        enqueue(connection)
+    for one in (Retried(timedelta(0), ERROR), outcome):
+        [claimed] = worker.claim()
+        assert worker.settle(claimed, one)
+
+    assert only_job(engine).last_error == "planned"
+
+
 def test_a_crash_of_a_handlers_process_is_counted_apart_from_failures(
     engine: Engine, worker: LogicalWorker
 ) -> None:
