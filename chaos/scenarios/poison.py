@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
-from sqlalchemy import ColumnElement, literal_column, true
+from sqlalchemy import ColumnElement, false, literal_column
 
 from chaos.chores import AT_ONCE, call, note, pay, queue
 from chaos.fleet import Fleet
@@ -150,7 +150,7 @@ def poison_is_claimed_ahead(patch: Patch) -> None:
     """Jobs that have crashed before wait in a worker's memory like all others."""
     from pgqueue.statements import claiming
 
-    patch.set(claiming, "_is_wanted", lambda **_passing: true())
+    patch.set(claiming, "_must_not_wait", lambda **_: false().label("must_not_wait"))
     patch.rebuild(claiming.claim)
 
 

@@ -171,12 +171,12 @@ def _array(numbers: list[int]) -> str:
 
 
 def _claim_of(rows: Sequence[Any], kind: type[Kind]) -> Claim[Kind]:
-    read_at, quiet_until, taken = rows[0][:3]
-    if rows[0][3] is None:
-        return Claim([], taken, read_at, quiet_until)
+    read_at, quiet_until, taken, passed = rows[0][:4]
+    if rows[0][4] is None:
+        return Claim([], taken, read_at, quiet_until, passed or ())
     # DELETE ... RETURNING promises no order, whatever the probes had.
-    found = sorted([kind._make(row[3:]) for row in rows])
-    return Claim(found, taken, read_at, quiet_until)
+    found = sorted([kind._make(row[4:]) for row in rows])
+    return Claim(found, taken, read_at, quiet_until, passed or ())
 
 
 def _message_of(claimed: Claimed) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What claims and settles bring back, and looks at all jobs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -23,6 +24,11 @@ class Claimed(NamedTuple):
     attempt: int
     crashes: int
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether it must not wait in a worker that may die: what ``message_queue.alone`` says."""
+        return self.crashes > 0 or self.max_attempts == 1
+
 
 class Locked(NamedTuple):
     """A job whose message this transaction holds, and the stamp a crash may have left."""
@@ -45,6 +51,11 @@ class Locked(NamedTuple):
     def crashes(self) -> int:
         """Those on record, and the one that has left a stamp."""
         return self.past_crashes + (self.seen_attempt is not None)
+
+    @property
+    def is_alone(self) -> bool:
+        """As of :class:`Claimed`."""
+        return self.crashes > 0 or self.max_attempts == 1
 
     def claimed(self, *, attempt: int, crashes: int) -> Claimed:
         return Claimed(*self[:8], attempt=attempt, crashes=crashes)
@@ -72,6 +83,8 @@ class Claim(Generic[Kind]):
     read_at: str
     quiet_until: str
     """A second before the claim, by the database's clock."""
+    passed: Sequence[int] = ()
+    """The priorities of the messages that a claim ahead has left: their jobs must not wait."""
 
 
 class Settled(NamedTuple):

@@ -28,6 +28,7 @@ from sqlalchemy import (
     false,
     func,
     literal_column,
+    null,
     or_,
     select,
     true,
@@ -59,11 +60,14 @@ WORKER = bindparam("worker_id", type_=Uuid)
 def claim(*, ahead: bool, suspects: bool) -> Executable:
     """Lease mode: delete the messages, insert the leases, read the jobs.
 
-    ``ahead`` claims for a slot that is not free yet, and passes jobs by that must not wait in a
-    worker that may die; without ``suspects``, those that a crash has left.  At least one row comes
-    back, with the database's time; its other columns are empty when nothing was claimed.
+    ``ahead`` claims for slots that are not free yet.  It leaves messages whose jobs must not wait
+    in a worker that may die, and returns their priorities; they count towards the limit, so that
+    it reads no more of them however many there are.  Without ``suspects``, the claim ignores jobs
+    that a crash has left.  At least one row comes back, with the database's time; its other columns
+    are empty when nothing was claimed.
     """
-    message = _taken_messages(ahead=ahead, suspects=suspects)
+    due = _due_messages(ahead=ahead, suspects=suspects).cte("due")
+    message = _taken_messages(due, ahead=ahead)
     started = _unfinished_jobs_of(message)
     lease = _leases_for(started)
     past = _crashed_attempts(started, lease)
@@ -72,7 +76,7 @@ def claim(*, ahead: bool, suspects: bool) -> Executable:
         .select_from(started.join(lease, started.c.id == lease.c.message_id))
         .subquery("claimed")
     )
-    moment = _moment(message)
+    moment = _moment(message, passed=_passed_priorities(due) if ahead else null())
     return select(moment, claimed).select_from(moment.outerjoin(claimed, true())).add_cte(past)
 
 
@@ -103,7 +107,7 @@ def lock(*, suspects: bool) -> Executable:
     # Against what was just found: misled about the messages, the planner would hash all of jobs.
     useless = select(message.c.ctid).where(~exists().where(started.c.id == message.c.id))
     dropped = delete(message_queue).where(any_(func.array(useless.scalar_subquery())) == CTID)
-    moment = _moment(message)
+    moment = _moment(message, passed=null())
     return (
         select(moment, claimed)
         .select_from(moment.outerjoin(claimed, true()))
@@ -129,34 +133,39 @@ def next_run_at() -> Executable:
     return select(wait).select_from(pair.join(future, true()))
 
 
-def _taken_messages(*, ahead: bool, suspects: bool) -> CTE:
-    """The due messages, deleted.
+def _taken_messages(due: CTE, *, ahead: bool) -> CTE:
+    """The due messages, deleted, but for those that a claim ahead leaves.
 
     By ctid, because that is a Tid Scan whatever the statistics say, and an array is read once:
     ``id IN (SELECT ... LIMIT 2 FOR UPDATE SKIP LOCKED)`` may run its sub-query once per outer
     row and then deletes far more than two.
     """
-    due = _due_messages(ahead=ahead, suspects=suspects).subquery("due")
-    places = select(due.c.ctid).scalar_subquery()
+    places = select(due.c.ctid)
+    if ahead:
+        places = places.where(~due.c.must_not_wait)
     return (
         delete(message_queue)
-        .where(any_(func.array(places)) == CTID)
+        .where(any_(func.array(places.scalar_subquery())) == CTID)
         .returning(message_queue)
         .cte("message")
     )
 
 
-def _due_messages(*, ahead: bool = False, suspects: bool = True) -> Select[*tuple[Any, ...]]:
+def _passed_priorities(due: CTE) -> ColumnElement[Any]:
+    return select(pg.array_agg(due.c.priority)).where(due.c.must_not_wait).scalar_subquery()
+
+
+def _due_messages(*, ahead: bool = False, suspects: bool) -> Select[*tuple[Any, ...]]:
     """The first due messages of the pairs, locked: LIMIT inside each probe and around all."""
     pair = _pairs()
     due = (
-        select(CTID, message_queue)
+        select(CTID, message_queue, *([_must_not_wait(suspects=suspects)] if ahead else []))
         .where(
             _of_pair(pair),
             tuple_(message_queue.c.run_at, message_queue.c.id)
             > tuple_(pair.c.run_at, pair.c.message_id),
             message_queue.c.run_at <= pg.statement_timestamp(),
-            _is_wanted(ahead=ahead, suspects=suspects),
+            true() if suspects else and_(message_queue.c.crashes == 0, ~_has_stamp()),
         )
         .order_by(message_queue.c.run_at, message_queue.c.id)
         .limit(LIMIT)
@@ -166,14 +175,17 @@ def _due_messages(*, ahead: bool = False, suspects: bool = True) -> Select[*tupl
     return select(due).select_from(pair.join(due, true())).where(_worker_is_alive()).limit(LIMIT)
 
 
-def _is_wanted(*, ahead: bool, suspects: bool) -> ColumnElement[bool]:
-    """What is not passed by.  A crash in transaction mode is known by the stamp it has left."""
-    if suspects and not ahead:
-        return true()
+def _must_not_wait(*, suspects: bool) -> ColumnElement[bool]:
+    """Whether a claim ahead leaves the message.  Without suspects, no message has a stamp."""
+    alone = message_queue.c.alone
+    return (or_(alone, _has_stamp()) if suspects else alone).label("must_not_wait")
+
+
+def _has_stamp() -> ColumnElement[bool]:
+    """Whether a crash in transaction mode has left a stamp."""
     stamp = select(leases.c.target_id).where(leases.c.target_id == message_queue.c.target_id)
     # One look by key for each message; an EXISTS could be planned as a join that reads all leases.
-    has_no_stamp = stamp.scalar_subquery().is_(None)
-    return and_(~message_queue.c.alone if ahead else message_queue.c.crashes == 0, has_no_stamp)
+    return stamp.scalar_subquery().is_not(None)
 
 
 def _pairs() -> TableValuedAlias:
@@ -292,11 +304,13 @@ def _crashed_attempts(started: CTE, lease: CTE) -> CTE:
     return crashed(attempts.select_from(taken_over).where(is_crash))
 
 
-def _moment(message: CTE) -> Subquery:
-    """The database's time, and how many messages were taken, in one row that is always there."""
+def _moment(message: CTE, *, passed: ColumnElement[Any]) -> Subquery:
+    """The database's time, how many messages were taken, and the priorities of those that a claim
+    ahead has left, in one row that is always there."""
     second_ago = pg.statement_timestamp() - literal_column("interval '1 second'")
     return select(
         cast(pg.statement_timestamp(), Text).label("read_at"),
         cast(second_ago, Text).label("quiet_until"),
         select(count_rows()).select_from(message).scalar_subquery().label("taken"),
+        passed.label("passed"),
     ).subquery("moment")

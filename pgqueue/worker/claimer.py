@@ -19,9 +19,9 @@ from pgqueue.worker.prefetch import STALE, Prefetch
 
 logger = redaction.logger(__name__)
 
-OPEN_EVERY = 0.050
-"""Seconds between two claims for free slots, which alone bring the jobs that must not wait here."""
 RECONCILE_EVERY = 30.0
+QUICK = 0.020
+"""Seconds for which jobs claimed ahead wait for a suspect to end, so that the next one starts."""
 
 
 class Claimer(Loop):
@@ -47,7 +47,8 @@ class Claimer(Loop):
         self._generation = 0
         self._reconciled_at = 0.0
         self._was_full = False
-        self._opened_at = float("-inf")
+        self._passed = 0
+        """Jobs that a claim ahead has left, and that are to be claimed for free slots next."""
         self._ran = (0, 0.0)
         self.finished = Event()
 
@@ -62,23 +63,15 @@ class Claimer(Loop):
         self._prepare(connection)
         bench = self._crew.bench
         bench.room.clear()
-        free = bench.waiting - len(bench.heap)
         sweep = self._lookout.is_sweep_due(connection)
-        if free > 0 and (sweep or self._is_open()):
-            self._claim(connection, limit=free, ahead=False, sweep=sweep)
-            return
-        ahead = self._prefetch.ahead
-        # A sweep waits for a free slot, and with it the jobs that may not be claimed ahead.
-        if not sweep and ahead > 0 and len(bench.heap) <= ahead:
-            self._claim(connection, limit=ahead, ahead=True, sweep=False)
-            return
-        self._wait_for_room()
-
-    def _is_open(self) -> bool:
-        """Whether a free slot is offered to every job, also to one that must not wait here."""
-        if not self._was_full or not self._prefetch.ahead:
-            return True
-        return time.monotonic() - self._opened_at >= OPEN_EVERY
+        free, ahead = bench.waiting - len(bench.heap), self._prefetch.ahead
+        if free > 0 and (self._passed or not self._was_full or not ahead):
+            limit = min(free, self._passed or free)
+            self._claim(connection, limit=limit, ahead=False, sweep=sweep)
+        elif not self._passed and len(bench.heap) <= ahead > 0:
+            self._claim(connection, limit=ahead, ahead=True, sweep=sweep)
+        else:
+            self._wait_for_room()
 
     def _claim(self, connection: Connection, *, limit: int, ahead: bool, sweep: bool) -> None:
         crew = self._crew
@@ -86,21 +79,23 @@ class Claimer(Loop):
         attempts = Attempts(connection, worker_id)
         self._follow_speed()
         was_quiet = not crew.bench.in_flight  # asked first: the last suspect may end now
-        suspects = not ahead and crew.suspects.are_welcome()
+        suspects = crew.suspects.are_welcome()
         claim = self._look(attempts, limit=limit, ahead=ahead, sweep=sweep, suspects=suspects)
-        self._was_full = claim.taken >= limit
-        if not ahead:
-            self._opened_at = time.monotonic()
+        self._was_full = claim.taken + len(claim.passed) >= limit
         if crew.presence.worker_id != worker_id:
             return  # declared dead meanwhile: whoever did so rescues these as well
-        rows = self._admitted(connection, claim) if suspects else claim.rows
-        self._lay_out(rows)
+        rows = self._admitted(connection, claim) if suspects and not ahead else claim.rows
+        self._lay_out(rows, claim, limit=limit)
         if self._was_full and crew.bench.waiting:
             self._prefetch.ran_dry()
         if claim.taken > len(claim.rows):
             logger.info("dropped %d messages of ended jobs", claim.taken - len(claim.rows))
-        if not claim.taken and not ahead:
-            self._find_nothing(connection, attempts, swept=sweep, was_quiet=was_quiet)
+        if claim.taken or claim.passed:
+            return
+        if not sweep and (self._until_empty or crew.frontiers.is_sweep_cheap):
+            self._claim(connection, limit=limit, ahead=ahead, sweep=True)
+        else:
+            self._find_nothing(attempts, was_quiet=was_quiet)
 
     def _look(
         self, attempts: Attempts, *, limit: int, ahead: bool, sweep: bool, suspects: bool
@@ -112,7 +107,6 @@ class Claimer(Loop):
             ),
             limit=limit,
             sweep=sweep,
-            ahead=ahead,
         )
 
     def _admitted(self, connection: Connection, claim: Claim[Claimed]) -> list[Claimed]:
@@ -135,21 +129,50 @@ class Claimer(Loop):
         left = {claimed.message_id for claimed in extra}
         return [claimed for claimed in claim.rows if claimed.message_id not in left]
 
-    def _lay_out(self, rows: list[Claimed]) -> None:
+    def _lay_out(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> None:
+        """Offer the slots what was claimed, or hold it back while others must be claimed first."""
+        bench = self._crew.bench
+        if claim.passed:
+            bench.put_behind(rows, priority=min(claim.passed))
+        elif rows:
+            bench.put(rows)
         if rows:
-            self._crew.bench.put(rows)
             self._prefetch.brought(first=rows[0].priority, last=rows[-1].priority)
-            self._crew.bench.low_water = self._prefetch.ahead
+            bench.low_water = self._prefetch.ahead
+        self._passed = self._left_to_claim(rows, claim, limit=limit)
+        if not self._passed:
+            bench.let_go()
 
-    def _find_nothing(
-        self, connection: Connection, attempts: Attempts, *, swept: bool, was_quiet: bool
-    ) -> None:
+    def _left_to_claim(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> int:
+        """How many jobs that must not wait here are to be claimed for free slots next.
+
+        As many as were left, less those that have come since; none when a claim has brought none:
+        other workers had them, or more urgent jobs have come.
+        """
+        if claim.passed:
+            return len(claim.passed)
+        if self._crew.bench.held and sum(claimed.crashes > 0 for claimed in rows) == 1:
+            return int(self._does_suspect_end_soon())
+        alone = sum(claimed.is_alone for claimed in claim.rows)
+        if not alone or claim.taken < limit:
+            return 0
+        return max(self._passed - alone, 0)
+
+    def _does_suspect_end_soon(self) -> bool:
+        """Wait for the suspect that has just started: when it is quick, the next one follows."""
+        room, deadline = self._crew.bench.room, time.monotonic() + QUICK
+        while True:
+            room.clear()
+            left = deadline - time.monotonic()
+            if left < 0 or not self._crew.suspects.seconds_left():
+                return left > 0
+            room.wait(left)
+
+    def _find_nothing(self, attempts: Attempts, *, was_quiet: bool) -> None:
         crew = self._crew
-        if not swept and (self._until_empty or crew.frontiers.is_sweep_cheap):
-            free = max(crew.bench.waiting - len(crew.bench.heap), 1)
-            self._claim(connection, limit=free, ahead=False, sweep=True)
-            return
-        if not self._until_empty:
+        if crew.bench.heap:
+            self._wait_for_room()  # which gives back what has waited for too long
+        elif not self._until_empty:
             self._lookout.sleep(
                 lambda pairs: attempts.seconds_to_next(pairs, tasks=crew.task_names)
             )

@@ -30,23 +30,18 @@ class Frontiers:
     def __init__(self, queues: Sequence[str]) -> None:
         self._queues = list(queues)
         self._keys: dict[tuple[str, int], tuple[str, int]] = {}
-        self._keys_ahead: dict[tuple[str, int], tuple[str, int]] = {}
         self._swept_at = float("-inf")
         self._sweep_took = 0.0
         self._turn = 0
 
-    def pairs(self, *, paused: Collection[str] = (), ahead: bool = False) -> list[Pair]:
-        """Every pair, the most urgent first; queues of one priority take turns to be first.
-
-        ``ahead`` of a free slot, for a claim that passes some jobs by: its frontiers are its own.
-        """
-        keys = self._keys_ahead if ahead else self._keys
+    def pairs(self, *, paused: Collection[str] = ()) -> list[Pair]:
+        """Every pair, the most urgent first; queues of one priority take turns to be first."""
         open_queues = [queue for queue in self._queues if queue not in paused]
         self._turn += 1
         shift = self._turn % len(open_queues) if open_queues else 0
         in_turn = open_queues[shift:] + open_queues[:shift]
         return [
-            Pair(queue, priority, *keys.get((queue, priority), START))
+            Pair(queue, priority, *self._keys.get((queue, priority), START))
             for priority in PRIORITIES
             for queue in in_turn
         ]
@@ -54,7 +49,6 @@ class Frontiers:
     def rewind(self) -> None:
         """Start again at the head of every pair."""
         self._keys.clear()
-        self._keys_ahead.clear()
 
     def is_sweep_due(self, *, elected: bool) -> bool:
         """Whether it is time to look behind the frontiers.
@@ -79,13 +73,15 @@ class Frontiers:
         claim: Claim[Claimed] | Claim[Locked],
         *,
         limit: int,
-        ahead: bool = False,
     ) -> None:
         """Move each frontier behind what the claim has shown of its pair.
 
         The probes ran in the order of the pairs until the batch was full: the pair of the last
         row may hold more, the pairs before it are exhausted, those after it were not looked at.
+        A claim ahead that has left messages moves none: the next claim for free slots begins there.
         """
+        if claim.passed:
+            return
         last: dict[tuple[str, int], tuple[str, int]] = {}
         for row in claim.rows:
             last[row.queue, row.priority] = (row.run_at, row.message_id)
@@ -100,8 +96,4 @@ class Frontiers:
                 # A second back: a row stamped now by a transaction that is about to commit.
                 key = max(key, (claim.quiet_until, 0))
             # Ahead of the database's own clock: it was set back, or another server took over.
-            key = START if key[0] > claim.read_at else key
-            farther = self._keys_ahead.get(name, START)
-            self._keys_ahead[name] = max(key, farther) if farther[0] <= claim.read_at else key
-            if not ahead:
-                self._keys[name] = key
+            self._keys[name] = START if key[0] > claim.read_at else key

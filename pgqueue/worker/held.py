@@ -109,7 +109,7 @@ class HeldSlot(Loop):
         sweep = self._sweeps()
         claim = self._look(attempts, limit=limit, sweep=sweep, suspects=suspects)
         locked = _one_of_each_job(attempts, claim.rows)
-        if len(locked) > 1 and any(_is_alone(row) for row in locked):
+        if len(locked) > 1 and any(row.is_alone for row in locked):
             # Its neighbours would lose what they have done if it took the worker down.
             self._next_batch = 1
             crew.frontiers.rewind()
@@ -229,7 +229,3 @@ def _one_of_each_job(attempts: Attempts, rows: list[Locked]) -> list[Locked]:
         logger.warning("job %s: dropped a second message", row.job_id)
         attempts.take_message(row.claimed(attempt=0, crashes=0))
     return list(kept.values())
-
-
-def _is_alone(row: Locked) -> bool:
-    return row.crashes > 0 or row.max_attempts == 1

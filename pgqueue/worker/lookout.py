@@ -66,20 +66,19 @@ class Lookout:
         *,
         limit: int,
         sweep: bool,
-        ahead: bool = False,
     ) -> Claim[Kind]:
         """Claim once, behind the frontiers or, in a sweep, from the start."""
         frontiers = self._crew.frontiers
         if sweep:
             frontiers.rewind()
-        pairs = frontiers.pairs(paused=self._crew.presence.paused, ahead=ahead)
+        pairs = frontiers.pairs(paused=self._crew.presence.paused)
         began = time.monotonic()
         found = claim(pairs)
         if sweep:
             frontiers.swept(began=began, ended=time.monotonic())
         if found.taken > limit:
             logger.critical("a claim of %d messages took %d", limit, found.taken)
-        frontiers.advance(pairs, found, limit=limit, ahead=ahead)
+        frontiers.advance(pairs, found, limit=limit)
         self.found_none = not found.taken
         if found.rows:
             self._idle = self._false_alarms = 0

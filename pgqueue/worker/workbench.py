@@ -44,6 +44,8 @@ class Workbench:
 
     def __init__(self) -> None:
         self.heap: list[Claimed] = []
+        self.held: list[Claimed] = []
+        """Claimed ahead, and kept from the slots until more urgent jobs have been claimed."""
         self.in_flight: dict[int, Claimed] = {}
         """Every job claimed and not yet settled: the worker's memory of its leases.
 
@@ -56,7 +58,7 @@ class Workbench:
         self.room = Event()
         """Set when the claimer has reason to look: the heap is low, or all is settled."""
         self.low_water = 0
-        self.wake: Callable[[], object] = self.room.set
+        self.wake: Callable[[], object] = lambda: None
         """Called when a suspect is done: whoever claims may sleep, and the next may start."""
         self._put = 0
         self._fills: deque[tuple[float, int]] = deque()
@@ -68,18 +70,24 @@ class Workbench:
 
     def put(self, jobs: Sequence[Claimed]) -> None:
         """Lay claimed jobs out for the slots."""
-        self.in_flight.update((claimed.message_id, claimed) for claimed in jobs)
-        self.heap.extend(jobs)
-        heapq.heapify(self.heap)
-        count = len(jobs)
-        self._put += count
-        self._forget_taken()
-        self._fills.append((time.monotonic(), self._put))
-        with self._arrived:
-            self._arrived.notify(count)
-        if count <= FEW:
-            # The slots go first.  Not with many: the claimer fetches the next ones meanwhile.
-            time.sleep(0)
+        self._record(jobs)
+        self._offer(jobs)
+
+    def put_behind(self, jobs: Sequence[Claimed], *, priority: int) -> None:
+        """Lay out only what is more urgent than ``priority``; hold back the others of these jobs
+        and of those that lie here.
+
+        The slots get free for jobs of this priority, which must be claimed for free slots.
+        """
+        self._record(jobs)
+        lying = [*_emptied(self.heap), *jobs]
+        self.held.extend(claimed for claimed in lying if claimed.priority >= priority)
+        self._offer([claimed for claimed in lying if claimed.priority < priority])
+
+    def let_go(self) -> None:
+        """Offer the slots what was held back."""
+        if self.held:
+            self._offer(_emptied(self.held))
 
     def take(self) -> Claimed | None:
         """The most urgent job; waits for one.  None when the worker stops."""
@@ -109,12 +117,7 @@ class Workbench:
 
     def drain(self) -> list[Claimed]:
         """Take back everything that no slot has taken."""
-        taken: list[Claimed] = []
-        while True:
-            try:
-                taken.append(heapq.heappop(self.heap))
-            except IndexError:
-                return taken
+        return _emptied(self.heap) + _emptied(self.held)
 
     def done(self, claimed: Claimed, outcome: Outcome) -> None:
         """Hand an outcome to the settler."""
@@ -156,10 +159,7 @@ class Workbench:
                     logger.warning("job %s: its result is not kept: too late", claimed.job_id)
         for claimed, _ in batch:
             self.in_flight.pop(claimed.message_id, None)
-        if any(claimed.crashes for claimed, _ in batch):
-            self.wake()
-        if not self.in_flight:
-            self.room.set()
+        self._forgotten(has_suspect=any(claimed.crashes for claimed, _ in batch))
 
     def settled_already(self, claimed: Claimed, word: str) -> None:
         """Forget and count an attempt whose outcome is written down, or is nobody's."""
@@ -168,10 +168,7 @@ class Workbench:
 
     def forget(self, message_id: int) -> None:
         forgotten = self.in_flight.pop(message_id, None)
-        if forgotten is not None and forgotten.crashes:
-            self.wake()
-        if not self.in_flight:
-            self.room.set()
+        self._forgotten(has_suspect=forgotten is not None and forgotten.crashes > 0)
 
     def close(self) -> None:
         """Let every slot that has nothing to do end."""
@@ -181,8 +178,30 @@ class Workbench:
         self.room.set()
         self._has_done.set()
 
+    def _forgotten(self, *, has_suspect: bool) -> None:
+        if has_suspect:
+            self.wake()
+        if has_suspect or not self.in_flight:
+            self.room.set()
+
+    def _record(self, jobs: Sequence[Claimed]) -> None:
+        self._forget_taken()
+        self.in_flight.update((claimed.message_id, claimed) for claimed in jobs)
+        self._put += len(jobs)
+        self._fills.append((time.monotonic(), self._put))
+
+    def _offer(self, jobs: Sequence[Claimed]) -> None:
+        count = len(jobs)
+        self.heap.extend(jobs)
+        heapq.heapify(self.heap)
+        with self._arrived:
+            self._arrived.notify(count)
+        if count <= FEW:
+            # The slots go first.  Not with many: the claimer fetches the next ones meanwhile.
+            time.sleep(0)
+
     def _forget_taken(self) -> None:
-        taken = self._put - len(self.heap)
+        taken = self._put - len(self.heap) - len(self.held)
         while self._fills and self._fills[0][1] <= taken:
             self._fills.popleft()
 
@@ -197,3 +216,13 @@ class Workbench:
             self._arrived.wait()
             self.waiting -= 1
             return True
+
+
+def _emptied(jobs: list[Claimed]) -> list[Claimed]:
+    """What was in a list that other threads take from: each job goes to one of them."""
+    taken: list[Claimed] = []
+    while True:
+        try:
+            taken.append(jobs.pop())  # the last one: the rest of a heap is still a heap
+        except IndexError:
+            return taken

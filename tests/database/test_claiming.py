@@ -144,6 +144,27 @@ class TestAhead:
             [row] = living.claim(9)
             assert (row.job_id, row.attempt, row.crashes) == (suspect, 2, 1)
 
+    def test_a_claim_ahead_says_what_it_has_left_and_looks_no_further_than_its_limit(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        """Else it would read all of those that must not wait, each time, to get behind them."""
+        with engine.begin() as connection:
+            first = enqueue(connection, priority=1)
+            enqueue_many(connection, 3, priority=2, max_attempts=1)
+            second = enqueue(connection, priority=7)
+            enqueue(connection, priority=9)
+        with crew(workers, 1) as [worker]:
+            few, all_but_one = worker.look(3, ahead=True), worker.look(4, ahead=True)
+
+            assert ([row.job_id for row in few.rows], few.taken, list(few.passed)) == (
+                [first],
+                1,
+                [2, 2],
+            )
+            assert [row.job_id for row in all_but_one.rows] == [second]
+            assert list(all_but_one.passed) == [2, 2, 2]
+            assert list(worker.look(9).passed) == []
+
 
 class TestWithoutSuspects:
     @pytest.mark.parametrize("mode", ["lease", "transaction"])

@@ -1,6 +1,7 @@
 """Frontiers: how far each pair has been claimed, and when to look behind."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -32,11 +33,10 @@ def claim(*rows: Claimed, taken: int | None = None, read_at: str = NOW) -> Claim
     return Claim(sorted(rows), taken=count, read_at=read_at, quiet_until=A_SECOND_AGO)
 
 
-def keys(frontiers: Frontiers, *, ahead: bool = False) -> dict[tuple[str, int], tuple[str, int]]:
+def keys(frontiers: Frontiers) -> dict[tuple[str, int], tuple[str, int]]:
     """Where each pair goes on, of those that do not begin at the start."""
     pairs: dict[tuple[str, int], tuple[str, int]] = {
-        (pair.queue, pair.priority): (pair.run_at, pair.message_id)
-        for pair in frontiers.pairs(ahead=ahead)
+        (pair.queue, pair.priority): (pair.run_at, pair.message_id) for pair in frontiers.pairs()
     }
     return {name: key for name, key in pairs.items() if key != START}
 
@@ -169,46 +169,18 @@ class TestAdvance:
 
         frontiers.rewind()
 
-        assert keys(frontiers) == keys(frontiers, ahead=True) == {}
+        assert keys(frontiers) == {}
 
 
 class TestAhead:
-    """A claim ahead of a free slot passes some jobs by, and must not lose sight of them."""
-
-    def test_what_it_has_seen_moves_only_its_own_frontiers(self) -> None:
+    def test_a_claim_that_has_left_messages_moves_nothing_on(self) -> None:
+        """The next claim for free slots has to find them."""
         frontiers = Frontiers(["a"])
-        found = claim(row(A_SECOND_AGO, 9))
+        found = replace(claim(row(A_SECOND_AGO, 9)), passed=[0])
 
-        frontiers.advance(frontiers.pairs(ahead=True), found, limit=1, ahead=True)
+        frontiers.advance(frontiers.pairs(), found, limit=2)
 
         assert keys(frontiers) == {}
-        assert keys(frontiers, ahead=True) == {("a", 0): (A_SECOND_AGO, 9)}
-
-    def test_what_any_claim_has_taken_is_behind_it(self) -> None:
-        frontiers = Frontiers(["a"])
-
-        frontiers.advance(frontiers.pairs(), claim(row(A_SECOND_AGO, 9)), limit=1)
-
-        assert keys(frontiers, ahead=True) == {("a", 0): (A_SECOND_AGO, 9)}
-
-    def test_a_claim_for_a_free_slot_does_not_take_it_back(self) -> None:
-        frontiers = Frontiers(["a"])
-        far, near = row(A_SECOND_AGO, 9), row("2026-01-01 11:00:00+00", 1)
-        frontiers.advance(frontiers.pairs(ahead=True), claim(far), limit=1, ahead=True)
-
-        frontiers.advance(frontiers.pairs(), claim(near), limit=1)
-
-        assert keys(frontiers)["a", 0] == (near.run_at, 1)
-        assert keys(frontiers, ahead=True)["a", 0] == (A_SECOND_AGO, 9)
-
-    def test_it_starts_again_too_when_the_clock_was_set_back(self) -> None:
-        frontiers = Frontiers(["a"])
-        frontiers.advance(frontiers.pairs(), claim(row(A_SECOND_AGO, 9)), limit=1)
-        earlier: Claim[Claimed] = Claim([], 0, "2026-01-01 11:59:00+00", "2026-01-01 11:58:59+00")
-
-        frontiers.advance(frontiers.pairs(ahead=True), earlier, limit=1, ahead=True)
-
-        assert keys(frontiers, ahead=True).get(("a", 0), START) < (A_SECOND_AGO, 9)
 
 
 class TestSweeps:

@@ -38,6 +38,33 @@ def test_the_longest_wait_is_that_of_what_was_not_taken(clock: list[float]) -> N
     assert bench.longest_wait() == 0
 
 
+def test_what_is_held_back_goes_to_no_slot_until_it_is_let_go() -> None:
+    bench = Workbench()
+    urgent, lying, brought = (claimed(n)._replace(priority=n) for n in (1, 5, 9))
+    bench.put([lying])
+
+    bench.put_behind([urgent, brought], priority=5)
+
+    assert (bench.take_now(), bench.take_now()) == (urgent, None)
+    bench.let_go()
+    assert (bench.take_now(), bench.take_now()) == (lying, brought)
+    assert set(bench.in_flight) == {1, 5, 9}
+
+
+def test_what_is_held_back_waits_from_when_it_came_and_is_taken_back_with_the_rest(
+    clock: list[float],
+) -> None:
+    bench = Workbench()
+    bench.put([claimed(1)])
+    clock[0] += 1
+
+    bench.put_behind([claimed(2)], priority=5)
+
+    assert bench.longest_wait() == 1
+    assert {each.message_id for each in bench.drain()} == {1, 2}
+    assert bench.longest_wait() == 0
+
+
 def test_it_forgets_when_what_was_taken_had_been_laid_out() -> None:
     bench = Workbench()
     for number in range(50):

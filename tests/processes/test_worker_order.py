@@ -1,0 +1,147 @@
+"""Who starts first: by priority, also those that must not wait in a worker."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+from worker_rig import MODES
+
+from chaos.logical import crew, declare_dead, rescue, worker_settings
+from pgqueue import PgQueue
+from pgqueue.repository import Attempts, Pair
+from pgqueue.statements.tables import array_of
+from pgqueue.worker import Worker
+from pgqueue.worker.frontiers import START
+
+PATIENCE = 60
+SLOTS = 4
+BACKLOG = 3000
+SPECIAL = 200
+
+
+class Starts:
+    """A task that records the order in which its jobs start."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.queue = PgQueue(engine)
+        self.kinds: list[str] = []
+
+        @self.queue.task(name="start")
+        def start(kind: str) -> None:
+            self.kinds.append(kind)
+
+        self.task = start
+
+    def enqueue(self, kind: str, count: int, **options: Any) -> list[int]:
+        with self.queue.session() as session:
+            ids = self.task.options(**options).enqueue_many(session, [(kind,)] * count)
+            session.commit()
+        return ids
+
+    def run(self, mode: str) -> None:
+        worker = Worker(self.queue, mode=mode, concurrency=SLOTS)
+        worker.run_until_empty(timeout=PATIENCE)
+
+    def before_last(self, kind: str) -> int:
+        """How many of the others had started when the last of this kind did."""
+        last = len(self.kinds) - 1 - self.kinds[::-1].index(kind)
+        return sum(other != kind for other in self.kinds[:last])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_jobs_of_one_attempt_start_before_less_urgent_ones_that_came_with_them(
+    engine: Engine, mode: str
+) -> None:
+    starts = Starts(engine)
+    starts.enqueue("later", BACKLOG if mode == "lease" else BACKLOG // 10, priority=9)
+    starts.enqueue("urgent", SPECIAL, priority=0, max_attempts=1)
+
+    starts.run(mode)
+
+    # The last urgent jobs may start beside others, in the same claim.
+    assert starts.before_last("urgent") < SLOTS
+
+
+def test_jobs_of_one_attempt_do_not_wait_for_a_backlog_of_their_priority(engine: Engine) -> None:
+    starts = Starts(engine)
+    starts.enqueue("others", BACKLOG)
+    starts.enqueue("one attempt", SPECIAL, max_attempts=1)
+    starts.enqueue("behind", BACKLOG)
+
+    starts.run("lease")
+
+    # A claim ahead may have brought some of those that stand behind them.
+    assert starts.before_last("one attempt") < 1.5 * BACKLOG
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rescued_jobs_start_beside_a_backlog(engine: Engine, mode: str) -> None:
+    starts = Starts(engine)
+    starts.enqueue("rescued", 30)
+    lose_a_worker_with_all(engine, starts.task.name)
+    backlog = BACKLOG if mode == "lease" else BACKLOG // 5
+    starts.enqueue("backlog", backlog)
+
+    starts.run(mode)
+
+    assert starts.kinds.count("rescued") == 30
+    assert starts.before_last("rescued") < backlog // 2
+
+
+def lose_a_worker_with_all(engine: Engine, task: str) -> None:
+    with crew(worker_settings(str(engine.url.render_as_string(hide_password=False))), 1) as [lost]:
+        pairs = [Pair("default", 5, *START)]
+        assert Attempts(lost.line, lost.id).claim(pairs, tasks=array_of([task]), limit=1000).rows
+        lost.crash(engine)
+        declare_dead(engine, lost)
+        assert rescue(engine)
+
+
+@contextmanager
+def counted_claims() -> Iterator[list[str]]:
+    """The claims of workers, which have engines of their own."""
+    claims: list[str] = []
+
+    def count(*arguments: Any) -> None:
+        if "DELETE FROM pgqueue.message_queue" in arguments[2]:
+            claims.append(arguments[2])
+
+    event.listen(Engine, "before_cursor_execute", count)
+    yield claims
+    event.remove(Engine, "before_cursor_execute", count)
+
+
+def test_a_worker_whose_slots_are_all_busy_does_not_look_for_more_without_a_pause(
+    engine: Engine,
+) -> None:
+    starts, gate = Starts(engine), Event()
+    all_wait = threading.Barrier(SLOTS + 1)
+
+    @starts.queue.task(name="wait")
+    def wait() -> None:
+        all_wait.wait(PATIENCE)
+        gate.wait(PATIENCE)
+
+    starts.enqueue("quick", BACKLOG, priority=0)  # they teach the worker to claim ahead
+    for _ in range(SLOTS):
+        wait.delay()
+    worker = Worker(starts.queue, concurrency=SLOTS, poll_interval=timedelta(seconds=0.2))
+    running = Thread(target=worker.run)
+
+    with counted_claims() as claims:
+        running.start()
+        all_wait.wait(PATIENCE)
+        before = len(claims)
+        with engine.connect() as connection:
+            connection.execute(text("SELECT pg_sleep(1.5)"))
+        looked = len(claims) - before
+        gate.set()
+        worker.stop()
+        running.join(PATIENCE)
+
+    assert 0 < looked < 60, "every poll interval, and some before it falls asleep"
