@@ -6,6 +6,10 @@ from typing import Any
 from sqlalchemy import Connection, Engine, NestedTransaction, event
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
+from pgqueue import redaction
+
+logger = redaction.logger(__name__)
+
 HOST = "_pgqueue_host"
 
 ENDED = {"3B001", "25P01"}
@@ -41,8 +45,22 @@ def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> session
             bind = super().get_bind(*args, **kwargs)
             return self.bind if bind is engine else bind
 
+        def prepare(self) -> None:
+            """Only flush: the transaction of the job is committed in one phase."""
+            self.flush()
+
     make_guests(Joining)
     return sessionmaker(**{**sessions.kw, "class_": Joining, "bind": engine})
+
+
+def warn_of_two_phases(sessions: sessionmaker[Session], engine: Engine) -> None:
+    """Say at the start of a worker what a sessionmaker asks for that a job cannot have."""
+    others = [bind for bind in (sessions.kw.get("binds") or {}).values() if bind is not engine]
+    if sessions.kw.get("twophase") and others:
+        logger.warning(
+            "the sessionmaker has twophase=True and binds to other engines: what a transactional "
+            "handler writes to those is committed right before its job, and not in two phases"
+        )
 
 
 def make_guests(sessions: type[Session]) -> None:
@@ -62,6 +80,8 @@ def be_guest(
     ``begin_again`` begins the transaction anew when the Session has rolled it back.
     """
     session.join_transaction_mode = "rollback_only"
+    session.twophase = False  # the transaction has begun already, and not as one of two phases
+    session.autobegin = True  # a handler finds a transaction, and may begin the next one itself
     host = connection.get_nested_transaction() or connection.get_transaction()
     vars(session)[HOST] = connection, host, begin_again  # not in its info, which is the user's
 
