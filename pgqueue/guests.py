@@ -1,16 +1,31 @@
 """Guests: Sessions that live inside a transaction of the worker's, which they cannot end."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from sqlalchemy import Connection, Engine, NestedTransaction, event
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 from pgqueue import redaction
+from pgqueue.errors import ArgumentsError, OptionError
 
 logger = redaction.logger(__name__)
 
 HOST = "_pgqueue_host"
+
+CHANGE_NO_MEANING = {
+    "compiled_cache",
+    "insertmanyvalues_page_size",
+    "logging_token",
+    "max_row_buffer",
+    "stream_results",
+    "yield_per",
+}
+"""Options of an engine without which its statements do the same."""
+
+OF_TRANSACTIONS = {"isolation_level", "postgresql_readonly", "postgresql_deferrable"}
+"""Options that no connection takes while it has a transaction."""
 
 ENDED = {"3B001", "25P01"}
 """The states in which the server refuses to release, or go back to, a savepoint that is gone."""
@@ -43,29 +58,97 @@ def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> session
     class Joining(sessions.class_):  # type: ignore[name-defined, misc]  # a class of run time
         def get_bind(self, *args: Any, **kwargs: Any) -> Any:
             bind = super().get_bind(*args, **kwargs)
-            return self.bind if bind is engine else bind
+            if bind is self.bind or _is_engine_of_jobs(bind, engine):
+                return self.bind
+            if self.bind.dialect.is_async:
+                _refuse_to_block(bind)
+            return bind
 
         def prepare(self) -> None:
             """Only flush: the transaction of the job is committed in one phase."""
             self.flush()
 
-    make_guests(Joining)
+    event.listen(Joining, "after_commit", _keep)
+    event.listen(Joining, "after_transaction_end", _undo_unkept)
     return sessionmaker(**{**sessions.kw, "class_": Joining, "bind": engine})
 
 
-def warn_of_two_phases(sessions: sessionmaker[Session], engine: Engine) -> None:
-    """Say at the start of a worker what a sessionmaker asks for that a job cannot have."""
-    others = [bind for bind in (sessions.kw.get("binds") or {}).values() if bind is not engine]
+def check_binds(sessions: sessionmaker[Session], engine: Engine) -> None:
+    """Refuse, at the start of a worker, binds that no handler could use; warn of those that have
+    their own transactions, though they look as if they had not."""
+    binds = set((sessions.kw.get("binds") or {}).values())
+    others = [bind for bind in binds if not _is_engine_of_jobs(bind, engine)]
     if sessions.kw.get("twophase") and others:
         logger.warning(
             "the sessionmaker has twophase=True and binds to other engines: what a transactional "
             "handler writes to those is committed right before its job, and not in two phases"
         )
+    for bind in others:
+        if bind.engine.pool is not engine.pool and _database_of(bind) == _database_of(engine):
+            logger.warning(
+                "among the binds of the sessionmaker is another engine on the same database, %s: "
+                "what a transactional handler writes by it is in another transaction than its "
+                "job; use one engine",
+                redaction.redacted(str(bind.engine.url)),
+            )
 
 
-def make_guests(sessions: type[Session]) -> None:
-    event.listen(sessions, "after_commit", _keep)
-    event.listen(sessions, "after_transaction_end", _undo_unkept)
+def _is_engine_of_jobs(bind: Any, engine: Engine) -> bool:
+    """Whether what is sent to an engine belongs in the transaction of a handler's job.
+
+    A clone, made by ``execution_options``, has the same pool.  Its options cannot be had there:
+    a Connection has one set of them.  Where they would be missed, it is refused.
+    """
+    if bind is engine:
+        return True
+    if not isinstance(bind, Engine) or bind.pool is not engine.pool:
+        return False
+    theirs, ours = bind.get_execution_options(), engine.get_execution_options()
+    changed = {name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name)}
+    if "isolation_level" in changed and theirs.get("isolation_level") == "AUTOCOMMIT":
+        return False  # it asks for statements that are in no transaction
+    if changed <= CHANGE_NO_MEANING:
+        return True
+    raise OptionError(
+        f"a Session of the queue's sessionmaker chooses an engine that differs from the queue's in "
+        f"{', '.join(sorted(changed))}; in a handler this would be another transaction than that "
+        "of the job. Bind the sessionmaker to that engine as a whole, or have the Session choose "
+        "the queue's and begin the handler with session.connection(execution_options={...})"
+    )
+
+
+def _refuse_to_block(bind: Any) -> NoReturn:
+    raise ArgumentsError(
+        f"the AsyncSession of a handler in lease mode cannot write to another engine, here "
+        f"{redaction.redacted(str(bind.engine.url))}: it would block the event loop of all async "
+        "handlers; use it in a handler that is a plain function, or by an AsyncSession of your own"
+    )
+
+
+def _database_of(bind: Any) -> tuple[str | None, int, str | None]:
+    url = bind.engine.url
+    return url.host, url.port or 5432, url.database
+
+
+@contextmanager
+def options_of(engine: Engine, connection: Connection) -> Iterator[None]:
+    """Give a connection the options of the application's engine while a handler uses it.
+
+    A connection of a worker's own engine has none of them.  What the handler adds, by
+    ``session.connection(execution_options=...)``, is taken back: the next one may have the same.
+    """
+    before = connection.get_execution_options()
+    options = engine.get_execution_options()
+    if options:
+        own = {name: options[name] for name in options if name not in OF_TRANSACTIONS}
+        connection.execution_options(**own)
+    try:
+        yield
+    finally:
+        after = connection.get_execution_options()
+        if after is not before:
+            changed = {name for name in after if after[name] != before.get(name)}
+            connection.execution_options(**{name: before.get(name) for name in changed})
 
 
 def be_guest(

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine
 from pgqueue import execution, redaction, schema
 from pgqueue.changed_sessions import watched
 from pgqueue.errors import TooManyStuck, WorkerBroken
-from pgqueue.guests import joining_sessions, warn_of_two_phases
+from pgqueue.guests import check_binds, joining_sessions
 from pgqueue.job_queue import PgQueue
 from pgqueue.notifications import Listener
 from pgqueue.outcomes import Released
@@ -284,7 +284,7 @@ def _is_stuck(slot: Slot | HeldSlot) -> bool:
 
 def _crew_of(queue: PgQueue, plan: Plan, engine: Engine, stopping: Event) -> Crew:
     if any(task.is_transactional for task in queue.tasks.values()):
-        warn_of_two_phases(queue.sessions, queue.engine)
+        check_binds(queue.sessions, queue.engine)
     return Crew(
         engine=watched(engine),
         sessions=joining_sessions(queue.sessions, queue.engine),

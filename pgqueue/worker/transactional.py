@@ -7,7 +7,7 @@ passed on meanwhile it finds nothing, and everything the handler wrote rolls bac
 import asyncio
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from pgqueue import async_session, execution, redaction
 from pgqueue.changed_sessions import close_if_changed
 from pgqueue.execution import CancelWins, Stale, Verdict
-from pgqueue.guests import TransactionEnded, told_by_server
+from pgqueue.guests import TransactionEnded, options_of, told_by_server
 from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
@@ -103,7 +103,8 @@ async def _run_async_on(crew: Crew, run: Run, connection: "AsyncConnection") -> 
 
 def run_with_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
     """Run a handler with a Session inside the transaction of this connection."""
-    with joined_session(crew.sessions, connection) as session:
+    engine = crew.sessions.kw["bind"]
+    with options_of(engine, connection), joined_session(crew.sessions, connection) as session:
         run.begin()
         return execution.run(
             run.task,
@@ -126,15 +127,19 @@ def run_with_async_session(crew: Crew, run: Run, connection: Connection) -> Verd
 async def _run_with_async_session(
     crew: Crew, run: Run, connection: "AsyncConnection | Connection"
 ) -> Verdict:
-    async with async_session.joined_session(connection, begin_again=begin_now) as session:
-        run.begin()
-        return await execution.run_async(
-            run.task,
-            run.claimed,
-            run.context(session),
-            around=crew.around,
-            write_pending=session.commit,
-        )
+    sync: Any = getattr(connection, "sync_connection", connection)
+    with options_of(crew.sessions.kw["bind"], sync):
+        async with async_session.joined_session(
+            crew.sessions, connection, begin_again=begin_now
+        ) as session:
+            run.begin()
+            return await execution.run_async(
+                run.task,
+                run.claimed,
+                run.context(session),
+                around=crew.around,
+                write_pending=session.commit,
+            )
 
 
 def idle_limit(run: Run) -> str:
