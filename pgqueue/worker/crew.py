@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.context import Around, JobContext
@@ -17,7 +18,7 @@ from pgqueue.outcomes import AttemptEnd, Released
 from pgqueue.repository import Claimed
 from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
-from pgqueue.unit_of_work import backend_pid, driver_connection
+from pgqueue.unit_of_work import READ_COMMITTED, backend_pid, driver_connection
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.frontiers import Frontiers
 from pgqueue.worker.heartbeat import Presence
@@ -192,6 +193,8 @@ class Crew:
     task_names: str = field(init=False)
     """All of them, as the array that a claim is given."""
     suspects: Suspects = field(init=False)
+    isolation_level: IsolationLevel = field(default=READ_COMMITTED, init=False)
+    """Of the handlers' transactions in lease mode: that of the application's engine."""
 
     def run_of(self, claimed: Claimed) -> Run:
         """An attempt of this worker that begins now."""

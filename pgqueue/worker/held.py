@@ -17,7 +17,9 @@ from pgqueue.unit_of_work import (
     HANDLING,
     PLAN_BY_KEY,
     begin_now,
+    limits_of,
     plan_freely,
+    settings_of,
 )
 from pgqueue.worker.crew import Run
 from pgqueue.worker.held_attempt import HeldAttempt
@@ -48,7 +50,7 @@ class HeldSlot(Loop):
         self._batch = batch
         self._next_batch = batch
         self._generation = 0
-        self._plan_freely = ""
+        self._plan_freely = self._own_limits = ""
         self._line = Line(
             self.crew.engine,
             HANDLING,
@@ -140,6 +142,7 @@ class HeldSlot(Loop):
         if self._generation != self._line.generation:
             self._generation = self._line.generation
             self._plan_freely = plan_freely(connection)
+            self._own_limits = settings_of(connection, limits_of(connection))
             watch_session(connection)
             connection.commit()
         begin_now(connection, PLAN_BY_KEY)
@@ -184,7 +187,7 @@ class HeldSlot(Loop):
         run.begin_on(connection)
         done.append((run, Released()))
         attempt = HeldAttempt(self.crew, run, connection, others_follow=self._batch > 1)
-        attempt.make_ready(self._plan_freely)
+        attempt.make_ready(plan_freely=self._plan_freely, own_limits=self._own_limits)
         self.current = run
         verdict = attempt.verdict()
         if not run.finish():

@@ -14,7 +14,7 @@ from pgqueue.guests import check_binds, joining_sessions
 from pgqueue.job_queue import PgQueue
 from pgqueue.notifications import Listener
 from pgqueue.outcomes import Released
-from pgqueue.unit_of_work import OWN, worker_engine
+from pgqueue.unit_of_work import OWN, READ_COMMITTED, isolation_of, worker_engine
 from pgqueue.worker import outside
 from pgqueue.worker.children import Children
 from pgqueue.worker.claimer import Claimer
@@ -115,6 +115,7 @@ class Shift:
 
         def verify(connection: Connection) -> bool:
             schema.verify(connection)
+            self._take_isolation()
             return True
 
         try:
@@ -122,6 +123,21 @@ class Shift:
                 pass
         finally:
             line.close()
+
+    def _take_isolation(self) -> None:
+        """Have handlers run at the level of the application's engine, where they can."""
+        if not any(task.is_transactional for task in self._crew.tasks.values()):
+            return
+        level = isolation_of(self._application_engine)
+        if self._leases:
+            self._crew.isolation_level = level
+        elif level != READ_COMMITTED:
+            logger.warning(
+                "the engine's transactions are %s, but in transaction mode handlers run in %s: "
+                "their transaction also claims and settles, which could then not see what others "
+                "have done; use lease mode for handlers that need %s",
+                *(level, READ_COMMITTED, level),
+            )
 
     def _start_slots(self) -> None:
         plan = self._plan

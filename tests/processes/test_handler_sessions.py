@@ -1,6 +1,10 @@
 """The session a handler is given is the application's, however that makes its sessions."""
 
 import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -437,3 +441,288 @@ class TestTheSessionOfAnAsyncHandler:
         else:
             assert (counts, words(elsewhere)) == ({"succeeded": 1}, ["elsewhere"])
         elsewhere.dispose()
+
+
+STRICTER = ("REPEATABLE READ", "SERIALIZABLE")
+LEVEL = text("SELECT current_setting('transaction_isolation')")
+
+
+def of_level(engine: Engine, level: str, made: str) -> Engine:
+    """An engine of an application that wants another level, in one of the ways to say so."""
+    if made == "execution_options":
+        return engine.execution_options(isolation_level=level)
+    if made == "create_engine":
+        return create_engine(engine.url, isolation_level=level)
+    with engine.begin() as connection:
+        role = f"ALTER DATABASE {engine.url.database} SET default_transaction_isolation = "
+        connection.execute(text(f"{role}'{level.lower()}'"))
+    driver = "postgresql+psycopg2" if made == "psycopg2" else "postgresql+psycopg"
+    return create_engine(engine.url.set(drivername=driver))
+
+
+class TestTheIsolationOfTheApplication:
+    @pytest.mark.parametrize("made", ["execution_options", "create_engine", "server", "psycopg2"])
+    @pytest.mark.parametrize("level", STRICTER)
+    def test_is_that_of_handlers_in_lease_mode(self, engine: Engine, made: str, level: str) -> None:
+        own = of_level(engine, level, made)
+        queue = PgQueue(own)
+        found: list[str] = []
+
+        @queue.task(name="sync", retry=NEVER, timeout=timedelta(minutes=1))
+        def look(session: Session) -> None:
+            found.append(session.scalars(LEVEL).one())
+            session.rollback()
+            found.append(session.scalars(LEVEL).one())
+
+        @queue.task(name="async", retry=NEVER)
+        async def look_async(session: AsyncSession) -> None:
+            found.append((await session.scalars(LEVEL)).one())
+            await session.rollback()
+            found.append((await session.scalars(LEVEL)).one())
+
+        look.delay()
+        look_async.delay()
+
+        assert Worker(queue, concurrency=1).run_until_empty(timeout=20) == {"succeeded": 2}
+        assert found == [level.lower()] * 4
+        own.dispose()
+
+    def test_is_not_that_of_transaction_mode_which_says_so(
+        self, engine: Engine, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        queue = PgQueue(of_level(engine, "SERIALIZABLE", "create_engine"))
+        found: list[str] = []
+
+        @queue.task(name="look", retry=NEVER)
+        def look(session: Session) -> None:
+            found.append(session.scalars(LEVEL).one())
+
+        look.delay()
+
+        counts = Worker(queue, mode="transaction").run_until_empty(timeout=20)
+
+        assert (counts, found) == ({"succeeded": 1}, ["read committed"])
+        assert "SERIALIZABLE, but in transaction mode handlers run in READ COMMITTED" in caplog.text
+        queue.engine.dispose()
+
+    def test_that_is_autocommit_gives_handlers_a_transaction(
+        self, engine: Engine, mode: str
+    ) -> None:
+        queue = PgQueue(of_level(engine, "AUTOCOMMIT", "create_engine"))
+        found: list[str] = []
+
+        @queue.task(name="look", retry=NEVER)
+        def look(session: Session, ctx: JobContext) -> None:
+            found.append(session.scalars(LEVEL).one())
+            session.add(Note(word="lost"))
+            session.flush()
+            raise ValueError("undone")
+
+        look.delay()
+
+        assert Worker(queue, mode=mode).run_until_empty(timeout=20) == {"failed": 1}
+        assert (found, words(engine)) == (["read committed"], [])
+        queue.engine.dispose()
+
+
+class TestATransactionThatCannotBeSerialized:
+    """It begins again, in the same attempt."""
+
+    @pytest.fixture(params=["sync", "async"])
+    def kind(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    @pytest.fixture
+    def run(
+        self, engine: Engine, kind: str
+    ) -> Iterator[Callable[..., tuple[dict[str, int], list[int]]]]:
+        """Run one job in lease mode, at a level; what has become of it, and its begun attempts."""
+        begun: list[int] = []
+        own = []
+
+        def run(
+            act: Callable[..., Any], *, level: str = "SERIALIZABLE", max_attempts: int = 2
+        ) -> tuple[dict[str, int], list[int]]:
+            own.append(of_level(engine, level, "create_engine"))
+            queue = PgQueue(own[0])
+            options: dict[str, Any] = {
+                "name": "write",
+                "retry": NEVER,
+                "max_attempts": max_attempts,
+            }
+
+            def write(session: Session, ctx: JobContext) -> None:
+                begun.append(ctx.attempt)
+                act(session, ctx, len(begun))
+
+            if kind == "sync":
+                queue.task(**options)(write).delay()
+            else:
+
+                async def write_async(session: AsyncSession, ctx: JobContext) -> None:
+                    await session.run_sync(write, ctx)
+
+                queue.task(**options)(write_async).delay()
+            return Worker(queue, concurrency=1).run_until_empty(timeout=30), begun
+
+        yield run
+        own[0].dispose()
+
+    @staticmethod
+    def write_first(engine: Engine) -> None:
+        with Session(engine) as session, session.begin():
+            session.add(Note(word="first"))
+
+    def change_first(self, engine: Engine) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE notes SET is_deleted = NOT is_deleted"))
+
+    def test_at_a_statement_of_its_handler(self, engine: Engine, run: Any) -> None:
+        self.write_first(engine)
+
+        def act(session: Session, ctx: JobContext, begun: int) -> None:
+            note = session.scalars(select(Note)).one()
+            if begun <= 2:
+                self.change_first(engine)
+            note.word = f"changed at beginning {begun}"
+
+        assert run(act, level="REPEATABLE READ") == ({"succeeded": 1}, [1, 1, 1])
+        assert words(engine) == ["changed at beginning 3"]
+        with Session(engine) as session:
+            assert session.scalars(select(Job.attempts)).one() == 1
+            assert PgQueue(engine).check(session) == []
+
+    def test_at_its_commit(self, engine: Engine, run: Any) -> None:
+        def act(session: Session, ctx: JobContext, begun: int) -> None:
+            count = len(session.scalars(select(Note)).all())
+            if begun == 1:
+                strict = engine.execution_options(isolation_level="SERIALIZABLE")
+                with Session(strict) as other, other.begin():
+                    other.add(Note(word=f"other, beside {len(other.scalars(select(Note)).all())}"))
+            session.add(Note(word=f"handler, beside {count}"))
+
+        assert run(act) == ({"succeeded": 1}, [1, 1])
+        assert words(engine) == ["other, beside 0", "handler, beside 1"]
+
+    def test_again_and_again_fails_in_the_end(self, engine: Engine, run: Any) -> None:
+        self.write_first(engine)
+
+        def act(session: Session, ctx: JobContext, begun: int) -> None:
+            session.scalars(select(Note)).one().word = "never"
+            self.change_first(engine)
+
+        assert run(act) == ({"failed": 1}, [1] * 6)
+        assert "could not serialize access" in last_error(PgQueue(engine))
+        assert words(engine) == ["first"]
+
+    def test_fails_at_once_where_one_attempt_is_all(self, engine: Engine, run: Any) -> None:
+        self.write_first(engine)
+
+        def act(session: Session, ctx: JobContext, begun: int) -> None:
+            session.scalars(select(Note)).one().word = "never"
+            self.change_first(engine)
+
+        assert run(act, max_attempts=1) == ({"failed": 1}, [1])
+
+    @pytest.mark.parametrize("level", ["READ COMMITTED", *STRICTER])
+    def test_is_not_begun_again_when_its_job_was_cancelled(
+        self, engine: Engine, run: Any, level: str
+    ) -> None:
+        def act(session: Session, ctx: JobContext, begun: int) -> None:
+            session.add(Note(word="never"))
+            session.flush()
+            cancel_from_outside(PgQueue(engine), ctx.job_id)
+
+        assert run(act, level=level) == ({"cancelled": 1}, [1])
+        assert words(engine) == []
+
+    @pytest.mark.parametrize("level", ["READ COMMITTED", *STRICTER])
+    def test_is_not_begun_again_when_its_lease_has_passed_on(
+        self, engine: Engine, run: Any, level: str
+    ) -> None:
+        def act(session: Session, ctx: JobContext, begun: int) -> None:
+            session.add(Note(word="never"))
+            session.flush()
+            with engine.begin() as connection:
+                connection.execute(text("DELETE FROM pgqueue.leases"))
+
+        assert run(act, level=level) == ({"stale": 1}, [1])
+        assert words(engine) == []
+
+    def test_because_of_a_deadlock_is_begun_again_at_any_level(
+        self, engine: Engine, run: Any
+    ) -> None:
+        with Session(engine) as session, session.begin():
+            session.add_all([Note(word="one"), Note(word="two")])
+        change = "UPDATE notes SET word = word || :by WHERE id = :id"
+
+        def act(session: Session, ctx: JobContext, begun: int) -> None:
+            if begun > 1:
+                session.execute(text(change), {"by": " again", "id": 1})
+                return
+            session.execute(text("SET LOCAL deadlock_timeout = '10ms'"))
+            session.execute(text(change), {"by": " never", "id": 1})
+            with engine.connect() as other, ThreadPoolExecutor(1) as thread:
+                other.execute(text("SET LOCAL deadlock_timeout = '60s'"))
+                other.execute(text(change), {"by": " other", "id": 2})
+                waiting = thread.submit(other.execute, text(change), {"by": " other", "id": 1})
+                try:
+                    session.execute(text(change), {"by": " never", "id": 2})
+                finally:
+                    session.rollback()
+                    waiting.result(20)
+                    other.commit()
+
+        assert run(act, level="READ COMMITTED") == ({"succeeded": 1}, [1, 1])
+        assert words(engine) == ["one other again", "two other"]
+
+
+class TestTheServersLimitsOnTransactions:
+    """They do not end a handler within the timeout of its task."""
+
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    @pytest.mark.parametrize(
+        "limit", ["idle_in_transaction_session_timeout", "transaction_timeout"]
+    )
+    def test_shorter_than_the_timeout(
+        self, engine: Engine, database_url: str, mode: str, limit: str, kind: str
+    ) -> None:
+        with engine.connect() as connection:
+            version = connection.scalar(text("SHOW server_version_num"))
+            if int(version) < 170000 and limit == "transaction_timeout":
+                pytest.skip("this server has no transaction_timeout")
+        own = create_engine(database_url, connect_args={"options": f"-c {limit}=300"})
+        queue = PgQueue(own)
+        found: dict[str, str] = {}
+        show = text(f"SELECT current_setting('{limit}')")
+
+        if kind == "sync":
+
+            @queue.task(name="compute", retry=NEVER, timeout=timedelta(seconds=20))
+            def compute(session: Session) -> None:
+                found["compute"] = session.scalars(show).one()
+                time.sleep(0.6)  # what it computes
+                session.add(Note(word="written"))
+
+        else:
+
+            @queue.task(name="compute", retry=NEVER, timeout=timedelta(seconds=20))
+            async def compute(session: AsyncSession) -> None:
+                found["compute"] = (await session.scalars(show)).one()
+                await asyncio.sleep(0.6)
+                session.add(Note(word="written"))
+
+        @queue.task(name="look", retry=NEVER)
+        def look(session: Session) -> None:
+            found["look"] = session.scalars(show).one()
+
+        with queue.session() as session, session.begin():
+            session.add_all([compute.job(), look.job()])
+        options: dict[str, Any] = {"batch": 2} if mode == "transaction" else {}
+
+        counts = Worker(queue, mode=mode, concurrency=1, **options).run_until_empty(timeout=20)
+
+        assert counts == {"succeeded": 2}
+        assert found == {"compute": "80s", "look": "300ms"}
+        assert words(engine) == ["written"]
+        own.dispose()
