@@ -68,7 +68,6 @@ def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> session
             """Only flush: the transaction of the job is committed in one phase."""
             self.flush()
 
-    event.listen(Joining, "after_commit", _keep)
     event.listen(Joining, "after_transaction_end", _undo_unkept)
     return sessionmaker(**{**sessions.kw, "class_": Joining, "bind": engine})
 
@@ -165,12 +164,48 @@ def be_guest(
     session.join_transaction_mode = "rollback_only"
     session.twophase = False  # the transaction has begun already, and not as one of two phases
     session.autobegin = True  # a handler finds a transaction, and may begin the next one itself
+    dispatch: Any = session.dispatch
+    dispatch.after_commit = AfterCommit(dispatch.after_commit)
     host = connection.get_nested_transaction() or connection.get_transaction()
     vars(session)[HOST] = connection, host, begin_again  # not in its info, which is the user's
 
 
-def _keep(session: Session) -> None:
-    session.join_transaction_mode = "create_savepoint"
+class AfterCommit:
+    """In the place of a Session's ``after_commit`` listeners, which it calls after the COMMIT.
+
+    SQLAlchemy dispatches the event whenever the Session commits, which here ends a savepoint.
+    """
+
+    def __init__(self, listeners: Any) -> None:
+        self._listeners = listeners
+        self._is_due = False
+
+    def __call__(self, session: Session) -> None:
+        """What SQLAlchemy calls."""
+        self._is_due = True
+        session.join_transaction_mode = "create_savepoint"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._listeners, name)
+
+    def for_modify(self, dispatch: Any) -> Any:
+        """What SQLAlchemy asks for when a listener is added to this one Session."""
+        dispatch.after_commit = self._listeners
+        self._listeners = self._listeners.for_modify(dispatch)
+        dispatch.after_commit = self
+        return self._listeners
+
+    def due(self) -> list[Callable[[Session], None]]:
+        """The listeners to call, once."""
+        was_due, self._is_due = self._is_due, False
+        return list(self._listeners) if was_due else []
+
+
+def listeners_to_commit(session: Session) -> list[Callable[[Session], None]]:
+    """Who is to be told that what a guest has committed is published; empty when asked again."""
+    dispatch: Any = session.dispatch
+    due: list[Callable[[Session], None]] = dispatch.after_commit.due()
+    return due
 
 
 def _undo_unkept(session: Session, ended: SessionTransaction) -> None:

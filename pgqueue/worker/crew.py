@@ -50,6 +50,7 @@ class Run:
         "is_abandoned",
         "is_lost",
         "leaving",
+        "session",
         "started_at",
         "task",
         "worker_id",
@@ -71,6 +72,8 @@ class Run:
         self.backend_pid: int | None = None
         """The server process of its transaction, if it has one."""
         self._driver: Any = None
+        self.session: Session | None = None
+        """Of its handler, when that has returned and what it wrote is to be kept."""
         self.child: Child | None = None
         """The process its handler runs in, if not in this one."""
         self.leaving = Lock()
@@ -97,6 +100,12 @@ class Run:
         there yet, was no time of its own."""
         self.has_begun = True
         self.started_at = time.monotonic()
+
+    def forget_session(self) -> None:
+        """What its handler wrote is not kept."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.close()
 
     def begin_in(self, child: "Child") -> None:
         """Its handler will run in this process, unless the attempt has been lost already."""

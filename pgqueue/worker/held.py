@@ -29,6 +29,7 @@ from pgqueue.worker.transactional import (
     CommitUnknown,
     commit,
     report_stale,
+    tell_of_commit,
     was_committed,
 )
 from pgqueue.worker.turnstile import Turnstile
@@ -95,6 +96,8 @@ class HeldSlot(Loop):
                 report_stale(self.crew, run.claimed)
             return False
         finally:
+            for run, _ in done:
+                run.forget_session()
             for row in locked:
                 self.crew.bench.forget(row.message_id)
             if close_if_changed(connection):
@@ -199,6 +202,8 @@ class HeldSlot(Loop):
             for neighbour in (each.claimed for each, _ in done[:-1]):
                 logger.warning("job %s: its transaction was ended by another", neighbour.job_id)
                 self.crew.bench.settled_already(neighbour, "unknown")
+            for run, _ in done[:-1]:
+                run.forget_session()
             del done[:-1]
         return not attempt.has_lost_transaction
 
@@ -214,6 +219,7 @@ class HeldSlot(Loop):
                 raise
         for run, outcome in done:
             self.crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
+            tell_of_commit(self.crew, run)
         if any(not isinstance(outcome, Succeeded) for _, outcome in done):
             self.crew.listener.poke()  # a retry may be due before the end of somebody's sleep
 

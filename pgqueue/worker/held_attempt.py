@@ -102,6 +102,7 @@ class HeldAttempt:
 
     def _undo(self) -> None:
         """Undo what the handler wrote; with all of T, if it has ended the T it was given."""
+        self._run.forget_session()
         try:
             while (savepoint := self._connection.get_nested_transaction()) is not None:
                 savepoint.rollback()

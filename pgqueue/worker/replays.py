@@ -53,6 +53,7 @@ class Replays:
         That may have been the rescue of its lease, or the cancel of its job: then its handler is
         not to run again.
         """
+        self._run.forget_session()
         connection.rollback()
         attempts = Attempts(connection, self._crew.presence.worker_id)
         is_cancelled = attempts.is_cancelled(self._run.claimed)

@@ -6,6 +6,7 @@ passed on meanwhile it finds nothing, and everything the handler wrote rolls bac
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session
 
 from pgqueue import async_session, execution, redaction
 from pgqueue.changed_sessions import close_if_changed
 from pgqueue.execution import CancelWins, Replay, Stale, Verdict, never
-from pgqueue.guests import TransactionEnded, options_of, told_by_server
+from pgqueue.guests import TransactionEnded, listeners_to_commit, options_of, told_by_server
 from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
@@ -95,6 +97,8 @@ async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
 
 def _leave(run: Run, connection: Connection) -> None:
     """Give a connection back for others to use; not one that may have been ended meanwhile."""
+    if run.session is not None:
+        run.session.close()
     if run.is_lost and not connection.closed and not connection.invalidated:
         connection.invalidate()
     close_if_changed(connection)
@@ -134,19 +138,35 @@ def run_with_session(
 ) -> Verdict:
     """Run a handler with a Session inside the transaction of this connection."""
     begin_again = begin_now if replays is None else replays.begin
-    with (
-        options_of(crew.sessions.kw["bind"], connection),
-        joined_session(crew.sessions, connection, begin_again=begin_again) as session,
-    ):
-        run.begin()
-        return execution.run(
-            run.task,
-            run.claimed,
-            run.context(session),
-            around=crew.around,
-            write_pending=session.commit,
-            is_replayed=never if replays is None else replays.are_due,
-        )
+    session = joined_session(crew.sessions, connection, begin_again=begin_again)
+
+    def write_pending() -> None:
+        session.expire_on_commit = False  # for those who hear of the COMMIT
+        if session.in_transaction():
+            session.commit()
+
+    with options_of(crew.sessions.kw["bind"], connection):
+        try:
+            run.begin()
+            verdict = execution.run(
+                run.task,
+                run.claimed,
+                run.context(session),
+                around=crew.around,
+                write_pending=write_pending,
+                is_replayed=never if replays is None else replays.are_due,
+            )
+            _keep_session(run, session, verdict)
+            return verdict
+        finally:
+            if run.session is None:
+                session.close()
+
+
+def _keep_session(run: Run, session: Session, verdict: Verdict) -> None:
+    """Leave a Session open until the COMMIT: listeners may read there what it has expired."""
+    if verdict.keeps_writes and not session.in_transaction():
+        run.session = session
 
 
 def run_with_async_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
@@ -165,20 +185,55 @@ async def _run_with_async_session(
     replays: Replays | None = None,
 ) -> Verdict:
     begin_again = begin_now if replays is None else replays.begin
+    session = async_session.joined_session(crew.sessions, connection, begin_again=begin_again)
+
+    async def write_pending() -> None:
+        if session.in_transaction():
+            await session.commit()
+
     sync: Any = getattr(connection, "sync_connection", connection)
     with options_of(crew.sessions.kw["bind"], sync):
-        async with async_session.joined_session(
-            crew.sessions, connection, begin_again=begin_again
-        ) as session:
+        try:
             run.begin()
-            return await execution.run_async(
+            verdict = await execution.run_async(
                 run.task,
                 run.claimed,
                 run.context(session),
                 around=crew.around,
-                write_pending=session.commit,
+                write_pending=write_pending,
                 is_replayed=never if replays is None else replays.are_due,
             )
+            _keep_session(run, session.sync_session, verdict)
+            return verdict
+        finally:
+            if run.session is None:
+                await asyncio.shield(asyncio.create_task(session.close()))
+
+
+def tell_of_commit(crew: Crew, run: Run) -> None:
+    """Call the ``after_commit`` listeners of a handler's Session, as the COMMIT was carried out.
+
+    In what surrounds a handler, and only if there are any.  Their errors change no outcome.
+    """
+    session = run.session
+    if session is None or not (listeners := listeners_to_commit(session)):
+        return
+    try:
+        with crew.around(run.context(session)):
+            for listener in listeners:
+                _call(listener, run, session)
+    except BaseException:  # what surrounds a handler is the application's
+        logger.exception("job %d: around its after_commit listeners", run.claimed.job_id)
+    session.close()
+
+
+def _call(listener: Callable[[Session], None], run: Run, session: Session) -> None:
+    try:
+        listener(session)
+    except BaseException:  # a listener may raise what it likes, as a handler may
+        logger.exception(
+            "job %d: it is committed, and a listener to after_commit has failed", run.claimed.job_id
+        )
 
 
 def time_limits(run: Run, connection: Connection) -> str:
@@ -191,10 +246,9 @@ def time_limits(run: Run, connection: Connection) -> str:
     if timeout is None:
         return ""
     milliseconds = int((timeout + MARGIN).total_seconds() * 1000)
-    # To zero first: a limit on all of the transaction that runs already is not lengthened.
-    values = (0, milliseconds)
-    names = limits_of(connection)
-    return "; ".join(f"SET LOCAL {name} = {value}" for name in names for value in values)
+    limits = [f"SET LOCAL {name} = {milliseconds}" for name in limits_of(connection)]
+    # A limit on all of the transaction that runs already is not lengthened, but by way of none.
+    return "; ".join(["SET LOCAL transaction_timeout = 0"] * (len(limits) > 1) + limits)
 
 
 def commit(connection: Connection) -> None:
@@ -260,6 +314,7 @@ def _complete(
         transaction.rollback()
         return execution.after_error(run.task, run.claimed, told_by_server(error))
     crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
+    tell_of_commit(crew, run)
     return None
 
 
@@ -280,6 +335,7 @@ def _after_broken_connection(crew: Crew, run: Run, error: Exception) -> Outcome:
 def _after_unknown_commit(crew: Crew, run: Run) -> Outcome | None:
     if was_committed(crew, run):
         crew.bench.settled_already(run.claimed, "succeeded")
+        tell_of_commit(crew, run)
         return None
     # If it was carried out after all, the lease is gone, and this is refused.
     lost = ConnectionError("the connection broke during COMMIT, which was not carried out")
