@@ -129,11 +129,21 @@ async def run_async(
                 await write_pending()
         return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
-        await _forget_cancellation()
-        if is_replayed(error):
-            raise Replay from error
-        end = _end_of(task, error, clock)
-        return Verdict(after_error(task, claimed, error, end=end), keeps_writes=False)
+        return await _after_error_on_loop(task, claimed, error, clock, is_replayed)
+
+
+async def _after_error_on_loop(
+    task: Task[..., Any],
+    claimed: Claimed,
+    error: BaseException,
+    clock: asyncio.Timeout | None,
+    is_replayed: Callable[[BaseException], bool],
+) -> Verdict:
+    await _forget_cancellation()
+    if is_replayed(error):
+        raise Replay from error
+    end = _end_of(task, error, clock)
+    return Verdict(after_error(task, claimed, error, end=end), keeps_writes=False)
 
 
 async def _feel_cancellation() -> None:

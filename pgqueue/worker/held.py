@@ -21,6 +21,7 @@ from pgqueue.unit_of_work import (
     plan_freely,
     settings_of,
 )
+from pgqueue.worker.after_commit import tell_of_commit
 from pgqueue.worker.crew import Run
 from pgqueue.worker.held_attempt import HeldAttempt
 from pgqueue.worker.line import Line
@@ -29,7 +30,6 @@ from pgqueue.worker.transactional import (
     CommitUnknown,
     commit,
     report_stale,
-    tell_of_commit,
     was_committed,
 )
 from pgqueue.worker.turnstile import Turnstile

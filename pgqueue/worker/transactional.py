@@ -6,7 +6,6 @@ passed on meanwhile it finds nothing, and everything the handler wrote rolls bac
 
 import asyncio
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from sqlalchemy.orm import Session
 from pgqueue import async_session, execution, redaction
 from pgqueue.changed_sessions import close_if_changed
 from pgqueue.execution import CancelWins, Replay, Stale, Verdict, never
-from pgqueue.guests import TransactionEnded, listeners_to_commit, options_of, told_by_server
+from pgqueue.guests import TransactionEnded, options_of, told_by_server
 from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
@@ -33,6 +32,7 @@ from pgqueue.unit_of_work import (
     own_connection,
     set_now,
 )
+from pgqueue.worker.after_commit import tell_of_commit
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.replays import Replays
 from pgqueue.worker.workbench import STALE, WORDS
@@ -208,32 +208,6 @@ async def _run_with_async_session(
         finally:
             if run.session is None:
                 await asyncio.shield(asyncio.create_task(session.close()))
-
-
-def tell_of_commit(crew: Crew, run: Run) -> None:
-    """Call the ``after_commit`` listeners of a handler's Session, as the COMMIT was carried out.
-
-    In what surrounds a handler, and only if there are any.  Their errors change no outcome.
-    """
-    session = run.session
-    if session is None or not (listeners := listeners_to_commit(session)):
-        return
-    try:
-        with crew.around(run.context(session)):
-            for listener in listeners:
-                _call(listener, run, session)
-    except BaseException:  # what surrounds a handler is the application's
-        logger.exception("job %d: around its after_commit listeners", run.claimed.job_id)
-    session.close()
-
-
-def _call(listener: Callable[[Session], None], run: Run, session: Session) -> None:
-    try:
-        listener(session)
-    except BaseException:  # a listener may raise what it likes, as a handler may
-        logger.exception(
-            "job %d: it is committed, and a listener to after_commit has failed", run.claimed.job_id
-        )
 
 
 def time_limits(run: Run, connection: Connection) -> str:

@@ -16,7 +16,7 @@ import pgqueue
 PACKAGE = Path(pgqueue.__file__).parent
 ASYNC_DOOR = PACKAGE / "async_session.py"
 
-LONGEST_MODULE = 300
+LONGEST_MODULE = 350
 """Lines of a file, all of them."""
 
 LONGEST_FUNCTION = 30
@@ -53,7 +53,7 @@ def test_no_module_is_named_after_the_standard_library(module: Path) -> None:
 
 
 @EVERY_MODULE
-def test_no_module_is_longer_than_300_lines(module: Path) -> None:
+def test_no_module_is_too_long(module: Path) -> None:
     assert len(module.read_text("utf-8").splitlines()) <= LONGEST_MODULE
 
 
