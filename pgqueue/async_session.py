@@ -10,10 +10,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, NullPool
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.errors import ArgumentsError
-from pgqueue.guests import be_guest, make_guests
+from pgqueue.guests import be_guest
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import (
@@ -61,31 +61,35 @@ def new_session(url: URL, parameters: Parameters) -> "AsyncSession":
 
 
 def joined_session(
-    connection: "AsyncConnection | Connection", *, begin_again: Callable[[Connection], None]
+    sessions: sessionmaker[Session],
+    connection: "AsyncConnection | Connection",
+    *,
+    begin_again: Callable[[Connection], None],
 ) -> "AsyncSession":
-    """An AsyncSession inside a transaction that is not its own.
+    """An AsyncSession inside a transaction that is not its own, around a Session of the
+    application's: what that filters or listens to holds here too.
 
     On a plain Connection it blocks the thread, so that is for an event loop which runs nothing
     else.
     """
     from sqlalchemy.ext.asyncio import AsyncSession
 
-    session = AsyncSession(sync_session_class=_guest_class(), expire_on_commit=False)
     sync_connection: Any = getattr(connection, "sync_connection", connection)
-    session.sync_session.bind = sync_connection
+
+    def make_session(**_: Any) -> Session:
+        # Expired, an attribute could not be read again without an await.
+        return sessions(bind=sync_connection, expire_on_commit=False)
+
+    # All that AsyncSession does with the class is to call it; the Session's binds are no concern
+    # of its own, which takes none but async engines.
+    make: Any = make_session
+    session = AsyncSession(sync_session_class=make)
+    session.sync_session_class = sessions.class_
     be_guest(session.sync_session, sync_connection, begin_again=begin_again)
     if sync_connection is connection:
         driver_connection: Any = sync_connection.connection.dbapi_connection
         driver_connection.cursor_factory = _cursor_class()
     return session
-
-
-@cache
-def _guest_class() -> type[Session]:
-    class Guest(Session): ...
-
-    make_guests(Guest)
-    return Guest
 
 
 @cache

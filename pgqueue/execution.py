@@ -61,6 +61,14 @@ class CancelWins(Exception):
     """Somebody has asked to cancel the job: nothing of this attempt may be kept."""
 
 
+class Replay(Exception):
+    """The transaction of a handler is to begin again, and its handler in it."""
+
+
+def never(_: BaseException) -> bool:
+    return False
+
+
 def run(
     task: Task[..., Any],
     claimed: Claimed,
@@ -68,8 +76,12 @@ def run(
     *,
     around: Around = nothing_around,
     write_pending: Callable[[], None] | None = None,
+    is_replayed: Callable[[BaseException], bool] = never,
 ) -> Verdict:
-    """Run a handler in this thread, and write what it left pending in its session."""
+    """Run a handler in this thread, and write what it left pending in its session.
+
+    Raises Replay for an error that is no end of the attempt.
+    """
     try:
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
@@ -83,6 +95,8 @@ def run(
                 write_pending()  # a flush runs the application's own event handlers
         return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
+        if is_replayed(error):
+            raise Replay from error
         return Verdict(after_error(task, claimed, error), keeps_writes=False)
 
 
@@ -93,6 +107,7 @@ async def run_async(
     *,
     around: Around = nothing_around,
     write_pending: Callable[[], Awaitable[None]] | None = None,
+    is_replayed: Callable[[BaseException], bool] = never,
 ) -> Verdict:
     """The same for an async handler, on this event loop."""
     try:
@@ -114,9 +129,21 @@ async def run_async(
                 await write_pending()
         return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
-        await _forget_cancellation()
-        end = _end_of(task, error, clock)
-        return Verdict(after_error(task, claimed, error, end=end), keeps_writes=False)
+        return await _after_error_on_loop(task, claimed, error, clock, is_replayed)
+
+
+async def _after_error_on_loop(
+    task: Task[..., Any],
+    claimed: Claimed,
+    error: BaseException,
+    clock: asyncio.Timeout | None,
+    is_replayed: Callable[[BaseException], bool],
+) -> Verdict:
+    await _forget_cancellation()
+    if is_replayed(error):
+        raise Replay from error
+    end = _end_of(task, error, clock)
+    return Verdict(after_error(task, claimed, error, end=end), keeps_writes=False)
 
 
 async def _feel_cancellation() -> None:

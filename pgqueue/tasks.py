@@ -205,6 +205,7 @@ class Task(Generic[P, R]):
         if isinstance(found, Enqueued):
             return self._loaded_job(found, written)
         with self.owner.session() as session:
+            session.begin()  # not by itself, if its sessionmaker has autobegin=False
             job = held_job(session, found)
             session.expunge(job)
             return job

@@ -1,6 +1,6 @@
 """Where a transaction begins, and how it ends.  Whoever opened it ends it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -72,6 +72,9 @@ BEFORE_SETTLE_IN_BATCH = f"""
 """The same where other handlers follow in the transaction: their constraints stay deferred, as
 they were before the block.  Not by ROLLBACK TO SAVEPOINT: whenever the driver reads ROLLBACK it
 throws away what it has prepared, and each statement would be planned anew for each job."""
+
+LIMITS = ("idle_in_transaction_session_timeout", "transaction_timeout")
+FIRST_WITH_TRANSACTION_TIMEOUT = (17,)
 
 GUARD = "SAVEPOINT pgqueue_handler"
 RELEASE_GUARD = "RELEASE SAVEPOINT pgqueue_handler"
@@ -183,7 +186,27 @@ def leave_autocommit(connection: Connection) -> None:
 NOTICES_LOSS = "pgqueue.notices_loss"
 
 
-def begin_now(connection: Connection, settings: str = GUARD) -> None:
+READ_COMMITTED: IsolationLevel = "READ COMMITTED"
+STRICTER: tuple[IsolationLevel, ...] = ("REPEATABLE READ", "SERIALIZABLE")
+
+
+def isolation_of(engine: Engine) -> IsolationLevel:
+    """The level at which transactions of an application's engine begin; asks the server.
+
+    Of an engine in AUTOCOMMIT, on which handlers have transactions all the same, the usual one.
+    """
+    with engine.connect() as connection:
+        connection.detach()
+        level = connection.get_isolation_level()
+        return level if level in STRICTER else READ_COMMITTED
+
+
+def begin_now(
+    connection: Connection,
+    settings: str = GUARD,
+    *,
+    isolation_level: IsolationLevel = READ_COMMITTED,
+) -> None:
     """Begin a transaction on the server, with these statements, in one round trip.
 
     The driver would send BEGIN before the first statement of a handler; a connection that has
@@ -191,7 +214,7 @@ def begin_now(connection: Connection, settings: str = GUARD) -> None:
     """
     connection.begin()
     if isinstance(driver_connection(connection), psycopg.Connection):
-        settings = f"BEGIN ISOLATION LEVEL READ COMMITTED; {settings}"
+        settings = f"BEGIN ISOLATION LEVEL {isolation_level}; {settings}"
     set_now(connection, settings)
 
 
@@ -214,23 +237,39 @@ def set_now(connection: Connection, statements: str) -> None:
 
 def plan_freely(connection: Connection) -> str:
     """What undoes PLAN_BY_KEY for a handler: the settings this connection has without it."""
-    settings = ", ".join(
-        f"pg_catalog.quote_literal(pg_catalog.current_setting('{name}'))" for name in LOCAL
+    return settings_of(connection, LOCAL)
+
+
+def settings_of(connection: Connection, names: Iterable[str]) -> str:
+    """What gives a transaction the settings that this connection has now."""
+    values = ", ".join(
+        f"pg_catalog.quote_literal(pg_catalog.current_setting('{name}'))" for name in names
     )
-    values = connection.exec_driver_sql(f"SELECT {settings}").one()
+    found = connection.exec_driver_sql(f"SELECT {values}").one()
     return "; ".join(
-        f"SET LOCAL {name} = {value}" for name, value in zip(LOCAL, values, strict=True)
+        f"SET LOCAL {name} = {value}" for name, value in zip(names, found, strict=True)
     )
 
 
-def joined_session(sessions: sessionmaker[Session], connection: Connection) -> Session:
+def limits_of(connection: Connection) -> list[str]:
+    """The settings by which this server ends a transaction that takes long."""
+    version = connection.dialect.server_version_info or (0,)
+    return list(LIMITS) if version >= FIRST_WITH_TRANSACTION_TIMEOUT else list(LIMITS[:1])
+
+
+def joined_session(
+    sessions: sessionmaker[Session],
+    connection: Connection,
+    *,
+    begin_again: Callable[[Connection], None],
+) -> Session:
     """A Session inside a transaction that is not its own.
 
     A handler that calls its commit() and rollback() can neither drop the lock on its message
     nor publish half of its work.
     """
     session = sessions(bind=connection)
-    be_guest(session, connection, begin_again=begin_now)
+    be_guest(session, connection, begin_again=begin_again)
     return session
 
 

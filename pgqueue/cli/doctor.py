@@ -154,7 +154,7 @@ def _settings(health: Health) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             "default_transaction_isolation",
-            f"{found['default_transaction_isolation']}; workers use read committed whatever it "
-            "says, your enqueuing transactions do not, and have to be ready for serialization "
-            "failures",
+            f"{found['default_transaction_isolation']}; workers claim and settle in read "
+            "committed whatever it says; your enqueuing transactions and, in lease mode, your "
+            "handlers do not, and have to be ready for serialization failures",
         )

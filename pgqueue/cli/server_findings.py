@@ -9,6 +9,7 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
 from pgqueue.repository import LIMITS, Creator, Health, Slot, TableHealth
 from pgqueue.tasks import Task
+from pgqueue.unit_of_work import LIMITS as RAISED
 
 OLD = timedelta(minutes=5)
 """Age from which a transaction is named for what it keeps alive."""
@@ -87,6 +88,8 @@ def _limits(tasks: Iterable[Task[..., object]], health: Health) -> Iterator[Find
     found += [(f"the role {one.role}", one.name, one.value) for one in health.limits_of_others()]
     for role, name, value in found:
         limit = timedelta(milliseconds=int(value))
+        if name in RAISED and allowed < timedelta.max:
+            continue  # a worker sets these to the timeout, and longer
         if limit and limit < allowed:
             yield Finding(
                 Level.WARNING,

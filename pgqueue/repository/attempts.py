@@ -90,6 +90,11 @@ class Attempts:
         """Lock the lease of a held attempt, so that nobody else stamps its job; False if lost."""
         return bool(fetch(self._executor, fencing.keep_lease(), self._names_of(claimed)))
 
+    def is_cancelled(self, claimed: Claimed) -> bool | None:
+        """Whether somebody has asked to cancel the job of an attempt; None if its lease is lost."""
+        rows = fetch(self._executor, fencing.is_cancelled(), self._names_of(claimed))
+        return bool(rows[0][0]) if rows else None
+
     def take_message(self, claimed: Claimed) -> bool:
         """Delete the message of a held attempt; False when another transaction holds it."""
         return bool(fetch(self._executor, stamping.take_message(), _message_of(claimed)))

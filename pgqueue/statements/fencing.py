@@ -24,7 +24,7 @@ from sqlalchemy import (
     true,
 )
 
-from pgqueue.statements.tables import CTID, leases
+from pgqueue.statements.tables import CTID, jobs, leases
 
 WORKER = bindparam("worker_id", type_=Uuid)
 ONE = (
@@ -50,6 +50,15 @@ def keep_lease() -> Executable:
     """
     lease = select(leases.c.target_id).where(_is_ours(*ONE, held=True))
     return lease.with_for_update(skip_locked=True)
+
+
+@cache
+def is_cancelled() -> Executable:
+    """Whether the job of an attempt is to be cancelled; no row if its lease is not ours."""
+    asked = select(jobs.c.cancel_requested_at.is_not(None))
+    return asked.join_from(leases, jobs, jobs.c.id == leases.c.target_id).where(
+        _is_ours(*ONE, held=False)
+    )
 
 
 def deleted_leases(said: Any, *, held: bool) -> CTE:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.context import Around, JobContext
@@ -17,7 +18,7 @@ from pgqueue.outcomes import AttemptEnd, Released
 from pgqueue.repository import Claimed
 from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
-from pgqueue.unit_of_work import backend_pid, driver_connection
+from pgqueue.unit_of_work import READ_COMMITTED, backend_pid, driver_connection
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.frontiers import Frontiers
 from pgqueue.worker.heartbeat import Presence
@@ -49,6 +50,7 @@ class Run:
         "is_abandoned",
         "is_lost",
         "leaving",
+        "session",
         "started_at",
         "task",
         "worker_id",
@@ -70,6 +72,8 @@ class Run:
         self.backend_pid: int | None = None
         """The server process of its transaction, if it has one."""
         self._driver: Any = None
+        self.session: Session | None = None
+        """Of its handler, when that has returned and what it wrote is to be kept."""
         self.child: Child | None = None
         """The process its handler runs in, if not in this one."""
         self.leaving = Lock()
@@ -96,6 +100,12 @@ class Run:
         there yet, was no time of its own."""
         self.has_begun = True
         self.started_at = time.monotonic()
+
+    def forget_session(self) -> None:
+        """What its handler wrote is not kept."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.close()
 
     def begin_in(self, child: "Child") -> None:
         """Its handler will run in this process, unless the attempt has been lost already."""
@@ -192,6 +202,8 @@ class Crew:
     task_names: str = field(init=False)
     """All of them, as the array that a claim is given."""
     suspects: Suspects = field(init=False)
+    isolation_level: IsolationLevel = field(default=READ_COMMITTED, init=False)
+    """Of the handlers' transactions in lease mode: that of the application's engine."""
 
     def run_of(self, claimed: Claimed) -> Run:
         """An attempt of this worker that begins now."""

@@ -17,8 +17,11 @@ from pgqueue.unit_of_work import (
     HANDLING,
     PLAN_BY_KEY,
     begin_now,
+    limits_of,
     plan_freely,
+    settings_of,
 )
+from pgqueue.worker.after_commit import tell_of_commit
 from pgqueue.worker.crew import Run
 from pgqueue.worker.held_attempt import HeldAttempt
 from pgqueue.worker.line import Line
@@ -48,7 +51,7 @@ class HeldSlot(Loop):
         self._batch = batch
         self._next_batch = batch
         self._generation = 0
-        self._plan_freely = ""
+        self._plan_freely = self._own_limits = ""
         self._line = Line(
             self.crew.engine,
             HANDLING,
@@ -93,6 +96,8 @@ class HeldSlot(Loop):
                 report_stale(self.crew, run.claimed)
             return False
         finally:
+            for run, _ in done:
+                run.forget_session()
             for row in locked:
                 self.crew.bench.forget(row.message_id)
             if close_if_changed(connection):
@@ -140,6 +145,7 @@ class HeldSlot(Loop):
         if self._generation != self._line.generation:
             self._generation = self._line.generation
             self._plan_freely = plan_freely(connection)
+            self._own_limits = settings_of(connection, limits_of(connection))
             watch_session(connection)
             connection.commit()
         begin_now(connection, PLAN_BY_KEY)
@@ -184,7 +190,7 @@ class HeldSlot(Loop):
         run.begin_on(connection)
         done.append((run, Released()))
         attempt = HeldAttempt(self.crew, run, connection, others_follow=self._batch > 1)
-        attempt.make_ready(self._plan_freely)
+        attempt.make_ready(plan_freely=self._plan_freely, own_limits=self._own_limits)
         self.current = run
         verdict = attempt.verdict()
         if not run.finish():
@@ -196,6 +202,8 @@ class HeldSlot(Loop):
             for neighbour in (each.claimed for each, _ in done[:-1]):
                 logger.warning("job %s: its transaction was ended by another", neighbour.job_id)
                 self.crew.bench.settled_already(neighbour, "unknown")
+            for run, _ in done[:-1]:
+                run.forget_session()
             del done[:-1]
         return not attempt.has_lost_transaction
 
@@ -211,6 +219,7 @@ class HeldSlot(Loop):
                 raise
         for run, outcome in done:
             self.crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
+            tell_of_commit(self.crew, run)
         if any(not isinstance(outcome, Succeeded) for _, outcome in done):
             self.crew.listener.poke()  # a retry may be due before the end of somebody's sleep
 

@@ -22,7 +22,7 @@ from pgqueue.unit_of_work import (
     set_now,
 )
 from pgqueue.worker.crew import Crew, Run
-from pgqueue.worker.transactional import idle_limit, run_with_async_session, run_with_session
+from pgqueue.worker.transactional import run_with_async_session, run_with_session, time_limits
 
 FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError)
 """A deferred constraint, say, or a savepoint that is not there any more."""
@@ -44,14 +44,17 @@ class HeldAttempt:
         self._connection = connection
         self._others_follow = others_follow
 
-    def make_ready(self, plan_freely: str) -> None:
-        """The first round trip on T after the stamp: if T is dead, the handler never starts."""
-        limit = idle_limit(self._run)
+    def make_ready(self, *, plan_freely: str, own_limits: str) -> None:
+        """The first round trip on T after the stamp: if T is dead, the handler never starts.
+
+        Without limits of its own, a handler must not have those of the one before it in T.
+        """
+        limits = time_limits(self._run, self._connection) or own_limits
         if self._run.task.is_transactional:
-            self._connection.exec_driver_sql(f"{GUARD}; {plan_freely}; {limit}")
+            self._connection.exec_driver_sql(f"{GUARD}; {plan_freely}; {limits}")
             self._connection.begin_nested()  # for its Session to live in
         else:
-            self._connection.exec_driver_sql(limit)
+            self._connection.exec_driver_sql(limits)
 
     def verdict(self) -> Verdict:
         """Run the handler."""
@@ -99,6 +102,7 @@ class HeldAttempt:
 
     def _undo(self) -> None:
         """Undo what the handler wrote; with all of T, if it has ended the T it was given."""
+        self._run.forget_session()
         try:
             while (savepoint := self._connection.get_nested_transaction()) is not None:
                 savepoint.rollback()

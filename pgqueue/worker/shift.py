@@ -10,11 +10,11 @@ from sqlalchemy import Connection, Engine
 from pgqueue import execution, redaction, schema
 from pgqueue.changed_sessions import watched
 from pgqueue.errors import TooManyStuck, WorkerBroken
-from pgqueue.guests import joining_sessions
+from pgqueue.guests import check_binds, joining_sessions
 from pgqueue.job_queue import PgQueue
 from pgqueue.notifications import Listener
 from pgqueue.outcomes import Released
-from pgqueue.unit_of_work import OWN, worker_engine
+from pgqueue.unit_of_work import OWN, READ_COMMITTED, isolation_of, worker_engine
 from pgqueue.worker import outside
 from pgqueue.worker.children import Children
 from pgqueue.worker.claimer import Claimer
@@ -115,6 +115,7 @@ class Shift:
 
         def verify(connection: Connection) -> bool:
             schema.verify(connection)
+            self._take_isolation()
             return True
 
         try:
@@ -122,6 +123,21 @@ class Shift:
                 pass
         finally:
             line.close()
+
+    def _take_isolation(self) -> None:
+        """Have handlers run at the level of the application's engine, where they can."""
+        if not any(task.is_transactional for task in self._crew.tasks.values()):
+            return
+        level = isolation_of(self._application_engine)
+        if self._leases:
+            self._crew.isolation_level = level
+        elif level != READ_COMMITTED:
+            logger.warning(
+                "the engine's transactions are %s, but in transaction mode handlers run in %s: "
+                "their transaction also claims and settles, which could then not see what others "
+                "have done; use lease mode for handlers that need %s",
+                *(level, READ_COMMITTED, level),
+            )
 
     def _start_slots(self) -> None:
         plan = self._plan
@@ -283,6 +299,8 @@ def _is_stuck(slot: Slot | HeldSlot) -> bool:
 
 
 def _crew_of(queue: PgQueue, plan: Plan, engine: Engine, stopping: Event) -> Crew:
+    if any(task.is_transactional for task in queue.tasks.values()):
+        check_binds(queue.sessions, queue.engine)
     return Crew(
         engine=watched(engine),
         sessions=joining_sessions(queue.sessions, queue.engine),

@@ -7,16 +7,18 @@ passed on meanwhile it finds nothing, and everything the handler wrote rolls bac
 import asyncio
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session
 
 from pgqueue import async_session, execution, redaction
 from pgqueue.changed_sessions import close_if_changed
-from pgqueue.execution import CancelWins, Stale, Verdict
-from pgqueue.guests import TransactionEnded, told_by_server
+from pgqueue.execution import CancelWins, Replay, Stale, Verdict, never
+from pgqueue.guests import TransactionEnded, options_of, told_by_server
 from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import (
@@ -26,10 +28,13 @@ from pgqueue.unit_of_work import (
     joined_session,
     leave_autocommit,
     let_server_notice_loss,
+    limits_of,
     own_connection,
     set_now,
 )
+from pgqueue.worker.after_commit import tell_of_commit
 from pgqueue.worker.crew import Crew, Run
+from pgqueue.worker.replays import Replays
 from pgqueue.worker.workbench import STALE, WORDS
 
 if TYPE_CHECKING:
@@ -41,7 +46,7 @@ LOOK_FIRST_AFTER = 0.1
 LOOK_EVERY = 1.0
 LOOK_FOR = 60.0
 WAIT_FOR_CONNECTION = 0.5
-IDLE_MARGIN = timedelta(minutes=1)
+MARGIN = timedelta(minutes=1)
 
 
 class CommitUnknown(Exception):
@@ -58,6 +63,11 @@ def run_in_transaction(crew: Crew, run: Run) -> Outcome | None:
                 return _run_on(crew, run, connection)
             finally:
                 _leave(run, connection)
+    except Stale:
+        report_stale(crew, run.claimed)
+        return None
+    except CancelWins:
+        return Cancelled("")
     except CommitUnknown:
         return _after_unknown_commit(crew, run)
     except (DBAPIError, PoolTimeout) as error:
@@ -68,12 +78,17 @@ async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
     """The same on the event loop, with an AsyncSession."""
     try:
         async with crew.loop.engine.connect() as connection:
-            await connection.execution_options(isolation_level="READ COMMITTED")
+            await connection.execution_options(isolation_level=crew.isolation_level)
             await connection.run_sync(let_server_notice_loss)
             try:
                 return await _run_async_on(crew, run, connection)
             finally:
                 await connection.run_sync(lambda sync: _leave(run, sync))
+    except Stale:
+        report_stale(crew, run.claimed)
+        return None
+    except CancelWins:
+        return Cancelled("")
     except CommitUnknown:
         return await asyncio.to_thread(_after_unknown_commit, crew, run)
     except (DBAPIError, PoolTimeout) as error:
@@ -82,36 +97,76 @@ async def run_in_async_transaction(crew: Crew, run: Run) -> Outcome | None:
 
 def _leave(run: Run, connection: Connection) -> None:
     """Give a connection back for others to use; not one that may have been ended meanwhile."""
+    if run.session is not None:
+        run.session.close()
     if run.is_lost and not connection.closed and not connection.invalidated:
         connection.invalidate()
     close_if_changed(connection)
 
 
 def _run_on(crew: Crew, run: Run, connection: Connection) -> Outcome | None:
+    replays = Replays(crew, run, time_limits(run, connection))
     with run.on(connection):
-        begin_now(connection)
-        verdict = run_with_session(crew, run, connection)
-        return _complete(crew, run, connection, verdict)
+        while True:
+            replays.begin(connection)
+            try:
+                verdict = run_with_session(crew, run, connection, replays)
+                return _complete(crew, run, connection, verdict, replays)
+            except Replay as replay:
+                replays.prepare(connection, replay.__cause__)
+            time.sleep(replays.pause())
 
 
 async def _run_async_on(crew: Crew, run: Run, connection: "AsyncConnection") -> Outcome | None:
-    with run.on(await connection.run_sync(lambda sync: sync)):
-        await connection.run_sync(begin_now)
-        verdict = await _run_with_async_session(crew, run, connection)
-        return await connection.run_sync(lambda sync: _complete(crew, run, sync, verdict))
+    sync = await connection.run_sync(lambda sync: sync)
+    replays = Replays(crew, run, time_limits(run, sync))
+    with run.on(sync):
+        while True:
+            await connection.run_sync(replays.begin)
+            try:
+                verdict = await _run_with_async_session(crew, run, connection, replays)
+                complete = partial(_complete, crew, run, verdict=verdict, replays=replays)
+                return await connection.run_sync(complete)
+            except Replay as replay:
+                error = replay.__cause__
+                await connection.run_sync(replays.prepare, error)
+            await asyncio.sleep(replays.pause())
 
 
-def run_with_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
+def run_with_session(
+    crew: Crew, run: Run, connection: Connection, replays: Replays | None = None
+) -> Verdict:
     """Run a handler with a Session inside the transaction of this connection."""
-    with joined_session(crew.sessions, connection) as session:
-        run.begin()
-        return execution.run(
-            run.task,
-            run.claimed,
-            run.context(session),
-            around=crew.around,
-            write_pending=session.commit,
-        )
+    begin_again = begin_now if replays is None else replays.begin
+    session = joined_session(crew.sessions, connection, begin_again=begin_again)
+
+    def write_pending() -> None:
+        session.expire_on_commit = False  # for those who hear of the COMMIT
+        if session.in_transaction():
+            session.commit()
+
+    with options_of(crew.sessions.kw["bind"], connection):
+        try:
+            run.begin()
+            verdict = execution.run(
+                run.task,
+                run.claimed,
+                run.context(session),
+                around=crew.around,
+                write_pending=write_pending,
+                is_replayed=never if replays is None else replays.are_due,
+            )
+            _keep_session(run, session, verdict)
+            return verdict
+        finally:
+            if run.session is None:
+                session.close()
+
+
+def _keep_session(run: Run, session: Session, verdict: Verdict) -> None:
+    """Leave a Session open until the COMMIT: listeners may read there what it has expired."""
+    if verdict.keeps_writes and not session.in_transaction():
+        run.session = session
 
 
 def run_with_async_session(crew: Crew, run: Run, connection: Connection) -> Verdict:
@@ -124,27 +179,50 @@ def run_with_async_session(crew: Crew, run: Run, connection: Connection) -> Verd
 
 
 async def _run_with_async_session(
-    crew: Crew, run: Run, connection: "AsyncConnection | Connection"
+    crew: Crew,
+    run: Run,
+    connection: "AsyncConnection | Connection",
+    replays: Replays | None = None,
 ) -> Verdict:
-    async with async_session.joined_session(connection, begin_again=begin_now) as session:
-        run.begin()
-        return await execution.run_async(
-            run.task,
-            run.claimed,
-            run.context(session),
-            around=crew.around,
-            write_pending=session.commit,
-        )
+    begin_again = begin_now if replays is None else replays.begin
+    session = async_session.joined_session(crew.sessions, connection, begin_again=begin_again)
+
+    async def write_pending() -> None:
+        if session.in_transaction():
+            await session.commit()
+
+    sync: Any = getattr(connection, "sync_connection", connection)
+    with options_of(crew.sessions.kw["bind"], sync):
+        try:
+            run.begin()
+            verdict = await execution.run_async(
+                run.task,
+                run.claimed,
+                run.context(session),
+                around=crew.around,
+                write_pending=write_pending,
+                is_replayed=never if replays is None else replays.are_due,
+            )
+            _keep_session(run, session.sync_session, verdict)
+            return verdict
+        finally:
+            if run.session is None:
+                await asyncio.shield(asyncio.create_task(session.close()))
 
 
-def idle_limit(run: Run) -> str:
-    """What bounds the time that the server waits for this worker, as the first of a transaction."""
+def time_limits(run: Run, connection: Connection) -> str:
+    """What bounds a handler's transaction on the server.
+
+    The server ends the transaction of a worker that was frozen, but never within the task's own
+    timeout.  Empty for a task without one: then the server's own limits hold.
+    """
     timeout = run.task.settings.timeout
     if timeout is None:
-        return "SELECT"
-    # The server ends T for a worker that was frozen, but never within the task's own timeout.
-    milliseconds = int((timeout + IDLE_MARGIN).total_seconds() * 1000)
-    return f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds}"
+        return ""
+    milliseconds = int((timeout + MARGIN).total_seconds() * 1000)
+    limits = [f"SET LOCAL {name} = {milliseconds}" for name in limits_of(connection)]
+    # A limit on all of the transaction that runs already is not lengthened, but by way of none.
+    return "; ".join(["SET LOCAL transaction_timeout = 0"] * (len(limits) > 1) + limits)
 
 
 def commit(connection: Connection) -> None:
@@ -180,7 +258,9 @@ def was_committed(crew: Crew, run: Run) -> bool:
     return False
 
 
-def _complete(crew: Crew, run: Run, connection: Connection, verdict: Verdict) -> Outcome | None:
+def _complete(
+    crew: Crew, run: Run, connection: Connection, verdict: Verdict, replays: Replays
+) -> Outcome | None:
     """Settle in the transaction and commit it, if what was written is to be kept.
 
     What is returned is still to be settled.
@@ -202,17 +282,13 @@ def _complete(crew: Crew, run: Run, connection: Connection, verdict: Verdict) ->
         set_now(connection, AFTER_HANDLER)
         execution.complete(attempts, run.claimed, outcome, held=False)
         commit(connection)
-    except Stale:
-        transaction.rollback()
-        report_stale(crew, run.claimed)
-        return None
-    except CancelWins:
-        transaction.rollback()
-        return Cancelled("")
     except (DBAPIError, TransactionEnded) as error:
+        if replays.are_due(error):
+            raise Replay from error
         transaction.rollback()
         return execution.after_error(run.task, run.claimed, told_by_server(error))
     crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
+    tell_of_commit(crew, run)
     return None
 
 
@@ -233,6 +309,7 @@ def _after_broken_connection(crew: Crew, run: Run, error: Exception) -> Outcome:
 def _after_unknown_commit(crew: Crew, run: Run) -> Outcome | None:
     if was_committed(crew, run):
         crew.bench.settled_already(run.claimed, "succeeded")
+        tell_of_commit(crew, run)
         return None
     # If it was carried out after all, the lease is gone, and this is refused.
     lost = ConnectionError("the connection broke during COMMIT, which was not carried out")

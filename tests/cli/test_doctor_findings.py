@@ -94,11 +94,11 @@ def test_dead_rows_that_outnumber_the_living_are_named(engine: Engine, session: 
     assert detail.endswith("run VACUUM pgqueue.queues")
 
 
-@pytest.mark.parametrize("setting", ["statement_timeout", "idle_in_transaction_session_timeout"])
 def test_a_limit_of_the_server_below_that_of_a_task_is_named(
-    engine: Engine, session: Session, setting: str
+    engine: Engine, session: Session
 ) -> None:
     queue = PgQueue(engine)
+    setting = "statement_timeout"
     queue.task(name="quick", timeout=timedelta(seconds=2))(lambda: None)
     session.execute(text(f"SET LOCAL {setting} = '5s'"))
     assert setting not in {one.subject for one in of_server(queue, Health(session))}
@@ -111,6 +111,21 @@ def test_a_limit_of_the_server_below_that_of_a_task_is_named(
     assert detail.startswith("5 s for this role, and task slow runs for up to 2 minutes")
     assert f"ALTER ROLE ... SET {setting} = 0" in detail
     assert "task endless runs without a timeout" in endless
+
+
+def test_one_that_workers_raise_is_named_for_a_task_without_a_timeout(
+    engine: Engine, session: Session
+) -> None:
+    queue = PgQueue(engine)
+    setting = "idle_in_transaction_session_timeout"
+    queue.task(name="slow", timeout=timedelta(minutes=2))(lambda: None)
+    session.execute(text(f"SET LOCAL {setting} = '5s'"))
+    assert setting not in {one.subject for one in of_server(queue, Health(session))}
+
+    queue.task(name="endless")(lambda: None)
+
+    detail = about(setting, of_server(queue, Health(session)))
+    assert detail.startswith("5 s for this role, and task endless runs without a timeout")
 
 
 @pytest.mark.parametrize("value", ["1500", "1500ms", "1.5s"])

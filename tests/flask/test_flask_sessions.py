@@ -422,3 +422,51 @@ def test_a_job_may_enqueue_by_db_session_and_by_delay(
         tasks = db.session.scalars(select(Job.task).order_by(Job.id)).all()
 
     assert tasks == ["first", "last"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_listeners_to_after_commit_hear_of_the_commit_of_the_job_in_its_app(
+    app: Flask, queue: PgQueue, mode: str, database_url: str, kind: str
+) -> None:
+    """A search index, say, whose client is the app's."""
+    heard: list[tuple[str, list[str], list[str]]] = []
+
+    def collect(session: Session, *_: Any) -> None:
+        session.info["changed"] = [note for note in session.new if isinstance(note, Note)]
+
+    def index(session: Session) -> None:
+        assert db.session() is session
+        changed = [note.word for note in session.info.pop("changed", [])]
+        heard.append((current_app.name, changed, words_in(database_url)))
+
+    if kind == "sync":
+
+        @queue.task(name="write", retry=NEVER)
+        def write(session: Session, fails: bool) -> None:
+            db.session.add(Note(word="indexed"))
+            db.session.commit()
+            if fails:
+                raise ValueError("after the commit")
+
+    else:
+
+        @queue.task(name="write", retry=NEVER)
+        async def write(session: AsyncSession, fails: bool) -> None:
+            db.session.add(Note(word="indexed"))
+            await session.commit()
+            if fails:
+                raise ValueError("after the commit")
+
+    event.listen(db.session, "before_commit", collect)
+    event.listen(db.session, "after_commit", index)
+    try:
+        with app.app_context():
+            write.delay(True)
+            write.delay(False)
+            counts = work(app, queue, mode, concurrency=1)
+    finally:
+        event.remove(db.session, "before_commit", collect)
+        event.remove(db.session, "after_commit", index)
+
+    assert counts == {"failed": 1, "succeeded": 1}
+    assert heard == [(app.name, ["indexed"], ["indexed"])]

@@ -1,7 +1,7 @@
 """The rules of the house that no linter knows.
 
 The floors themselves are contracts of import-linter, in pyproject.toml; it cannot name a
-subpackage of an external package, and counts no lines.
+subpackage of an external package, and measures no function.
 """
 
 import ast
@@ -15,9 +15,6 @@ import pgqueue
 
 PACKAGE = Path(pgqueue.__file__).parent
 ASYNC_DOOR = PACKAGE / "async_session.py"
-
-LONGEST_MODULE = 400
-"""Lines of a file, all of them."""
 
 LONGEST_FUNCTION = 30
 """Lines that hold code: neither the docstring, nor comments, nor empty lines, nor decorators."""
@@ -50,11 +47,6 @@ def test_no_module_is_named_after_the_standard_library(module: Path) -> None:
     name = module.parent.name if module.name == "__init__.py" else module.stem
 
     assert name == "__main__" or name not in sys.stdlib_module_names
-
-
-@EVERY_MODULE
-def test_no_module_is_longer_than_400_lines(module: Path) -> None:
-    assert len(module.read_text("utf-8").splitlines()) <= LONGEST_MODULE
 
 
 @EVERY_MODULE

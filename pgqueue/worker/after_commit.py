@@ -1,0 +1,37 @@
+"""Tells an application's ``after_commit`` listeners of the COMMIT of a job."""
+
+from collections.abc import Callable
+
+from sqlalchemy.orm import Session
+
+from pgqueue import redaction
+from pgqueue.guests import listeners_to_commit
+from pgqueue.worker.crew import Crew, Run
+
+logger = redaction.logger(__name__)
+
+
+def tell_of_commit(crew: Crew, run: Run) -> None:
+    """Call the ``after_commit`` listeners of a handler's Session, as the COMMIT was carried out.
+
+    In what surrounds a handler, and only if there are any.  Their errors change no outcome.
+    """
+    session = run.session
+    if session is None or not (listeners := listeners_to_commit(session)):
+        return
+    try:
+        with crew.around(run.context(session)):
+            for listener in listeners:
+                _call(listener, run, session)
+    except BaseException:  # what surrounds a handler is the application's
+        logger.exception("job %d: around its after_commit listeners", run.claimed.job_id)
+    session.close()
+
+
+def _call(listener: Callable[[Session], None], run: Run, session: Session) -> None:
+    try:
+        listener(session)
+    except BaseException:  # a listener may raise what it likes, as a handler may
+        logger.exception(
+            "job %d: it is committed, and a listener to after_commit has failed", run.claimed.job_id
+        )

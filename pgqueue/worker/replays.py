@@ -1,0 +1,78 @@
+"""Replays: a handler whose transaction could not be serialized runs again, in the same attempt."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+from sqlalchemy import Connection
+
+from pgqueue import redaction
+from pgqueue.execution import CancelWins, Stale
+from pgqueue.repository import Attempts
+from pgqueue.unit_of_work import GUARD, begin_now
+from pgqueue.worker.crew import Crew, Run
+
+logger = redaction.logger(__name__)
+
+SERIALIZATION_FAILURE = "40001"
+DEADLOCK = "40P01"
+MOST = 5
+FIRST_PAUSE = 0.02
+"""Seconds; twice as long each time."""
+
+
+class Replays:
+    """The transaction of one attempt in lease mode, and how often it may begin again.
+
+    A job with one attempt to lose is not replayed: to say ``max_attempts=1`` is to say that its
+    handler must not start twice.
+    """
+
+    def __init__(self, crew: Crew, run: Run, settings: str) -> None:
+        self._crew = crew
+        self._run = run
+        self._most = MOST if run.claimed.max_attempts > 1 else 0
+        self._done = 0
+        self.begin: Callable[[Connection], None] = partial(
+            begin_now,
+            settings=f"{settings}; {GUARD}" if settings else GUARD,
+            isolation_level=crew.isolation_level,
+        )
+
+    def are_due(self, error: BaseException) -> bool:
+        """Whether an error says that the transaction would have succeeded at another moment."""
+        if self._run.is_lost:
+            return False
+        state = getattr(getattr(error, "orig", None), "sqlstate", None)
+        return state in (SERIALIZATION_FAILURE, DEADLOCK) and self._done < self._most
+
+    def prepare(self, connection: Connection, error: BaseException | None) -> None:
+        """End the transaction that has failed, before the next; raises Stale or CancelWins.
+
+        In REPEATABLE READ a transaction fails at rows that others have changed since it began.
+        That may have been the rescue of its lease, or the cancel of its job: then its handler is
+        not to run again.
+        """
+        self._run.forget_session()
+        connection.rollback()
+        attempts = Attempts(connection, self._crew.presence.worker_id)
+        is_cancelled = attempts.is_cancelled(self._run.claimed)
+        connection.rollback()
+        if is_cancelled is None:
+            raise Stale
+        if is_cancelled:
+            raise CancelWins
+        self._done += 1
+        logger.info(
+            "job %d %s: attempt %d begins again (%d of %d): %s",
+            self._run.claimed.job_id,
+            self._run.task.name,
+            self._run.claimed.attempt,
+            self._done,
+            self._most,
+            getattr(error, "orig", error),
+        )
+
+    def pause(self) -> float:
+        """Seconds to wait, so that those who have met do not meet again."""
+        return FIRST_PAUSE * 2.0**self._done * random.uniform(0.25, 0.5)  # noqa: S311  # no secret

@@ -1,0 +1,255 @@
+"""Listeners to ``after_commit`` hear of the COMMIT of a job, once, and of nothing before it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from worker_rig import MODES
+
+from pgqueue import Cancel, JobContext, PgQueue, Retry, Worker
+
+
+class Base(DeclarativeBase): ...
+
+
+class Note(Base):
+    __tablename__ = "notes"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    word: Mapped[str]
+
+
+class Searchable(Session):
+    """Collects what is flushed, and brings it to a search index when it is committed."""
+
+
+@event.listens_for(Searchable, "after_flush")
+def _collect(session: Session, _: Any) -> None:
+    session.info.setdefault("changed", []).extend(session.new)
+
+
+@event.listens_for(Searchable, "after_commit")
+def _index(session: Session) -> None:
+    INDEX.append([note.word for note in session.info.pop("changed", [])])
+
+
+@event.listens_for(Searchable, "after_rollback")
+def _forget(session: Session) -> None:
+    session.info.pop("changed", None)
+
+
+INDEX: list[list[str]] = []
+NEVER = Retry.never()
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["sync", "async"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def queue(engine: Engine) -> PgQueue:
+    Base.metadata.create_all(engine)
+    INDEX.clear()
+    return PgQueue(sessionmaker(engine, class_=Searchable))
+
+
+def task_of(queue: PgQueue, kind: str, act: Callable[..., Any], **options: Any) -> Any:
+    options = {"name": act.__name__, "retry": NEVER, **options}
+    if kind == "sync":
+
+        def sync(session: Session, ctx: JobContext) -> Any:
+            return act(session, ctx)
+
+        return queue.task(**options)(sync)
+
+    async def on_loop(session: AsyncSession, ctx: JobContext) -> Any:
+        return await session.run_sync(act, ctx)
+
+    return queue.task(**options)(on_loop)
+
+
+def run(queue: PgQueue, kind: str, mode: str, act: Callable[..., Any]) -> dict[str, int]:
+    task_of(queue, kind, act).delay()
+    return Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=20)
+
+
+def words(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.scalars(text("SELECT word FROM notes ORDER BY id")))
+
+
+def test_once_after_the_commit_however_often_the_handler_commits(
+    engine: Engine, queue: PgQueue, mode: str, kind: str
+) -> None:
+    seen_inside: list[int] = []
+    committed: list[list[str]] = []
+
+    def act(session: Session, _: JobContext) -> None:
+        session.add(Note(word="first"))
+        session.commit()
+        with session.begin_nested():
+            session.add(Note(word="second"))
+        session.commit()
+        seen_inside.append(len(INDEX))
+        session.add(Note(word="pending"))
+        event.listen(session, "after_commit", lambda _: committed.append(words(engine)))
+
+    assert run(queue, kind, mode, act) == {"succeeded": 1}
+    assert seen_inside == [0]
+    assert INDEX == [["first", "second", "pending"]]
+    assert committed == [["first", "second", "pending"]], "another transaction sees it"
+
+
+def test_also_after_a_commit_at_the_end_that_has_expired_what_they_read(
+    queue: PgQueue, mode: str, kind: str
+) -> None:
+    def act(session: Session, _: JobContext) -> None:
+        session.add(Note(word="committed by the handler"))
+        session.commit()
+
+    assert run(queue, kind, mode, act) == {"succeeded": 1}
+    assert INDEX == [["committed by the handler"]]
+
+
+def test_of_what_was_rolled_back_they_hear_nothing(queue: PgQueue, mode: str, kind: str) -> None:
+    def act(session: Session, _: JobContext) -> None:
+        session.add(Note(word="rolled back"))
+        session.flush()
+        session.rollback()
+        session.add(Note(word="kept"))
+
+    assert run(queue, kind, mode, act) == {"succeeded": 1}
+    assert INDEX == [["kept"]]
+
+
+@pytest.mark.parametrize("ending", ["raises", "cancelled", "stale", "by its constraint"])
+def test_never_when_nothing_was_committed(
+    engine: Engine, queue: PgQueue, mode: str, kind: str, ending: str
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE parents (id int PRIMARY KEY)"))
+        late = "REFERENCES parents DEFERRABLE INITIALLY DEFERRED"
+        connection.execute(text(f"CREATE TABLE children (parent int {late})"))
+
+    def act(session: Session, ctx: JobContext) -> None:
+        session.add(Note(word="phantom"))
+        session.commit()
+        if ending == "raises":
+            raise ValueError("after its commit")
+        if ending == "by its constraint":
+            session.execute(text("INSERT INTO children VALUES (7)"))
+            session.commit()
+        with Session(engine) as other, other.begin():
+            if ending == "cancelled":
+                queue.cancel(other, ctx.job_id)
+            if ending == "stale":
+                other.execute(text("DELETE FROM pgqueue.leases"))
+
+    word = {"cancelled": "cancelled", "stale": "stale"}.get(ending, "failed")
+    if (mode, ending) == ("transaction", "stale"):
+        pytest.skip("its message is back when T ends, and the job runs again")
+    assert run(queue, kind, mode, act) == {word: 1}
+    assert (INDEX, words(engine)) == ([], [])
+
+
+def test_when_a_wish_is_returned_and_what_was_written_kept(
+    queue: PgQueue, mode: str, kind: str
+) -> None:
+    def act(session: Session, _: JobContext) -> Cancel:
+        session.add(Note(word="kept"))
+        return Cancel("and yet")
+
+    assert run(queue, kind, mode, act) == {"cancelled": 1}
+    assert INDEX == [["kept"]]
+
+
+def test_each_of_a_batch_hears_after_the_one_commit(
+    engine: Engine, queue: PgQueue, kind: str
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def write(session: Session, ctx: JobContext) -> None:
+        session.add(Note(word=str(ctx.job_id)))
+        session.commit()
+        seen.append((len(INDEX), len(words(engine))))
+        if ctx.job_id == 2:
+            raise ValueError("one of them")
+
+    task = task_of(queue, kind, write)
+    with queue.session() as session, session.begin():
+        task.enqueue_many(session, [()] * 3)
+    INDEX.clear()
+
+    worker = Worker(queue, mode="transaction", batch=3, concurrency=1)
+    counts = worker.run_until_empty(timeout=20)
+
+    assert counts == {"succeeded": 2, "failed": 1}
+    assert seen == [(0, 0)] * 3
+    assert INDEX == [["1"], ["3"]]
+
+
+def test_their_errors_change_no_outcome(
+    queue: PgQueue, mode: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def act(session: Session, _: JobContext) -> None:
+        def fail(_: Session) -> None:
+            raise SystemExit("in a listener")
+
+        event.listen(session, "after_commit", fail, insert=True)
+        session.add(Note(word="kept"))
+
+    assert run(queue, kind, mode, act) == {"succeeded": 1}
+    assert INDEX == [["kept"]]
+    assert "a listener to after_commit has failed" in caplog.text
+
+
+def test_they_are_called_in_what_surrounds_handlers(
+    engine: Engine, queue: PgQueue, mode: str, kind: str
+) -> None:
+    depth: list[str] = []
+    heard: list[list[str]] = []
+
+    class Surrounded(PgQueue):
+        def around_jobs(self) -> Any:
+            @contextmanager
+            def around(_: JobContext) -> Iterator[None]:
+                depth.append("in")
+                yield
+                depth.pop()
+
+            return around
+
+    surrounded = Surrounded(sessionmaker(engine, class_=Searchable))
+
+    def act(session: Session, _: JobContext) -> None:
+        event.listen(session, "after_commit", lambda _: heard.append(list(depth)))
+        session.add(Note(word="kept"))
+
+    assert run(surrounded, kind, mode, act) == {"succeeded": 1}
+    assert heard == [["in"]]
+
+
+def test_an_object_changed_after_the_last_commit_is_written(
+    engine: Engine, queue: PgQueue, mode: str, kind: str
+) -> None:
+    def act(session: Session, _: JobContext) -> None:
+        session.expire_on_commit = False
+        kept, gone = Note(word="first"), Note(word="second")
+        session.add_all([kept, gone])
+        session.commit()
+        kept.word = "changed"
+        if kind == "sync":
+            session.delete(gone)
+
+    assert run(queue, kind, mode, act) == {"succeeded": 1}
+    assert words(engine) == (["changed"] if kind == "sync" else ["changed", "second"])
