@@ -1,9 +1,12 @@
 """How soon each end of a connection gives the other up when the network between them is cut."""
 
+import os
 import select
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 import psycopg
 
@@ -47,6 +50,32 @@ def notice_loss_of_server(fileno: int, settings: Mapping[str, str]) -> None:
                 wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), int(settings[name]))
     finally:
         wire.detach()  # it is the driver's
+
+
+_not_for_children: WeakSet[psycopg.BaseConnection[Any]] = WeakSet()
+
+
+def keep_from_children(driver: psycopg.BaseConnection[Any]) -> None:
+    """Close this connection's socket in every process that is forked from this one.
+
+    A child that outlives a worker would keep the worker's connections alive: the server would see
+    no end of them, and leave the worker's locks where they are.
+    """
+    _not_for_children.add(driver)
+
+
+def _leave_sockets_to_parent() -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for driver in list(_not_for_children):
+        with suppress(psycopg.Error, OSError):  # it is closed
+            # Nothing is sent, as it is the parent's.  And the number stays taken: the driver will
+            # close it some day, and it must not be that of another file by then.
+            os.dup2(nothing, driver.fileno(), inheritable=False)
+    os.close(nothing)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_sockets_to_parent)
 
 
 def has_ended(driver: psycopg.BaseConnection[Any]) -> bool:

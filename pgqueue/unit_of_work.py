@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from pgqueue import redaction
 from pgqueue.changed_sessions import CHANGED
 from pgqueue.guests import ENDED, TransactionEnded, be_guest
-from pgqueue.network import BRIEF, NETWORK, notice_loss_of_server
+from pgqueue.network import BRIEF, NETWORK, keep_from_children, notice_loss_of_server
 from pgqueue.statements.tables import SEARCH_PATH
 
 logger = redaction.logger(__name__)
@@ -146,7 +146,8 @@ def _get_to_know(engine: Engine) -> None:
 
 def configure(connection: Connection, settings: Mapping[str, str]) -> None:
     """Set what the server lets us set; what it does not know, it does without."""
-    notice_loss_of_server(driver_connection(connection).fileno(), settings)
+    keep_from_children(driver := driver_connection(connection))
+    notice_loss_of_server(driver.fileno(), settings)
     for name, value in settings.items():
         try:
             connection.exec_driver_sql("SELECT pg_catalog.set_config(%s, %s, false)", (name, value))
