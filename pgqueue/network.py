@@ -52,6 +52,25 @@ def notice_loss_of_server(fileno: int, settings: Mapping[str, str]) -> None:
         wire.detach()  # it is the driver's
 
 
+LONGEST_NAME = 63
+"""Bytes of an ``application_name`` that PostgreSQL keeps."""
+
+
+def name_of_connection(driver: psycopg.BaseConnection[Any], purpose: str) -> dict[str, str]:
+    """How a connection of a worker is named: which worker, and what for.
+
+    Behind the name that the application has given to its connections, if it has.
+    """
+    if not purpose:
+        return {}
+    theirs = driver.info.parameter_status("application_name") or "pgqueue"
+    host = socket.gethostname()
+    rest = f" worker :{os.getpid()} {purpose}"
+    room = max(LONGEST_NAME - len(rest) - len(theirs.encode()), 0)
+    name = f"{theirs} worker {host[:room]}:{os.getpid()} {purpose}"
+    return {"application_name": name}
+
+
 _not_for_children: WeakSet[psycopg.BaseConnection[Any]] = WeakSet()
 
 

@@ -17,7 +17,7 @@ A_WORKER = text(
     "INSERT INTO pgqueue.workers (id, hostname, pid, backend_pid, queues, slots)"
     " VALUES (gen_random_uuid(), 'elsewhere', 1, 0, '[]', 1)"
 )
-OURS = "application_name = 'witness' AND datname = current_database()"
+OURS = "application_name LIKE 'witness worker % heartbeat' AND datname = current_database()"
 HAS_LOOKED = text(
     f"SELECT pid FROM pg_stat_activity WHERE {OURS} AND query_start > backend_start + '0.3 s'"
 )
