@@ -143,7 +143,7 @@ class Judge:
         self._query(
             "F9: no transaction is left open",
             "SELECT pid, application_name, state FROM pg_stat_activity"
-            f" WHERE application_name = ANY('{{{','.join(names)}}}')"
+            f" WHERE split_part(application_name, ' ', 1) = ANY('{{{','.join(names)}}}')"
             " AND datname = current_database()"
             " AND state LIKE 'idle in transaction%'"
             " AND clock_timestamp() - state_change > interval '5 seconds'",

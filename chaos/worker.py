@@ -20,7 +20,7 @@ from sqlalchemy import create_engine
 from chaos import plants
 from chaos.chores import queue
 from pgqueue import Worker, maintenance, network, unit_of_work
-from pgqueue.worker import settler, suspects
+from pgqueue.worker import settler, suspects, upkeep
 
 CLONE_NEWNET = 0x40000000
 """Of Linux's sched.h; os.setns came with Python 3.12."""
@@ -32,6 +32,7 @@ NETWORKS = (
     settler.SETTLING,
     unit_of_work.HANDLING,
     unit_of_work.UPKEEP,
+    upkeep.HOUSEKEEPING,
 )
 
 

@@ -1,9 +1,12 @@
 """How soon each end of a connection gives the other up when the network between them is cut."""
 
+import os
 import select
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 import psycopg
 
@@ -47,6 +50,51 @@ def notice_loss_of_server(fileno: int, settings: Mapping[str, str]) -> None:
                 wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), int(settings[name]))
     finally:
         wire.detach()  # it is the driver's
+
+
+LONGEST_NAME = 63
+"""Bytes of an ``application_name`` that PostgreSQL keeps."""
+
+
+def name_of_connection(driver: psycopg.BaseConnection[Any], purpose: str) -> dict[str, str]:
+    """How a connection of a worker is named: which worker, and what for.
+
+    Behind the name that the application has given to its connections, if it has.
+    """
+    if not purpose:
+        return {}
+    theirs = driver.info.parameter_status("application_name") or "pgqueue"
+    host = socket.gethostname()
+    rest = f" worker :{os.getpid()} {purpose}"
+    room = max(LONGEST_NAME - len(rest) - len(theirs.encode()), 0)
+    name = f"{theirs} worker {host[:room]}:{os.getpid()} {purpose}"
+    return {"application_name": name}
+
+
+_not_for_children: WeakSet[psycopg.BaseConnection[Any]] = WeakSet()
+
+
+def keep_from_children(driver: psycopg.BaseConnection[Any]) -> None:
+    """Close this connection's socket in every process that is forked from this one.
+
+    A child that outlives a worker would keep the worker's connections alive: the server would see
+    no end of them, and leave the worker's locks where they are.
+    """
+    _not_for_children.add(driver)
+
+
+def _leave_sockets_to_parent() -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for driver in list(_not_for_children):
+        with suppress(psycopg.Error, OSError):  # it is closed
+            # Nothing is sent, as it is the parent's.  And the number stays taken: the driver will
+            # close it some day, and it must not be that of another file by then.
+            os.dup2(nothing, driver.fileno(), inheritable=False)
+    os.close(nothing)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_sockets_to_parent)
 
 
 def has_ended(driver: psycopg.BaseConnection[Any]) -> bool:

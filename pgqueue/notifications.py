@@ -154,7 +154,8 @@ class Listener:
         if not self._enabled or time.monotonic() < self._retry_at:
             return False
         with self._surviving():
-            self._connection = self._resources.enter_context(own_connection(self._engine, OWN))
+            opened = own_connection(self._engine, OWN, purpose="listener")
+            self._connection = self._resources.enter_context(opened)
             self._ask(f"LISTEN {CHANNEL}")
             self._heard_at = time.monotonic()
         return self._connection is not None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any
 
 import psycopg
@@ -14,7 +15,13 @@ from sqlalchemy.orm import Session, sessionmaker
 from pgqueue import redaction
 from pgqueue.changed_sessions import CHANGED
 from pgqueue.guests import ENDED, TransactionEnded, be_guest
-from pgqueue.network import BRIEF, NETWORK, notice_loss_of_server
+from pgqueue.network import (
+    BRIEF,
+    NETWORK,
+    keep_from_children,
+    name_of_connection,
+    notice_loss_of_server,
+)
 from pgqueue.statements.tables import SEARCH_PATH
 
 logger = redaction.logger(__name__)
@@ -123,8 +130,12 @@ def own_connection(
     settings: Mapping[str, str],
     *,
     isolation_level: IsolationLevel = "AUTOCOMMIT",
+    purpose: str = "",
 ) -> Iterator[Connection]:
-    """A connection that is taken out of the pool, set up, and closed at the end."""
+    """A connection that is taken out of the pool, set up, and closed at the end.
+
+    ``purpose``: what a worker has it for, for its name in ``pg_stat_activity``.
+    """
     # From a pool of its own: handlers that hold all of the application's must not keep a worker
     # from its heartbeat.
     _get_to_know(engine)
@@ -132,7 +143,8 @@ def own_connection(
     with private.connect() as connection:
         connection.execution_options(isolation_level=isolation_level)
         connection.detach()
-        configure(connection, settings)
+        name = name_of_connection(driver_connection(connection), purpose)
+        configure(connection, {**settings, **name})
         yield connection
 
 
@@ -149,16 +161,26 @@ def _get_to_know(engine: Engine) -> None:
 
 def configure(connection: Connection, settings: Mapping[str, str]) -> None:
     """Set what the server lets us set; what it does not know, it does without."""
-    notice_loss_of_server(driver_connection(connection).fileno(), settings)
-    for name, value in settings.items():
-        try:
-            connection.exec_driver_sql("SELECT pg_catalog.set_config(%s, %s, false)", (name, value))
-            connection.commit()
-        except DBAPIError as error:
-            if error.connection_invalidated:
-                raise
-            connection.rollback()
-            logger.info("the server does not accept %s = %s: %s", name, value, error.orig)
+    keep_from_children(driver := driver_connection(connection))
+    notice_loss_of_server(driver.fileno(), settings)
+    if settings and not _set(connection, settings):
+        for name, value in settings.items():
+            _set(connection, {name: value})
+
+
+def _set(connection: Connection, settings: Mapping[str, str]) -> bool:
+    """All in one round trip, or none; whether the server has accepted them."""
+    calls = ", ".join(["pg_catalog.set_config(%s, %s, false)"] * len(settings))
+    try:
+        connection.exec_driver_sql(f"SELECT {calls}", tuple(chain(*settings.items())))
+        connection.commit()
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise
+        connection.rollback()
+        logger.info("the server does not accept one of %s: %s", list(settings), error.orig)
+        return False
+    return True
 
 
 def let_server_notice_loss(connection: Connection) -> None:

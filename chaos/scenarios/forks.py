@@ -7,12 +7,47 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 
+from chaos.chores import LOOK_EVERY, is_open, note, queue
+from chaos.fleet import Program
+from chaos.history import END, START
 from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
 from chaos.stage import Stage
-from pgqueue import PgQueue
+from pgqueue import JobContext, PgQueue
+
+ORPHAN_LIVES = 15.0
+"""Seconds; an orphan that nobody ends keeps what it has inherited for so long."""
+
+
+@queue.task
+def leave_an_orphan(ctx: JobContext, gate: str) -> int:
+    """Forks a child that outlives this process, at its first attempt."""
+    if ctx.attempt == 1:
+        _fork_a_child()
+    note(START, ctx)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+    note(END, ctx)
+    return ctx.attempt
+
+
+def _fork_a_child() -> None:
+    """As multiprocessing does; not by it, which refuses in a process that it has forked itself."""
+    if os.fork() == 0:
+        time.sleep(ORPHAN_LIVES)
+        os._exit(0)
+
+
+@plant
+def orphans_keep_the_sockets(patch: Patch) -> None:
+    """A forked child keeps the sockets of the worker's connections open."""
+    from pgqueue import unit_of_work
+
+    patch.set(unit_of_work, "keep_from_children", lambda _driver: None)
 
 
 @plant
@@ -69,6 +104,41 @@ def forks_in_the_middle(stage: Stage, size: Size) -> None:
     stage.until_ended()
     fleet.stop()
     stage.judge()
+
+
+@scenario(
+    promises="P4",
+    research="T30",
+    full=Size(jobs=20, faults=5),
+    short=Size(jobs=4, faults=1),
+    planted={"orphans_keep_the_sockets": "not within .* s: .* claimable"},
+    programs=("linux",),
+)
+def orphans_of_a_killed_worker(stage: Stage, size: Size) -> None:
+    """kill -9 of a worker whose handlers have forked: its orphans do not hold up the rescue."""
+    for number in range(size.faults):
+        count = size.jobs // size.faults
+        jobs = stage.enqueue(leave_an_orphan, [(f"go{number}",)] * count)
+        # A program: of a process that multiprocessing has forked, the orphans hide the end.
+        options = {"mode": "lease", "concurrency": count}
+        victim = Program(stage, stage.next_name(), stage.url, options)
+        stage.members.append(victim)
+        stage.until_started(*jobs)
+        watcher = stage.fleet("lease", 1, concurrency=count)
+        watcher.until_registered()
+        victim.kill()
+        stage.count("kills")
+        held = partial(stage.scalar, HELD_BY, pid=victim.pid)
+        stage.until(lambda: held() == 0, seconds=5, what="its jobs are claimable")  # noqa: B023
+        stage.open(f"go{number}")
+        stage.until_ended()
+        watcher.stop()
+    stage.judge()
+
+
+HELD_BY = """
+    SELECT count(*) FROM pgqueue.leases JOIN pgqueue.workers ON id = worker_id WHERE pid = :pid
+"""
 
 
 def _nobody_shares(stage: Stage) -> bool:

@@ -24,7 +24,7 @@ LATE = ("its result is not kept: too late", "its lease had passed on")
 HOLDERS = """
     SELECT activity.pid FROM pg_stat_activity AS activity JOIN pg_locks USING (pid)
     WHERE relation = 'pgqueue.message_queue'::regclass AND mode = 'RowShareLock'
-    AND application_name = :name
+    AND split_part(application_name, ' ', 1) = :name
 """
 HOLD_HEARTBEATS = text("LOCK TABLE pgqueue.workers IN SHARE ROW EXCLUSIVE MODE")
 """Not the row alone: the beat of one that was declared dead finds none, and waits for no lock."""

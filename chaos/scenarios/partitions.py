@@ -247,7 +247,9 @@ def _come_back(stage: Stage, host: FarHost, fleet: Fleet, far: Member) -> None:
     fleet.stop()
     stage.expect(stage.scalar("SELECT spent FROM purse") == 1, "the purse was paid from twice")
     # Where the network was cut in the middle of a claim, the server asks a last time.
-    its_own = "SELECT count(*) FROM pg_stat_activity WHERE application_name = :name"
+    its_own = (
+        "SELECT count(*) FROM pg_stat_activity WHERE split_part(application_name, ' ', 1) = :name"
+    )
     stage.until(lambda: stage.scalar(its_own, name=far.name) == 0, what="the server has noticed")
     stage.judge()
 

@@ -26,6 +26,7 @@ from chaos.under_load import (
     standing_still,
     until_all_say,
 )
+from pgqueue import maintenance
 
 LATE_TO_DISK = {"wal_writer_delay": "10s"}
 """What nobody waits for is written late: a commit that was acknowledged too early can be seen."""
@@ -46,7 +47,7 @@ def commits_are_acknowledged_early(patch: Patch) -> None:
 @plant
 def witness_outlives_its_connection(patch: Patch) -> None:
     """A rescuer goes on to count, on a new connection, the time it has not seen."""
-    from pgqueue.worker import upkeep
+    from pgqueue.worker import heartbeat
 
     kept: list[Any] = []
 
@@ -54,7 +55,8 @@ def witness_outlives_its_connection(patch: Patch) -> None:
         kept[:] = kept or [first()]
         return kept[0]
 
-    first = patch.set(upkeep, "Witness", witness)
+    first = patch.set(heartbeat, "Witness", witness)
+    patch.set(maintenance, "LONGEST_STEP", float("inf"))
 
 
 @plant

@@ -16,9 +16,12 @@ BACKLOG = 300
 
 TASKS = (chores.call, chores.call_async, chores.pay, chores.pay_async)
 
-CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = :name"
+CONNECTIONS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE split_part(application_name, ' ', 1) = :name"
+)
 TERMINATE = """
-    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = :name
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE split_part(application_name, ' ', 1) = :name
 """
 KILLS = 4
 """At least, however slow the machine is: or it would show nothing in its short form."""

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from threading import Thread
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
-from chaos.chores import AT_ONCE, LOOK_EVERY, call, call_async, is_open, note, pay, queue
+from chaos.chores import (
+    AT_ONCE,
+    LOOK_EVERY,
+    call,
+    call_async,
+    is_open,
+    note,
+    pay,
+    queue,
+    wait,
+    worker_name,
+)
 from chaos.history import END, START
 from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
 from chaos.stage import Stage
-from pgqueue import JobContext
+from pgqueue import JobContext, maintenance
+from pgqueue.unit_of_work import backend_pid
 
 MODES = ("lease", "transaction")
 
@@ -28,11 +45,12 @@ async def block_the_loop(ctx: JobContext, gate: str) -> int:
 
 @plant
 def heart_beats_by_the_claims(patch: Patch) -> None:
-    """A heartbeat asks the table of messages first, as a claim does."""
+    """The heartbeats of some workers ask the table of messages first, as a claim does."""
     from pgqueue.repository import Fleet
 
     def beat(self, worker_id):  # type: ignore[no-untyped-def]
-        self._executor.execute(text("SELECT id FROM pgqueue.message_queue LIMIT 1"))
+        if worker_name() == "w1":
+            self._executor.execute(text("SELECT id FROM pgqueue.message_queue LIMIT 1"))
         return alone(self, worker_id)
 
     alone = patch.set(Fleet, "beat", beat)
@@ -61,6 +79,25 @@ def heart_beats_on_the_event_loop(patch: Patch) -> None:
     by_thread = patch.set(Heartbeat, "_beat", beat)
 
 
+@plant
+def hearts_of_some_look_for_cancels(patch: Patch) -> None:
+    """The heartbeats of some workers also read the table of jobs, for requests to cancel."""
+    from pgqueue.repository import Fleet
+
+    def beat(self, worker_id):  # type: ignore[no-untyped-def]
+        if worker_name() in ("w1", "w3"):
+            self._executor.execute(text("SELECT id FROM pgqueue.jobs LIMIT 1"))
+        return alone(self, worker_id)
+
+    alone = patch.set(Fleet, "beat", beat)
+
+
+@plant
+def time_not_seen_counts(patch: Patch) -> None:
+    """A witness that has stood still takes what it sees then for unchanged all the time."""
+    patch.set(maintenance, "LONGEST_STEP", float("inf"))
+
+
 @scenario(
     promises="P1 P4",
     research="T16",
@@ -83,6 +120,119 @@ def claims_wedged(stage: Stage, size: Size) -> None:
     for task in (call, call_async, pay):
         stage.enqueue(task, [(1,)] * (size.jobs // 3))
     stage.until_ended()
+    for fleet in fleets:
+        fleet.stop()
+    stage.judge()
+
+
+LOCKS = tuple(
+    (table, mode, behind_reader)
+    for mode, behind_reader in (
+        ("ACCESS EXCLUSIVE", True),
+        ("SHARE", False),
+        ("ACCESS EXCLUSIVE", False),
+    )
+    for table in (
+        *("jobs", "workers", "queues", "message_queue", "leases"),
+        *("job_attempts", "dead_letters", "schema_version"),
+    )
+)
+"""What a migration, a VACUUM FULL or a CREATE INDEX takes; and waits for, behind a report."""
+WORST = (("jobs", "ACCESS EXCLUSIVE", True), ("workers", "SHARE", False))
+
+
+@scenario(
+    promises="P1 P4",
+    research="T16",
+    full=Size(jobs=20, faults=len(LOCKS), seconds=2),
+    long=Size(jobs=20, faults=len(LOCKS), seconds=maintenance.SLOW_GRACE.total_seconds()),
+    short=Size(jobs=6, faults=len(WORST), seconds=1.5),
+    planted={"hearts_of_some_look_for_cancels": "were declared dead, and all were well"},
+)
+def tables_locked(stage: Stage, size: Size) -> None:
+    """Each of our tables is locked for longer than the grace: nobody dies, nothing starts twice.
+
+    One worker of each mode is busy, another idle, and jobs are in each state of their lives.
+    """
+    fleets = [stage.fleet(mode, 2, slow_grace=size.seconds) for mode in MODES]
+    for fleet in fleets:
+        fleet.until_registered()
+    stage.until_started(*stage.enqueue(wait, [("go",)] * 6))
+    locks = WORST if size.faults == len(WORST) else LOCKS
+    for table, mode, behind_reader in locks:
+        jobs = stage.enqueue(call, [(100,)] * size.jobs)
+        stage.until(lambda: stage.history(START), what="they run")
+        with _locked(stage, table, mode, behind_reader=behind_reader):
+            stage.count("locks")
+            _let_pass(stage, size.seconds + 1.5)
+        _nobody_is_dead(stage)
+        _are_done(stage, jobs)
+    stage.open("go")
+    stage.until_ended()
+    starts = Counter(event.job for event in stage.history(START))
+    again = [job for job, times in starts.items() if times > 1]
+    stage.expect(not again, f"jobs {again} have started more than once")
+    for fleet in fleets:
+        fleet.stop()
+    stage.judge()
+
+
+@contextmanager
+def _locked(stage: Stage, table: str, mode: str, *, behind_reader: bool) -> Iterator[None]:
+    """While somebody has this lock, or waits for it: behind a reader, or behind a worker."""
+    lock = f"LOCK TABLE pgqueue.{table} IN {{}} MODE"
+    asks = "SELECT count(*) FROM pg_locks WHERE pid = :pid AND relation = CAST(:table AS regclass)"
+    with ExitStack() as resources:
+        reader = resources.enter_context(stage.engine.connect())
+        if behind_reader:
+            reader.execute(text(lock.format("ACCESS SHARE")))
+        locker = resources.enter_context(stage.engine.connect())
+        locker.execute(text("SET lock_timeout = 0"))
+        pid = backend_pid(locker)
+        thread = Thread(target=_lock, args=(locker, lock.format(mode)))
+        thread.start()
+        stage.until(lambda: stage.scalar(asks, pid=pid, table=f"pgqueue.{table}"), what="a lock")
+        try:
+            yield
+        finally:
+            stage.execute("SELECT pg_terminate_backend(:pid)", pid=pid)
+            thread.join()
+            locker.invalidate()
+
+
+def _lock(connection: Connection, statement: str) -> None:
+    with suppress(DBAPIError):  # it is ended while it waits
+        connection.execute(text(statement))
+
+
+@scenario(
+    promises="P1 P4",
+    research="T4",
+    full=Size(workers=3, faults=4, seconds=3),
+    short=Size(workers=2, faults=1, seconds=2),
+    planted={"time_not_seen_counts": "were declared dead, and all were well"},
+)
+def frozen_together(stage: Stage, size: Size) -> None:
+    """A machine stands still for longer than the grace, with all its workers: none is dead.
+
+    They come back one after the other, and each has a moment for its beat.
+    """
+    fleets = [stage.fleet(mode, size.workers, slow_grace=size.seconds) for mode in MODES]
+    for fleet in fleets:
+        fleet.until_registered()
+    _let_pass(stage, 1.0)  # each has seen each other
+    for _ in range(size.faults):
+        for member in stage.members:
+            member.freeze()
+            stage.count("freezes")
+        _let_pass(stage, size.seconds + 1)
+        for member in stage.members:
+            member.thaw()
+            _let_pass(stage, 0.1)
+        _let_pass(stage, 1.0)
+        _nobody_is_dead(stage)
+    jobs = stage.enqueue(call, [(1,)] * 10)
+    _are_done(stage, jobs)
     for fleet in fleets:
         fleet.stop()
     stage.judge()

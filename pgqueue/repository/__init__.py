@@ -1,7 +1,7 @@
 """Runs statements on a given Session or Connection.  Never commits, never opens one."""
 
 from pgqueue.repository.attempts import Attempts
-from pgqueue.repository.fleet import Fleet, Member
+from pgqueue.repository.fleet import Fleet, Member, Notices
 from pgqueue.repository.health import (
     LIMITS,
     Creator,
@@ -42,6 +42,7 @@ __all__ = [
     "Locked",
     "Member",
     "NewJob",
+    "Notices",
     "Pair",
     "OldTransaction",
     "PastAttempt",

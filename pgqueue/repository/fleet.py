@@ -23,6 +23,19 @@ class Member(NamedTuple):
     is_locked: bool
 
 
+class Notices(NamedTuple):
+    """What a worker must know of the decisions of others."""
+
+    paused: list[str]
+    cancelled: set[int]
+    """Those of its running jobs that somebody has asked to cancel."""
+    has_died_lately: bool
+    """Whether somebody may still have leases of the newly dead to give back."""
+    has_orphans: bool | None
+    """Whether dead workers have left leases; None where that was not asked."""
+    has_stamps: bool | None
+
+
 class Fleet:
     """All workers, behind one Session or Connection."""
 
@@ -48,24 +61,23 @@ class Fleet:
             self._executor.execute(presence.lock_presence(), {"worker_id": worker_id}).scalar()
         )
 
-    def beat(self, worker_id: UUID) -> list[str] | None:
-        """Beat; returns the queues that are paused, or None for a worker declared dead."""
-        row = self._executor.execute(presence.beat(), {"worker_id": worker_id}).one_or_none()
-        if row is None:
-            return None
-        paused: list[str] = json.loads(row[0])
-        return paused
+    def beat(self, worker_id: UUID) -> list[Member] | None:
+        """Beat; returns the other workers, or None for a worker declared dead."""
+        rows = list(self._executor.execute(presence.beat(), {"worker_id": worker_id}))
+        return [Member(*row) for row in rows if row[0] is not None] if rows else None
+
+    def notices(self, *, running: Sequence[int], search: bool) -> Notices:
+        """What others have decided, and with ``search`` what the dead have left."""
+        statement = presence.notices(running=bool(running), search=search)
+        jobs = {"job_ids": list(running)} if running else {}
+        paused, cancelled, *found = self._executor.execute(statement, jobs).one()
+        return Notices(json.loads(paused), set(cancelled or ()), *found)
 
     def deregister(self, worker_id: UUID) -> None:
         self._executor.execute(presence.deregister_worker(), {"worker_id": worker_id})
 
     def members(self) -> list[Member]:
         return [Member(*row) for row in self._executor.execute(presence.fleet())]
-
-    def cancel_requests(self, job_ids: Sequence[int]) -> set[int]:
-        """Those of these jobs that somebody has asked to cancel."""
-        rows = self._executor.execute(presence.cancel_requests(), {"job_ids": list(job_ids)})
-        return {row[0] for row in rows}
 
     def leases_of(self, worker_id: UUID) -> list[tuple[int, int, int]]:
         """(job, message, attempt) of every lease the database says this worker holds."""
@@ -90,10 +102,6 @@ class Fleet:
         """Declare a worker dead unless it has beaten since it was seen."""
         parameters = {"dead_id": member.id, "seen_at": member.heartbeat_at}
         return self._executor.execute(rescuing.declare_dead(), parameters).first() is not None
-
-    def has_died_lately(self) -> bool:
-        """Whether somebody may still have leases of the newly dead to give back."""
-        return bool(self._executor.execute(rescuing.has_died_lately()).scalar())
 
     def end_transactions(self) -> list[int]:
         """End the transactions in which dead workers still hold messages; returns their jobs."""

@@ -9,6 +9,7 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Integer,
+    Select,
     SmallInteger,
     String,
     Table,
@@ -29,11 +30,13 @@ from sqlalchemy import (
     or_,
     select,
     table,
+    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
+from pgqueue.statements.rescuing import died_lately, orphaned_leases
 from pgqueue.statements.tables import clock, job_attempts, jobs, leases, pg, queues, workers
 
 WORKER = bindparam("worker_id", type_=Uuid)
@@ -65,16 +68,21 @@ def lock_presence() -> Executable:
 
 @cache
 def beat() -> Executable:
-    """Beat.  No row: this worker has been declared dead."""
-    paused = select(func.coalesce(pg.jsonb_agg(queues.c.name), literal_column("'[]'"))).where(
-        queues.c.paused_at.is_not(None)
-    )
-    return (
+    """Beat, and look at the other workers.  No row: this worker has been declared dead.
+
+    Reads and writes `workers` and no other table: whoever waits for a lock on another must not
+    seem dead.  And what holds up the beats on `workers` holds up the looks, so that nobody judges
+    meanwhile.  One row with a NULL id: there are no others.
+    """
+    beaten = (
         update(workers)
         .where(workers.c.id == WORKER, workers.c.dead_at.is_(None))
         .values(heartbeat_at=clock(), backend_pid=pg.pg_backend_pid())
-        .returning(cast(paused.scalar_subquery(), Text).label("paused_queues"))
+        .returning(workers.c.id)
+        .cte("beaten")
     )
+    others = _members().where(workers.c.id != WORKER).subquery("others")
+    return select(others).select_from(beaten.outerjoin(others, true()))
 
 
 @cache
@@ -86,10 +94,13 @@ def deregister_worker() -> Executable:
 
 @cache
 def fleet() -> Executable:
-    """Every worker not declared dead, with its last beat and whether its lock is still held.
+    """Every worker not declared dead, with its last beat and whether its lock is still held."""
+    return _members()
 
-    By that backend: behind a pooler the lock of a dead client may be in another's hands.
-    """
+
+def _members() -> Select[Any]:
+    """The lock is looked for in that backend: behind a pooler the lock of a dead client may be in
+    another's hands."""
     locks = table(
         "pg_locks",
         column("pid", Integer),
@@ -151,12 +162,28 @@ def terminate_backend() -> Executable:
 
 
 @cache
-def cancel_requests() -> Executable:
-    """Which of these running jobs somebody has asked to cancel, or has cancelled already while
-    they were being claimed."""
+def notices(*, running: bool, search: bool) -> Executable:
+    """What a worker must know: the paused queues, and whether there is something to rescue.
+
+    ``running``: also which of these running jobs somebody has asked to cancel, or has cancelled
+    already while they were being claimed.  ``search``: also whether dead workers have left a
+    lease, and whether there are stamps; that reads all leases.
+    """
+    paused = select(func.coalesce(pg.jsonb_agg(queues.c.name), literal_column("'[]'"))).where(
+        queues.c.paused_at.is_not(None)
+    )
     ids = cast(bindparam("job_ids"), ARRAY(BigInteger))
     is_asked = or_(jobs.c.cancel_requested_at.is_not(None), jobs.c.outcome.is_not(None))
-    return select(jobs.c.id).where(jobs.c.id == any_(ids), is_asked)
+    asked = select(jobs.c.id).where(jobs.c.id == any_(ids), is_asked)
+    orphans = orphaned_leases().exists()
+    stamps = exists().where(leases.c.held)
+    return select(
+        cast(paused.scalar_subquery(), Text).label("paused_queues"),
+        func.array(asked.scalar_subquery()).label("cancelled") if running else null(),
+        exists().where(died_lately()).label("has_died_lately"),
+        (orphans if search else null()).label("has_orphans"),
+        (stamps if search else null()).label("has_stamps"),
+    )
 
 
 def _lock_key(worker_id: ColumnElement[Any]) -> ColumnElement[int]:

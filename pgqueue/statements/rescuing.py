@@ -72,11 +72,18 @@ def declare_dead() -> Executable:
     )
 
 
-@cache
-def has_died_lately() -> Executable:
-    """Whether any worker was declared dead in the last ten seconds, by whomever."""
-    lately = clock() - literal_column("interval '10 seconds'")
-    return select(exists().where(workers.c.dead_at > lately))
+def died_lately() -> ColumnElement[bool]:
+    """Of a worker: whether it was declared dead in the last ten seconds, by whomever."""
+    return workers.c.dead_at > clock() - literal_column("interval '10 seconds'")
+
+
+def orphaned_leases() -> Select[Any]:
+    """The leases of workers that are dead, or that no longer exist."""
+    return (
+        select(leases.c.target_id)
+        .select_from(leases.outerjoin(workers, workers.c.id == leases.c.worker_id))
+        .where(_is_orphan())
+    )
 
 
 @cache
@@ -211,9 +218,8 @@ def forget_workers() -> Executable:
 
 def _orphans(condition: Any) -> Select[Any]:
     return (
-        select(leases.c.target_id)
-        .select_from(leases.outerjoin(workers, workers.c.id == leases.c.worker_id))
-        .where(_is_orphan(), condition)
+        orphaned_leases()
+        .where(condition)
         .order_by(leases.c.target_id)
         .with_for_update(of=leases, skip_locked=True)
     )

@@ -1,7 +1,8 @@
-"""The heartbeat: says that this worker lives, and hears what others have decided about it.
+"""The heartbeat: says that this worker lives, and sees which others do not.
 
 On a connection of its own, which also holds the advisory lock whose loss tells the others that
-the process is gone.  Independent of pool, handlers and event loop: none of them can stop it.
+the process is gone.  Independent of pool, handlers and event loop: none of them can stop it.  Nor
+can a lock on any table but `workers`: it reads and writes no other.
 """
 
 import os
@@ -14,7 +15,8 @@ from threading import Event
 from sqlalchemy import Connection, Engine
 
 from pgqueue import maintenance, redaction
-from pgqueue.repository import Fleet
+from pgqueue.maintenance import Witness
+from pgqueue.repository import Fleet, Member
 from pgqueue.unit_of_work import UPKEEP
 from pgqueue.worker.line import Line
 from pgqueue.worker.loops import Loop
@@ -55,7 +57,7 @@ class Presence:
 
 
 class Heartbeat(Loop):
-    """Beats until it is told to stop."""
+    """Beats until it is told to stop.  A new connection begins to witness anew."""
 
     def __init__(
         self,
@@ -63,15 +65,13 @@ class Heartbeat(Loop):
         presence: Presence,
         outage: Outage,
         *,
-        running: Callable[[], list[int]],
-        on_cancel: Callable[[set[int]], None],
+        on_dead: Callable[[Sequence[Member]], None],
         on_death: Callable[[], None],
     ) -> None:
         super().__init__(name="heartbeat")
         self.presence = presence
         self.registered = Event()
-        self._running = running
-        self._on_cancel = on_cancel
+        self._on_dead = on_dead
         self._on_death = on_death
         self._stopping = Event()
         self._line = Line(
@@ -85,13 +85,16 @@ class Heartbeat(Loop):
             # Or others would take it for dead when the disk has been full for a second.
             is_kept=True,
         )
-        self._locked_on = 0
+        self._generation = 0
+        self._is_locked = False
+        self._witness = Witness()
 
     def work(self) -> None:
         while not self._stopping.is_set():
-            began = time.monotonic()
+            beat_at = time.monotonic() + BEAT
             self._line.attempt(self._beat)
-            self._stopping.wait(max(BEAT - (time.monotonic() - began), 0.0))
+            next_at = min(beat_at, self._witness.next_verdict_at)
+            self._stopping.wait(max(next_at - time.monotonic(), 0.0))
         self._line.attempt(self._leave)
         self._line.close()
 
@@ -110,17 +113,20 @@ class Heartbeat(Loop):
                 queues=presence.queues,
                 slots=presence.slots,
             )
-        if self._locked_on != self._line.generation and fleet.lock_presence(presence.worker_id):
-            self._locked_on = self._line.generation
-        paused = fleet.beat(presence.worker_id)
-        if paused is None:
+        if self._generation != self._line.generation:
+            self._generation = self._line.generation
+            self._is_locked = False
+            self._witness = Witness()
+        self._is_locked = self._is_locked or fleet.lock_presence(presence.worker_id)
+        asked_at = time.monotonic()
+        others = fleet.beat(presence.worker_id)
+        if others is None:
             self._die()
             return
-        presence.paused = paused
         presence.acknowledged(sent_at=sent_at)
-        self.registered.set()  # and not before: a worker must not claim from a paused queue
-        if running := self._running():
-            self._on_cancel(fleet.cancel_requests(running))
+        self.registered.set()
+        answered_at = time.monotonic()
+        self._on_dead(self._witness.dead_among(others, asked_at=asked_at, answered_at=answered_at))
 
     def _die(self) -> None:
         logger.error(

@@ -59,14 +59,22 @@ class HeldSlot(Loop):
             name="slot",
             stopping=self.crew.stopping,
             isolation_level="READ COMMITTED",
+            before_wait=self._end_turn,
         )
+        self._has_turn = False
 
     def work(self) -> None:
         while self._turnstile.is_open:
+            if not self._turnstile.wait_for_turn():
+                self._line.rest()  # another sleeps for all
+                continue
+            self._has_turn = True
             try:
-                went_well = self._line.attempt(self._step)
+                went_well = not self._turnstile.is_open or self._line.attempt(self._step)
             except CommitUnknown:
                 went_well = None
+            finally:
+                self._end_turn()
             if not went_well:
                 self.crew.frontiers.rewind()  # its messages are back, behind the frontiers
             run, self.current = self.current, None
@@ -77,8 +85,10 @@ class HeldSlot(Loop):
     def _step(self, connection: Connection) -> bool:
         """Lock a batch, run it, commit it; False when it was rolled back."""
         crew = self.crew
-        with self._turnstile.claiming:
-            locked = self._lock(connection) if self._turnstile.is_open else []
+        locked: list[Locked] = []
+        while not locked and self._turnstile.is_open:
+            locked = self._lock(connection)
+        self._end_turn()
         if not locked:
             return True
         done: list[Done] = []
@@ -102,6 +112,12 @@ class HeldSlot(Loop):
                 self.crew.bench.forget(row.message_id)
             if close_if_changed(connection):
                 self._line.close()
+
+    def _end_turn(self) -> None:
+        """Let the next slot claim: this one has, or its connection is broken."""
+        if self._has_turn:
+            self._has_turn = False
+            self._turnstile.claiming.release()
 
     def _lock(self, connection: Connection) -> list[Locked]:
         """Begin T with the messages to run; sleeps, without a transaction, if there are none."""
@@ -169,6 +185,8 @@ class HeldSlot(Loop):
                 crew.bench.room.wait(0.05)
                 crew.bench.room.clear()
             return
+
+        turnstile.rest()
 
         def due_in(pairs: list[Pair]) -> float | None:
             left = attempts.seconds_to_next(pairs, tasks=crew.task_names)

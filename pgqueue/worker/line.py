@@ -25,6 +25,10 @@ T = TypeVar("T")
 FIRST_WAIT = 0.05
 LONGEST_WAIT = 5.0
 
+REST_AFTER = 10.0
+"""Seconds without work after which a connection is given back to the server: the next one costs
+some milliseconds, and PostgreSQL has 100 by default."""
+
 BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
 """A connection lost inside a savepoint, or one a handler has closed, is an InvalidRequestError."""
 
@@ -48,8 +52,12 @@ class Line:
         isolation_level: IsolationLevel = "AUTOCOMMIT",
         longest_wait: float = LONGEST_WAIT,
         is_kept: bool = False,
+        before_wait: Callable[[], object] = lambda: None,
     ) -> None:
-        """``is_kept``: a refused statement does not cost the connection, for the lock it holds."""
+        """``is_kept``: a refused statement does not cost the connection, for the lock it holds.
+
+        ``before_wait`` is called when the database has failed a step, before the wait.
+        """
         self._engine = engine
         self._settings = settings
         self._outage = outage
@@ -61,7 +69,9 @@ class Line:
         self._wait = FIRST_WAIT
         self._longest_wait = longest_wait
         self._is_kept = is_kept
+        self._before_wait = before_wait
         self._opened_at = float("inf")
+        self._used_at = float("-inf")
         self._refused = ""
         self._refused_at = float("-inf")
         self.generation = 0
@@ -81,8 +91,14 @@ class Line:
             self._broke(error)
             return None
         self._wait = FIRST_WAIT
+        self._used_at = time.monotonic()
         self._outage.is_over(asked_at=asked_at)
         return result
+
+    def rest(self) -> None:
+        """Close the connection if it has not been used for a while; the next step opens another."""
+        if self._connection is not None and time.monotonic() - self._used_at > REST_AFTER:
+            self.close()
 
     def close(self) -> None:
         self._connection = None
@@ -94,7 +110,12 @@ class Line:
     def _open(self) -> Connection:
         if self._connection is None:
             self._connection = self._resources.enter_context(
-                own_connection(self._engine, self._settings, isolation_level=self._isolation_level)
+                own_connection(
+                    self._engine,
+                    self._settings,
+                    isolation_level=self._isolation_level,
+                    purpose=self._name,
+                )
             )
             if self._is_kept:
                 # A plan that the server refuses would be refused for ever.
@@ -111,6 +132,7 @@ class Line:
         else:
             self._begin_afresh()
             self._tell_refusal(refusal_of(error))
+        self._before_wait()
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
         self._wait = min(2 * self._wait, self._longest_wait)
 

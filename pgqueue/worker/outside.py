@@ -61,7 +61,10 @@ def late(run: Run) -> Outcome:
 def end_transactions(crew: Crew, runs: Iterable[Run]) -> None:
     """End the server processes of runs that stay: what their handlers wrote rolls back."""
     if pids := [pid for run in runs if (pid := run.server_process) is not None]:
-        with _reporting("transactions"), own_connection(crew.engine, OWN) as connection:
+        with (
+            _reporting("transactions"),
+            own_connection(crew.engine, OWN, purpose="timeouts") as connection,
+        ):
             for pid in pids:
                 with _reporting(f"server process {pid}"):
                     Fleet(connection).terminate_backend(pid)
@@ -74,7 +77,9 @@ def settle_from_outside(crew: Crew, outcomes: Iterable[tuple[Run, Outcome]]) -> 
     """
     with (
         _reporting("attempts"),
-        own_connection(crew.engine, OWN, isolation_level="READ COMMITTED") as connection,
+        own_connection(
+            crew.engine, OWN, isolation_level="READ COMMITTED", purpose="timeouts"
+        ) as connection,
     ):
         for run, outcome in outcomes:
             with _reporting(f"job {run.claimed.job_id}"):

@@ -91,6 +91,8 @@ class Settler(Loop):
                 self._settle(batch)
             elif self._stop_when_done.is_set() and not self._held_up:
                 break
+            else:
+                self._line.rest()
         if unwritten := self._unwritten():
             ids = _named(unwritten)
             logger.warning("jobs %s: what has become of them is not written down", ids)

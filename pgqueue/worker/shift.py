@@ -54,17 +54,14 @@ class Shift:
         self._engine = worker_engine(queue.engine)
         self._crew = _crew_of(queue, plan, self._engine, stopping)
         presence = self._crew.presence
-        self._heartbeat = Heartbeat(
-            self._engine,
-            presence,
-            self._crew.outage,
-            running=self._running,
-            on_cancel=self._cancel,
-            on_death=self._give_up_all,
+        outage = self._crew.outage
+        self._upkeep = Upkeep(
+            self._engine, presence, outage, running=self._running, on_cancel=self._cancel
         )
-        self._upkeep = Upkeep(self._engine, self._crew.outage)
+        bury, give_up = self._upkeep.bury, self._give_up_all
+        self._heartbeat = Heartbeat(self._engine, presence, outage, on_dead=bury, on_death=give_up)
         self._settler = Settler(
-            self._engine, self._crew.bench, presence, self._crew.outage, goes_on=self._goes_on
+            self._engine, self._crew.bench, presence, outage, goes_on=self._goes_on
         )
         poll = plan.poll_interval.total_seconds()
         self._turnstile = Turnstile(self._crew, poll_interval=poll, until_empty=until_empty)
@@ -91,10 +88,11 @@ class Shift:
         return self._crew.bench.counts
 
     def _supervise(self, is_over: Callable[[], bool]) -> None:
-        while not is_over() and not self._heartbeat.registered.wait(WATCH_EVERY):
-            self._check_loops()
-        if not self._heartbeat.registered.is_set():
-            return
+        for known in (self._heartbeat.registered, self._upkeep.informed):
+            while not known.wait(WATCH_EVERY):
+                self._check_loops()
+                if is_over():
+                    return
         self._start_slots()
         while not is_over() and not self._finished.wait(WATCH_EVERY):
             outside.tell_of_cuts(self._runs())

@@ -9,12 +9,15 @@ from pgqueue.network import has_ended
 from pgqueue.repository import Attempts, Claimed, Locked
 from pgqueue.unit_of_work import STAMPING, driver_connection
 from pgqueue.worker.crew import Crew
-from pgqueue.worker.line import Line, is_lock_timeout
+from pgqueue.worker.line import REST_AFTER, Line, is_lock_timeout
 from pgqueue.worker.lookout import Lookout
 
 
 class Turnstile:
-    """One slot at a time claims, or sleeps for all of them; and one at a time stamps."""
+    """One slot at a time claims, or sleeps for all of them; and one at a time stamps.
+
+    The slot that sleeps keeps its turn, so that the others need no connection meanwhile.
+    """
 
     def __init__(self, crew: Crew, *, poll_interval: float, until_empty: bool) -> None:
         self.crew = crew
@@ -27,12 +30,21 @@ class Turnstile:
             crew.engine, STAMPING, crew.outage, name="stamps", stopping=crew.stopping
         )
 
+    def wait_for_turn(self) -> bool:
+        """Take the place of the one that claims; False if another has kept it for long."""
+        return self.claiming.acquire(timeout=REST_AFTER)
+
     @property
     def is_open(self) -> bool:
         return not self.crew.stopping.is_set() and not self.finished.is_set()
 
     def close(self) -> None:
         self._side_line.close()
+
+    def rest(self) -> None:
+        """Nothing has been claimed: give the connection of the stamps back if it is idle."""
+        with self._stamping:
+            self._side_line.rest()
 
     def stamp(self, locked: Locked, holder: Connection) -> Claimed | None:
         """Commit the start of an attempt; None when another was first, or nothing is known."""

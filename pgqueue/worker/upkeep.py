@@ -1,55 +1,129 @@
-"""Upkeep: every worker looks after the others, on a connection of its own."""
+"""Upkeep: hears what others have decided, and rescues what dead workers held.
+
+On a connection of its own.  It reads and writes tables that an application may lock for long;
+then it lets the lock go and comes back, and the worker goes on with what it knew.
+"""
 
 import time
+from collections.abc import Callable, Sequence
 from threading import Event
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
-from pgqueue.maintenance import LOOK_EVERY, Witness, drop_left_stamps, forget_dead, rescue_dead
+from pgqueue import redaction
+from pgqueue.maintenance import Rescuer, declare_dead, drop_left_stamps, forget_dead
+from pgqueue.repository import Member
 from pgqueue.unit_of_work import UPKEEP
-from pgqueue.worker.line import Line
+from pgqueue.worker.heartbeat import Presence
+from pgqueue.worker.line import Line, is_lock_timeout
 from pgqueue.worker.loops import Loop
 from pgqueue.worker.outage import Outage
 
+logger = redaction.logger(__name__)
+
+HOUSEKEEPING = {**UPKEEP, "lock_timeout": "250"}
+"""Milliseconds.  An application may lock its tables for minutes, and what else there is to do must
+not wait for that; nor may this, waiting, keep those behind it in the queue of the lock."""
+
+TICK = 0.5
+"""Seconds between two looks while handlers run: they hear of a cancel within one."""
+IDLE_TICKS = 2
+"""So many of them make one while none runs."""
 FORGET_EVERY = 3600.0
 LAST_LOOK = 5.0
 """Seconds a worker that ends waits for a server that does not answer."""
 
 
 class Upkeep(Loop):
-    """Rescues what dead workers held.  A new connection begins to witness anew."""
+    """Every worker does it; none is the leader."""
 
-    def __init__(self, engine: Engine, outage: Outage) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        presence: Presence,
+        outage: Outage,
+        *,
+        running: Callable[[], list[int]],
+        on_cancel: Callable[[set[int]], None],
+    ) -> None:
         super().__init__(name="upkeep")
+        self.informed = Event()
+        """Set when the paused queues are known; a worker must not claim from one."""
+        self._presence = presence
+        self._running = running
+        self._on_cancel = on_cancel
         self._stopping = Event()
+        self._awake = Event()
+        self._dead: Sequence[Member] = ()
         self._line = Line(
             engine,
-            UPKEEP,
+            HOUSEKEEPING,
             outage,
             name="upkeep",
             stopping=self._stopping,
             isolation_level="READ COMMITTED",
         )
-        self._generation = 0
-        self._witness = Witness()
+        self._rescuer = Rescuer()
+        self._ticks = 0
         self._forgot_at = time.monotonic()
 
     def work(self) -> None:
-        while not self._stopping.wait(LOOK_EVERY.total_seconds()):
-            self._line.attempt(self._look)
+        while not self._stopping.is_set():
+            if self._is_due():
+                self._line.attempt(self._look)
+            self._awake.wait(TICK)
+            self._awake.clear()
         # For the last time: a worker that ends may be the last of all, and leave one itself.
-        self._line.attempt(drop_left_stamps)
+        self._line.attempt(_unless_locked(drop_left_stamps))
         self._line.close()
 
     def stop(self) -> None:
         self._stopping.set()
+        self._awake.set()
         self.join(LAST_LOOK)
 
+    def bury(self, dead: Sequence[Member]) -> None:
+        """These seem dead to the heartbeat of this worker, and no others any more."""
+        self._dead = dead
+        if dead:
+            self._awake.set()
+
+    def _is_due(self) -> bool:
+        self._ticks += 1
+        is_idle = self.informed.is_set() and not self._dead and not self._running()
+        if is_idle and self._ticks < IDLE_TICKS:
+            return False
+        self._ticks = 0
+        return True
+
     def _look(self, connection: Connection) -> None:
-        if self._generation != self._line.generation:
-            self._generation = self._line.generation
-            self._witness = Witness()
-        rescue_dead(connection, self._witness)
+        _unless_locked(self._listen_and_rescue)(connection)
+
+    def _listen_and_rescue(self, connection: Connection) -> None:
+        dead, self._dead = self._dead, ()  # once: if a table is locked, by a new verdict only
+        if dead:
+            declare_dead(connection, dead)
+        notices = self._rescuer.read_notices(connection, running=self._running())
+        self._presence.paused = notices.paused
+        self.informed.set()
+        if notices.cancelled:
+            self._on_cancel(notices.cancelled)
+        self._rescuer.rescue(connection, notices)
         if time.monotonic() - self._forgot_at > FORGET_EVERY:
             self._forgot_at = time.monotonic()
             forget_dead(connection)
+
+
+def _unless_locked(step: Callable[[Connection], None]) -> Callable[[Connection], None]:
+    """Somebody has locked a table: what is not done now is done at a later look."""
+
+    def attempt(connection: Connection) -> None:
+        try:
+            step(connection)
+        except DBAPIError as error:
+            if not is_lock_timeout(error):
+                raise
+            logger.info("upkeep: a table is locked; looking again")
+
+    return attempt

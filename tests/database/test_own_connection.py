@@ -2,16 +2,19 @@
 
 import asyncio
 import gc
+import os
+import stat
 import warnings
 from contextlib import ExitStack
 from threading import Barrier
 
-from sqlalchemy import NullPool, create_engine, make_url, text
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chaos.logical import run_together
 from pgqueue import PgQueue, Worker
-from pgqueue.unit_of_work import own_connection, worker_engine
+from pgqueue.unit_of_work import driver_connection, own_connection, worker_engine
 
 ROUNDS = 20
 
@@ -36,6 +39,24 @@ def test_a_worker_and_its_application_may_connect_first_at_the_same_moment(
 
         run_together(as_worker, as_application)
         engine.dispose()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nobody forks here")
+def test_a_forked_child_has_no_socket_of_it_and_the_parent_keeps_its_own(
+    engine: Engine,
+) -> None:
+    with own_connection(engine, {}) as connection:
+        driver = driver_connection(connection)
+        before = os.fstat(driver.fileno())
+        child = os.fork()
+        if not child:
+            mode = os.fstat(driver.fileno()).st_mode
+            driver.close()  # as its garbage collector may
+            os._exit(stat.S_ISSOCK(mode))
+
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert os.fstat(driver.fileno()) == before
+        assert connection.scalar(text("SELECT 1")) == 1
 
 
 def test_the_twin_of_an_engine_on_another_driver_has_a_connection_for_every_slot(

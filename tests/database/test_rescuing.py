@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, func, select, text
 from sqlalchemy.orm import Session
 
 from chaos.logical import (
@@ -24,7 +24,7 @@ from chaos.logical import (
     worker_settings,
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, MessageQueue, PgQueue
-from pgqueue.maintenance import SEARCH_EVERY, Witness, rescue_dead
+from pgqueue.maintenance import RESCUE_LOCK, SEARCH_EVERY, Rescuer, Witness
 from pgqueue.outcomes import Retried, Succeeded
 from pgqueue.repository import Claimed, Fleet
 from pgqueue.statements import rescuing
@@ -45,6 +45,11 @@ def holding_one(engine: Engine, workers: Engine) -> Iterator[LogicalWorker]:
     with crew(workers, 1) as [worker]:
         worker.claim()
         yield worker
+
+
+def look(connection: Connection, rescuer: Rescuer) -> int:
+    """What the upkeep of a worker does again and again."""
+    return rescuer.rescue(connection, rescuer.read_notices(connection))
 
 
 def only_job(engine: Engine) -> Job:
@@ -393,21 +398,22 @@ class TestDeclaringDead:
             with engine.begin() as connection:
                 connection.execute(text("UPDATE pgqueue.workers SET heartbeat_at = '2020-01-01'"))
             with engine.connect() as connection:
-                witness = Witness()
+                witness, now = Witness(), time.monotonic()
+                members = Fleet(connection).members()
 
-                assert [rescue_dead(connection, witness) for _ in range(3)] == [0, 0, 0]
+                assert witness.dead_among(members, asked_at=now, answered_at=now) == []
         assert only_job(engine).status is JobStatus.RUNNING
 
     def test_whom_another_has_declared_dead_is_rescued_at_the_next_look(
         self, engine: Engine, workers: Engine
     ) -> None:
         with holding_one(engine, workers) as worker, engine.connect() as connection:
-            witness = Witness()
-            witness.searched(now=time.monotonic())
+            rescuer = Rescuer()
+            rescuer.searched_at = time.monotonic()
 
-            before = rescue_dead(connection, witness)
+            before = look(connection, rescuer)
             declare_dead(engine, worker)
-            after = rescue_dead(connection, witness)
+            after = look(connection, rescuer)
 
         assert (before, after) == (0, 1)
 
@@ -419,15 +425,32 @@ class TestDeclaringDead:
             with engine.begin() as other:
                 long_ago = "UPDATE pgqueue.workers SET dead_at = dead_at - interval '1 minute'"
                 other.execute(text(long_ago))
-            witness = Witness()
-            now = time.monotonic()
-            witness.searched(now=now)
+            rescuer = Rescuer()
+            rescuer.searched_at = time.monotonic()
 
-            too_soon = rescue_dead(connection, witness)
-            witness.searched(now=now - SEARCH_EVERY.total_seconds())
-            in_time = rescue_dead(connection, witness)
+            too_soon = look(connection, rescuer)
+            rescuer.searched_at -= SEARCH_EVERY.total_seconds()
+            in_time = look(connection, rescuer)
 
         assert (too_soon, in_time) == (0, 1)
+
+    def test_a_rescue_goes_on_without_its_lock_when_somebody_keeps_that(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        """Any role that can connect can take it, and a rescuer may be stuck with it."""
+        with (
+            holding_one(engine, workers) as worker,
+            engine.connect() as stranger,
+            engine.connect() as connection,
+        ):
+            declare_dead(engine, worker)
+            stranger.execute(select(func.pg_advisory_lock(RESCUE_LOCK)))
+            patient, impatient = Rescuer(lock_wait=3600), Rescuer(lock_wait=0)
+
+            rescued = [look(connection, one) for one in (patient, patient, impatient)]
+
+        assert rescued == [0, 0, 1]
+        assert violations(engine) == []
 
     def test_the_rows_of_the_dead_are_forgotten_once_they_hold_nothing(
         self, engine: Engine, workers: Engine

@@ -22,7 +22,7 @@ from chaos.logical import (
     worker_settings,
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, PgQueue
-from pgqueue.maintenance import Witness, rescue_dead
+from pgqueue.maintenance import Rescuer
 from pgqueue.outcomes import Exhausted, Outcome, Retried, Succeeded
 from pgqueue.repository import Attempts, Claimed, Fleet
 from pgqueue.unit_of_work import worker_engine
@@ -280,7 +280,8 @@ class TestLeftStamps:
             thread.join()
             assert [stamp and stamp.job_id for stamp in stamps] == [job_id]
 
-            assert rescue_dead(looking, Witness()) == 0
+            rescuer = Rescuer()
+            assert rescuer.rescue(looking, rescuer.read_notices(looking)) == 0
 
             with Session(engine) as session:
                 assert session.query(Lease).count() == 0
@@ -294,7 +295,8 @@ class TestLeftStamps:
         with crew(workers, 1) as [worker], engine.connect() as looking:
             _, claimed = worker.start()
 
-            rescue_dead(looking, Witness())
+            rescuer = Rescuer()
+            rescuer.rescue(looking, rescuer.read_notices(looking))
 
             assert worker.settle_in_transaction(claimed, Succeeded())
             worker.transaction.commit()

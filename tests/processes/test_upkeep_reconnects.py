@@ -1,4 +1,4 @@
-"""Upkeep after an outage: what was seen before it proves nothing."""
+"""Rescuers after an outage: what was seen before it proves nothing."""
 
 import time
 from datetime import timedelta
@@ -7,16 +7,17 @@ from typing import Any
 from sqlalchemy import Engine, Executable, create_engine, func, make_url, select, text
 
 from pgqueue.maintenance import FAST_GRACE, RESCUE_LOCK
-from pgqueue.unit_of_work import UPKEEP, own_connection
+from pgqueue.unit_of_work import own_connection
+from pgqueue.worker.heartbeat import Heartbeat, Presence
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.upkeep import Upkeep
+from pgqueue.worker.upkeep import HOUSEKEEPING, Upkeep
 
 OUTAGE = FAST_GRACE + timedelta(seconds=0.5)
 A_WORKER = text(
     "INSERT INTO pgqueue.workers (id, hostname, pid, backend_pid, queues, slots)"
     " VALUES (gen_random_uuid(), 'elsewhere', 1, 0, '[]', 1)"
 )
-OURS = "application_name = 'upkeep' AND datname = current_database()"
+OURS = "application_name LIKE 'witness worker % heartbeat' AND datname = current_database()"
 HAS_LOOKED = text(
     f"SELECT pid FROM pg_stat_activity WHERE {OURS} AND query_start > backend_start + '0.3 s'"
 )
@@ -42,12 +43,15 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
     name = make_url(database_url).database
     outside = create_engine(server_url, isolation_level="AUTOCOMMIT")
     watched = create_engine(
-        make_url(database_url).update_query_dict({"application_name": "upkeep"})
+        make_url(database_url).update_query_dict({"application_name": "witness"})
     )
     with engine.begin() as connection:
         connection.execute(A_WORKER)
-    upkeep = Upkeep(watched, Outage())
-    upkeep.start()
+    presence, outage = Presence(queues=[], slots=1), Outage()
+    upkeep = Upkeep(engine, presence, outage, running=list, on_cancel=print)
+    heartbeat = Heartbeat(watched, presence, outage, on_dead=upkeep.bury, on_death=print)
+    for thread in (upkeep, heartbeat):
+        thread.start()
     try:
         backend = until(engine, HAS_LOOKED)
         with outside.connect() as server:
@@ -62,6 +66,7 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
 
         assert seen_for >= FAST_GRACE
     finally:
+        heartbeat.stop()
         upkeep.stop()
         watched.dispose()
         outside.dispose()
@@ -72,7 +77,7 @@ def test_a_worker_that_is_frozen_while_it_rescues_keeps_the_others_from_it_for_s
 ) -> None:
     """Or nobody would rescue what it holds itself, for as long as its host answers for it."""
     lock = select(func.pg_try_advisory_xact_lock(RESCUE_LOCK))
-    with own_connection(engine, UPKEEP, isolation_level="READ COMMITTED") as frozen:
+    with own_connection(engine, HOUSEKEEPING, isolation_level="READ COMMITTED") as frozen:
         assert frozen.scalar(lock)
 
         took = -time.monotonic()

@@ -230,7 +230,7 @@ def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
         with rig.raw() as connection:
             for backend in rig.scalar(
                 "SELECT array_agg(pid) FROM pg_stat_activity"
-                " WHERE application_name = :name AND state = 'idle'",
+                " WHERE split_part(application_name, ' ', 1) = :name AND state = 'idle'",
                 name=worker.name,
             ):
                 connection.exec_driver_sql(f"SELECT pg_terminate_backend({backend})")
@@ -294,7 +294,7 @@ def test_a_connection_that_died_in_the_pool_costs_no_attempt(
             connection.execute(
                 text(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE application_name = :name AND state = 'idle'"
+                    " WHERE split_part(application_name, ' ', 1) = :name AND state = 'idle'"
                     " AND datname = current_database()"
                 ),
                 {"name": worker.name},

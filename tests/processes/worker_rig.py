@@ -247,7 +247,10 @@ class Rig:
         return max(map(starts.count, set(starts)), default=0)
 
     def backends(self, worker: WorkerProgram) -> list[int]:
-        statement = "SELECT pid FROM pg_stat_activity WHERE application_name = :name ORDER BY pid"
+        statement = (
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE split_part(application_name, ' ', 1) = :name ORDER BY pid"
+        )
         return [row[0] for row in self.rows(statement, name=worker.name)]
 
     def declared_dead(self) -> int:
