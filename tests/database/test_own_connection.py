@@ -6,12 +6,14 @@ import warnings
 from contextlib import ExitStack
 from threading import Barrier
 
-from sqlalchemy import NullPool, create_engine, make_url, text
+import psycopg
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chaos.logical import run_together
 from pgqueue import PgQueue, Worker
-from pgqueue.unit_of_work import own_connection, worker_engine
+from pgqueue.unit_of_work import connection_parameters, own_connection, worker_engine
 
 ROUNDS = 20
 
@@ -75,3 +77,15 @@ def test_no_connection_of_a_twin_engine_is_left_to_the_garbage_collector(
         gc.collect()
 
     assert [str(one.message) for one in found if "psycopg" in str(one.message)] == []
+
+
+def test_a_port_that_is_the_usual_one_is_told_although_the_environment_names_another(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(**connection_parameters(engine)) as connection:
+        port = connection.info.port
+    url = engine.url if engine.url.port else engine.url.update_query_dict({"port": str(port)})
+    monkeypatch.setenv("PGPORT", "1")
+
+    with psycopg.connect(**connection_parameters(create_engine(url))) as connection:
+        assert connection.info.port == port
