@@ -141,7 +141,7 @@ class TestShow:
                 raise ValueError("not yet")
 
         id = stumble.delay().id
-        assert Worker(queue).run_until_empty(timeout=30)["succeeded"] == 1
+        assert Worker(queue).run_until_empty(timeout=60)["succeeded"] == 1
 
         show = pgqueue(shop, "--url", database_url, "jobs", str(id)).stdout
         listed = pgqueue(shop, "--url", database_url, "jobs").stdout

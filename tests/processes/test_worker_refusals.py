@@ -81,7 +81,7 @@ def test_a_worker_starts_no_job_beside_a_relationship_that_cannot_be_configured(
             job = relationship("Job" if class_name == "Job" else lambda: unknown)  # type: ignore[name-defined]  # noqa: F821
 
         with pytest.raises(PgQueueError) as refused:
-            Worker(queue).run_until_empty(timeout=20)
+            Worker(queue).run_until_empty(timeout=60)
         return str(refused.value)
 
     said = _in_a_child(run)
