@@ -11,7 +11,13 @@ DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example test check format format-check lint types contracts battery chaos soak test-matrix smoke bench bench-smoke reference build clean
+.PHONY: help setup demo example quick test check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke reference build clean
+
+# More processes than cores: most tests wait for other processes, half of the time.
+PYTEST := $(BIN)/pytest -n auto --dist worksteal
+
+STATEMENTS := claiming enqueueing fence listing operating settling unique_keys
+QUICK := tests/unit tests/contract $(STATEMENTS:%=tests/database/test_%.py)
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,10 +30,16 @@ demo: $(DEMONSTRATION) ## Watch it work on a PostgreSQL of its own (ARGS="--url 
 example: $(DEMONSTRATION) ## Run an example on a PostgreSQL of its own (ARGS=two_tables)
 	@$(BIN)/python -m examples $(ARGS)
 
-test: setup ## Run the tests (PGQUEUE_TEST_URL=... for your own server, ARGS="-k word" for some)
-	@$(BIN)/pytest -n auto --dist worksteal -m "not battery" $(ARGS)
+quick: contracts ## Run the inner loop: import contracts, units, statements, the public contract
+	@$(PYTEST) -m "not battery" $(QUICK) $(ARGS)
 
-check: format-check lint types contracts test ## Run everything a change has to pass
+test: setup ## Run the tests (PGQUEUE_TEST_URL=... for your own server, ARGS="-k word" for some)
+	@$(PYTEST) -m "not battery and not chaos and not benchmark" $(ARGS)
+
+chaos-short: setup ## Run each chaos scenario in its short form, without and with its planted bugs
+	@$(PYTEST) -m chaos tests/chaos $(ARGS)
+
+check: format-check lint types contracts test chaos-short bench-smoke smoke ## Run everything a change has to pass
 
 format: setup ## Rewrite the code to the house's format
 	@$(BIN)/ruff format .
@@ -45,8 +57,8 @@ types: setup ## Check the types with mypy --strict
 contracts: setup ## Check that modules import downwards only
 	@$(BIN)/lint-imports
 
-battery: setup ## Run the long tests: kills, storms, hours of load
-	@$(BIN)/pytest -n auto --dist worksteal -m battery $(ARGS)
+battery: setup ## Run the long tests, and those that count seconds, on a machine that does nothing else
+	@PGQUEUE_TIMED=1 $(PYTEST) -m "battery or timed" $(ARGS)
 
 chaos: setup ## Run the chaos battery (ARGS="--seed 7 --only kills_in_lease_mode")
 	@$(BIN)/python -m chaos $(ARGS)
@@ -64,7 +76,7 @@ bench: setup ## Measure beside other queues (ARGS="--only drain --turns 7", "--f
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 bench-smoke: setup ## Run every benchmark in its tiniest size
-	@$(BIN)/python -m benchmarks --smoke $(ARGS)
+	@$(PYTEST) -m benchmark tests/benchmarks $(ARGS)
 
 reference: setup ## Write docs/reference from the docstrings
 	@$(BIN)/python docs/write_reference.py

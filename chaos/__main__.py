@@ -36,7 +36,7 @@ BESIDE = 2
 
 
 FULL = "full"
-SHORT = click.option("--short", "size", flag_value="short", help="The sizes of `make test`.")
+SHORT = click.option("--short", "size", flag_value="short", help="The sizes of `make chaos-short`.")
 LONG = click.option(
     "--long", "size", flag_value="long", help="Only faults that may go on for minutes, and do."
 )

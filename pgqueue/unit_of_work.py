@@ -120,8 +120,9 @@ def connection_parameters(engine: Engine) -> dict[str, Any]:
     may add a certificate, options or a password.
     """
     with worker_engine_for_now(engine) as twin, own_connection(twin, {}) as connection:
-        info = driver_connection(connection).info
-        return {**info.get_parameters(), "password": info.password}
+        # Not psycopg's get_parameters(): without a port of 5432, PGPORT would replace it.
+        options = driver_connection(connection).pgconn.info
+        return {each.keyword.decode(): each.val.decode() for each in options if each.val}
 
 
 @contextmanager

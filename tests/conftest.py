@@ -16,7 +16,15 @@ from sqlalchemy.orm import Session
 from pgqueue.embedded import EmbeddedPostgres
 
 _MEMORY = "/dev/shm"
+_OF_THE_TESTS = {"PGQUEUE_TEST_URL", "PGQUEUE_PG_BIN", "PGQUEUE_TIMED", "PGPASSWORD", "PGPASSFILE"}
 _SETTINGS = {"max_connections": "200", "max_wal_size": "256MB", "max_prepared_transactions": "10"}
+
+
+def pytest_configure() -> None:
+    """What is meant for other servers and applications of yours would mislead the tests."""
+    for name in set(os.environ) - _OF_THE_TESTS:
+        if name.startswith(("PG", "FLASK_")) or name == "DATABASE_URL":
+            del os.environ[name]
 
 
 def pytest_xdist_auto_num_workers() -> int:

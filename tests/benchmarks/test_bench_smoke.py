@@ -18,7 +18,7 @@ def server() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.benchmark
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_measures_what_it_says(server: str, name: str) -> None:
     ended = CliRunner().invoke(main, ["--smoke", "--only", name, "--url", server])

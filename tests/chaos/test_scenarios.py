@@ -66,6 +66,7 @@ def given_cluster(given_url: str | None, request: pytest.FixtureRequest) -> Path
     return path
 
 
+@pytest.mark.chaos
 @EVERY
 def test_the_promise_holds(
     one: Scenario, given_url: str | None, given_cluster: Path | None, server_directory: Path
@@ -94,6 +95,7 @@ def test_a_bound_that_is_missed_tells_of_the_server_and_the_machine(
     assert re.search(r"the machine, in its last .* s late, a byte .* disk", str(verdict.broken))
 
 
+@pytest.mark.chaos
 @EVERY_BUG
 def test_the_planted_bug_is_caught(
     one: Scenario,

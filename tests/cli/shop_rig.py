@@ -17,7 +17,7 @@ from chaos.fleet import FORKS
 from pgqueue import Lease, PgQueue
 from pgqueue.cli import main
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 APP = """
     import os

@@ -111,7 +111,7 @@ def run(shop: Path, url: str, *command: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=250,
     )
     return done.stdout
 

@@ -53,7 +53,7 @@ def enqueue_all(queue: PgQueue, name: str, arguments: Sequence[Any]) -> list[int
 def failed(queue: PgQueue, *words: str) -> list[int]:
     """Jobs that have failed for good."""
     ids = enqueue_all(queue, "mail.fail", words)
-    Worker(queue, ["mail"]).run_until_empty(timeout=30)
+    Worker(queue, ["mail"]).run_until_empty(timeout=60)
     return ids
 
 
@@ -141,7 +141,7 @@ class TestShow:
                 raise ValueError("not yet")
 
         id = stumble.delay().id
-        assert Worker(queue).run_until_empty(timeout=30)["succeeded"] == 1
+        assert Worker(queue).run_until_empty(timeout=60)["succeeded"] == 1
 
         show = pgqueue(shop, "--url", database_url, "jobs", str(id)).stdout
         listed = pgqueue(shop, "--url", database_url, "jobs").stdout
@@ -271,7 +271,7 @@ class TestRequeue:
         task = queue.tasks["mail.fail"]
         with queue.session() as session, session.begin():
             dead = task.options(unique_key="k").enqueue(session, "no").id
-        Worker(queue, ["mail"]).run_until_empty(timeout=30)
+        Worker(queue, ["mail"]).run_until_empty(timeout=60)
         with queue.session() as session, session.begin():
             holder = task.options(unique_key="k").enqueue(session, "again").id
 

@@ -42,7 +42,7 @@ def fail_one(engine: Engine) -> int:
         raise ValueError("declined")
 
     job_id = charge.delay("4111").id
-    Worker(queue).run_until_empty(timeout=30)
+    Worker(queue).run_until_empty(timeout=60)
     return job_id
 
 
@@ -91,7 +91,7 @@ def test_printed_statements_do_the_same(
         connection.exec_driver_sql(printed)
 
     worker = PgQueue(url_of(role, database_url))
-    Worker(worker, ["default"]).run_until_empty(timeout=10)
+    Worker(worker, ["default"]).run_until_empty(timeout=60)
     worker.engine.dispose()
 
 

@@ -252,7 +252,7 @@ class TestCompletion:
         ended = subprocess.run(
             [Path(sys.executable).with_name("pgqueue")],
             cwd=shop, env=environment("postgresql://nobody@127.0.0.1:1/nowhere") | asked,
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=200,
         )  # fmt: skip
 
         answers = ended.stdout.split()

@@ -118,7 +118,7 @@ def test_every_way_to_enqueue_gives_a_job_that_runs(queue: PgQueue) -> None:
         assert hour.run_at > datetime.now(UTC) + timedelta(minutes=59)
     assert note.delay(7).id > max(ids)
 
-    counts = Worker(queue, queues=["default"], concurrency=2).run_until_empty(timeout=30)
+    counts = Worker(queue, queues=["default"], concurrency=2).run_until_empty(timeout=60)
 
     assert sorted(ran) == [0, 1, 2, 3, 4, 5, 6, 7]
     assert counts == {"succeeded": 7}
@@ -145,7 +145,7 @@ def test_the_same_on_an_async_session(queue: PgQueue, database_url: str) -> None
 
     asyncio.run(_enqueue_async(database_url, queue))
 
-    assert Worker(queue).run_until_empty(timeout=30) == {"succeeded": 4}
+    assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 4}
 
 
 @pytest.mark.parametrize("mode", ["lease", "transaction"])
@@ -171,7 +171,7 @@ def test_injected_parameters_come_first_and_make_the_task_transactional(
         pay_later.enqueue(session, 14)
         job_id = job.id
 
-    counts = Worker(queue, mode=mode).run_until_empty(timeout=30)
+    counts = Worker(queue, mode=mode).run_until_empty(timeout=60)
 
     assert counts == {"succeeded": 2, "failed": 1}
     ctx = next(ctx for ctx in seen if ctx.job_id == job_id)
@@ -215,7 +215,7 @@ def test_outcomes_returned_keep_the_writes_and_raised_undo_them(queue: PgQueue) 
         kept = [say.enqueue(session, w, "return").id for w in ("cancel", "discard", "snooze")]
         undone = [say.enqueue(session, w, "raise").id for w in ("cancel", "discard", "snooze")]
 
-    Worker(queue).run_until_empty(timeout=30)
+    Worker(queue).run_until_empty(timeout=60)
 
     with queue.session() as session:
         statuses = [session.get_one(Job, id).status for id in kept]
@@ -239,9 +239,9 @@ def test_a_worker_runs_until_it_is_stopped(queue: PgQueue) -> None:
     thread.start()
     start.delay()
 
-    assert started.wait(30)
+    assert started.wait(60)
     worker.stop()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     with queue.session() as session:
         assert session.scalar(select(func.count()).select_from(Lease)) == 0
@@ -259,7 +259,7 @@ def test_run_until_empty_ends_at_its_timeout(queue: PgQueue) -> None:
 
     counts = Worker(queue).run_until_empty(timeout=1)
 
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert counts["retried"] >= 1
 
 
@@ -344,6 +344,6 @@ def test_whatever_words_a_handler_ends_with_its_neighbours_end_too(
         discard.enqueue(session)
         note.enqueue_many(session, [(n,) for n in range(5)])
 
-    counts = Worker(queue, mode=mode).run_until_empty(timeout=20)
+    counts = Worker(queue, mode=mode).run_until_empty(timeout=60)
 
     assert counts == {"cancelled": 1, "failed": 1, "succeeded": 5}

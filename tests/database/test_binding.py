@@ -53,7 +53,7 @@ def test_a_queue_with_the_url_of_an_async_driver_works(database_url: str) -> Non
 
     quick.delay()
 
-    assert Worker(queue).run_until_empty(timeout=20) == {"succeeded": 1}
+    assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
     queue.engine.dispose()
 
 

@@ -8,13 +8,19 @@ import warnings
 from contextlib import ExitStack
 from threading import Barrier
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chaos.logical import run_together
 from pgqueue import PgQueue, Worker
-from pgqueue.unit_of_work import driver_connection, own_connection, worker_engine
+from pgqueue.unit_of_work import (
+    connection_parameters,
+    driver_connection,
+    own_connection,
+    worker_engine,
+)
 
 ROUNDS = 20
 
@@ -96,3 +102,15 @@ def test_no_connection_of_a_twin_engine_is_left_to_the_garbage_collector(
         gc.collect()
 
     assert [str(one.message) for one in found if "psycopg" in str(one.message)] == []
+
+
+def test_a_port_that_is_the_usual_one_is_told_although_the_environment_names_another(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(**connection_parameters(engine)) as connection:
+        port = connection.info.port
+    url = engine.url if engine.url.port else engine.url.update_query_dict({"port": str(port)})
+    monkeypatch.setenv("PGPORT", "1")
+
+    with psycopg.connect(**connection_parameters(create_engine(url))) as connection:
+        assert connection.info.port == port

@@ -175,7 +175,7 @@ class TestWorker:
             succeed.enqueue_many(session, [(n,) for n in range(20)])
             session.commit()
 
-        Worker(queue, mode=mode, concurrency=2).run_until_empty(timeout=30)
+        Worker(queue, mode=mode, concurrency=2).run_until_empty(timeout=60)
 
         assert place.outcomes() == {"succeeded": 23, "failed": 1, "cancelled": 2, "unfinished": 1}
         assert violations(place.admin) == []
@@ -196,7 +196,7 @@ class TestDashboard:
     def test_looks_checks_and_changes(self, place: Place, queue: PgQueue) -> None:
         queue.bind(place.engine("worker"))
         ids = [succeed.delay(1).id, fail.delay().id]
-        Worker(queue, concurrency=1).run_until_empty(timeout=30)
+        Worker(queue, concurrency=1).run_until_empty(timeout=60)
         ids += [once.delay(1).id, once.delay(2).id]
         running = claimed_by_hand.options(queue="slow").delay().id
         worker = LogicalWorker(worker_settings(place.url("worker")))

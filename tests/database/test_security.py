@@ -26,7 +26,7 @@ from pgqueue.worker.lookout import FALSE_ALARMS, HUSH
 
 MODES = ("lease", "transaction")
 PACKAGE = Path(pgqueue.__file__).parent
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 HOSTILE_TASKS = ["os.system", "builtins.eval", "subprocess:run", "__import__('os').abort", "x\ny"]
 

@@ -33,7 +33,7 @@ def demo(*arguments: str, module: str = "pgqueue.demo") -> subprocess.CompletedP
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
     )
 
 
@@ -113,7 +113,7 @@ def test_a_signal_leaves_nothing_behind(empty_database_url: str, number: signal.
             if "Enqueued" in line:
                 break
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=250)
 
     pids = re.search(r"worker processes: (.*)\.", shown)
     assert pids

@@ -79,7 +79,7 @@ def run(source: str, *, name: str, directory: Path, database_url: str) -> str:
         env={**os.environ, "DATABASE_URL": database_url},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, f"{name} failed:\n{done.stderr}"

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["pgqueue", "sqlalchemy.dialects.postgresql.psycopg"])
-PATIENCE = 30.0
+PATIENCE = 60.0
 LOOK_EVERY = 0.01
 
 

@@ -107,7 +107,7 @@ def test_with_pgqueue_the_job_of_a_killed_worker_is_rescued(database_url: str) -
 
         stage.kill_at_work(lambda: stage.start_worker(WITH_PGQUEUE), "payments", order_id=1)
         stage.start_worker(WITH_PGQUEUE)
-        stage.until_all_ended(seconds=15)  # two seconds, and the start of a process
+        stage.until_all_ended()
 
         assert stage.paid() == [1]
         assert stage.rows("SELECT outcome, attempts FROM pgqueue.jobs") == [("succeeded", 2)]

@@ -26,7 +26,7 @@ def test_the_commands_of_the_page_run_one_after_the_other(
         env={**os.environ, "PATH": programs, "DATABASE_URL": empty_database_url},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
     )
 
     assert ended.returncode == 0, ended.stderr

@@ -21,7 +21,7 @@ def run(*arguments: str, database_url: str) -> str:
         env={**os.environ, "DATABASE_URL": database_url},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -69,7 +69,7 @@ def work(app: Flask, queue: PgQueue, mode: str = "lease", concurrency: int = 2) 
     """Run what is due, as ``flask pgqueue worker`` does."""
     with app.app_context():
         worker = Worker(queue, mode=mode, concurrency=concurrency)
-        return worker.run_until_empty(timeout=20)
+        return worker.run_until_empty(timeout=60)
 
 
 def words_in(url: str, table: str = "notes") -> list[str]:

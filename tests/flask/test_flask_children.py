@@ -57,7 +57,7 @@ app = make_app()
 if __name__ == "__main__":
     with app.app_context():
         shelve.delay(1)
-        print(Worker(queue).run_until_empty(timeout=30))
+        print(Worker(queue).run_until_empty(timeout=60))
 """
 
 

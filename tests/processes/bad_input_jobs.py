@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from pgqueue import JobContext, PgQueue, Retry
 
 AT_ONCE = Retry.constant(timedelta(0))
-PATIENCE = 30
+PATIENCE = 60.0
 CROWD = 500
 UNKEPT = "unserialisable_result"
 """What stands in place of a result that cannot be kept."""

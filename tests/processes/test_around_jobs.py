@@ -105,7 +105,7 @@ def test_a_job_runs_inside_and_its_rows_are_written_there(
         queue.seen.append(("flush", None))
 
     event.listen(Note, "before_insert", note_flush)
-    counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=20)
+    counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
     event.remove(Note, "before_insert", note_flush)
 
     session = {"session": "Joining", "async_session": "AsyncSession"}.get(kind, "NoneType")
@@ -118,7 +118,7 @@ def test_a_job_runs_inside_and_its_rows_are_written_there(
 def test_the_error_of_a_handler_passes_through(queue: Surrounded, mode: str, kind: str) -> None:
     enqueue(queue, kind, fails=True)
 
-    counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=20)
+    counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
 
     assert counts == {"failed": 1}
     assert queue.seen[-1] == ("error", "in the handler")
@@ -131,7 +131,7 @@ def test_an_error_at_the_end_fails_the_job_and_undoes_it(
     queue.fails_at_the_end = True
     job_id = enqueue(queue, kind)
 
-    counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=20)
+    counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
 
     assert counts == {"failed": 1}
     with queue.session() as session:

@@ -61,7 +61,7 @@ def test_a_job_ends_as_its_handler_says(queue: PgQueue, mode: str, kind: str) ->
         neighbour = _neighbour(queue).enqueue(session).id
         session.commit()
 
-    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
 
     with queue.session() as session:
         found = {}
@@ -106,7 +106,7 @@ def test_a_snooze_costs_no_attempt(queue: PgQueue, mode: str, kind: str, returne
 
     counts: dict[str, int] = {}
     for _ in range(50):
-        for word, count in worker.run_until_empty(timeout=20).items():
+        for word, count in worker.run_until_empty(timeout=60).items():
             counts[word] = counts.get(word, 0) + count
         if counts.get("succeeded"):
             break
@@ -134,7 +134,7 @@ def test_a_sync_task_that_returns_a_coroutine_fails_with_the_remedy(
         job = forgetful.enqueue(session).id
         session.commit()
 
-    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
 
     with queue.session() as session:
         ended = session.get_one(Job, job)
@@ -175,7 +175,7 @@ def test_follow_up_jobs_and_writes_are_kept_or_undone_together(
         task.enqueue_many(session, [(False,), (True,), (False,), (True,)])
         session.commit()
 
-    counts = Worker(queue, concurrency=2, mode=mode).run_until_empty(timeout=20)
+    counts = Worker(queue, concurrency=2, mode=mode).run_until_empty(timeout=60)
 
     with queue.session() as session:
         # What is enqueued while it runs is waited for, too.
@@ -199,7 +199,7 @@ def test_async_handlers_run_side_by_side(queue: PgQueue, mode: str) -> None:
         meet.enqueue_many(session, [()] * 5)
         session.commit()
 
-    counts = Worker(queue, concurrency=5, mode=mode).run_until_empty(timeout=20)
+    counts = Worker(queue, concurrency=5, mode=mode).run_until_empty(timeout=60)
 
     with queue.session() as session:
         assert counts == {"succeeded": 5}
@@ -269,6 +269,6 @@ def test_a_retry_gets_the_arguments_as_they_were_enqueued(queue: PgQueue, mode: 
         spoil.enqueue(session, [1, 2])
         session.commit()
 
-    Worker(queue, mode=mode).run_until_empty(timeout=20)
+    Worker(queue, mode=mode).run_until_empty(timeout=60)
 
     assert seen == [[1, 2], [1, 2]]

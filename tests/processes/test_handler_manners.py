@@ -104,7 +104,7 @@ def test_what_a_handler_leaves_on_its_connection_the_next_job_does_not_find(
             look.enqueue(session, left)
         session.commit()
 
-    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
 
     clean = states["nothing"]
     with queue.session() as session:
@@ -132,7 +132,7 @@ def test_to_enqueue_leaves_nothing_and_costs_no_connection(
         follow.enqueue_many(session, [{"again": True}] * 3)
         session.commit()
 
-    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
 
     assert len(pids) == 1
 
@@ -156,7 +156,7 @@ def test_what_the_application_sets_for_its_connections_stays_set(
         look.enqueue_many(session, [()] * 3)
         session.commit()
 
-    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
 
     assert paths == ["pg_temp, public"] * 3
 
@@ -363,7 +363,7 @@ def test_a_handler_can_neither_drop_its_job_nor_publish_half_of_its_work(
         neighbour.enqueue(session)
         session.commit()
 
-    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
 
     with queue.session() as session:
         ended = session.get_one(Job, job)
@@ -391,7 +391,7 @@ def test_in_a_batch_it_is_the_same_and_its_neighbours_keep_theirs(
         write.enqueue(session, "behind")
         session.commit()
 
-    Worker(queue, concurrency=1, mode="transaction", batch=3).run_until_empty(timeout=20)
+    Worker(queue, concurrency=1, mode="transaction", batch=3).run_until_empty(timeout=60)
 
     with queue.session() as session:
         assert session.get_one(Job, job).outcome == outcome
@@ -413,7 +413,7 @@ def test_who_ends_its_transaction_has_failed_and_not_crashed(
         job = task.enqueue(session).id
         session.commit()
 
-    assert Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20) == {"failed": 1}
+    assert Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60) == {"failed": 1}
 
     with queue.session() as session:
         ended = session.get_one(Job, job)
@@ -443,7 +443,7 @@ def test_who_ends_the_transaction_of_a_batch_takes_the_neighbours_back_but_loses
         session.commit()
 
     worker = Worker(queue, concurrency=1, mode="transaction", batch=5)
-    counts = worker.run_until_empty(timeout=20)
+    counts = worker.run_until_empty(timeout=60)
 
     assert counts == {"failed": 1, "unknown": 2, "succeeded": 4}
     with queue.session() as session:
@@ -466,6 +466,6 @@ def test_in_a_batch_constraints_stay_deferred_and_statements_prepared(queue: PgQ
         session.commit()
 
     worker = Worker(queue, concurrency=1, mode="transaction", batch=4)
-    assert worker.run_until_empty(timeout=20) == {"succeeded": 24}
+    assert worker.run_until_empty(timeout=60) == {"succeeded": 24}
     # The driver prepares what it has run five times, and forgets all when it reads ROLLBACK.
     assert prepared[-1] > 0

@@ -128,7 +128,7 @@ def test_an_async_session_does_in_a_handler_what_it_does_elsewhere(
         job = using.enqueue(session).id
         session.commit()
 
-    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
 
     with queue.session() as session:
         ended = session.get_one(Job, job)
@@ -158,7 +158,7 @@ def test_sync_and_async_jobs_take_turns_in_one_slot_in_their_order(
             task.enqueue(session, n)
         session.commit()
 
-    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
 
     assert ran == list(range(70))
 
@@ -179,7 +179,7 @@ def test_an_async_job_finds_nothing_of_the_last_one_in_its_context(
         leave_a_mark.enqueue_many(session, [()] * 20)
         session.commit()
 
-    counts = Worker(queue, concurrency=2, mode=mode).run_until_empty(timeout=20)
+    counts = Worker(queue, concurrency=2, mode=mode).run_until_empty(timeout=60)
 
     assert found == ["nothing"] * 20
     assert counts == {"succeeded": 20}
@@ -223,7 +223,7 @@ def test_a_handler_that_cancels_its_own_task_fails_alone(
             neighbour.enqueue(session)
         session.commit()
 
-    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=20)
+    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
 
     assert counts == {"failed": 3, "succeeded": 3}
 
@@ -248,6 +248,6 @@ def test_as_many_async_jobs_run_at_once_as_there_are_slots(queue: PgQueue) -> No
         overlap.enqueue_many(session, [()] * 40)
         session.commit()
 
-    counts = Worker(queue, concurrency=4).run_until_empty(timeout=20)
+    counts = Worker(queue, concurrency=4).run_until_empty(timeout=60)
 
     assert (counts, most) == ({"succeeded": 40}, 4)

@@ -13,7 +13,7 @@ from typing import Any
 import cells
 import chores
 import pytest
-from worker_rig import MODES, Rig, WorkerProgram
+from worker_rig import MODES, Rig, WorkerProgram, promised
 
 from pgqueue import PgQueue
 
@@ -88,6 +88,7 @@ def test_a_handler_that_kills_its_process_costs_its_own_attempts_and_nothing_els
         assert rig.check() == []
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(("mode", "places"), [("lease", PLACES), ("transaction", SOME_PLACES)])
 def test_a_timeout_ends_whatever_the_handler_does(
     database_url: str, tmp_path: Path, mode: str, places: Sequence[str]
@@ -102,7 +103,7 @@ def test_a_timeout_ends_whatever_the_handler_does(
             rig.until_ended(job)
 
             took = time.monotonic() - began - cells.SOON.total_seconds()
-            assert took < 1, f"{place}: {took:.1f} s after the timeout"
+            assert took < promised(1), f"{place}: {took:.1f} s after the timeout"
             assert (rig.outcome(job), rig.bad_attempts(job)) == ("failed", ["timeout"])
             assert "longer than 0:00:00.5" in last_error(rig, job)
             [pid] = pids(rig, job)
@@ -146,7 +147,7 @@ def test_no_child_outlives_a_killed_worker(database_url: str, tmp_path: Path) ->
 
         worker.kill()
 
-        rig.until(lambda: all(map(is_gone, children)), seconds=5, what="the children are gone")
+        rig.until(lambda: all(map(is_gone, children)), what="the children are gone")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -154,7 +155,7 @@ def test_a_stopped_worker_lets_a_child_finish_within_the_grace(
     database_url: str, tmp_path: Path, mode: str
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = start(rig, mode, grace=20)
+        worker = start(rig, mode, grace=60)
         job = enqueue(rig, cells.wait_in_cell, "go")
         rig.until_started(job)
         [child] = pids(rig, job)
@@ -180,7 +181,7 @@ def test_a_child_that_outlives_the_grace_is_killed_and_its_job_given_back(
         jobs = [enqueue(rig, cells.spin), enqueue(rig, cells.wait_in_cell, "never")]
         rig.until_started(*jobs)
 
-        code = worker.terminate(seconds=8)
+        code = worker.terminate()
 
         assert code == 0
         for job in jobs:
@@ -337,7 +338,7 @@ def test_nothing_that_a_handler_gives_or_raises_hurts_the_worker(
         assert re.findall(r'File "(.+)", line', told) == [cells.__file__]
         assert "cells.throw: attempt 1 of 1: ZeroDivisionError" in worker.log.read_text()
         assert rig.outcome(thread) == "succeeded"
-        assert worker.terminate(seconds=5) == 0  # although a thread is left in a child
+        assert worker.terminate() == 0  # although a thread is left in a child
         assert rig.check() == []
 
 
@@ -386,7 +387,7 @@ def double(number: int) -> int:
 
 def main() -> None:
     queue.bind(sys.argv[1])
-    print(Worker(queue).run_until_empty(timeout=30))
+    print(Worker(queue).run_until_empty(timeout=60))
 """
 
 
@@ -408,7 +409,7 @@ def test_a_script_is_imported_again_by_its_children(
     queue.task(name="twice.double", max_attempts=1)(double).delay(21)
 
     done = subprocess.run(
-        [sys.executable, str(script), database_url], capture_output=True, text=True, timeout=60
+        [sys.executable, str(script), database_url], capture_output=True, text=True, timeout=200
     )
 
     assert done.stdout.strip() == said, done.stderr

@@ -16,7 +16,7 @@ from worker_rig import MODES
 from pgqueue import Job, JobStatus, PgQueue
 from pgqueue.worker import Worker
 
-PATIENCE = 20
+PATIENCE = 60.0
 
 
 def threads_of_workers() -> list[Thread]:

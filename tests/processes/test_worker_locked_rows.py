@@ -8,7 +8,7 @@ from typing import Any
 import chores
 import pytest
 from sqlalchemy import select
-from worker_rig import Rig
+from worker_rig import Rig, promised
 
 from pgqueue import Job
 
@@ -97,6 +97,7 @@ def test_what_a_crash_has_left_is_claimed_meanwhile(database_url: str, tmp_path:
         assert rig.check() == []
 
 
+@pytest.mark.timed
 def test_the_timeouts_of_others_are_heeded_meanwhile(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
         rig.start("transaction", concurrency=6)
@@ -109,7 +110,7 @@ def test_the_timeouts_of_others_are_heeded_meanwhile(database_url: str, tmp_path
             rig.until(lambda: rig.notes("cancelled", job=job))
             other = chores.overrun.enqueue(session, "a").id
             session.commit()
-            rig.until(lambda: rig.bad_attempts(other)[:1] == ["timeout"], seconds=8)
+            rig.until(lambda: rig.bad_attempts(other)[:1] == ["timeout"], seconds=promised(8))
 
         rig.open("a")
         rig.until_ended(job, other)

@@ -10,7 +10,7 @@ import chores
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
-from worker_rig import MODES, Rig
+from worker_rig import MODES, Rig, promised
 
 from pgqueue import Cancel, Job, JobContext, PgQueue, Retry, Snooze, Worker
 
@@ -57,7 +57,7 @@ def test_a_paused_queue_is_passed_by_and_resumed(
         with rig.session() as session:
             rig.queue.pause(session, "default")
             session.commit()
-        _let_pass(1.0)  # "within a second"
+        _let_pass(3.0)  # "within a second", and a busy machine may take longer
         with rig.session() as session:
             paused = chores.quick.enqueue(session).id
             other = chores.quick.options(queue="other").enqueue(session).id
@@ -70,7 +70,7 @@ def test_a_paused_queue_is_passed_by_and_resumed(
             rig.queue.resume(session, "default")
             session.commit()
 
-        rig.until_ended(paused, seconds=3)
+        rig.until_ended(paused)
         assert rig.check() == []
 
 
@@ -95,7 +95,7 @@ def test_tasks_a_worker_does_not_know_wait_for_one_that_does(
         assert rig.scalar(untouched) == 50
         assert worker.terminate() == 0
 
-        counts = Worker(newer, concurrency=2, mode=mode).run_until_empty(timeout=20)
+        counts = Worker(newer, concurrency=2, mode=mode).run_until_empty(timeout=60)
 
         assert counts == {"succeeded": len(jobs)}
         assert rig.check() == []
@@ -127,7 +127,7 @@ def test_run_until_empty_counts_attempts_by_how_they_ended(engine: Engine, mode:
 
     counts: Counter[str] = Counter()
     for _ in range(20):  # a retry is due a moment after the worker has found nothing
-        counts.update(Worker(queue, concurrency=2, mode=mode).run_until_empty(timeout=20))
+        counts.update(Worker(queue, concurrency=2, mode=mode).run_until_empty(timeout=60))
         if counts["failed"]:
             break
 
@@ -158,7 +158,7 @@ def test_run_until_empty_waits_for_what_its_jobs_enqueue(
         loose_chain.enqueue(session, 20)
         session.commit()
 
-    counts = Worker(queue, concurrency=concurrency, mode=mode).run_until_empty(timeout=30)
+    counts = Worker(queue, concurrency=concurrency, mode=mode).run_until_empty(timeout=60)
 
     with queue.session() as session:
         assert counts == {"succeeded": 40}
@@ -177,7 +177,7 @@ def test_run_until_empty_leaves_what_is_not_due(engine: Engine, mode: str) -> No
         quick.enqueue(session)
         session.commit()
 
-    counts = Worker(queue, mode=mode).run_until_empty(timeout=20)
+    counts = Worker(queue, mode=mode).run_until_empty(timeout=60)
 
     with queue.session() as session:
         assert counts == {"succeeded": 1}
@@ -185,6 +185,7 @@ def test_run_until_empty_leaves_what_is_not_due(engine: Engine, mode: str) -> No
         assert queue.check(session) == []
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("mode", MODES)
 def test_run_until_empty_stops_at_its_timeout(engine: Engine, mode: str) -> None:
     queue = PgQueue(engine)
@@ -198,11 +199,11 @@ def test_run_until_empty_stops_at_its_timeout(engine: Engine, mode: str) -> None
         session.commit()
 
     began = time.monotonic()
-    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=0.5)
+    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=3)
     took = time.monotonic() - began
 
     with queue.session() as session:
-        assert took < 3
+        assert took < promised(6)
         assert 0 < counts["succeeded"] < 2000
         unfinished = text("SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NULL")
         assert session.scalar(unfinished) == 2000 - counts["succeeded"]
@@ -221,7 +222,7 @@ def test_one_worker_object_runs_again_and_again(engine: Engine, mode: str) -> No
     counts = []
     for _ in range(3):
         quick.delay()
-        counts.append(worker.run_until_empty(timeout=20))
+        counts.append(worker.run_until_empty(timeout=60))
 
     with queue.session() as session:
         assert counts == [{"succeeded": 1}] * 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import chores
 import pytest
-from worker_rig import MODES, Rig
+from worker_rig import MODES, Rig, promised
 
 
 @pytest.mark.battery  # as a chaos scenario
@@ -75,7 +75,9 @@ def test_a_job_of_one_attempt_never_dies_of_its_neighbour_before_it_started(
         _run_until_ended(rig, mode, concurrency=1, batch=4)
 
         assert rig.outcome(poison) == "failed"
-        assert {rig.outcome(job) for job in fragile} == {"succeeded"}
+        started = {note["job"] for note in rig.notes("start")}
+        # One that had ended may die of it: its success was not yet written down.
+        assert {job for job in fragile if rig.outcome(job) != "succeeded"} <= started
         assert rig.check() == []
 
 
@@ -95,6 +97,7 @@ def _run_until_ended(rig: Rig, mode: str, **options: int) -> int:
     return deaths
 
 
+@pytest.mark.timed
 def test_jobs_that_are_not_claimed_ahead_do_not_wait_for_a_sweep(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -110,6 +113,6 @@ def test_jobs_that_are_not_claimed_ahead_do_not_wait_for_a_sweep(
 
         rig.start(concurrency=1)
 
-        rig.until_ended(seconds=12)  # by sweeps alone it takes twenty
+        rig.until_ended(seconds=promised(12))  # by sweeps alone it takes twenty
         assert rig.outcomes() == {"succeeded": 900}
         assert rig.check() == []

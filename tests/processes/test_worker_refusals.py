@@ -21,7 +21,7 @@ def test_a_worker_refuses_a_database_without_tables(empty_database_url: str) -> 
     with pytest.raises(SchemaMissing, match="upgrade"):
         Worker(queue).run()
     with pytest.raises(SchemaError):
-        Worker(queue, mode="transaction").run_until_empty(timeout=5)
+        Worker(queue, mode="transaction").run_until_empty(timeout=60)
 
 
 def test_a_worker_refuses_tables_older_than_its_code(engine: Engine) -> None:
@@ -30,7 +30,7 @@ def test_a_worker_refuses_tables_older_than_its_code(engine: Engine) -> None:
         connection.execute(text("UPDATE pgqueue.schema_version SET version = 0, oldest_code = 0"))
 
     with pytest.raises(SchemaTooOld, match="upgrade"):
-        Worker(queue).run_until_empty(timeout=5)
+        Worker(queue).run_until_empty(timeout=60)
 
 
 def test_a_worker_refuses_tables_that_its_code_is_too_old_for(engine: Engine) -> None:
@@ -40,7 +40,7 @@ def test_a_worker_refuses_tables_that_its_code_is_too_old_for(engine: Engine) ->
         connection.execute(text(newer))
 
     with pytest.raises(SchemaTooNew):
-        Worker(queue).run_until_empty(timeout=5)
+        Worker(queue).run_until_empty(timeout=60)
 
 
 def test_a_worker_serves_newer_tables_that_still_serve_it(engine: Engine) -> None:
@@ -49,7 +49,7 @@ def test_a_worker_serves_newer_tables_that_still_serve_it(engine: Engine) -> Non
         newer = "UPDATE pgqueue.schema_version SET version = version + 1"
         connection.execute(text(newer))
 
-    assert Worker(queue).run_until_empty(timeout=5) == {}
+    assert Worker(queue).run_until_empty(timeout=60) == {}
 
 
 def test_a_worker_is_refused_in_another_process_than_its_own(engine: Engine) -> None:
@@ -81,7 +81,7 @@ def test_a_worker_starts_no_job_beside_a_relationship_that_cannot_be_configured(
             job = relationship("Job" if class_name == "Job" else lambda: unknown)  # type: ignore[name-defined]  # noqa: F821
 
         with pytest.raises(PgQueueError) as refused:
-            Worker(queue).run_until_empty(timeout=20)
+            Worker(queue).run_until_empty(timeout=60)
         return str(refused.value)
 
     said = _in_a_child(run)
@@ -104,7 +104,7 @@ def test_a_worker_made_after_the_fork_runs_on_connections_of_its_own(engine: Eng
         session.commit()
     quick.delay()
 
-    said = _in_a_child(lambda: str(Worker(queue, concurrency=2).run_until_empty(timeout=20)))
+    said = _in_a_child(lambda: str(Worker(queue, concurrency=2).run_until_empty(timeout=60)))
 
     assert said == "{'succeeded': 1}"
     with queue.session() as session:  # the parent's connection is as it was
@@ -157,7 +157,7 @@ def test_a_program_that_forks_workers_needs_nothing_special(
         "for _ in range(2):\n"
         "    child = os.fork()\n"
         "    if not child:\n"
-        "        Worker(queue, concurrency=2).run_until_empty(timeout=20)\n"
+        "        Worker(queue, concurrency=2).run_until_empty(timeout=60)\n"
         "        sys.exit(0)\n"
         "    children.append(child)\n"
         "codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]\n"
@@ -167,7 +167,7 @@ def test_a_program_that_forks_workers_needs_nothing_special(
     )
 
     done = subprocess.run(
-        [sys.executable, str(program), database_url], capture_output=True, text=True, timeout=60
+        [sys.executable, str(program), database_url], capture_output=True, text=True, timeout=200
     )
 
     assert done.stdout.strip() == "[0, 0] [(<JobStatus.SUCCEEDED: 'succeeded'>, 200)]", done.stderr
@@ -181,7 +181,7 @@ def test_a_worker_is_given_a_queue(instead: Any) -> None:
 
 def _refusal(worker: Worker) -> str:
     with pytest.raises(UsedAcrossFork) as refused:
-        worker.run_until_empty(timeout=5)
+        worker.run_until_empty(timeout=60)
     return str(refused.value)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import chores
 import pytest
-from worker_rig import MODES, Rig
+from worker_rig import MODES, Rig, promised
 
 OTHERS = [
     (mode, task) for mode in MODES for task in (chores.wait, chores.wait_and_pay, chores.wait_async)
@@ -50,7 +50,7 @@ def test_a_running_handler_ends_within_the_grace(
     database_url: str, tmp_path: Path, mode: str, task: Any, number: signal.Signals
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, grace=20, concurrency=1)
+        worker = rig.start(mode, grace=60, concurrency=1)
         with rig.session() as session:
             job = task.enqueue(session, "go").id
             waiting = task.enqueue(session, "go").id
@@ -69,6 +69,7 @@ def test_a_running_handler_ends_within_the_grace(
         assert rig.check() == []
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(("mode", "task"), OTHERS)
 def test_a_handler_longer_than_the_grace_is_interrupted_at_the_cost_of_one_attempt(
     database_url: str, tmp_path: Path, mode: str, task: Any
@@ -85,7 +86,7 @@ def test_a_handler_longer_than_the_grace_is_interrupted_at_the_cost_of_one_attem
         took = time.monotonic() - began
 
         assert code == 0
-        assert took < 3
+        assert took < promised(3)
         assert rig.bad_attempts(job) == ["interrupted"]
         assert (rig.outcome(job), rig.attempts(job)) == (None, 1)
         assert rig.effects() == 0
@@ -114,7 +115,7 @@ def test_an_interrupted_handler_that_blocks_the_event_loop_does_not_hold_the_pro
             session.commit()
         rig.until_started(job)
 
-        code = worker.terminate(seconds=5)
+        code = worker.terminate()
 
         assert code == 0
         assert rig.bad_attempts(job) == ["interrupted"]
@@ -124,7 +125,7 @@ def test_an_interrupted_handler_that_blocks_the_event_loop_does_not_hold_the_pro
 @pytest.mark.parametrize("mode", MODES)
 def test_a_second_signal_ends_the_grace(database_url: str, tmp_path: Path, mode: str) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, grace=60)
+        worker = rig.start(mode, grace=600)
         with rig.session() as session:
             job = chores.wait_and_pay.enqueue(session, "never").id
             session.commit()
@@ -133,7 +134,7 @@ def test_a_second_signal_ends_the_grace(database_url: str, tmp_path: Path, mode:
         rig.until(lambda: "stopping" in worker.log.read_text())
         assert worker.is_running
 
-        code = worker.terminate(seconds=5)
+        code = worker.terminate()
 
         assert code == 0
         assert rig.bad_attempts(job) == ["interrupted"]
@@ -153,7 +154,7 @@ def test_the_last_attempt_interrupted_fails_the_job(
             session.commit()
         rig.until_started(job)
 
-        code = worker.terminate(seconds=5)
+        code = worker.terminate()
 
         assert code == 0
         assert rig.bad_attempts(job) == ["interrupted"]

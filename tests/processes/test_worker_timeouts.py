@@ -180,7 +180,7 @@ def test_an_overdue_job_needs_no_connection_of_the_application_to_end(
             job = chores.overrun.options(max_attempts=1).enqueue(session, "go").id
             session.commit()
 
-        rig.until_ended(job, seconds=10)
+        rig.until_ended(job)
 
         assert (rig.outcome(job), rig.bad_attempts(job)) == ("failed", ["timeout"])
         rig.open("hog")
@@ -218,7 +218,7 @@ def test_a_worker_that_ends_over_stuck_threads_lets_the_others_finish(
     database_url: str, tmp_path: Path, mode: str
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, concurrency=2, grace=20)
+        worker = rig.start(mode, concurrency=2, grace=60)
         jobs = []
         for task in (chores.overrun, chores.wait, chores.overrun):
             with rig.session() as session:

@@ -96,7 +96,7 @@ def test_a_worker_frozen_between_its_settle_and_its_commit_does_not_keep_its_lea
         rig.until(zombie.is_stopped, what="it stands still")
         rescuer = rig.start(**hasty)
 
-        rig.until_started(job, attempt=2, seconds=10)
+        rig.until_started(job, attempt=2)
         rig.until_ended(job)
         zombie.send(signal.SIGCONT)
         rig.open("thaw")
@@ -121,7 +121,7 @@ def test_the_transaction_of_a_frozen_worker_is_ended_by_whoever_finds_it_dead(
         zombie.send(signal.SIGSTOP)
         rescuer = rig.start("transaction", **HASTY)
 
-        rig.until_started(jobs[0], attempt=2, seconds=10)
+        rig.until_started(jobs[0], attempt=2)
         rig.open("go")
         rig.until_ended()
         assert rescuer.terminate() == 0

@@ -28,6 +28,9 @@ SHOWN = ("alembic", "click", "flask", "psycopg", "pydantic", "rich", "sqlalchemy
 
 
 def main() -> None:
+    for name in list(os.environ):  # what is meant for servers and applications of yours
+        if name.startswith(("PG", "FLASK_")):
+            del os.environ[name]
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in SHOWN)
     print(f"Python {sys.version.split()[0]}, {versions}")
     print(f"{import_every_module()} modules import")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
-from time import perf_counter
+from time import process_time
 from typing import Annotated, Any, NewType, NotRequired, TypedDict
 
 import pydantic
@@ -125,11 +125,11 @@ def test_secrets_are_the_values_of_the_arguments_named(args: Any, found: tuple[s
 
 @pytest.mark.parametrize("text", ["token='" * 5000, "a:" * 16000, "://" * 10000, "password" * 4000])
 def test_no_text_keeps_the_worker_busy(text: str) -> None:
-    start = perf_counter()
+    start = process_time()
 
     redacted(text)
 
-    assert perf_counter() - start < 2
+    assert process_time() - start < 2
 
 
 def chained() -> BaseException:

@@ -145,12 +145,12 @@ def test_a_result_far_too_large_is_given_up_early() -> None:
     for _ in range(60):
         shared = [shared] * 10
     endless["shared"] = shared
-    started = time.monotonic()
+    started = time.process_time()
 
     result = storable_result(endless)
 
     assert "larger than" in result["unserialisable_result"]
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 @given(
