@@ -156,8 +156,8 @@ def _get_to_know(engine: Engine) -> None:
     would meet a dialect that knows half in another.
     """
     if not hasattr(engine.dialect, "default_isolation_level"):
-        with engine.connect():
-            pass
+        with engine.connect() as connection:
+            connection.detach()  # or it would stay in the pool, and nobody may need it there
 
 
 def configure(connection: Connection, settings: Mapping[str, str]) -> None:

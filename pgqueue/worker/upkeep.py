@@ -26,10 +26,10 @@ HOUSEKEEPING = {**UPKEEP, "lock_timeout": "250"}
 """Milliseconds.  An application may lock its tables for minutes, and what else there is to do must
 not wait for that; nor may this, waiting, keep those behind it in the queue of the lock."""
 
-TICK = 0.5
+LOOK_EVERY = 0.5
 """Seconds between two looks while handlers run: they hear of a cancel within one."""
-IDLE_TICKS = 2
-"""So many of them make one while none runs."""
+LOOK_WHEN_IDLE_EVERY = 0.75
+"""The same while none runs; a queue is paused within a second."""
 FORGET_EVERY = 3600.0
 LAST_LOOK = 5.0
 """Seconds a worker that ends waits for a server that does not answer."""
@@ -65,14 +65,14 @@ class Upkeep(Loop):
             isolation_level="READ COMMITTED",
         )
         self._rescuer = Rescuer()
-        self._ticks = 0
         self._forgot_at = time.monotonic()
 
     def work(self) -> None:
         while not self._stopping.is_set():
-            if self._is_due():
-                self._line.attempt(self._look)
-            self._awake.wait(TICK)
+            began = time.monotonic()
+            self._line.attempt(_unless_locked(self._look))
+            pause = LOOK_EVERY if self._running() else LOOK_WHEN_IDLE_EVERY
+            self._awake.wait(max(pause - (time.monotonic() - began), 0.0))
             self._awake.clear()
         # For the last time: a worker that ends may be the last of all, and leave one itself.
         self._line.attempt(_unless_locked(drop_left_stamps))
@@ -89,18 +89,7 @@ class Upkeep(Loop):
         if dead:
             self._awake.set()
 
-    def _is_due(self) -> bool:
-        self._ticks += 1
-        is_idle = self.informed.is_set() and not self._dead and not self._running()
-        if is_idle and self._ticks < IDLE_TICKS:
-            return False
-        self._ticks = 0
-        return True
-
     def _look(self, connection: Connection) -> None:
-        _unless_locked(self._listen_and_rescue)(connection)
-
-    def _listen_and_rescue(self, connection: Connection) -> None:
         dead, self._dead = self._dead, ()  # once: if a table is locked, by a new verdict only
         if dead:
             declare_dead(connection, dead)
