@@ -45,8 +45,8 @@ def what_was_claimed_ahead_goes_first(patch: Patch) -> None:
 @scenario(
     promises="P6",
     research="T5",
-    full=Size(jobs=100_000, workers=1, faults=500),
-    short=Size(jobs=4_000, workers=1, faults=30),
+    full=Size(jobs=100_000, workers=1, faults=40),
+    short=Size(jobs=10_000, workers=1, faults=5),
     planted={
         "claims_ahead_say_nothing_of_what_they_leave": "started before the last (urgent|rescued)",
         "what_was_claimed_ahead_goes_first": "started before the last urgent",
@@ -57,7 +57,7 @@ def jobs_that_must_not_wait(stage: Stage, size: Size) -> None:
     rescued = stage.enqueue(call, [()] * size.faults)
     _lose_a_worker_with(stage, len(rescued))
     backlog = stage.enqueue(call, [()] * size.jobs)
-    urgent = stage.enqueue(call.options(priority=0, max_attempts=1), [()] * (10 * size.faults))
+    urgent = stage.enqueue(call.options(priority=0, max_attempts=1), [()] * (20 * size.faults))
     fleet = stage.fleet("lease", size.workers, concurrency=SLOTS)
     stage.until_ended()
     fleet.stop()

@@ -22,6 +22,7 @@ PATIENCE = 60
 SLOTS = 4
 BACKLOG = 3000
 SPECIAL = 200
+RESCUED = 8
 
 
 class Starts:
@@ -82,14 +83,15 @@ def test_jobs_of_one_attempt_do_not_wait_for_a_backlog_of_their_priority(engine:
 @pytest.mark.parametrize("mode", MODES)
 def test_rescued_jobs_start_beside_a_backlog(engine: Engine, mode: str) -> None:
     starts = Starts(engine)
-    starts.enqueue("rescued", 30)
+    starts.enqueue("rescued", RESCUED)
     lose_a_worker_with_all(engine, starts.task.name)
-    backlog = BACKLOG if mode == "lease" else BACKLOG // 5
+    backlog = 7 * BACKLOG if mode == "lease" else BACKLOG // 5
     starts.enqueue("backlog", backlog)
 
     starts.run(mode)
 
-    assert starts.kinds.count("rescued") == 30
+    # They start one at a time; on a slow machine, a claim ahead is run between two of them.
+    assert starts.kinds.count("rescued") == RESCUED
     assert starts.before_last("rescued") < backlog // 2
 
 
