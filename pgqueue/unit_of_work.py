@@ -36,7 +36,11 @@ PLAN_ONCE = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
 """There is one good plan for each of these statements, and planning costs more than running it.
 Made for any number of rows it looks dear, and compiling it would take ten times as long again."""
 
-OWN = {"search_path": SEARCH_PATH, **NETWORK}
+UNICODE = {"client_encoding": "UTF8"}
+"""PGCLIENTENCODING or the engine may name another encoding.  The server refuses a claim that brings
+a character outside of it, and with it every later claim of the worker."""
+
+OWN = {"search_path": SEARCH_PATH, **NETWORK, **UNICODE}
 """Of a connection that runs our statements and no handler's."""
 
 CLAIMING = {
@@ -56,7 +60,7 @@ transaction, and for which the stamp waits in its turn, would make a circle no s
 
 UPKEEP = {**OWN, **BRIEF, "datestyle": "ISO", **PLAN_ONCE}
 
-HANDLING = {**NETWORK, "default_transaction_isolation": "read committed"}
+HANDLING = {**NETWORK, **UNICODE, "default_transaction_isolation": "read committed"}
 """The search_path stays the application's, whose handlers use it."""
 
 LOCAL = {

@@ -56,6 +56,26 @@ def test_no_thread_is_left_once_a_handler_that_outlived_its_grace_has_ended(
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_an_encoding_of_the_engine_without_a_character_keeps_no_job_from_its_handler(
+    database_url: str, engine: Engine, mode: str
+) -> None:
+    queue = PgQueue(create_engine(database_url, connect_args={"client_encoding": "latin1"}))
+    seen = []
+
+    @queue.task
+    def show(word: str) -> None:
+        seen.append(word)
+
+    with Session(engine) as session:
+        for word in ("plain", "\u20ac 5", "\u65e5\u672c"):
+            show.enqueue(session, word)
+        session.commit()
+    Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=PATIENCE)
+
+    assert seen == ["plain", "\u20ac 5", "\u65e5\u672c"]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_an_async_handler_connects_as_the_engine_of_the_application_does(
     database_url: str, mode: str
 ) -> None:
