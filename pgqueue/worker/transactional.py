@@ -30,6 +30,7 @@ from pgqueue.unit_of_work import (
     set_now,
 )
 from pgqueue.worker.crew import Crew, Run
+from pgqueue.worker.event_loop import run_alone
 from pgqueue.worker.workbench import STALE, WORDS
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def run_with_async_session(crew: Crew, run: Run, connection: Connection) -> Verd
     The connection belongs to this thread and blocks it.  On the loop that all async handlers
     share, two that wait for each other's row locks would stop it for good.
     """
-    return asyncio.run(_run_with_async_session(crew, run, connection))
+    return run_alone(_run_with_async_session(crew, run, connection))
 
 
 async def _run_with_async_session(
