@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
 from threading import Thread
 from typing import Any
 
@@ -75,6 +77,25 @@ ACTS: dict[str, tuple[Callable[[Session], None], set[str]]] = {
 """What a handler does before it writes its row, and how its job may end."""
 
 
+async def exit_in_a_task() -> None:
+    async def leave() -> None:
+        sys.exit(3)
+
+    await asyncio.create_task(leave())
+
+
+async def stop_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.01)
+
+
+ASYNC_ACTS: dict[str, tuple[Callable[[], Awaitable[None]], set[str]]] = {
+    "exit in a task": (exit_in_a_task, BADLY),
+    "loop.stop()": (stop_the_loop, WELL),
+}
+"""What only a handler on an event loop can do."""
+
+
 def act_and_write(session: Session, ctx: JobContext, name: str) -> None:
     if name == COMMIT_AND_RAISE:
         session.execute(EFFECT, effect(ctx))
@@ -97,7 +118,11 @@ def misbehave_and_pay(session: Session, ctx: JobContext, name: str) -> int:
 @queue.task(max_attempts=1)
 async def misbehave_and_pay_async(session: AsyncSession, ctx: JobContext, name: str) -> int:
     note(START, ctx, name=name)
-    await session.run_sync(act_and_write, ctx, name)
+    if name in ASYNC_ACTS:
+        await ASYNC_ACTS[name][0]()
+        await session.execute(EFFECT, effect(ctx))
+    else:
+        await session.run_sync(act_and_write, ctx, name)
     return ctx.attempt
 
 
@@ -135,9 +160,17 @@ def changed_connections_are_reused(patch: Patch) -> None:
         patch.set(module, "close_if_changed", lambda _connection: False)
 
 
-PAIRS: tuple[tuple[Any, Any], ...] = (
-    (misbehave_and_pay, look_and_pay),
-    (misbehave_and_pay_async, look_and_pay_async),
+@plant
+def loops_end_with_a_task(patch: Patch) -> None:
+    """An event loop runs until it stops, whoever has stopped it."""
+    from pgqueue.worker import event_loop
+
+    patch.set(event_loop, "_keep_running", lambda loop, _is_over: loop.run_forever())
+
+
+PAIRS: tuple[tuple[Any, Any, list[str]], ...] = (
+    (misbehave_and_pay, look_and_pay, [*ACTS, COMMIT_AND_RAISE]),
+    (misbehave_and_pay_async, look_and_pay_async, [*ACTS, *ASYNC_ACTS, COMMIT_AND_RAISE]),
 )
 
 
@@ -149,6 +182,7 @@ PAIRS: tuple[tuple[Any, Any], ...] = (
     planted={
         "sessions_join_without_savepoint": "F3|ended as",
         "changed_connections_are_reused": "finds",
+        "loops_end_with_a_task": "has ended",
     },
 )
 def hostile_handlers(stage: Stage, size: Size) -> None:
@@ -157,10 +191,10 @@ def hostile_handlers(stage: Stage, size: Size) -> None:
     misbehaved: dict[int, str] = {}
     fleets = []
     for mode in ("lease", "transaction"):
-        for number, (misbehave, look) in enumerate(PAIRS):
+        for number, (misbehave, look, acts) in enumerate(PAIRS):
             name = f"{mode}-{number}"
             stage.enqueue(look.options(queue=name), [("nothing",)])
-            for act in [*ACTS, COMMIT_AND_RAISE] * size.faults:
+            for act in acts * size.faults:
                 [job] = stage.enqueue(misbehave.options(queue=name), [(act,)])
                 misbehaved[job] = act
                 stage.enqueue(look.options(queue=name), [(act,)])
@@ -173,7 +207,7 @@ def hostile_handlers(stage: Stage, size: Size) -> None:
     _the_next_finds_nothing(stage)
     outcomes = {row[0]: row[1] for row in stage.rows("SELECT id, outcome FROM pgqueue.jobs")}
     for job, act in misbehaved.items():
-        allowed = ACTS[act][1] if act in ACTS else BADLY
+        _, allowed = ACTS.get(act) or ASYNC_ACTS.get(act) or (None, BADLY)
         stage.expect(outcomes[job] in allowed, f"{act}: job {job} ended as {outcomes[job]}")
     for fleet in fleets:
         fleet.stop()
@@ -182,6 +216,8 @@ def hostile_handlers(stage: Stage, size: Size) -> None:
 
 
 def _the_next_finds_nothing(stage: Stage) -> None:
+    for member in stage.members:
+        stage.expect(member.is_running, f"{member.name} has ended over what its handlers did")
     looks = [event for event in stage.history(START) if "state" in event.details]
     clean = next(
         (each.details["state"] for each in looks if each.details["after"] == "nothing"), ""

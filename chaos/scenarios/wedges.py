@@ -73,7 +73,7 @@ def heart_beats_on_the_event_loop(patch: Patch) -> None:
         async def beat_there() -> None:
             by_thread(self, connection)
 
-        loops[0].run(beat_there())
+        loops[0].wait_for(beat_there())
 
     apart = patch.set(shift, "EventLoop", event_loop)
     by_thread = patch.set(Heartbeat, "_beat", beat)

@@ -1,38 +1,61 @@
 """The one event loop of a worker, on a thread of its own, for all its async handlers."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from threading import Lock, Thread
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine
 
-from pgqueue import async_session
+from pgqueue import async_session, redaction
 from pgqueue.changed_sessions import watch_session
+from pgqueue.errors import WorkerBroken
 from pgqueue.unit_of_work import connection_parameters
+from pgqueue.worker.loops import Loop
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+logger = redaction.logger(__name__)
 
 T = TypeVar("T")
 
 DISPOSE_FOR = 1.0
 
 
-class EventLoop:
+class EventLoop(Loop):
     """Started by the first async handler.  A slot waits for what it runs here, so the number of
     slots bounds async jobs as it bounds the others."""
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__(name="event-loop")
         self._like = engine
         self._lock = Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: AsyncEngine | None = None
+        self._stopping = Event()
+        self._ended: Future[None] = Future()
+        """Done when the thread has ended: nothing that waits for the loop gets an answer then."""
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._started()).result()
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+        either: tuple[Future[Any], ...] = (future, self._ended)
+        wait(either, return_when=FIRST_COMPLETED)
+        if not future.done():
+            self.join()  # its own failure is to be told first
+            raise WorkerBroken("the event loop has ended under its handlers")
+        return future.result()
+
+    def work(self) -> None:
+        loop = self._running_loop()
+        try:
+            _keep_running(loop, self._stopping.is_set)
+            loop.close()
+        finally:
+            self._ended.set_result(None)
 
     @property
     def engine(self) -> "AsyncEngine":
@@ -48,22 +71,62 @@ class EventLoop:
     def stop(self) -> None:
         """End the loop's thread, unless a handler that was given up still blocks it."""
         loop = self._loop
-        if loop is None:
+        if loop is None or not self.is_alive():
             return
         if self._engine is not None:
             disposed = asyncio.run_coroutine_threadsafe(self._engine.dispose(), loop)
             with suppress(TimeoutError):  # a handler that was given up may block the loop
                 disposed.result(timeout=DISPOSE_FOR)
+        self._stopping.set()
         loop.call_soon_threadsafe(loop.stop)
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                Thread(target=_run, args=(self._loop,), name="pgqueue-loop", daemon=True).start()
+                self.start()
             return self._loop
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
+def run_alone(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a loop of its own, in this thread, as ``asyncio.run`` does it.
+
+    What its tasks raise or do to the loop does not end it.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        return _run_task(loop, coroutine)
+    finally:
+        _run_task(loop, _end_what_is_left())
+        loop.close()
+
+
+def _run_task(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    task = loop.create_task(coroutine)
+    task.add_done_callback(lambda _: loop.stop())
+    _keep_running(loop, task.done)
+    return task.result()
+
+
+async def _end_what_is_left() -> None:
+    loop = asyncio.get_running_loop()
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()
+
+
+def _keep_running(loop: asyncio.AbstractEventLoop, is_over: Callable[[], bool]) -> None:
+    """Run a loop until it is over, and not until a handler ends it.
+
+    Where a task raises SystemExit or KeyboardInterrupt, asyncio raises it twice: in whoever awaits
+    the task, and out of the loop.  And ``loop.stop()`` may be called by anybody on the loop.
+    """
+    while not is_over():
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:
+            words = type(error).__name__
+            logger.warning("a task of an async handler raised %s; the event loop goes on", words)

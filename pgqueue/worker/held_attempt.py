@@ -68,7 +68,7 @@ class HeldAttempt:
         if task.is_transactional:
             return run_with_session(crew, run, self._connection)
         if task.is_async:
-            return crew.loop.run(
+            return crew.loop.wait_for(
                 execution.run_async(task, run.claimed, run.context(), around=crew.around)
             )
         return execution.run(task, run.claimed, run.context(), around=crew.around)

@@ -2,7 +2,7 @@
 
 import atexit
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
 
 from sqlalchemy import Connection, Engine
@@ -13,7 +13,7 @@ from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.guests import check_binds, joining_sessions
 from pgqueue.job_queue import PgQueue
 from pgqueue.notifications import Listener
-from pgqueue.outcomes import Released
+from pgqueue.outcomes import Outcome, Released
 from pgqueue.unit_of_work import OWN, READ_COMMITTED, isolation_of, worker_engine
 from pgqueue.worker import outside
 from pgqueue.worker.children import Children
@@ -193,8 +193,7 @@ class Shift:
             run.is_abandoned = True  # before its thread can learn that the attempt is lost
         with outside.staying(overdue.values()):
             lost = {place: run for place, run in overdue.items() if run.lose()}
-            if lost:
-                self._settle_late(lost.values())
+            self._settle_over([(run, outside.late(run)) for run in lost.values()])
         for place in lost:
             self._stuck.append(self._slots[place])
             self._slots[place] = self._new_slot()
@@ -206,12 +205,14 @@ class Shift:
                 "this process must end to be rid of them"
             )
 
-    def _settle_late(self, runs: Collection[Run]) -> None:
-        outcomes = [(run, outside.late(run)) for run in runs]
+    def _settle_over(self, outcomes: Sequence[tuple[Run, Outcome]]) -> None:
+        """Settle attempts over the head of their threads, and end their transactions."""
+        if not outcomes:
+            return
         if not self._leases:
             outside.settle_from_outside(self._crew, outcomes)
             return
-        outside.end_transactions(self._crew, runs)
+        outside.end_transactions(self._crew, [run for run, _ in outcomes])
         for run, outcome in outcomes:
             self._crew.bench.done(run.claimed, outcome)
 
@@ -236,7 +237,7 @@ class Shift:
             atexit.register(self._interrupt)
             Thread(target=self._close_later, name="pgqueue-last-out", daemon=True).start()
             return
-        self._close()
+        self._interrupt()  # what threads have left that ended by a mistake, if any has
 
     def _close_later(self) -> None:
         """Handlers still run, in a process that may go on: their leases need the heartbeat."""
@@ -247,7 +248,16 @@ class Shift:
 
     def _check_loops(self) -> None:
         """A worker that has lost one of its threads must end: half of it looks like all of it."""
-        loops = (self._heartbeat, self._upkeep, self._settler, self._claimer, *self._slots)
+        crew = self._crew
+        # The event loop before the slots, which end because of it.
+        loops = (
+            self._heartbeat,
+            self._upkeep,
+            self._settler,
+            self._claimer,
+            crew.loop,
+            *self._slots,
+        )
         for loop in loops:
             if loop.failure is not None:
                 self._stopping.set()
@@ -261,15 +271,10 @@ class Shift:
         return any(slot.is_alive() for slot in self._slots)
 
     def _interrupt(self) -> None:
-        """The process ends: what still runs is given back, one attempt the poorer."""
+        """What still runs has nobody to end it: it is given back, one attempt the poorer."""
         with outside.staying(runs := self._runs()):
             lost = [run for run in runs if run.lose()]
-            if self._leases:
-                for run in lost:
-                    self._crew.bench.done(run.claimed, execution.INTERRUPTED)
-            elif lost:
-                outcomes = [(run, execution.INTERRUPTED) for run in lost]
-                outside.settle_from_outside(self._crew, outcomes)
+            self._settle_over([(run, execution.INTERRUPTED) for run in lost])
         self._close()
 
     def _close(self) -> None:

@@ -35,7 +35,7 @@ class Slot(Loop):
                 continue
             run = self._begin(claimed)
             if run.task.is_async:
-                is_ours = self.crew.loop.run(self._work_on_loop(run))
+                is_ours = self.crew.loop.wait_for(self._work_on_loop(run))
             else:
                 is_ours = self._end(run, self._outcome_of(run))
             if not is_ours:

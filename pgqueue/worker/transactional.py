@@ -34,6 +34,7 @@ from pgqueue.unit_of_work import (
 )
 from pgqueue.worker.after_commit import tell_of_commit
 from pgqueue.worker.crew import Crew, Run
+from pgqueue.worker.event_loop import run_alone
 from pgqueue.worker.replays import Replays
 from pgqueue.worker.workbench import STALE, WORDS
 
@@ -175,7 +176,7 @@ def run_with_async_session(crew: Crew, run: Run, connection: Connection) -> Verd
     The connection belongs to this thread and blocks it.  On the loop that all async handlers
     share, two that wait for each other's row locks would stop it for good.
     """
-    return asyncio.run(_run_with_async_session(crew, run, connection))
+    return run_alone(_run_with_async_session(crew, run, connection))
 
 
 async def _run_with_async_session(

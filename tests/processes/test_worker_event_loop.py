@@ -1,0 +1,178 @@
+"""What a handler does to its event loop is its own matter: the loop goes on for the others."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncSession
+from worker_rig import MODES
+
+from pgqueue import Job, JobContext, PgQueue, Retry, Worker
+from pgqueue.errors import WorkerBroken
+
+PATIENCE = 20
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def leave() -> None:
+    sys.exit(3)
+
+
+async def be_interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+async def leave_when_cancelled() -> None:
+    try:
+        await asyncio.sleep(PATIENCE)
+    except asyncio.CancelledError:
+        sys.exit(3)
+
+
+async def await_exit() -> None:
+    await asyncio.create_task(leave())
+
+
+async def await_interrupt() -> None:
+    await asyncio.create_task(be_interrupted())
+
+
+async def exit_in_background() -> None:
+    _kept.append(asyncio.create_task(leave()))
+    await asyncio.sleep(0.01)
+
+
+async def exit_at_the_end() -> None:
+    _kept.append(asyncio.create_task(leave_when_cancelled()))
+    await asyncio.sleep(0.01)
+
+
+async def exit_in_a_callback() -> None:
+    asyncio.get_running_loop().call_soon(sys.exit)
+    await asyncio.sleep(0.01)
+
+
+async def exit_in_the_exception_handler() -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda *_: sys.exit(3))
+    loop.call_soon(lambda: 1 / 0)
+    await asyncio.sleep(0.01)
+    loop.set_exception_handler(None)
+
+
+async def stop_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.01)
+
+
+async def close_the_loop() -> None:
+    asyncio.get_running_loop().close()
+
+
+_kept: list[asyncio.Task[None]] = []
+"""Or they may be collected before they run."""
+
+DEEDS: dict[str, tuple[Callable[[], Awaitable[None]], str]] = {
+    "awaits an exit": (await_exit, "failed"),
+    "awaits an interrupt": (await_interrupt, "failed"),
+    "exits in background": (exit_in_background, "succeeded"),
+    "exits at the end": (exit_at_the_end, "succeeded"),
+    "exits in a callback": (exit_in_a_callback, "succeeded"),
+    "exits in the exception handler": (exit_in_the_exception_handler, "succeeded"),
+    "stops the loop": (stop_the_loop, "succeeded"),
+    "closes the loop": (close_the_loop, "failed"),
+}
+"""What a handler does, and how its job ends."""
+
+
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_a_handler_that_ends_its_event_loop_costs_no_other_anything(
+    engine: Engine, mode: str, is_transactional: bool
+) -> None:
+    queue = PgQueue(engine)
+    is_beside, all_done = threading.Event(), threading.Event()
+    left = len(DEEDS)
+
+    async def be_beside() -> None:
+        is_beside.set()
+        while not all_done.is_set():
+            await asyncio.sleep(0.001)
+
+    async def misbehave(deed: str) -> None:
+        nonlocal left
+        while not is_beside.is_set():
+            await asyncio.sleep(0.001)
+        try:
+            await DEEDS[deed][0]()
+        finally:
+            left -= 1
+            if left == 0:
+                all_done.set()
+
+    neighbour: Any
+    culprit: Any
+    if is_transactional:
+
+        @queue.task(name="neighbour", retry=Retry.never())
+        async def neighbour(session: AsyncSession) -> None:
+            await be_beside()
+
+        @queue.task(name="culprit", retry=Retry.never())
+        async def culprit(session: AsyncSession, deed: str) -> None:
+            await misbehave(deed)
+
+    else:
+        neighbour = queue.task(name="neighbour", retry=Retry.never())(be_beside)
+        culprit = queue.task(name="culprit", retry=Retry.never())(misbehave)
+
+    with queue.session() as session:
+        beside = neighbour.enqueue(session).id
+        jobs = {deed: culprit.enqueue(session, deed).id for deed in DEEDS}
+        session.commit()
+
+        Worker(queue, concurrency=2, mode=mode).run_until_empty(timeout=PATIENCE)
+
+        ended = {deed: session.get_one(Job, job).outcome for deed, job in jobs.items()}
+        assert ended == {deed: outcome for deed, (_, outcome) in DEEDS.items()}
+        assert session.get_one(Job, beside).outcome == "succeeded"
+        assert queue.check(session) == []
+
+
+def test_a_worker_whose_event_loop_ends_says_so_and_ends(
+    engine: Engine, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = PgQueue(engine)
+    started = threading.Event()
+
+    @queue.task
+    async def run_beside(ctx: JobContext) -> None:
+        started.set()
+        await asyncio.sleep(PATIENCE)
+
+    @queue.task
+    async def break_the_loop() -> None:
+        while not started.is_set():
+            await asyncio.sleep(0.001)
+        asyncio.get_running_loop()._selector.close()  # type: ignore[attr-defined]  # of asyncio
+        await asyncio.sleep(PATIENCE)
+
+    with queue.session() as session:
+        jobs = [task.enqueue(session).id for task in (run_beside, break_the_loop)]
+        session.commit()
+
+        with pytest.raises(WorkerBroken, match="event-loop"):
+            Worker(queue, concurrency=2, mode=mode, grace=timedelta(seconds=PATIENCE)).run()
+
+        assert "pgqueue-event-loop ended by a mistake" in caplog.text
+        ended = [session.get_one(Job, job) for job in jobs]
+        assert [(job.outcome, job.attempts) for job in ended] == [(None, 1), (None, 1)]
+        assert queue.check(session) == []
