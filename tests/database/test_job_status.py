@@ -2,11 +2,25 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from typing import Any
 
 import pytest
 from conftest import fresh_database
-from sqlalchemy import Engine, Select, create_engine, func, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    NullPool,
+    Select,
+    column,
+    create_engine,
+    delete,
+    exists,
+    func,
+    select,
+    table,
+    text,
+)
 from sqlalchemy.orm import Session, aliased
 
 from chaos.logical import ERROR, crew, enqueue, worker_settings
@@ -38,6 +52,61 @@ def crowd_url(server_url: str, template_url: str) -> Iterator[str]:
             connection.execute(text(STALE_CROWD))
         engine.dispose()
         yield url
+
+
+BACKLOG = 100_000
+AT_ONE_MOMENT = """
+    WITH job AS (INSERT INTO pgqueue.jobs (task, run_at)
+                 SELECT 'tests.task', now() FROM generate_series(1, :jobs) RETURNING *)
+    INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
+    SELECT queue, priority, run_at, id, task FROM job ORDER BY id
+"""
+MY_TASKS = """
+    CREATE TABLE tasks (user_id integer, job_id bigint);
+    INSERT INTO tasks SELECT 0, id FROM pgqueue.jobs;
+"""
+TASKS_OF_OTHERS = """
+    INSERT INTO tasks SELECT 1 + id / 20, id FROM pgqueue.jobs;
+    CREATE INDEX ON tasks (user_id);
+    ANALYZE tasks;
+"""
+
+
+@pytest.fixture(scope="module", params=["empty", "never analyzed", "moment", "fresh", "drained"])
+def backlog(
+    server_url: str, template_url: str, request: pytest.FixtureRequest
+) -> Iterator[Connection]:
+    """My tasks, with jobs of every status, beside a backlog; and what the planner knows of it."""
+    options = " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())
+    with fresh_database(server_url, template_url=template_url) as url:
+        quiet = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        with quiet.connect() as connection:
+            for name in ("jobs", "message_queue", "leases", "dead_letters"):
+                off = text(f"ALTER TABLE pgqueue.{name} SET (autovacuum_enabled = off)")
+                connection.execute(off)
+            if request.param == "empty":
+                connection.execute(text("ANALYZE"))
+            make_one_of_each(quiet, url)
+            connection.execute(text(MY_TASKS))
+            moment = "now()" if request.param == "moment" else "clock_timestamp()"
+            backlog = AT_ONE_MOMENT.replace("now()", moment)
+            connection.execute(text(backlog), {"jobs": BACKLOG})
+            connection.execute(text(TASKS_OF_OTHERS))
+            if request.param in ("moment", "fresh", "drained"):
+                connection.execute(text("ANALYZE"))
+            if request.param == "drained":
+                connection.execute(text(DRAINED))
+        told = create_engine(url, poolclass=NullPool, connect_args={"options": options})
+        # In a transaction a plan is told only when the next statement comes.
+        with told.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            yield connection
+
+
+DRAINED = """
+    WITH taken AS (DELETE FROM pgqueue.message_queue WHERE id > 100 RETURNING target_id)
+    UPDATE pgqueue.jobs SET outcome = 'succeeded', finished_at = clock_timestamp()
+    FROM taken WHERE jobs.id = target_id
+"""
 
 
 def make_one_of_each(engine: Engine, url: str, *, count: int = 5) -> dict[JobStatus, set[int]]:
@@ -188,6 +257,67 @@ class TestComparisons:
             made, *JobStatus
         ) - ids_of(made, JobStatus.FAILED)
 
+    @pytest.mark.parametrize("many", range(1, len(KNOWN)))
+    def test_a_join_finds_what_a_statement_about_jobs_alone_finds(
+        self, session: Session, made: Made, many: int
+    ) -> None:
+        """Two forms of one question: the statement decides which of them is compiled."""
+        other = aliased(Job)
+        by_row = select(Job.id).join(other, other.id == Job.id)
+        blocked = made[JobStatus.BLOCKED]
+        for statuses in combinations(KNOWN, many):
+            expected = ids_of(made, *statuses)
+            rest = ids_of(made, *KNOWN) - expected
+            assert found(session, select(Job.id).where(Job.status.in_(statuses))) == expected
+            assert found(session, by_row.where(Job.status.in_(statuses))) == expected
+            negated = ~Job.status.not_in(statuses)
+            assert found(session, select(Job.id).where(negated)) - blocked == expected
+            assert found(session, by_row.where(negated)) - blocked == expected
+            for condition in (Job.status.not_in(statuses), ~Job.status.in_(statuses)):
+                assert found(session, select(Job.id).where(condition)) - blocked == rest
+                assert found(session, by_row.where(condition)) - blocked == rest
+
+    def test_other_places_than_a_join_find_the_same(self, session: Session, made: Made) -> None:
+        waits = Job.status == JobStatus.PENDING
+        expected = made[JobStatus.PENDING]
+        other = aliased(Job)
+        is_other = other.id == Job.id
+
+        assert found(session, select(other.id).where(exists().where(is_other, waits))) == expected
+        subquery = select(Job.id).where(waits)
+        assert found(session, select(other.id).where(other.id.in_(subquery))) == expected
+        assert found(session, select(Job.id).where(Job.id.in_(expected), waits)) == expected
+        assert session.scalars(select(func.count().filter(waits)).select_from(Job)).one() == len(
+            expected
+        )
+        labelled = session.execute(select(Job.id, waits.label("waits")))
+        assert {row.id for row in labelled if row.waits} == expected
+
+    def test_a_delete_starts_at_the_narrow_tables_too(self, session: Session, made: Made) -> None:
+        deleted = session.scalars(
+            delete(Job).where(Job.status.in_(["failed", "cancelled"])).returning(Job.id)
+        )
+
+        assert set(deleted) == ids_of(made, JobStatus.FAILED, JobStatus.CANCELLED)
+
+    def test_of_the_messages_due_at_one_moment_ten_are_looked_at(self, session: Session) -> None:
+        """A job that is none of ten is taken for one that waits; ``check`` reports the damage."""
+        session.execute(text(AT_ONE_MOMENT), {"jobs": 15})
+        lost = session.scalars(select(func.max(Job.id))).one()
+        drop = text("DELETE FROM pgqueue.message_queue WHERE target_id >= :id")
+        session.execute(drop, {"id": lost})
+        other = aliased(Job)
+        waiting = (
+            select(Job.id).join(other, other.id == Job.id).where(Job.status == JobStatus.PENDING)
+        )
+
+        assert len(found(session, waiting)) == 15
+        assert session.get_one(Job, lost).status is JobStatus.PENDING
+        session.expire_all()
+        session.execute(drop, {"id": lost - 5})
+        assert len(found(session, waiting)) == 9
+        assert session.get_one(Job, lost).status is JobStatus.BLOCKED
+
     @pytest.mark.parametrize("value", ["done", None, 3, "", "RUNNING"])
     def test_what_is_no_status_is_refused_with_those_that_are(self, value: Any) -> None:
         for compare in (
@@ -238,3 +368,68 @@ class TestPlans:
         assert "Seq Scan" not in plans.only.scans_of("jobs")
         assert plans.only.buffers < 500
         engine.dispose()
+
+
+TASKS = table("tasks", column("user_id"), column("job_id"))
+MINE = select(Job.id).join(TASKS, TASKS.c.job_id == Job.id).where(TASKS.c.user_id == 0)
+JOINED: dict[str, Callable[[Any], Any]] = {
+    "join": MINE.where,
+    "newest": lambda condition: MINE.where(condition).order_by(Job.id.desc()).limit(10),
+    "group": lambda condition: (
+        MINE.where(condition).with_only_columns(Job.queue, func.count()).group_by(Job.queue)
+    ),
+    "exists": lambda condition: select(TASKS.c.job_id).where(
+        TASKS.c.user_id == 0, exists().where(Job.id == TASKS.c.job_id, condition)
+    ),
+    "ids": lambda condition: select(Job.id).where(
+        Job.id.in_(select(TASKS.c.job_id).where(TASKS.c.user_id == 0)), condition
+    ),
+}
+CONDITIONS = {
+    **{f"== {one}": Job.status == one for one in KNOWN},
+    **{f"!= {one}": Job.status != one for one in KNOWN},
+    "in progress": Job.status.in_([JobStatus.PENDING, JobStatus.RUNNING]),
+    "ended": Job.status.not_in([JobStatus.PENDING, JobStatus.RUNNING]),
+}
+
+
+class TestBesideABacklog:
+    @pytest.mark.parametrize("joined", JOINED)
+    def test_a_comparison_costs_probes_of_the_rows_it_meets(
+        self, backlog: Connection, joined: str
+    ) -> None:
+        for name, condition in CONDITIONS.items():
+            with plans_of(backlog) as plans:
+                rows = backlog.execute(JOINED[joined](condition)).all()
+
+            assert rows, name
+            assert plans.only.buffers < 1_000, name
+
+    @pytest.mark.parametrize("status", [one for one in KNOWN if one is not JobStatus.SUCCEEDED])
+    def test_a_page_of_one_status_reads_no_jobs_but_of_that_status(
+        self, backlog: Connection, status: JobStatus
+    ) -> None:
+        of_status = select(Job.id).where(Job.status == status)
+        for statement in (
+            of_status.limit(5),
+            of_status.order_by(Job.id).limit(5),
+            of_status.order_by(Job.id.desc()).limit(5),
+            of_status.where(Job.id > 1).order_by(Job.id).limit(5),
+        ):
+            with plans_of(backlog) as plans:
+                assert len(backlog.execute(statement).all()) in (4, 5)
+
+            assert plans.only.scans_of("jobs") <= {
+                "Index Scan jobs_pkey",
+                "Index Only Scan jobs_pkey",
+                "Bitmap Heap Scan",
+            }
+            assert "jobs" not in plans.only.whole_scans
+
+    def test_loading_a_job_costs_a_probe(self, backlog: Connection) -> None:
+        newest = select(Job).order_by(Job.id.desc()).limit(10)
+        with plans_of(backlog) as plans:
+            rows = backlog.execute(newest).all()
+
+        assert len(rows) == 10
+        assert plans.only.buffers < 500
