@@ -72,8 +72,7 @@ class Line:
         self._before_wait = before_wait
         self._opened_at = float("inf")
         self._used_at = float("-inf")
-        self._refused = ""
-        self._refused_at = float("-inf")
+        self._refused, self._refused_at = "", float("-inf")
         self.generation = 0
         """Grows with every new connection: what was seen through an old one counts no more."""
 

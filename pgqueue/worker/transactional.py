@@ -35,6 +35,7 @@ from pgqueue.unit_of_work import (
 from pgqueue.worker.after_commit import tell_of_commit
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.event_loop import run_alone
+from pgqueue.worker.outage import is_away, refusal_of
 from pgqueue.worker.replays import Replays
 from pgqueue.worker.workbench import STALE, WORDS
 
@@ -302,9 +303,20 @@ def _after_broken_connection(crew: Crew, run: Run, error: Exception) -> Outcome:
     """It broke around the handler; what the handler raises itself has become its verdict."""
     if run.has_begun:
         return execution.after_error(run.task, run.claimed, error)
-    logger.warning("job %s: no connection for its handler: %s", run.claimed.job_id, error)
+    _tell_of_no_connection(crew, run, error)
     crew.stopping.wait(WAIT_FOR_CONNECTION)  # or it would be claimed again at once, and again
     return Released()
+
+
+def _tell_of_no_connection(crew: Crew, run: Run, error: Exception) -> None:
+    """An outage is told once, and not for each job that was claimed before it."""
+    if isinstance(error, DBAPIError) and is_away(error):
+        # One from the pool may have broken in an outage that is over.
+        opened_at = float("-inf") if error.connection_invalidated else float("inf")
+        crew.outage.is_met(error, name=f"job {run.claimed.job_id}", opened_at=opened_at)
+    else:
+        refused = refusal_of(error)
+        logger.warning("job %s: no connection for its handler: %s", run.claimed.job_id, refused)
 
 
 def _after_unknown_commit(crew: Crew, run: Run) -> Outcome | None:

@@ -284,6 +284,8 @@ def test_who_else_may_create_in_the_search_path_is_named(stranger: str, session:
 
 
 def test_who_may_do_as_we_do_anyhow_is_not_named(stranger: str, session: Session) -> None:
+    session.execute(text("REVOKE CREATE ON SCHEMA public FROM PUBLIC"))  # as since PostgreSQL 15
+    session.commit()
     grant = text(f'GRANT CREATE ON SCHEMA public TO "{stranger}"')
     session.execute(grant)
     session.execute(text(f'ALTER SCHEMA pgqueue OWNER TO "{stranger}"'))

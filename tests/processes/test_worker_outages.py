@@ -113,6 +113,30 @@ def test_nobody_is_declared_dead_after_an_outage_of_seconds(
         assert rig.check() == []
 
 
+def test_an_outage_is_not_told_for_each_job_that_was_claimed_before(
+    server: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    with Rig(server.url, tmp_path) as rig:
+        rig.queue.upgrade()
+        worker = rig.start("lease", concurrency=8)
+        with rig.session() as session:
+            chores.pay.enqueue_many(session, [(1,)] * 2000)
+            session.commit()
+        rig.until(lambda: rig.unfinished() <= 1800)
+
+        server.crash()  # each slot goes on with what it has claimed
+        rig.until(lambda: "waiting for the database" in worker.log.read_text())
+        server.start()
+        rig.until_ended()
+
+        said = worker.log.read_text()
+        # The server's processes end one after the other: one may answer when another has ended.
+        assert said.count("waiting for the database") <= 2
+        assert "no connection for its handler" not in said
+        assert "Background on this error" not in said
+        assert rig.check() == []
+
+
 def test_a_worker_that_finds_no_server_waits_for_it(server_directory: Path, tmp_path: Path) -> None:
     with EmbeddedPostgres(server_directory) as server, Rig(server.url, tmp_path) as rig:
         rig.queue.upgrade()
