@@ -19,12 +19,13 @@ from sqlalchemy import create_engine
 
 from chaos import plants
 from chaos.chores import queue
-from pgqueue import Worker, maintenance, network, unit_of_work
+from pgqueue import maintenance, network, unit_of_work
+from pgqueue.cli.working import work
 from pgqueue.worker import settler, suspects, upkeep
 
 CLONE_NEWNET = 0x40000000
 """Of Linux's sched.h; os.setns came with Python 3.12."""
-SPANS = ("poll_interval", "grace")
+SPANS = (("poll_interval", 1), ("grace", 30))
 NETWORKS = (
     network.NETWORK,
     unit_of_work.CLAIMING,
@@ -37,7 +38,7 @@ NETWORKS = (
 
 
 def run(environment: Mapping[str, str], log: Path, options: dict[str, Any]) -> None:
-    """Run a worker, and end this process as Python ends one it has started itself."""
+    """Run a worker as the command line does, and end this process as Python ends one."""
     os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
@@ -76,10 +77,9 @@ def _work(options: dict[str, Any]) -> None:
     # Every slot may need a connection; the default pool has 15.
     engine = options.pop("engine", {"max_overflow": 100})
     queue.bind(create_engine(os.environ["CHAOS_URL"], **engine))
-    for name in SPANS:
-        if name in options:
-            options[name] = timedelta(seconds=options[name])
-    Worker(queue, **options).run()
+    spans = {name: timedelta(seconds=options.pop(name, default)) for name, default in SPANS}
+    queues = tuple(options.pop("queues", ()))
+    work(queue, queues=queues, until_empty=False, **spans, **options)
 
 
 def _move_to(host: str) -> None:

@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -21,10 +22,12 @@ _SETTINGS = {"max_connections": "200", "max_wal_size": "256MB", "max_prepared_tr
 
 
 def pytest_configure() -> None:
-    """What is meant for other servers and applications of yours would mislead the tests."""
+    """Nothing of the environment meant for other programs may reach the tests."""
     for name in set(os.environ) - _OF_THE_TESTS:
         if name.startswith(("PG", "FLASK_")) or name == "DATABASE_URL":
             del os.environ[name]
+    # A shell starts what runs in the background with SIGINT ignored, and tests press Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from chaos.chores import call, call_async, pay, pay_async, wait, wait_and_pay
+from chaos.chores import (
+    AT_ONCE,
+    LOOK_EVERY,
+    call,
+    call_async,
+    is_open,
+    note,
+    pay,
+    pay_async,
+    queue,
+    wait,
+    wait_and_pay,
+)
 from chaos.fleet import Member
+from chaos.history import END, START
 from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
 from chaos.stage import Stage
+from pgqueue import JobContext
+from pgqueue.cli.working import INTERRUPTED
 
 MODES = ("lease", "transaction")
 SOFT = [signal.SIGTERM, signal.SIGINT]
@@ -27,6 +44,32 @@ CASES: list[tuple[float, tuple[signal.Signals, ...], str | None]] = [
 Those of the first end within the grace."""
 BAD = "SELECT outcome, count(*) FROM pgqueue.job_attempts GROUP BY outcome"
 STOPPING = "stopping: "
+
+
+def until_open(gate: str) -> None:
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+
+
+@queue.task(retry=AT_ONCE)
+def wait_for_pool(ctx: JobContext, gate: str) -> int:
+    """Python ends no process before the threads of an executor have ended."""
+    note(START, ctx)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(until_open, gate).result()
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE)
+async def wait_for_thread(ctx: JobContext, gate: str) -> int:
+    note(START, ctx)
+    await asyncio.to_thread(until_open, gate)
+    note(END, ctx)
+    return ctx.attempt
+
+
+WAITERS = (wait, wait_and_pay, wait_for_pool, wait_for_thread)
 
 
 @plant
@@ -49,7 +92,22 @@ def interruptions_are_not_recorded(patch: Patch) -> None:
     """A process that ends while handlers run leaves their leases to the rescuers."""
     from pgqueue.worker.shift import Shift
 
-    patch.set(Shift, "_interrupt", lambda self: self._close())
+    patch.set(Shift, "interrupt", lambda self: self._close())
+
+
+@plant
+def interruptions_wait_for_executors(patch: Patch) -> None:
+    """What still runs is given back at the exit of Python, which waits for executors first."""
+    import atexit
+
+    from pgqueue.worker import Worker, shift
+
+    class Outlived(set):  # type: ignore[type-arg]
+        def add(self, one):  # type: ignore[no-untyped-def]
+            atexit.register(one.interrupt)
+
+    patch.set(Worker, "interrupt", lambda _self: False)
+    patch.set(shift, "_outlived", Outlived())
 
 
 @plant
@@ -123,7 +181,13 @@ def _restart_in_turn(stage: Stage, size: Size, mode: str, *, pace: float) -> Non
     stage.judge()
 
 
-def _stop(stage: Stage, member: Member, *signals: signal.Signals, within: float) -> None:
+def _stop(
+    stage: Stage,
+    member: Member,
+    *signals: signal.Signals,
+    within: float,
+    codes: tuple[int, ...] = (0,),
+) -> None:
     began = time.monotonic()
     for place, number in enumerate(signals, start=1):
         member.send(number)
@@ -133,7 +197,7 @@ def _stop(stage: Stage, member: Member, *signals: signal.Signals, within: float)
     took = time.monotonic() - began
     stage.count("stops")
     # One that has only begun does not heed signals yet, and ends as any program does.
-    stage.expect(code in (0, -signals[0]), f"{member.name} was stopped and ended with {code}")
+    stage.expect(code in (*codes, -signals[0]), f"{member.name} was stopped and ended with {code}")
     stage.expect(took < within, f"{member.name} took {took:.1f} s to stop")
 
 
@@ -150,10 +214,11 @@ def _left_nothing(stage: Stage, member: Member) -> None:
 @scenario(
     promises="P5 P10",
     research="T13",
-    full=Size(jobs=20),
+    full=Size(jobs=10),
     short=Size(jobs=1),
     planted={
-        "interruptions_are_not_recorded": "recorded as|left claimed",
+        "interruptions_are_not_recorded": "recorded as|left claimed|ended with 0",
+        "interruptions_wait_for_executors": "recorded as|left claimed|ended with 0",
         "stop_does_not_wait": "recorded as|left claimed",
     },
     alone=True,
@@ -188,11 +253,11 @@ class _Case:
     ) -> None:
         self._stage, self.mode, self._signals, self._end = stage, mode, signals, end
         self.queue = f"{mode}-{end}-{len(signals)}"
-        slots = 2 * size.jobs
+        slots = len(WAITERS) * size.jobs
         self._fleet = stage.fleet(mode, 1, concurrency=slots, queues=[self.queue], grace=grace)
         self.jobs = [
             job
-            for task in (wait, wait_and_pay)
+            for task in WAITERS
             for job in stage.enqueue(task.options(queue=self.queue), [(self.queue,)] * size.jobs)
         ]
 
@@ -206,7 +271,8 @@ class _Case:
             self._stage.count("stops")
         else:
             member.was_harmed = True
-            _stop(self._stage, member, *self._signals, within=GRACE + MARGIN)
+            codes = (INTERRUPTED,) if self._end == "interrupted" else ()
+            _stop(self._stage, member, *self._signals, within=GRACE + MARGIN, codes=codes)
         if self._end != "crashed":
             self.was_recorded()
         self._stage.open(self.queue)

@@ -1,7 +1,10 @@
 """The worker as a process: from its command line to its exit code."""
 
+import atexit
 import os
+import sys
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -13,8 +16,12 @@ from pgqueue.worker import Worker
 
 logger = redaction.logger(__name__)
 
-PATIENCE = 15.0
-"""Seconds for the last outcomes to be written when handlers do not end."""
+INTERRUPTED = 3
+"""The exit code of a worker whose handlers have not all ended within the grace."""
+FOR_THREADS = 0.5
+"""Seconds that threads which handlers have started may hold up the end of the process."""
+FOR_EXIT = 15.0
+"""Seconds for what the application does at the exit of Python."""
 
 
 def work(
@@ -41,7 +48,11 @@ def work(
         _run(worker, until_empty=until_empty)
         code = 0
     finally:
+        was_interrupted = worker.interrupt()
+        code = code or (INTERRUPTED if was_interrupted else 0)
         _end_for_certain(code)
+    if code:
+        sys.exit(code)
 
 
 def _run(worker: Worker, *, until_empty: bool) -> None:
@@ -55,11 +66,17 @@ def _run(worker: Worker, *, until_empty: bool) -> None:
 
 
 def _end_for_certain(code: int) -> None:
-    """End the process even if a handler's thread does not.
+    """End the process although Python waits for a thread that a handler has started.
 
-    What such a thread runs is given back at interpreter exit, which would otherwise wait for
-    every thread a handler has started.
+    All attempts are settled by then.
     """
-    last_resort = threading.Timer(PATIENCE, os._exit, args=(code,))
-    last_resort.daemon = True
-    last_resort.start()
+    threads_have_ended = threading.Event()
+    atexit.register(threads_have_ended.set)  # called when Python has waited for them
+
+    def end() -> None:
+        if threads_have_ended.wait(FOR_THREADS):
+            time.sleep(FOR_EXIT)
+        logger.warning("ending the process under threads that do not end")
+        os._exit(code)
+
+    threading.Thread(target=end, name="pgqueue-end", daemon=True).start()

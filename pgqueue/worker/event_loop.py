@@ -37,7 +37,7 @@ class EventLoop(Loop):
         self._engine: AsyncEngine | None = None
         self._stopping = Event()
         self._ended: Future[None] = Future()
-        """Done when the thread has ended: nothing that waits for the loop gets an answer then."""
+        """Done when the loop has failed: nothing that waits for it gets an answer then."""
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it."""
@@ -53,9 +53,10 @@ class EventLoop(Loop):
         loop = self._running_loop()
         try:
             _keep_running(loop, self._stopping.is_set)
-            loop.close()
-        finally:
+        except BaseException:
             self._ended.set_result(None)
+            raise
+        loop.close()
 
     @property
     def engine(self) -> "AsyncEngine":

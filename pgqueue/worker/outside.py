@@ -58,35 +58,48 @@ def late(run: Run) -> Outcome:
     return after_error(run.task, run.claimed, error, end=AttemptEnd.TIMEOUT)
 
 
-def end_transactions(crew: Crew, runs: Iterable[Run]) -> None:
-    """End the server processes of runs that stay: what their handlers wrote rolls back."""
-    if pids := [pid for run in runs if (pid := run.server_process) is not None]:
+def end_transactions(crew: Crew, runs: Iterable[Run]) -> list[Run]:
+    """End the server processes of runs that stay: what their handlers wrote rolls back.
+
+    Returns those that could not be ended: the database is away, or has no connection left.
+    """
+    left = [run for run in runs if run.server_process is not None]
+    if left:
         with (
             _reporting("transactions"),
             own_connection(crew.engine, OWN, purpose="timeouts") as connection,
         ):
-            for pid in pids:
-                with _reporting(f"server process {pid}"):
-                    Fleet(connection).terminate_backend(pid)
+            for run in tuple(left):
+                pid = run.server_process
+                with _reporting(f"job {run.claimed.job_id}"):
+                    if pid is not None:
+                        Fleet(connection).terminate_backend(pid)
+                    left.remove(run)
+    return left
 
 
-def settle_from_outside(crew: Crew, outcomes: Iterable[tuple[Run, Outcome]]) -> None:
+def settle_from_outside(
+    crew: Crew, outcomes: Iterable[tuple[Run, Outcome]]
+) -> list[tuple[Run, Outcome]]:
     """Settle attempts whose threads do not come back: end each T, and take over its message.
 
-    The runs are staying.
+    The runs are staying.  Returns what could not be settled, as :func:`end_transactions` does.
     """
+    left = list(outcomes)
     with (
         _reporting("attempts"),
         own_connection(
             crew.engine, OWN, isolation_level="READ COMMITTED", purpose="timeouts"
         ) as connection,
     ):
-        for run, outcome in outcomes:
+        for run, outcome in tuple(left):
             with _reporting(f"job {run.claimed.job_id}"):
                 if _take_over(crew, connection, run, outcome):
                     connection.commit()
                     crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
+                left.remove((run, outcome))
             connection.rollback()
+    return left
 
 
 def _take_over(crew: Crew, connection: Connection, run: Run, outcome: Outcome) -> bool:

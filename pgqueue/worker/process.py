@@ -65,9 +65,13 @@ class Worker:
         self._pid = os.getpid()
         self._stopping = Event()
         self._signals = 0
+        self._shift: Shift | None = None
 
     def run(self) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT; a second signal ends the grace.
+
+        Returns at the end of the grace.  Handlers that still run then keep their leases until they
+        end, :meth:`interrupt` is called, or the process ends.
 
         Signals are heeded when this runs in the main thread.  Waits for a database that cannot
         be reached; raises SchemaError when its tables are missing or of another version, and
@@ -88,6 +92,15 @@ class Worker:
     def stop(self) -> None:
         """Have the worker stop; returns at once, from any thread."""
         self._stopping.set()
+
+    def interrupt(self) -> bool:
+        """Give up the handlers that have outlived the grace; call it before the process ends.
+
+        Their attempts are recorded as ``interrupted``, and nothing they do counts any more; their
+        threads go on.  Python calls it at its exit.  Returns whether the last run has interrupted
+        anything.
+        """
+        return self._shift is not None and self._shift.interrupt()
 
     def _work(self, *, until_empty: bool, timeout: float | None) -> dict[str, int]:
         if os.getpid() != self._pid:
@@ -112,9 +125,9 @@ class Worker:
 
         self._warn_of_small_pool()
         stopping = Event()
-        shift = Shift(self._queue, self._plan, stopping=stopping, until_empty=until_empty)
+        self._shift = Shift(self._queue, self._plan, stopping=stopping, until_empty=until_empty)
         with self._heeding_signals():
-            counts = shift.work(is_over, grace)
+            counts = self._shift.work(is_over, grace)
         self._stopping.clear()
         return dict(counts)
 

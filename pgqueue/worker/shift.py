@@ -1,6 +1,8 @@
 """A shift: one run of a worker, from the first heartbeat to the last settle."""
 
-import atexit
+import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
@@ -36,6 +38,8 @@ from pgqueue.worker.workbench import Workbench
 logger = redaction.logger(__name__)
 
 WATCH_EVERY = 0.1
+END_AGAIN = 1.0
+"""Seconds between two tries to end a transaction from outside of its thread."""
 LAST_SETTLE = 10.0
 """Seconds for the last outcomes to be written when the database does not answer."""
 
@@ -48,8 +52,12 @@ class Shift:
         self._stopping = stopping
         self._until_empty = until_empty
         self._stuck: list[Slot | HeldSlot] = []
+        self._not_ended: list[tuple[Run, Outcome]] = []
+        """Attempts whose transactions could not be ended from outside of their threads."""
+        self._ended_over_at = float("-inf")
         self._closing = Lock()
         self._is_closed = False
+        self._has_interrupted = False
         self._application_engine = queue.engine
         self._engine = worker_engine(queue.engine)
         self._crew = _crew_of(queue, plan, self._engine, stopping)
@@ -78,6 +86,7 @@ class Shift:
             self._crew.listener.close()
             if self._engine is not self._application_engine:
                 self._engine.dispose()
+            self._is_closed = True  # no thread was started
             raise
         for thread in (self._heartbeat, self._upkeep, self._settler):
             thread.start()
@@ -97,6 +106,7 @@ class Shift:
         while not is_over() and not self._finished.wait(WATCH_EVERY):
             outside.tell_of_cuts(self._runs())
             self._replace_overdue()
+            self._end_again()
             self._check_loops()
 
     @property
@@ -207,14 +217,27 @@ class Shift:
 
     def _settle_over(self, outcomes: Sequence[tuple[Run, Outcome]]) -> None:
         """Settle attempts over the head of their threads, and end their transactions."""
+        self._end_over(outcomes)
+        if self._leases:
+            for run, outcome in outcomes:
+                self._crew.bench.done(run.claimed, outcome)
+
+    def _end_over(self, outcomes: Sequence[tuple[Run, Outcome]]) -> None:
         if not outcomes:
             return
-        if not self._leases:
-            outside.settle_from_outside(self._crew, outcomes)
-            return
-        outside.end_transactions(self._crew, [run for run, _ in outcomes])
-        for run, outcome in outcomes:
-            self._crew.bench.done(run.claimed, outcome)
+        self._ended_over_at = time.monotonic()
+        if self._leases:
+            left = outside.end_transactions(self._crew, [run for run, _ in outcomes])
+            self._not_ended += [each for each in outcomes if each[0] in left]
+        else:
+            self._not_ended += outside.settle_from_outside(self._crew, outcomes)
+
+    def _end_again(self) -> None:
+        """Try again what the database has refused: it was away, or had no connection left."""
+        if self._not_ended and time.monotonic() - self._ended_over_at >= END_AGAIN:
+            outcomes, self._not_ended = self._not_ended, []
+            with outside.staying(run for run, _ in outcomes):
+                self._end_over(outcomes)
 
     def _end(self, grace: Callable[[], float]) -> None:
         """Claim nothing more, give back what has not started, let handlers finish, settle."""
@@ -229,22 +252,23 @@ class Shift:
         crew.bench.close()
         wait_until(self._have_ended, grace)
         if crew.children.interrupt():
+            self._has_interrupted = True
             wait_until(lambda: all(map(_is_stuck, self._slots)), lambda: LAST_SETTLE)
         if self._are_alive():
             # Given back only when its thread has ended, or with the process.
             for run in self._runs():
                 run.ask_to_stop()
-            atexit.register(self._interrupt)
+            _outlived.add(self)
             Thread(target=self._close_later, name="pgqueue-last-out", daemon=True).start()
             return
-        self._interrupt()  # what threads have left that ended by a mistake, if any has
+        self.interrupt()  # what threads have left that ended by a mistake, if any has
 
     def _close_later(self) -> None:
         """Handlers still run, in a process that may go on: their leases need the heartbeat."""
         for slot in self._slots:
             slot.join()
         self._close()
-        atexit.unregister(self._interrupt)
+        _outlived.discard(self)
 
     def _check_loops(self) -> None:
         """A worker that has lost one of its threads must end: half of it looks like all of it."""
@@ -270,12 +294,14 @@ class Shift:
     def _are_alive(self) -> bool:
         return any(slot.is_alive() for slot in self._slots)
 
-    def _interrupt(self) -> None:
-        """What still runs has nobody to end it: it is given back, one attempt the poorer."""
+    def interrupt(self) -> bool:
+        """Give back what still runs, one attempt the poorer, and close; whether anything did."""
         with outside.staying(runs := self._runs()):
             lost = [run for run in runs if run.lose()]
             self._settle_over([(run, execution.INTERRUPTED) for run in lost])
+        self._has_interrupted = self._has_interrupted or bool(lost)
         self._close()
+        return self._has_interrupted
 
     def _close(self) -> None:
         with self._closing:
@@ -293,6 +319,22 @@ class Shift:
         self._crew.listener.close()
         if self._engine is not self._application_engine:
             self._engine.dispose()
+
+
+_outlived: set[Shift] = set()
+"""Those whose handlers have outlived the grace."""
+
+
+def _interrupt_all() -> None:
+    for shift in list(_outlived):
+        shift.interrupt()
+
+
+# The process ends.  ``atexit`` would come after Python has waited for the threads of executors, and
+# a handler may wait for what it has given to one.  Executors register themselves in the same way.
+threading._register_atexit(_interrupt_all)  # type: ignore[attr-defined]
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_outlived.clear)
 
 
 def _is_stuck(slot: Slot | HeldSlot) -> bool:

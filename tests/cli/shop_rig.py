@@ -20,6 +20,8 @@ from pgqueue.cli import main
 PATIENCE = 60.0
 
 APP = """
+    import asyncio
+    import concurrent.futures
     import os
     import pathlib
     import threading
@@ -64,6 +66,17 @@ APP = """
     def never_end(daemon: bool) -> None:
         threading.Thread(target=threading.Event().wait, daemon=daemon).start()
         threading.Event().wait()
+
+
+    @queue.task
+    def never_end_in_pool() -> None:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            pool.submit(threading.Event().wait).result()
+
+
+    @queue.task
+    async def never_end_in_thread() -> None:
+        await asyncio.to_thread(threading.Event().wait)
 
 
     @unbound.task
@@ -153,6 +166,7 @@ def enqueue(engine: Engine, shop: Path, name: str, *calls: tuple[object, ...]) -
     """Enqueue by the application's own signature, without importing it into the tests."""
     queue = PgQueue(engine)
     names = {"add": "a: int, b: int", "wait_for_file": "path: str", "never_end": "daemon: bool"}
+    names |= {"never_end_in_pool": "", "never_end_in_thread": ""}
     scope: dict[str, object] = {"__name__": "shop"}
     exec(f"def {name}({names[name]}) -> None: ...", scope)
     task = queue.task(scope[name])  # type: ignore[call-overload]  # made by exec

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["pgqueue", "sqlalchemy.dialects.postgresql.psycopg"])
+OF_ACTOR = "split_part(application_name, ' ', 1) = :name"
+"""A worker says behind its name what a connection is for."""
 PATIENCE = 60.0
 LOOK_EVERY = 0.01
 
@@ -99,11 +101,11 @@ class Stage:
     def until_held_up(self, actor: Actor) -> None:
         """Wait until a process is in the middle of its work."""
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND "
-        self.until(lambda: self.scalar(waits + "application_name = :name", name=actor.name))
+        self.until(lambda: self.scalar(waits + OF_ACTOR, name=actor.name))
 
     def until_forgotten(self, actor: Actor) -> None:
         """Wait until the server has ended all that a killed process had begun."""
-        left = "SELECT count(*) FROM pg_stat_activity WHERE application_name = :name"
+        left = f"SELECT count(*) FROM pg_stat_activity WHERE {OF_ACTOR}"
         self.until(lambda: self.scalar(left, name=actor.name) == 0)
 
     def kill_at_work(self, start: Callable[[], Actor], table: str, *, order_id: int) -> None:

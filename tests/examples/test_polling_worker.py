@@ -13,7 +13,8 @@ AT_ONCE = by_hand.Settings(retry_interval=timedelta(0))
 
 IDLE_IN_TRANSACTION = """
     SELECT count(*) FROM pg_stat_activity
-    WHERE application_name = :name AND state = 'idle in transaction' AND backend_xid IS NOT NULL
+    WHERE split_part(application_name, ' ', 1) = :name
+    AND state = 'idle in transaction' AND backend_xid IS NOT NULL
 """
 
 

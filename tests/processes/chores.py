@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -93,6 +94,24 @@ def wait_and_pay(session: Session, ctx: JobContext, gate: str) -> str:
         time.sleep(LOOK_EVERY)
     note("end", ctx, cancelled=ctx.is_cancelled())
     return gate
+
+
+@queue.task(retry=AT_ONCE)
+def wait_for_pool(ctx: JobContext, gate: str) -> None:
+    note("start", ctx)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_until_open, gate).result()
+
+
+@queue.task(retry=AT_ONCE)
+async def wait_for_thread(ctx: JobContext, gate: str) -> None:
+    note("start", ctx)
+    await asyncio.to_thread(_until_open, gate)
+
+
+def _until_open(gate: str) -> None:
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
 
 
 @queue.task(retry=AT_ONCE)

@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 from typing import Any
@@ -93,7 +95,8 @@ def test_an_async_handler_connects_as_the_engine_of_the_application_does(
         job_id = who_am_i.enqueue(session).id
         session.commit()
         Worker(queue, mode=mode).run_until_empty(timeout=PATIENCE)
-        assert session.get_one(Job, job_id).result == arguments["application_name"]
+        # In transaction mode the connection is the slot's, which says so behind the name.
+        assert session.get_one(Job, job_id).result.startswith(arguments["application_name"])
         assert asyncio.run(who_am_i()) == arguments["application_name"]
     engine.dispose()
 
@@ -204,3 +207,63 @@ def test_a_worker_that_ends_leaves_no_stamp_of_an_ended_job(engine: Engine, mode
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM pgqueue.leases")) == 0
         assert connection.scalar(text("SELECT count(*) FROM pgqueue.workers")) == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_timeout_that_finds_no_connection_is_carried_out_when_there_is_one(
+    database_url: str, engine: Engine, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    role = f"clerk_{mode}_{make_url(database_url).database}"
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE stock AS SELECT 1 AS amount"))
+        connection.execute(text(f"CREATE ROLE {role} LOGIN"))
+        for schema in ("pgqueue", "public"):
+            connection.execute(text(f"GRANT ALL ON SCHEMA {schema} TO {role}"))
+            connection.execute(text(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}"))
+    clerk = create_engine(make_url(database_url).set(username=role))
+    queue = PgQueue(clerk)
+    has_locked, may_end = Event(), Event()
+
+    @queue.task(timeout=timedelta(seconds=1), max_attempts=1)
+    def take_from_stock(session: Session) -> None:
+        session.execute(text("UPDATE stock SET amount = 0"))
+        has_locked.set()
+        may_end.wait(PATIENCE)
+
+    worker = Worker(queue, mode=mode, concurrency=2, grace=timedelta(0))
+    runs = Thread(target=worker.run)
+    runs.start()
+    try:
+        with Session(engine) as session:
+            job_id = take_from_stock.enqueue(session).id
+            session.commit()
+        assert has_locked.wait(PATIENCE)
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER ROLE {role} CONNECTION LIMIT 0"))
+        _until(lambda: "not ended from outside" in caplog.text)
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER ROLE {role} CONNECTION LIMIT -1"))
+
+        with engine.begin() as connection:
+            connection.execute(text("SET LOCAL lock_timeout = '30s'"))
+            connection.execute(text("UPDATE stock SET amount = 2"))  # its lock is gone
+        ends = text("SELECT outcome FROM pgqueue.job_attempts WHERE job_id = :id")
+        with engine.connect() as connection:
+            _until(lambda: connection.scalars(ends, {"id": job_id}).all() == ["timeout"])
+            left = connection.scalar(text("SELECT count(*) FROM pgqueue.leases"))
+        assert left == 0
+    finally:
+        may_end.set()
+        worker.stop()
+        runs.join(PATIENCE)
+        clerk.dispose()
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP OWNED BY {role}"))
+            connection.execute(text(f"DROP ROLE {role}"))
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

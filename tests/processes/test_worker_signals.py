@@ -123,6 +123,30 @@ def test_an_interrupted_handler_that_blocks_the_event_loop_does_not_hold_the_pro
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("task", [chores.wait_for_pool, chores.wait_for_thread])
+def test_an_interrupted_attempt_is_recorded_before_python_waits_for_threads_of_executors(
+    database_url: str, tmp_path: Path, mode: str, task: Any
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, grace=0.3)
+        with rig.session() as session:
+            job = task.enqueue(session, "go").id
+            session.commit()
+        rig.until_started(job)
+
+        worker.send(signal.SIGTERM)
+        rig.until(lambda: rig.bad_attempts(job) == ["interrupted"])
+
+        assert worker.is_running
+        rig.until(lambda: rig.scalar("SELECT count(*) FROM pgqueue.workers") == 0)
+        assert rig.scalar("SELECT count(*) FROM pgqueue.leases") == 0
+        rig.open("go")
+        assert worker.exit_code() == 0
+        assert (rig.outcome(job), rig.attempts(job)) == (None, 1)
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_second_signal_ends_the_grace(database_url: str, tmp_path: Path, mode: str) -> None:
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(mode, grace=600)
