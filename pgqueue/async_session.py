@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, Connection, NullPool
+from sqlalchemy import URL, Connection, Engine, NullPool
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.errors import ArgumentsError
-from pgqueue.guests import be_guest
+from pgqueue.guests import be_guest, sessions_of_jobs
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import (
@@ -52,12 +52,15 @@ def is_async_session(annotation: Any) -> bool:
     )
 
 
-def new_session(url: URL, parameters: Parameters) -> "AsyncSession":
-    """An AsyncSession on a psycopg engine that keeps no connection: any event loop may use it."""
-    from sqlalchemy.ext.asyncio import AsyncSession
-
-    engine = create_engine(url, parameters, poolclass=NullPool)
-    return AsyncSession(engine, expire_on_commit=False)
+def new_session(
+    sessions: sessionmaker[Session], engine: Engine, parameters: Parameters
+) -> "AsyncSession":
+    """An AsyncSession around a Session of the application's, on a psycopg engine that keeps no
+    connection: any event loop may use it."""
+    own = create_engine(engine.url, parameters, poolclass=NullPool)
+    own = own.execution_options(**engine.get_execution_options())
+    # Two phases are for two databases, and it reaches one.
+    return _around(sessions_of_jobs(sessions, engine), bind=own.sync_engine, twophase=False)
 
 
 def joined_session(
@@ -66,29 +69,34 @@ def joined_session(
     *,
     begin_again: Callable[[Connection], None],
 ) -> "AsyncSession":
-    """An AsyncSession inside a transaction that is not its own, around a Session of the
-    application's: what that filters or listens to holds here too.
+    """An AsyncSession inside a transaction that is not its own.
 
     On a plain Connection it blocks the thread, so that is for an event loop which runs nothing
     else.
     """
-    from sqlalchemy.ext.asyncio import AsyncSession
-
     sync_connection: Any = getattr(connection, "sync_connection", connection)
+    session = _around(sessions, bind=sync_connection)
+    be_guest(session.sync_session, sync_connection, begin_again=begin_again)
+    if sync_connection is connection:
+        driver_connection: Any = sync_connection.connection.dbapi_connection
+        driver_connection.cursor_factory = _cursor_class()
+    return session
+
+
+def _around(sessions: sessionmaker[Session], **options: Any) -> "AsyncSession":
+    """An AsyncSession around a Session of the application's: what that filters or listens to
+    holds here too."""
+    from sqlalchemy.ext.asyncio import AsyncSession
 
     def make_session(**_: Any) -> Session:
         # Expired, an attribute could not be read again without an await.
-        return sessions(bind=sync_connection, expire_on_commit=False)
+        return sessions(**options, expire_on_commit=False)
 
     # All that AsyncSession does with the class is to call it; the Session's binds are no concern
     # of its own, which takes none but async engines.
     make: Any = make_session
     session = AsyncSession(sync_session_class=make)
     session.sync_session_class = sessions.class_
-    be_guest(session.sync_session, sync_connection, begin_again=begin_again)
-    if sync_connection is connection:
-        driver_connection: Any = sync_connection.connection.dbapi_connection
-        driver_connection.cursor_factory = _cursor_class()
     return session
 
 

@@ -47,15 +47,15 @@ def told_by_server(error: Exception) -> Exception:
     return TransactionEnded(str(said)) if getattr(said, "sqlstate", None) in ENDED else error
 
 
-def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> sessionmaker[Session]:
-    """The application's Sessions, made so that they can join a transaction on ``engine``.
+def sessions_of_jobs(sessions: sessionmaker[Session], engine: Engine) -> sessionmaker[Session]:
+    """The application's Sessions, made so that their ``bind`` stands for ``engine``.
 
     A Session may choose its bind itself, by ``binds`` or by a ``get_bind`` of the application's.
-    What it sends to the engine of the jobs goes by the connection it has joined, or it would be
-    another transaction; what it sends to other databases still goes there.
+    What it sends to the engine of the jobs goes by its ``bind``, or it would be another
+    transaction; what it sends to other databases still goes there.
     """
 
-    class Joining(sessions.class_):  # type: ignore[name-defined, misc]  # a class of run time
+    class OfJobs(sessions.class_):  # type: ignore[name-defined, misc]  # a class of run time
         def get_bind(self, *args: Any, **kwargs: Any) -> Any:
             bind = super().get_bind(*args, **kwargs)
             if bind is self.bind or _is_engine_of_jobs(bind, engine):
@@ -64,12 +64,20 @@ def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> session
                 _refuse_to_block(bind)
             return bind
 
+    return sessionmaker(**{**sessions.kw, "class_": OfJobs, "bind": engine})
+
+
+def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> sessionmaker[Session]:
+    """The application's Sessions, made so that they can join a transaction on ``engine``."""
+    of_jobs = sessions_of_jobs(sessions, engine)
+
+    class Joining(of_jobs.class_):  # type: ignore[name-defined, misc]  # a class of run time
         def prepare(self) -> None:
             """Only flush: the transaction of the job is committed in one phase."""
             self.flush()
 
     event.listen(Joining, "after_transaction_end", _undo_unkept)
-    return sessionmaker(**{**sessions.kw, "class_": Joining, "bind": engine})
+    return sessionmaker(**{**of_jobs.kw, "class_": Joining})
 
 
 def check_binds(sessions: sessionmaker[Session], engine: Engine) -> None:
@@ -118,9 +126,9 @@ def _is_engine_of_jobs(bind: Any, engine: Engine) -> bool:
 
 def _refuse_to_block(bind: Any) -> NoReturn:
     raise ArgumentsError(
-        f"the AsyncSession of a handler in lease mode cannot write to another engine, here "
-        f"{redaction.redacted(str(bind.engine.url))}: it would block the event loop of all async "
-        "handlers; use it in a handler that is a plain function, or by an AsyncSession of your own"
+        f"an AsyncSession of the queue cannot use another engine, here "
+        f"{redaction.redacted(str(bind.engine.url))}: it would block the event loop; "
+        "use that engine in a plain function, or by an AsyncSession of your own"
     )
 
 

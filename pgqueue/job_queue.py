@@ -103,9 +103,14 @@ class PgQueue:
         return self.sessions()
 
     def async_session(self) -> "AsyncSession":
-        """A new AsyncSession on psycopg, which connects as :attr:`engine` does."""
+        """A new AsyncSession around a Session of the sessionmaker, on psycopg.
+
+        It connects as :attr:`engine` does, and reaches no other engine.
+        """
         engine = self.engine
-        return async_session.new_session(engine.url, lambda: connection_parameters(engine))
+        return async_session.new_session(
+            self.sessions, engine, lambda: connection_parameters(engine)
+        )
 
     def upgrade(self) -> None:
         """Create the tables, or bring them up to date; safe from many processes at once.

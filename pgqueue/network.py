@@ -84,13 +84,16 @@ def keep_from_children(driver: psycopg.BaseConnection[Any]) -> None:
 
 
 def _leave_sockets_to_parent() -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
     for driver in list(_not_for_children):
         with suppress(psycopg.Error, OSError):  # it is closed
             # Nothing is sent, as it is the parent's.  And the number stays taken: the driver will
-            # close it some day, and it must not be that of another file by then.
-            os.dup2(nothing, driver.fileno(), inheritable=False)
-    os.close(nothing)
+            # close it some day, and it must not be that of another file by then.  Closed first:
+            # a process may have as many files open as it may.
+            os.close(number := driver.fileno())
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing != number:
+                os.dup2(nothing, number, inheritable=False)
+                os.close(nothing)
 
 
 if hasattr(os, "register_at_fork"):

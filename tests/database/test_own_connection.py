@@ -65,6 +65,30 @@ def test_a_forked_child_has_no_socket_of_it_and_the_parent_keeps_its_own(
         assert connection.scalar(text("SELECT 1")) == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nobody forks here")
+def test_a_forked_child_has_no_socket_of_it_where_no_more_files_can_be_opened(
+    engine: Engine,
+) -> None:
+    import resource
+
+    with own_connection(engine, {}) as connection:
+        number = driver_connection(connection).fileno()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            child = os.fork()
+            if not child:
+                try:
+                    os._exit(stat.S_ISSOCK(os.fstat(number).st_mode))
+                except OSError:
+                    os._exit(0)  # it is closed
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert connection.scalar(text("SELECT 1")) == 1
+
+
 def test_the_twin_of_an_engine_on_another_driver_has_a_connection_for_every_slot(
     database_url: str,
 ) -> None:

@@ -21,7 +21,7 @@ from sqlalchemy.orm import (
 )
 from worker_rig import MODES
 
-from pgqueue import Job, JobContext, OptionError, PgQueue, Retry, Worker
+from pgqueue import ArgumentsError, Job, JobContext, OptionError, PgQueue, Retry, Worker
 
 
 class Base(DeclarativeBase): ...
@@ -441,6 +441,74 @@ class TestTheSessionOfAnAsyncHandler:
         else:
             assert (counts, words(elsewhere)) == ({"succeeded": 1}, ["elsewhere"])
         elsewhere.dispose()
+
+
+class TestTheAsyncSessionOfTheQueue:
+    """Outside of workers, and so in an async task that is called as a function, it is one too."""
+
+    @pytest.mark.parametrize("where", ["class", "sessionmaker"])
+    def test_has_the_filters_of_the_application(self, engine: Engine, where: str) -> None:
+        sessions: sessionmaker[Any] = sessionmaker(engine)
+        if where == "class":
+            sessions = sessionmaker(engine, class_=Tenants)
+        else:
+            event.listen(sessions, "do_orm_execute", _without_deleted)
+        queue = PgQueue(sessions)
+
+        @queue.task(name="read")
+        async def read(session: AsyncSession) -> list[str]:
+            return list(await session.scalars(select(Note.word)))
+
+        with Session(engine) as session, session.begin():
+            session.add_all([Note(word="seen"), Note(word="deleted", is_deleted=True)])
+
+        assert asyncio.run(read()) == ["seen"]
+
+    def test_has_its_options_and_never_expires(self, engine: Engine) -> None:
+        clone = engine.execution_options(tenant=7)
+        queue = PgQueue(
+            sessionmaker(clone, autoflush=False, twophase=True, autobegin=False, info={"n": 7})
+        )
+
+        @queue.task(name="look")
+        async def look(session: AsyncSession) -> list[Any]:
+            note = Note(word="kept")
+            session.add(note)
+            options = (await session.connection()).sync_connection
+            assert options is not None
+            seen = [list(await session.scalars(select(Note.word)))]
+            await session.commit()
+            return [seen, note.word, session.info["n"], options.get_execution_options()["tenant"]]
+
+        assert asyncio.run(look()) == [[[]], "kept", 7, 7]
+        assert words(engine) == ["kept"]
+
+    def test_is_in_one_transaction_whatever_it_chooses(self, engine: Engine) -> None:
+        CHOICE["engine"] = engine
+        queue = PgQueue(sessionmaker(engine, class_=Chosen, binds={Base: engine}))
+
+        @queue.task(name="write")
+        async def write(session: AsyncSession) -> None:
+            session.add(Note(word="written"))
+            await session.flush()
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(write())
+        assert words(engine) == []
+
+    def test_blocks_no_event_loop_for_another_database(
+        self, engine: Engine, empty_database_url: str
+    ) -> None:
+        elsewhere = create_engine(empty_database_url)
+        queue = PgQueue(sessionmaker(engine, binds={Base: elsewhere}))
+
+        @queue.task(name="write")
+        async def write(session: AsyncSession) -> None:
+            session.add(Note(word="elsewhere"))
+
+        with pytest.raises(ArgumentsError, match="would block the event loop"):
+            asyncio.run(write())
 
 
 STRICTER = ("REPEATABLE READ", "SERIALIZABLE")
