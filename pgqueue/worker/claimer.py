@@ -52,6 +52,10 @@ class Claimer(Loop):
         self._ran = (0, 0.0)
         self.finished = Event()
 
+    def cancel(self) -> None:
+        """Cancel a claim that waits for a lock on a table."""
+        self._line.cancel()
+
     def work(self) -> None:
         while not self._crew.stopping.is_set() and not self.finished.is_set():
             self._line.attempt(self._step)

@@ -25,8 +25,6 @@ from pgqueue.worker.outage import Outage
 logger = redaction.logger(__name__)
 
 BEAT = 0.5
-LAST_WORD = 5.0
-"""Seconds a worker that ends waits for a server that does not answer."""
 
 
 class Presence:
@@ -98,9 +96,12 @@ class Heartbeat(Loop):
         self._line.attempt(self._leave)
         self._line.close()
 
-    def stop(self) -> None:
+    def stop(self, *, seconds: float) -> None:
+        """End; after so long, cancel the last statement, and leave the row to the rescuers."""
         self._stopping.set()
-        self.join(LAST_WORD)
+        self.join(seconds)
+        if self.is_alive():
+            self._line.cancel()
 
     def _beat(self, connection: Connection) -> None:
         fleet, presence = Fleet(connection), self.presence

@@ -63,6 +63,15 @@ class HeldSlot(Loop):
         )
         self._has_turn = False
 
+    @property
+    def is_claiming(self) -> bool:
+        return self._has_turn
+
+    def cancel_claim(self) -> None:
+        """Cancel a claim that waits for a lock on a table."""
+        if self._has_turn:
+            self._line.cancel()
+
     def work(self) -> None:
         while self._turnstile.is_open:
             if not self._turnstile.wait_for_turn():

@@ -4,11 +4,12 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import Event
 from typing import TypeVar
 
-from psycopg.errors import LockNotAvailable
+import psycopg
+from psycopg.errors import LockNotAvailable, QueryCanceled
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
@@ -23,6 +24,8 @@ logger = redaction.logger(__name__)
 T = TypeVar("T")
 
 FIRST_WAIT = 0.05
+CANCEL_FOR = 1.0
+"""Seconds for the server to take a cancellation, which is a connection of its own."""
 LONGEST_WAIT = 5.0
 
 REST_AFTER = 10.0
@@ -38,8 +41,12 @@ def is_lock_timeout(error: DBAPIError) -> bool:
     return isinstance(error.orig, LockNotAvailable)
 
 
+def _is_cancelled(error: Exception) -> bool:
+    return isinstance(error, DBAPIError) and isinstance(error.orig, QueryCanceled)
+
+
 class Line:
-    """Used by one thread."""
+    """Used by one thread, but for :meth:`cancel`."""
 
     def __init__(
         self,
@@ -99,6 +106,13 @@ class Line:
         if self._connection is not None and time.monotonic() - self._used_at > REST_AFTER:
             self.close()
 
+    def cancel(self) -> None:
+        """Cancel the statement that runs, from another thread; its step has failed then."""
+        connection = self._connection
+        if connection is not None:
+            with suppress(*BROKEN, psycopg.Error):  # it has just been closed
+                driver_connection(connection).cancel_safe(timeout=CANCEL_FOR)
+
     def close(self) -> None:
         self._connection = None
         try:
@@ -124,6 +138,9 @@ class Line:
         return self._connection
 
     def _broke(self, error: Exception) -> None:
+        if self._stopping.is_set() and _is_cancelled(error):
+            self.close()
+            return
         opened_at = self._opened_at if self._connection is not None else float("inf")
         if is_away(error):
             self.close()

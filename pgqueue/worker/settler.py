@@ -114,7 +114,9 @@ class Settler(Loop):
         self._bench.close()
         self.join(seconds)
         self._gave_up.set()
-        self.join(LOOK_AGAIN)
+        if self.is_alive():
+            self._line.cancel()
+            self.join(LOOK_AGAIN)
 
     def _settle(self, batch: list[Settlement]) -> None:
         plain = [item for item in batch if is_plain_success(item[1])]

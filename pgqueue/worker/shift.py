@@ -40,8 +40,11 @@ logger = redaction.logger(__name__)
 WATCH_EVERY = 0.1
 END_AGAIN = 1.0
 """Seconds between two tries to end a transaction from outside of its thread."""
-LAST_SETTLE = 10.0
-"""Seconds for the last outcomes to be written when the database does not answer."""
+LAST_CLAIM = 0.5
+"""Seconds for a claim to end before it is cancelled."""
+LAST_SETTLE = 5.0
+"""Seconds for all threads together, from the last outcomes on, when tables are locked or the
+database does not answer."""
 
 
 class Shift:
@@ -245,8 +248,7 @@ class Shift:
         logger.info("stopping: %d handlers still run", len(self._runs()))
         self._stopping.set()
         crew.listener.poke()
-        if self._claimer.ident is not None:
-            self._claimer.join(LAST_SETTLE)
+        self._end_claims()
         for claimed in crew.bench.drain():
             crew.bench.done(claimed, Released())
         crew.bench.close()
@@ -262,6 +264,19 @@ class Shift:
             Thread(target=self._close_later, name="pgqueue-last-out", daemon=True).start()
             return
         self.interrupt()  # what threads have left that ended by a mistake, if any has
+
+    def _end_claims(self) -> None:
+        """A claim may wait for a lock on a table for as long as somebody holds it."""
+        claiming = [slot for slot in self._slots if isinstance(slot, HeldSlot)]
+        wait_until(
+            lambda: not (self._claimer.is_alive() or any(slot.is_claiming for slot in claiming)),
+            lambda: LAST_CLAIM,
+        )
+        for slot in claiming:
+            slot.cancel_claim()
+        if self._claimer.is_alive():
+            self._claimer.cancel()
+            self._claimer.join(LAST_SETTLE)
 
     def _close_later(self) -> None:
         """Handlers still run, in a process that may go on: their leases need the heartbeat."""
@@ -310,10 +325,15 @@ class Shift:
                 self._is_closed = True
 
     def _close_all(self) -> None:
-        self._settler.finish(seconds=LAST_SETTLE)
+        deadline = time.monotonic() + LAST_SETTLE
+
+        def left() -> float:
+            return max(deadline - time.monotonic(), 0.1)
+
+        self._settler.finish(seconds=left())
         self._turnstile.close()
-        self._upkeep.stop()
-        self._heartbeat.stop()
+        self._upkeep.stop(seconds=left())
+        self._heartbeat.stop(seconds=left())
         self._crew.loop.stop()
         self._crew.children.close()
         self._crew.listener.close()

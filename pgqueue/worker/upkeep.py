@@ -31,8 +31,6 @@ LOOK_EVERY = 0.5
 LOOK_WHEN_IDLE_EVERY = 0.75
 """The same while none runs; a queue is paused within a second."""
 FORGET_EVERY = 3600.0
-LAST_LOOK = 5.0
-"""Seconds a worker that ends waits for a server that does not answer."""
 
 
 class Upkeep(Loop):
@@ -78,10 +76,13 @@ class Upkeep(Loop):
         self._line.attempt(_unless_locked(drop_left_stamps))
         self._line.close()
 
-    def stop(self) -> None:
+    def stop(self, *, seconds: float) -> None:
+        """End; after so long, cancel the last look."""
         self._stopping.set()
         self._awake.set()
-        self.join(LAST_LOOK)
+        self.join(seconds)
+        if self.is_alive():
+            self._line.cancel()
 
     def bury(self, dead: Sequence[Member]) -> None:
         """These seem dead to the heartbeat of this worker, and no others any more."""

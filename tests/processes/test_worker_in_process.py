@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from worker_rig import MODES
+from worker_rig import MODES, promised
 
 from pgqueue import Job, JobStatus, PgQueue
 from pgqueue.worker import Worker
@@ -260,6 +260,32 @@ def test_a_timeout_that_finds_no_connection_is_carried_out_when_there_is_one(
         with engine.begin() as connection:
             connection.execute(text(f"DROP OWNED BY {role}"))
             connection.execute(text(f"DROP ROLE {role}"))
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("table", ["jobs", "leases", "message_queue", "workers"])
+def test_a_stop_waits_for_no_lock_on_a_table(
+    database_url: str, engine: Engine, mode: str, table: str
+) -> None:
+    queue = PgQueue(create_engine(database_url))
+    worker = Worker(queue, mode=mode, concurrency=2, grace=timedelta(seconds=1))
+    runs = Thread(target=worker.run)
+    runs.start()
+    asked = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = :table ::regclass")
+    with engine.connect() as connection, engine.begin() as locked:
+        registered = text("SELECT count(*) FROM pgqueue.workers")
+        _until(lambda: connection.scalar(registered) == 1)
+        connection.commit()
+        locked.execute(text(f"LOCK TABLE pgqueue.{table} IN ACCESS EXCLUSIVE MODE"))
+        _until(lambda: connection.scalar(asked, {"table": f"pgqueue.{table}"}) > 0)
+
+        worker.stop()
+        began = time.monotonic()
+        runs.join(PATIENCE)
+
+        assert not runs.is_alive()
+        assert time.monotonic() - began < promised(8)
 
 
 def _until(condition: Callable[[], bool]) -> None:
