@@ -55,8 +55,9 @@ def claims_by_subquery(patch: Patch) -> None:
     a nested loop may run the sub-query again for each outer row and then takes more.  Most of
     its plans show by reading far more than a claim has to."""
 
-    def taken(due: Any, **_: bool) -> Any:
+    def taken(_due: Any, **_: bool) -> Any:
         queue = message_queue
+        due = claiming._due_messages(suspects=True).subquery("due")
         by_id = queue.c.id.in_(select(due.c.id))
         return delete(queue).where(by_id).returning(queue).cte("message")
 

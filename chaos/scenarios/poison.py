@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sqlalchemy import ColumnElement, false, literal_column
 
@@ -150,6 +150,10 @@ def poison_is_claimed_ahead(patch: Patch) -> None:
     """Jobs that have crashed before wait in a worker's memory like all others."""
     from pgqueue.statements import claiming
 
+    def due(*, suspects: bool, ahead: bool = False) -> Any:
+        return real(suspects=suspects or ahead, ahead=ahead)
+
+    real = patch.set(claiming, "_due_messages", due)
     patch.set(claiming, "_must_not_wait", lambda **_: false().label("must_not_wait"))
     patch.rebuild(claiming.claim)
 

@@ -66,7 +66,11 @@ def claim(*, ahead: bool, suspects: bool) -> Executable:
     that a crash has left.  At least one row comes back, with the database's time; its other columns
     are empty when nothing was claimed.
     """
-    due = _due_messages(ahead=ahead, suspects=suspects).cte("due")
+    found = _due_messages(ahead=ahead, suspects=suspects)
+    columns = found.selected_columns
+    # No more than is needed: what is read twice is copied first.
+    needed = [columns.ctid, columns.priority, columns.must_not_wait] if ahead else [columns.ctid]
+    due = found.with_only_columns(*needed).cte("due")
     message = _taken_messages(due, ahead=ahead)
     started = _unfinished_jobs_of(message)
     lease = _leases_for(started)

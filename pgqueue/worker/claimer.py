@@ -140,8 +140,9 @@ class Claimer(Loop):
             bench.put_behind(rows, priority=min(claim.passed))
         elif rows:
             bench.put(rows)
-        if rows:
-            self._prefetch.brought(first=rows[0].priority, last=rows[-1].priority)
+        if rows and not self._passed:  # else they came with what was claimed before them
+            first = min([rows[0].priority, *claim.passed])
+            self._prefetch.brought(first=first, last=rows[-1].priority)
             bench.low_water = self._prefetch.ahead
         self._passed = self._left_to_claim(rows, claim, limit=limit)
         if not self._passed:
