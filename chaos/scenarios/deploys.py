@@ -74,7 +74,7 @@ def unknown_tasks_are_claimed(patch: Patch) -> None:
         )
 
     patch.set(claiming, "_of_pair", of_pair)
-    patch.rebuild(claiming.claim, claiming.lock, claiming.next_run_at)
+    patch.rebuild(claiming.claim, claiming.lock, claiming.upcoming)
 
 
 @plant

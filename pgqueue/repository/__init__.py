@@ -20,7 +20,16 @@ from pgqueue.repository.jobs import (
     raising_duplicate,
 )
 from pgqueue.repository.listing import Holder, JobDetails, JobLine, JobPage, Listing, PastAttempt
-from pgqueue.repository.rows import Claim, Claimed, Locked, Pair, Settled, StatusCount, Violation
+from pgqueue.repository.rows import (
+    Claim,
+    Claimed,
+    Locked,
+    Pair,
+    Settled,
+    StatusCount,
+    Upcoming,
+    Violation,
+)
 
 __all__ = [
     "LIMITS",
@@ -50,6 +59,7 @@ __all__ = [
     "Slot",
     "TableHealth",
     "StatusCount",
+    "Upcoming",
     "Violation",
     "Waiting",
     "raising_duplicate",

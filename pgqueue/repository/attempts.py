@@ -22,7 +22,7 @@ from pgqueue.outcomes import (
     Snoozed,
     Succeeded,
 )
-from pgqueue.repository.rows import Claim, Claimed, Kind, Locked, Pair, Settled
+from pgqueue.repository.rows import Claim, Claimed, Kind, Locked, Pair, Settled, Upcoming
 from pgqueue.repository.short_way import fetch
 from pgqueue.statements import claiming, fencing, settling, stamping
 from pgqueue.statements.tables import CRASHED
@@ -56,11 +56,11 @@ class Attempts:
         rows = self._take(claiming.lock(suspects=suspects), pairs, tasks, limit)
         return _claim_of(rows, Locked)
 
-    def seconds_to_next(self, pairs: Iterable[Pair], *, tasks: str) -> float | None:
-        """How long until the next waiting message is due; None when there is none."""
+    def upcoming(self, pairs: Iterable[Pair], *, tasks: str) -> Upcoming:
+        """Whether a message is due, and when the next one will be."""
         parameters = {"pairs": _documents(pairs), "tasks": tasks}
-        wait = self._executor.execute(claiming.next_run_at(), parameters).scalar()
-        return None if wait is None else float(wait)
+        is_due, seconds = self._executor.execute(claiming.upcoming(), parameters).one()
+        return Upcoming(is_due, None if seconds is None else float(seconds))
 
     def stamp(self, locked: Locked) -> Claimed | None:
         """Commit the start of a locked job's attempt; None when another was first.

@@ -73,6 +73,15 @@ class Pair(NamedTuple):
     message_id: int
 
 
+class Upcoming(NamedTuple):
+    """What waits, seen without a lock."""
+
+    is_due: bool
+    """Whether a message is due, perhaps one that another transaction holds."""
+    seconds: float | None
+    """Until the next one is due; None when there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim(Generic[Kind]):
     """What one claim brought."""

@@ -120,21 +120,31 @@ def lock(*, suspects: bool) -> Executable:
 
 
 @cache
-def next_run_at() -> Executable:
-    """How many seconds until the next message of these pairs is due; NULL when none waits."""
+def upcoming() -> Executable:
+    """Whether a message of these pairs is due, and how many seconds until the next one is; NULL
+    when none waits.
+
+    Locks nothing: a message that another transaction holds is due here, although no claim takes it.
+    """
     pair = _pairs()
+    now = pg.statement_timestamp()
+    due = (
+        select(message_queue.c.run_at)
+        .where(_of_pair(pair), _is_behind_frontier(pair), message_queue.c.run_at <= now)
+        .order_by(message_queue.c.run_at, message_queue.c.id)
+        .limit(1)
+        .lateral("due")
+    )
     future = (
         select(message_queue.c.run_at)
-        .where(
-            _of_pair(pair),
-            message_queue.c.run_at > pg.statement_timestamp(),
-        )
+        .where(_of_pair(pair), message_queue.c.run_at > now)
         .order_by(message_queue.c.run_at, message_queue.c.id)
         .limit(1)
         .lateral("future")
     )
+    each = pair.outerjoin(due, true()).outerjoin(future, true())
     wait = func.extract("epoch", pg.min(future.c.run_at) - clock())
-    return select(wait).select_from(pair.join(future, true()))
+    return select((pg.count(due.c.run_at) > 0).label("is_due"), wait).select_from(each)
 
 
 def _taken_messages(due: CTE, *, ahead: bool) -> CTE:
@@ -166,8 +176,7 @@ def _due_messages(*, ahead: bool = False, suspects: bool) -> Select[*tuple[Any, 
         select(CTID, message_queue, *([_must_not_wait(suspects=suspects)] if ahead else []))
         .where(
             _of_pair(pair),
-            tuple_(message_queue.c.run_at, message_queue.c.id)
-            > tuple_(pair.c.run_at, pair.c.message_id),
+            _is_behind_frontier(pair),
             message_queue.c.run_at <= pg.statement_timestamp(),
             true() if suspects else and_(message_queue.c.crashes == 0, ~_has_stamp()),
         )
@@ -210,6 +219,11 @@ def _of_pair(pair: TableValuedAlias) -> ColumnElement[bool]:
         message_queue.c.priority == pair.c.priority,
         message_queue.c.task == any_(known_tasks),
     )
+
+
+def _is_behind_frontier(pair: TableValuedAlias) -> ColumnElement[bool]:
+    place = tuple_(message_queue.c.run_at, message_queue.c.id)
+    return place > tuple_(pair.c.run_at, pair.c.message_id)
 
 
 def _worker_is_alive() -> ColumnElement[bool]:

@@ -13,7 +13,7 @@ from pgqueue.statements.tables import notify
 from pgqueue.unit_of_work import CLAIMING
 from pgqueue.worker.crew import Crew
 from pgqueue.worker.line import Line
-from pgqueue.worker.lookout import Lookout
+from pgqueue.worker.lookout import Ask, Lookout
 from pgqueue.worker.loops import Loop
 from pgqueue.worker.prefetch import STALE, Prefetch
 
@@ -65,6 +65,8 @@ class Claimer(Loop):
     def _step(self, connection: Connection) -> None:
         """Claim what there is room for; else wait for room; else sleep."""
         self._prepare(connection)
+        if self._lookout.sleeps_on(self._ask(connection)):
+            return
         bench = self._crew.bench
         bench.room.clear()
         sweep = self._lookout.is_sweep_due(connection)
@@ -99,7 +101,7 @@ class Claimer(Loop):
         if not sweep and (self._until_empty or crew.frontiers.is_sweep_cheap):
             self._claim(connection, limit=limit, ahead=ahead, sweep=True)
         else:
-            self._find_nothing(attempts, was_quiet=was_quiet)
+            self._find_nothing(connection, was_quiet=was_quiet)
 
     def _look(
         self, attempts: Attempts, *, limit: int, ahead: bool, sweep: bool, suspects: bool
@@ -173,19 +175,22 @@ class Claimer(Loop):
                 return left > 0
             room.wait(left)
 
-    def _find_nothing(self, attempts: Attempts, *, was_quiet: bool) -> None:
+    def _find_nothing(self, connection: Connection, *, was_quiet: bool) -> None:
         crew = self._crew
         if crew.bench.heap:
             self._wait_for_room()  # which gives back what has waited for too long
         elif not self._until_empty:
-            self._lookout.sleep(
-                lambda pairs: attempts.seconds_to_next(pairs, tasks=crew.task_names)
-            )
+            self._lookout.sleep(self._ask(connection))
         elif was_quiet:
             # What a job enqueued was there before the job left in_flight: nothing can be missed.
             self.finished.set()
         else:
             crew.bench.room.wait(0.05)
+
+    def _ask(self, connection: Connection) -> Ask:
+        crew = self._crew
+        attempts = Attempts(connection, crew.presence.worker_id)
+        return lambda pairs: attempts.upcoming(pairs, tasks=crew.task_names)
 
     def _wait_for_room(self) -> None:
         bench = self._crew.bench

@@ -34,14 +34,15 @@ class Frontiers:
         self._sweep_took = 0.0
         self._turn = 0
 
-    def pairs(self, *, paused: Collection[str] = ()) -> list[Pair]:
+    def pairs(self, *, paused: Collection[str] = (), from_start: bool = False) -> list[Pair]:
         """Every pair, the most urgent first; queues of one priority take turns to be first."""
         open_queues = [queue for queue in self._queues if queue not in paused]
         self._turn += 1
         shift = self._turn % len(open_queues) if open_queues else 0
         in_turn = open_queues[shift:] + open_queues[:shift]
+        keys = {} if from_start else self._keys
         return [
-            Pair(queue, priority, *self._keys.get((queue, priority), START))
+            Pair(queue, priority, *keys.get((queue, priority), START))
             for priority in PRIORITIES
             for queue in in_turn
         ]
@@ -49,6 +50,11 @@ class Frontiers:
     def rewind(self) -> None:
         """Start again at the head of every pair."""
         self._keys.clear()
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether the next claim is a sweep, because it begins at the head of every pair."""
+        return not self._keys
 
     def is_sweep_due(self, *, elected: bool) -> bool:
         """Whether it is time to look behind the frontiers.

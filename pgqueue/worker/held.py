@@ -12,7 +12,7 @@ from pgqueue import redaction
 from pgqueue.changed_sessions import close_if_changed, is_changed, watch_session
 from pgqueue.execution import Stale
 from pgqueue.outcomes import Outcome, Released, Succeeded
-from pgqueue.repository import Attempts, Claim, Locked, Pair
+from pgqueue.repository import Attempts, Claim, Locked, Pair, Upcoming
 from pgqueue.unit_of_work import (
     HANDLING,
     PLAN_BY_KEY,
@@ -25,6 +25,7 @@ from pgqueue.worker.after_commit import tell_of_commit
 from pgqueue.worker.crew import Run
 from pgqueue.worker.held_attempt import HeldAttempt
 from pgqueue.worker.line import Line
+from pgqueue.worker.lookout import Ask
 from pgqueue.worker.loops import Loop
 from pgqueue.worker.transactional import (
     CommitUnknown,
@@ -130,7 +131,10 @@ class HeldSlot(Loop):
 
     def _lock(self, connection: Connection) -> list[Locked]:
         """Begin T with the messages to run; sleeps, without a transaction, if there are none."""
-        crew = self.crew
+        crew, turnstile = self.crew, self._turnstile
+        if turnstile.lookout.sleeps_on(self._ask(connection)):
+            turnstile.rest()
+            return []
         attempts = Attempts(connection, crew.presence.worker_id)
         limit, self._next_batch = self._next_batch, self._batch
         was_quiet = not crew.bench.in_flight  # asked first: the last suspect may end now
@@ -150,7 +154,7 @@ class HeldSlot(Loop):
             crew.suspects.admit(found, are_all=claim.taken < limit)
         if not locked:
             connection.commit()
-            self._sleep(attempts, connection, swept=sweep, was_quiet=was_quiet)
+            self._sleep(connection, swept=sweep, was_quiet=was_quiet)
             return []
         for row in locked:
             crew.bench.in_flight[row.message_id] = row.claimed(attempt=0, crashes=row.crashes)
@@ -178,13 +182,11 @@ class HeldSlot(Loop):
     def _sweeps(self) -> bool:
         """Whether this claim looks behind the frontiers; no worker of this mode is elected to."""
         frontiers, turnstile = self.crew.frontiers, self._turnstile
-        if frontiers.is_sweep_due(elected=True):
+        if frontiers.is_at_start or frontiers.is_sweep_due(elected=True):
             return True
         return turnstile.lookout.found_none and (turnstile.until_empty or frontiers.is_sweep_cheap)
 
-    def _sleep(
-        self, attempts: Attempts, connection: Connection, *, swept: bool, was_quiet: bool
-    ) -> None:
+    def _sleep(self, connection: Connection, *, swept: bool, was_quiet: bool) -> None:
         """Sleep for all slots; they wait at the turnstile meanwhile."""
         crew, turnstile = self.crew, self._turnstile
         if turnstile.until_empty:
@@ -196,13 +198,17 @@ class HeldSlot(Loop):
             return
 
         turnstile.rest()
+        turnstile.lookout.sleep(self._ask(connection))
 
-        def due_in(pairs: list[Pair]) -> float | None:
-            left = attempts.seconds_to_next(pairs, tasks=crew.task_names)
+    def _ask(self, connection: Connection) -> Ask:
+        attempts = Attempts(connection, self.crew.presence.worker_id)
+
+        def ask(pairs: list[Pair]) -> Upcoming:
+            upcoming = attempts.upcoming(pairs, tasks=self.crew.task_names)
             connection.commit()  # never sleep in a transaction: it holds back the vacuum
-            return left
+            return upcoming
 
-        turnstile.lookout.sleep(due_in)
+        return ask
 
     def _run_one(self, connection: Connection, row: Locked, done: list[Done]) -> bool:
         """Stamp, run and settle one job of the batch inside T; False when the batch ends here.

@@ -1,7 +1,8 @@
 """The lookout: what the next claim looks at, and how long to sleep when it found nothing.
 
-Polling is the truth and notifications are hints.  Both modes claim through it, from one thread
-at a time.
+Polling is the truth and notifications are hints.  A worker that sleeps asks at each poll whether
+anything is due, and claims only then: one read, where a claim and a sweep would be two writes.
+Both modes claim through it, from one thread at a time.
 """
 
 import time
@@ -11,7 +12,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, select
 
 from pgqueue import redaction
-from pgqueue.repository import Claim, Claimed, Locked, Pair
+from pgqueue.repository import Claim, Claimed, Locked, Pair, Upcoming
 from pgqueue.statements.tables import lock_key, pg
 from pgqueue.worker.crew import Crew
 from pgqueue.worker.frontiers import LATEST_SWEEP
@@ -19,6 +20,7 @@ from pgqueue.worker.frontiers import LATEST_SWEEP
 logger = redaction.logger(__name__)
 
 Kind = TypeVar("Kind", Claimed, Locked)
+Ask = Callable[[list[Pair]], Upcoming]
 
 BRIEF = (0.001, 0.002)
 """Seconds to wait before a worker that was busy goes to sleep properly."""
@@ -43,6 +45,8 @@ class Lookout:
         self._idle = 0
         self._armed_at: float | None = None
         self._false_alarms = 0
+        self._has_slept_through = False
+        """Whether the last sleep lasted until the next poll: nothing says that there is a job."""
         self.found_none = False
         """Whether the last claim came back empty."""
 
@@ -58,7 +62,8 @@ class Lookout:
             # Held until the connection ends; it only spares the others the work.
             lock = select(pg.pg_try_advisory_lock(self._election))
             self._is_elected = bool(connection.scalar(lock))
-        return self._crew.frontiers.is_sweep_due(elected=self._is_elected)
+        frontiers = self._crew.frontiers
+        return frontiers.is_at_start or frontiers.is_sweep_due(elected=self._is_elected)
 
     def look(
         self,
@@ -90,11 +95,28 @@ class Lookout:
         """Read the notifications that have come while the worker was busy."""
         self._heed(self._crew.listener.wait(0))
 
-    def sleep(self, due_in: Callable[[list[Pair]], float | None]) -> None:
-        """Sleep after a claim that found nothing, until something may be there.
+    def sleeps_on(self, ask: Ask) -> bool:
+        """Sleep on after a sleep that nothing has ended; False when a claim is to be made.
 
-        ``due_in`` asks how many seconds are left until the next message of these pairs is due.
+        Looks from the start of each pair, for what was committed late.  Beside an old snapshot
+        that may take too much of the time; then a claim looks behind the frontiers.
         """
+        frontiers, slept_through = self._crew.frontiers, self._has_slept_through
+        self._has_slept_through = False
+        may_sweep = frontiers.is_sweep_cheap or frontiers.is_sweep_due(elected=False)
+        if not slept_through or not may_sweep or self._crew.listener.arm():
+            return False
+        began = time.monotonic()
+        upcoming = ask(frontiers.pairs(paused=self._crew.presence.paused, from_start=True))
+        frontiers.swept(began=began, ended=time.monotonic())
+        if upcoming.is_due:
+            frontiers.rewind()
+            return False
+        self._nap(upcoming)
+        return True
+
+    def sleep(self, ask: Ask) -> None:
+        """Sleep after a claim that found nothing, until something may be there."""
         crew = self._crew
         self._idle += 1
         if self._false_alarms > FALSE_ALARMS:
@@ -106,15 +128,23 @@ class Lookout:
         if crew.listener.arm() or self._armed_at is None:
             self._armed_at = time.monotonic()
             return  # claim once more: who committed before the lock was ours has not notified
+        # What is due was not to be had: what comes next is looked for in its time all the same.
+        self._nap(ask(crew.frontiers.pairs(paused=crew.presence.paused)))
+
+    def _nap(self, upcoming: Upcoming) -> None:
+        """Sleep until the next poll or, if that is sooner, until the next message is due or the
+        next suspect may start."""
+        now = time.monotonic()
         # An enqueuer may have found nobody asleep and commit only now: look again after as long
         # as the sleep has lasted, so that it waits at most as long again.
-        nap = min(max(time.monotonic() - self._armed_at, FIRST_NAP), self._longest_nap)
-        if nap > 4 * FIRST_NAP:
-            pairs = crew.frontiers.pairs(paused=crew.presence.paused)
-            left = due_in(pairs)
-            nap = nap if left is None else min(nap, max(left, 0.0))
-        alone_for = crew.suspects.seconds_left()
-        self._heed(crew.listener.wait(min(nap, alone_for) if alone_for else nap))
+        lasted = now - (self._armed_at or now)
+        poll = min(max(lasted, FIRST_NAP), self._longest_nap)
+        nap = min(poll, self._crew.suspects.seconds_left() or poll)
+        if upcoming.seconds is not None:
+            nap = min(nap, upcoming.seconds)
+        words = self._crew.listener.wait(nap)
+        self._heed(words)
+        self._has_slept_through = not words and nap == poll and time.monotonic() - now >= nap
 
     def _heed(self, words: set[str]) -> None:
         self._false_alarms += bool(words)

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine, text
@@ -25,7 +26,7 @@ from chaos.logical import (
 )
 from pgqueue.models import Lease, MessageQueue
 from pgqueue.outcomes import Released
-from pgqueue.repository import Attempts, Fleet, Pair
+from pgqueue.repository import Attempts, Fleet, Pair, Upcoming
 
 BAD_PLANS = [
     {"plan_cache_mode": "force_generic_plan"},
@@ -79,7 +80,22 @@ class TestSkipLocked:
         with crew(workers, 2) as [holder, other]:
             holder.start()
 
-            assert Attempts(other.line, other.id).seconds_to_next(pairs(), tasks=TASKS) is None
+            upcoming = Attempts(other.line, other.id).upcoming(pairs(), tasks=TASKS)
+
+            assert upcoming == Upcoming(is_due=True, seconds=None)
+
+    def test_what_is_due_does_not_hide_what_comes_next(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+            enqueue(connection, delay=timedelta(seconds=100))
+        with crew(workers, 1) as [worker]:
+            is_due, seconds = Attempts(worker.line, worker.id).upcoming(pairs(), tasks=TASKS)
+
+            assert is_due
+            assert seconds is not None
+            assert 0 < seconds <= 100
 
 
 class TestTheLimit:

@@ -120,11 +120,11 @@ class TestClaims:
         assert_by_key(plans.only, buffers=40 * BATCH)
         assert "Index Scan message_queue_pkey" in plans.only.scans_of("message_queue")
 
-    def test_the_next_time_is_looked_up_by_the_key(self, worker: LogicalWorker) -> None:
+    def test_what_is_upcoming_is_looked_up_by_the_key(self, worker: LogicalWorker) -> None:
         with plans_of(worker.line) as plans:
-            Attempts(worker.line, worker.id).seconds_to_next(pairs(), tasks=TASKS)
+            Attempts(worker.line, worker.id).upcoming(pairs(), tasks=TASKS)
 
-        assert_by_key(plans.only, buffers=100)
+        assert_by_key(plans.only, buffers=200)
 
 
 OUTCOMES: list[Outcome] = [

@@ -1,7 +1,8 @@
 """Who starts first: by priority, also those that must not wait in a worker."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event, Thread
@@ -108,18 +109,55 @@ def lose_a_worker_with_all(engine: Engine, task: str) -> None:
         assert rescue(engine)
 
 
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 @contextmanager
-def counted_claims() -> Iterator[list[str]]:
-    """The claims of workers, which have engines of their own."""
-    claims: list[str] = []
+def noted_looks() -> Iterator[list[str]]:
+    """What workers ask of the messages: "claim" or "read".  They have engines of their own."""
+    looks: list[str] = []
 
-    def count(*arguments: Any) -> None:
+    def note(*arguments: Any) -> None:
         if "DELETE FROM pgqueue.message_queue" in arguments[2]:
-            claims.append(arguments[2])
+            looks.append("claim")
+        elif "AS is_due" in arguments[2]:
+            looks.append("read")
 
-    event.listen(Engine, "before_cursor_execute", count)
-    yield claims
-    event.remove(Engine, "before_cursor_execute", count)
+    event.listen(Engine, "before_cursor_execute", note)
+    yield looks
+    event.remove(Engine, "before_cursor_execute", note)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_sleeps_reads_at_each_poll_whether_anything_is_due(
+    engine: Engine, mode: str
+) -> None:
+    starts = Starts(engine)
+    worker = Worker(
+        starts.queue, mode=mode, concurrency=SLOTS, poll_interval=timedelta(seconds=0.2)
+    )
+    running = Thread(target=worker.run)
+
+    with noted_looks() as looks, engine.connect() as connection:
+        starts.enqueue("first", 1)
+        running.start()
+        until(lambda: starts.kinds == ["first"])
+        connection.execute(text("SELECT pg_sleep(1.5)"))  # by then it sleeps
+        before = len(looks)
+        connection.execute(text("SELECT pg_sleep(2)"))
+        asked = looks[before:]
+        starts.enqueue("second", 1)
+        until(lambda: starts.kinds == ["first", "second"])
+        worker.stop()
+        running.join(PATIENCE)
+
+    # Where a read takes long, a claim is made as well; there is no poll of claims alone.
+    assert asked.count("read") > 0
+    assert asked.count("claim") <= asked.count("read") + 1
 
 
 def test_a_worker_whose_slots_are_all_busy_does_not_look_for_more_without_a_pause(
@@ -139,13 +177,13 @@ def test_a_worker_whose_slots_are_all_busy_does_not_look_for_more_without_a_paus
     worker = Worker(starts.queue, concurrency=SLOTS, poll_interval=timedelta(seconds=0.2))
     running = Thread(target=worker.run)
 
-    with counted_claims() as claims:
+    with noted_looks() as looks:
         running.start()
         all_wait.wait(PATIENCE)
-        before = len(claims)
+        before = len(looks)
         with engine.connect() as connection:
             connection.execute(text("SELECT pg_sleep(1.5)"))
-        looked = len(claims) - before
+        looked = len(looks) - before
         gate.set()
         worker.stop()
         running.join(PATIENCE)
