@@ -68,8 +68,8 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
 
         assert seen_for >= FAST_GRACE
     finally:
-        heartbeat.stop()
-        upkeep.stop()
+        heartbeat.stop(seconds=5)
+        upkeep.stop(seconds=5)
         watched.dispose()
         outside.dispose()
 
