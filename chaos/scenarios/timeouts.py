@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import re
 import select
 import socket
 import subprocess
 import time
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
 
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from chaos.chores import AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, pay, queue
+from chaos.chores import (
+    AT_ONCE,
+    EFFECT,
+    LOOK_EVERY,
+    effect,
+    is_open,
+    note,
+    pay,
+    queue,
+    wait_and_pay,
+)
 from chaos.history import END, START
 from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
@@ -104,6 +116,17 @@ def overstay_in_process(ctx: JobContext, way: str) -> int:
     return ctx.attempt
 
 
+@queue.task(retry=AT_ONCE, max_attempts=1, timeout=TIMEOUT)
+def overstay_at_gate(session: Session, ctx: JobContext, gate: str) -> int:
+    """Writes, and returns when the gate opens: only its server process can be ended before."""
+    session.execute(EFFECT, effect(ctx))
+    note(START, ctx)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+    note(END, ctx)
+    return ctx.attempt
+
+
 @plant
 def threads_are_not_timed(patch: Patch) -> None:
     """Nobody looks whether a handler in a thread is past its timeout."""
@@ -130,6 +153,14 @@ def processes_are_not_timed(patch: Patch) -> None:
         return in_time(self, None)
 
     in_time = patch.set(Child, "_receive", receive)
+
+
+@plant
+def timeouts_are_tried_once(patch: Patch) -> None:
+    """What the database does not do when a handler is past its timeout is never done."""
+    from pgqueue.worker.shift import Shift
+
+    patch.set(Shift, "_end_again", lambda _self: None)
 
 
 IN_WORKER = (overstay, overstay_and_pay, overstay_async, overstay_and_pay_async)
@@ -198,3 +229,69 @@ def _coroutines_were_cancelled(stage: Stage) -> None:
     for (job,) in stage.rows(coroutines):
         given_up = f"job {job}: past its timeout; its thread is given up" in log
         stage.expect(not given_up, f"a thread was given up for the coroutine of job {job}")
+
+
+REFUSED = re.compile("MainThread .*too many connections")
+"""In the log of a worker, when whoever carries out its timeouts gets no connection."""
+OPEN = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE usename = :role AND state LIKE 'idle in transaction%'
+"""
+
+
+@scenario(
+    promises="P2 P5",
+    research="T19",
+    full=Size(jobs=8, seconds=10),
+    short=Size(jobs=2, seconds=10),
+    planted={"timeouts_are_tried_once": "not within|recorded as"},
+)
+def timeouts_without_connections(stage: Stage, size: Size) -> None:
+    """Timeouts while the server takes no connections: carried out when it takes some again."""
+    role = f"pgqueue_chaos_{uuid.uuid4().hex[:8]}"
+    stage.execute(f"CREATE ROLE {role} LOGIN")
+    stage.execute(f"GRANT {stage.scalar('SELECT quote_ident(current_user)')} TO {role}")
+    url = make_url(stage.url).set(username=role).render_as_string(hide_password=False)
+    fleets = []
+    for mode in ("lease", "transaction"):
+        fleet = stage.fleet(mode, 0, queues=[mode], concurrency=2 * size.jobs)
+        fleet.add(url=url)
+        fleets.append(fleet)
+        # One for each slot, so that all have their connections when there are no others.
+        wakers = wait_and_pay.options(queue=mode)
+        stage.until_started(*stage.enqueue(wakers, [("awake",)] * 2 * size.jobs))
+    stage.open("awake")
+    stage.until_ended()
+    stage.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1")
+    late = [
+        job
+        for mode in ("lease", "transaction")
+        for job in stage.enqueue(overstay_at_gate.options(queue=mode), [("return",)] * size.jobs)
+    ]
+    stage.until_started(*late)
+    for member in stage.members:
+        stage.until(
+            lambda member=member: REFUSED.search(member.log.read_text()),  # type: ignore[misc]
+            what=f"{member.name} is refused a connection for its timeouts",
+        )
+    stage.expect(stage.scalar(OPEN, role=role) >= len(late), "a transaction has ended by itself")
+    stage.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
+    stage.until(
+        lambda: stage.scalar(OPEN, role=role) == 0,
+        seconds=size.seconds,
+        what="the transactions of handlers past their timeout end",
+    )
+    stage.until_ended()
+    _are_timeouts(stage, len(late))
+    stage.open("return")
+    for fleet in fleets:
+        fleet.stop()
+    stage.execute(f"DROP ROLE {role}")
+    stage.judge(succeeded=4 * size.jobs, failed=len(late))
+
+
+def _are_timeouts(stage: Stage, count: int) -> None:
+    found = [row[0] for row in stage.rows("SELECT outcome FROM pgqueue.job_attempts")]
+    stage.count("timeouts", len(found))
+    words = f"attempts past their timeout are recorded as {found}"
+    stage.expect(found == ["timeout"] * count, words)

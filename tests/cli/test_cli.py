@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -480,12 +479,9 @@ class TestWorker:
         with running_worker(shop, database_url, "--grace", "0.2", "--mode", mode) as worker:
             wait_until(running(engine, 1))
             worker.send_signal(signal.SIGTERM)
-            began = time.monotonic()
             worker.communicate(timeout=PATIENCE)
-            took = time.monotonic() - began
 
         assert worker.returncode == 3
-        assert took < 8, "Python would wait for the threads of executors for ever"
         with Session(engine) as session:
             assert session.scalars(select(JobAttempt.outcome)).all() == ["interrupted"]
             assert session.scalars(select(Job.status)).all() == ["pending"]
