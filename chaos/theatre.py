@@ -26,10 +26,10 @@ BATCH = 250
 
 # What becomes of a job that has ended, as the server sees it, whoever does it.
 RECORD_ENDINGS = """
-CREATE TABLE IF NOT EXISTS endings (job bigint, word text);
+CREATE TABLE IF NOT EXISTS public.endings (job bigint, word text);
 CREATE OR REPLACE FUNCTION record_ending() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO endings VALUES (OLD.id, CASE
+    INSERT INTO public.endings VALUES (OLD.id, CASE
         WHEN NEW.outcome IS NULL AND NEW.finished_at IS NULL AND OLD.outcome != 'succeeded'
         THEN 'requeued' ELSE concat('changed from ', OLD.outcome, ' to ', NEW.outcome) END);
     RETURN NULL;

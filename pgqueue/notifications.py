@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 from psycopg.pq import ExecStatus
-from sqlalchemy import Connection, Engine, Select, select
+from sqlalchemy import Engine, Select, select
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
@@ -34,7 +34,7 @@ TEST = _in_words(select(notify("test")))
 
 
 class Listener:
-    """Hears the enqueuers of this schema, on a connection of its own or on one that it shares.
+    """Hears the enqueuers of this schema, on a connection of its own.
 
     While it is *armed* it holds the sleepers' lock shared; enqueuers notify exactly while
     somebody does.  Used by one thread; only :meth:`poke` may be called from others.
@@ -44,11 +44,7 @@ class Listener:
         self._engine = engine
         self._enabled = enabled
         self._resources = ExitStack()
-        self._connection: Connection | None = None
-        """Its own."""
-        self._shared: Any = None
-        self._driver: Any = None
-        """Of the connection it listens on."""
+        self._connection: Any = None
         self._is_armed = False
         self._retry_at = 0.0
         self._heard_at = time.monotonic()
@@ -69,13 +65,6 @@ class Listener:
             self._doorbell.send(b"!")
         except OSError:
             return  # full: it is waking up already; closed: it has stopped
-
-    def share(self, connection: Connection) -> None:
-        """Listen on a connection on which the same thread claims; it is in autocommit."""
-        self._shared, self._driver, self._is_armed = driver_connection(connection), None, False
-        self._retry_at = 0.0
-        # What comes together with the answer to a claim.
-        self._shared.add_notify_handler(lambda note: self._kept.add(note.payload))
 
     def arm(self) -> bool:
         """Have enqueuers notify from now on; True when they did not before.
@@ -103,7 +92,7 @@ class Listener:
             return self._taken()
         readable: list[Any] = [self._inbox]
         if self._is_connected():
-            readable.append(self._driver)
+            readable.append(driver_connection(self._connection))
         try:
             ready = _ready(readable, seconds)
         except (OSError, ValueError, psycopg.Error):
@@ -118,26 +107,24 @@ class Listener:
 
     def _words(self) -> set[str]:
         with self._surviving():
-            self._driver.pgconn.consume_input()
-            self._keep_words(self._driver.pgconn)
+            server = driver_connection(self._connection).pgconn
+            server.consume_input()
+            self._keep_words(server)
             self._heard_at = time.monotonic()
         return self._taken()
 
     def _test_now_and_then(self) -> None:
         """Hear oneself: a half-open connection, or a pooler, swallows notifications silently."""
-        if self._driver is None or time.monotonic() - self._heard_at < TEST_EVERY:
+        if self._connection is None or time.monotonic() - self._heard_at < TEST_EVERY:
             return
         with self._surviving():
             self._ask(TEST)
-            if not self._kept and _ready([self._driver], DEADLINE):
-                self._driver.pgconn.consume_input()
-                self._keep_words(self._driver.pgconn)
-            if self._kept:
+            notes = driver_connection(self._connection).notifies(timeout=DEADLINE, stop_after=1)
+            if self._kept or any(notes):
                 self._heard_at = time.monotonic()
                 return
             logger.warning("notifications do not arrive (is there a pooler?): polling instead")
-            self.disarm()
-            self._let_go()
+            self._disconnect()
 
     def _ask(self, statement: str) -> None:
         """Run a statement; a connection that does not answer in time is given up.
@@ -145,7 +132,7 @@ class Listener:
         Over a half-open connection neither an answer nor an error ever comes, and the driver
         would wait for ever.
         """
-        server = self._driver.pgconn
+        server = driver_connection(self._connection).pgconn
         server.send_query(statement.encode())
         deadline = time.monotonic() + DEADLINE
         while not _has_answered(server):
@@ -162,20 +149,16 @@ class Listener:
         return words
 
     def _is_connected(self) -> bool:
-        if self._driver is not None:
+        if self._connection is not None:
             return True
         if not self._enabled or time.monotonic() < self._retry_at:
             return False
         with self._surviving():
-            self._driver = self._shared or self._open()
+            opened = own_connection(self._engine, OWN, purpose="listener")
+            self._connection = self._resources.enter_context(opened)
             self._ask(f"LISTEN {CHANNEL}")
             self._heard_at = time.monotonic()
-        return self._driver is not None
-
-    def _open(self) -> Any:
-        opened = own_connection(self._engine, OWN, purpose="listener")
-        self._connection = self._resources.enter_context(opened)
-        return driver_connection(self._connection)
+        return self._connection is not None
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -187,18 +170,11 @@ class Listener:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        """Give the connection up.  If it is shared, whoever claims finds it closed."""
-        if self._driver is not None:
-            self._driver.close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        connection, self._connection = self._connection, None
-        self._driver, self._is_armed = None, False
-        self._retry_at = time.monotonic() + LATER
+        connection, self._connection, self._is_armed = self._connection, None, False
         if connection is not None and not connection.closed and not connection.invalidated:
             driver_connection(connection).close()
             connection.invalidate()  # or it would be asked to roll back, and may not answer
+        self._retry_at = time.monotonic() + LATER
         try:
             self._resources.close()
         except DBAPIError:

@@ -20,7 +20,7 @@ def writes_outside_the_transaction(patch: Patch) -> None:
     """A transactional handler's session commits by itself, apart from the job's completion."""
     from pgqueue.worker import transactional
 
-    def apart(sessions, connection):  # type: ignore[no-untyped-def]
+    def apart(sessions, connection, **_):  # type: ignore[no-untyped-def]
         engine = connection.engine.execution_options(isolation_level="AUTOCOMMIT")
         return sessions(bind=engine)
 

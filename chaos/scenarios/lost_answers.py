@@ -16,7 +16,8 @@ from chaos.stage import Stage
 from pgqueue import Task
 
 ENQUEUE = b"INSERT INTO pgqueue.jobs"
-CLAIM = b"WITH message AS"
+CLAIM = b"WITH due AS"
+LOCK = b"WITH message AS"
 STAMP = b"held) SELECT pgqueue.jobs.id"
 SETTLE = b"WITH gone AS"
 EFFECT = b"INTO effects"
@@ -153,7 +154,7 @@ def lost_answers_in_lease_mode(stage: Stage, size: Size) -> None:
 )
 def lost_answers_in_transaction_mode(stage: Stage, size: Size) -> None:
     """The same for locks, stamps, settles and COMMITs of transaction mode."""
-    points = [(CLAIM, b"", ALL), (STAMP, b"", ALL), (SETTLE, b"", ALL), (COMMIT, EFFECT, PAYING)]
+    points = [(LOCK, b"", ALL), (STAMP, b"", ALL), (SETTLE, b"", ALL), (COMMIT, EFFECT, PAYING)]
     _lose_answers(stage, size, "transaction", points)
 
 

@@ -145,7 +145,7 @@ def sessions_join_without_savepoint(patch: Patch) -> None:
     """A handler's session joins its transaction so that its commit() is that of the transaction."""
     from pgqueue.worker import transactional
 
-    def fully(sessions, connection):  # type: ignore[no-untyped-def]
+    def fully(sessions, connection, **_):  # type: ignore[no-untyped-def]
         return sessions(bind=connection, join_transaction_mode="control_fully")
 
     patch.set(transactional, "joined_session", fully)

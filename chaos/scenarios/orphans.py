@@ -20,9 +20,9 @@ SLOW = "duration: "
 RECORDED = "SELECT count(*) FROM pgqueue.job_attempts WHERE outcome = 'crashed'"
 
 COUNT_EACH_STATEMENT = """
-    CREATE TABLE rescued (jobs bigint);
+    CREATE TABLE public.rescued (jobs bigint);
     CREATE FUNCTION count_rescued() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN INSERT INTO rescued SELECT count(*) FROM new; RETURN NULL; END $$;
+    BEGIN INSERT INTO public.rescued SELECT count(*) FROM new; RETURN NULL; END $$;
     CREATE TRIGGER count_rescued AFTER INSERT ON pgqueue.job_attempts
     REFERENCING NEW TABLE AS new FOR EACH STATEMENT EXECUTE FUNCTION count_rescued()
 """

@@ -19,7 +19,7 @@ from pgqueue.worker.workbench import WORDS
 
 logger = redaction.logger(__name__)
 
-BRIEFLY = "SET LOCAL lock_timeout = 3000"
+BRIEFLY = "SET LOCAL lock_timeout = 10000"
 """Milliseconds to wait for the end of a transaction that was told to end.  For this transaction
 only: a pooler may forget what was set for a session, and this would wait for ever."""
 MORE_BRIEFLY = "SET LOCAL lock_timeout = 500"

@@ -50,8 +50,10 @@ class Starts:
         worker.run_until_empty(timeout=PATIENCE)
 
     def before_middle(self, kind: str) -> int:
-        """How many of the others had started when half of this kind had; the last may come late where
-        the machine stands still."""
+        """How many of the others had started when half of this kind had.
+
+        The last may come late where the machine stands still.
+        """
         places = [place for place, each in enumerate(self.kinds) if each == kind]
         return sum(other != kind for other in self.kinds[: places[len(places) // 2]])
 
