@@ -18,12 +18,14 @@ from pgqueue import maintenance
 @plant
 def writes_outside_the_transaction(patch: Patch) -> None:
     """A transactional handler's session commits by itself, apart from the job's completion."""
-    from pgqueue.worker import transactional
+    from pgqueue.worker import held, transactional
 
     def apart(sessions, connection, **_):  # type: ignore[no-untyped-def]
         engine = connection.engine.execution_options(isolation_level="AUTOCOMMIT")
         return sessions(bind=engine)
 
+    for module in (held, transactional):
+        patch.set(module, "tell_of_commit", lambda *_: None)  # a session apart has no listeners
     patch.set(transactional, "joined_session", apart)
 
 
