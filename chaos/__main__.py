@@ -64,6 +64,7 @@ def main(
     """Run the scenarios, each on a PostgreSQL of its own, and judge them."""
     # A shell ignores it for what it starts in the background, and so would the workers.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if context.invoked_subcommand is not None:
         return
     size = size or FULL

@@ -26,8 +26,9 @@ def pytest_configure() -> None:
     for name in set(os.environ) - _OF_THE_TESTS:
         if name.startswith(("PG", "FLASK_")) or name == "DATABASE_URL":
             del os.environ[name]
-    # A shell starts what runs in the background with SIGINT ignored, and tests press Ctrl-C.
+    # A shell ignores SIGINT for what runs in the background, and nohup SIGHUP; tests send both.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_xdist_auto_num_workers() -> int:
