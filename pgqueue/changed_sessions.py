@@ -1,10 +1,13 @@
 """What a handler leaves on a connection: noticed, so that the next one finds nothing of it."""
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.event.registry import _EventKey
+from sqlalchemy.exc import InvalidRequestError
 
 from pgqueue.repository.short_way import ONLY_WATCHED, is_listened_to
 from pgqueue.statements.tables import SLEEPERS
@@ -32,7 +35,7 @@ def watched(engine: Engine) -> Engine:
 def watch_session(target: Engine | Connection) -> None:
     if isinstance(target, Connection):
         target.execution_options(**{ONLY_WATCHED: not is_listened_to(target)})
-    event.listen(target, "before_cursor_execute", _note_change)
+    _listen(target, "before_cursor_execute", _note_change)
 
 
 def close_if_changed(connection: Connection) -> bool:
@@ -47,6 +50,15 @@ def close_if_changed(connection: Connection) -> bool:
 def is_changed(connection: Connection) -> bool:
     is_usable = not connection.closed and not connection.invalidated
     return is_usable and CHANGED in connection.info
+
+
+def _listen(target: Engine | Connection, name: str, listener: Callable[..., None]) -> None:
+    try:
+        event.listen(target, name, listener)
+    except InvalidRequestError:
+        # SQLAlchemy before 2.0.38 refuses an engine made of an engine that was made of another by
+        # `execution_options` (its issue 12289); such an engine calls its listeners all the same.
+        _EventKey(target, name, listener, target).listen()
 
 
 def _note_change(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:

@@ -148,14 +148,24 @@ def options_of(engine: Engine, connection: Connection) -> Iterator[None]:
     options = engine.get_execution_options()
     if options:
         own = {name: options[name] for name in options if name not in OF_TRANSACTIONS}
-        connection.execution_options(**own)
+        _set_options(connection, own)
     try:
         yield
     finally:
         after = connection.get_execution_options()
         if after is not before:
             changed = {name for name in after if after[name] != before.get(name)}
-            connection.execution_options(**{name: before.get(name) for name in changed})
+            _set_options(connection, {name: before.get(name) for name in changed})
+
+
+def _set_options(connection: Connection, options: dict[str, Any]) -> None:
+    try:
+        connection.execution_options(**options)
+    except AttributeError:
+        # SQLAlchemy sets a `logging_token` and then notes in the pool that it must be reset there;
+        # a connection of a worker's own is in no pool.
+        if not connection.connection.is_detached:
+            raise
 
 
 def be_guest(

@@ -14,7 +14,10 @@ from pgqueue.schema.state import (
 def upgrade_database(engine: Engine) -> None:
     """Create or upgrade the tables; any number of processes may do so at once."""
     # READ COMMITTED: whoever waited for the lock must see what the one before it has done.
-    with engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+    with (
+        engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
+        connection.begin(),
+    ):
         wait_for_other_upgrades(connection)
         found = read_state(connection)
         if found.version is None or found.version < SCHEMA_VERSION:

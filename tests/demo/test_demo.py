@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine, inspect, text
+from sqlalchemy import Engine, create_engine, text
 
 from pgqueue.demo.sources import BROKEN, python_files
 from pgqueue.terminal import print_table
@@ -150,7 +150,10 @@ def test_a_table_fits_its_window(
 
 
 def _schemas(engine: Engine) -> set[str]:
-    return set(inspect(engine).get_schema_names())
+    # SQLAlchemy up to 2.0.52 lists no schema whose name begins with pg: its issue 13472.
+    names = text(r"SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg\_%'")
+    with engine.connect() as connection:
+        return set(connection.scalars(names))
 
 
 def _is_alive(pid: int) -> bool:

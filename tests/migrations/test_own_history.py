@@ -70,6 +70,12 @@ def test_any_driver_and_isolation_gives_the_same_tables(
     assert facts(empty_database_url) == facts(database_url)
 
 
+def test_an_engine_made_of_another_will_do(empty_engine: Engine, database_url: str) -> None:
+    upgrade_database(empty_engine.execution_options(logging_token="upgrade"))
+
+    assert facts(empty_engine.url.render_as_string(False)) == facts(database_url)
+
+
 def test_a_failed_upgrade_leaves_nothing_behind(empty_engine: Engine) -> None:
     with empty_engine.begin() as connection:
         connection.execute(text("CREATE SCHEMA pgqueue"))
