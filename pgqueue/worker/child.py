@@ -27,6 +27,8 @@ READY_WITHIN = 60.0
 """Seconds to import the application, and to take a job."""
 LOOK_EVERY = 0.25
 DIE_WITHIN = 1.0
+TELL_WITHIN = 10.0
+"""Seconds for a child that has closed its connection to end: its exit status tells why."""
 MOST_JOBS = 10_000
 """Jobs until a child is replaced: what handlers leak does not grow for ever."""
 
@@ -118,13 +120,13 @@ class Child:
         with suppress(OSError):
             os.write(self._link.fileno(), wire.line({"leave": True}))
 
-    def bury(self) -> int | None:
+    def bury(self, *, within: float = DIE_WITHIN) -> int | None:
         """Wait a moment for its end, make sure of it, and return its exit status, if it had one."""
         if self._link.fileno() < 0:
             return None  # it lies there already
         if self.killed_for is None:
             with suppress(TimeoutExpired):
-                self._process.wait(DIE_WITHIN)
+                self._process.wait(within)
         status = self._process.returncode
         # Processes of its group keep the number from being another's, if there are any.
         self._kill_group()
@@ -193,7 +195,7 @@ class Child:
         return outcome
 
     def _after_death(self, run: "Run", words: str) -> Outcome:
-        status = self.bury()
+        status = self.bury(within=TELL_WITHIN)
         match self.killed_for:
             case AttemptEnd.TIMEOUT:
                 late = execution.too_late(run.task)
