@@ -80,7 +80,7 @@ def task_of(queue: PgQueue, kind: str, act: Callable[..., Any], **options: Any) 
 
 def run(queue: PgQueue, kind: str, mode: str, act: Callable[..., Any]) -> dict[str, int]:
     task_of(queue, kind, act).delay()
-    return Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=20)
+    return Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
 
 
 def words(engine: Engine) -> list[str]:
@@ -191,7 +191,7 @@ def test_each_of_a_batch_hears_after_the_one_commit(
     INDEX.clear()
 
     worker = Worker(queue, mode="transaction", batch=3, concurrency=1)
-    counts = worker.run_until_empty(timeout=20)
+    counts = worker.run_until_empty(timeout=60)
 
     assert counts == {"succeeded": 2, "failed": 1}
     assert seen == [(0, 0)] * 3

@@ -15,7 +15,7 @@ from worker_rig import MODES
 from pgqueue import Job, JobContext, PgQueue, Retry, Worker
 from pgqueue.errors import WorkerBroken
 
-PATIENCE = 20
+PATIENCE = 60
 
 
 @pytest.fixture(params=MODES)
