@@ -14,21 +14,22 @@ from benchmarks.systems import PGQUEUE
 
 SETTLED_AFTER = 1.0
 """Seconds; by then the worker has looked at everything once."""
-MOST_CONNECTIONS = {"lease": 3, "transaction": 4}
+MODES = ("lease", "transaction")
+MOST_CONNECTIONS = 4
 
 
 @case(smoke=Size(jobs=1), usual=Size(jobs=20), full=Size(jobs=60, turns=3))
 def idle(bench: Bench, size: Size) -> Finding:
     """An idle worker with ten slots, for some seconds: what it holds, asks, writes and computes."""
     finding = Finding()
-    for mode, most in MOST_CONNECTIONS.items():
+    for mode in MODES:
         with bench.arena(PGQUEUE.given(f"{mode} mode", mode=mode)) as arena:
             looks = [_look(arena, size.jobs) for _ in range(size.turns)]
         connections = finding.add(f"{mode}, connections", [look.connections for look in looks], "")
         asked = finding.add(f"{mode}, transactions", [look.transactions for look in looks], "/s")
         finding.add(f"{mode}, WAL", [look.wal for look in looks], "bytes/s")
         busy = finding.add(f"{mode}, processor", [look.processor for look in looks], "% of a core")
-        finding.bound(connections, at_most=most)
+        finding.bound(connections, at_most=MOST_CONNECTIONS)
         finding.bound(asked, at_most=4)
         finding.bound(busy, at_most=0.5)
         finding.remarks.append(f"In {mode} mode: {looks[-1].names}.")
