@@ -38,6 +38,9 @@ from pgqueue.worker.workbench import Workbench
 logger = redaction.logger(__name__)
 
 WATCH_EVERY = 0.1
+WATCH_AT_REST_EVERY = 0.25
+"""Seconds between two looks at handlers, at the other threads and for a signal; the longer while no
+handler runs."""
 END_AGAIN = 1.0
 """Seconds between two tries to end a transaction from outside of its thread."""
 LAST_CLAIM = 0.5
@@ -108,11 +111,15 @@ class Shift:
                 if is_over():
                     return
         self._start_slots()
-        while not is_over() and not self._finished.wait(WATCH_EVERY):
+        while not is_over() and not self._finished.wait(self._watch_every):
             outside.tell_of_cuts(self._runs())
             self._replace_overdue()
             self._end_again()
             self._check_loops()
+
+    @property
+    def _watch_every(self) -> float:
+        return WATCH_EVERY if self._running() else WATCH_AT_REST_EVERY
 
     @property
     def _finished(self) -> Event:
