@@ -216,7 +216,7 @@ class PgQueue:
 
     @telling_failures()
     def pause(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
-        """Have all workers pass a queue by, within a second; enqueuing goes on."""
+        """Have all workers pass a queue by, within two seconds; enqueuing goes on."""
         check_queue_name(queue)
         Jobs(executor(session)).pause(queue)
 

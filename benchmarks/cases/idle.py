@@ -5,31 +5,36 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import psycopg
+from sqlalchemy import make_url
 
 from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case
 from benchmarks.systems import PGQUEUE
 
-SETTLED_AFTER = 1.0
-"""Seconds; by then the worker has looked at everything once."""
-MODES = ("lease", "transaction")
-MOST_CONNECTIONS = 4
+SETTLED_AFTER = 15.0
+"""Seconds, or as many as are measured; by then it has given back what it needed at its start."""
+Outside = psycopg.Connection[Any]
+MOST_CONNECTIONS = {"lease": 3, "transaction": 4}
 
 
 @case(smoke=Size(jobs=1), usual=Size(jobs=20), full=Size(jobs=60, turns=3))
 def idle(bench: Bench, size: Size) -> Finding:
     """An idle worker with ten slots, for some seconds: what it holds, asks, writes and computes."""
     finding = Finding()
-    for mode in MODES:
-        with bench.arena(PGQUEUE.given(f"{mode} mode", mode=mode)) as arena:
-            looks = [_look(arena, size.jobs) for _ in range(size.turns)]
+    for mode, most in MOST_CONNECTIONS.items():
+        with _without_autovacuum(bench), bench.arena(PGQUEUE.given(mode, mode=mode)) as arena:
+            looks = [_look(bench, arena, size.jobs) for _ in range(size.turns)]
         connections = finding.add(f"{mode}, connections", [look.connections for look in looks], "")
         asked = finding.add(f"{mode}, transactions", [look.transactions for look in looks], "/s")
         finding.add(f"{mode}, WAL", [look.wal for look in looks], "bytes/s")
         busy = finding.add(f"{mode}, processor", [look.processor for look in looks], "% of a core")
-        finding.bound(connections, at_most=MOST_CONNECTIONS)
+        finding.bound(connections, at_most=most)
         finding.bound(asked, at_most=4)
         finding.bound(busy, at_most=0.5)
         finding.remarks.append(f"In {mode} mode: {looks[-1].names}.")
@@ -51,15 +56,33 @@ class Reading(NamedTuple):
     processor: float
 
 
-def _look(arena: Arena, seconds: float) -> Look:
-    with arena.workers() as [process]:
+@contextmanager
+def _without_autovacuum(bench: Bench) -> Iterator[None]:
+    """Its transactions and its WAL are not the worker's."""
+    with psycopg.connect(bench.url, autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET autovacuum = off")
+        connection.execute("SELECT pg_reload_conf()")
+        try:
+            yield
+        finally:
+            connection.execute("ALTER SYSTEM RESET autovacuum")
+            connection.execute("SELECT pg_reload_conf()")
+
+
+def _look(bench: Bench, arena: Arena, seconds: float) -> Look:
+    # By way of another database: a look does not count itself.
+    with (
+        arena.workers() as [process],
+        psycopg.connect(bench.url, autocommit=True) as outside,
+    ):
         _until_registered(arena)
-        time.sleep(SETTLED_AFTER)
         arena.calm()
-        before = _read(arena, process.pid)
+        time.sleep(min(SETTLED_AFTER, seconds))
+        database = make_url(arena.url).database
+        before = _read(outside, database, process.pid)
         time.sleep(seconds)
-        after = _read(arena, process.pid)
-        names = _connections(arena)
+        after = _read(outside, database, process.pid)
+        names = _connections(outside, database)
     took = after.at - before.at
     return Look(
         sum(names.values()),
@@ -76,11 +99,12 @@ def _until_registered(arena: Arena) -> None:
         time.sleep(0.05)
 
 
-def _read(arena: Arena, pid: int) -> Reading:
-    [[transactions, wal]] = arena.sql(
+def _read(outside: Outside, database: str | None, pid: int) -> Reading:
+    [[transactions, wal]] = outside.execute(
         "SELECT xact_commit + xact_rollback, CAST(pg_current_wal_lsn() - '0/0' AS bigint)"
-        " FROM pg_stat_database WHERE datname = current_database()"
-    )
+        " FROM pg_stat_database WHERE datname = %s",
+        [database],
+    ).fetchall()
     return Reading(time.monotonic(), transactions, wal, _processor_seconds(pid))
 
 
@@ -93,10 +117,11 @@ def _processor_seconds(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def _connections(arena: Arena) -> Counter[str]:
+def _connections(outside: Outside, database: str | None) -> Counter[str]:
     """Of the worker, by what they are for."""
-    rows = arena.sql(
-        "SELECT application_name FROM pg_stat_activity WHERE datname = current_database()"
-        " AND application_name LIKE '% worker %'"
-    )
+    rows = outside.execute(
+        "SELECT application_name FROM pg_stat_activity WHERE datname = %s"
+        " AND application_name ~ ' worker '",
+        [database],
+    ).fetchall()
     return Counter(name.rpartition(" ")[2] for (name,) in rows)

@@ -19,9 +19,13 @@ from pgqueue.worker.lookout import BRIEF
 
 MODES = ("lease", "transaction")
 POLL = 0.5
+LONG_POLL = 1.0
+"""So long that a busy machine meets a worker asleep."""
 ASLEEP = 0.15
 MARGIN = 1.0
 """Seconds a busy machine needs to start a job that has been found."""
+RECONNECT = 1.0
+"""Seconds a busy machine needs to open the connection of the claims again."""
 BURST = 12
 """More jobs than a worker has slots: it stops listening while it is busy."""
 FLOOD = 10_000
@@ -36,6 +40,14 @@ def waits_for_notifications_only(patch: Patch) -> None:
         return in_time(self, 60.0 if seconds > max(BRIEF) else seconds)
 
     in_time = patch.set(Listener, "wait", wait)
+
+
+@plant
+def silence_is_waited_out(patch: Patch) -> None:
+    """A worker that has slept asks whether a job is due without a look at its connection."""
+    from pgqueue.notifications import Listener
+
+    patch.set(Listener, "_probe", lambda self: None)
 
 
 @plant
@@ -80,17 +92,29 @@ def listeners_terminated(stage: Stage, size: Size) -> None:
     research="T15",
     full=Size(faults=5),
     short=Size(faults=1),
-    planted={"waits_for_notifications_only": "not within .* attempt 1 .* starts"},
+    planted={
+        "waits_for_notifications_only": "not within .* attempt 1 .* starts",
+        "silence_is_waited_out": "not within .* attempt 1 .* starts",
+    },
 )
 def listeners_half_open(stage: Stage, size: Size) -> None:
     """The network swallows what listening connections say: pick-up takes a poll and a second."""
     with Proxy(stage.url) as proxy:
 
         def hold() -> None:
+            _until_just_asleep(stage, poll=LONG_POLL)
             held = proxy.hold(after=f"LISTEN {CHANNEL}".encode())
             stage.count("partitions", held)
 
-        _pick_up_in_time(stage, size, hold, proxy.pass_on, url=proxy.url, slower_by=DEADLINE)
+        _pick_up_in_time(
+            stage,
+            size,
+            hold,
+            proxy.pass_on,
+            url=proxy.url,
+            poll=LONG_POLL,
+            slower_by=DEADLINE + RECONNECT,
+        )
 
 
 @scenario(
@@ -114,17 +138,18 @@ def _pick_up_in_time(
     *,
     url: str | None = None,
     listens: bool = True,
+    poll: float = POLL,
     slower_by: float = 0.0,
 ) -> None:
     for mode in MODES * size.faults:
-        fleet = stage.fleet(mode, 0, poll_interval=POLL, notify=listens)
+        fleet = stage.fleet(mode, 0, poll_interval=poll, notify=listens)
         fleet.add(url=url)
         fleet.until_registered()
         if listens:
             stage.until(lambda: _sleepers(stage), what="the worker listens")
         harm()
         for jobs in (1, BURST, 1):
-            _pick_up(stage, jobs, seconds=POLL + slower_by + MARGIN)
+            _pick_up(stage, jobs, seconds=poll + slower_by + MARGIN)
         relent()
         fleet.stop()
     stage.judge()
@@ -137,6 +162,24 @@ def _pick_up(stage: Stage, jobs: int, *, seconds: float) -> None:
     stage.until_started(*ids, seconds=seconds)
     stage.timed(began)
     stage.until_ended()
+
+
+def _until_just_asleep(stage: Stage, *, poll: float) -> None:
+    """The only worker has found nothing right now, and sends nothing before the next poll.
+
+    Else it might be in the middle of a statement, which waits as long as the network says.
+    """
+    time.sleep(2 * poll)  # each sleep lasts until the next poll by now; the first are shorter
+    last = """
+        SELECT max(query_start) FILTER (WHERE state = 'idle') FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name ~ ' worker .* (claimer|slot)$'
+    """
+    before = stage.scalar(last)
+    over_at = time.monotonic() + 5 * poll  # with a bug planted, it may not poll at all
+    stage.until(
+        lambda: stage.scalar(last) not in (None, before) or time.monotonic() > over_at,
+        what="the worker polls",
+    )
 
 
 def _sleepers(stage: Stage) -> list[int]:

@@ -212,6 +212,7 @@ class Claimer(Loop):
     def _prepare(self, connection: Connection) -> None:
         if self._generation != self._line.generation:
             self._generation = self._line.generation
+            self._crew.listener.share(connection)
             self._lookout.connected()
             self._reconcile(connection)
         elif time.monotonic() - self._reconciled_at > RECONCILE_EVERY:

@@ -101,6 +101,10 @@ class Line:
         self._outage.is_over(asked_at=asked_at)
         return result
 
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
     def rest(self) -> None:
         """Close the connection if it has not been used for a while; the next step opens another."""
         if self._connection is not None and time.monotonic() - self._used_at > REST_AFTER:

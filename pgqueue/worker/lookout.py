@@ -47,6 +47,8 @@ class Lookout:
         self._false_alarms = 0
         self._has_slept_through = False
         """Whether the last sleep lasted until the next poll: nothing says that there is a job."""
+        self._has_heard_nothing = False
+        """Whether the database has said nothing during the last sleep: is it still there?"""
         self.found_none = False
         """Whether the last claim came back empty."""
 
@@ -102,9 +104,12 @@ class Lookout:
         that may take too much of the time; then a claim looks behind the frontiers.
         """
         frontiers, slept_through = self._crew.frontiers, self._has_slept_through
+        heard_nothing, self._has_heard_nothing = self._has_heard_nothing, False
         self._has_slept_through = False
+        if heard_nothing and self._crew.listener.arm():
+            return False
         may_sweep = frontiers.is_sweep_cheap or frontiers.is_sweep_due(elected=False)
-        if not slept_through or not may_sweep or self._crew.listener.arm():
+        if not slept_through or not may_sweep:
             return False
         began = time.monotonic()
         upcoming = ask(frontiers.pairs(paused=self._crew.presence.paused, from_start=True))
@@ -144,6 +149,7 @@ class Lookout:
             nap = min(nap, upcoming.seconds)
         words = self._crew.listener.wait(nap)
         self._heed(words)
+        self._has_heard_nothing = not words
         self._has_slept_through = not words and nap == poll and time.monotonic() - now >= nap
 
     def _heed(self, words: set[str]) -> None:

@@ -3,6 +3,7 @@
 On connections of its own: those of the pool may all be held by threads that do not come back.
 """
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -19,12 +20,11 @@ from pgqueue.worker.workbench import WORDS
 
 logger = redaction.logger(__name__)
 
-BRIEFLY = "SET LOCAL lock_timeout = 10000"
-"""Milliseconds to wait for the end of a transaction that was told to end.  For this transaction
-only: a pooler may forget what was set for a session, and this would wait for ever."""
-MORE_BRIEFLY = "SET LOCAL lock_timeout = 500"
-"""For the row of the job, which an application may keep for hours: who waits here keeps all other
-timeouts of the worker waiting."""
+TAKEOVER = 10.0
+"""Seconds to wait in all for the ends of transactions that were told to end, and for the rows of
+their attempts.  The timeouts of all other handlers of the worker wait meanwhile."""
+FOR_JOB = 0.5
+"""The same for the row of one job, which an application may keep for hours."""
 
 
 def tell_of_cuts(runs: Iterable[Run]) -> None:
@@ -79,22 +79,25 @@ def end_transactions(crew: Crew, runs: Iterable[Run]) -> list[Run]:
 
 
 def settle_from_outside(
-    crew: Crew, outcomes: Iterable[tuple[Run, Outcome]]
+    crew: Crew, outcomes: Iterable[tuple[Run, Outcome]], *, seconds: float = TAKEOVER
 ) -> list[tuple[Run, Outcome]]:
     """Settle attempts whose threads do not come back: end each T, and take over its message.
 
-    The runs are staying.  Returns what could not be settled, as :func:`end_transactions` does.
+    The runs are staying.  Locks are waited for so long in all, and for each attempt as long as for
+    those that follow.  Returns what could not be settled, as :func:`end_transactions` does.
     """
     left = list(outcomes)
+    deadline = time.monotonic() + seconds
     with (
         _reporting("attempts"),
         own_connection(
             crew.engine, OWN, isolation_level="READ COMMITTED", purpose="timeouts"
         ) as connection,
     ):
-        for run, outcome in tuple(left):
+        for place, (run, outcome) in enumerate(todo := tuple(left)):
+            share = (deadline - time.monotonic()) / (len(todo) - place)
             with _reporting(f"job {run.claimed.job_id}"):
-                if _take_over(crew, connection, run, outcome):
+                if _take_over(crew, connection, run, outcome, seconds=share):
                     connection.commit()
                     crew.bench.settled_already(run.claimed, WORDS[type(outcome)])
                 left.remove((run, outcome))
@@ -102,10 +105,12 @@ def settle_from_outside(
     return left
 
 
-def _take_over(crew: Crew, connection: Connection, run: Run, outcome: Outcome) -> bool:
+def _take_over(
+    crew: Crew, connection: Connection, run: Run, outcome: Outcome, *, seconds: float
+) -> bool:
     if run.backend_pid is None:
         return False
-    connection.exec_driver_sql(BRIEFLY)
+    _wait_for_locks(connection, seconds)
     attempts = Attempts(connection, crew.presence.worker_id)
     # First: the end of T frees the message, and whoever meets it would stamp it as a crash.
     is_ours = attempts.keep_lease(run.claimed)
@@ -115,9 +120,15 @@ def _take_over(crew: Crew, connection: Connection, run: Run, outcome: Outcome) -
         return False  # settled after all, or its job is being deleted
     if attempts.wait_for_message(run.claimed):
         attempts.take_message(run.claimed)
-    connection.exec_driver_sql(MORE_BRIEFLY)
+    _wait_for_locks(connection, min(seconds, FOR_JOB))
     attempts.settle([(run.claimed, outcome)], held=True)  # of a job that has ended, its lease alone
     return True
+
+
+def _wait_for_locks(connection: Connection, seconds: float) -> None:
+    """For this transaction only: a pooler may forget what was set for a session."""
+    milliseconds = max(int(1000 * seconds), 1)  # 0 would be for ever
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
 
 
 @contextmanager

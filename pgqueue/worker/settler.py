@@ -40,6 +40,8 @@ SETTLING = {**CLAIMING, "lock_timeout": "500"}
 """Milliseconds to wait for whoever has locked the row of a job."""
 LOOK_AGAIN = 0.5
 """Seconds until the next look at the jobs whose rows were locked for longer."""
+AT_REST = 5.0
+"""Seconds to wait for an outcome where nothing is to be looked at again; each ends the wait."""
 LINGER = 0.002
 """Seconds to wait for more when much is being done: a commit costs more than a row."""
 MUCH = 20
@@ -106,7 +108,9 @@ class Settler(Loop):
 
     def _wait(self) -> float:
         """Seconds to wait for an outcome."""
-        return 0.0 if self._stop_when_done.is_set() and not self._held_up else LOOK_AGAIN
+        if self._stop_when_done.is_set() and not self._held_up:
+            return 0.0
+        return LOOK_AGAIN if self._held_up or self._line.is_open else AT_REST
 
     def finish(self, *, seconds: float) -> None:
         """Settle what is left and end; after so long, leave it to the rescuers."""

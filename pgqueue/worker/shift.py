@@ -38,13 +38,18 @@ from pgqueue.worker.workbench import Workbench
 logger = redaction.logger(__name__)
 
 WATCH_EVERY = 0.1
+WATCH_AT_REST_EVERY = 0.25
+"""Seconds between two looks at handlers, at the other threads and for a signal; the longer while no
+handler runs."""
 END_AGAIN = 1.0
 """Seconds between two tries to end a transaction from outside of its thread."""
 LAST_CLAIM = 0.5
 """Seconds for a claim to end before it is cancelled."""
-LAST_SETTLE = 5.0
-"""Seconds for all threads together, from the last outcomes on, when tables are locked or the
-database does not answer."""
+LAST_SETTLE = 4.0
+"""Seconds from the end of the grace on, for all that is still to be written and for all threads,
+when tables are locked or the database does not answer.  What is cancelled then needs some more."""
+LAST_TAKEOVER = 2.5
+"""Of these, for attempts that are settled over the head of their threads."""
 
 
 class Shift:
@@ -106,11 +111,15 @@ class Shift:
                 if is_over():
                     return
         self._start_slots()
-        while not is_over() and not self._finished.wait(WATCH_EVERY):
+        while not is_over() and not self._finished.wait(self._watch_every):
             outside.tell_of_cuts(self._runs())
             self._replace_overdue()
             self._end_again()
             self._check_loops()
+
+    @property
+    def _watch_every(self) -> float:
+        return WATCH_EVERY if self._running() else WATCH_AT_REST_EVERY
 
     @property
     def _finished(self) -> Event:
@@ -206,7 +215,9 @@ class Shift:
             run.is_abandoned = True  # before its thread can learn that the attempt is lost
         with outside.staying(overdue.values()):
             lost = {place: run for place, run in overdue.items() if run.lose()}
-            self._settle_over([(run, outside.late(run)) for run in lost.values()])
+            self._settle_over(
+                [(run, outside.late(run)) for run in lost.values()], seconds=outside.TAKEOVER
+            )
         for place in lost:
             self._stuck.append(self._slots[place])
             self._slots[place] = self._new_slot()
@@ -218,14 +229,14 @@ class Shift:
                 "this process must end to be rid of them"
             )
 
-    def _settle_over(self, outcomes: Sequence[tuple[Run, Outcome]]) -> None:
+    def _settle_over(self, outcomes: Sequence[tuple[Run, Outcome]], *, seconds: float) -> None:
         """Settle attempts over the head of their threads, and end their transactions."""
-        self._end_over(outcomes)
+        self._end_over(outcomes, seconds=seconds)
         if self._leases:
             for run, outcome in outcomes:
                 self._crew.bench.done(run.claimed, outcome)
 
-    def _end_over(self, outcomes: Sequence[tuple[Run, Outcome]]) -> None:
+    def _end_over(self, outcomes: Sequence[tuple[Run, Outcome]], *, seconds: float) -> None:
         if not outcomes:
             return
         self._ended_over_at = time.monotonic()
@@ -233,14 +244,14 @@ class Shift:
             left = outside.end_transactions(self._crew, [run for run, _ in outcomes])
             self._not_ended += [each for each in outcomes if each[0] in left]
         else:
-            self._not_ended += outside.settle_from_outside(self._crew, outcomes)
+            self._not_ended += outside.settle_from_outside(self._crew, outcomes, seconds=seconds)
 
     def _end_again(self) -> None:
         """Try again what the database has refused: it was away, or had no connection left."""
         if self._not_ended and time.monotonic() - self._ended_over_at >= END_AGAIN:
             outcomes, self._not_ended = self._not_ended, []
             with outside.staying(run for run, _ in outcomes):
-                self._end_over(outcomes)
+                self._end_over(outcomes, seconds=outside.TAKEOVER)
 
     def _end(self, grace: Callable[[], float]) -> None:
         """Claim nothing more, give back what has not started, let handlers finish, settle."""
@@ -255,7 +266,7 @@ class Shift:
         wait_until(self._have_ended, grace)
         if crew.children.interrupt():
             self._has_interrupted = True
-            wait_until(lambda: all(map(_is_stuck, self._slots)), lambda: LAST_SETTLE)
+            wait_until(lambda: all(map(_is_stuck, self._slots)), lambda: LAST_TAKEOVER)
         if self._are_alive():
             # Given back only when its thread has ended, or with the process.
             for run in self._runs():
@@ -311,21 +322,23 @@ class Shift:
 
     def interrupt(self) -> bool:
         """Give back what still runs, one attempt the poorer, and close; whether anything did."""
+        began = time.monotonic()
         with outside.staying(runs := self._runs()):
             lost = [run for run in runs if run.lose()]
-            self._settle_over([(run, execution.INTERRUPTED) for run in lost])
+            outcomes = [(run, execution.INTERRUPTED) for run in lost]
+            self._settle_over(outcomes, seconds=LAST_TAKEOVER)
         self._has_interrupted = self._has_interrupted or bool(lost)
-        self._close()
+        self._close(LAST_SETTLE - (time.monotonic() - began))
         return self._has_interrupted
 
-    def _close(self) -> None:
+    def _close(self, seconds: float = LAST_SETTLE) -> None:
         with self._closing:
             if not self._is_closed:
-                self._close_all()
+                self._close_all(seconds)
                 self._is_closed = True
 
-    def _close_all(self) -> None:
-        deadline = time.monotonic() + LAST_SETTLE
+    def _close_all(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
 
         def left() -> float:
             return max(deadline - time.monotonic(), 0.1)

@@ -28,8 +28,8 @@ not wait for that; nor may this, waiting, keep those behind it in the queue of t
 
 LOOK_EVERY = 0.5
 """Seconds between two looks while handlers run: they hear of a cancel within one."""
-LOOK_WHEN_IDLE_EVERY = 0.75
-"""The same while none runs; a queue is paused within a second."""
+LOOKS_WHEN_IDLE = 3
+"""One of so many is made while none runs: a queue is paused within two seconds."""
 FORGET_EVERY = 3600.0
 
 
@@ -69,9 +69,7 @@ class Upkeep(Loop):
         while not self._stopping.is_set():
             began = time.monotonic()
             self._line.attempt(_unless_locked(self._look))
-            pause = LOOK_EVERY if self._running() else LOOK_WHEN_IDLE_EVERY
-            self._awake.wait(max(pause - (time.monotonic() - began), 0.0))
-            self._awake.clear()
+            self._rest(began)
         # For the last time: a worker that ends may be the last of all, and leave one itself.
         self._line.attempt(_unless_locked(drop_left_stamps))
         self._line.close()
@@ -89,6 +87,14 @@ class Upkeep(Loop):
         self._dead = dead
         if dead:
             self._awake.set()
+
+    def _rest(self, began: float) -> None:
+        """Until the next look, which is sooner if a handler begins meanwhile."""
+        for number in range(1, LOOKS_WHEN_IDLE + 1):
+            left = began + number * LOOK_EVERY - time.monotonic()
+            if self._awake.wait(max(left, 0.0)) or self._running():
+                break
+        self._awake.clear()
 
     def _look(self, connection: Connection) -> None:
         dead, self._dead = self._dead, ()  # once: if a table is locked, by a new verdict only

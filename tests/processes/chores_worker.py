@@ -1,6 +1,8 @@
 """What a worker process of these tests runs.
 
-What is under ``"set"`` replaces constants of pgqueue, named ``module:NAME``, before it starts.
+With ``"by_command"`` it ends as the command line has it end, with an exit code that tells of
+handlers that were interrupted.  What is under ``"set"`` replaces constants of pgqueue, named
+``module:NAME``, before it starts.
 """
 
 import atexit
@@ -17,6 +19,7 @@ from chores import queue
 from sqlalchemy import create_engine
 
 from pgqueue import Worker
+from pgqueue.cli.working import work
 
 SPANS = ("poll_interval", "grace")
 
@@ -53,4 +56,7 @@ def _work(options: dict[str, Any]) -> None:
     for name in SPANS:
         if name in options:
             options[name] = timedelta(seconds=options[name])
-    Worker(queue, **options).run()
+    if options.pop("by_command", False):
+        work(queue, queues=(), until_empty=False, **options)
+    else:
+        Worker(queue, **options).run()

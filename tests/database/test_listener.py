@@ -1,0 +1,83 @@
+"""The listener on the connection of the claims: it hears, and notices that nobody answers."""
+
+from collections.abc import Iterator
+from contextlib import closing, suppress
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, select, text
+from sqlalchemy.exc import DBAPIError
+
+from chaos.proxy import Proxy
+from pgqueue import notifications
+from pgqueue.notifications import Listener
+from pgqueue.statements.tables import notify
+from pgqueue.unit_of_work import CLAIMING, driver_connection, own_connection
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def proxy(database_url: str) -> Iterator[Proxy]:
+    with Proxy(database_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def claiming(proxy: Proxy) -> Iterator[Connection]:
+    """The connection of the claims."""
+    engine = create_engine(proxy.url)
+    with suppress(DBAPIError), own_connection(engine, CLAIMING) as connection:
+        yield connection
+
+
+def test_what_comes_together_with_a_claim_or_after_it_is_heard(
+    engine: Engine, claiming: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "DEADLINE", PATIENCE)
+    with closing(Listener(engine, enabled=True)) as listener, engine.connect() as other:
+        listener.share(claiming)
+        assert listener.arm()
+
+        other.execute(select(notify("before")))
+        other.commit()
+        claiming.execute(text("SELECT pg_sleep(0.1)"))  # the server sends it with the answer
+        heard = listener.wait(PATIENCE)
+        other.execute(select(notify("after")))
+        other.commit()
+
+        assert (heard, listener.wait(PATIENCE)) == ({"before"}, {"after"})
+
+
+@pytest.mark.parametrize("has_pipelines", [True, False], ids=["Sync", "empty query"])
+def test_a_shared_connection_that_does_not_answer_is_closed(
+    engine: Engine,
+    proxy: Proxy,
+    claiming: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    has_pipelines: bool,
+) -> None:
+    monkeypatch.setattr(notifications, "DEADLINE", PATIENCE)
+    monkeypatch.setattr(psycopg.Pipeline, "is_supported", lambda: has_pipelines)
+    with closing(Listener(engine, enabled=True)) as listener:
+        listener.share(claiming)
+        assert [listener.arm() for _ in range(3)] == [True, False, False]
+        assert claiming.scalar(text("SELECT 1")) == 1
+
+        monkeypatch.setattr(notifications, "DEADLINE", 0.2)
+        proxy.hold()
+
+        assert not listener.arm()
+        assert driver_connection(claiming).closed
+
+
+def test_a_connection_that_is_shared_is_probed_where_nobody_notifies_too(
+    engine: Engine, proxy: Proxy, claiming: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "DEADLINE", 0.2)
+    with closing(Listener(engine, enabled=False)) as listener:
+        listener.share(claiming)
+        proxy.hold()
+
+        assert not listener.arm()
+        assert driver_connection(claiming).closed
