@@ -38,7 +38,10 @@ WAL_FILES = 128
 @click.option("--usual", "size", flag_value="usual", default="usual", hidden=True)
 @click.option("--turns", type=int, help="How often each is measured, in turns.")
 @click.option("--alone", is_flag=True, help="Without other queues.")
-@click.option("--url", help="A server of your own: databases are created on it, and dropped.")
+@click.option(
+    "--url",
+    help="A server of your own: databases are made and dropped, autovacuum is off for `idle`.",
+)
 @click.option("--write", is_flag=True, help="Put the report and the charts into docs/explanation.")
 @click.pass_context
 def main(

@@ -19,8 +19,10 @@ from benchmarks.systems import PGQUEUE
 
 SETTLED_AFTER = 15.0
 """Seconds, or as many as are measured; by then it has given back what it needed at its start."""
-Outside = psycopg.Connection[Any]
 MOST_CONNECTIONS = {"lease": 3, "transaction": 4}
+
+Outside = psycopg.Connection[Any]
+"""To another database: a look does not count itself."""
 
 
 @case(smoke=Size(jobs=1), usual=Size(jobs=20), full=Size(jobs=60, turns=3))
@@ -70,7 +72,6 @@ def _without_autovacuum(bench: Bench) -> Iterator[None]:
 
 
 def _look(bench: Bench, arena: Arena, seconds: float) -> Look:
-    # By way of another database: a look does not count itself.
     with (
         arena.workers() as [process],
         psycopg.connect(bench.url, autocommit=True) as outside,

@@ -49,7 +49,8 @@ LAST_SETTLE = 4.0
 """Seconds from the end of the grace on, for all that is still to be written and for all threads,
 when tables are locked or the database does not answer.  What is cancelled then needs some more."""
 LAST_TAKEOVER = 2.5
-"""Of these, for attempts that are settled over the head of their threads."""
+"""Of these, for attempts that are settled over the head of their threads; and before, for slots
+whose child processes were killed."""
 
 
 class Shift:
