@@ -7,7 +7,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pgqueue.cli.completion import completion
 from pgqueue.cli.group import (
     Doors,
     Given,
@@ -230,5 +229,5 @@ def demo(given: Given, /, url: str | None, **options: Any) -> None:
     run(url=url or given.url, **options)
 
 
-for command in (jobs, requeue, cancel, grant, revoke, completion):
+for command in (jobs, requeue, cancel, grant, revoke):
     main.add_command(command)

@@ -55,7 +55,6 @@ class TestHelp:
             "jobs show",
             "requeue",
             "cancel",
-            "completion",
         ],
     )
     def test_help_of_every_command_has_an_example(self, shop: Path, command: str) -> None:

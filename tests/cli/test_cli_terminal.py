@@ -226,10 +226,14 @@ class TestOutput:
 class TestCompletion:
     @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
     def test_a_script_is_printed_for_each_shell(self, shop: Path, shell: str) -> None:
-        ended = pgqueue(shop, "completion", shell)
+        ended = subprocess.run(
+            [Path(sys.executable).with_name("pgqueue")],
+            env=environment(None) | {"_PGQUEUE_COMPLETE": f"{shell}_source"},
+            capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
 
         assert ended.returncode == 0
-        assert "_PGQUEUE_COMPLETE" in ended.stdout
+        assert f"_PGQUEUE_COMPLETE={shell}_complete" in ended.stdout
 
     @pytest.mark.parametrize(
         ("line", "offered"),
