@@ -33,7 +33,6 @@ class ModuleStats(Base):
     functions: Mapped[int]
     longest: Mapped[str | None]
     longest_lines: Mapped[int]
-
     job: Mapped[Job] = relationship(Job)
 
 

@@ -40,10 +40,11 @@ def run_steps(*, url: str | None, workers: int, limit: int, seed: int, keep: boo
         with queue.session() as session, session.begin():
             index.enqueue_many(session, [(path,) for path in paths])
         click.echo(f"  Enqueued {len(paths):,} files in one transaction.")
-        pids = ", ".join(str(start_worker(stack)) for _ in range(workers))
+        processes = [start_worker(stack) for _ in range(workers)]
+        pids = ", ".join(str(process.pid) for process in processes)
         click.echo(f"  Started {workers} worker processes: {pids}.\n")
         began = time.monotonic()
-        killed = watch(stack, len(paths))
+        killed = watch(stack, processes, len(paths))
         with queue.session() as session:
             return show_summary(session, killed, time.monotonic() - began)
 
@@ -77,16 +78,16 @@ def python_files(*, limit: int, seed: int) -> list[str]:
     return [str(path) for path in (BROKEN + modules)[:limit]]
 
 
-def start_worker(stack: ExitStack) -> int:
+def start_worker(stack: ExitStack) -> subprocess.Popen[bytes]:
     """Start a worker process, which is stopped at the end."""
     # In a session of its own: Ctrl-C ends the demo, which then stops its workers.
     process = subprocess.Popen(WORKER, stderr=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
     stack.enter_context(process)
     stack.callback(process.terminate)
-    return process.pid
+    return process
 
 
-def watch(stack: ExitStack, jobs: int) -> Any:
+def watch(stack: ExitStack, processes: list[subprocess.Popen[bytes]], jobs: int) -> Any:
     """Wait until all jobs have ended; after a third of them, kill a worker and start another."""
     killed: Any = None
     with progress(jobs) as show:
@@ -97,8 +98,10 @@ def watch(stack: ExitStack, jobs: int) -> Any:
             if look % 20 == 0:
                 show(ended)
             if not killed and ended >= jobs // 3 and (killed := kill_worker()):
-                click.echo(f"  Killed worker {killed.pid} with SIGKILL, in the middle of its jobs.")
-                click.echo(f"  Started worker {start_worker(stack)} in its place.")
+                processes.append(new := start_worker(stack))
+                click.echo(f"  Killed worker {killed.pid} with SIGKILL; {new.pid} replaces it.")
+            if all(process.poll() is not None for process in processes):
+                raise click.ClickException("All workers have ended by themselves.")
             time.sleep(0.05)
     return killed
 
