@@ -6,7 +6,7 @@
     transactions   unit_of_work · async_session · joining
     repository     runs statements on a given Session; never commits
     thought        statements · retry · payload · reports · options · arguments
-    words          models · outcomes · context · connecting · errors
+    words          models · outcomes · context · errors
 
 Imports run downwards only.
 """

@@ -1,8 +1,7 @@
-"""What must not be seen: the one place through which words pass before anybody reads them.
+"""Masks secrets in error records, log lines, ``repr`` and command-line output.
 
-Error records, log lines, ``repr`` and the command line show what comes out of here.  Secrets
-are known by where they stand (the password of a URL, the value beside a key that says so) or
-because the task says which of its arguments hold them (:data:`Secret`, ``secret_args``).
+Masked are the passwords of URLs, and the arguments that a task declares to be secret
+(:data:`Secret`, ``secret_args``), also where a text quotes their values.
 """
 
 import json
@@ -38,19 +37,8 @@ LEAST_LENGTH = 4
 MOST_SECRETS = 1000
 """Of a secret argument that holds more, nothing that may quote it is shown."""
 
-_NAMES = (
-    r"(?:passw(?:or)?d|pwd|passphrase|secret(?:[_-]?key)?|token|api[_-]?key|access[_-]?key"
-    r"|private[_-]?key|authorization|credentials?)\d*"
-)
-_SECRET_NAME = re.compile(rf"{_NAMES}\Z", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s/]*@")
-# The repeats are possessive: text without an end quote must not be tried from every place.
-_BESIDE_NAME = re.compile(
-    rf"""(?P<name>{_NAMES}\\*["']?\s{{0,9}}[:=]\s{{0,9}})"""
-    r"""(?:[bru]?\\*"(?:[^"\\]|\\.)*+"?|[bru]?\\*'(?:[^'\\]|\\.)*+'?"""
-    r"""|(?:(?:bearer|basic|token)\s+)?[^\s,;&"')}\]]+)""",
-    re.IGNORECASE | re.DOTALL,
-)
+_URL_PARAMETER = re.compile(r"([?&](?:ssl)?password=)[^\s&]*")
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
@@ -61,29 +49,24 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
     if known:
         text = _any_of(known).sub(MASK, text)
     text = _URL_PASSWORD.sub(rf"\1{MASK}@", text)
-    return _BESIDE_NAME.sub(rf"\g<name>{MASK}", text)
+    return _URL_PARAMETER.sub(rf"\1{MASK}", text)
 
 
 def redacted_data(value: Any, *, names: Collection[str] = (), secrets: Iterable[str] = ()) -> Any:
-    """The same for JSON data: also what stands under a key that is secret, or among ``names``."""
+    """The same for JSON data; the values of the keys in ``names`` are masked as well."""
     match value:
         case str():
             return redacted(value, secrets)
         case dict():
             return {
                 key: MASK
-                if item is not None and (key in names or is_secret_name(key))
+                if item is not None and key in names
                 else redacted_data(item, secrets=secrets)
                 for key, item in value.items()
             }
         case list():
             return [redacted_data(item, secrets=secrets) for item in value]
     return MASK if secrets and str(value) in secrets else value
-
-
-def is_secret_name(name: object) -> bool:
-    """Whether a name says that its value is secret: password, api_key, access_token, ..."""
-    return isinstance(name, str) and _SECRET_NAME.search(name) is not None
 
 
 def is_secret(annotation: Any, *, within: tuple[Any, ...] = ()) -> bool:
@@ -140,7 +123,7 @@ class _Redacting(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         # Log aggregators group records by their template, and list the arguments.
         if record.args:
-            record.msg, record.args = _Template(record.msg), _masked_all(record.args)
+            record.args = _masked_all(record.args)
         else:
             record.msg = redacted(record.getMessage())
         if record.exc_info:
@@ -150,21 +133,6 @@ class _Redacting(logging.Filter):
 
 
 _FORMATTER = logging.Formatter()
-
-
-class _Template(str):
-    """A log record's template, the same text as before, whose message is redacted as a whole.
-
-    A secret may show only there: by ``password=%s`` the argument alone tells nobody what it is.
-    """
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return self
-
-    def __mod__(self, args: Any) -> str:
-        return redacted(super().__mod__(args))
 
 
 class _Masked:

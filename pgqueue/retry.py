@@ -17,15 +17,12 @@ logger = redaction.logger(__name__)
 MAX_DELAY = timedelta(days=3650)
 """The longest wait before the next attempt."""
 
-_TOLD = ("attempt", "error", "max_attempts")
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A failed attempt, as far as the wait after it may depend on it."""
 
     attempt: int
-    max_attempts: int
     error: BaseException
     random: Callable[[], float]
 
@@ -103,12 +100,12 @@ _DEFAULT = Exponential(timedelta(seconds=1), factor=2, cap=timedelta(hours=1), j
 class Retry:
     """When a failed job is tried again.
 
-    ``Retry(function)`` asks a function for the wait: a timedelta, or seconds.  It gets by name
-    what it names among ``attempt``, ``error`` and ``max_attempts``; required parameters of other
-    names get the attempt, then the error.
+    ``Retry(function)`` calls ``function(attempt, error)`` after each failed attempt: ``attempt``
+    is 1 for the first one, ``error`` is its exception.  The function returns the wait before the
+    next attempt, a timedelta or a number of seconds.
     """
 
-    schedule: Schedule | Callable[..., Any]
+    schedule: Schedule | Callable[[int, Any], timedelta | float]
     _: KW_ONLY
     retried: tuple[type[BaseException], ...] = ()
     """Only these are retried; empty: every error is."""
@@ -117,9 +114,9 @@ class Retry:
     """These are never retried."""
 
     def __post_init__(self) -> None:
-        # A function that cannot be asked is refused here, not at the first failure of a job.
+        # A function that cannot be called is refused here, not at the first failure of a job.
         if not isinstance(self.schedule, Schedule):
-            _arguments_of(self.schedule)
+            _refuse_other_signatures(self.schedule)
 
     @classmethod
     def constant(cls, interval: timedelta) -> "Retry":
@@ -176,7 +173,7 @@ class Retry:
         """Decide what follows the failed attempt; the first attempt is number 1."""
         if attempt >= max_attempts or not self._retries(error):
             return Failed(report, end)
-        failure = Failure(attempt, max_attempts, error, random)
+        failure = Failure(attempt, error, random)
         match self.schedule:
             case Never():
                 return Failed(report, end)
@@ -202,12 +199,8 @@ class Retry:
 
 def _asked(function: Callable[..., Any], failure: Failure, task_name: str) -> timedelta:
     """Ask the application's function, and do without it where its answer is of no use."""
-    by_place, by_name = _arguments_of(function)
     try:
-        answer = function(
-            *(getattr(failure, name) for name in by_place),
-            **{name: getattr(failure, name) for name in by_name},
-        )
+        answer = function(failure.attempt, failure.error)
     except BaseException as error:  # the application's function, and the worker must go on
         what = f"raised {type(error).__name__}"
     else:
@@ -233,39 +226,16 @@ def _usable(answer: Any) -> timedelta | None:
     return timedelta(seconds=seconds) if is_usable else None
 
 
-def _arguments_of(function: Any) -> tuple[list[str], list[str]]:
-    """Work out what a function is told, by place and by name."""
-    parameters = _parameters_of(function)
-    unnamed = [name for name in ("attempt", "error") if name not in parameters]
-    by_place: list[str] = []
-    by_name: list[str] = []
-    in_line = True
-    for parameter in parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            by_place += unnamed if in_line else []
-            in_line = False
-        elif parameter.name in _TOLD:
-            places = by_place if in_line and parameter.kind < parameter.KEYWORD_ONLY else by_name
-            places.append(parameter.name)
-        elif parameter.default is not parameter.empty:
-            in_line = False  # a parameter with a default of its own keeps it
-        elif parameter.kind < parameter.KEYWORD_ONLY and unnamed:
-            by_place.append(unnamed.pop(0))
-        elif parameter.kind is not parameter.VAR_KEYWORD:
-            raise OptionError(
-                f"the retry function {_name_of(function)} requires {parameter.name!r}, and is "
-                "told only attempt, error and max_attempts: give it a default"
-            )
-    return by_place, by_name
-
-
-def _parameters_of(function: Any) -> dict[str, inspect.Parameter]:
+def _refuse_other_signatures(function: Any) -> None:
     if not callable(function):
         raise OptionError(f"Retry takes a function, not a {type(function).__name__}")
     try:
-        return dict(inspect.signature(function).parameters)
-    except ValueError:  # some builtins do not say
-        return {"attempt": inspect.Parameter("attempt", inspect.Parameter.POSITIONAL_ONLY)}
+        inspect.signature(function).bind(1, Exception())
+    except (TypeError, ValueError) as error:  # ValueError: some builtins have no signature
+        raise OptionError(
+            f"the retry function {_name_of(function)} cannot be called as function(attempt, "
+            f"error): {error}"
+        ) from None
 
 
 def _at_most(cap: timedelta, *, seconds: float) -> timedelta:

@@ -1,20 +1,17 @@
 """``pgqueue requeue`` and ``pgqueue cancel``: some jobs by their ids, or many by what they share.
 
-What is said of a job is written by then: each batch is a transaction of its own, and so is each
-job that is named by its id.
+Each batch is a transaction of its own, and so is each job named by its id.  Results are printed
+after the commit.
 """
 
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from pgqueue.cli.target import opened
@@ -23,7 +20,6 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
 from pgqueue.repository import Change, Listing
 from pgqueue.statements.listing import JobFilter
-from pgqueue.terminal import harmless
 
 BATCH = 100
 
@@ -33,37 +29,15 @@ KEY_TAKEN = "key_taken"
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What is done to jobs, and why it may not be done."""
+    """What is done to jobs."""
 
     name: str
     act: Callable[[PgQueue, Session, int], Change]
     example: str
-    unchanged: dict[JobStatus, str]
 
 
-REQUEUE = Verb(
-    "requeue",
-    PgQueue.requeue,
-    "--status failed",
-    {
-        JobStatus.PENDING: "it waits already",
-        JobStatus.RUNNING: "it is running",
-        JobStatus.BLOCKED: "it waits already",
-        JobStatus.SUCCEEDED: "it has succeeded; to run it again, enqueue it anew",
-        JobStatus.FAILED: "a worker holds its message; try again in a moment",
-        JobStatus.CANCELLED: "a worker holds its message; try again in a moment",
-    },
-)
-CANCEL = Verb(
-    "cancel",
-    PgQueue.cancel,
-    "--status pending",
-    {
-        JobStatus.SUCCEEDED: "it has already succeeded",
-        JobStatus.FAILED: "it has already failed",
-        JobStatus.CANCELLED: "it is cancelled already",
-    },
-)
+REQUEUE = Verb("requeue", PgQueue.requeue, "--status failed")
+CANCEL = Verb("cancel", PgQueue.cancel, "--status pending")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +55,6 @@ class Result:
     @property
     def is_missed(self) -> bool:
         return self.change in (NOT_FOUND, KEY_TAKEN)
-
-
-@dataclass(slots=True)
-class Tally:
-    """What was done before an end that came too early."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, results: Sequence[Result]) -> None:
-        self.counts.update(result.change for result in results)
-
-    def __str__(self) -> str:
-        words = (f"{n:,} {change.replace('_', ' ')}" for change, n in sorted(self.counts.items()))
-        return ", ".join(words) or "nothing was changed"
 
 
 def change(
@@ -124,16 +84,15 @@ def change(
 
 def _change_named(queue: PgQueue, verb: Verb, job_ids: list[int], *, as_json: bool) -> None:
     results = []
-    with _telling_how_far(tally := Tally()):
-        for job_id in job_ids:
-            [result] = _change_batch(queue, verb, [job_id])
-            tally.add([result])
-            results.append(result)
-            if not as_json:
-                click.echo(str(result), err=result.is_missed)
+    for job_id in job_ids:
+        [result] = _change_batch(queue, verb, [job_id])
+        results.append(result)
+        if not as_json:
+            click.echo(str(result), err=result.is_missed)
     if as_json:
         found = [{"id": one.id, "change": one.change, "reason": one.reason} for one in results]
-        click.echo(json.dumps({"jobs": found, "counts": tally.counts}, indent=2))
+        counts = Counter(result.change for result in results)
+        click.echo(json.dumps({"jobs": found, "counts": counts}, indent=2))
     if any(result.is_missed for result in results):
         click.get_current_context().exit(1)
 
@@ -145,26 +104,22 @@ def _change_many(
         job_ids = Listing(session).ids(which, limit=limit)
     if job_ids and not yes:
         _ask(verb, which, len(job_ids))
-    with _telling_how_far(tally := Tally()):
-        for batch in _batches(job_ids):
-            tally.add(_change_batch(queue, verb, batch))
-            _show_progress(tally, len(job_ids))
+    counts: Counter[str] = Counter()
+    for start in range(0, len(job_ids), BATCH):
+        batch = _change_batch(queue, verb, job_ids[start : start + BATCH])
+        counts.update(result.change for result in batch)
     if as_json:
-        click.echo(json.dumps({"matched": len(job_ids), "counts": tally.counts}, indent=2))
+        click.echo(json.dumps({"matched": len(job_ids), "counts": counts}, indent=2))
     else:
-        click.echo(str(tally) if job_ids else "No job fits.")
+        words = (f"{n:,} {change.replace('_', ' ')}" for change, n in sorted(counts.items()))
+        click.echo(", ".join(words) or "No job fits.")
 
 
 def _ask(verb: Verb, which: JobFilter, number: int) -> None:
-    statuses = " or ".join(sorted(which.statuses))
-    task = f" of task {which.task}" if which.task else ""
-    in_queue = f" in queue {which.queue}" if which.queue else ""
-    many = f"{number:,} {statuses} {'job' if number == 1 else 'jobs'}{task}{in_queue}"
+    many = f"{number:,} {' or '.join(sorted(which.statuses))} jobs"
     if not sys.stdin.isatty():
-        raise click.UsageError(
-            f"This would {verb.name} {many}, and nobody is here to be asked: add --yes"
-        )
-    click.confirm(harmless(f"{verb.name.capitalize()} {many}?"), abort=True, err=True)
+        raise click.UsageError(f"This would {verb.name} {many}; to confirm, add --yes")
+    click.confirm(f"{verb.name.capitalize()} {many}?", abort=True, err=True)
 
 
 def _change_batch(queue: PgQueue, verb: Verb, job_ids: Sequence[int]) -> list[Result]:
@@ -183,30 +138,6 @@ def _change_one(queue: PgQueue, session: Session, verb: Verb, job_id: int) -> Re
     except DuplicateJob as error:
         other = f"job {error.holder}" if error.holder else "another unfinished job"
         return Result(job_id, KEY_TAKEN, f"{other} of its queue has its unique key")
-    if change is not Change.UNCHANGED:
-        return Result(job_id, change.name.lower())
-    status = Listing(session).status(job_id)
-    reason = None if status is None else verb.unchanged.get(status)
+    unchanged = change is Change.UNCHANGED
+    reason = f"its status is {Listing(session).status(job_id)}" if unchanged else None
     return Result(job_id, change.name.lower(), reason)
-
-
-def _batches(job_ids: Sequence[int]) -> Iterator[list[int]]:
-    ids = iter(job_ids)
-    while batch := list(islice(ids, BATCH)):
-        yield batch
-
-
-def _show_progress(tally: Tally, total: int) -> None:
-    if total > BATCH and sys.stderr.isatty():
-        done = tally.counts.total()
-        click.echo(f"\r{done:,} of {total:,}", err=True, nl=done == total)
-
-
-@contextmanager
-def _telling_how_far(tally: Tally) -> Iterator[None]:
-    """An end that comes too early leaves the reader with what has been committed before it."""
-    try:
-        yield
-    except (DBAPIError, KeyboardInterrupt):
-        click.echo(f"Before this ended: {tally}. The same command does the rest.", err=True)
-        raise

@@ -7,7 +7,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pgqueue.cli.completion import completion
 from pgqueue.cli.group import (
     Doors,
     Given,
@@ -214,7 +213,7 @@ def doctor(given: Given, as_json: bool) -> None:
 )
 @click.pass_obj
 def demo(given: Given, /, url: str | None, **options: Any) -> None:
-    """Watch it work: index this machine's Python files, and kill a worker in the middle.
+    """Watch it work: index Python's standard library, and kill a worker in the middle.
 
     One job per source file parses it and writes a row of statistics, in one commit with the
     job's own end.  Files that do not parse fail, are tried again, and keep their error.
@@ -230,5 +229,5 @@ def demo(given: Given, /, url: str | None, **options: Any) -> None:
     run(url=url or given.url, **options)
 
 
-for command in (jobs, requeue, cancel, grant, revoke, completion):
+for command in (jobs, requeue, cancel, grant, revoke):
     main.add_command(command)

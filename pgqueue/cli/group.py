@@ -52,10 +52,6 @@ class Given:
 class Doors(click.Group):
     """A group whose commands end in one line when something is wrong."""
 
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with failing_in_one_line(Given()):
-            return super().make_context(*args, **kwargs)
-
     def invoke(self, ctx: click.Context) -> Any:
         _survive_odd_characters()
         try:
@@ -71,8 +67,6 @@ def failing_in_one_line(given: Given) -> Iterator[None]:
     """Turn what a user can mend into one line on stderr; with -v the traceback comes first."""
     try:
         yield
-    except click.UsageError as error:
-        raise _short(error) from error
     except click.ClickException as error:
         _show_traceback(error, given)
         raise
@@ -143,20 +137,6 @@ def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
     given = ctx.ensure_object(Given)
     if value is not None:
         setattr(given, str(parameter.name), value)
-
-
-def _short(error: click.UsageError) -> click.UsageError:
-    if error.ctx is None or isinstance(error, _HELP_INSTEAD):
-        return error
-    path = error.ctx.command_path
-    words = f"{harmless(error.format_message()).rstrip('.')}; see `{path} --help`."
-    return click.UsageError(words)  # without its context, click prints no usage above it
-
-
-_HELP_INSTEAD: tuple[type[Exception], ...] = (
-    # `pgqueue` alone is no mistake; older versions of click do not treat it as one.
-    tuple(filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)]))
-)
 
 
 def _show_traceback(error: Exception, given: Given) -> None:

@@ -105,8 +105,8 @@ def show(given: Given, as_json: bool, job_id: int, show_arguments: bool) -> None
     """Show everything about one job.
 
     Its arguments, options and times, who runs it now, and every attempt that did not end well
-    with its error.  What its task calls secret is shown as ***, and so is what a name says is, such
-    as password or token.  Of a task that the app has not, arguments and result are hidden.
+    with its error.  Arguments that its task declares secret are shown as ***.  If the app does not
+    have the task, arguments and result are hidden.
 
     \b
     Example:  pgqueue --app shop.jobs:queue jobs show 4711

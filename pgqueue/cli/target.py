@@ -21,7 +21,6 @@ from pgqueue.cli.group import Given
 from pgqueue.cli.refusals import one_line
 from pgqueue.errors import NotBound
 from pgqueue.job_queue import PgQueue
-from pgqueue.tasks import Task
 from pgqueue.unit_of_work import DRIVER
 
 
@@ -70,11 +69,7 @@ def find_queue(app: str) -> PgQueue:
     module = _imported(module_name)
     if not path:
         return _only_queue_in(module)
-    found = _attribute(module, path.removesuffix("()"))
-    if isinstance(found, Task):
-        raise click.ClickException(
-            f"{app} is a task; --app names the PgQueue it belongs to, as in {module_name}:queue"
-        )
+    found = _attribute(module, path)
     if inspect.isroutine(found):
         found = _made_by(found, app)
     if not isinstance(found, PgQueue):
@@ -137,8 +132,7 @@ def _raised(error: BaseException) -> str:
     at = f"{where.filename}:{where.lineno}"
     if isinstance(error, SyntaxError) and error.filename:
         at = f"{error.filename}:{error.lineno}"
-    words = one_line(error) or "without a word"
-    return f"{type(error).__name__}: {words} (in {at}; -v shows the whole traceback)"
+    return f"{type(error).__name__}: {one_line(error)} (in {at}; -v shows the whole traceback)"
 
 
 def _only_queue_in(module: ModuleType) -> PgQueue:

@@ -1,34 +1,23 @@
-"""The demo: real work on real files, and a worker killed in the middle of it.
-
-Begin with :mod:`pgqueue.demo.indexer`: it is the application, and all that one has to write.
-The rest is the stage around it.
-"""
+"""The demo.  Read :mod:`pgqueue.demo.indexer` first: it is the whole application."""
 
 import os
 import sys
-from collections.abc import Sequence
 
-SCHEMA_OF_DEMO = "pgqueue_demo"
+DEMO_SCHEMA = "pgqueue_demo"
 
 
 def run(*, url: str | None, workers: int, limit: int, seed: int, keep: bool) -> None:
-    """Perform the demo, in a schema of its own."""
-    from pgqueue.models import SCHEMA
+    """Run the demo in a schema of its own; exit with 1 if a check of its summary fails."""
+    if os.environ.get("PGQUEUE_SCHEMA") != DEMO_SCHEMA:
+        restart(sys.argv[1:])
+    from pgqueue.demo.steps import run_steps
 
-    if SCHEMA != SCHEMA_OF_DEMO:
-        numbers = [f"--workers={workers}", f"--limit={limit}", f"--seed={seed}"]
-        start_over([*numbers, *([f"--url={url}"] if url else []), *(["--keep"] if keep else [])])
-    from pgqueue.demo.stage import perform
-
-    perform(url=url, workers=workers, limit=limit, seed=seed, keep=keep)
+    if not run_steps(url=url, workers=workers, limit=limit, seed=seed, keep=keep):
+        sys.exit(1)
 
 
-def start_over(arguments: Sequence[str]) -> None:
-    """Become a process whose pgqueue tables lie in the demo's schema.
-
-    The schema's name is read once, at import, and your tables are to stay out of this.
-    """
-    sys.stdout.flush()
-    environment = {**os.environ, "PGQUEUE_SCHEMA": SCHEMA_OF_DEMO}
-    command = [sys.executable, "-m", "pgqueue", "demo", *arguments]
-    os.execve(sys.executable, command, environment)  # noqa: S606  # no shell is wanted
+def restart(arguments: list[str]) -> None:
+    """Start ``pgqueue`` anew in this process: the name of the schema is read once, at import."""
+    command = [sys.executable, "-m", "pgqueue", *arguments]
+    os.environ["PGQUEUE_SCHEMA"] = DEMO_SCHEMA
+    os.execv(sys.executable, command)  # noqa: S606  # no shell is needed

@@ -2,7 +2,6 @@
 
 import sys
 
-from pgqueue.demo import start_over
+from pgqueue.demo import restart
 
-if __name__ == "__main__":
-    start_over(sys.argv[1:])
+restart(["demo", *sys.argv[1:]])

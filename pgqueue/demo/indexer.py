@@ -1,7 +1,7 @@
-"""An application: it indexes Python files, one job per file.
+"""The application: it indexes Python files, one job per file.
 
-The row of a file and the end of its job are one commit, so there is a row if, and only if, the
-job has succeeded, whatever happens to the worker in between.
+A file's row and the end of its job are one commit: there is a row if, and only if, the job has
+succeeded, whatever happens to the worker.
 """
 
 import ast
@@ -22,7 +22,7 @@ class Base(DeclarativeBase):
 
 
 class ModuleStats(Base):
-    """What is in one file."""
+    """What one file contains."""
 
     __tablename__ = "module_stats"
 
@@ -31,20 +31,20 @@ class ModuleStats(Base):
     lines: Mapped[int]
     classes: Mapped[int]
     functions: Mapped[int]
-    longest_function: Mapped[str | None]
-    longest_function_lines: Mapped[int]
-
+    longest: Mapped[str | None]
+    longest_lines: Mapped[int]
     job: Mapped[Job] = relationship(Job)
 
 
 @queue.task(max_attempts=3, retry=Retry.exponential(base=timedelta(seconds=0.5)))
 def index(session: Session, ctx: JobContext, path: str) -> None:
-    """Parse one file.  Raises what a file can do wrong: syntax, encoding, or being gone."""
+    """Parse one file.  Raises if its syntax or encoding is wrong, or if it is gone."""
     with tokenize.open(path) as file:
         source = file.read()
     nodes = list(ast.walk(ast.parse(source, filename=path)))
     functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    longest = max(functions, key=lines_of, default=None)
+    lengths = [((n.end_lineno or n.lineno) - n.lineno + 1, n.name) for n in functions]
+    longest_lines, longest = max(lengths, default=(0, None))
     session.add(
         ModuleStats(
             job_id=ctx.job_id,
@@ -52,11 +52,7 @@ def index(session: Session, ctx: JobContext, path: str) -> None:
             lines=source.count("\n"),
             classes=sum(isinstance(node, ast.ClassDef) for node in nodes),
             functions=len(functions),
-            longest_function=longest.name if longest else None,
-            longest_function_lines=lines_of(longest) if longest else 0,
+            longest=longest,
+            longest_lines=longest_lines,
         )
     )
-
-
-def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    return (function.end_lineno or function.lineno) - function.lineno + 1

@@ -11,7 +11,7 @@ from flask.cli import ScriptInfo
 from pgqueue.cli import main
 from pgqueue.cli.group import Doors, Given, verbose_option
 
-STAND_ALONE = {"completion", "demo"}
+STAND_ALONE = {"demo"}
 """Commands that have nothing to do with an application."""
 
 REPLACED = {"app", "url"}

@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import redaction
 from pgqueue.unit_of_work import driver_connection, own_connection
-from pgqueue.worker.outage import REPEAT, Outage, is_away, refusal_of
+from pgqueue.worker.outage import REPEAT, Outage, is_away, words_of
 
 logger = redaction.logger(__name__)
 
@@ -151,7 +151,7 @@ class Line:
             self._outage.is_met(error, name=self._name, opened_at=opened_at)
         else:
             self._begin_afresh()
-            self._tell_refusal(refusal_of(error))
+            self._tell_refusal(words_of(error))
         self._before_wait()
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
         self._wait = min(2 * self._wait, self._longest_wait)

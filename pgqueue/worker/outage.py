@@ -7,7 +7,6 @@ from threading import Lock
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
-from pgqueue.connecting import advice
 
 logger = redaction.logger(__name__)
 
@@ -49,7 +48,7 @@ class Outage:
             if is_news := is_new or has_changed or is_due:
                 self._told_at, self._is_read_only = now, is_read_only
         level = logging.WARNING if is_news else logging.DEBUG
-        logger.log(level, "waiting for the database: %s. %s (%s)", said, advice(said), name)
+        logger.log(level, "waiting for the database: %s (%s)", said, name)
 
     def is_over(self, *, asked_at: float) -> None:
         """A line has had an answer to what it asked at this time."""
@@ -72,12 +71,6 @@ def is_away(error: Exception) -> bool:
         return True
     state = _state(error)
     return state is None or state.startswith(AWAY)
-
-
-def refusal_of(error: Exception) -> str:
-    """What was refused, and what to do where it was one connection too many."""
-    said = words_of(error)
-    return f"{said}. {advice(said)}" if any(words in said for words in CROWDED) else said
 
 
 def _state(error: Exception) -> str | None:

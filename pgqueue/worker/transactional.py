@@ -35,7 +35,7 @@ from pgqueue.unit_of_work import (
 from pgqueue.worker.after_commit import tell_of_commit
 from pgqueue.worker.crew import Crew, Run
 from pgqueue.worker.event_loop import run_alone
-from pgqueue.worker.outage import is_away, refusal_of
+from pgqueue.worker.outage import is_away, words_of
 from pgqueue.worker.replays import Replays
 from pgqueue.worker.workbench import STALE, WORDS
 
@@ -315,7 +315,7 @@ def _tell_of_no_connection(crew: Crew, run: Run, error: Exception) -> None:
         opened_at = float("-inf") if error.connection_invalidated else float("inf")
         crew.outage.is_met(error, name=f"job {run.claimed.job_id}", opened_at=opened_at)
     else:
-        refused = refusal_of(error)
+        refused = words_of(error)
         logger.warning("job %s: no connection for its handler: %s", run.claimed.job_id, refused)
 
 

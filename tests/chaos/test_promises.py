@@ -1,4 +1,4 @@
-"""The promises in the README, and the scenarios that attack them."""
+"""The table of promises, and the scenarios that attack them."""
 
 import re
 from pathlib import Path
@@ -12,11 +12,11 @@ SCENARIOS = scenario.load()
 
 def promises() -> dict[str, list[str]]:
     """What is named as the proof of each promise."""
-    readme = (ROOT / "README.md").read_text()
-    return {name: re.findall(r"`([^`]+)`", proofs) for name, _, proofs in ROW.findall(readme)}
+    page = (ROOT / "docs/explanation/guarantees.md").read_text("utf-8")
+    return {name: re.findall(r"`([^`]+)`", proofs) for name, _, proofs in ROW.findall(page)}
 
 
-def test_all_promises_are_in_the_readme() -> None:
+def test_all_promises_are_in_the_table() -> None:
     assert list(promises()) == [f"P{number}" for number in (*range(1, 8), *range(10, 14))]
 
 

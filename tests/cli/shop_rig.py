@@ -206,8 +206,10 @@ def running(engine: Engine, number: int) -> Callable[[], bool]:
 
 
 def assert_one_line(ended: subprocess.CompletedProcess[str], *words: str) -> None:
+    """One line says what is wrong; above it Click shows the usage, if the command line is wrong."""
+    *usage, line = ended.stderr.strip().splitlines()
     assert ended.returncode != 0
-    assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
-    assert ended.stderr.startswith("Error: ")
+    assert not usage or (ended.returncode == 2 and usage[0].startswith("Usage: ")), ended.stderr
+    assert line.startswith("Error: ")
     for word in words:
-        assert word in ended.stderr
+        assert word in line

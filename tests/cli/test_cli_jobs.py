@@ -236,7 +236,7 @@ class TestRequeue:
 
         assert ended.returncode == 1
         assert f"{dead}: requeued\n" in ended.stdout
-        assert f"{waiting}: unchanged, because it waits already\n" in ended.stdout
+        assert f"{waiting}: unchanged, because its status is pending\n" in ended.stdout
         assert ended.stderr.startswith("4711: not found")
         assert statuses(engine)[dead] == JobStatus.PENDING
 
@@ -302,7 +302,7 @@ class TestCancel:
         assert ended.stdout.splitlines() == [
             f"{waiting_id}: cancelled",
             f"{running_id}: cancel requested",
-            f"{ended_id}: unchanged, because it has already failed",
+            f"{ended_id}: unchanged, because its status is failed",
         ]
 
     def test_of_many_takes_only_what_waits(

@@ -91,7 +91,7 @@ def test_retry_policies_are_made_and_narrowed() -> None:
         Retry.linear(second, cap=second),
         Retry.exponential(),
         Retry.never(),
-        Retry(lambda attempt: second),
+        Retry(lambda attempt, error: second),
         Retry.exponential().only(OSError),
         Retry.exponential().never_on(ValueError, KeyError),
     ]

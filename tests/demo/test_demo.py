@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from pgqueue.demo.sources import BROKEN, python_files
+from pgqueue.demo.steps import BROKEN, python_files
 from pgqueue.terminal import print_table
 
 LIMIT = 200
@@ -110,7 +110,7 @@ def test_a_signal_leaves_nothing_behind(empty_database_url: str, number: signal.
         assert process.stdout is not None
         for line in process.stdout:
             shown += line
-            if "Enqueued" in line:
+            if "worker processes" in line:
                 break
         process.send_signal(number)
         _, errors = process.communicate(timeout=250)
@@ -125,6 +125,21 @@ def test_a_signal_leaves_nothing_behind(empty_database_url: str, number: signal.
     assert "pgqueue_demo" not in _schemas(create_engine(empty_database_url))
 
 
+def test_ends_when_no_worker_is_left(empty_database_url: str) -> None:
+    command = [sys.executable, "-u", "-m", "pgqueue", "demo", "--url", empty_database_url]
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        pids = next(filter(None, (re.search(r"processes: (.*)\.", one) for one in process.stdout)))
+        for pid in pids[1].split(", "):
+            os.kill(int(pid), signal.SIGKILL)
+        _, errors = process.communicate(timeout=250)
+
+    assert process.returncode == 1
+    assert errors == "Error: All workers have ended by themselves.\n"
+
+
 def test_the_sample_holds_the_broken_files_and_is_the_same_each_time() -> None:
     first, again = (python_files(limit=50, seed=3) for _ in range(2))
     other = python_files(limit=50, seed=4)
@@ -133,7 +148,7 @@ def test_the_sample_holds_the_broken_files_and_is_the_same_each_time() -> None:
     assert first != other
     assert len(first) == 50
     assert {Path(path).name for path in first[:3]} == set(BROKEN_ERRORS)
-    assert all(Path(path).parent == BROKEN for path in first[:3])
+    assert first[:3] == [str(path) for path in BROKEN]
 
 
 @pytest.mark.parametrize("columns", ["20", "60", "200"])

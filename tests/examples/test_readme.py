@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue import Job, JobStatus
 
-LONGEST_EXAMPLE = 20
+LONGEST_EXAMPLE = 18
 
 
 def first_example() -> str:

@@ -210,7 +210,7 @@ def paths_of(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
 
 def test_every_command_on_a_database_joins_flask_without_naming_an_app(app: Flask) -> None:
     listed = app.test_cli_runner().invoke(args=["pgqueue", "--help"]).output
-    names = set(main.commands) - {"completion", "demo"}
+    names = set(main.commands) - {"demo"}
 
     assert {"upgrade", "worker", "status", "doctor", "revision"} <= names
     for name in names:

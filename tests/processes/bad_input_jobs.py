@@ -104,7 +104,7 @@ def raised(*names: str) -> tuple[Ending, ...]:
 def answered(name: str, answer: Any) -> Ending:
     """A retry function that is of no use: the job waits as if it had none."""
 
-    def delay(attempt: int) -> Any:
+    def delay(attempt: int, error: BaseException) -> Any:
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -25,32 +25,18 @@ from pgqueue.reports import MAX_MESSAGE_BYTES, report, storable_words
 
 CANARY = "c4n4ry-S3cr3t"
 
-BESIDE_A_NAME = [
-    "password={}",
-    "PGPASSWORD={} psql",
-    "passwd: {}",
-    "{{'password': '{}'}}",
-    '{{"api_key": "{}", "n": 1}}',
-    '"{{\\"client_secret\\": \\"{}\\"}}"',
-    "[parameters: {{'access_token': '{}', 'id': 7}}]",
-    "token = '{}'",
-    "token=b'{}'",
-    "Authorization: Bearer {}",
-    "Authorization: Basic {}",
-    "https://example.org/?api_key={}&page=2",
-    "postgresql://app:{}@db.example.org/shop",
-    "postgresql+psycopg://:{}@/shop",
-    "amqp://guest:p@ss{}@host could not be reached",
-    "host=db password='{}' dbname=shop",
-    "secret_key: {}",
-    "AWS_SECRET_ACCESS_KEY={}",
-    "private-key = {}",
-    "password='{} with more words",
-]
 
-
-@pytest.mark.parametrize("text", BESIDE_A_NAME)
-def test_a_value_beside_a_name_that_says_so_is_masked(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://app:{}@db.example.org/shop",
+        "postgresql+psycopg://:{}@/shop",
+        "amqp://guest:p@ss{}@host could not be reached",
+        "postgresql:///shop?password={}",
+        "postgresql:///shop?sslmode=require&sslpassword={}&connect_timeout=5",
+    ],
+)
+def test_the_password_of_a_url_is_masked(text: str) -> None:
     seen = redacted(text.format(CANARY))
 
     assert CANARY not in seen
@@ -60,9 +46,9 @@ def test_a_value_beside_a_name_that_says_so_is_masked(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "KeyError: 'token'",
-        "max_tokens=4096",
-        "token_count: 7",
+        "password=4711",
+        '{"api_key": "4711"}',
+        "Authorization: Bearer 4711",
         "https://example.org/a:b/c?d=e",
         "ratio 3:4 @ noon",
         "the password is wrong",
@@ -94,17 +80,17 @@ def test_text_beside_too_many_secrets_is_not_shown() -> None:
     assert redacted("whatever", map(str, range(10_000))) == MASK
 
 
-def test_data_is_masked_by_key_by_name_and_by_value() -> None:
+def test_data_is_masked_by_name_and_by_value() -> None:
     data = {
         "card": "4111", "note": f"see {CANARY}", "db": f"x://u:{CANARY}@h", "n": 7, "none": None,
-        "deep": [{"password": CANARY, "token": None}, CANARY],
+        "deep": [{"password": "4711", "card": "4111"}, CANARY],
     }  # fmt: skip
 
     seen = redacted_data(data, names=("card",), secrets=(CANARY,))
 
     assert seen == {
         "card": MASK, "note": f"see {MASK}", "db": f"x://u:{MASK}@h", "n": 7, "none": None,
-        "deep": [{"password": MASK, "token": None}, MASK],
+        "deep": [{"password": "4711", "card": "4111"}, MASK],
     }  # fmt: skip
 
 
@@ -123,7 +109,7 @@ def test_secrets_are_the_values_of_the_arguments_named(args: Any, found: tuple[s
     assert secrets_among(args, ()) == ()
 
 
-@pytest.mark.parametrize("text", ["token='" * 5000, "a:" * 16000, "://" * 10000, "password" * 4000])
+@pytest.mark.parametrize("text", ["a:" * 16000, "://" * 10000, "?password" * 4000])
 def test_no_text_keeps_the_worker_busy(text: str) -> None:
     start = process_time()
 
@@ -174,7 +160,7 @@ def test_a_log_line_and_its_traceback_are_redacted() -> None:
     try:
         raise ValueError(f"postgresql://u:{CANARY}@h")
     except ValueError:
-        logger.exception("lost %s", f"password={CANARY}")
+        logger.exception("lost %s", f"amqp://u:{CANARY}@h")
     logger.removeHandler(handler)
 
     assert CANARY not in stream.getvalue()
@@ -196,15 +182,18 @@ def records() -> Iterator[list[logging.LogRecord]]:
 @pytest.mark.parametrize(
     ("template", "args", "line"),
     [
-        ("lost %s", (f"password={CANARY}",), "lost password=***"),
-        ("lost %s", (ValueError(f"password={CANARY}"),), "lost password=***"),
-        ("lost %r", (f"token={CANARY}",), "lost 'token=***'"),
+        ("lost %s", (f"amqp://u:{CANARY}@h",), "lost amqp://u:***@h"),
+        ("lost %s", (ValueError(f"amqp://u:{CANARY}@h"),), "lost amqp://u:***@h"),
+        ("lost %r", (f"amqp://u:{CANARY}@h",), "lost 'amqp://u:***@h'"),
         ("lost %r", (ValueError(f"amqp://u:{CANARY}@h"),), "lost ValueError('amqp://u:***@h')"),
-        ("password=%s of job %d", (CANARY, 7), "password=*** of job 7"),
         ("job %d after %.1f s: %s", (7, 1.25, None), "job 7 after 1.2 s: None"),
-        ("job %(id)d: %(why)s", ({"id": 7, "why": f"pwd={CANARY}"},), "job 7: pwd=***"),
+        (
+            "job %(id)d: %(why)s",
+            ({"id": 7, "why": f"amqp://u:{CANARY}@h"},),
+            "job 7: amqp://u:***@h",
+        ),
         ("jobs %s", ([7, 8],), "jobs [7, 8]"),
-        (f"password={CANARY}", (), "password=***"),
+        (f"amqp://u:{CANARY}@h", (), "amqp://u:***@h"),
         ("100 %", (), "100 %"),
     ],
 )
@@ -216,8 +205,7 @@ def test_a_log_record_keeps_its_template_and_its_message_is_redacted(
     [record] = records
     assert record.getMessage() == line
     assert record.msg == (template if args else line)
-    secret_by_its_template = "password=%s" in template
-    assert secret_by_its_template or CANARY not in f"{record.args} {record.args!r}"
+    assert CANARY not in f"{record.args} {record.args!r}"
     copied = pickle.loads(pickle.dumps(logging.handlers.QueueHandler(Queue()).prepare(record)))
     assert copied.getMessage() == line
 
