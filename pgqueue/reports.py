@@ -215,13 +215,10 @@ class _Result(JsonCopy):
         self._take(1)
         return super().of(value)
 
-    def of_subclass(self, value: Any) -> Any:
+    def other(self, value: Any) -> Any:
         kind = type(value)
         if isinstance(value, Enum):
             return self.of(value.value)
-        for base, write in self.writers.items():
-            if isinstance(value, base):
-                return write(self, value)
         if is_dataclass(kind):
             return self.mapping({field.name: getattr(value, field.name) for field in fields(kind)})
         if is_model(kind):

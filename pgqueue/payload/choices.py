@@ -9,8 +9,6 @@ from pgqueue.payload.codec import Codec, any_unbounded
 from pgqueue.payload.json_copy import PLAIN_TYPES, exact_if_whole
 from pgqueue.payload.refusals import CannotTravel, Refusal, WrongType
 
-_ONLY_NONE = frozenset[type]({NoneType})
-
 
 class Union:
     """A value of one of several types.
@@ -25,11 +23,11 @@ class Union:
         self.natives = frozenset[type]().union(*(member.natives for member in members))
 
     def codec(self) -> Codec:
+        natives = self.natives - {float} if int in self.natives else self.natives
         # Only where every member is native does an exact type settle the matter.
-        natives = self.natives if all(each.natives for each in self.members) else _ONLY_NONE
-        natives -= {float} if int in self.natives else set()
-        unbounded = any_unbounded(self.members)
-        return Codec(self.expects, self.encode, self.decode, natives & self.natives, unbounded)
+        if not all(member.natives for member in self.members):
+            natives &= {NoneType}
+        return Codec(self.expects, self.encode, self.decode, natives, any_unbounded(self.members))
 
     def encode(self, value: Any) -> Any:
         for member in self._exact_first(value):

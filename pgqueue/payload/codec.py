@@ -27,12 +27,15 @@ class Codec:
     """The annotation does not say how deep a value may nest."""
 
 
-def each_of(results: Iterable[Any]) -> list[Any]:
-    """Collect the converted items of an array; a refusal learns the index of its item."""
+def each_of(convert: Convert, values: Iterable[Any]) -> list[Any]:
+    """Convert the items of an array; a refusal learns the index of its item.
+
+    Not by ``map``: a StopIteration of the application's code would end it without a word.
+    """
     converted: list[Any] = []
     try:
-        for result in results:
-            converted.append(result)
+        for value in values:
+            converted.append(convert(value))
     except Refusal as refusal:
         refusal.steps.insert(0, len(converted))
         raise

@@ -37,12 +37,12 @@ class JsonCopy:
         if type(value) in self._unchecked:
             return value
         write = self.writers.get(type(value))
-        return write(self, value) if write else self.of_subclass(value)
+        if write is None:
+            kinds = (kind for kind in self.writers if isinstance(value, kind))
+            write = self.writers.get(next(kinds, object), type(self).other)
+        return write(self, value)
 
-    def of_subclass(self, value: Any) -> Any:
-        for kind, write in self.writers.items():
-            if isinstance(value, kind):
-                return write(self, value)
+    def other(self, value: Any) -> Any:
         raise WrongType(PLAIN, value)
 
     def text(self, value: str) -> str:

@@ -74,7 +74,8 @@ class Payload:
             size = json_text.size_of(text)
         except (ValueError, TypeError, RecursionError) as error:
             self._find_fault(encoded)
-            raise PayloadError(f"task {self.task_name}: cannot be written as JSON") from error
+            what = f"task {self.task_name}: the arguments cannot be written as JSON"
+            raise PayloadError(what) from error
         if "\\u0000" in text:  # a backslash in a text may look like a NUL
             self._find_fault(encoded)
         if size > max_bytes:

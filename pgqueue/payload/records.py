@@ -1,8 +1,7 @@
 """Values of several parts: lists, tuples, sets and dicts, dataclasses, typed dicts and models."""
 
 import json
-from collections.abc import Mapping, Sequence, Set
-from operator import call
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from pgqueue.payload.codec import Codec, Convert, any_unbounded, each_named, each_of
@@ -20,7 +19,7 @@ def array_of(kind: Any, item: Codec) -> Codec:
             raise WrongType(expects, value)
         items = list(kind.__iter__(value))
         if not item.natives.issuperset(map(type, items)):
-            items = each_of(map(item.encode, items))
+            items = each_of(item.encode, items)
         try:
             return sorted(items) if is_set else items  # equal sets have equal JSON
         except TypeError:
@@ -29,7 +28,7 @@ def array_of(kind: Any, item: Codec) -> Codec:
     def decode(value: Any) -> Any:
         items = _array(value)
         if not item.natives.issuperset(map(type, items)):
-            items = each_of(map(item.decode, items))
+            items = each_of(item.decode, items)
         try:
             return items if kind is list else kind(items)
         except TypeError:
@@ -44,18 +43,18 @@ def tuple_with(items: Sequence[Codec]) -> Codec:
     encoders = [item.encode for item in items]
     decoders = [item.decode for item in items]
 
-    def checked(values: list[Any]) -> list[Any]:
+    def checked(converts: list[Convert], values: list[Any]) -> Iterable[tuple[Convert, Any]]:
         if len(values) != len(items):
             raise Refusal(f"must be {expects}, not of {len(values)}")
-        return values
+        return zip(converts, values, strict=True)
 
     def encode(value: Any) -> list[Any]:
         if not isinstance(value, tuple):
             raise WrongType(expects, value)
-        return each_of(map(call, encoders, checked(list(tuple.__iter__(value)))))
+        return each_of(_called, checked(encoders, list(tuple.__iter__(value))))
 
     def decode(value: Any) -> tuple[Any, ...]:
-        return tuple(each_of(map(call, decoders, checked(_array(value)))))
+        return tuple(each_of(_called, checked(decoders, _array(value))))
 
     return Codec(expects, encode, decode, is_unbounded=any_unbounded(items))
 
@@ -128,6 +127,11 @@ def model_of(kind: Any) -> Codec:
         return encoded
 
     return Codec(expects, encode, decode, is_unbounded=True)
+
+
+def _called(pair: tuple[Convert, Any]) -> Any:
+    convert, value = pair
+    return convert(value)
 
 
 def _array(value: Any) -> list[Any]:
