@@ -1,28 +1,24 @@
 """What is kept of an attempt: its error in words, its result as JSON data."""
 
 import json
-import math
 import re
-import sys
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from enum import Enum
 from functools import partial
 from traceback import StackSummary, walk_tb
 from types import FrameType, TracebackType
 from typing import Any
-from uuid import UUID
 
 from pgqueue.outcomes import ErrorReport
+from pgqueue.payload.json_copy import TOO_DEEP, JsonCopy, is_model
+from pgqueue.payload.refusals import Refusal
+from pgqueue.payload.scalars import SPELLED
 from pgqueue.redaction import redacted
 
 MAX_MESSAGE_BYTES = 8 * 1024
 MAX_TRACEBACK_BYTES = 32 * 1024
 MAX_RESULT_BYTES = 1024 * 1024
-MAX_RESULT_DEPTH = 64
 UNKEPT = "unserialisable_result"
 
 _MAX_TYPE_BYTES = 500
@@ -58,14 +54,14 @@ def storable_result(value: Any) -> Any:
     if value is None or value is True or value is False:
         return value
     try:
-        kept = _Copy().of(value)
+        kept = _Result().of(value)
         text = json.dumps(kept, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         if len(text.encode()) > MAX_RESULT_BYTES:
-            raise _CannotKeep(_TOO_LARGE)
-    except _CannotKeep as refusal:
-        return _unkept(value, str(refusal))
+            raise Refusal(_TOO_LARGE)
+    except Refusal as refusal:
+        return _unkept(value, refusal.reason)
     except RecursionError:
-        return _unkept(value, _TOO_DEEP)
+        return _unkept(value, TOO_DEEP)
     except Exception as error:  # to look at an application's object is to run its code
         return _unkept(value, f"looking at it raised {type(error).__name__}")
     return kept
@@ -196,105 +192,67 @@ def _capped(text: str, max_bytes: int, secrets: Secrets) -> str:
 
 
 _TOO_LARGE = f"larger than {MAX_RESULT_BYTES:,} bytes as JSON"
-_TOO_DEEP = f"nested deeper than {MAX_RESULT_DEPTH} levels, or containing itself"
-
-
-class _CannotKeep(Exception):
-    """A result has no form in JSON; says why."""
 
 
 def _unkept(value: Any, reason: str) -> dict[str, str]:
     return {UNKEPT: _storable(f"{type(value).__name__}: {reason}")}
 
 
-def _duration(value: timedelta) -> str:
-    size = abs(value)
-    fraction = f".{size.microseconds:06}" if size.microseconds else ""
-    sign = "-" if value < timedelta(0) else ""
-    return f"{sign}P{size.days}DT{size.seconds}{fraction}S"
+class _Result(JsonCopy):
+    """A copy of a result, given up as soon as it is larger than a result may be.
 
+    Unlike an argument it has no annotation to be checked against, and nobody to convert it: it is
+    written by the types it has, and text that cannot be stored is mended.
+    """
 
-# A datetime is a date too, so it is asked for first.
-_SPELLED: tuple[tuple[type, Callable[[Any], str]], ...] = (
-    (datetime, datetime.isoformat),
-    (date, date.isoformat),
-    (time, time.isoformat),
-    (timedelta, _duration),
-    (UUID, UUID.__str__),
-    (Decimal, Decimal.__str__),
-    (bytes, lambda value: b64encode(value).decode("ascii")),
-)
-
-_ARRAYS: tuple[tuple[type, Callable[[Any], Iterator[Any]]], ...] = (
-    (list, list.__iter__),
-    (tuple, tuple.__iter__),
-    (set, set.__iter__),
-    (frozenset, frozenset.__iter__),
-)
-
-
-class _Copy:
-    """A copy of a result as JSON data, given up as soon as it is larger than a result may be."""
+    __slots__ = ("_room",)
 
     def __init__(self) -> None:
+        super().__init__()
         self._room = MAX_RESULT_BYTES
 
-    def of(self, value: Any, depth: int = 0) -> Any:
+    def of(self, value: Any) -> Any:
         self._take(1)
-        if depth > MAX_RESULT_DEPTH:
-            raise _CannotKeep(_TOO_DEEP)
+        return super().of(value)
+
+    def other(self, value: Any) -> Any:
+        kind = type(value)
         if isinstance(value, Enum):
-            return self.of(value.value, depth)
-        if value is None or isinstance(value, str | int | float):
-            return self._scalar(value)
-        for kind, write in _SPELLED:
-            if isinstance(value, kind):
-                return self._text(write(value))
-        return self._container(value, depth + 1)
+            return self.of(value.value)
+        if is_dataclass(kind):
+            return self.mapping({field.name: getattr(value, field.name) for field in fields(kind)})
+        if is_model(kind):
+            return self.of(value.model_dump(mode="json"))
+        raise Refusal(f"{kind.__name__} has no form in JSON")
 
-    def _scalar(self, value: Any) -> Any:
-        if value is None or isinstance(value, bool):
-            return value
-        if isinstance(value, str):
-            return self._text(str.__str__(value))
-        if isinstance(value, int):
-            return self._integer(int.__int__(value))
-        if not math.isfinite(value):
-            raise _CannotKeep(f"{float.__float__(value)} is not JSON")
-        # From 1e16 on jsonb writes a float without its point, as an int of other digits.
-        return int(value) if abs(value) >= 1e16 else float.__float__(value)
-
-    def _container(self, value: Any, depth: int) -> Any:
-        for kind, iterate in _ARRAYS:
-            if isinstance(value, kind):
-                return [self.of(each, depth) for each in iterate(value)]
-        if isinstance(value, dict):
-            return {self._key(key): self.of(each, depth) for key, each in dict.items(value)}
-        if is_dataclass(value) and not isinstance(value, type):
-            named = {field.name: getattr(value, field.name) for field in fields(value)}
-            return self.of(named, depth - 1)
-        model = getattr(sys.modules.get("pydantic"), "BaseModel", None)
-        if model is not None and isinstance(value, model):
-            return self.of(value.model_dump(mode="json"), depth - 1)
-        raise _CannotKeep(f"{type(value).__name__} has no form in JSON")
-
-    def _key(self, key: Any) -> str:
-        if not isinstance(key, str):
-            raise _CannotKeep(f"{type(key).__name__} as a key, and JSON keys are str")
-        return self._text(str.__str__(key))
-
-    def _text(self, value: str) -> str:
+    def text(self, value: str) -> str:
+        value = str.__str__(value)
         self._take(len(value))
         return _storable(value)
 
-    def _integer(self, value: int) -> int:
-        try:
-            self._take(len(str(value)))
-        except ValueError:
-            raise _CannotKeep("an int has too many digits") from None
-        return value
+    def integer(self, value: int) -> int:
+        whole = super().integer(value)
+        self._take(whole.bit_length() // 4)
+        return whole
 
     def _take(self, size: int) -> None:
         self._room -= size
         if self._room < 0:
-            raise _CannotKeep(_TOO_LARGE)
+            raise Refusal(_TOO_LARGE)
+
+
+def _spelled(write: Callable[[Any], str]) -> Callable[[_Result, Any], str]:
+    return lambda copy, value: copy.text(write(value))
+
+
+def _array(kind: Any) -> Callable[[_Result, Any], list[Any]]:
+    return lambda copy, value: copy.array(list(kind.__iter__(value)))
+
+
+_Result.writers = {
+    **JsonCopy.writers,
+    str: _Result.text,
+    int: _Result.integer,
+    **{kind: _spelled(write) for kind, write in SPELLED.items()},
+    **{kind: _array(kind) for kind in (tuple, set, frozenset)},
+}

@@ -8,8 +8,8 @@ of a datetime as its offset, and where no annotation asks for a float, one of 1e
 int it equals.  Of a key given twice, which only foreign SQL can write, the last counts.
 """
 
+from pgqueue.payload.json_copy import MAX_DEPTH
 from pgqueue.payload.payload import Payload, in_batch
-from pgqueue.payload.plain import MAX_DEPTH
 from pgqueue.payload.text import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 
 __all__ = ["LARGEST_TEXT", "MAX_DEPTH", "MAX_PAYLOAD_BYTES", "Payload", "in_batch"]

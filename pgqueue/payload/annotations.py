@@ -2,18 +2,16 @@
 
 import dataclasses
 import inspect
-import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any
 
-from pgqueue.payload.choices import Union, member_of, one_of
-from pgqueue.payload.codec import Codec
-from pgqueue.payload.containers import dict_of, list_of, set_of, tuple_of, tuple_with
-from pgqueue.payload.plain import ANY
-from pgqueue.payload.records import Fields, dataclass_of, pydantic_model_of, typed_dict_of
+from pgqueue.payload.choices import Union, literal_of, member_of
+from pgqueue.payload.codec import ANY, Codec
+from pgqueue.payload.json_copy import is_model
+from pgqueue.payload.records import array_of, dict_of, model_of, record_of, tuple_with
 from pgqueue.payload.refusals import CannotTravel
 from pgqueue.payload.scalars import SCALAR_CODECS
 
@@ -37,40 +35,36 @@ class Annotations:
             members = [self.codec_of(member) for member in typing.get_args(annotation)]
             return Union(members).codec()
         if origin is typing.Literal:
-            return one_of(typing.get_args(annotation))
+            return literal_of(typing.get_args(annotation))
         if (origin or annotation) in _CONTAINERS:
-            return self._container(annotation)
+            return self._container(origin or annotation, annotation)
         if type(annotation).__name__ == "TypeAliasType":
             return self._once(annotation, lambda alias: self.codec_of(alias.__value__))
         if isinstance(annotation, type) and origin is None:
             return SCALAR_CODECS.get(annotation) or self._once(annotation, self._class)
         raise _no_form(annotation)
 
-    def _container(self, annotation: Any) -> Codec:
-        kind = typing.get_origin(annotation) or annotation
-        items = typing.get_args(annotation)
-        if kind is tuple:
-            return self._tuple(annotation, items)
+    def _container(self, kind: Any, annotation: Any) -> Codec:
+        parts = typing.get_args(annotation)
         if kind is dict:
-            key, item = items or (str, Any)
+            key, item = parts or (str, Any)
             if _bare(key) is not str:
                 raise CannotTravel(f"is a dict with keys of {_name(key)}: JSON keys are str")
             return dict_of(self.codec_of(item))
-        item = self.codec_of(items[0] if items else Any)
-        return list_of(item) if kind is list else set_of(item, kind)
-
-    def _tuple(self, annotation: Any, items: tuple[Any, ...]) -> Codec:
-        if typing.get_origin(annotation) is None:
-            return tuple_of(ANY)
-        if len(items) == 2 and items[1] is Ellipsis:
-            return tuple_of(self.codec_of(items[0]))
-        return tuple_with([self.codec_of(item) for item in items])
+        if kind is not tuple or annotation is tuple or parts[1:] == (...,):
+            return array_of(kind, self.codec_of(parts[0] if parts else Any))
+        return tuple_with([self.codec_of(part) for part in parts])
 
     def _once(self, named: Any, build: Callable[[Any], Codec]) -> Codec:
         """Build the codec of a named type, which may contain values of the same type."""
         if named not in self._named:
             # Until it is built, the type finds in itself the promise of its codec.
-            self._named[named] = _promised(named, lambda: self._named[named])
+            self._named[named] = Codec(
+                f"a {named.__name__}",
+                encode=lambda value: self._named[named].encode(value),
+                decode=lambda value: self._named[named].decode(value),
+                is_unbounded=True,
+            )
             self._named[named] = build(named)
         return self._named[named]
 
@@ -87,28 +81,22 @@ class Annotations:
         # Not typing.is_typeddict: it does not know those of typing_extensions.
         if issubclass(kind, dict) and hasattr(kind, "__required_keys__"):
             return self._typed_dict(kind)
-        if _is_pydantic_model(kind):
-            return pydantic_model_of(kind)
+        if is_model(kind):
+            return model_of(kind)
         raise _no_form(kind)
 
     def _dataclass(self, kind: Any) -> Codec:
         taken = inspect.signature(kind).parameters
-        fields = [field for field in dataclasses.fields(kind) if field.init]
-        names = tuple(field.name for field in fields)
-        if set(names) != set(taken):
+        if {field.name for field in dataclasses.fields(kind) if field.init} != set(taken):
             raise CannotTravel(
                 f"is the dataclass {kind.__name__}, whose constructor takes other arguments "
                 "than its fields: use a plain dataclass"
             )
         hints = _hints(kind)
-        required = frozenset(
-            name for name in names if taken[name].default is inspect.Parameter.empty
-        )
-        codecs = {name: self._field(kind, name, hints[name]) for name in names}
-        return dataclass_of(kind, names, Fields(codecs, required=required))
+        required = {name for name, each in taken.items() if each.default is each.empty}
+        return self._record(kind, {name: hints[name] for name in taken}, required)
 
     def _typed_dict(self, kind: Any) -> Codec:
-        codecs = {name: self._field(kind, name, hint) for name, hint in _hints(kind).items()}
         required = set(kind.__required_keys__)
         # With `from __future__ import annotations` the class has not seen these markers.
         for name, hint in typing.get_type_hints(kind, include_extras=True).items():
@@ -116,13 +104,17 @@ class Annotations:
                 required.discard(name)
             if typing.get_origin(hint) is typing.Required:
                 required.add(name)
-        return typed_dict_of(kind, Fields(codecs, required=frozenset(required)))
+        return self._record(kind, _hints(kind), required)
 
-    def _field(self, kind: Any, name: str, annotation: Any) -> Codec:
-        try:
-            return self.codec_of(annotation)
-        except CannotTravel as error:
-            raise CannotTravel(f"has the field {kind.__name__}.{name}, which {error}") from error
+    def _record(self, kind: Any, hints: Mapping[str, Any], required: set[str]) -> Codec:
+        fields: dict[str, Codec] = {}
+        for name, hint in hints.items():
+            try:
+                fields[name] = self.codec_of(hint)
+            except CannotTravel as error:
+                what = f"has the field {kind.__name__}.{name}, which {error}"
+                raise CannotTravel(what) from error
+        return record_of(kind, fields, required)
 
 
 def _bare(annotation: Any) -> Any:
@@ -144,22 +136,6 @@ def _hints(kind: Any) -> dict[str, Any]:
             f"is {kind.__name__}, whose own annotations cannot be resolved ({error}): "
             "import their types at run time"
         ) from error
-
-
-def _promised(kind: Any, codec: Callable[[], Codec]) -> Codec:
-    return Codec(
-        expects=f"a {kind.__name__}",
-        encode=lambda value: codec().encode(value),
-        decode=lambda value: codec().decode(value),
-        is_unbounded=True,
-    )
-
-
-def _is_pydantic_model(kind: type) -> bool:
-    # A model can only exist where its application has imported pydantic.
-    pydantic = sys.modules.get("pydantic")
-    base = getattr(pydantic, "BaseModel", None)
-    return isinstance(base, type) and issubclass(kind, base)
 
 
 def _no_form(annotation: Any) -> CannotTravel:

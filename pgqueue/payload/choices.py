@@ -6,8 +6,8 @@ from types import NoneType
 from typing import Any
 
 from pgqueue.payload.codec import Codec, any_unbounded
-from pgqueue.payload.plain import SCALARS, exact_if_whole
-from pgqueue.payload.refusals import BadValue, CannotTravel, Refusal, WrongType, wrong_type
+from pgqueue.payload.json_copy import PLAIN_TYPES, exact_if_whole
+from pgqueue.payload.refusals import CannotTravel, Refusal, WrongType
 
 
 class Union:
@@ -18,92 +18,59 @@ class Union:
     """
 
     def __init__(self, members: Sequence[Codec]) -> None:
+        self.members = members
         self.expects = " or ".join(member.expects for member in members)
-        # A type of its own form goes first: to str, every text is a str.
-        self._readers = sorted(members, key=lambda member: bool(member.natives))
-        self._natives = frozenset[type]().union(*(member.natives for member in members))
+        self.natives = frozenset[type]().union(*(member.natives for member in members))
 
     def codec(self) -> Codec:
+        natives = self.natives - {float} if int in self.natives else self.natives
         # Only where every member is native does an exact type settle the matter.
-        natives = self._natives
-        if not all(reader.natives for reader in self._readers):
+        if not all(member.natives for member in self.members):
             natives &= {NoneType}
-        if int in natives:
-            natives -= {float}
-        return Codec(
-            self.expects,
-            self.encode,
-            self.decode,
-            natives=natives,
-            is_unbounded=any_unbounded(self._readers),
-        )
+        return Codec(self.expects, self.encode, self.decode, natives, any_unbounded(self.members))
 
     def encode(self, value: Any) -> Any:
-        for member in self._exact_first(type(value)):
+        for member in self._exact_first(value):
             try:
                 encoded = member.encode(value)
             except WrongType:
                 continue
-            self._check_return(value, member, encoded)
-            if type(encoded) is float and int in self._natives:
-                return exact_if_whole(encoded)
-            return encoded
-        raise wrong_type(self.expects, value)
+            reader, decoded = self._read(encoded)
+            if reader is not member and not (type(decoded) is type(value) and decoded == value):
+                raise Refusal(
+                    f"would come back as {reader.expects}: JSON writes both alike, "
+                    "so give the parameter one type"
+                )
+            is_number = type(encoded) is float and int in self.natives
+            return exact_if_whole(encoded) if is_number else encoded
+        raise WrongType(self.expects, value)
 
     def decode(self, value: Any) -> Any:
         return self._read(value)[1]
 
-    def _exact_first(self, kind: type) -> list[Codec]:
-        return sorted(self._readers, key=lambda member: kind not in member.natives)
+    def _exact_first(self, value: Any) -> list[Codec]:
+        return sorted(self.members, key=lambda member: type(value) not in member.natives)
 
     def _read(self, value: Any) -> tuple[Codec, Any]:
-        typed = [reader for reader in self._readers if not reader.natives]
-        native = [reader for reader in self._exact_first(type(value)) if reader.natives]
-        for reader in [*typed, *native]:
+        # A type of its own form goes first: to str, every text is a str.
+        for member in sorted(self._exact_first(value), key=lambda member: bool(member.natives)):
             try:
-                return reader, reader.decode(value)
+                return member, member.decode(value)
             except Refusal:
                 continue
-        raise wrong_type(self.expects, value)
-
-    def _check_return(self, value: Any, member: Codec, encoded: Any) -> None:
-        reader, decoded = self._read(encoded)
-        if reader is member or (type(decoded) is type(value) and decoded == value):
-            return
-        raise BadValue(
-            f"would come back as {reader.expects}: JSON writes both alike, "
-            "so give the parameter one type"
-        )
+        raise WrongType(self.expects, value)
 
 
-def one_of(values: Sequence[Any]) -> Codec:
-    """A literal: one of a few spelled-out values."""
-    written = {}
-    for value in values:
-        if isinstance(value, Enum):
-            written[_key(value)] = value.value
-        elif type(value) in SCALARS:
-            written[_key(value)] = value
-        else:
-            raise CannotTravel("has a bytes literal: use str, int, bool, None or enum literals")
-    read = {_key(plain): key[1] for key, plain in written.items()}
+def literal_of(literals: Sequence[Any]) -> Codec:
+    """A literal: one of a few spelled-out values, which are told apart with their types."""
+    plain = [each.value if isinstance(each, Enum) else each for each in literals]
+    if not PLAIN_TYPES.issuperset(map(type, plain)):
+        raise CannotTravel("has a bytes literal: use str, int, bool, None or enum literals")
+    written = {(type(each), each): value for each, value in zip(literals, plain, strict=True)}
+    read = {(type(value), value): each for each, value in zip(literals, plain, strict=True)}
     if len(read) < len(written):
         raise CannotTravel("has two literals that JSON writes alike: keep one of them")
-    expects = "one of " + ", ".join(str(plain) for plain in written.values())
-
-    def encode(value: Any) -> Any:
-        try:
-            return written[_key(value)]
-        except (KeyError, TypeError):
-            raise WrongType(f"must be {expects}") from None
-
-    def decode(value: Any) -> Any:
-        try:
-            return read[_key(value)]
-        except (KeyError, TypeError):
-            raise BadValue(f"must be {expects}") from None
-
-    return Codec(expects, encode, decode)
+    return _by_table("one of " + ", ".join(map(str, plain)), written, read)
 
 
 def member_of(kind: type[Enum]) -> Codec:
@@ -113,42 +80,42 @@ def member_of(kind: type[Enum]) -> Codec:
         raise CannotTravel(f"is {kind.__name__}, an enum without members: annotate the one you use")
     for member in kind:
         _check_member(member)
-    by_value = {(type(member.value) is bool, member.value): member for member in kind}
+    members = {(type(member.value) is bool, member.value): member for member in kind}
 
     def encode(value: Any) -> Any:
         if not isinstance(value, kind):
-            raise wrong_type(expects, value)
+            raise WrongType(expects, value)
         return value.value
 
     def decode(value: Any) -> Any:
-        if type(value) not in SCALARS:
-            raise wrong_type(f"the value of {expects}", value)
-        if issubclass(kind, Flag) and type(value) is int:
-            return _flag(kind, value)
+        if type(value) not in PLAIN_TYPES:
+            raise WrongType(f"the value of {expects}", value)
         try:
-            return by_value[type(value) is bool, value]
-        except KeyError:
-            raise BadValue(f"holds a value that no {kind.__name__} has") from None
+            if issubclass(kind, Flag) and type(value) is int:
+                return kind(value)
+            return members[type(value) is bool, value]
+        except (KeyError, ValueError):
+            raise Refusal(f"holds a value that no {kind.__name__} has") from None
 
     return Codec(expects, encode, decode)
 
 
+def _by_table(expects: str, written: dict[Any, Any], read: dict[Any, Any]) -> Codec:
+    def found_in(table: dict[Any, Any], value: Any) -> Any:
+        try:
+            return table[type(value), value]
+        except (KeyError, TypeError):
+            raise WrongType(expects, value, f"must be {expects}") from None
+
+    return Codec(
+        expects, lambda value: found_in(written, value), lambda value: found_in(read, value)
+    )
+
+
 def _check_member(member: Enum) -> None:
     value = member.value
-    if type(value) not in SCALARS or (type(value) is float and not abs(value) < 1e16):
+    if type(value) not in PLAIN_TYPES or (type(value) is float and not abs(value) < 1e16):
         raise CannotTravel(
             f"is an enum whose member {member.name} has a value JSON cannot keep: "
             "give its members str or int values"
         )
-
-
-def _flag(kind: type[Flag], value: int) -> Flag:
-    try:
-        return kind(value)
-    except ValueError:
-        raise BadValue(f"holds a value that no {kind.__name__} has") from None
-
-
-def _key(value: Any) -> tuple[type, Any]:
-    # With the type, since 1 == True == 1.0 in a dict.
-    return type(value), value

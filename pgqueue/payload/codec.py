@@ -1,24 +1,24 @@
-"""How one annotation travels."""
+"""How the values of one annotation travel."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pgqueue.payload.refusals import Refusal, key_step
+from pgqueue.payload.json_copy import PLAIN, PLAIN_TYPES, JsonCopy
+from pgqueue.payload.refusals import Refusal
+
+Convert = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A pair of functions between a Python value and plain JSON data.
-
-    Both raise :class:`~pgqueue.payload.refusals.Refusal` for what they cannot take.
-    """
+    """Two functions between a Python value and JSON data; both raise Refusal."""
 
     expects: str
     """What to pass, in words that follow "must be"."""
 
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
+    encode: Convert
+    decode: Convert
 
     natives: frozenset[type] = frozenset()
     """Values of exactly these types travel unchanged, both ways, without a call."""
@@ -27,35 +27,30 @@ class Codec:
     """The annotation does not say how deep a value may nest."""
 
 
-def convert_each(
-    convert: Callable[[Any], Any], values: list[Any], natives: frozenset[type]
-) -> list[Any]:
-    """Convert the items of a list; a refusal learns the index of its item."""
-    if natives.issuperset(map(type, values)):
-        return values.copy()
+def each_of(convert: Convert, values: Iterable[Any]) -> list[Any]:
+    """Convert the items of an array; a refusal learns the index of its item.
+
+    Not by ``map``: a StopIteration of the application's code would end it without a word.
+    """
     converted: list[Any] = []
     try:
         for value in values:
             converted.append(convert(value))
     except Refusal as refusal:
-        refusal.found_under(f"[{len(converted)}]")
+        refusal.steps.insert(0, len(converted))
         raise
     return converted
 
 
-def convert_values(
-    convert: Callable[[Any], Any], values: Mapping[str, Any], natives: frozenset[type]
-) -> dict[str, Any]:
-    """Convert the values of a mapping; a refusal learns the key of its value."""
-    if natives.issuperset(map(type, values.values())):
-        return dict(values)
+def each_named(converts: Mapping[str, Convert], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the values of an object; a refusal learns the key of its value."""
     converted: dict[str, Any] = {}
-    key = ""
+    name = ""
     try:
-        for key, value in values.items():
-            converted[key] = convert(value)
+        for name, value in values.items():
+            converted[name] = converts[name](value)
     except Refusal as refusal:
-        refusal.found_under(key_step(key))
+        refusal.steps.insert(0, name)
         raise
     return converted
 
@@ -63,3 +58,11 @@ def convert_values(
 def any_unbounded(codecs: Iterable[Codec]) -> bool:
     """One part of unknown depth makes the whole of unknown depth."""
     return any(codec.is_unbounded for codec in codecs)
+
+
+_UNCHANGED = PLAIN_TYPES - {float}
+
+ANY = Codec(
+    PLAIN, lambda value: JsonCopy(_UNCHANGED).of(value), lambda value: value, _UNCHANGED, True
+)
+"""What a parameter without annotation, or with ``Any``, takes."""

@@ -1,19 +1,18 @@
 """The arguments of one task: checked at the call, written as JSON, read back as they were."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pgqueue.errors import ArgumentsError, PayloadError, TaskDefinitionError
 from pgqueue.payload import text as json_text
 from pgqueue.payload.annotations import Annotations
 from pgqueue.payload.codec import Codec
-from pgqueue.payload.plain import TOO_DEEP, nests_too_deep
-from pgqueue.payload.refusals import BadValue, CannotTravel, Refusal, WrongType
+from pgqueue.payload.json_copy import TOO_DEEP, JsonCopy, nests_too_deep
+from pgqueue.payload.refusals import CannotTravel, Refusal, WrongType
 from pgqueue.payload.signature import Signature
 from pgqueue.payload.text import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 
-_SLICE = 500
-"""How many calls of a large batch are measured together."""
+T = TypeVar("T")
 
 
 class Payload:
@@ -23,11 +22,12 @@ class Payload:
     types, ``dumps`` checks what text can hold: store nothing that has not been through both.
     """
 
-    def __init__(self, task_name: str, signature: Signature, codecs: Mapping[str, Codec]) -> None:
+    def __init__(self, task_name: str, signature: Signature, codecs: dict[str, Codec]) -> None:
         self.task_name = task_name
-        self.names = tuple(codecs)
+        self.names = signature.names
+        self.bind = signature.bind
         self._signature = signature
-        self._codecs = dict(codecs)
+        self._codecs = codecs
         self._natives = {name: codec.natives for name, codec in codecs.items()}
 
     @classmethod
@@ -47,14 +47,9 @@ class Payload:
             try:
                 codecs[name] = annotations.codec_of(hints.get(name, Any))
             except CannotTravel as error:
-                raise TaskDefinitionError(
-                    f"task {task_name}: parameter {name!r} {error}"
-                ) from error
+                what = f"task {task_name}: parameter {name!r} {error}"
+                raise TaskDefinitionError(what) from error
         return cls(task_name, signature, codecs)
-
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Name the given arguments, as a call would; defaults are not added."""
-        return self._signature.bind(args, kwargs)
 
     def with_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Add the defaults of the parameters that were not given."""
@@ -70,13 +65,7 @@ class Payload:
 
     def encode_many(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Encode many calls; an error names the index of the bad one."""
-        encoded: list[dict[str, Any]] = []
-        try:
-            for values in rows:
-                encoded.append(self.encode(values))
-        except (ArgumentsError, PayloadError) as error:
-            raise type(error)(in_batch(error, len(encoded))) from error
-        return encoded
+        return _of_batch(self.encode, rows)
 
     def dumps(self, encoded: dict[str, Any], *, max_bytes: int = MAX_PAYLOAD_BYTES) -> str:
         """Write encoded arguments as strict JSON text, no larger than a job may be."""
@@ -84,9 +73,11 @@ class Payload:
             text = json_text.write(encoded)
             size = json_text.size_of(text)
         except (ValueError, TypeError, RecursionError) as error:
-            raise self._unstorable(encoded) from error
-        if json_text.may_hold_nul(text) and json_text.first_fault(encoded):
-            raise self._unstorable(encoded)
+            self._find_fault(encoded)
+            what = f"task {self.task_name}: the arguments cannot be written as JSON"
+            raise PayloadError(what) from error
+        if "\\u0000" in text:  # a backslash in a text may look like a NUL
+            self._find_fault(encoded)
         if size > max_bytes:
             raise self._too_large(encoded, size, max_bytes)
         return text
@@ -99,14 +90,14 @@ class Payload:
         first_index: int = 0,
     ) -> str:
         """Write many as the text of one JSON array; an error names the index of the bad one."""
-        text = self._sound_text(encoded, max_bytes)
-        if text is not None:
-            return text
-        for start in range(0, len(encoded), _SLICE):
-            some = encoded[start : start + _SLICE]
-            if self._sound_text(some, max_bytes) is None:
-                self._check_each(some, max_bytes=max_bytes, first_index=first_index + start)
-        return json_text.write(encoded)
+        try:
+            text = json_text.write(encoded)
+            if json_text.size_of(text) <= max_bytes and "\\u0000" not in text:
+                return text
+        except (ValueError, TypeError, RecursionError):
+            pass  # the bad one is found below
+        texts = _of_batch(lambda each: self.dumps(each, max_bytes=max_bytes), encoded, first_index)
+        return f"[{','.join(texts)}]"
 
     def dumps_chunks(
         self, encoded: Sequence[dict[str, Any]], *, rows: int, max_bytes: int = MAX_PAYLOAD_BYTES
@@ -126,9 +117,7 @@ class Payload:
     def loads(self, text: str) -> dict[str, Any]:
         """Read stored text back into keyword arguments of the declared types."""
         try:
-            values, end = json_text.read_start(text)
-            if end != len(text):
-                values = json_text.read(text)
+            values = json_text.read(text)
         except (ValueError, TypeError, RecursionError) as error:
             raise self._damaged(f"are not JSON that can be read ({error})") from error
         return self.decode(values)
@@ -145,23 +134,37 @@ class Payload:
                 return {each: self._decode_one(each, value) for each, value in values.items()}
         return values
 
-    def _sound_text(self, encoded: Sequence[dict[str, Any]], max_bytes: int) -> str | None:
-        """Write many at once, if the text shows without a closer look that each is sound."""
+    def _encode_one(self, name: str, value: Any) -> Any:
+        codec = self._codecs[name]
         try:
-            text = json_text.write(encoded)
-            is_small = json_text.size_of(text) <= max_bytes
-        except (ValueError, TypeError, RecursionError):
-            return None
-        return text if is_small and not json_text.may_hold_nul(text) else None
+            encoded = codec.encode(value)
+            if codec.is_unbounded and nests_too_deep(encoded):
+                raise Refusal(TOO_DEEP)
+        except Refusal as refusal:
+            kind = ArgumentsError if isinstance(refusal, WrongType) else PayloadError
+            raise kind(self._said(name, refusal)) from refusal.__cause__
+        except RecursionError:
+            raise PayloadError(self._said(name, Refusal(TOO_DEEP))) from None
+        except Exception as error:  # to look at an application's object is to run its code
+            reason = f"cannot be read: looking at it raised {type(error).__name__}"
+            raise PayloadError(self._said(name, Refusal(reason))) from error
+        return encoded
 
-    def _check_each(
-        self, encoded: Sequence[dict[str, Any]], *, max_bytes: int, first_index: int
-    ) -> None:
-        for index, each in enumerate(encoded, start=first_index):
-            try:
-                self.dumps(each, max_bytes=max_bytes)
-            except PayloadError as error:
-                raise PayloadError(in_batch(error, index)) from error
+    def _decode_one(self, name: str, value: Any) -> Any:
+        codec = self._codecs[name]
+        try:
+            if codec.is_unbounded and nests_too_deep(value):
+                raise Refusal(TOO_DEEP)
+            return codec.decode(value)
+        except Refusal as refusal:
+            said = self._said(name, refusal, noun="stored argument")
+            raise PayloadError(said) from refusal.__cause__
+        except RecursionError:
+            said = self._said(name, Refusal(TOO_DEEP), noun="stored argument")
+            raise PayloadError(said) from None
+        except Exception as error:  # a validator is the application's code
+            reason = Refusal(f"cannot be built: its type raised {type(error).__name__}")
+            raise PayloadError(self._said(name, reason, noun="stored argument")) from error
 
     def _check_names(self, values: dict[str, Any]) -> None:
         for name in sorted(values.keys() - self._codecs.keys()):
@@ -175,39 +178,12 @@ class Payload:
                 "give it a default"
             )
 
-    def _encode_one(self, name: str, value: Any) -> Any:
-        codec = self._codecs[name]
-        try:
-            encoded = codec.encode(value)
-            if codec.is_unbounded and nests_too_deep(encoded):
-                raise BadValue(TOO_DEEP)
-        except WrongType as refusal:
-            raise ArgumentsError(self._said(name, refusal)) from refusal.__cause__
-        except Refusal as refusal:
-            raise PayloadError(self._said(name, refusal)) from refusal.__cause__
-        except RecursionError:
-            raise PayloadError(self._said(name, BadValue(TOO_DEEP))) from None
-        except Exception as error:  # to look at an application's object is to run its code
-            reason = BadValue(f"cannot be read: looking at it raised {type(error).__name__}")
-            raise PayloadError(self._said(name, reason)) from error
-        return encoded
-
-    def _decode_one(self, name: str, value: Any) -> Any:
-        codec = self._codecs[name]
-        try:
-            if codec.is_unbounded and nests_too_deep(value):
-                raise BadValue(TOO_DEEP)
-            return codec.decode(value)
-        except Refusal as refusal:
-            raise PayloadError(
-                self._said(name, refusal, noun="stored argument")
-            ) from refusal.__cause__
-        except RecursionError:
-            reason = BadValue(TOO_DEEP)
-            raise PayloadError(self._said(name, reason, noun="stored argument")) from None
-        except Exception as error:  # a validator or a constructor is the application's code
-            reason = BadValue(f"cannot be built: its type raised {type(error).__name__}")
-            raise PayloadError(self._said(name, reason, noun="stored argument")) from error
+    def _find_fault(self, encoded: dict[str, Any]) -> None:
+        for name, value in encoded.items():
+            try:
+                JsonCopy().of(value)
+            except Refusal as refusal:
+                raise PayloadError(self._said(name, refusal)) from None
 
     # An error's cause is that of the refusal: what a constructor of the application raised, if any.
     def _said(self, name: str, refusal: Refusal, *, noun: str = "argument") -> str:
@@ -215,10 +191,6 @@ class Payload:
 
     def _damaged(self, what: str) -> PayloadError:
         return PayloadError(f"task {self.task_name}: the stored arguments {what}")
-
-    def _unstorable(self, encoded: Any) -> PayloadError:
-        path, reason = json_text.first_fault(encoded) or ("", "cannot be written as JSON")
-        return PayloadError(f"task {self.task_name}: argument {path.lstrip('.')} {reason}")
 
     def _too_large(self, encoded: dict[str, Any], size: int, max_bytes: int) -> PayloadError:
         sizes = {name: len(json_text.write(value)) for name, value in encoded.items()}
@@ -233,3 +205,13 @@ class Payload:
 def in_batch(error: Exception, index: int) -> str:
     """The words of an error, and which call of a batch it is about."""
     return f"{error} (call {index} of the batch, counted from 0)"
+
+
+def _of_batch(do: Callable[[Any], T], calls: Iterable[Any], first_index: int = 0) -> list[T]:
+    done: list[T] = []
+    try:
+        for call in calls:
+            done.append(do(call))
+    except (ArgumentsError, PayloadError) as error:
+        raise type(error)(in_batch(error, first_index + len(done))) from error
+    return done

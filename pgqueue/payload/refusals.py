@@ -1,4 +1,4 @@
-"""Why a value or an annotation cannot travel as JSON."""
+"""Why a value or an annotation has no form in JSON, and where in the argument the value stands."""
 
 from typing import Any
 
@@ -8,41 +8,29 @@ class CannotTravel(Exception):
 
 
 class Refusal(Exception):
-    """A value cannot travel; says why, and where inside the argument it sits.
-
-    The path is built on the way out, so that a value that is accepted pays nothing for it.
-    """
+    """A value cannot be stored or read; the path is built while the exception passes."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.path = ""
+        self.steps: list[str | int] = []
 
-    def found_under(self, step: str) -> None:
-        self.path = step + self.path
+    @property
+    def path(self) -> str:
+        """Write the path as Python would: ``.lines[1]['unit price']``."""
+        return "".join(
+            f".{step[:60]}" if isinstance(step, str) and step.isidentifier() else f"[{step!a:.62}]"
+            for step in self.steps
+        )
 
 
 class WrongType(Refusal):
-    """The value is not of the type the parameter declares."""
+    """The value is not of the declared type.  Names types, never the value: it may be secret."""
 
-
-class BadValue(Refusal):
-    """The value has the right type, but JSON or PostgreSQL cannot keep it."""
-
-
-def wrong_type(expects: str, value: Any) -> WrongType:
-    """Name the two types, never the value: it may be a secret, or unable to print itself."""
-    return WrongType(f"must be {expects}, not {type(value).__name__}: {_remedy_for(value)}")
-
-
-def key_step(key: str) -> str:
-    """Write one key of a path as Python would: ``.price``, or ``['unit price']``."""
-    if key.isidentifier():
-        return f".{key[:60]}"
-    return f"[{key[:60]!a}]"
-
-
-def _remedy_for(value: Any) -> str:
-    if hasattr(type(value), "__mapper__"):
-        return "an ORM object belongs to its session; pass its primary key, load it in the task"
-    return "convert the value, or annotate the parameter with the type it has"
+    def __init__(self, expects: str, value: Any, reason: str = "") -> None:
+        remedy = "convert the value, or annotate the parameter with the type it has"
+        if hasattr(type(value), "__mapper__"):
+            remedy = (
+                "an ORM object belongs to its session; pass its primary key, load it in the task"
+            )
+        super().__init__(reason or f"must be {expects}, not {type(value).__name__}: {remedy}")

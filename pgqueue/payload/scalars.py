@@ -1,6 +1,5 @@
 """Single values: those JSON has, and those it must spell."""
 
-import binascii
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable
@@ -11,111 +10,14 @@ from typing import Any
 from uuid import UUID
 
 from pgqueue.payload.codec import Codec
-from pgqueue.payload.refusals import BadValue, wrong_type
+from pgqueue.payload.refusals import Refusal, WrongType
 
 _DURATION = re.compile(
-    r"(?P<minus>-?)P(?:(?P<days>\d+)D)?"
-    r"(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?"
-    r"(?:(?P<seconds>\d+)(?:\.(?P<fraction>\d{1,6}))?S)?)?",
-    re.ASCII,
+    r"(-?)P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d{1,6}))?S)?)?(?<![PT])", re.ASCII
 )
 
 
-def _native(kind: type, expects: str, reduce: Callable[[Any], Any]) -> Codec:
-    """A type JSON has; a value of a subclass becomes its base value."""
-
-    def encode(value: Any) -> Any:
-        # bool is a subclass of int, and an id that is True is a mistake, not a number.
-        if isinstance(value, kind) and not isinstance(value, bool):
-            return reduce(value)
-        if isinstance(value, bool) and kind is bool:
-            return value
-        raise wrong_type(expects, value)
-
-    def decode(value: Any) -> Any:
-        if type(value) is kind:
-            return value
-        raise wrong_type(expects, value)
-
-    return Codec(expects, encode, decode, natives=frozenset({kind}))
-
-
-def _encode_float(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong_type("a float", value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    try:
-        exact = int(float(value)) == value
-    except OverflowError:
-        exact = False
-    if not exact:
-        raise BadValue("is an int that no float holds exactly: annotate the parameter as int")
-    return float(value)
-
-
-def _decode_float(value: Any) -> float:
-    # PostgreSQL writes 1e16 as 10000000000000000, so a float may come back without its point.
-    if type(value) is float:
-        return value
-    if type(value) is not int:
-        raise wrong_type("a float", value)
-    try:
-        return float(value)
-    except OverflowError:
-        raise BadValue("is a number too large for a float") from None
-
-
-def _spelled(
-    kind: type, expects: str, write: Callable[[Any], str], read: Callable[[str], Any]
-) -> Codec:
-    """A type JSON has no word for, written as text."""
-
-    def encode(value: Any) -> str:
-        if not isinstance(value, kind):
-            raise wrong_type(expects, value)
-        return write(value)
-
-    def decode(value: Any) -> Any:
-        if type(value) is not str:
-            raise wrong_type(f"{expects}, written as text", value)
-        try:
-            return read(value)
-        except (ValueError, ArithmeticError):
-            raise BadValue(f"holds text that is not {expects}") from None
-
-    return Codec(expects, encode, decode)
-
-
-def _write_datetime(value: datetime) -> str:
-    if value.utcoffset() is None:
-        raise BadValue(
-            "is a naive datetime, which means another instant on every machine: "
-            "give it a time zone, for example datetime.now(UTC)"
-        )
-    return datetime.isoformat(value)
-
-
-def _read_datetime(text: str) -> datetime:
-    value = datetime.fromisoformat(text)
-    if value.utcoffset() is None:
-        raise ValueError("no time zone")
-    return value
-
-
-def _write_date(value: date) -> str:
-    if isinstance(value, datetime):
-        raise wrong_type("a date", value)
-    return date.isoformat(value)
-
-
-def _write_time(value: time) -> str:
-    if value.tzinfo is not None and value.utcoffset() is None:
-        raise BadValue("is a time in a zone whose offset depends on the day: pass a datetime")
-    return time.isoformat(value)
-
-
-def write_duration(value: timedelta) -> str:
+def _write_duration(value: timedelta) -> str:
     """Write a duration as ISO 8601 does: ``P1DT2.5S`` is a day and two and a half seconds."""
     size = abs(value)
     fraction = f".{size.microseconds:06}" if size.microseconds else ""
@@ -123,44 +25,120 @@ def write_duration(value: timedelta) -> str:
     return f"{sign}P{size.days}DT{size.seconds}{fraction}S"
 
 
-def read_duration(text: str) -> timedelta:
-    """Read an ISO 8601 duration of days, hours, minutes and seconds."""
+def _read_duration(text: str) -> timedelta:
     match = _DURATION.fullmatch(text)
-    if match is None or text.endswith(("P", "T")):
+    if match is None:
         raise ValueError("not an ISO 8601 duration")
-    part = match.groupdict(default="")
+    minus, days, hours, minutes, seconds, fraction = match.groups(default="")
     size = timedelta(
-        days=int(part["days"] or 0),
-        hours=int(part["hours"] or 0),
-        minutes=int(part["minutes"] or 0),
-        seconds=int(part["seconds"] or 0),
-        microseconds=int(part["fraction"].ljust(6, "0")),
+        days=int(days or 0),
+        hours=int(hours or 0),
+        minutes=int(minutes or 0),
+        seconds=int(seconds or 0),
+        microseconds=int(fraction.ljust(6, "0")),
     )
-    return -size if part["minus"] else size
+    return -size if minus else size
 
 
-def _write_decimal(value: Decimal) -> str:
+# A datetime is a date too, so it comes first.
+SPELLED: dict[type, Callable[[Any], str]] = {
+    datetime: datetime.isoformat,
+    date: date.isoformat,
+    time: time.isoformat,
+    timedelta: _write_duration,
+    UUID: UUID.__str__,
+    Decimal: Decimal.__str__,
+    bytes: lambda value: b64encode(value).decode("ascii"),
+}
+"""How types that JSON has no word for are written, as arguments and as results."""
+
+
+def _native(kind: type, expects: str, reduce: Callable[[Any], Any]) -> Codec:
+    """A type JSON has; a value of a subclass becomes its base value."""
+
+    def encode(value: Any) -> Any:
+        # bool is a subclass of int, and an id that is True is a mistake, not a number.
+        if not isinstance(value, kind) or (type(value) is bool and kind is not bool):
+            raise WrongType(expects, value)
+        return reduce(value)
+
+    def decode(value: Any) -> Any:
+        if type(value) is not kind:
+            raise WrongType(expects, value)
+        return value
+
+    return Codec(expects, encode, decode, natives=frozenset({kind}))
+
+
+def _spelled(
+    kind: type,
+    expects: str,
+    read: Callable[[str], Any],
+    check: Callable[[Any], object] = lambda value: None,
+) -> Codec:
+    """A type written as text; ``check`` refuses the values that no argument may have."""
+    write = SPELLED[kind]
+
+    def encode(value: Any) -> str:
+        if not isinstance(value, kind):
+            raise WrongType(expects, value)
+        check(value)
+        return write(value)
+
+    def decode(value: Any) -> Any:
+        if type(value) is not str:
+            raise WrongType(f"{expects}, written as text", value)
+        try:
+            read_value = read(value)
+        except (ValueError, ArithmeticError):
+            raise Refusal(f"holds text that is not {expects}") from None
+        check(read_value)
+        return read_value
+
+    return Codec(expects, encode, decode)
+
+
+def _check_datetime(value: datetime) -> None:
+    if value.utcoffset() is None:
+        raise Refusal(
+            "is a naive datetime, which means another instant on every machine: "
+            "give it a time zone, for example datetime.now(UTC)"
+        )
+
+
+def _check_date(value: date) -> None:
+    if isinstance(value, datetime):
+        raise WrongType("a date", value)
+
+
+def _check_time(value: time) -> None:
+    if value.tzinfo is not None and value.utcoffset() is None:
+        raise Refusal("is a time in a zone whose offset depends on the day: pass a datetime")
+
+
+def _check_decimal(value: Decimal) -> None:
     if not value.is_finite():
-        raise BadValue("is not a finite Decimal: pass None, or a number")
-    return Decimal.__str__(value)
+        raise Refusal("is not a finite Decimal: pass None, or a number")
 
 
-def _read_decimal(text: str) -> Decimal:
-    value = Decimal(text)
-    if not value.is_finite():
-        raise ValueError("not finite")
-    return value
+def _encode_float(value: Any) -> float:
+    if type(value) is bool or not isinstance(value, int | float):
+        raise WrongType("a float", value)
+    if isinstance(value, int) and _decode_float(int.__int__(value)) != value:
+        raise Refusal("is an int that no float holds exactly: annotate the parameter as int")
+    return float.__float__(value) if isinstance(value, float) else float(value)
 
 
-def _write_bytes(value: bytes) -> str:
-    return b64encode(value).decode("ascii")
-
-
-def _read_bytes(text: str) -> bytes:
+def _decode_float(value: Any) -> float:
+    # PostgreSQL writes 1e16 as 10000000000000000, so a float may come back without its point.
+    if type(value) is float:
+        return value
+    if type(value) is not int:
+        raise WrongType("a float", value)
     try:
-        return b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError("not base64") from error
+        return float(value)
+    except OverflowError:
+        raise Refusal("is too large for a float: annotate the parameter as int") from None
 
 
 SCALAR_CODECS: dict[Any, Codec] = {
@@ -169,11 +147,13 @@ SCALAR_CODECS: dict[Any, Codec] = {
     bool: _native(bool, "a bool", bool),
     float: Codec("a float", _encode_float, _decode_float, natives=frozenset({float})),
     NoneType: _native(NoneType, "None", lambda value: value),
-    UUID: _spelled(UUID, "a UUID", UUID.__str__, UUID),
-    datetime: _spelled(datetime, "a datetime with a time zone", _write_datetime, _read_datetime),
-    date: _spelled(date, "a date", _write_date, date.fromisoformat),
-    time: _spelled(time, "a time", _write_time, time.fromisoformat),
-    timedelta: _spelled(timedelta, "a timedelta", write_duration, read_duration),
-    Decimal: _spelled(Decimal, "a finite Decimal", _write_decimal, _read_decimal),
-    bytes: _spelled(bytes, "bytes", _write_bytes, _read_bytes),
+    UUID: _spelled(UUID, "a UUID", UUID),
+    datetime: _spelled(
+        datetime, "a datetime with a time zone", datetime.fromisoformat, _check_datetime
+    ),
+    date: _spelled(date, "a date", date.fromisoformat, _check_date),
+    time: _spelled(time, "a time", time.fromisoformat, _check_time),
+    timedelta: _spelled(timedelta, "a timedelta", _read_duration),
+    Decimal: _spelled(Decimal, "a finite Decimal", Decimal, _check_decimal),
+    bytes: _spelled(bytes, "bytes", lambda text: b64decode(text, validate=True)),
 }

@@ -258,6 +258,21 @@ def test_an_attribute_that_raises_is_a_refusal_not_a_foreign_error() -> None:
         written(payload_for(Line), line)
 
 
+@dataclass
+class Ended:
+    price: float
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "price":
+            raise StopIteration
+        return super().__getattribute__(name)
+
+
+def test_an_item_that_raises_stop_iteration_does_not_end_its_list() -> None:
+    with pytest.raises(PayloadError, match="looking at it raised StopIteration"):
+        written(payload_for(list[Ended]), [Ended(1.0), Ended(2.0)])
+
+
 def test_a_value_that_lies_about_its_class_is_refused() -> None:
     with pytest.raises(PayloadError, match="looking at it raised TypeError"):
         written(payload_for(str), Pretender())
