@@ -88,7 +88,7 @@ def main(
 def show_list() -> None:
     """Name the scenarios, what each does, and the bugs that it has to catch."""
     for one in load().values():
-        bugs = ", ".join(one.planted)
+        bugs = ", ".join(one.mutated)
         click.echo(f"{one.name}\n    {one.title}\n    {one.promises}; catches {bugs}")
 
 
@@ -101,12 +101,12 @@ def show_list() -> None:
 @click.option("--plant", help="Run it with this bug of its own in the product.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the verdict there, as JSON.")
 def play_one(
-    name: str, seed: int, size: str | None, url: str | None, plant: str | None, out: Path | None
+    name: str, seed: int, size: str | None, url: str | None, mutation: str | None, out: Path | None
 ) -> None:
     """Run one scenario in this process, and print why it broke."""
     one = load()[name]
     with _folder() as folder:
-        verdict = play(one, one.size(size or FULL), folder, seed=seed, url=url, plant=plant)
+        verdict = play(one, one.size(size or FULL), folder, seed=seed, url=url, mutation=mutation)
     if out is not None:
         out.write_text(json.dumps(asdict(verdict)))
     elif verdict.broken is None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from sqlalchemy.exc import DBAPIError
 
-from chaos.stage import Stage
+from chaos.environment import Environment
 from pgqueue import Task
 
 EVERY = 0.02
@@ -21,8 +21,10 @@ class Enqueuer:
     What COMMIT has acknowledged goes into the ledger; whatever failed may exist or not.
     """
 
-    def __init__(self, stage: Stage, tasks: Sequence[Task[..., Any]], *, every: float = EVERY):
-        self._stage = stage
+    def __init__(
+        self, environment: Environment, tasks: Sequence[Task[..., Any]], *, every: float = EVERY
+    ):
+        self._environment = environment
         self._tasks = [task.options(max_attempts=1000) for task in tasks]
         self._every = every
         self._stopping = threading.Event()
@@ -46,14 +48,14 @@ class Enqueuer:
     def until_acknowledged(self) -> None:
         """Return in the moment in which a COMMIT has been acknowledged."""
         self._acknowledged.clear()
-        self._stage.until(self._acknowledged.is_set, what="an enqueue is acknowledged")
+        self._environment.until(self._acknowledged.is_set, what="an enqueue is acknowledged")
 
     def _work(self) -> None:
         number = 0
         while not self._stopping.wait(self._every):
             number += 1
             try:
-                self._stage.enqueue(self._tasks[number % len(self._tasks)], [()])
+                self._environment.enqueue(self._tasks[number % len(self._tasks)], [()])
             except DBAPIError:
                 self.refused += 1
                 continue

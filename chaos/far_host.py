@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from chaos.environment import Environment
 from chaos.running import SETTINGS
-from chaos.stage import Stage
 from pgqueue.embedded import EmbeddedPostgres
 
 
@@ -56,10 +56,10 @@ class FarHost:
 
 
 @contextmanager
-def reachable(stage: Stage, host: FarHost) -> Iterator[str]:
+def reachable(environment: Environment, host: FarHost) -> Iterator[str]:
     """Have the stage's own server listen to this host too; its URL from there."""
-    stage.server.stop()
-    directory = stage.server.directory
+    environment.server.stop()
+    directory = environment.server.directory
     with (directory / "data" / "pg_hba.conf").open("a") as rules:
         rules.write(f"host all all {host.far_address}/32 trust\n")
     settings = {**SETTINGS, "listen_addresses": host.near_address}

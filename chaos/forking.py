@@ -17,11 +17,11 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
-from chaos import plants
-from chaos.chores import call, directory, pay, queue
+from chaos import mutations
+from chaos.sample_tasks import call, directory, pay, queue
 from pgqueue import UsedAcrossFork, Worker
+from pgqueue.connections.opening import backend_pid
 from pgqueue.errors import NotBound
-from pgqueue.unit_of_work import backend_pid
 
 METHODS = ("fork", "spawn", "forkserver")
 
@@ -29,7 +29,7 @@ METHODS = ("fork", "spawn", "forkserver")
 def bind() -> None:
     """For a process that has inherited no queue: started afresh, or by the server of forks."""
     if bug := os.environ.get("CHAOS_PLANT"):
-        plants.load()[bug](plants.Patch())
+        mutations.load()[bug](mutations.Patch())
     queue.bind(create_engine(os.environ["CHAOS_URL"], pool_size=2))
 
 

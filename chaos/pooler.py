@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 from sqlalchemy import make_url
 
-from chaos.stage import Stage
-from pgqueue.embedded.account import environment, server_account
+from chaos.environment import Environment
+from pgqueue.embedded.account import environment as server_environment
+from pgqueue.embedded.account import server_account
 
 SETTINGS = """
 [databases]
@@ -34,9 +35,9 @@ ignore_startup_parameters = extra_float_digits,options
 class Pooler:
     """Runs as the account that runs the server, because it refuses root."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._folder = stage.directory / "pooler"
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._folder = environment.directory / "pooler"
         self.url = f"postgresql+psycopg://postgres@/postgres?host={quote(str(self._folder))}"
         self.url += "&port=6432"
 
@@ -44,7 +45,7 @@ class Pooler:
         account = server_account()
         self._folder.mkdir()
         account.give(self._folder)
-        server = make_url(self._stage.url).query["host"]
+        server = make_url(self._environment.url).query["host"]
         file = self._folder / "pgbouncer.ini"
         file.write_text(SETTINGS.format(server=server, folder=self._folder))
         account.give(file)
@@ -54,10 +55,13 @@ class Pooler:
             stdout=(self._folder / "log").open("wb"),
             stderr=subprocess.STDOUT,
             cwd="/",
-            env={**environment(), "PATH": "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"},
+            env={
+                **server_environment(),
+                "PATH": "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin",
+            },
             **account.process_options,
         )
-        self._stage.until(self._is_ready, what="PgBouncer listens")
+        self._environment.until(self._is_ready, what="PgBouncer listens")
         return self
 
     def __exit__(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from chaos.plants import planted
+from chaos.environment import Environment, describe
+from chaos.mutations import mutated
 from chaos.scenario import Broken, Scenario, Server, Size
-from chaos.stage import Stage, describe
 from pgqueue import PgQueueError
 from pgqueue.embedded import EmbeddedPostgres
 
@@ -37,7 +37,7 @@ def play(
     seed: int,
     url: str | None = None,
     cluster: Path | None = None,
-    plant: str | None = None,
+    mutation: str | None = None,
 ) -> Verdict:
     """Run a scenario in a folder of its own; without a URL on a server of its own.
 
@@ -57,13 +57,13 @@ def play(
             url = server.url
         else:
             assert one.server is Server.ANY, "it would harm a server that is not its own"
-        resources.enter_context(planted(plant))
-        stage = Stage(url, folder, seed=seed, plant=plant, server=server)
+        resources.enter_context(mutated(mutation))
+        environment = Environment(url, folder, seed=seed, mutation=mutation, server=server)
         try:
-            with stage:
-                one.run(stage, size)
+            with environment:
+                one.run(environment, size)
         # A bug may also show as an error: of a statement that fails, of what a caller is told.
         except (Broken, SQLAlchemyError, PgQueueError) as error:
             broken = describe(error)
-        counts = dict(stage.counts)
+        counts = dict(environment.counts)
     return Verdict(one.name, time.monotonic() - began, counts, broken)

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chaos.stage import Stage
+    from chaos.environment import Environment
 
 
 class Broken(AssertionError):
@@ -42,14 +42,14 @@ class Scenario:
 
     name: str
     title: str
-    run: Callable[[Stage, Size], None]
+    run: Callable[[Environment, Size], None]
     promises: str
     research: str
     full: Size
     short: Size
     long: Size | None
     """Where a fault goes on for a minute or more; the battery has no time for it."""
-    planted: dict[str, str]
+    mutated: dict[str, str]
     """The bugs that must turn it red, each with a pattern that the verdict has to match, so that
     a bug which merely fails is not taken for one that is caught.  They stand beside the scenario,
     marked by ``@plant``."""
@@ -81,17 +81,17 @@ def scenario(
     research: str,
     full: Size,
     short: Size,
-    planted: dict[str, str],
+    mutated: dict[str, str],
     long: Size | None = None,
     server: Server = Server.ANY,
     settings: dict[str, str] | None = None,
     programs: tuple[str, ...] = (),
     alone: bool = False,
     in_battery: bool = True,
-) -> Callable[[Callable[[Stage, Size], None]], Callable[[Stage, Size], None]]:
+) -> Callable[[Callable[[Environment, Size], None]], Callable[[Environment, Size], None]]:
     """Register a scenario; its name is that of the function, its title the docstring."""
 
-    def register(run: Callable[[Stage, Size], None]) -> Callable[[Stage, Size], None]:
+    def register(run: Callable[[Environment, Size], None]) -> Callable[[Environment, Size], None]:
         name = run.__name__
         assert name not in SCENARIOS, f"there are two scenarios named {name}"
         SCENARIOS[name] = Scenario(
@@ -103,7 +103,7 @@ def scenario(
             full=full,
             short=short,
             long=long,
-            planted=planted,
+            mutated=mutated,
             server=server,
             settings=settings or {},
             programs=programs,

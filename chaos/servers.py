@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from sqlalchemy import NullPool, create_engine, text
 
-from chaos.stage import Stage
+from chaos.environment import Environment
 from pgqueue.embedded.account import environment, server_account
 from pgqueue.embedded.programs import programs_for
 
@@ -40,9 +40,9 @@ class Disk:
 
 
 @contextmanager
-def small_disk(stage: Stage) -> Iterator[Disk]:
+def small_disk(environment: Environment) -> Iterator[Disk]:
     """Move the stage's own server to a small disk, in memory.  Needs root."""
-    server, account = stage.server, server_account()
+    server, account = environment.server, server_account()
     server.stop()
     data = server.directory / "data"
     before = data.rename(server.directory / "before")
@@ -65,19 +65,19 @@ def small_disk(stage: Stage) -> Iterator[Disk]:
 class Standby:
     """A copy of the stage's own server, which follows it until it is promoted."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, environment: Environment) -> None:
         self._account = server_account()
-        self._binaries = programs_for(self._account, directory=stage.server.directory)
-        self._data = stage.directory / "standby"
-        self._stage = stage
+        self._binaries = programs_for(self._account, directory=environment.server.directory)
+        self._data = environment.directory / "standby"
+        self._environment = environment
         self.url = f"postgresql+psycopg://postgres@/postgres?host={quote(str(self._data))}"
 
     def start(self) -> None:
         """Copy the server, which has to stop for it, and follow it; its commits wait for us."""
-        server = self._stage.server
+        server = self._environment.server
         # A standby with less room than the server it follows does not start.
         rooms = ("max_connections", "max_prepared_transactions")
-        self._no_fewer = {name: self._stage.scalar(f"SHOW {name}") for name in rooms}
+        self._no_fewer = {name: self._environment.scalar(f"SHOW {name}") for name in rooms}
         server.stop()
         shutil.rmtree(self._data, ignore_errors=True)
         _run("cp", "-a", str(server.directory / "data"), str(self._data))
@@ -89,7 +89,7 @@ class Standby:
         self._process = subprocess.Popen(
             [str(self._binaries / "postgres"), "-D", str(self._data), *self._options()],
             stdin=subprocess.DEVNULL,
-            stdout=(self._stage.directory / "standby.log").open("wb"),
+            stdout=(self._environment.directory / "standby.log").open("wb"),
             stderr=subprocess.STDOUT,
             cwd="/",
             env=environment(),
@@ -105,19 +105,19 @@ class Standby:
         ]
 
     def _wait_for_it(self) -> None:
-        stage = self._stage
-        with stage.engine.connect() as connection:
+        environment = self._environment
+        with environment.engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT")
             connection.execute(text("ALTER SYSTEM SET synchronous_standby_names = '*'"))
             connection.execute(text("SELECT pg_reload_conf()"))
         in_step = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
-        stage.until(lambda: stage.scalar(in_step), what="a standby follows in step")
+        environment.until(lambda: environment.scalar(in_step), what="a standby follows in step")
 
     def promote(self) -> None:
         engine = create_engine(self.url, poolclass=NullPool)
         with engine.connect() as connection:
             promoted = connection.scalar(text("SELECT pg_promote()"))
-        self._stage.expect(bool(promoted), "the standby was not promoted")
+        self._environment.expect(bool(promoted), "the standby was not promoted")
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGINT)  # a fast shutdown
@@ -125,8 +125,8 @@ class Standby:
 
 
 @contextmanager
-def hot_standby(stage: Stage) -> Iterator[Standby]:
-    standby = Standby(stage)
+def hot_standby(environment: Environment) -> Iterator[Standby]:
+    standby = Standby(environment)
     standby.start()
     try:
         yield standby

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
-from chaos.chores import AT_ONCE, EFFECT, LOOK_EVERY, call, effect, is_open, note, pay, queue
 from chaos.enqueuer import EVERY, Enqueuer
-from chaos.fleet import Fleet, Member
+from chaos.environment import Environment
 from chaos.history import END, START
+from chaos.sample_tasks import AT_ONCE, EFFECT, LOOK_EVERY, call, effect, is_open, note, pay, queue
 from chaos.scenario import Size
-from chaos.stage import Stage
+from chaos.workers import Member, Workers
 from pgqueue import JobContext
 
 BUSY = 0.1
@@ -51,40 +51,48 @@ def _take_time() -> None:
 
 
 class Load(NamedTuple):
-    fleets: list[Fleet]
+    fleets: list[Workers]
     enqueuer: Enqueuer
 
 
 @contextmanager
 def load(
-    stage: Stage, size: Size, *, url: str | None = None, every: float = EVERY, stock: int = 0
+    environment: Environment,
+    size: Size,
+    *,
+    url: str | None = None,
+    every: float = EVERY,
+    stock: int = 0,
 ) -> Iterator[Load]:
     """Workers of both modes under load; at the end they still run, and have done all of it.
 
     Besides the few slow jobs that come all the while there may be a stock of quick ones.
     """
     fleets = [
-        stage.fleet(mode, 0, concurrency=3, fast_grace=PATIENT) for mode in ("lease", "transaction")
+        environment.workers(mode, 0, concurrency=3, fast_grace=PATIENT)
+        for mode in ("lease", "transaction")
     ]
-    for fleet in fleets:
+    for workers in fleets:
         for _ in range(size.workers):
-            fleet.add(url=url).was_harmed = True
-    for fleet in fleets:
-        fleet.until_registered()
-    pids = [member.pid for member in stage.members]
+            workers.add(url=url).was_harmed = True
+    for workers in fleets:
+        workers.until_registered()
+    pids = [member.pid for member in environment.members]
     for task in (call, pay):
-        stage.enqueue(task.options(max_attempts=1000), [()] * (stock // 2))
-    with Enqueuer(stage, [call_slowly, pay_slowly], every=every) as enqueuer:
-        stage.until(lambda: len(stage.history(END)) > size.workers, what="work is being done")
+        environment.enqueue(task.options(max_attempts=1000), [()] * (stock // 2))
+    with Enqueuer(environment, [call_slowly, pay_slowly], every=every) as enqueuer:
+        environment.until(
+            lambda: len(environment.history(END)) > size.workers, what="work is being done"
+        )
         yield Load(fleets, enqueuer)
-    stage.open("calm")
-    _nothing_has_happened(stage, pids)
-    stage.until_ended()
-    for fleet in fleets:
-        fleet.stop()
-    found = stage.scalar("SELECT count(*) FROM pgqueue.jobs")
-    stage.count("unacknowledged", found - len(stage.acknowledged))
-    stage.judge(succeeded=found)
+    environment.open("calm")
+    _nothing_has_happened(environment, pids)
+    environment.until_ended()
+    for workers in fleets:
+        workers.stop()
+    found = environment.scalar("SELECT count(*) FROM pgqueue.jobs")
+    environment.count("unacknowledged", found - len(environment.acknowledged))
+    environment.check(succeeded=found)
 
 
 @contextmanager
@@ -100,54 +108,60 @@ def standing_still(members: list[Member]) -> Iterator[None]:
             member.thaw()
 
 
-def _nothing_has_happened(stage: Stage, pids: list[int]) -> None:
-    dead = stage.rows("SELECT id, heartbeat_at FROM pgqueue.workers WHERE dead_at IS NOT NULL")
-    stage.expect(not dead, f"{len(dead)} workers were declared dead, and all were well")
-    all_run(stage, stage.members)
-    stage.expect(pids == [member.pid for member in stage.members], "a worker was replaced")
+def _nothing_has_happened(environment: Environment, pids: list[int]) -> None:
+    dead = environment.rows(
+        "SELECT id, heartbeat_at FROM pgqueue.workers WHERE dead_at IS NOT NULL"
+    )
+    environment.expect(not dead, f"{len(dead)} workers were declared dead, and all were well")
+    all_run(environment, environment.members)
+    environment.expect(
+        pids == [member.pid for member in environment.members], "a worker was replaced"
+    )
 
 
-def all_run(stage: Stage, members: list[Member]) -> None:
+def all_run(environment: Environment, members: list[Member]) -> None:
     for member in members:
-        stage.expect(member.is_running, f"{member.name} has ended by itself: {member.exit_code}")
+        environment.expect(
+            member.is_running, f"{member.name} has ended by itself: {member.exit_code}"
+        )
 
 
-def goes_on(stage: Stage) -> None:
+def goes_on(environment: Environment) -> None:
     """A job enqueued now is done soon: the server answers again."""
     ids: list[int] = []
 
     def enqueued() -> bool:
-        ids.extend(stage.enqueue(call.options(priority=0), [(0,)] * 2))
+        ids.extend(environment.enqueue(call.options(priority=0), [(0,)] * 2))
         return True
 
-    stage.until(enqueued, what="the server accepts a job again")
+    environment.until(enqueued, what="the server accepts a job again")
     began = time.monotonic()
 
     ended = "SELECT count(*) FROM pgqueue.jobs WHERE id = ANY(:ids) AND outcome IS NOT NULL"
 
     def are_done() -> bool:
-        all_run(stage, stage.members)
-        return bool(stage.scalar(ended, ids=ids) == len(ids))
+        all_run(environment, environment.members)
+        return bool(environment.scalar(ended, ids=ids) == len(ids))
 
-    stage.until(are_done, seconds=SOON, what="the workers go on")
-    stage.timed(began)
+    environment.until(are_done, seconds=SOON, what="the workers go on")
+    environment.timed(began)
 
 
-def said_briefly(stage: Stage, troubles: int, *, few: int = FEW) -> None:
+def said_briefly(environment: Environment, troubles: int, *, few: int = FEW) -> None:
     """A worker tells each trouble in a few lines, however often its threads meet it."""
     words = ("waiting for the database", "the database refuses")
-    for member in stage.members:
+    for member in environment.members:
         lines = member.log.read_text(errors="replace").splitlines()
         said = [line for line in lines if any(word in line for word in words)]
-        stage.expect(bool(said), f"{member.name} did not say that it waits for the database")
-        stage.expect(
+        environment.expect(bool(said), f"{member.name} did not say that it waits for the database")
+        environment.expect(
             len(said) <= few * troubles,
             f"{member.name} said {len(said)} times that it waits for the database: {said}",
         )
 
 
-def ends_of_logs(stage: Stage) -> dict[Path, int]:
-    return {member.log: member.log.stat().st_size for member in stage.members}
+def ends_of_logs(environment: Environment) -> dict[Path, int]:
+    return {member.log: member.log.stat().st_size for member in environment.members}
 
 
 def logs_since(ends: dict[Path, int]) -> list[str]:
@@ -155,9 +169,9 @@ def logs_since(ends: dict[Path, int]) -> list[str]:
     return [log.read_bytes()[end:].decode(errors="replace") for log, end in ends.items()]
 
 
-def until_all_say(stage: Stage, word: str, *, since: dict[Path, int]) -> None:
+def until_all_say(environment: Environment, word: str, *, since: dict[Path, int]) -> None:
     def say() -> bool:
-        all_run(stage, stage.members)
+        all_run(environment, environment.members)
         return all(word in log for log in logs_since(since))
 
-    stage.until(say, what=f"all workers say {word!r}")
+    environment.until(say, what=f"all workers say {word!r}")

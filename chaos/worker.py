@@ -17,23 +17,25 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
-from chaos import plants
-from chaos.chores import queue
-from pgqueue import maintenance, network, unit_of_work
+from chaos import mutations
+from chaos.sample_tasks import queue
 from pgqueue.cli.working import work
-from pgqueue.worker import settler, suspects, upkeep
+from pgqueue.connections import keepalive, settings
+from pgqueue.worker import liveness, rescuer
+from pgqueue.worker.claiming import crash_isolation
+from pgqueue.worker.lease_mode import settler
 
 CLONE_NEWNET = 0x40000000
 """Of Linux's sched.h; os.setns came with Python 3.12."""
 SPANS = (("poll_interval", 1), ("grace", 30))
 NETWORKS = (
-    network.NETWORK,
-    unit_of_work.CLAIMING,
-    unit_of_work.STAMPING,
+    keepalive.NETWORK,
+    settings.CLAIMING,
+    settings.STAMPING,
     settler.SETTLING,
-    unit_of_work.HANDLING,
-    unit_of_work.UPKEEP,
-    upkeep.HOUSEKEEPING,
+    settings.HANDLING,
+    settings.UPKEEP,
+    rescuer.HOUSEKEEPING,
 )
 
 
@@ -59,19 +61,19 @@ def _work(options: dict[str, Any]) -> None:
     )
     if (host := options.pop("host", None)) is not None:
         _move_to(host)
-    bugs = plants.load()  # and with them the tasks of the scenarios
+    bugs = mutations.load()  # and with them the tasks of the scenarios
     if bug := os.environ.get("CHAOS_PLANT"):
-        bugs[bug](plants.Patch())
+        bugs[bug](mutations.Patch())
     for name in options.pop("imports", ()):
         importlib.import_module(name)
     if (grace := options.pop("slow_grace", None)) is not None:
-        maintenance.SLOW_GRACE = timedelta(seconds=grace)
+        liveness.SLOW_GRACE = timedelta(seconds=grace)
     if (grace := options.pop("fast_grace", None)) is not None:
-        maintenance.FAST_GRACE = timedelta(seconds=grace)
+        liveness.FAST_GRACE = timedelta(seconds=grace)
     if (seconds := options.pop("alone_for", None)) is not None:
-        suspects.ALONE_FOR = seconds
-    for settings in NETWORKS:  # milliseconds and seconds, as they would be sent to the server
-        settings.update(options.get("network", {}))
+        crash_isolation.ALONE_FOR = seconds
+    for network in NETWORKS:  # milliseconds and seconds, as they would be sent to the server
+        network.update(options.get("network", {}))
     options.pop("network", None)
     queue.notify = options.pop("notify", True)
     # Every slot may need a connection; the default pool has 15.

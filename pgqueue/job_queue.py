@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, 
 from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from pgqueue import async_session, schema
-from pgqueue.addresses import address_of, default_name
-from pgqueue.autocommit import autocommitting
+from pgqueue import schema
+from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
+from pgqueue.connections.autocommit import autocommitting
+from pgqueue.connections.opening import DRIVER, connection_parameters, worker_engine_for_now
 from pgqueue.context import Around, JobContext, nothing_around
-from pgqueue.decorator import TaskDecorator
 from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
-from pgqueue.joining import executor, in_transaction, may_notify, telling_failures
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole
-from pgqueue.payload import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.redaction import redacted
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
+from pgqueue.sessions import async_sessions
+from pgqueue.sessions.callers import executor, in_transaction, may_notify, telling_failures
 from pgqueue.tasks import Task
-from pgqueue.unit_of_work import DRIVER, connection_parameters, worker_engine_for_now
+from pgqueue.tasks.address import address_of, default_name
+from pgqueue.tasks.decorator import TaskDecorator
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -108,7 +109,7 @@ class PgQueue:
         It connects as :attr:`engine` does, and reaches no other engine.
         """
         engine = self.engine
-        return async_session.new_session(
+        return async_sessions.new_session(
             self.sessions, engine, lambda: connection_parameters(engine)
         )
 
@@ -277,7 +278,7 @@ def _on_psycopg(url: str) -> Any:
 def _refuse_async(bind: Any) -> None:
     """Refuse now what would fail with MissingGreenlet at the first use."""
     bound = bind.kw.get("bind") if isinstance(bind, sessionmaker) else bind
-    makes_async = async_session.is_async_session(getattr(bind, "class_", None))
+    makes_async = async_sessions.is_async_session(getattr(bind, "class_", None))
     if makes_async or getattr(getattr(bound, "dialect", None), "is_async", False):
         raise ArgumentsError(
             "PgQueue works synchronously, and is bound here to an async engine: give it the URL, "

@@ -13,10 +13,11 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case
 from benchmarks.systems import PGQUEUE
+from pgqueue.connections.opening import own_connection
+from pgqueue.connections.settings import CLAIMING
 from pgqueue.repository import Attempts, Claim, Claimed
 from pgqueue.statements.tables import array_of
-from pgqueue.unit_of_work import CLAIMING, own_connection
-from pgqueue.worker.frontiers import Frontiers
+from pgqueue.worker.claiming.cursors import ClaimCursors
 
 TASKS = array_of(["nothing"])
 BATCH = 100
@@ -92,7 +93,7 @@ def idle_probe(bench: Bench, size: Size) -> Finding:
         holder.execute(text("SELECT 1"))
         _wait(arena, size.rows, delay=0)
         with _claims(arena) as claim:
-            frontiers = Frontiers(["default"])
+            frontiers = ClaimCursors(["default"])
             _drain(claim, frontiers)
             probes = [_timed(lambda: _look(claim, frontiers)) for _ in range(PROBES)]
             sweeps = []
@@ -111,18 +112,18 @@ def _medians(claims: Sequence[Callable[..., Claim[Claimed]]]) -> list[float]:
     times: list[list[float]] = [[] for _ in claims]
     for _ in range(REPEATS):
         for claim, taken in zip(claims, times, strict=True):
-            taken.append(_timed(lambda claim=claim: _look(claim, Frontiers(["default"]))))  # type: ignore[misc]
+            taken.append(_timed(lambda claim=claim: _look(claim, ClaimCursors(["default"]))))  # type: ignore[misc]
     return [statistics.median(taken) for taken in times]
 
 
-def _look(claim: Callable[..., Claim[Claimed]], frontiers: Frontiers) -> int:
+def _look(claim: Callable[..., Claim[Claimed]], frontiers: ClaimCursors) -> int:
     pairs = frontiers.pairs()
     found = claim(pairs, limit=BATCH)
     frontiers.advance(pairs, found, limit=BATCH)
     return found.taken
 
 
-def _drain(claim: Callable[..., Claim[Claimed]], frontiers: Frontiers) -> None:
+def _drain(claim: Callable[..., Claim[Claimed]], frontiers: ClaimCursors) -> None:
     taken = 1
     while taken:
         pairs = frontiers.pairs()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.chores import AT_ONCE, note
 from chaos.history import START
+from chaos.sample_tasks import AT_ONCE, note
 from pgqueue import JobContext, PgQueue, Task
 
 

@@ -1,6 +1,6 @@
 """What a worker of release one imports."""
 
-from chaos.chores import queue
 from chaos.releases import one
+from chaos.sample_tasks import queue
 
 one(queue)

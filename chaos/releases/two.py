@@ -1,6 +1,6 @@
 """What a worker of release two imports."""
 
-from chaos.chores import queue
 from chaos.releases import two
+from chaos.sample_tasks import queue
 
 two(queue)

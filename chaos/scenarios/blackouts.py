@@ -7,13 +7,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from chaos.chores import call, pay, pay_async
+from chaos.environment import Environment
 from chaos.far_host import FarHost, reachable
 from chaos.proxy import Proxy
+from chaos.sample_tasks import call, pay, pay_async
 from chaos.scenario import Server, Size, scenario
 from chaos.scenarios.partitions import HASTY
-from chaos.stage import Stage
-from pgqueue.network import NETWORK
+from pgqueue.connections.keepalive import NETWORK
 
 AT_ONCE = 2
 """Workers that are in the dark together: the others have to see to their jobs."""
@@ -33,49 +33,56 @@ HOLDERS = (
     research="T3",
     full=Size(jobs=2000, workers=4, faults=20, seconds=10),
     short=Size(jobs=240, workers=3, faults=2, seconds=2),
-    planted={"rescue_loses_the_message": "no worker will ever run it"},
+    mutated={"rescue_loses_the_message": "no worker will ever run it"},
 )
-def networks_that_go_dark(stage: Stage, size: Size) -> None:
+def networks_that_go_dark(environment: Environment, size: Size) -> None:
     """Two networks of four swallow all for 10 s, ten times: others run the jobs, each ends once."""
     rounds = size.faults // AT_ONCE
     share = size.jobs // rounds // 3
     with ExitStack() as resources:
-        proxies = [resources.enter_context(Proxy(stage.url)) for _ in range(size.workers)]
-        fleet = stage.fleet("lease", 0, slow_grace=GRACE)
+        proxies = [resources.enter_context(Proxy(environment.url)) for _ in range(size.workers)]
+        workers = environment.workers("lease", 0, slow_grace=GRACE)
         for proxy in proxies:
-            fleet.add(url=proxy.url).was_harmed = True
-        fleet.until_registered()
+            workers.add(url=proxy.url).was_harmed = True
+        workers.until_registered()
         for _ in range(rounds):
-            _have_work(stage, share)
-            dark = stage.dice.sample(list(zip(proxies, fleet.members, strict=True)), AT_ONCE)
-            holders = partial(stage.scalar, HOLDERS, pids=[member.pid for _, member in dark])
-            both_hold = partial(_are_held_by, stage, holders, AT_ONCE, share)
-            stage.until(both_hold, what="both hold jobs")
+            _have_work(environment, share)
+            dark = environment.dice.sample(
+                list(zip(proxies, workers.members, strict=True)), AT_ONCE
+            )
+            holders = partial(environment.scalar, HOLDERS, pids=[member.pid for _, member in dark])
+            both_hold = partial(_are_held_by, environment, holders, AT_ONCE, share)
+            environment.until(both_hold, what="both hold jobs")
             for proxy, _ in dark:
                 proxy.hold()
-                stage.count("partitions")
+                environment.count("partitions")
             time.sleep(size.seconds)  # the fault itself: so long it lasts
-            stage.until(lambda holders=holders: holders() == 0, what="others rescue their jobs")  # type: ignore[misc]
+            nobody_holds = partial(_hold_nothing, holders)
+            environment.until(nobody_holds, what="others rescue their jobs")
             for proxy, _ in dark:
                 proxy.pass_on()
-            fleet.until_registered()  # or the others would do the next jobs without them
-        stage.until_ended()
-        fleet.until_registered()
-        fleet.stop()
-    stage.judge()
+            workers.until_registered()  # or the others would do the next jobs without them
+        environment.until_ended()
+        workers.until_registered()
+        workers.stop()
+    environment.check()
 
 
-def _have_work(stage: Stage, share: int) -> None:
+def _have_work(environment: Environment, share: int) -> None:
     tasks = (task.options(max_attempts=1000) for task in (pay, pay_async, call))
-    stage.until_started(*(stage.enqueue(task, [(HANDLER,)] * share)[0] for task in tasks))
+    environment.until_started(
+        *(environment.enqueue(task, [(HANDLER,)] * share)[0] for task in tasks)
+    )
 
 
-def _are_held_by(stage: Stage, holders: Callable[[], int], count: int, share: int) -> bool:
+def _are_held_by(
+    environment: Environment, holders: Callable[[], int], count: int, share: int
+) -> bool:
     """Whether so many hold jobs; gives out more while one of them is not back at its claims."""
     if holders() == count:
         return True
-    if stage.unfinished() < share:
-        stage.enqueue(call.options(max_attempts=1000), [(HANDLER,)] * share)
+    if environment.unfinished() < share:
+        environment.enqueue(call.options(max_attempts=1000), [(HANDLER,)] * share)
     return False
 
 
@@ -95,31 +102,35 @@ OPEN_FAR_AWAY = (
     research="T3",
     full=Size(jobs=2000, workers=2, faults=20, seconds=10),
     short=Size(jobs=240, workers=1, faults=4, seconds=1),
-    planted={"dead_hosts_are_waited_for": "not within .* the server lets go"},
+    mutated={"dead_hosts_are_waited_for": "not within .* the server lets go"},
     server=Server.OWN,
     programs=("linux", "root", "ip"),
 )
-def hosts_that_go_dark(stage: Stage, size: Size) -> None:
+def hosts_that_go_dark(environment: Environment, size: Size) -> None:
     """The host of four transaction-mode workers goes dark: their locks are free in 10 seconds."""
     rounds = size.faults // FAR_AWAY
-    with FarHost() as host, reachable(stage, host) as url:
-        fleet = stage.fleet("transaction", size.workers, network={**NETWORK, **HASTY})
+    with FarHost() as host, reachable(environment, host) as url:
+        workers = environment.workers("transaction", size.workers, network={**NETWORK, **HASTY})
         for _ in range(FAR_AWAY):
-            fleet.add(url=url, host=host.name).was_harmed = True
-        fleet.until_registered()
-        open_there = partial(stage.scalar, OPEN_FAR_AWAY, address=host.far_address)
+            workers.add(url=url, host=host.name).was_harmed = True
+        workers.until_registered()
+        open_there = partial(environment.scalar, OPEN_FAR_AWAY, address=host.far_address)
         for _ in range(rounds):
-            _have_work(stage, size.jobs // rounds // 3)
-            all_hold = partial(_are_held_by, stage, open_there, FAR_AWAY, size.jobs // rounds)
-            stage.until(all_hold, what="all of them hold jobs")
+            _have_work(environment, size.jobs // rounds // 3)
+            all_hold = partial(_are_held_by, environment, open_there, FAR_AWAY, size.jobs // rounds)
+            environment.until(all_hold, what="all of them hold jobs")
             host.go_dark()
             dark_since = time.monotonic()
-            stage.count("partitions", FAR_AWAY)
-            stage.until(lambda: open_there() == 0, seconds=LET_GO, what="the server lets go")
-            stage.timed(dark_since)
+            environment.count("partitions", FAR_AWAY)
+            environment.until(lambda: open_there() == 0, seconds=LET_GO, what="the server lets go")
+            environment.timed(dark_since)
             time.sleep(max(dark_since + size.seconds - time.monotonic(), 0))  # the fault itself
             host.come_back()
-            fleet.until_registered()
-        stage.until_ended()
-        fleet.stop()
-        stage.judge()
+            workers.until_registered()
+        environment.until_ended()
+        workers.stop()
+        environment.check()
+
+
+def _hold_nothing(holders: Callable[[], int]) -> bool:
+    return holders() == 0

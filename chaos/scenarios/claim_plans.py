@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, select
 
-from chaos.logical import TASK, TASKS, LogicalWorker, pairs, worker_settings
+from chaos.environment import Environment
+from chaos.interleavings.logical_workers import TASK, TASKS, LogicalWorker, pairs, worker_settings
+from chaos.mutations import Patch, mutation
 from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
-from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
 from pgqueue.repository import Attempts
 from pgqueue.statements import claiming
 from pgqueue.statements.tables import message_queue
@@ -49,7 +49,7 @@ QUIET = "ALTER TABLE pgqueue.{} SET (autovacuum_enabled = off)"
 TABLES = ("message_queue", "jobs", "leases")
 
 
-@plant
+@mutation
 def claims_by_subquery(patch: Patch) -> None:
     """Deletes `WHERE id IN (SELECT ... LIMIT n FOR UPDATE SKIP LOCKED)`, not an array of places:
     a nested loop may run the sub-query again for each outer row and then takes more.  Most of
@@ -70,44 +70,46 @@ def claims_by_subquery(patch: Patch) -> None:
     research="T5",
     full=Size(jobs=1_000_000, faults=15),
     short=Size(jobs=20_000, faults=2),
-    planted={"claims_by_subquery": "claim of 7 took|pages were read, .* at most"},
+    mutated={"claims_by_subquery": "claim of 7 took|pages were read, .* at most"},
     alone=True,
 )
-def claim_plans(stage: Stage, size: Size) -> None:
+def claim_plans(environment: Environment, size: Size) -> None:
     """Misled planners: a claim takes no more than it was asked for, and reads no more either."""
-    stage.sampler.pause()  # a check reads all of jobs
+    environment.sampler.pause()  # a check reads all of jobs
     for table in TABLES:
-        stage.execute(QUIET.format(table))
+        environment.execute(QUIET.format(table))
     for knowledge in ("nothing", "few", "all"):
         if knowledge == "few":  # and no dead rows, which any plan has to pass by
-            stage.execute("TRUNCATE pgqueue.message_queue, pgqueue.jobs, pgqueue.leases CASCADE")
-            _fill(stage, 5)
-            stage.execute("ANALYZE")
+            environment.execute(
+                "TRUNCATE pgqueue.message_queue, pgqueue.jobs, pgqueue.leases CASCADE"
+            )
+            _fill(environment, 5)
+            environment.execute("ANALYZE")
         if knowledge != "all":
-            _fill(stage, size.jobs if knowledge == "few" else min(size.jobs, UNKNOWN))
+            _fill(environment, size.jobs if knowledge == "few" else min(size.jobs, UNKNOWN))
         else:
-            stage.execute("ANALYZE")
-        slow = _claim_with_plans(stage, size, knowledge, at_most=MOST_BUFFERS)
-        stage.expect(not slow, "; ".join(slow[:5]))
-    _empty(stage)
-    _fill(stage, 50 * LIMIT)
-    _claim_with_plans(stage, size, "a backlog that is gone", at_most=None)
-    stage.expect(stage.counts["plans"] > 0, "no plan was tried")
+            environment.execute("ANALYZE")
+        slow = _claim_with_plans(environment, size, knowledge, at_most=MOST_BUFFERS)
+        environment.expect(not slow, "; ".join(slow[:5]))
+    _empty(environment)
+    _fill(environment, 50 * LIMIT)
+    _claim_with_plans(environment, size, "a backlog that is gone", at_most=None)
+    environment.expect(environment.counts["plans"] > 0, "no plan was tried")
 
 
-def _fill(stage: Stage, count: int) -> None:
-    stage.execute(BACKLOG, task=TASK, count=count)
-    stage.count("messages", count)
+def _fill(environment: Environment, count: int) -> None:
+    environment.execute(BACKLOG, task=TASK, count=count)
+    environment.count("messages", count)
 
 
-def _empty(stage: Stage) -> None:
+def _empty(environment: Environment) -> None:
     """The rows go, and what ANALYZE has seen stays."""
     for table in TABLES:
-        stage.execute(f"DELETE FROM pgqueue.{table}")
+        environment.execute(f"DELETE FROM pgqueue.{table}")
 
 
 def _claim_with_plans(
-    stage: Stage, size: Size, knowledge: str, *, at_most: int | None
+    environment: Environment, size: Size, knowledge: str, *, at_most: int | None
 ) -> list[str]:
     """Complaints about plans that read too much, or other than by the key.
 
@@ -115,16 +117,16 @@ def _claim_with_plans(
     """
     slow: list[str] = []
     every = list(product(JOINS.items(), CACHES))
-    some = stage.dice.sample(every, min(size.faults, len(every)))
+    some = environment.dice.sample(every, min(size.faults, len(every)))
     for (joins, settings), cache in [*some, BARE]:
         more = {"plan_cache_mode": cache, **settings, **AUTO_EXPLAIN}
         words = f"{joins}, {cache}, the planner knows {knowledge}"
-        engine = prepare_at_once(worker_settings(stage.url, **more))
+        engine = prepare_at_once(worker_settings(environment.url, **more))
         worker = LogicalWorker(engine)
         try:
             for connection in (worker.line, worker.transaction):
-                for plan in _claim_twice(stage, worker, connection, words):
-                    stage.count("plans")
+                for plan in _claim_twice(environment, worker, connection, words):
+                    environment.count("plans")
                     if at_most is not None:
                         slow += _complaints(plan, words, at_most=at_most)
         finally:
@@ -134,7 +136,7 @@ def _claim_with_plans(
 
 
 def _claim_twice(
-    stage: Stage, worker: LogicalWorker, connection: Connection, words: str
+    environment: Environment, worker: LogicalWorker, connection: Connection, words: str
 ) -> list[Plan]:
     """In lease mode on its line, else in T; a plan that is kept is used from the second time on."""
     attempts = Attempts(connection, worker.id)
@@ -145,7 +147,7 @@ def _claim_twice(
             else:
                 found = attempts.lock(pairs(), tasks=TASKS, limit=LIMIT).taken
                 connection.rollback()
-            stage.expect(found == LIMIT, f"a claim of {LIMIT} took {found} messages: {words}")
+            environment.expect(found == LIMIT, f"a claim of {LIMIT} took {found} messages: {words}")
     return plans.seen
 
 

@@ -16,15 +16,16 @@ from typing import Any
 from sqlalchemy import bindparam
 from sqlalchemy.orm import Session
 
-from chaos.chores import AT_ONCE, EFFECT, call, effect, note, pay, queue, wait
-from chaos.fleet import Fleet, Program
+from chaos.environment import Environment
 from chaos.history import END, START
-from chaos.plants import Patch, plant
+from chaos.mutations import Patch, mutation
+from chaos.sample_tasks import AT_ONCE, EFFECT, call, effect, note, pay, queue, wait
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
+from chaos.workers import Program, Workers
 from chaos.wrong_clock import PRELOADED
-from pgqueue import JobContext, Retry, Snooze, maintenance
+from pgqueue import JobContext, Retry, Snooze
 from pgqueue.statements import settling
+from pgqueue.worker import liveness
 
 OFFSETS = {"ahead": "+3600", "behind": "-3600"}
 """Seconds."""
@@ -70,18 +71,18 @@ def _has_snoozed(ctx: JobContext) -> bool:
     return False
 
 
-@plant
+@mutation
 def rescuer_compares_clocks(patch: Patch) -> None:
     """A rescuer compares its own clock with ``heartbeat_at``."""
 
     def dead_among(_self: Any, members: list[Any], **_times: float) -> list[Any]:
-        oldest = datetime.now(UTC) - maintenance.SLOW_GRACE
+        oldest = datetime.now(UTC) - liveness.SLOW_GRACE
         return [member for member in members if member.heartbeat_at < oldest]
 
-    patch.set(maintenance.Witness, "dead_among", dead_among)
+    patch.set(liveness.Witness, "dead_among", dead_among)
 
 
-@plant
+@mutation
 def settles_by_its_own_clock(patch: Patch) -> None:
     """The time of the next attempt, and that of the end, are those of the worker's clock."""
 
@@ -101,10 +102,10 @@ LONG = Size(jobs=5000, workers=8, faults=6)
 SHORT = Size(jobs=60, workers=4, faults=1)
 
 
-@scenario(promises="P4 P11", research="T29", full=FULL, long=LONG, short=SHORT, planted=PLANTED)
-def wrong_clocks(stage: Stage, size: Size) -> None:
+@scenario(promises="P4 P11", research="T29", full=FULL, long=LONG, short=SHORT, mutated=PLANTED)
+def wrong_clocks(environment: Environment, size: Size) -> None:
     """Clocks an hour ahead or behind, set to and fro, or too fast: all is as if they were right."""
-    _work_by_wrong_clocks(stage, size, _in_python)
+    _work_by_wrong_clocks(environment, size, _in_python)
 
 
 @scenario(
@@ -113,12 +114,12 @@ def wrong_clocks(stage: Stage, size: Size) -> None:
     full=FULL,
     long=LONG,
     short=SHORT,
-    planted=PLANTED,
+    mutated=PLANTED,
     programs=("linux", "faketime"),
 )
-def wrong_clocks_of_processes(stage: Stage, size: Size) -> None:
+def wrong_clocks_of_processes(environment: Environment, size: Size) -> None:
     """The same with clocks that are wrong for the libraries in C as well."""
-    _work_by_wrong_clocks(stage, size, _in_the_whole_process)
+    _work_by_wrong_clocks(environment, size, _in_the_whole_process)
 
 
 def _in_python(file: Path) -> tuple[str, ...]:
@@ -139,91 +140,97 @@ def _in_the_whole_process(file: Path) -> tuple[str, ...]:
 
 
 def _work_by_wrong_clocks(
-    stage: Stage, size: Size, before: Callable[[Path], tuple[str, ...]]
+    environment: Environment, size: Size, before: Callable[[Path], tuple[str, ...]]
 ) -> None:
-    began = stage.scalar("SELECT clock_timestamp()")
-    victims = [_victim(stage) for _ in range(size.faults)]
-    fleet = stage.fleet("lease", 0)
+    began = environment.scalar("SELECT clock_timestamp()")
+    victims = [_victim(environment) for _ in range(size.faults)]
+    workers = environment.workers("lease", 0)
     for number in range(size.workers):
         kind, mode = KINDS[number % len(KINDS)], MODES[(number + number // len(KINDS)) % 2]
-        _join(stage, fleet, mode, before(_clock(stage, kind)))
-    with _set_to_and_fro(stage):
-        stage.until(partial(_have_come, stage, fleet), what="all workers are registered")
-        total = _enqueue(stage, size)
-        stage.until(partial(_are_left, stage, total - size.jobs // 3), what="they work")
+        _join(environment, workers, mode, before(_clock(environment, kind)))
+    with _set_to_and_fro(environment):
+        environment.until(
+            partial(_have_come, environment, workers), what="all workers are registered"
+        )
+        total = _enqueue(environment, size)
+        environment.until(partial(_are_left, environment, total - size.jobs // 3), what="they work")
         for victim in victims:
             victim.kill(victim.some())
-        stage.open("go")
-        stage.until(partial(_are_left, stage, 0), what="all jobs end")
-        fleet.stop()
-    _times_are_of_the_server(stage, began)
-    stage.judge(succeeded=total)
-    stage.expect(stage.counts["second starts"] == size.faults, "not each victim was rescued")
+        environment.open("go")
+        environment.until(partial(_are_left, environment, 0), what="all jobs end")
+        workers.stop()
+    _times_are_of_the_server(environment, began)
+    environment.check(succeeded=total)
+    environment.expect(
+        environment.counts["second starts"] == size.faults, "not each victim was rescued"
+    )
 
 
-def _have_come(stage: Stage, fleet: Fleet) -> bool:
-    come = {row[0] for row in stage.rows("SELECT pid FROM pgqueue.workers")}
-    _expect_nobody_misled(stage)
-    return come >= {member.pid for member in fleet.members}
+def _have_come(environment: Environment, workers: Workers) -> bool:
+    come = {row[0] for row in environment.rows("SELECT pid FROM pgqueue.workers")}
+    _expect_nobody_misled(environment)
+    return come >= {member.pid for member in workers.members}
 
 
-def _are_left(stage: Stage, count: int) -> bool:
-    _expect_nobody_misled(stage)
-    return stage.unfinished() <= count
+def _are_left(environment: Environment, count: int) -> bool:
+    _expect_nobody_misled(environment)
+    return environment.unfinished() <= count
 
 
-def _expect_nobody_misled(stage: Stage) -> None:
-    dead = stage.scalar("SELECT count(*) FROM pgqueue.workers WHERE dead_at IS NOT NULL")
-    kills = stage.counts["kills"]
-    stage.expect(dead <= kills, f"{dead} workers were declared dead, {kills} were killed")
-    late = stage.scalar(
+def _expect_nobody_misled(environment: Environment) -> None:
+    dead = environment.scalar("SELECT count(*) FROM pgqueue.workers WHERE dead_at IS NOT NULL")
+    kills = environment.counts["kills"]
+    environment.expect(dead <= kills, f"{dead} workers were declared dead, {kills} were killed")
+    late = environment.scalar(
         "SELECT count(*) FROM pgqueue.message_queue"
         " WHERE run_at > clock_timestamp() + interval '1 minute'"
     )
-    stage.expect(late == 0, f"{late} jobs wait for a time outside that of the server")
+    environment.expect(late == 0, f"{late} jobs wait for a time outside that of the server")
 
 
-def _clock(stage: Stage, kind: str) -> Path:
-    file = stage.directory / f"clock-{kind}"
+def _clock(environment: Environment, kind: str) -> Path:
+    file = environment.directory / f"clock-{kind}"
     if not file.exists():  # or another worker would find it empty for a moment
         file.write_text({**OFFSETS, **FAST}.get(kind, "+0"))
     return file
 
 
-def _join(stage: Stage, fleet: Fleet, mode: str, before: tuple[str, ...]) -> None:
-    options = {**fleet.options, "mode": mode}
-    fleet.take(Program(stage, stage.next_name(), stage.url, options, before=before))
+def _join(environment: Environment, workers: Workers, mode: str, before: tuple[str, ...]) -> None:
+    options = {**workers.options, "mode": mode}
+    workers.take(
+        Program(environment, environment.next_name(), environment.url, options, before=before)
+    )
 
 
-def _victim(stage: Stage) -> Fleet:
+def _victim(environment: Environment) -> Workers:
     """A worker that holds a job until it is killed: one whose jobs have to be rescued."""
-    [job] = stage.enqueue(wait, [("go",)])
-    fleet = stage.fleet("lease", 1, concurrency=1)
-    stage.until_started(job)
-    return fleet
+    [job] = environment.enqueue(wait, [("go",)])
+    workers = environment.workers("lease", 1, concurrency=1)
+    environment.until_started(job)
+    return workers
 
 
-def _enqueue(stage: Stage, size: Size) -> int:
+def _enqueue(environment: Environment, size: Size) -> int:
     share = size.jobs // 5
     for task in (pay, fail_once_and_pay, call.options(delay=LATER)):
-        stage.enqueue(task, [()] * share)
-    soon = stage.scalar("SELECT clock_timestamp()") + LATER
-    stage.enqueue(pay.options(run_at=soon), [()] * share)
-    stage.enqueue(snooze_and_follow, [()] * share)
-    return len(stage.acknowledged) + share
+        environment.enqueue(task, [()] * share)
+    soon = environment.scalar("SELECT clock_timestamp()") + LATER
+    environment.enqueue(pay.options(run_at=soon), [()] * share)
+    environment.enqueue(snooze_and_follow, [()] * share)
+    return len(environment.acknowledged) + share
 
 
 @contextmanager
-def _set_to_and_fro(stage: Stage) -> Iterator[None]:
+def _set_to_and_fro(environment: Environment) -> Iterator[None]:
     """Set the clocks that are set an hour forth and back, until the block ends."""
     ended = Event()
-    new = stage.directory / "clock-new"
+    new = environment.directory / "clock-new"
 
     def work() -> None:
         while not ended.wait(SET_EVERY):
-            new.write_text(list(OFFSETS.values())[stage.counts["clocks set"] % len(OFFSETS)])
-            new.rename(stage.directory / f"clock-{STEPPING}")
-            stage.count("clocks set")
+            new.write_text(list(OFFSETS.values())[environment.counts["clocks set"] % len(OFFSETS)])
+            new.rename(environment.directory / f"clock-{STEPPING}")
+            environment.count("clocks set")
 
     thread = Thread(target=work, daemon=True)
     thread.start()
@@ -241,15 +248,15 @@ TIMES = {
 }
 
 
-def _times_are_of_the_server(stage: Stage, began: datetime) -> None:
+def _times_are_of_the_server(environment: Environment, began: datetime) -> None:
     for table, columns in TIMES.items():
         for name in columns:
-            outside = stage.scalar(
+            outside = environment.scalar(
                 f"SELECT count(*) FROM pgqueue.{table}"
                 f" WHERE {name} NOT BETWEEN :began AND clock_timestamp()",
                 began=began,
             )
             words = f"{outside} times {table}.{name} are outside the time of the server"
-            stage.expect(outside == 0, words)
-    early = stage.scalar("SELECT count(*) FROM pgqueue.jobs WHERE started_at < run_at")
-    stage.expect(early == 0, f"{early} jobs have started before their time")
+            environment.expect(outside == 0, words)
+    early = environment.scalar("SELECT count(*) FROM pgqueue.jobs WHERE started_at < run_at")
+    environment.expect(early == 0, f"{early} jobs have started before their time")

@@ -6,11 +6,11 @@ import json
 
 from sqlalchemy.exc import IntegrityError
 
-from chaos.chores import AT_ONCE, note, queue
+from chaos.environment import Environment
 from chaos.history import START
-from chaos.plants import Patch, plant
+from chaos.mutations import Patch, mutation
+from chaos.sample_tasks import AT_ONCE, note, queue
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
 from pgqueue import JobContext
 
 ARGUMENTS = {
@@ -53,7 +53,7 @@ def take_number(ctx: JobContext, n: int) -> int:
     return ctx.attempt
 
 
-@plant
+@mutation
 def payload_decoded_in_the_claim(patch: Patch) -> None:
     """A claim reads the arguments of all its jobs, not each job its own."""
     from pgqueue.repository import attempts
@@ -74,79 +74,81 @@ def payload_decoded_in_the_claim(patch: Patch) -> None:
     research="T10",
     full=Size(jobs=2000, workers=4, faults=40),
     short=Size(jobs=60, workers=1, faults=1),
-    planted={"payload_decoded_in_the_claim": "a damaged row has ended a worker"},
+    mutated={"payload_decoded_in_the_claim": "a damaged row has ended a worker"},
 )
-def damaged_rows(stage: Stage, size: Size) -> None:
+def damaged_rows(environment: Environment, size: Size) -> None:
     """Rows damaged by hand among good jobs: each costs its own job, and no other."""
-    stage.sampler.pause()
+    environment.sampler.pause()
     good: list[int] = []
     damaged: list[int] = []
     for mode in ("lease", "transaction"):
-        good += stage.enqueue(take_number, [(n,) for n in range(size.jobs // 4)])
-        damaged += _damage_arguments(stage, ARGUMENTS, size.faults)
-        good += _damage_arguments(stage, READABLE, size.faults)
+        good += environment.enqueue(take_number, [(n,) for n in range(size.jobs // 4)])
+        damaged += _damage_arguments(environment, ARGUMENTS, size.faults)
+        good += _damage_arguments(environment, READABLE, size.faults)
         for change in CHANGES.values():
-            for job in stage.enqueue(take_number, [(1,)] * size.faults):
-                stage.execute(change, id=job)
+            for job in environment.enqueue(take_number, [(1,)] * size.faults):
+                environment.execute(change, id=job)
                 good.append(job)
-        good += stage.enqueue(take_number, [(n,) for n in range(size.jobs // 4)])
-        _run(stage, size, mode)
-    good.append(_lose_and_mend(stage, size))
-    _are_refused(stage)
-    started = {event.job for event in stage.history(START)}
-    stage.expect(not started & set(damaged), "a job has started with arguments it did not get")
-    stage.judge(succeeded=len(good), failed=len(damaged))
+        good += environment.enqueue(take_number, [(n,) for n in range(size.jobs // 4)])
+        _run(environment, size, mode)
+    good.append(_lose_and_mend(environment, size))
+    _are_refused(environment)
+    started = {event.job for event in environment.history(START)}
+    environment.expect(
+        not started & set(damaged), "a job has started with arguments it did not get"
+    )
+    environment.check(succeeded=len(good), failed=len(damaged))
 
 
-def _run(stage: Stage, size: Size, mode: str) -> None:
-    fleet = stage.fleet(mode, size.workers, concurrency=2)
+def _run(environment: Environment, size: Size, mode: str) -> None:
+    workers = environment.workers(mode, size.workers, concurrency=2)
 
     def all_live() -> None:
-        alive = all(member.is_running for member in fleet.members)
-        stage.expect(alive, "a damaged row has ended a worker")
+        alive = all(member.is_running for member in workers.members)
+        environment.expect(alive, "a damaged row has ended a worker")
 
-    stage.until_ended(meanwhile=all_live)
-    fleet.stop()
+    environment.until_ended(meanwhile=all_live)
+    workers.stop()
 
 
-def _lose_and_mend(stage: Stage, size: Size) -> int:
+def _lose_and_mend(environment: Environment, size: Size) -> int:
     """Numbers 89 and 90: a job without a message is reported, and runs once it has one."""
-    [without_message, without_job] = stage.enqueue(take_number, [(1,)] * 2)
-    stage.execute(WITHOUT_MESSAGE, id=without_message)
-    stage.execute(WITHOUT_JOB, id=without_job)
-    stage.acknowledged.discard(without_job)
-    stage.count("damaged rows", 2)
-    _run(stage, size, "lease")
-    with stage.queue.session() as session:
-        reported = {violation.job_id for violation in stage.queue.check(session)}
-    stage.expect(reported == {without_message}, f"the check reports {reported}")
-    stage.execute(MENDED, id=without_message)
-    _run(stage, size, "transaction")
+    [without_message, without_job] = environment.enqueue(take_number, [(1,)] * 2)
+    environment.execute(WITHOUT_MESSAGE, id=without_message)
+    environment.execute(WITHOUT_JOB, id=without_job)
+    environment.acknowledged.discard(without_job)
+    environment.count("damaged rows", 2)
+    _run(environment, size, "lease")
+    with environment.queue.session() as session:
+        reported = {violation.job_id for violation in environment.queue.check(session)}
+    environment.expect(reported == {without_message}, f"the check reports {reported}")
+    environment.execute(MENDED, id=without_message)
+    _run(environment, size, "transaction")
     return without_message
 
 
-def _are_refused(stage: Stage) -> None:
-    [job] = stage.enqueue(take_number, [(1,)])
+def _are_refused(environment: Environment) -> None:
+    [job] = environment.enqueue(take_number, [(1,)])
     for number, change in REFUSED.items():
         try:
-            stage.execute(change, id=job)
+            environment.execute(change, id=job)
         except IntegrityError:
             continue
-        stage.expect(False, f"the tables have taken bad row {number}")
-    with stage.queue.session() as session:
-        stage.queue.cancel(session, job)
+        environment.expect(False, f"the tables have taken bad row {number}")
+    with environment.queue.session() as session:
+        environment.queue.cancel(session, job)
         session.commit()
-    stage.acknowledged.discard(job)
-    stage.execute("DELETE FROM pgqueue.dead_letters WHERE job_id = :id", id=job)
-    stage.execute("DELETE FROM pgqueue.jobs WHERE id = :id", id=job)
+    environment.acknowledged.discard(job)
+    environment.execute("DELETE FROM pgqueue.dead_letters WHERE job_id = :id", id=job)
+    environment.execute("DELETE FROM pgqueue.jobs WHERE id = :id", id=job)
 
 
-def _damage_arguments(stage: Stage, arguments: dict[int, str], times: int) -> list[int]:
+def _damage_arguments(environment: Environment, arguments: dict[int, str], times: int) -> list[int]:
     ids = []
     for words in arguments.values():
-        for job in stage.enqueue(take_number, [(1,)] * times):
+        for job in environment.enqueue(take_number, [(1,)] * times):
             change = "UPDATE pgqueue.jobs SET args = CAST(:args AS jsonb) WHERE id = :id"
-            stage.execute(change, args=words, id=job)
+            environment.execute(change, args=words, id=job)
             ids.append(job)
-            stage.count("damaged rows")
+            environment.count("damaged rows")
     return ids

@@ -6,18 +6,18 @@ from typing import Any
 
 from sqlalchemy import delete
 
-from chaos.logical import rescue
-from chaos.plants import Patch, plant
+from chaos.environment import Environment
+from chaos.interleavings.logical_workers import rescue
+from chaos.mutations import Patch, mutation
 from chaos.scenario import Broken, Size, scenario
-from chaos.stage import Stage
-from chaos.storm import SESSIONS, STRICT, Storm, once
+from chaos.stress import SESSIONS, STRICT, Storm, once
 from pgqueue import tasks
 from pgqueue.repository import Jobs, NewJob
-from pgqueue.statements import operating
+from pgqueue.statements import operations
 from pgqueue.statements.tables import leases
 
 
-@plant
+@mutation
 def enqueues_keys_in_any_order(patch: Patch) -> None:
     """A batch with unique keys is inserted in the order given, not in that of its keys."""
 
@@ -28,7 +28,7 @@ def enqueues_keys_in_any_order(patch: Patch) -> None:
     patch.set(tasks, "_enqueue_unique", in_given_order)
 
 
-@plant
+@mutation
 def goes_back_for_freed_keys(patch: Patch) -> None:
     """A key whose holder has ended meanwhile is inserted while later ones are held."""
 
@@ -43,11 +43,11 @@ def goes_back_for_freed_keys(patch: Patch) -> None:
     patch.set(Jobs, "_enqueue_in_order", go_back)
 
 
-@plant
+@mutation
 def cancel_waits_for_the_lease(patch: Patch) -> None:
     """A cancel has the job's row and waits for a lease, where all others begin with the lease."""
-    left = delete(leases).where(leases.c.target_id == operating.JOB, leases.c.held)
-    patch.set(operating, "delete_left_lease", lambda: left)
+    left = delete(leases).where(leases.c.target_id == operations.JOB, leases.c.held)
+    patch.set(operations, "delete_left_lease", lambda: left)
 
 
 @scenario(
@@ -56,41 +56,43 @@ def cancel_waits_for_the_lease(patch: Patch) -> None:
     full=Size(faults=20, seconds=15),
     long=Size(faults=160, seconds=120),
     short=Size(faults=4, seconds=2),
-    planted=dict.fromkeys(
+    mutated=dict.fromkeys(
         ("enqueues_keys_in_any_order", "goes_back_for_freed_keys"),
         "deadlock detected|has ended [1-9][0-9]* deadlocks",
     ),
     alone=True,
 )
-def deadlocks(stage: Stage, size: Size) -> None:
+def deadlocks(environment: Environment, size: Size) -> None:
     """A storm of everything on the same few jobs: nobody deadlocks, and nothing is damaged."""
-    stage.enqueue(once.options(unique_key=None), [(n,) for n in range(60)])
-    fleets = [stage.fleet(mode, 1, poll_interval=0.1) for mode in ("lease", "transaction")]
-    for fleet in fleets:
-        fleet.until_registered()
-    storm = Storm(stage, seconds=size.seconds, rounds=size.faults)
+    environment.enqueue(once.options(unique_key=None), [(n,) for n in range(60)])
+    fleets = [environment.workers(mode, 1, poll_interval=0.1) for mode in ("lease", "transaction")]
+    for workers in fleets:
+        workers.until_registered()
+    storm = Storm(environment, seconds=size.seconds, rounds=size.faults)
     storm.rage()
     for kind, times in storm.done.items():
-        stage.count(kind, times)
-    stage.count("replayed", storm.replayed)
-    stage.count("sessions", sum(SESSIONS.values()) + len(STRICT))
-    stage.expect(not storm.lacks, f"too seldom: {storm.lacks}")
-    for fleet in fleets:
-        fleet.stop()
-    _rescue_all(stage)
+        environment.count(kind, times)
+    environment.count("replayed", storm.replayed)
+    environment.count("sessions", sum(SESSIONS.values()) + len(STRICT))
+    environment.expect(not storm.lacks, f"too seldom: {storm.lacks}")
+    for workers in fleets:
+        workers.stop()
+    _rescue_all(environment)
     # Of the workers too, which try again what the server has ended.
-    found = stage.scalar(
+    found = environment.scalar(
         "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     )
-    stage.expect(found == 0, f"the server has ended {found} deadlocks")
+    environment.expect(found == 0, f"the server has ended {found} deadlocks")
 
 
-def _rescue_all(stage: Stage) -> None:
+def _rescue_all(environment: Environment) -> None:
     """All are gone: what they have left must be sound, and to be taken up again."""
-    stage.execute("UPDATE pgqueue.workers SET dead_at = clock_timestamp() WHERE dead_at IS NULL")
-    rescue(stage.engine)
-    stage.sampler.raise_if_broken()
-    with stage.queue.session() as session:
-        violations = stage.queue.check(session)
+    environment.execute(
+        "UPDATE pgqueue.workers SET dead_at = clock_timestamp() WHERE dead_at IS NULL"
+    )
+    rescue(environment.engine)
+    environment.sampler.raise_if_broken()
+    with environment.queue.session() as session:
+        violations = environment.queue.check(session)
     if violations:
         raise Broken(f"F8: {', '.join(map(str, violations[:5]))}")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from sqlalchemy import text, true
 
-from chaos.chores import call, pay
-from chaos.fleet import Fleet
+from chaos.environment import Environment
 from chaos.history import START
-from chaos.plants import Patch, plant
+from chaos.mutations import Patch, mutation
 from chaos.releases import one, two
+from chaos.sample_tasks import call, pay
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
+from chaos.workers import Workers
 from pgqueue import PgQueue, schema
 from pgqueue.errors import SchemaTooNew
 from pgqueue.schema import state
@@ -58,7 +58,7 @@ except PgQueueError as error:
 """
 
 
-@plant
+@mutation
 def unknown_tasks_are_claimed(patch: Patch) -> None:
     """A worker claims messages of its queues whatever their task."""
     from sqlalchemy import and_
@@ -77,13 +77,13 @@ def unknown_tasks_are_claimed(patch: Patch) -> None:
     patch.rebuild(claiming.claim, claiming.lock, claiming.upcoming)
 
 
-@plant
+@mutation
 def any_tables_will_do(patch: Patch) -> None:
     """A worker does not look at the version of the tables."""
     patch.set(schema, "verify", lambda _connection: None)
 
 
-@plant
+@mutation
 def only_its_own_tables_will_do(patch: Patch) -> None:
     """A worker refuses tables that are newer than itself, although they still serve it."""
 
@@ -99,39 +99,43 @@ def only_its_own_tables_will_do(patch: Patch) -> None:
     research="T22",
     full=Size(jobs=5000, workers=4),
     short=Size(jobs=300, workers=1),
-    planted={"unknown_tasks_are_claimed": "an old worker has ended|ended with 1|F[0-9]:"},
+    mutated={"unknown_tasks_are_claimed": "an old worker has ended|ended with 1|F[0-9]:"},
 )
-def two_releases_at_once(stage: Stage, size: Size) -> None:
+def two_releases_at_once(environment: Environment, size: Size) -> None:
     """Old and new workers together: what only the new know waits for them, and nothing fails."""
-    old, new = one(PgQueue(stage.engine)), two(PgQueue(stage.engine))
+    old, new = one(PgQueue(environment.engine)), two(PgQueue(environment.engine))
     for mode in ("lease", "transaction"):
         jobs = size.jobs // 2
         greetings = [(f"{mode}-{number}",) for number in range(jobs // 2)]
-        before = stage.enqueue(old["greet"], greetings)
-        unknown = stage.enqueue(new["wave"], greetings)
-        fleet = stage.fleet(mode, size.workers, imports=["chaos.releases.one"], poll_interval=0.1)
-        _until_left(stage, fleet, len(unknown))
-        started = {event.job for event in stage.history(START)}
-        stage.expect(started >= set(before), "a job was passed by")
-        stage.expect(not started & set(unknown), "an old worker has run a job it does not know")
-        again = stage.enqueue(old["greet"], greetings)
-        younger = stage.fleet(mode, size.workers, imports=["chaos.releases.two"])
-        stage.until_started(*again)  # by either release
-        fleet.stop()
-        stage.count("restarts", size.workers)
-        stage.enqueue(new["greet"], [(name, "Dr.") for (name,) in greetings])
-        stage.until_ended()
+        before = environment.enqueue(old["greet"], greetings)
+        unknown = environment.enqueue(new["wave"], greetings)
+        workers = environment.workers(
+            mode, size.workers, imports=["chaos.releases.one"], poll_interval=0.1
+        )
+        _until_left(environment, workers, len(unknown))
+        started = {event.job for event in environment.history(START)}
+        environment.expect(started >= set(before), "a job was passed by")
+        environment.expect(
+            not started & set(unknown), "an old worker has run a job it does not know"
+        )
+        again = environment.enqueue(old["greet"], greetings)
+        younger = environment.workers(mode, size.workers, imports=["chaos.releases.two"])
+        environment.until_started(*again)  # by either release
+        workers.stop()
+        environment.count("restarts", size.workers)
+        environment.enqueue(new["greet"], [(name, "Dr.") for (name,) in greetings])
+        environment.until_ended()
         younger.stop()
-    stage.judge()
+    environment.check()
 
 
-def _until_left(stage: Stage, fleet: Fleet, count: int) -> None:
+def _until_left(environment: Environment, workers: Workers, count: int) -> None:
     def is_so() -> bool:
-        alive = all(each.is_running for each in fleet.members)
-        stage.expect(alive, "an old worker has ended over what it does not know")
-        return stage.unfinished() <= count
+        alive = all(each.is_running for each in workers.members)
+        environment.expect(alive, "an old worker has ended over what it does not know")
+        return environment.unfinished() <= count
 
-    stage.until(is_so, what="all that is known ends")
+    environment.until(is_so, what="all that is known ends")
 
 
 @scenario(
@@ -139,79 +143,83 @@ def _until_left(stage: Stage, fleet: Fleet, count: int) -> None:
     research="T32",
     full=Size(jobs=10_000, workers=4),
     short=Size(jobs=400, workers=1),
-    planted={
+    mutated={
         "any_tables_will_do": "version it does not know",
         "only_its_own_tables_will_do": "still serve it",
     },
 )
-def tables_upgraded_under_load(stage: Stage, size: Size) -> None:
+def tables_upgraded_under_load(environment: Environment, size: Size) -> None:
     """Upgraded under load, once killed half-way: the code before goes on; others are refused."""
-    newer = _checkout_of_next_version(stage.directory / "next")
-    said = _run(newer, stage.url, "work")
-    stage.expect(said == "SchemaTooOld", f"newer code on older tables says {said or 'nothing'}")
-    fleets = [stage.fleet(mode, size.workers, concurrency=2) for mode in ("lease", "transaction")]
+    newer = _checkout_of_next_version(environment.directory / "next")
+    said = _run(newer, environment.url, "work")
+    environment.expect(
+        said == "SchemaTooOld", f"newer code on older tables says {said or 'nothing'}"
+    )
+    fleets = [
+        environment.workers(mode, size.workers, concurrency=2) for mode in ("lease", "transaction")
+    ]
     for task in (pay, call):
-        stage.enqueue(task.options(max_attempts=1), [(2,)] * (size.jobs // 4))
-    _kill_an_upgrade(stage, newer)
-    said = _run(newer, stage.url, "upgrade")
-    stage.expect(said == "", f"the upgrade says {said}")
-    version = stage.scalar("SELECT version FROM pgqueue.schema_version")
-    stage.expect(version == NEXT, f"the tables have version {version}")
-    stage.count("upgrades under load")
+        environment.enqueue(task.options(max_attempts=1), [(2,)] * (size.jobs // 4))
+    _kill_an_upgrade(environment, newer)
+    said = _run(newer, environment.url, "upgrade")
+    environment.expect(said == "", f"the upgrade says {said}")
+    version = environment.scalar("SELECT version FROM pgqueue.schema_version")
+    environment.expect(version == NEXT, f"the tables have version {version}")
+    environment.count("upgrades under load")
     for task in (pay, call):
-        stage.enqueue(task.options(max_attempts=1), [(2,)] * (size.jobs // 4))
+        environment.enqueue(task.options(max_attempts=1), [(2,)] * (size.jobs // 4))
     for mode in ("lease", "transaction"):
-        late = stage.fleet(mode, 1)
-        stage.until(
-            lambda late=late: _is_working(stage, late),  # type: ignore[misc]
+        late = environment.workers(mode, 1)
+        environment.until(
+            lambda late=late: _is_working(environment, late),  # type: ignore[misc]
             what="a worker starts on tables that still serve it",
         )
         fleets.append(late)
-    stage.until_ended()
-    for fleet in fleets:
-        fleet.stop()
-    _refuses_unknown_tables(stage)
-    stage.judge()
+    environment.until_ended()
+    for workers in fleets:
+        workers.stop()
+    _refuses_unknown_tables(environment)
+    environment.check()
 
 
-def _kill_an_upgrade(stage: Stage, newer: Path) -> None:
+def _kill_an_upgrade(environment: Environment, newer: Path) -> None:
     """kill -9, when it has changed a table and not yet said so: nothing of it stays."""
     waits = (
         "SELECT pid FROM pg_locks"
         " WHERE NOT granted AND relation = 'pgqueue.schema_version'::regclass"
     )
-    with stage.engine.begin() as connection:
+    with environment.engine.begin() as connection:
         connection.execute(text("LOCK TABLE pgqueue.schema_version IN SHARE MODE"))
-        upgrade = _start(newer, stage.url, "upgrade")
-        stage.until(lambda: stage.rows(waits), what="the upgrade has changed a table")
+        upgrade = _start(newer, environment.url, "upgrade")
+        environment.until(lambda: environment.rows(waits), what="the upgrade has changed a table")
         upgrade.kill()
         upgrade.communicate()
-    stage.count("upgrades killed")
+    environment.count("upgrades killed")
     column = "SELECT count(*) FROM information_schema.columns WHERE column_name = 'note'"
-    stage.expect(stage.scalar(column) == 0, "a killed upgrade has left its column")
-    version = stage.scalar("SELECT version FROM pgqueue.schema_version")
-    stage.expect(version == NEXT - 1, f"a killed upgrade has left version {version}")
+    environment.expect(environment.scalar(column) == 0, "a killed upgrade has left its column")
+    version = environment.scalar("SELECT version FROM pgqueue.schema_version")
+    environment.expect(version == NEXT - 1, f"a killed upgrade has left version {version}")
 
 
-def _is_working(stage: Stage, fleet: Fleet) -> bool:
-    [member] = fleet.members
-    stage.expect(member.is_running, "a worker refuses newer tables that still serve it")
-    pids = stage.rows("SELECT pid FROM pgqueue.workers")
+def _is_working(environment: Environment, workers: Workers) -> bool:
+    [member] = workers.members
+    environment.expect(member.is_running, "a worker refuses newer tables that still serve it")
+    pids = environment.rows("SELECT pid FROM pgqueue.workers")
     return member.pid in {row[0] for row in pids}
 
 
-def _refuses_unknown_tables(stage: Stage) -> None:
-    stage.execute("UPDATE pgqueue.schema_version SET version = 999, oldest_code = 999")
-    [member] = stage.fleet("lease", 1).members
-    stage.until(
+def _refuses_unknown_tables(environment: Environment) -> None:
+    environment.execute("UPDATE pgqueue.schema_version SET version = 999, oldest_code = 999")
+    [member] = environment.workers("lease", 1).members
+    environment.until(
         lambda: not member.is_running or "serving" in member.log.read_text(),
         what="the worker refuses or starts",
     )
     told = "SchemaTooNew" in member.log.read_text()
     words = "a worker has started on tables of a version it does not know"
-    stage.expect(not member.is_running and told, words)
+    environment.expect(not member.is_running and told, words)
     change = f"UPDATE pgqueue.schema_version SET version = {NEXT}, oldest_code = {NEXT - 1}"
-    stage.execute(change)
+    environment.execute(change)
 
 
 def _checkout_of_next_version(directory: Path) -> Path:

@@ -7,10 +7,10 @@ import time
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from chaos.chores import AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue
+from chaos.environment import Environment
 from chaos.history import END, START, Event
+from chaos.sample_tasks import AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
 from pgqueue import JobContext
 
 TERMINATED = "terminated"
@@ -41,19 +41,19 @@ def outstay_and_pay(session: Session, ctx: JobContext) -> int:
     research="T4",
     full=Size(jobs=20),
     short=Size(jobs=4),
-    planted={"held_settle_outside_its_transaction": "late result|F[0-9]:|sampled"},
+    mutated={"held_settle_outside_its_transaction": "late result|F[0-9]:|sampled"},
 )
-def transactions_ended_under_handlers(stage: Stage, size: Size) -> None:
+def transactions_ended_under_handlers(environment: Environment, size: Size) -> None:
     """The server ends transactions under their handlers: nothing of them is kept, none is lost."""
-    version = int(stage.scalar("SHOW server_version_num"))
+    version = int(environment.scalar("SHOW server_version_num"))
     ways = [way for way in WAYS if way != "over" or version >= FIRST_WITH_OVER]
     fleets = []
     first: list[int] = []
     for mode in ("lease", "transaction"):
         for way in ways:
             task = outstay_and_pay.options(queue=f"{way}-{mode}")
-            first += stage.enqueue(task, [()] * size.jobs)
-            fleet = stage.fleet(
+            first += environment.enqueue(task, [()] * size.jobs)
+            workers = environment.workers(
                 mode,
                 1,
                 concurrency=size.jobs,
@@ -63,31 +63,36 @@ def transactions_ended_under_handlers(stage: Stage, size: Size) -> None:
                     "pool_size": size.jobs,
                 },
             )
-            fleets.append((way, fleet))
+            fleets.append((way, workers))
     # On a busy machine a limit may strike before a handler has begun: then its second is first.
-    stage.until(
-        lambda: set(first) == {event.job for event in stage.history(START)}, what="all jobs start"
+    environment.until(
+        lambda: set(first) == {event.job for event in environment.history(START)},
+        what="all jobs start",
     )
-    starts = [event for event in stage.history(START) if event.attempt == 1]
-    for way, fleet in fleets:
-        names = {member.name for member in fleet.members}
-        _end_transactions(stage, way, [start for start in starts if start.worker in names])
-    stage.open("ended")
-    stage.until_ended()
-    again = stage.scalar("SELECT count(*) FROM pgqueue.jobs WHERE attempts >= 2")
-    stage.expect(again == len(first), f"a late result was kept: only {again} ran again")
-    for _, fleet in fleets:
-        stage.expect(all(each.is_running for each in fleet.members), "a worker did not survive")
-        for member in fleet.members:
+    starts = [event for event in environment.history(START) if event.attempt == 1]
+    for way, workers in fleets:
+        names = {member.name for member in workers.members}
+        _end_transactions(environment, way, [start for start in starts if start.worker in names])
+    environment.open("ended")
+    environment.until_ended()
+    again = environment.scalar("SELECT count(*) FROM pgqueue.jobs WHERE attempts >= 2")
+    environment.expect(again == len(first), f"a late result was kept: only {again} ran again")
+    for _, workers in fleets:
+        environment.expect(
+            all(each.is_running for each in workers.members), "a worker did not survive"
+        )
+        for member in workers.members:
             member.was_harmed = True
-        fleet.stop()
-    stage.judge()
+        workers.stop()
+    environment.check()
 
 
-def _end_transactions(stage: Stage, way: str, starts: list[Event]) -> None:
+def _end_transactions(environment: Environment, way: str, starts: list[Event]) -> None:
     pids = [start.details["backend"] for start in starts]
     if way == TERMINATED:
         for pid in pids:
-            stage.rows("SELECT pg_terminate_backend(:pid, 5000)", pid=pid)
-    stage.until(lambda: stage.scalar(BACKENDS, pids=pids) == 0, what=f"the server ends them, {way}")
-    stage.count("ended transactions", len(pids))
+            environment.rows("SELECT pg_terminate_backend(:pid, 5000)", pid=pid)
+    environment.until(
+        lambda: environment.scalar(BACKENDS, pids=pids) == 0, what=f"the server ends them, {way}"
+    )
+    environment.count("ended transactions", len(pids))

@@ -11,12 +11,12 @@ import time
 from functools import partial
 from pathlib import Path
 
-from chaos.chores import LOOK_EVERY, is_open, note, queue
-from chaos.fleet import Program
+from chaos.environment import Environment
 from chaos.history import END, START
-from chaos.plants import Patch, plant
+from chaos.mutations import Patch, mutation
+from chaos.sample_tasks import LOOK_EVERY, is_open, note, queue
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
+from chaos.workers import Program
 from pgqueue import JobContext, PgQueue
 
 ORPHAN_LIVES = 15.0
@@ -42,7 +42,7 @@ def _fork_a_child() -> None:
         os._exit(0)
 
 
-@plant
+@mutation
 def orphans_keep_the_sockets(patch: Patch) -> None:
     """A forked child keeps the sockets of the worker's connections open."""
     from pgqueue import unit_of_work
@@ -50,7 +50,7 @@ def orphans_keep_the_sockets(patch: Patch) -> None:
     patch.set(unit_of_work, "keep_from_children", lambda _driver: None)
 
 
-@plant
+@mutation
 def connections_are_inherited(patch: Patch) -> None:
     """A PgQueue does not notice that it is in another process than before."""
 
@@ -65,22 +65,22 @@ def connections_are_inherited(patch: Patch) -> None:
     research="T30",
     full=Size(jobs=20, workers=20),
     short=Size(jobs=3, workers=3),
-    planted={"connections_are_inherited": "speak to the same server process"},
+    mutated={"connections_are_inherited": "speak to the same server process"},
     programs=("linux",),
 )
-def forks_in_the_middle(stage: Stage, size: Size) -> None:
+def forks_in_the_middle(environment: Environment, size: Size) -> None:
     """fork, spawn and forkserver in the middle of work: no two processes share a connection."""
-    log = stage.directory / "forking.log"
-    environment = {
-        "CHAOS_URL": stage.url,
-        "CHAOS_DIRECTORY": str(stage.directory),
+    log = environment.directory / "forking.log"
+    variables = {
+        "CHAOS_URL": environment.url,
+        "CHAOS_DIRECTORY": str(environment.directory),
         "CHAOS_WORKER": "parent",
-        "CHAOS_PLANT": stage.plant or "",
+        "CHAOS_PLANT": environment.mutation or "",
     }
     with log.open("wb") as output:
         program = subprocess.Popen(
             [sys.executable, "-m", "chaos.forking", str(size.workers), str(size.jobs)],
-            env={**os.environ, **environment},
+            env={**os.environ, **variables},
             cwd=Path(__file__).parent.parent.parent,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -88,22 +88,25 @@ def forks_in_the_middle(stage: Stage, size: Size) -> None:
             start_new_session=True,
         )
     try:
-        stage.until(
-            lambda: _nobody_shares(stage) and program.poll() is not None, what="all processes end"
+        environment.until(
+            lambda: _nobody_shares(environment) and program.poll() is not None,
+            what="all processes end",
         )
     finally:
         if program.poll() is None:
             os.killpg(program.pid, signal.SIGKILL)  # and its children
             program.wait()
-    stage.expect(program.returncode == 0, f"the program failed:\n{log.read_text()[-2000:]}")
-    codes = json.loads((stage.directory / "codes").read_text())
-    stage.expect(set(codes) == {0}, f"children ended with {codes}:\n{log.read_text()[-2000:]}")
-    stage.count("forks", size.workers)
-    _collect(stage)
-    fleet = stage.fleet("lease", 1)  # what was enqueued after the last child was done
-    stage.until_ended()
-    fleet.stop()
-    stage.judge()
+    environment.expect(program.returncode == 0, f"the program failed:\n{log.read_text()[-2000:]}")
+    codes = json.loads((environment.directory / "codes").read_text())
+    environment.expect(
+        set(codes) == {0}, f"children ended with {codes}:\n{log.read_text()[-2000:]}"
+    )
+    environment.count("forks", size.workers)
+    _collect(environment)
+    workers = environment.workers("lease", 1)  # what was enqueued after the last child was done
+    environment.until_ended()
+    workers.stop()
+    environment.check()
 
 
 @scenario(
@@ -111,29 +114,29 @@ def forks_in_the_middle(stage: Stage, size: Size) -> None:
     research="T30",
     full=Size(jobs=20, faults=5),
     short=Size(jobs=4, faults=1),
-    planted={"orphans_keep_the_sockets": "not within .* s: .* claimable"},
+    mutated={"orphans_keep_the_sockets": "not within .* s: .* claimable"},
     programs=("linux",),
 )
-def orphans_of_a_killed_worker(stage: Stage, size: Size) -> None:
+def orphans_of_a_killed_worker(environment: Environment, size: Size) -> None:
     """kill -9 of a worker whose handlers have forked: its orphans do not hold up the rescue."""
     for number in range(size.faults):
         count = size.jobs // size.faults
-        jobs = stage.enqueue(leave_an_orphan, [(f"go{number}",)] * count)
+        jobs = environment.enqueue(leave_an_orphan, [(f"go{number}",)] * count)
         # A program: of a process that multiprocessing has forked, the orphans hide the end.
         options = {"mode": "lease", "concurrency": count}
-        victim = Program(stage, stage.next_name(), stage.url, options)
-        stage.members.append(victim)
-        stage.until_started(*jobs)
-        watcher = stage.fleet("lease", 1, concurrency=count)
+        victim = Program(environment, environment.next_name(), environment.url, options)
+        environment.members.append(victim)
+        environment.until_started(*jobs)
+        watcher = environment.workers("lease", 1, concurrency=count)
         watcher.until_registered()
         victim.kill()
-        stage.count("kills")
-        held = partial(stage.scalar, HELD_BY, pid=victim.pid)
-        stage.until(lambda: held() == 0, seconds=5, what="its jobs are claimable")  # noqa: B023
-        stage.open(f"go{number}")
-        stage.until_ended()
+        environment.count("kills")
+        held = partial(environment.scalar, HELD_BY, pid=victim.pid)
+        environment.until(lambda: held() == 0, seconds=5, what="its jobs are claimable")  # noqa: B023
+        environment.open(f"go{number}")
+        environment.until_ended()
         watcher.stop()
-    stage.judge()
+    environment.check()
 
 
 HELD_BY = """
@@ -141,19 +144,19 @@ HELD_BY = """
 """
 
 
-def _nobody_shares(stage: Stage) -> bool:
+def _nobody_shares(environment: Environment) -> bool:
     owner: dict[int, str] = {}
-    for file in stage.directory.glob("backends-*"):
+    for file in environment.directory.glob("backends-*"):
         for line in file.read_text().splitlines():
             [backend] = json.loads(line)
             first = owner.setdefault(backend, file.name)
             words = f"{first} and {file.name} speak to the same server process {backend}"
-            stage.expect(first == file.name, words)
+            environment.expect(first == file.name, words)
     return True
 
 
-def _collect(stage: Stage) -> None:
-    for file in stage.directory.glob("acknowledged-*"):
+def _collect(environment: Environment) -> None:
+    for file in environment.directory.glob("acknowledged-*"):
         for line in file.read_text().splitlines():
-            stage.acknowledged.update(json.loads(line))
-    stage.count("jobs", len(stage.acknowledged))
+            environment.acknowledged.update(json.loads(line))
+    environment.count("jobs", len(environment.acknowledged))

@@ -12,12 +12,12 @@ from sqlalchemy import bindparam, delete, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from chaos.chores import AT_A_GATE, AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue
-from chaos.fleet import Fleet, Member
+from chaos.environment import Environment
 from chaos.history import END, START
-from chaos.plants import Patch, plant
+from chaos.mutations import Patch, mutation
+from chaos.sample_tasks import AT_A_GATE, AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
+from chaos.workers import Member, Workers
 from pgqueue import JobContext
 
 LATE = ("its result is not kept: too late", "its lease had passed on")
@@ -78,7 +78,7 @@ async def outlast_and_pay_async(session: AsyncSession, ctx: JobContext, turn: in
 TASKS = (outlast, outlast_async, outlast_and_pay, outlast_and_pay_async)
 
 
-@plant
+@mutation
 def settles_any_lease_of_the_job(patch: Patch) -> None:
     """A settle in lease mode takes whatever lease its job has: not by message, attempt, worker.
 
@@ -112,19 +112,19 @@ def settles_any_lease_of_the_job(patch: Patch) -> None:
     patch.rebuild(settling.settle, settling.settle_succeeded, settling.settle_one_success)
 
 
-@plant
+@mutation
 def held_settle_outside_its_transaction(patch: Patch) -> None:
     """Transaction mode settles on a connection of its own, not on the one that has the message."""
+    from pgqueue.connections.opening import own_connection
     from pgqueue.repository import Attempts
-    from pgqueue.unit_of_work import own_connection
-    from pgqueue.worker.held_attempt import HeldAttempt
+    from pgqueue.worker.transaction_mode.attempt import TransactionAttempt
 
     def apart(self, outcome):  # type: ignore[no-untyped-def]
-        with own_connection(self._crew.engine, {}) as other:
-            attempts = Attempts(other, self._crew.presence.worker_id)
+        with own_connection(self._runtime.engine, {}) as other:
+            attempts = Attempts(other, self._runtime.identity.worker_id)
             attempts.settle([(self._run.claimed, outcome)], held=True)
 
-    patch.set(HeldAttempt, "_settle", apart)
+    patch.set(TransactionAttempt, "_settle", apart)
 
 
 @scenario(
@@ -133,33 +133,33 @@ def held_settle_outside_its_transaction(patch: Patch) -> None:
     full=Size(jobs=1000, workers=8, faults=100),
     long=Size(jobs=1500, workers=8, faults=150),
     short=Size(jobs=16, workers=3, faults=2),
-    planted={"settles_any_lease_of_the_job": "a late result has ended"},
+    mutated={"settles_any_lease_of_the_job": "a late result has ended"},
     settings=MANY,
 )
-def zombies_in_lease_mode(stage: Stage, size: Size) -> None:
+def zombies_in_lease_mode(environment: Environment, size: Size) -> None:
     """SIGSTOP past the death, SIGCONT in lease mode: a late result changes nothing."""
     frozen = max(1, size.workers * 5 // 8)
     jobs = size.jobs * frozen // size.faults
-    fleet = _fleet(stage, "lease", size.workers, jobs, slow_grace=1.5)
-    fleet.until_registered()
+    workers = _workers(environment, "lease", size.workers, jobs, slow_grace=1.5)
+    workers.until_registered()
     expected = 0
-    for turn in _turns(stage, size):
-        zombies, theirs = _freeze_in_handlers(stage, fleet, turn, jobs, frozen)
-        stage.open(f"{turn}-1")
-        _until_taken_over(stage, theirs)
+    for turn in _turns(environment, size):
+        zombies, theirs = _freeze_in_handlers(environment, workers, turn, jobs, frozen)
+        environment.open(f"{turn}-1")
+        _until_taken_over(environment, theirs)
         expected += len(theirs)
-        with stage.engine.begin() as connection:
+        with environment.engine.begin() as connection:
             # The results come before a heartbeat tells their worker that it is dead.
             connection.execute(HOLD_HEARTBEATS)
-            _come_back_late(stage, zombies, theirs, refused=expected)
-        fleet.until_registered()
-        stage.open(f"{turn}-2")
-        stage.until_ended()
-    fleet.stop()
-    refused = _refused(stage)
-    stage.count("late results refused", refused)
-    stage.expect(refused > 0, "no late result was counted as stale")
-    stage.judge()
+            _come_back_late(environment, zombies, theirs, refused=expected)
+        workers.until_registered()
+        environment.open(f"{turn}-2")
+        environment.until_ended()
+    workers.stop()
+    refused = _refused(environment)
+    environment.count("late results refused", refused)
+    environment.expect(refused > 0, "no late result was counted as stale")
+    environment.check()
 
 
 @scenario(
@@ -168,77 +168,87 @@ def zombies_in_lease_mode(stage: Stage, size: Size) -> None:
     full=Size(jobs=1000, workers=8, faults=100),
     long=Size(jobs=1500, workers=8, faults=150),
     short=Size(jobs=16, workers=3, faults=2),
-    planted={"held_settle_outside_its_transaction": "late result|F[0-9]:|sampled"},
+    mutated={"held_settle_outside_its_transaction": "late result|F[0-9]:|sampled"},
     settings=MANY,
 )
-def zombies_in_transaction_mode(stage: Stage, size: Size) -> None:
+def zombies_in_transaction_mode(environment: Environment, size: Size) -> None:
     """SIGSTOP, the server ends the transaction, SIGCONT: a late result changes nothing."""
     frozen = max(1, size.workers * 5 // 8)
     jobs = size.jobs * frozen // size.faults
-    fleet = _fleet(stage, "transaction", size.workers, jobs)
-    fleet.until_registered()
-    for turn in _turns(stage, size):
-        zombies, theirs = _freeze_in_handlers(stage, fleet, turn, jobs, frozen)
-        _end_transactions(stage, zombies)
-        stage.open(f"{turn}-1")
-        _until_taken_over(stage, theirs)
-        _come_back_late(stage, zombies, theirs, refused=0)
-        stage.open(f"{turn}-2")
-        stage.until_ended()
-    fleet.stop()
-    _freeze_all(stage, turn + 1)
-    stage.judge()
+    workers = _workers(environment, "transaction", size.workers, jobs)
+    workers.until_registered()
+    for turn in _turns(environment, size):
+        zombies, theirs = _freeze_in_handlers(environment, workers, turn, jobs, frozen)
+        _end_transactions(environment, zombies)
+        environment.open(f"{turn}-1")
+        _until_taken_over(environment, theirs)
+        _come_back_late(environment, zombies, theirs, refused=0)
+        environment.open(f"{turn}-2")
+        environment.until_ended()
+    workers.stop()
+    _freeze_all(environment, turn + 1)
+    environment.check()
 
 
-def _turns(stage: Stage, size: Size) -> Iterator[int]:
+def _turns(environment: Environment, size: Size) -> Iterator[int]:
     """One after the other, until so many were frozen at their work: not each always has some."""
     for turn in count():
         yield turn
-        if stage.counts["freezes"] >= size.faults:
+        if environment.counts["freezes"] >= size.faults:
             return
 
 
-def _fleet(stage: Stage, mode: str, workers: int, jobs: int, **options: float) -> Fleet:
+def _workers(
+    environment: Environment, mode: str, workers: int, jobs: int, **options: float
+) -> Workers:
     concurrency = 2 * jobs // 3 + 2
-    return stage.fleet(mode, workers, concurrency=concurrency, alone_for=AT_A_GATE, **options)
+    return environment.workers(
+        mode, workers, concurrency=concurrency, alone_for=AT_A_GATE, **options
+    )
 
 
 def _freeze_in_handlers(
-    stage: Stage, fleet: Fleet, turn: int, jobs: int, frozen: int
+    environment: Environment, workers: Workers, turn: int, jobs: int, frozen: int
 ) -> tuple[list[Member], list[int]]:
     """Freeze some workers while they run handlers, and say which jobs those are."""
-    ids = [id for task in TASKS for id in stage.enqueue(task, [(turn,)] * (jobs // len(TASKS)))]
-    stage.until_started(*ids)
-    runs = [(event.worker, event.job) for event in stage.history(START) if event.job in set(ids)]
-    busy = [each for each in fleet.members if any(each.name == worker for worker, _ in runs)]
-    zombies = stage.dice.sample(busy, min(frozen, len(busy)))
+    ids = [
+        id for task in TASKS for id in environment.enqueue(task, [(turn,)] * (jobs // len(TASKS)))
+    ]
+    environment.until_started(*ids)
+    runs = [
+        (event.worker, event.job) for event in environment.history(START) if event.job in set(ids)
+    ]
+    busy = [each for each in workers.members if any(each.name == worker for worker, _ in runs)]
+    zombies = environment.dice.sample(busy, min(frozen, len(busy)))
     for zombie in zombies:
         zombie.freeze()
-        stage.count("freezes")
+        environment.count("freezes")
     names = {zombie.name for zombie in zombies}
     return zombies, [job for worker, job in runs if worker in names]
 
 
-def _end_transactions(stage: Stage, zombies: list[Member]) -> None:
+def _end_transactions(environment: Environment, zombies: list[Member]) -> None:
     """What tcp_user_timeout or a timeout of the server would do, without the wait."""
     for zombie in zombies:
-        for (pid,) in stage.rows(HOLDERS, name=zombie.name):
-            stage.rows("SELECT pg_terminate_backend(:pid, 5000)", pid=pid)
-            stage.count("ended transactions")
+        for (pid,) in environment.rows(HOLDERS, name=zombie.name):
+            environment.rows("SELECT pg_terminate_backend(:pid, 5000)", pid=pid)
+            environment.count("ended transactions")
 
 
-def _until_taken_over(stage: Stage, theirs: list[int]) -> None:
+def _until_taken_over(environment: Environment, theirs: list[int]) -> None:
     """Until each runs elsewhere; a busy machine may cost it more than one attempt on the way."""
-    stage.until(
-        lambda: {each.job for each in stage.history(START) if each.attempt > 1} >= set(theirs),
+    environment.until(
+        lambda: (
+            {each.job for each in environment.history(START) if each.attempt > 1} >= set(theirs)
+        ),
         what="the jobs of the zombies are taken over",
     )
-    for member in stage.members:
+    for member in environment.members:
         member.was_harmed = True  # so short a grace may also be too short for one that is well
 
 
 def _come_back_late(
-    stage: Stage, zombies: list[Member], theirs: list[int], *, refused: int
+    environment: Environment, zombies: list[Member], theirs: list[int], *, refused: int
 ) -> None:
     """Let them come back, and their first attempts return; nothing may come of it."""
     for zombie in zombies:
@@ -248,35 +258,37 @@ def _come_back_late(
     patient_until = time.monotonic() + PATIENT_FOR
 
     def have_returned() -> bool:
-        ended = _ended_of(stage, theirs)
-        stage.expect(not ended, f"a late result has ended {ended}, which run elsewhere")
-        back = {(event.job, event.attempt) for event in stage.history(END)}
-        are_counted = _refused(stage) >= refused or time.monotonic() > patient_until
+        ended = _ended_of(environment, theirs)
+        environment.expect(not ended, f"a late result has ended {ended}, which run elsewhere")
+        back = {(event.job, event.attempt) for event in environment.history(END)}
+        are_counted = _refused(environment) >= refused or time.monotonic() > patient_until
         return late <= back and are_counted
 
-    stage.until(have_returned, what="the handlers of the zombies end")
+    environment.until(have_returned, what="the handlers of the zombies end")
 
 
-def _refused(stage: Stage) -> int:
-    logs = [member.log.read_text() for member in stage.members]
+def _refused(environment: Environment) -> int:
+    logs = [member.log.read_text() for member in environment.members]
     return sum(log.count(words) for log in logs for words in LATE)
 
 
-def _ended_of(stage: Stage, jobs: list[int]) -> list[int]:
+def _ended_of(environment: Environment, jobs: list[int]) -> list[int]:
     ended = "SELECT id FROM pgqueue.jobs WHERE outcome IS NOT NULL AND id = ANY(:jobs)"
-    return [row[0] for row in stage.rows(ended, jobs=jobs)]
+    return [row[0] for row in environment.rows(ended, jobs=jobs)]
 
 
-def _freeze_all(stage: Stage, turn: int) -> None:
+def _freeze_all(environment: Environment, turn: int) -> None:
     """Every slot of all workers is frozen in a handler, so that no other takes the message over."""
-    fleet = stage.fleet("transaction", 1, concurrency=4)
-    _, theirs = _freeze_in_handlers(stage, fleet, turn, 4, 1)
-    _end_transactions(stage, fleet.members)
-    stage.open(f"{turn}-1")
-    stage.open(f"{turn}-2")
-    fleet.members[0].thaw()
-    stage.until_ended()
+    workers = environment.workers("transaction", 1, concurrency=4)
+    _, theirs = _freeze_in_handlers(environment, workers, turn, 4, 1)
+    _end_transactions(environment, workers.members)
+    environment.open(f"{turn}-1")
+    environment.open(f"{turn}-2")
+    workers.members[0].thaw()
+    environment.until_ended()
     twice: dict[str, Any] = {"jobs": theirs}
     crashed = "SELECT count(*) FROM pgqueue.jobs WHERE attempts = 2 AND id = ANY(:jobs)"
-    stage.expect(stage.scalar(crashed, **twice) == len(theirs), "a late result was kept")
-    fleet.stop()
+    environment.expect(
+        environment.scalar(crashed, **twice) == len(theirs), "a late result was kept"
+    )
+    workers.stop()

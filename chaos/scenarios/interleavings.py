@@ -6,13 +6,13 @@ from typing import Any
 
 from sqlalchemy import bindparam, delete, exists, select, true, update
 
-from chaos.interleaving import GivenOrder, SomeOrder
-from chaos.plants import Patch, plant
-from chaos.plays import Play, repertoire
+from chaos.environment import Environment
+from chaos.interleavings.runner import ScriptRunner
+from chaos.interleavings.scheduler import GivenOrder, SomeOrder
+from chaos.interleavings.scripts import Play, repertoire
+from chaos.mutations import Patch, mutation
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
-from chaos.theatre import Theatre
-from pgqueue.statements import fencing, operating, rescuing, settling, stamping
+from pgqueue.statements import fencing, operations, rescuing, settling, stamping
 from pgqueue.statements.tables import leases, stands_at_place_of
 
 KNOWN = [
@@ -56,14 +56,14 @@ def _rebuild_settles(patch: Patch) -> None:
     )
 
 
-@plant
+@mutation
 def settles_ended_jobs(patch: Patch) -> None:
     """A settle updates its job without `outcome IS NULL`."""
     patch.set(settling, "update", lambda table: _Without(update(table), 1))
     _rebuild_settles(patch)
 
 
-@plant
+@mutation
 def fence_by_job_alone(patch: Patch) -> None:
     """A settle deletes whatever lease its job has."""
 
@@ -82,7 +82,7 @@ def fence_by_job_alone(patch: Patch) -> None:
     _rebuild_settles(patch)
 
 
-@plant
+@mutation
 def rescues_held_leases(patch: Patch) -> None:
     """A rescuer takes leases whose messages come back by themselves.
 
@@ -93,25 +93,25 @@ def rescues_held_leases(patch: Patch) -> None:
     patch.rebuild(rescuing.rescue_leases, rescuing.rescue_lost_messages)
 
 
-@plant
+@mutation
 def stamps_without_comparing(patch: Patch) -> None:
     """A stamp takes over whatever a crash has left, not what its worker has seen."""
     patch.set(stamping, "update", lambda table: _Without(update(table), 2))
     patch.rebuild(stamping.stamp_after_crash)
 
 
-@plant
+@mutation
 def stamps_without_the_message(patch: Patch) -> None:
     """A stamp that comes when its transaction is over does not look for its message."""
     patch.set(stamping, "exists", _Anything)
     patch.rebuild(stamping.stamp_first)
 
 
-@plant
+@mutation
 def requeue_asks_for_messages_only(patch: Patch) -> None:
     """A requeue does not see a claim that was committed since its first statement."""
-    message = exists().where(stands_at_place_of(operating.JOB))
-    patch.set(operating, "is_with_a_worker", lambda: select(message))
+    message = exists().where(stands_at_place_of(operations.JOB))
+    patch.set(operations, "is_with_a_worker", lambda: select(message))
 
 
 @scenario(
@@ -119,7 +119,7 @@ def requeue_asks_for_messages_only(patch: Patch) -> None:
     research="T6",
     full=Size(jobs=1000),
     short=Size(jobs=60),
-    planted={
+    mutated={
         "settles_ended_jobs": "it had ended, and was changed",
         "fence_by_job_alone": "outcomes of .* were accepted|a message or a lease",
         "rescues_held_leases": "2 outcomes of .* were accepted|at most one message",
@@ -130,17 +130,17 @@ def requeue_asks_for_messages_only(patch: Patch) -> None:
     },
     alone=True,
 )
-def interleavings(stage: Stage, size: Size) -> None:
+def interleavings(environment: Environment, size: Size) -> None:
     """Two sessions at one job, in every order of their statements: it ends once, and it ends."""
-    theatre = Theatre(stage.url, stage.engine)
+    theatre = ScriptRunner(environment.url, environment.engine)
     try:
         for play, order in KNOWN:
             theatre.put_on(play, GivenOrder(order))
-        theatre.judge()
+        theatre.check()
         plays = repertoire()
-        for play in stage.dice.sample(plays * -(-size.jobs // len(plays)), size.jobs):
-            theatre.put_on(play, SomeOrder(stage.dice))
-        theatre.judge()
+        for play in environment.dice.sample(plays * -(-size.jobs // len(plays)), size.jobs):
+            theatre.put_on(play, SomeOrder(environment.dice))
+        theatre.check()
     finally:
         theatre.close()
-        stage.count("orders", theatre.orders)
+        environment.count("orders", theatre.orders)

@@ -7,12 +7,12 @@ from typing import Any
 from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
-from chaos.chores import call, pay, pay_async
-from chaos.fleet import Fleet
-from chaos.plants import Patch, plant
+from chaos.environment import Environment
+from chaos.mutations import Patch, mutation
 from chaos.proxy import COMMIT, UNPREPARED, Proxy
+from chaos.sample_tasks import call, pay, pay_async
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
+from chaos.workers import Workers
 from pgqueue import Task
 
 ENQUEUE = b"INSERT INTO pgqueue.jobs"
@@ -28,7 +28,7 @@ Point = tuple[bytes, bytes, tuple[Task[..., Any], ...]]
 """Where to cut, after which words, and the tasks whose jobs come by there."""
 
 
-@plant
+@mutation
 def unique_keys_are_not_held(patch: Patch) -> None:
     """A job is enqueued without taking its unique key."""
     from pgqueue.repository import Jobs
@@ -39,18 +39,18 @@ def unique_keys_are_not_held(patch: Patch) -> None:
     with_key = patch.set(Jobs, "enqueue", enqueue)
 
 
-@plant
+@mutation
 def claims_are_not_reconciled(patch: Patch) -> None:
     """A claimer never asks what else it holds by what the database says."""
-    from pgqueue.worker.claimer import Claimer
+    from pgqueue.worker.lease_mode.claimer import Claimer
 
     patch.set(Claimer, "_reconcile", lambda self, connection: None)
 
 
-@plant
+@mutation
 def settles_are_not_repeated(patch: Patch) -> None:
     """A settler tells the database once how an attempt has ended, whatever comes back."""
-    from pgqueue.worker.settler import Settler
+    from pgqueue.worker.lease_mode.settler import Settler
 
     def once(self):  # type: ignore[no-untyped-def]
         settle, part = self._left.pop(0)
@@ -59,24 +59,24 @@ def settles_are_not_repeated(patch: Patch) -> None:
     patch.set(Settler, "_settle_next", once)
 
 
-@plant
+@mutation
 def unknown_commits_count(patch: Patch) -> None:
     """A COMMIT without an answer is taken for carried out; nobody looks at the rows."""
-    from pgqueue.worker import transactional
+    from pgqueue.worker import transactional_handler
 
-    patch.set(transactional, "was_committed", lambda crew, run: True)
+    patch.set(transactional_handler, "was_committed", lambda runtime, run: True)
 
 
-@plant
+@mutation
 def unknown_stamps_count(patch: Patch) -> None:
     """A handler starts although nobody knows whether its attempt was stamped."""
-    from pgqueue.worker.turnstile import Turnstile
+    from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
 
     def stamp(self, locked, holder):  # type: ignore[no-untyped-def]
         unstamped = locked.claimed(attempt=locked.used_attempts + 1, crashes=locked.past_crashes)
         return surely(self, locked, holder) or unstamped
 
-    surely = patch.set(Turnstile, "stamp", stamp)
+    surely = patch.set(ClaimGate, "stamp", stamp)
 
 
 @scenario(
@@ -84,45 +84,47 @@ def unknown_stamps_count(patch: Patch) -> None:
     research="T12",
     full=Size(jobs=500, workers=2, faults=250),
     short=Size(jobs=40, workers=1, faults=20),
-    planted={"unique_keys_are_not_held": "a repeat made a second job"},
+    mutated={"unique_keys_are_not_held": "a repeat made a second job"},
 )
-def lost_answers_to_enqueuers(stage: Stage, size: Size) -> None:
+def lost_answers_to_enqueuers(environment: Environment, size: Size) -> None:
     """Answers to an enqueuer are lost: it is told, and a repeat with the same key finds the job."""
-    with Proxy(stage.url) as proxy:
+    with Proxy(environment.url) as proxy:
         engine = create_engine(proxy.url, poolclass=NullPool, **UNPREPARED)
         for number in range(size.jobs):
             is_cut = number < size.faults
             if is_cut:
                 at = COMMIT if number % 4 < 2 else ENQUEUE
                 proxy.cut(at=at, forwarding=number % 2 == 0)
-            _enqueue_once(stage, engine, number, with_key=number % 3 > 0)
-            stage.expect(proxy.is_idle, "the enqueuer was not told that its answer was lost")
-        stage.count("cuts", proxy.cuts)
-    fleet = stage.fleet("lease", size.workers)
-    stage.until_ended()
-    fleet.stop()
-    stage.judge(succeeded=stage.scalar("SELECT count(*) FROM pgqueue.jobs"))
+            _enqueue_once(environment, engine, number, with_key=number % 3 > 0)
+            environment.expect(proxy.is_idle, "the enqueuer was not told that its answer was lost")
+        environment.count("cuts", proxy.cuts)
+    workers = environment.workers("lease", size.workers)
+    environment.until_ended()
+    workers.stop()
+    environment.check(succeeded=environment.scalar("SELECT count(*) FROM pgqueue.jobs"))
 
 
-def _enqueue_once(stage: Stage, engine: Engine, number: int, *, with_key: bool) -> None:
+def _enqueue_once(environment: Environment, engine: Engine, number: int, *, with_key: bool) -> None:
     """What a careful application does.  Without a key it can only ask a person."""
     task = call.options(unique_key=f"order {number}") if with_key else call
     try:
-        job = _enqueue(stage, engine, task, number)
+        job = _enqueue(environment, engine, task, number)
     except DBAPIError:
         if not with_key:
             return
-        job = _enqueue(stage, stage.engine, task, number)
-    stage.acknowledged.add(job)
-    stage.count("jobs")
+        job = _enqueue(environment, environment.engine, task, number)
+    environment.acknowledged.add(job)
+    environment.count("jobs")
     if with_key:
         same = "SELECT id FROM pgqueue.jobs WHERE (args->>'milliseconds')::float8 * 1000 = :number"
-        found = [row[0] for row in stage.rows(same, number=number)]
-        stage.expect(found == [job], f"order {number}: a repeat made a second job: {found}")
+        found = [row[0] for row in environment.rows(same, number=number)]
+        environment.expect(found == [job], f"order {number}: a repeat made a second job: {found}")
 
 
-def _enqueue(stage: Stage, engine: Engine, task: Task[[float], int], number: int) -> int:
-    with stage.queue.sessions(bind=engine) as session:
+def _enqueue(
+    environment: Environment, engine: Engine, task: Task[[float], int], number: int
+) -> int:
+    with environment.queue.sessions(bind=engine) as session:
         job = task.enqueue(session, number / 1000).id
         session.commit()
     return job
@@ -133,16 +135,16 @@ def _enqueue(stage: Stage, engine: Engine, task: Task[[float], int], number: int
     research="T12",
     full=Size(jobs=500, workers=4, faults=250),
     short=Size(jobs=120, workers=1, faults=12),
-    planted={
+    mutated={
         "claims_are_not_reconciled": "not within .* all jobs end",
         "settles_are_not_repeated": "not within .* all jobs end",
         "unknown_commits_count": "not within .* all jobs end",
     },
 )
-def lost_answers_in_lease_mode(stage: Stage, size: Size) -> None:
+def lost_answers_in_lease_mode(environment: Environment, size: Size) -> None:
     """Answers to claims, settles and COMMITs are lost: each job ends once, and no lease is left."""
     points: list[Point] = [(CLAIM, b"", ALL), (SETTLE, b"", (call,)), (COMMIT, EFFECT, PAYING)]
-    _lose_answers(stage, size, "lease", points)
+    _lose_answers(environment, size, "lease", points)
 
 
 @scenario(
@@ -150,34 +152,34 @@ def lost_answers_in_lease_mode(stage: Stage, size: Size) -> None:
     research="T12",
     full=Size(jobs=500, workers=4, faults=250),
     short=Size(jobs=120, workers=1, faults=12),
-    planted={"unknown_stamps_count": "F5: .* has started twice"},
+    mutated={"unknown_stamps_count": "F5: .* has started twice"},
 )
-def lost_answers_in_transaction_mode(stage: Stage, size: Size) -> None:
+def lost_answers_in_transaction_mode(environment: Environment, size: Size) -> None:
     """The same for locks, stamps, settles and COMMITs of transaction mode."""
     points = [(LOCK, b"", ALL), (STAMP, b"", ALL), (SETTLE, b"", ALL), (COMMIT, EFFECT, PAYING)]
-    _lose_answers(stage, size, "transaction", points)
+    _lose_answers(environment, size, "transaction", points)
 
 
-def _lose_answers(stage: Stage, size: Size, mode: str, points: list[Point]) -> None:
-    with Proxy(stage.url) as proxy:
-        fleet = _behind(stage, proxy, mode, size.workers)
+def _lose_answers(environment: Environment, size: Size, mode: str, points: list[Point]) -> None:
+    with Proxy(environment.url) as proxy:
+        workers = _behind(environment, proxy, mode, size.workers)
         share = max(size.jobs // size.faults, 3)
         for number in range(size.faults):
             at, after, tasks = points[number // 2 % len(points)]
             # Or the answer to one of theirs would be lost, which somebody else asks for.
-            stage.until_ended_of([task for task in ALL if task not in tasks], seconds=4)
+            environment.until_ended_of([task for task in ALL if task not in tasks], seconds=4)
             proxy.cut(at=at, after=after, forwarding=number % 2 == 0)
             for task in tasks:
-                stage.enqueue(task.options(max_attempts=1000), [(1,)] * (share // len(tasks)))
-            stage.until(lambda: proxy.is_idle, what=f"{at!r} is sent")
-        stage.count("cuts", proxy.cuts)
-        stage.until_ended(seconds=4)
-        fleet.stop()
-    stage.judge()
+                environment.enqueue(task.options(max_attempts=1000), [(1,)] * (share // len(tasks)))
+            environment.until(lambda: proxy.is_idle, what=f"{at!r} is sent")
+        environment.count("cuts", proxy.cuts)
+        environment.until_ended(seconds=4)
+        workers.stop()
+    environment.check()
 
 
-def _behind(stage: Stage, proxy: Proxy, mode: str, workers: int) -> Fleet:
-    fleet = stage.fleet(mode, 0, engine=UNPREPARED, poll_interval=0.1, concurrency=2)
-    for _ in range(workers):
-        fleet.add(url=proxy.url).was_harmed = True
-    return fleet
+def _behind(environment: Environment, proxy: Proxy, mode: str, count: int) -> Workers:
+    workers = environment.workers(mode, 0, engine=UNPREPARED, poll_interval=0.1, concurrency=2)
+    for _ in range(count):
+        workers.add(url=proxy.url).was_harmed = True
+    return workers

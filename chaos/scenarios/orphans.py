@@ -6,13 +6,14 @@ import time
 
 from sqlalchemy import text
 
-from chaos.chores import call
-from chaos.plants import Patch, plant
+from chaos.environment import Environment
+from chaos.mutations import Patch, mutation
+from chaos.sample_tasks import call
 from chaos.scenario import Broken, Server, Size, scenario
-from chaos.stage import Stage
-from pgqueue.repository import Attempts, Fleet, Pair
+from pgqueue.connections.opening import own_connection
+from pgqueue.connections.settings import CLAIMING
+from pgqueue.repository import Attempts, ClaimCursor, Workers
 from pgqueue.statements.tables import array_of
-from pgqueue.unit_of_work import CLAIMING, own_connection
 
 WITHIN = 30.0
 MOST_IN_A_STATEMENT = 1000
@@ -29,15 +30,15 @@ COUNT_EACH_STATEMENT = """
 """How many jobs each statement rescues, because how long it takes depends on the machine."""
 
 
-@plant
+@mutation
 def rescue_without_its_limit(patch: Patch) -> None:
     """One statement rescues all there is."""
-    from pgqueue.repository import fleet
+    from pgqueue.repository import workers
 
-    patch.set(fleet, "RESCUE_BATCH", 1_000_000)
+    patch.set(workers, "RESCUE_BATCH", 1_000_000)
 
 
-@plant
+@mutation
 def rescue_writes_two_messages(patch: Patch) -> None:
     """Every rescued job gets its next message twice."""
     again = text(
@@ -45,7 +46,7 @@ def rescue_writes_two_messages(patch: Patch) -> None:
         " SELECT queue, priority, run_at, id, task, attempts FROM pgqueue.jobs"
         " WHERE id = ANY(:jobs)"
     )
-    real = Fleet.rescue
+    real = Workers.rescue
 
     def twice(self):  # type: ignore[no-untyped-def]
         rescued = real(self)
@@ -53,7 +54,7 @@ def rescue_writes_two_messages(patch: Patch) -> None:
             self._executor.execute(again, {"jobs": [job for job, _ in rescued]})
         return rescued
 
-    patch.set(Fleet, "rescue", twice)
+    patch.set(Workers, "rescue", twice)
 
 
 @scenario(
@@ -61,61 +62,65 @@ def rescue_writes_two_messages(patch: Patch) -> None:
     research="T11",
     full=Size(jobs=20_000, workers=4),
     short=Size(jobs=1500, workers=2),
-    planted={
+    mutated={
         "rescue_without_its_limit": "a statement has rescued",
         "rescue_writes_two_messages": "at most one message|beside a lease",
     },
     server=Server.OWN,
     settings={"log_min_duration_statement": "1000", "log_lock_waits": "on"},
 )
-def thousands_of_orphans(stage: Stage, size: Size) -> None:
+def thousands_of_orphans(environment: Environment, size: Size) -> None:
     """A worker dies with thousands of leases: each job goes on once, in seconds, in small steps."""
-    jobs = stage.enqueue(call, [()] * size.jobs)
-    _claim_all_and_die(stage, size.jobs)
-    stage.execute(COUNT_EACH_STATEMENT)
-    with stage.queue.session() as session:
-        stage.queue.pause(session, "default")  # the rescue alone, before its jobs run
+    jobs = environment.enqueue(call, [()] * size.jobs)
+    _claim_all_and_die(environment, size.jobs)
+    environment.execute(COUNT_EACH_STATEMENT)
+    with environment.queue.session() as session:
+        environment.queue.pause(session, "default")  # the rescue alone, before its jobs run
         session.commit()
-    fleet = stage.fleet("lease", size.workers, concurrency=4)
-    fleet.until_registered()
+    workers = environment.workers("lease", size.workers, concurrency=4)
+    workers.until_registered()
     began = time.monotonic()
-    stage.until(
-        lambda: stage.scalar(RECORDED) >= size.jobs, seconds=WITHIN, what="all orphans are rescued"
+    environment.until(
+        lambda: environment.scalar(RECORDED) >= size.jobs,
+        seconds=WITHIN,
+        what="all orphans are rescued",
     )
-    stage.count("orphans rescued", len(jobs))
-    stage.count("milliseconds for them", int(1000 * (time.monotonic() - began)))
-    largest = stage.scalar("SELECT max(jobs) FROM rescued")
-    stage.expect(largest <= MOST_IN_A_STATEMENT, f"a statement has rescued {largest} jobs")
+    environment.count("orphans rescued", len(jobs))
+    environment.count("milliseconds for them", int(1000 * (time.monotonic() - began)))
+    largest = environment.scalar("SELECT max(jobs) FROM rescued")
+    environment.expect(largest <= MOST_IN_A_STATEMENT, f"a statement has rescued {largest} jobs")
     once = "SELECT count(DISTINCT job_id) FROM pgqueue.job_attempts WHERE outcome = 'crashed'"
-    stage.expect(stage.scalar(once) == stage.scalar(RECORDED), "a job was rescued twice")
-    with stage.queue.session() as session:
-        stage.queue.resume(session, "default")
+    environment.expect(
+        environment.scalar(once) == environment.scalar(RECORDED), "a job was rescued twice"
+    )
+    with environment.queue.session() as session:
+        environment.queue.resume(session, "default")
         session.commit()
-    stage.until_ended()
-    fleet.stop()
-    _the_log_is_quiet(stage)
-    stage.judge()
+    environment.until_ended()
+    workers.stop()
+    _the_log_is_quiet(environment)
+    environment.check()
 
 
-def _claim_all_and_die(stage: Stage, jobs: int) -> None:
+def _claim_all_and_die(environment: Environment, jobs: int) -> None:
     """Claim as a worker does, and lose the connection; no handler starts."""
     import uuid
 
     worker_id = uuid.uuid4()
-    with own_connection(stage.engine, CLAIMING) as connection:
-        Fleet(connection).register(
+    with own_connection(environment.engine, CLAIMING) as connection:
+        Workers(connection).register(
             worker_id, hostname="nowhere", pid=0, queues=["default"], slots=jobs
         )
         claim = Attempts(connection, worker_id).claim
-        pairs = [Pair("default", priority, "-infinity", 0) for priority in range(10)]
+        pairs = [ClaimCursor("default", priority, "-infinity", 0) for priority in range(10)]
         names = array_of([call.name])
         taken = sum(len(claim(pairs, tasks=names, limit=500).rows) for _ in range(jobs // 500))
-    stage.expect(taken == jobs, f"only {taken} were claimed")
+    environment.expect(taken == jobs, f"only {taken} were claimed")
 
 
-def _the_log_is_quiet(stage: Stage) -> None:
+def _the_log_is_quiet(environment: Environment) -> None:
     """No statement of a second, no deadlock."""
-    log = (stage.server.directory / "server.log").read_text(errors="replace").splitlines()
+    log = (environment.server.directory / "server.log").read_text(errors="replace").splitlines()
     loud = [line for line in log if "deadlock" in line or (SLOW in line and "pgqueue" in line)]
     # Enqueuing thousands and the judge's own questions are no part of the rescue.
     loud = [line for line in loud if "orphan" in line or "deadlock" in line]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
-from chaos.chores import AT_ONCE, note, queue
+from chaos.environment import Environment
 from chaos.history import START
-from chaos.plants import Patch, plant
+from chaos.mutations import Patch, mutation
+from chaos.sample_tasks import AT_ONCE, note, queue
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
 from pgqueue import JobContext
 from pgqueue.outcomes import ErrorReport
 
@@ -130,23 +130,23 @@ def go_wrong(ctx: JobContext, name: str) -> Any:
     return ERRORS[name]()
 
 
-@plant
+@mutation
 def errors_are_stored_as_they_are(patch: Patch) -> None:
     """An error's words are stored without a limit, and with characters that no text can hold."""
-    from pgqueue import execution
+    from pgqueue.execution import attempt
 
     def as_it_is(error: BaseException) -> ErrorReport:
         return ErrorReport(type(error).__name__, str(error), repr(error))
 
-    patch.set(execution, "report", as_it_is)
+    patch.set(attempt, "report", as_it_is)
 
 
-@plant
+@mutation
 def results_are_stored_as_they_are(patch: Patch) -> None:
     """A result is handed to the settle without a look."""
-    from pgqueue import execution
+    from pgqueue.execution import attempt
 
-    patch.set(execution, "storable_result", lambda result: result)
+    patch.set(attempt, "storable_result", lambda result: result)
 
 
 @scenario(
@@ -154,48 +154,48 @@ def results_are_stored_as_they_are(patch: Patch) -> None:
     research="T31",
     full=Size(jobs=200, workers=2, faults=5),
     short=Size(jobs=20, workers=1, faults=1),
-    planted={
+    mutated={
         "errors_are_stored_as_they_are": "F1|not within|has ended|stored",
         "results_are_stored_as_they_are": "F1|not within|has ended|stored",
     },
 )
-def results_and_errors_of_every_kind(stage: Stage, size: Size) -> None:
+def results_and_errors_of_every_kind(environment: Environment, size: Size) -> None:
     """Results and errors too large or too odd to store: each attempt's end is recorded, bounded."""
     good: list[int] = []
     bad: list[int] = []
     fleets = []
     for mode in ("lease", "transaction"):
         fine, wrong = give_back.options(queue=mode), go_wrong.options(queue=mode)
-        good += stage.enqueue(fine, [(name,) for name in RESULTS] * size.faults)
-        bad += stage.enqueue(wrong, [(name,) for name in ERRORS] * size.faults)
-        good += stage.enqueue(fine, [("79 a time",)] * (size.jobs // 2))
-        fleets.append(stage.fleet(mode, size.workers, queues=[mode], concurrency=2))
-    _until_ended(stage, [member for fleet in fleets for member in fleet.members])
-    _are_bounded(stage)
-    for fleet in fleets:
-        fleet.stop()
-    stage.judge(succeeded=len(good), failed=len(bad))
+        good += environment.enqueue(fine, [(name,) for name in RESULTS] * size.faults)
+        bad += environment.enqueue(wrong, [(name,) for name in ERRORS] * size.faults)
+        good += environment.enqueue(fine, [("79 a time",)] * (size.jobs // 2))
+        fleets.append(environment.workers(mode, size.workers, queues=[mode], concurrency=2))
+    _until_ended(environment, [member for workers in fleets for member in workers.members])
+    _are_bounded(environment)
+    for workers in fleets:
+        workers.stop()
+    environment.check(succeeded=len(good), failed=len(bad))
 
 
-def _until_ended(stage: Stage, members: list[Any]) -> None:
+def _until_ended(environment: Environment, members: list[Any]) -> None:
     def is_over() -> bool:
         alive = all(member.is_running for member in members)
-        stage.expect(alive, "what a handler returned or raised has ended a worker")
-        return stage.unfinished() == 0
+        environment.expect(alive, "what a handler returned or raised has ended a worker")
+        return environment.unfinished() == 0
 
-    stage.until(is_over, seconds=30, what="all jobs end")
+    environment.until(is_over, seconds=30, what="all jobs end")
 
 
-def _are_bounded(stage: Stage) -> None:
+def _are_bounded(environment: Environment) -> None:
     largest = """
         SELECT max(octet_length(concat(error_type, error, traceback))),
                count(*) FILTER (WHERE concat(error, traceback) LIKE :secret),
                count(*) FILTER (WHERE error IS NULL)
         FROM pgqueue.job_attempts
     """
-    size, secrets, silent = stage.rows(largest, secret=f"%{SECRET}%")[0]
-    stage.expect(size <= LARGEST_ERROR, f"an error of {size} bytes was stored")
-    stage.expect(secrets == 0, "a local variable was stored")
-    stage.expect(silent == 0, f"{silent} errors were stored without words")
-    result = stage.scalar("SELECT max(octet_length(result::text)) FROM pgqueue.jobs")
-    stage.expect(result <= 2 * LARGEST_RESULT, f"a result of {result} bytes was stored")
+    size, secrets, silent = environment.rows(largest, secret=f"%{SECRET}%")[0]
+    environment.expect(size <= LARGEST_ERROR, f"an error of {size} bytes was stored")
+    environment.expect(secrets == 0, "a local variable was stored")
+    environment.expect(silent == 0, f"{silent} errors were stored without words")
+    result = environment.scalar("SELECT max(octet_length(result::text)) FROM pgqueue.jobs")
+    environment.expect(result <= 2 * LARGEST_RESULT, f"a result of {result} bytes was stored")

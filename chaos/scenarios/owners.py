@@ -6,12 +6,12 @@ import time
 
 from sqlalchemy import and_, delete
 
-from chaos.chores import AT_ONCE, LOOK_EVERY, is_open, note, queue, worker_name
+from chaos.environment import Environment
 from chaos.history import END, START
-from chaos.plants import Patch, plant
+from chaos.mutations import Patch, mutation
+from chaos.sample_tasks import AT_ONCE, LOOK_EVERY, is_open, note, queue, worker_name
 from chaos.scenario import Size, scenario
 from chaos.scenarios.freezes import HOLD_HEARTBEATS
-from chaos.stage import Stage
 from pgqueue import JobContext
 
 LEASED_BY = """
@@ -31,7 +31,7 @@ def sign(ctx: JobContext, turn: int) -> str:
     return worker_name()
 
 
-@plant
+@mutation
 def fence_on_attempts(patch: Patch) -> None:
     """The fence compares the number of the attempt, which begins anew with a requeue, and not
     message and worker."""
@@ -65,47 +65,51 @@ def fence_on_attempts(patch: Patch) -> None:
     research="T7 T8",
     full=Size(jobs=5000, faults=20),
     short=Size(jobs=8, faults=1),
-    planted={"fence_on_attempts": "ended by the worker that had lost it"},
+    mutated={"fence_on_attempts": "ended by the worker that had lost it"},
     settings={"max_connections": "400"},
 )
-def first_attempts_of_two_owners(stage: Stage, size: Size) -> None:
+def first_attempts_of_two_owners(environment: Environment, size: Size) -> None:
     """Frozen in attempt 1, rescued, requeued, attempt 1 elsewhere: the first owner ends nothing."""
     each = size.jobs // size.faults
     for turn in range(size.faults):
-        fleet = stage.fleet("lease", 1, concurrency=each, slow_grace=1.5)
-        [zombie] = fleet.members
-        jobs = stage.enqueue(sign, [(turn,)] * each)
-        stage.until_started(*jobs)
+        workers = environment.workers("lease", 1, concurrency=each, slow_grace=1.5)
+        [zombie] = workers.members
+        jobs = environment.enqueue(sign, [(turn,)] * each)
+        environment.until_started(*jobs)
         zombie.freeze()
-        stage.count("freezes")
-        owner = fleet.add()
-        stage.until(lambda: stage.unfinished() == 0, what="their only attempt has crashed")
-        _requeue(stage, jobs)
-        stage.until(
-            lambda owner=owner: stage.scalar(LEASED_BY, pid=owner.pid) == each,  # type: ignore[misc]
+        environment.count("freezes")
+        owner = workers.add()
+        environment.until(
+            lambda: environment.unfinished() == 0, what="their only attempt has crashed"
+        )
+        _requeue(environment, jobs)
+        environment.until(
+            lambda owner=owner: environment.scalar(LEASED_BY, pid=owner.pid) == each,  # type: ignore[misc]
             what="the other worker has all of them, in their first attempt",
         )
-        with stage.engine.begin() as connection:
+        with environment.engine.begin() as connection:
             # The late results come before a heartbeat tells their worker that it is dead.
             connection.execute(HOLD_HEARTBEATS)
-            stage.open(f"{turn}-{zombie.name}")
+            environment.open(f"{turn}-{zombie.name}")
             zombie.thaw()
             log = zombie.log
-            stage.until(
-                lambda log=log: TOO_LATE in log.read_text() or stage.unfinished() < each,  # type: ignore[misc]
+            environment.until(
+                lambda log=log: TOO_LATE in log.read_text() or environment.unfinished() < each,  # type: ignore[misc]
                 what="the late results are in",
             )
-        stage.expect(stage.unfinished() == each, "a job was ended by the worker that had lost it")
-        stage.open(f"{turn}-{owner.name}")
-        stage.until_ended()
-        wrong = stage.rows(WRONG_RESULTS + " AND id = ANY(:ids)", name=owner.name, ids=jobs)
-        stage.expect(not wrong, f"ended by the worker that had lost it: {wrong[:5]}")
-        fleet.stop()
-    stage.judge()
+        environment.expect(
+            environment.unfinished() == each, "a job was ended by the worker that had lost it"
+        )
+        environment.open(f"{turn}-{owner.name}")
+        environment.until_ended()
+        wrong = environment.rows(WRONG_RESULTS + " AND id = ANY(:ids)", name=owner.name, ids=jobs)
+        environment.expect(not wrong, f"ended by the worker that had lost it: {wrong[:5]}")
+        workers.stop()
+    environment.check()
 
 
-def _requeue(stage: Stage, jobs: list[int]) -> None:
+def _requeue(environment: Environment, jobs: list[int]) -> None:
     for job in jobs:
-        with stage.queue.session() as session, session.begin():
-            stage.queue.requeue(session, job)
-    stage.counts["requeues"] = 1  # of each job: what the judge multiplies max_attempts by
+        with environment.queue.session() as session, session.begin():
+            environment.queue.requeue(session, job)
+    environment.counts["requeues"] = 1  # of each job: what the judge multiplies max_attempts by

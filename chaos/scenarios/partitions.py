@@ -8,7 +8,12 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from chaos.chores import (
+from chaos.environment import Environment
+from chaos.far_host import FarHost, reachable
+from chaos.history import END, START
+from chaos.mutations import Patch, mutation
+from chaos.proxy import Proxy
+from chaos.sample_tasks import (
     AT_A_GATE,
     AT_ONCE,
     EFFECT,
@@ -19,15 +24,12 @@ from chaos.chores import (
     queue,
     worker_name,
 )
-from chaos.far_host import FarHost, reachable
-from chaos.fleet import Fleet, Member
-from chaos.history import END, START
-from chaos.plants import Patch, plant
-from chaos.proxy import Proxy
 from chaos.scenario import Server, Size, scenario
-from chaos.stage import Stage
-from pgqueue import JobContext, maintenance
-from pgqueue.network import BRIEF, NETWORK
+from chaos.workers import Member, Workers
+from pgqueue import JobContext
+from pgqueue.connections import opening
+from pgqueue.connections.keepalive import BRIEF, NETWORK
+from pgqueue.worker import liveness
 
 HASTY = {
     "tcp_user_timeout": "1000",
@@ -77,7 +79,7 @@ def gate_of(gate: str, attempt: int, worker: str) -> str:
     return f"{gate}-{attempt}-{worker}"
 
 
-@plant
+@mutation
 def settles_by_job_alone(patch: Patch) -> None:
     """A settle takes whatever lease the job has now, be it another worker's."""
     from pgqueue.repository import Attempts
@@ -96,27 +98,26 @@ def settles_by_job_alone(patch: Patch) -> None:
     fenced = patch.set(Attempts, "settle", settle)
 
 
-@plant
+@mutation
 def dead_hosts_are_waited_for(patch: Patch) -> None:
     """Connections are opened without telling the server how soon to give a silent client up."""
-    from pgqueue import unit_of_work
 
     def configure(connection, settings):  # type: ignore[no-untyped-def]
         configured(connection, {k: v for k, v in settings.items() if k not in NETWORK})
 
-    configured = patch.set(unit_of_work, "configure", configure)
+    configured = patch.set(opening, "configure", configure)
 
 
-@plant
+@mutation
 def nobody_ends_their_transactions(patch: Patch) -> None:
     """The same, and rescuers leave the transactions of dead workers to the server, too."""
-    from pgqueue.repository import Fleet
+    from pgqueue.repository import Workers
 
     dead_hosts_are_waited_for(patch)
-    patch.set(Fleet, "end_transactions", lambda _self: [])
+    patch.set(Workers, "end_transactions", lambda _self: [])
 
 
-@plant
+@mutation
 def servers_are_waited_for(patch: Patch) -> None:
     """Connections are opened without telling this machine how soon to give a silent server up."""
     from pgqueue import unit_of_work
@@ -129,12 +130,12 @@ def servers_are_waited_for(patch: Patch) -> None:
     research="T3 T4",
     full=Size(jobs=6, workers=3, faults=4, seconds=3),
     short=Size(jobs=4, workers=1, faults=1, seconds=1.2),
-    planted={"settles_by_job_alone": "a late result was accepted"},
+    mutated={"settles_by_job_alone": "a late result was accepted"},
 )
-def half_open_in_lease_mode(stage: Stage, size: Size) -> None:
+def half_open_in_lease_mode(environment: Environment, size: Size) -> None:
     """A worker's network swallows all: others rescue its jobs, its late results are refused."""
-    with Proxy(stage.url) as proxy:
-        alone = stage.fleet(
+    with Proxy(environment.url) as proxy:
+        alone = environment.workers(
             "lease",
             0,
             slow_grace=size.seconds,
@@ -144,29 +145,33 @@ def half_open_in_lease_mode(stage: Stage, size: Size) -> None:
         far = alone.add(url=proxy.url)
         far.was_harmed = True
         for number in range(size.faults):
-            _cut_off(stage, alone, far, proxy, size, gate=f"round{number}")
+            _cut_off(environment, alone, far, proxy, size, gate=f"round{number}")
         alone.stop()
-    stage.judge()
+    environment.check()
 
 
 def _cut_off(
-    stage: Stage, alone: Fleet, far: Member, proxy: Proxy, size: Size, *, gate: str
+    environment: Environment, alone: Workers, far: Member, proxy: Proxy, size: Size, *, gate: str
 ) -> None:
-    jobs = stage.enqueue(linger, [(gate,)] * size.jobs)
-    stage.until_started(*jobs, *stage.enqueue(pay_and_linger, [(gate,)] * size.jobs))
-    rescuers = stage.fleet("lease", size.workers, **alone.options)
+    jobs = environment.enqueue(linger, [(gate,)] * size.jobs)
+    environment.until_started(*jobs, *environment.enqueue(pay_and_linger, [(gate,)] * size.jobs))
+    rescuers = environment.workers("lease", size.workers, **alone.options)
     rescuers.until_registered()
     proxy.hold()
-    stage.count("partitions")
-    stage.open(gate_of(gate, 1, far.name))
-    stage.until_started(*jobs, attempt=2, seconds=size.seconds + RESCUER + 4)
+    environment.count("partitions")
+    environment.open(gate_of(gate, 1, far.name))
+    environment.until_started(*jobs, attempt=2, seconds=size.seconds + RESCUER + 4)
     proxy.pass_on()
     ended = f"SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NOT NULL AND id >= {jobs[0]}"
-    stage.until(lambda: _refused(far, jobs) or stage.scalar(ended), what="its late results come in")
-    stage.expect(stage.scalar(ended) == 0, f"a late result was accepted: one of jobs {jobs}")
+    environment.until(
+        lambda: _refused(far, jobs) or environment.scalar(ended), what="its late results come in"
+    )
+    environment.expect(
+        environment.scalar(ended) == 0, f"a late result was accepted: one of jobs {jobs}"
+    )
     for worker in (*rescuers.members, far):  # which is back, under a new name
-        stage.open(gate_of(gate, 2, worker.name))
-    stage.until_ended()
+        environment.open(gate_of(gate, 2, worker.name))
+    environment.until_ended()
     alone.until_registered()
     rescuers.stop()
 
@@ -176,7 +181,7 @@ def _refused(member: Member, jobs: list[int]) -> bool:
     return all(f"job {job}: its result is not kept" in log for job in jobs)
 
 
-FULL = Size(workers=2, seconds=maintenance.SLOW_GRACE.total_seconds())
+FULL = Size(workers=2, seconds=liveness.SLOW_GRACE.total_seconds())
 SHORT = Size(workers=1, seconds=1.5)
 
 
@@ -185,16 +190,16 @@ SHORT = Size(workers=1, seconds=1.5)
     research="T3",
     full=FULL,
     short=SHORT,
-    planted={"nobody_ends_their_transactions": "not within .* attempt 2 .* starts"},
+    mutated={"nobody_ends_their_transactions": "not within .* attempt 2 .* starts"},
     server=Server.OWN,
     programs=("linux", "root", "ip"),
 )
-def dark_host_in_transaction_mode(stage: Stage, size: Size) -> None:
+def dark_host_in_transaction_mode(environment: Environment, size: Size) -> None:
     """A host goes dark inside a transaction: the server ends it, and its job starts elsewhere."""
     network = _network(size)
     idle, interval = (int(network[f"tcp_keepalives_{name}"]) for name in ("idle", "interval"))
     # The first probe is not answered; with the next, tcp_user_timeout is over.
-    _go_dark(stage, size, "transaction", seconds=idle + interval + 4)
+    _go_dark(environment, size, "transaction", seconds=idle + interval + 4)
 
 
 @scenario(
@@ -203,55 +208,59 @@ def dark_host_in_transaction_mode(stage: Stage, size: Size) -> None:
     full=FULL,
     short=SHORT,
     # It may also have taken the rescuers' lock along.
-    planted={"dead_hosts_are_waited_for": "not within .* (all jobs end|attempt 2 .* starts)"},
+    mutated={"dead_hosts_are_waited_for": "not within .* (all jobs end|attempt 2 .* starts)"},
     server=Server.OWN,
     programs=("linux", "root", "ip"),
 )
-def dark_host_in_lease_mode(stage: Stage, size: Size) -> None:
+def dark_host_in_lease_mode(environment: Environment, size: Size) -> None:
     """The same in lease mode: others rescue its job, which needs a row its host has locked."""
-    _go_dark(stage, size, "lease", seconds=size.seconds + 5)
+    _go_dark(environment, size, "lease", seconds=size.seconds + 5)
 
 
-def _go_dark(stage: Stage, size: Size, mode: str, *, seconds: float) -> None:
-    with FarHost() as host, reachable(stage, host) as url:
-        stage.execute("CREATE TABLE purse AS SELECT 0 AS spent")
-        fleet = stage.fleet(mode, 0, slow_grace=size.seconds, network=_network(size))
-        far = fleet.add(url=url, host=host.name)
+def _go_dark(environment: Environment, size: Size, mode: str, *, seconds: float) -> None:
+    with FarHost() as host, reachable(environment, host) as url:
+        environment.execute("CREATE TABLE purse AS SELECT 0 AS spent")
+        workers = environment.workers(mode, 0, slow_grace=size.seconds, network=_network(size))
+        far = workers.add(url=url, host=host.name)
         far.was_harmed = True
-        [job] = stage.enqueue(pay_from_one_purse, [("dark",)])
-        stage.until(lambda: stage.history(END), what="it holds the purse")
+        [job] = environment.enqueue(pay_from_one_purse, [("dark",)])
+        environment.until(lambda: environment.history(END), what="it holds the purse")
         for _ in range(size.workers):
-            near = fleet.add()
-            stage.open(gate_of("dark", 2, near.name))
-        fleet.until_registered()
+            near = workers.add()
+            environment.open(gate_of("dark", 2, near.name))
+        workers.until_registered()
 
         host.go_dark()
         began = time.monotonic()
-        stage.count("partitions")
-        stage.until_started(job, attempt=2, seconds=seconds)
-        stage.until_ended(seconds=max(began + seconds - time.monotonic(), 2))
+        environment.count("partitions")
+        environment.until_started(job, attempt=2, seconds=seconds)
+        environment.until_ended(seconds=max(began + seconds - time.monotonic(), 2))
 
         dead = "SELECT count(*) FROM pgqueue.workers WHERE dead_at IS NOT NULL AND pid != :pid"
-        stage.expect(stage.scalar(dead, pid=far.pid) == 0, "another was declared dead")
-        _come_back(stage, host, fleet, far)
+        environment.expect(environment.scalar(dead, pid=far.pid) == 0, "another was declared dead")
+        _come_back(environment, host, workers, far)
 
 
-def _come_back(stage: Stage, host: FarHost, fleet: Fleet, far: Member) -> None:
+def _come_back(environment: Environment, host: FarHost, workers: Workers, far: Member) -> None:
     host.come_back()
-    stage.open(gate_of("dark", 1, far.name))
-    fleet.until_registered()
-    stage.enqueue(linger, [("back",)])
-    for member in fleet.members:
-        stage.open(gate_of("back", 1, member.name))
-    stage.until_ended()
-    fleet.stop()
-    stage.expect(stage.scalar("SELECT spent FROM purse") == 1, "the purse was paid from twice")
+    environment.open(gate_of("dark", 1, far.name))
+    workers.until_registered()
+    environment.enqueue(linger, [("back",)])
+    for member in workers.members:
+        environment.open(gate_of("back", 1, member.name))
+    environment.until_ended()
+    workers.stop()
+    environment.expect(
+        environment.scalar("SELECT spent FROM purse") == 1, "the purse was paid from twice"
+    )
     # Where the network was cut in the middle of a claim, the server asks a last time.
     its_own = (
         "SELECT count(*) FROM pg_stat_activity WHERE split_part(application_name, ' ', 1) = :name"
     )
-    stage.until(lambda: stage.scalar(its_own, name=far.name) == 0, what="the server has noticed")
-    stage.judge()
+    environment.until(
+        lambda: environment.scalar(its_own, name=far.name) == 0, what="the server has noticed"
+    )
+    environment.check()
 
 
 def _network(size: Size) -> dict[str, Any]:
@@ -263,33 +272,35 @@ def _network(size: Size) -> dict[str, Any]:
     research="T3",
     full=FULL,
     short=SHORT,
-    planted={"servers_are_waited_for": "not within .* attempt 1 .* starts"},
+    mutated={"servers_are_waited_for": "not within .* attempt 1 .* starts"},
     server=Server.OWN,
     programs=("linux", "root", "ip"),
 )
-def dark_host_that_waits_for_an_answer(stage: Stage, size: Size) -> None:
+def dark_host_that_waits_for_an_answer(environment: Environment, size: Size) -> None:
     """The answer to a claim is lost for ever with its connection: the worker claims again."""
     network = _network(size)
     seconds = int(network["tcp_keepalives_idle"]) + 3 * int(network["tcp_keepalives_interval"]) + 5
-    with FarHost() as host, reachable(stage, host) as url:
-        fleet = stage.fleet("lease", 0, network=network, slow_grace=size.seconds)
-        far = fleet.add(url=url, host=host.name)
+    with FarHost() as host, reachable(environment, host) as url:
+        workers = environment.workers("lease", 0, network=network, slow_grace=size.seconds)
+        far = workers.add(url=url, host=host.name)
         far.was_harmed = True
-        fleet.until_registered()
-        with stage.engine.connect() as connection:
+        workers.until_registered()
+        with environment.engine.connect() as connection:
             connection.execute(text("LOCK TABLE pgqueue.message_queue IN ACCESS EXCLUSIVE MODE"))
-            stage.until(lambda: stage.scalar(WAITING), what="its claim waits")
+            environment.until(lambda: environment.scalar(WAITING), what="its claim waits")
             host.go_dark()
-            stage.count("partitions")
-            stage.until(lambda: not stage.scalar(WAITING), what="the server has ended its claim")
+            environment.count("partitions")
+            environment.until(
+                lambda: not environment.scalar(WAITING), what="the server has ended its claim"
+            )
             connection.rollback()
         host.come_back()
-        jobs = stage.enqueue(linger, [("back",)])
-        stage.open(gate_of("back", 1, far.name))
-        stage.until_started(*jobs, seconds=seconds)
-        stage.until_ended()
-        fleet.stop()
-        stage.judge()
+        jobs = environment.enqueue(linger, [("back",)])
+        environment.open(gate_of("back", 1, far.name))
+        environment.until_started(*jobs, seconds=seconds)
+        environment.until_ended()
+        workers.stop()
+        environment.check()
 
 
 WAITING = (

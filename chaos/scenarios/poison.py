@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 
 from sqlalchemy import ColumnElement, false, literal_column
 
-from chaos.chores import AT_ONCE, call, note, pay, queue
-from chaos.fleet import Fleet
+from chaos.environment import Environment
 from chaos.history import START
-from chaos.plants import Patch, plant
+from chaos.mutations import Patch, mutation
+from chaos.sample_tasks import AT_ONCE, call, note, pay, queue
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
+from chaos.workers import Workers
 from pgqueue import JobContext
 
 ATTEMPTS = 2
@@ -107,7 +107,7 @@ def think_and_kill(ctx: JobContext) -> None:
     kill_itself()
 
 
-@plant
+@mutation
 def crashes_cost_no_attempt(patch: Patch) -> None:
     """A rescued attempt is given back as if it had not started."""
     from pgqueue.statements import rescuing
@@ -124,28 +124,28 @@ def crashes_cost_no_attempt(patch: Patch) -> None:
     patch.rebuild(rescuing.rescue_leases, rescuing.rescue_lost_messages)
 
 
-@plant
+@mutation
 def stamp_in_the_jobs_transaction(patch: Patch) -> None:
     """The stamp is not committed aside: the crash that it counts undoes it."""
     from pgqueue.repository import Attempts
-    from pgqueue.worker.held import HeldSlot
-    from pgqueue.worker.turnstile import Turnstile
+    from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
+    from pgqueue.worker.transaction_mode.slot import TransactionSlot
 
     here = threading.local()
-    run_one = HeldSlot._run_one
+    run_one = TransactionSlot._run_one
 
     def remembering(self, connection, row, done):  # type: ignore[no-untyped-def]
         here.connection = connection
         return run_one(self, connection, row, done)
 
     def stamp(self, locked, _holder):  # type: ignore[no-untyped-def]
-        return Attempts(here.connection, self.crew.presence.worker_id).stamp(locked)
+        return Attempts(here.connection, self.runtime.identity.worker_id).stamp(locked)
 
-    patch.set(HeldSlot, "_run_one", remembering)
-    patch.set(Turnstile, "stamp", stamp)
+    patch.set(TransactionSlot, "_run_one", remembering)
+    patch.set(ClaimGate, "stamp", stamp)
 
 
-@plant
+@mutation
 def poison_is_claimed_ahead(patch: Patch) -> None:
     """Jobs that have crashed before wait in a worker's memory like all others."""
     from pgqueue.statements import claiming
@@ -163,12 +163,12 @@ def poison_is_claimed_ahead(patch: Patch) -> None:
     research="T9",
     full=Size(jobs=2000, workers=4, faults=20),
     short=Size(jobs=60, workers=2, faults=1),
-    planted={"crashes_cost_no_attempt": "starts the same attempt again"},
+    mutated={"crashes_cost_no_attempt": "starts the same attempt again"},
     programs=("linux",),
 )
-def poison_in_lease_mode(stage: Stage, size: Size) -> None:
+def poison_in_lease_mode(environment: Environment, size: Size) -> None:
     """Seven kinds of poison in lease mode: each ends after its attempts, its neighbours succeed."""
-    _poison_among_good_jobs(stage, size, "lease")
+    _poison_among_good_jobs(environment, size, "lease")
 
 
 @scenario(
@@ -176,53 +176,53 @@ def poison_in_lease_mode(stage: Stage, size: Size) -> None:
     research="T9",
     full=Size(jobs=2000, workers=4, faults=20),
     short=Size(jobs=60, workers=2, faults=1),
-    planted={"stamp_in_the_jobs_transaction": "starts the same attempt again"},
+    mutated={"stamp_in_the_jobs_transaction": "starts the same attempt again"},
     programs=("linux",),
 )
-def poison_in_transaction_mode(stage: Stage, size: Size) -> None:
+def poison_in_transaction_mode(environment: Environment, size: Size) -> None:
     """Seven kinds of poison in transaction mode: each ends, its neighbours succeed."""
-    _poison_among_good_jobs(stage, size, "transaction")
+    _poison_among_good_jobs(environment, size, "transaction")
 
 
-def _poison_among_good_jobs(stage: Stage, size: Size, mode: str) -> None:
+def _poison_among_good_jobs(environment: Environment, size: Size, mode: str) -> None:
     good: list[int] = []
     bad: dict[int, str] = {}
     for task in (pay, call):
-        good += stage.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 4))
+        good += environment.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 4))
     for act, end in POISONS.items():
         kind = poison_with_timeout if end == "timeout" else poison
-        for job in stage.enqueue(kind, [(act.__name__,)] * size.faults):
+        for job in environment.enqueue(kind, [(act.__name__,)] * size.faults):
             bad[job] = act.__name__
     for task in (pay, call):
-        good += stage.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 4))
+        good += environment.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 4))
     # A worker full of stuck threads ends, and gives its other handlers the grace before.
-    fleet = stage.fleet(mode, size.workers, concurrency=4, poll_interval=0.1, grace=2)
-    _until_ended_under_a_supervisor(stage, fleet)
-    _each_poison_has_its_reason(stage, bad)
-    _no_good_job_lost_two_attempts_in_waiting(stage, good)
-    for member in fleet.members:
+    workers = environment.workers(mode, size.workers, concurrency=4, poll_interval=0.1, grace=2)
+    _until_ended_under_a_supervisor(environment, workers)
+    _each_poison_has_its_reason(environment, bad)
+    _no_good_job_lost_two_attempts_in_waiting(environment, good)
+    for member in workers.members:
         member.was_harmed = True  # a neighbour of a poison may have started twice
         member.send(signal.SIGTERM)
         member.wait()  # whatever its code is: one without memory may be about to end by itself
-    stage.judge(succeeded=len(good), failed=len(bad))
+    environment.check(succeeded=len(good), failed=len(bad))
 
 
-def _until_ended_under_a_supervisor(stage: Stage, fleet: Fleet) -> None:
+def _until_ended_under_a_supervisor(environment: Environment, workers: Workers) -> None:
     def supervise() -> None:
-        if ended := fleet.replace_ended():
-            stage.count("deaths", ended)
-        starts = Counter((event.job, event.attempt) for event in stage.history(START))
+        if ended := workers.replace_ended():
+            environment.count("deaths", ended)
+        starts = Counter((event.job, event.attempt) for event in environment.history(START))
         again = [start for start, times in starts.items() if times > 1]
-        stage.expect(not again, f"a job starts the same attempt again: {again[:3]}")
+        environment.expect(not again, f"a job starts the same attempt again: {again[:3]}")
 
-    stage.until_ended(meanwhile=supervise)
+    environment.until_ended(meanwhile=supervise)
 
 
-def _each_poison_has_its_reason(stage: Stage, bad: dict[int, str]) -> None:
+def _each_poison_has_its_reason(environment: Environment, bad: dict[int, str]) -> None:
     ended = "SELECT id, outcome, attempts, last_error IS NOT NULL FROM pgqueue.jobs"
-    jobs = {row[0]: tuple(row[1:]) for row in stage.rows(ended)}
+    jobs = {row[0]: tuple(row[1:]) for row in environment.rows(ended)}
     recorded: dict[int, list[str]] = {}
-    for job, end in stage.rows("SELECT job_id, outcome FROM pgqueue.job_attempts"):
+    for job, end in environment.rows("SELECT job_id, outcome FROM pgqueue.job_attempts"):
         recorded.setdefault(job, []).append(end)
     for job, kind in bad.items():
         found = (jobs[job], recorded.get(job, []))
@@ -231,21 +231,25 @@ def _each_poison_has_its_reason(stage: Stage, bad: dict[int, str]) -> None:
         # because its worker ends with too many threads that are stuck.
         own = POISONS[BY_NAME[kind]]
         fits = set(found[1]) <= {own, "crashed", "interrupted"} and len(found[1]) >= ATTEMPTS
-        stage.expect(found[0] == expected and fits, f"{kind}, job {job}, is recorded as {found}")
+        environment.expect(
+            found[0] == expected and fits, f"{kind}, job {job}, is recorded as {found}"
+        )
 
 
-def _no_good_job_lost_two_attempts_in_waiting(stage: Stage, good: list[int]) -> None:
-    started = {(event.job, event.attempt) for event in stage.history(START)}
+def _no_good_job_lost_two_attempts_in_waiting(environment: Environment, good: list[int]) -> None:
+    started = {(event.job, event.attempt) for event in environment.history(START)}
     crashed = "SELECT job_id, attempt FROM pgqueue.job_attempts WHERE outcome = 'crashed'"
-    lost = [tuple(row) for row in stage.rows(crashed) if row[0] in set(good)]
-    stage.count("attempts lost by neighbours", len(lost))
+    lost = [tuple(row) for row in environment.rows(crashed) if row[0] in set(good)]
+    environment.count("attempts lost by neighbours", len(lost))
     # A death may strike between the claim, or the stamp, and the handler; not two for one job,
     # but for the few that had their slot at that very moment.  Who only waits never pays twice:
     # that is shown by one_poison_among_the_prefetched.
     waiting = Counter(job for job, attempt in lost if (job, attempt) not in started)
     again = sum(times - 1 for times in waiting.values())
-    deaths = stage.counts["deaths"]
-    stage.expect(again <= deaths, f"{deaths} deaths have cost {again} second attempts in waiting")
+    deaths = environment.counts["deaths"]
+    environment.expect(
+        again <= deaths, f"{deaths} deaths have cost {again} second attempts in waiting"
+    )
 
 
 @scenario(
@@ -253,37 +257,37 @@ def _no_good_job_lost_two_attempts_in_waiting(stage: Stage, good: list[int]) -> 
     research="T9",
     full=Size(jobs=2000, workers=1, faults=3),
     short=Size(jobs=499, workers=1, faults=1),
-    planted={"poison_is_claimed_ahead": "innocent jobs have failed"},
+    mutated={"poison_is_claimed_ahead": "innocent jobs have failed"},
 )
-def one_poison_among_the_prefetched(stage: Stage, size: Size) -> None:
+def one_poison_among_the_prefetched(environment: Environment, size: Size) -> None:
     """One poison among jobs claimed ahead, with two attempts each: none of them fails."""
     share = size.jobs // (size.faults + 1)
-    innocent = stage.enqueue(call.options(max_attempts=2), [()] * share)
+    innocent = environment.enqueue(call.options(max_attempts=2), [()] * share)
     bad: list[int] = []
     for _ in range(size.faults):
-        bad += stage.enqueue(think_and_kill, [()])
-        innocent += stage.enqueue(call.options(max_attempts=2), [()] * share)
+        bad += environment.enqueue(think_and_kill, [()])
+        innocent += environment.enqueue(call.options(max_attempts=2), [()] * share)
     fast = call.options(max_attempts=1000, priority=0)
-    fleet = stage.fleet("lease", 0, concurrency=1, poll_interval=0.1)
+    workers = environment.workers("lease", 0, concurrency=1, poll_interval=0.1)
 
     def is_over() -> bool:
-        if fleet.replace_ended():
-            stage.count("deaths")
-        elif fleet.members:
-            return stage.unfinished() == 0
+        if workers.replace_ended():
+            environment.count("deaths")
+        elif workers.members:
+            return environment.unfinished() == 0
         # Quick jobs that come first teach the worker to claim far ahead.
-        stage.enqueue(fast, [()] * 300)
-        if not fleet.members:
-            fleet.add()
+        environment.enqueue(fast, [()] * 300)
+        if not workers.members:
+            workers.add()
         return False
 
-    stage.until(is_over, seconds=120, what="all jobs end")
-    fleet.stop()
+    environment.until(is_over, seconds=120, what="all jobs end")
+    workers.stop()
     lost = "SELECT count(*) FROM pgqueue.job_attempts WHERE job_id = ANY(:jobs)"
-    unlucky = stage.scalar(lost, jobs=innocent)
-    stage.count("attempts lost by neighbours", unlucky)
-    stage.expect(unlucky > 0, "nothing was claimed ahead with the poison: this shows nothing")
+    unlucky = environment.scalar(lost, jobs=innocent)
+    environment.count("attempts lost by neighbours", unlucky)
+    environment.expect(unlucky > 0, "nothing was claimed ahead with the poison: this shows nothing")
     failed = "SELECT count(*) FROM pgqueue.jobs WHERE id = ANY(:jobs) AND outcome = 'failed'"
-    victims = stage.scalar(failed, jobs=innocent)
-    stage.expect(victims == 0, f"{victims} innocent jobs have failed")
-    stage.judge(succeeded=len(stage.acknowledged) - len(bad), failed=len(bad))
+    victims = environment.scalar(failed, jobs=innocent)
+    environment.expect(victims == 0, f"{victims} innocent jobs have failed")
+    environment.check(succeeded=len(environment.acknowledged) - len(bad), failed=len(bad))

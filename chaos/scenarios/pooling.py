@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from chaos.chores import AT_A_GATE, call, pay, pay_async, wait, wait_and_pay
-from chaos.fleet import Fleet
+from chaos.environment import Environment
 from chaos.history import START
 from chaos.pooler import Pooler
 from chaos.proxy import UNPREPARED
+from chaos.sample_tasks import AT_A_GATE, call, pay, pay_async, wait, wait_and_pay
 from chaos.scenario import Server, Size, scenario
-from chaos.stage import Stage
-from pgqueue import maintenance
+from chaos.workers import Workers
+from pgqueue.worker import liveness
 
 P4 = 35.0
 """Seconds from the death of a worker to the next start of what it ran."""
@@ -20,20 +20,20 @@ P4 = 35.0
 @scenario(
     promises="P1 P2 P4 P5",
     research="T23",
-    full=Size(jobs=3000, workers=2, faults=6, seconds=maintenance.SLOW_GRACE.total_seconds()),
-    long=Size(jobs=10_000, workers=4, faults=20, seconds=maintenance.SLOW_GRACE.total_seconds()),
+    full=Size(jobs=3000, workers=2, faults=6, seconds=liveness.SLOW_GRACE.total_seconds()),
+    long=Size(jobs=10_000, workers=4, faults=20, seconds=liveness.SLOW_GRACE.total_seconds()),
     short=Size(jobs=120, workers=1, faults=1, seconds=2),
-    planted={"rescue_loses_the_message": "not within|no worker will ever run it"},
+    mutated={"rescue_loses_the_message": "not within|no worker will ever run it"},
     server=Server.OWN,
     programs=("pgbouncer",),
     alone=True,
 )
-def behind_a_pooler(stage: Stage, size: Size) -> None:
+def behind_a_pooler(environment: Environment, size: Size) -> None:
     """PgBouncer pools transactions and workers are killed: nothing is lost or done twice."""
-    direct = stage.url
-    stage.queue.notify = False
-    with Pooler(stage) as pooler:
-        stage.lead_to(pooler.url)
+    direct = environment.url
+    environment.queue.notify = False
+    with Pooler(environment) as pooler:
+        environment.lead_to(pooler.url)
         options = {
             "notify": False,
             "engine": UNPREPARED,
@@ -41,42 +41,42 @@ def behind_a_pooler(stage: Stage, size: Size) -> None:
             "alone_for": AT_A_GATE,
         }
         fleets = [
-            stage.fleet(mode, size.workers, poll_interval=0.1, **options)
+            environment.workers(mode, size.workers, poll_interval=0.1, **options)
             for mode in ("lease", "transaction")
         ]
-        for fleet in fleets:
-            fleet.until_registered()
+        for workers in fleets:
+            workers.until_registered()
         for task in (pay, pay_async, call):
-            stage.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 3))
+            environment.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 3))
         for number in range(size.faults):
-            for fleet in fleets:
-                fleet.kill(fleet.some())
-                fleet.add()
-            stage.until_left(size.jobs - size.jobs * (number + 1) // (size.faults + 1))
-        _kill_one_that_works(stage, fleets)
-        stage.until_ended()
-        for fleet in fleets:
-            fleet.stop()
-        stage.lead_to(direct)
-        stage.judge()
+            for workers in fleets:
+                workers.kill(workers.some())
+                workers.add()
+            environment.until_left(size.jobs - size.jobs * (number + 1) // (size.faults + 1))
+        _kill_one_that_works(environment, fleets)
+        environment.until_ended()
+        for workers in fleets:
+            workers.stop()
+        environment.lead_to(direct)
+        environment.check()
 
 
-def _kill_one_that_works(stage: Stage, fleets: list[Fleet]) -> None:
+def _kill_one_that_works(environment: Environment, fleets: list[Workers]) -> None:
     """The time in which others take over what a killed worker ran, one of each mode."""
-    members = [member for fleet in fleets for member in fleet.members]
-    ids = stage.enqueue(wait, [("go",)] * 2 * len(members))
-    ids += stage.enqueue(wait_and_pay, [("go",)] * 2 * len(members))
-    stage.until_started(*ids)
-    killed = [fleet.some() for fleet in fleets]
+    members = [member for workers in fleets for member in workers.members]
+    ids = environment.enqueue(wait, [("go",)] * 2 * len(members))
+    ids += environment.enqueue(wait_and_pay, [("go",)] * 2 * len(members))
+    environment.until_started(*ids)
+    killed = [workers.some() for workers in fleets]
     theirs = [
         event.job
-        for event in stage.history(START)
+        for event in environment.history(START)
         if event.job in ids and event.worker in {member.name for member in killed}
     ]
-    for fleet, member in zip(fleets, killed, strict=True):
-        fleet.kill(member)
-        fleet.add()
+    for workers, member in zip(fleets, killed, strict=True):
+        workers.kill(member)
+        workers.add()
     began = time.monotonic()
-    stage.until_started(*theirs, attempt=2, seconds=P4)
-    stage.timed(began)
-    stage.open("go")
+    environment.until_started(*theirs, attempt=2, seconds=P4)
+    environment.timed(began)
+    environment.open("go")

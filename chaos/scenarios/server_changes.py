@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
+from chaos.environment import Environment
 from chaos.proxy import Proxy
 from chaos.scenario import Server, Size, scenario
 from chaos.scenarios.server_faults import LATE_TO_DISK, interrupt
 from chaos.servers import hot_standby, small_disk
-from chaos.stage import Stage
 from chaos.under_load import (
     call_slowly,
     ends_of_logs,
@@ -25,24 +25,24 @@ from chaos.under_load import (
     research="T18",
     full=Size(jobs=1000, workers=2, faults=3, seconds=3),
     short=Size(jobs=300, workers=1, faults=1, seconds=0.3),
-    planted={"loops_end_with_their_connection": "has ended by itself"},
+    mutated={"loops_end_with_their_connection": "has ended by itself"},
     server=Server.OWN,
     programs=("linux", "root", "mount"),
 )
-def disk_full(stage: Stage, size: Size) -> None:
+def disk_full(environment: Environment, size: Size) -> None:
     """The disk is full for a while: workers wait, say so, and go on when there is room."""
-    with small_disk(stage) as disk, load(stage, size):
+    with small_disk(environment) as disk, load(environment, size):
         for _ in range(size.faults):
             # Settled meanwhile, their rows need room; enqueuers are refused.
-            stage.enqueue(call_slowly.options(max_attempts=1000), [()] * size.jobs)
-            since = ends_of_logs(stage)
+            environment.enqueue(call_slowly.options(max_attempts=1000), [()] * size.jobs)
+            since = ends_of_logs(environment)
             disk.fill()
-            until_all_say(stage, "No space left on device", since=since)
+            until_all_say(environment, "No space left on device", since=since)
             time.sleep(size.seconds)  # the outage
             disk.free()
-            stage.count("outages")
-            goes_on(stage)
-        said_briefly(stage, size.faults, few=30)  # each connection tells what it is refused
+            environment.count("outages")
+            goes_on(environment)
+        said_briefly(environment, size.faults, few=30)  # each connection tells what it is refused
 
 
 @scenario(
@@ -50,31 +50,31 @@ def disk_full(stage: Stage, size: Size) -> None:
     research="T18",
     full=Size(workers=3, faults=1),
     short=Size(workers=1, faults=1),
-    planted={
+    mutated={
         "commits_are_acknowledged_early": "F1: .* acknowledged jobs are gone",
         "witness_outlives_its_connection": "declared dead, and all were well",
     },
     server=Server.OWN,
     settings=LATE_TO_DISK,
 )
-def promotion_of_a_standby(stage: Stage, size: Size) -> None:
+def promotion_of_a_standby(environment: Environment, size: Size) -> None:
     """A synchronous standby takes over: nothing acknowledged is lost, nobody taken for dead."""
     with (
-        hot_standby(stage) as standby,
-        Proxy(stage.url) as proxy,
-        load(stage, size, url=proxy.url, every=0.005) as (fleets, enqueuer),
+        hot_standby(environment) as standby,
+        Proxy(environment.url) as proxy,
+        load(environment, size, url=proxy.url, every=0.005) as (fleets, enqueuer),
     ):
 
         def take_over() -> None:
-            with standing_still(stage.members):
+            with standing_still(environment.members):
                 enqueuer.until_acknowledged()
-                stage.server.crash()
-            stage.count("server crashes")
+                environment.server.crash()
+            environment.count("server crashes")
             standby.promote()
             proxy.lead_to(standby.url)
-            stage.lead_to(standby.url)
+            environment.lead_to(standby.url)
 
-        interrupt(stage, fleets[0].members[0], take_over)
-        stage.count("promotions")
-        goes_on(stage)
-        said_briefly(stage, size.faults)
+        interrupt(environment, fleets[0].members[0], take_over)
+        environment.count("promotions")
+        goes_on(environment)
+        said_briefly(environment, size.faults)

@@ -11,16 +11,16 @@ from typing import Any
 from click.testing import CliRunner
 from sqlalchemy import text
 
-from chaos.chores import call
-from chaos.logical import LogicalWorker, worker_settings
+from chaos.environment import Environment
+from chaos.interleavings.logical_workers import LogicalWorker, worker_settings
+from chaos.mutations import Patch, mutation
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
-from chaos.plants import Patch, plant
+from chaos.sample_tasks import call
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
 from pgqueue.cli import main, server_findings
 from pgqueue.repository import Attempts, Health, OldTransaction
 from pgqueue.statements.tables import array_of
-from pgqueue.worker.frontiers import Frontiers
+from pgqueue.worker.claiming.cursors import ClaimCursors
 
 LIMIT = 10
 SOME = 12
@@ -30,13 +30,13 @@ MOST = 5
 HOLDER = "monthly_report"
 
 
-@plant
+@mutation
 def claims_from_the_head(patch: Patch) -> None:
     """A claim begins at the head of the queue, not behind what this worker has claimed."""
-    patch.set(Frontiers, "advance", lambda *_args, **_options: None)
+    patch.set(ClaimCursors, "advance", lambda *_args, **_options: None)
 
 
-@plant
+@mutation
 def doctor_looks_at_writers(patch: Patch) -> None:
     """The doctor names transactions that write, and not those that only keep a snapshot."""
     writers = text(
@@ -57,20 +57,20 @@ class Claimer:
     What a claim does with them then, to jobs and leases, costs many more, and hides it.
     """
 
-    def __init__(self, stage: Stage) -> None:
-        engine = prepare_at_once(worker_settings(stage.url, **AUTO_EXPLAIN))
+    def __init__(self, environment: Environment) -> None:
+        engine = prepare_at_once(worker_settings(environment.url, **AUTO_EXPLAIN))
         self._worker = LogicalWorker(engine)
         self._attempts = Attempts(self._worker.line, self._worker.id)
-        self._frontiers = Frontiers(["default"])
+        self._cursors = ClaimCursors(["default"])
         self.pages: list[int] = []
 
     def claim(self) -> int:
         """Claim and settle once; how many jobs."""
-        pairs = self._frontiers.pairs()
+        pairs = self._cursors.pairs()
         with plans_of(self._worker.line) as plans:
             tasks = array_of([call.name])
             claim = self._attempts.claim(pairs, tasks=tasks, limit=LIMIT, ahead=False)
-        self._frontiers.advance(pairs, claim, limit=LIMIT)
+        self._cursors.advance(pairs, claim, limit=LIMIT)
         if claim.rows:
             self.pages.append(plans.only.pages_to_find("message_queue"))
             self._attempts.settle_succeeded(sorted(claim.rows, key=lambda one: one.job_id))
@@ -86,55 +86,63 @@ class Claimer:
     full=Size(jobs=20_000, workers=2),
     long=Size(jobs=120_000, workers=2),
     short=Size(jobs=3000, workers=1),
-    planted={
+    mutated={
         "claims_from_the_head": "pages were touched by a claim",
         "doctor_looks_at_writers": "doctor does not name",
     },
     alone=True,
 )
-def held_snapshot(stage: Stage, size: Size) -> None:
+def held_snapshot(environment: Environment, size: Size) -> None:
     """A transaction keeps its snapshot while jobs flow: claims stay cheap, and doctor names it."""
-    claimer = Claimer(stage)
-    _flow(stage, claimer, SOME * LIMIT)
+    claimer = Claimer(environment)
+    _flow(environment, claimer, SOME * LIMIT)
     before = median(claimer.pages[-SOME:])
-    with _snapshot(stage) as pid:
-        fleet = stage.fleet("lease", size.workers, slow_grace=600)  # the claimer does not beat
+    with _snapshot(environment) as pid:
+        workers = environment.workers(
+            "lease", size.workers, slow_grace=600
+        )  # the claimer does not beat
         for _ in range(size.jobs // 1000):
-            _flow(stage, claimer, 1000)
-        fleet.stop()
-        _flow(stage, claimer, SOME * LIMIT)
+            _flow(environment, claimer, 1000)
+        workers.stop()
+        _flow(environment, claimer, SOME * LIMIT)
         after = median(claimer.pages[-SOME:])
-        _doctor_names(stage, pid)
+        _doctor_names(environment, pid)
     claimer.close()
     words = f"{after} pages were touched by a claim, {before} before the snapshot was taken"
-    stage.expect(after <= MOST * before, words)
-    stage.judge()
+    environment.expect(after <= MOST * before, words)
+    environment.check()
 
 
-def _flow(stage: Stage, claimer: Claimer, count: int) -> None:
+def _flow(environment: Environment, claimer: Claimer, count: int) -> None:
     """Enqueue, and claim until nothing is left."""
-    stage.enqueue(call, [()] * count)
-    stage.until(lambda: not claimer.claim() and not stage.unfinished(), what="all jobs end")
+    environment.enqueue(call, [()] * count)
+    environment.until(
+        lambda: not claimer.claim() and not environment.unfinished(), what="all jobs end"
+    )
 
 
 @contextmanager
-def _snapshot(stage: Stage) -> Iterator[int]:
-    with stage.engine.connect() as connection:
+def _snapshot(environment: Environment) -> Iterator[int]:
+    with environment.engine.connect() as connection:
         connection.execution_options(isolation_level="REPEATABLE READ")
         connection.execute(text(f"SET application_name = {HOLDER}"))
         connection.execute(text("SELECT count(*) FROM pgqueue.jobs"))
-        stage.count("snapshots held")
+        environment.count("snapshots held")
         yield connection.scalar(text("SELECT pg_backend_pid()"))
 
 
-def _doctor_names(stage: Stage, pid: int) -> None:
+def _doctor_names(environment: Environment, pid: int) -> None:
     """What is younger than five minutes it leaves alone otherwise."""
     patch = Patch()
     at_once = {"older_than": timedelta(0)}
     patch.set(server_findings.of_transactions, "__kwdefaults__", at_once)
     try:
-        said = CliRunner().invoke(main, ["--url", stage.url, "doctor"], terminal_width=200).output
+        said = (
+            CliRunner()
+            .invoke(main, ["--url", environment.url, "doctor"], terminal_width=200)
+            .output
+        )
     finally:
         patch.undo()
     named = f"session {pid} of" in said and HOLDER in said
-    stage.expect(named, f"doctor does not name session {pid} ({HOLDER}): {said}")
+    environment.expect(named, f"doctor does not name session {pid} ({HOLDER}): {said}")

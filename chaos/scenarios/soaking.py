@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from chaos import chores
-from chaos.fleet import Fleet, Member
+from chaos import sample_tasks
+from chaos.environment import Environment
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
+from chaos.workers import Member, Workers
 from pgqueue import DuplicateJob
 
 BACKLOG = 300
 """Jobs that wait at most: a soak that only falls behind shows nothing."""
 
-TASKS = (chores.call, chores.call_async, chores.pay, chores.pay_async)
+TASKS = (sample_tasks.call, sample_tasks.call_async, sample_tasks.pay, sample_tasks.pay_async)
 
 CONNECTIONS = (
     "SELECT count(*) FROM pg_stat_activity WHERE split_part(application_name, ' ', 1) = :name"
@@ -34,78 +34,84 @@ GROWTH = 1.25
     research="T36",
     full=Size(workers=3, seconds=1800),
     short=Size(workers=2, seconds=4),
-    planted={"rescue_loses_the_message": "no worker will ever run it"},
+    mutated={"rescue_loses_the_message": "no worker will ever run it"},
     alone=True,
     in_battery=False,
 )
-def soak(stage: Stage, size: Size) -> None:
+def soak(environment: Environment, size: Size) -> None:
     """Random faults of every kind for half an hour: nothing is lost, and nothing grows."""
     fleets = [
-        stage.fleet(mode, size.workers, poll_interval=0.1, slow_grace=5)
+        environment.workers(mode, size.workers, poll_interval=0.1, slow_grace=5)
         for mode in ("lease", "transaction")
     ]
-    for fleet in fleets:
-        fleet.until_registered()
-    spared = [fleet.members[0] for fleet in fleets]
+    for workers in fleets:
+        workers.until_registered()
+    spared = [workers.members[0] for workers in fleets]
     deadline = time.monotonic() + size.seconds
     sizes: list[tuple[int, int]] = []
-    while time.monotonic() < deadline or stage.counts["kills"] < KILLS:
-        _enqueue_some(stage)
-        _do_harm(stage, stage.dice.choice(fleets), spared)
-        sizes.append(_size_of(stage, spared))
-    stage.until_ended(seconds=120)
-    for fleet in fleets:
-        fleet.stop()
-    _nothing_grows(stage, sizes)
+    while time.monotonic() < deadline or environment.counts["kills"] < KILLS:
+        _enqueue_some(environment)
+        _do_harm(environment, environment.dice.choice(fleets), spared)
+        sizes.append(_size_of(environment, spared))
+    environment.until_ended(seconds=120)
+    for workers in fleets:
+        workers.stop()
+    _nothing_grows(environment, sizes)
     count = "SELECT outcome, count(*) FROM pgqueue.jobs WHERE outcome IS NOT NULL GROUP BY 1"
-    stage.judge(**{row[0]: row[1] for row in stage.rows(count)})
+    environment.check(**{row[0]: row[1] for row in environment.rows(count)})
 
 
-def _enqueue_some(stage: Stage) -> None:
-    if stage.unfinished() < BACKLOG:
-        task = stage.dice.choice(TASKS).options(max_attempts=1000)
-        stage.enqueue(task, [(stage.dice.choice((0, 1, 5, 50)),)] * stage.dice.randrange(1, 60))
+def _enqueue_some(environment: Environment) -> None:
+    if environment.unfinished() < BACKLOG:
+        task = environment.dice.choice(TASKS).options(max_attempts=1000)
+        environment.enqueue(
+            task, [(environment.dice.choice((0, 1, 5, 50)),)] * environment.dice.randrange(1, 60)
+        )
 
 
-def _do_harm(stage: Stage, fleet: Fleet, spared: list[Member]) -> None:
+def _do_harm(environment: Environment, workers: Workers, spared: list[Member]) -> None:
     """One fault, of one member that is not spared."""
-    victim = stage.dice.choice([one for one in fleet.members if one not in spared])
-    fault = stage.dice.choice(("kill", "freeze", "terminate", "cancel", "requeue", "none", "none"))
+    victim = environment.dice.choice([one for one in workers.members if one not in spared])
+    fault = environment.dice.choice(
+        ("kill", "freeze", "terminate", "cancel", "requeue", "none", "none")
+    )
     match fault:
         case "kill":
-            fleet.kill(victim)
-            fleet.add()
+            workers.kill(victim)
+            workers.add()
         case "freeze":
             victim.freeze()
-            stage.count("freezes")
-            until = time.monotonic() + stage.dice.uniform(
-                0.1, 7 if stage.dice.random() < 0.1 else 1
+            environment.count("freezes")
+            until = time.monotonic() + environment.dice.uniform(
+                0.1, 7 if environment.dice.random() < 0.1 else 1
             )
-            stage.until(lambda: time.monotonic() > until, what="it was frozen long enough")
+            environment.until(lambda: time.monotonic() > until, what="it was frozen long enough")
             victim.thaw()
         case "terminate":
             victim.was_harmed = True
-            stage.count("terminated connections", stage.scalar(TERMINATE, name=victim.name))
+            environment.count(
+                "terminated connections", environment.scalar(TERMINATE, name=victim.name)
+            )
         case "cancel" | "requeue":
-            _change_some_job(stage, fault)
+            _change_some_job(environment, fault)
         case _:
             pause = time.monotonic() + 0.1
-            stage.until(lambda: time.monotonic() > pause, what="a moment passes")
+            environment.until(lambda: time.monotonic() > pause, what="a moment passes")
 
 
-def _change_some_job(stage: Stage, how: str) -> None:
-    job = stage.dice.choice(sorted(stage.acknowledged)[-500:])
-    with stage.queue.session() as session:
+def _change_some_job(environment: Environment, how: str) -> None:
+    job = environment.dice.choice(sorted(environment.acknowledged)[-500:])
+    with environment.queue.session() as session:
         try:
-            change = stage.queue.cancel if how == "cancel" else stage.queue.requeue
+            change = environment.queue.cancel if how == "cancel" else environment.queue.requeue
             change(session, job)
             session.commit()
         except DuplicateJob:
             return
-    stage.count(f"{how}s")
+    environment.count(f"{how}s")
 
 
-def _size_of(stage: Stage, members: list[Member]) -> tuple[int, int]:
+def _size_of(environment: Environment, members: list[Member]) -> tuple[int, int]:
     """Kilobytes of memory and the number of connections of these workers."""
     memory = 0
     for member in members:
@@ -113,11 +119,15 @@ def _size_of(stage: Stage, members: list[Member]) -> tuple[int, int]:
         if status.exists():  # Linux
             line = next(one for one in status.read_text().splitlines() if one.startswith("VmRSS"))
             memory += int(line.split()[1])
-    return memory, sum(stage.scalar(CONNECTIONS, name=member.name) for member in members)
+    return memory, sum(environment.scalar(CONNECTIONS, name=member.name) for member in members)
 
 
-def _nothing_grows(stage: Stage, sizes: list[tuple[int, int]]) -> None:
+def _nothing_grows(environment: Environment, sizes: list[tuple[int, int]]) -> None:
     early, late = sizes[len(sizes) // 3], max(sizes[-len(sizes) // 10 :])
-    stage.counts["kB of memory"] = late[0]
-    stage.expect(late[0] <= early[0] * GROWTH, f"memory has grown from {early[0]} to {late[0]} kB")
-    stage.expect(late[1] <= early[1] + 6, f"connections have grown from {early[1]} to {late[1]}")
+    environment.counts["kB of memory"] = late[0]
+    environment.expect(
+        late[0] <= early[0] * GROWTH, f"memory has grown from {early[0]} to {late[0]} kB"
+    )
+    environment.expect(
+        late[1] <= early[1] + 6, f"connections have grown from {early[1]} to {late[1]}"
+    )

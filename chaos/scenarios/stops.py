@@ -8,7 +8,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from chaos.chores import (
+from chaos.environment import Environment
+from chaos.history import END, START
+from chaos.mutations import Patch, mutation
+from chaos.sample_tasks import (
     AT_ONCE,
     LOOK_EVERY,
     call,
@@ -21,11 +24,8 @@ from chaos.chores import (
     wait,
     wait_and_pay,
 )
-from chaos.fleet import Member
-from chaos.history import END, START
-from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
+from chaos.workers import Member
 from pgqueue import JobContext
 from pgqueue.cli.working import INTERRUPTED
 
@@ -72,68 +72,68 @@ async def wait_for_thread(ctx: JobContext, gate: str) -> int:
 WAITERS = (wait, wait_and_pay, wait_for_pool, wait_for_thread)
 
 
-@plant
+@mutation
 def stop_keeps_what_has_not_started(patch: Patch) -> None:
     """A stopped worker forgets what it has claimed and not started, instead of giving it back."""
-    from pgqueue.worker.shift import Shift
+    from pgqueue.worker.supervisor import Supervisor
 
-    real = Shift._end
+    real = Supervisor._end
 
     def forget(self, grace):  # type: ignore[no-untyped-def]
-        bench = self._crew.bench
-        bench.drain = lambda: bench.heap.clear() or []
+        buffer = self._runtime.buffer
+        buffer.drain = lambda: buffer.heap.clear() or []
         real(self, grace)
 
-    patch.set(Shift, "_end", forget)
+    patch.set(Supervisor, "_end", forget)
 
 
-@plant
+@mutation
 def interruptions_are_not_recorded(patch: Patch) -> None:
     """A process that ends while handlers run leaves their leases to the rescuers."""
-    from pgqueue.worker.shift import Shift
+    from pgqueue.worker.supervisor import Supervisor
 
-    patch.set(Shift, "interrupt", lambda self: self._close())
+    patch.set(Supervisor, "interrupt", lambda self: self._close())
 
 
-@plant
+@mutation
 def interruptions_wait_for_executors(patch: Patch) -> None:
     """What still runs is given back at the exit of Python, which waits for executors first."""
     import atexit
 
-    from pgqueue.worker import Worker, shift
+    from pgqueue.worker import Worker, supervisor
 
     class Outlived(set):  # type: ignore[type-arg]
         def add(self, one):  # type: ignore[no-untyped-def]
             atexit.register(one.interrupt)
 
     patch.set(Worker, "interrupt", lambda _self: False)
-    patch.set(shift, "_outlived", Outlived())
+    patch.set(supervisor, "_outlived", Outlived())
 
 
-@plant
+@mutation
 def stamped_when_locked(patch: Patch) -> None:
     """Transaction mode stamps all jobs of a batch at once, not each before its handler."""
-    from pgqueue.worker.held import HeldSlot
-    from pgqueue.worker.turnstile import Turnstile
+    from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
+    from pgqueue.worker.transaction_mode.slot import TransactionSlot
 
     early: dict[int, Any] = {}
-    lock, stamp = HeldSlot._lock, Turnstile.stamp
+    lock, stamp = TransactionSlot._lock, ClaimGate.stamp
 
     def lock_and_stamp(self, connection):  # type: ignore[no-untyped-def]
         rows = lock(self, connection)
-        early.update({row.message_id: stamp(self._turnstile, row, connection) for row in rows})
+        early.update({row.message_id: stamp(self._claim_gate, row, connection) for row in rows})
         return rows
 
-    patch.set(HeldSlot, "_lock", lock_and_stamp)
-    patch.set(Turnstile, "stamp", lambda _self, locked, _holder: early.pop(locked.message_id))
+    patch.set(TransactionSlot, "_lock", lock_and_stamp)
+    patch.set(ClaimGate, "stamp", lambda _self, locked, _holder: early.pop(locked.message_id))
 
 
-@plant
+@mutation
 def stop_does_not_wait(patch: Patch) -> None:
     """A stopped worker closes at once, whatever its handlers do."""
-    from pgqueue.worker.shift import Shift
+    from pgqueue.worker.supervisor import Supervisor
 
-    patch.set(Shift, "_are_alive", lambda _self: False)
+    patch.set(Supervisor, "_are_alive", lambda _self: False)
 
 
 @scenario(
@@ -141,11 +141,11 @@ def stop_does_not_wait(patch: Patch) -> None:
     research="T13",
     full=Size(jobs=20_000, workers=4, faults=30),
     short=Size(jobs=2400, workers=2, faults=3),
-    planted={"stop_keeps_what_has_not_started": "F6|crashed|left claimed"},
+    mutated={"stop_keeps_what_has_not_started": "F6|crashed|left claimed"},
 )
-def rolling_restarts_in_lease_mode(stage: Stage, size: Size) -> None:
+def rolling_restarts_in_lease_mode(environment: Environment, size: Size) -> None:
     """SIGTERM and SIGINT at any moment, lease mode: nothing is left claimed or burned."""
-    _restart_in_turn(stage, size, "lease", pace=0)
+    _restart_in_turn(environment, size, "lease", pace=0)
 
 
 @scenario(
@@ -153,36 +153,36 @@ def rolling_restarts_in_lease_mode(stage: Stage, size: Size) -> None:
     research="T13",
     full=Size(jobs=20_000, workers=4, faults=30),
     short=Size(jobs=600, workers=2, faults=3),
-    planted={"stamped_when_locked": "stops have cost attempts|left claimed"},
+    mutated={"stamped_when_locked": "stops have cost attempts|left claimed"},
 )
-def rolling_restarts_in_transaction_mode(stage: Stage, size: Size) -> None:
+def rolling_restarts_in_transaction_mode(environment: Environment, size: Size) -> None:
     """SIGTERM and SIGINT at any moment, transaction mode: the same."""
-    _restart_in_turn(stage, size, "transaction", pace=5)
+    _restart_in_turn(environment, size, "transaction", pace=5)
 
 
-def _restart_in_turn(stage: Stage, size: Size, mode: str, *, pace: float) -> None:
+def _restart_in_turn(environment: Environment, size: Size, mode: str, *, pace: float) -> None:
     # Most are so quick that a worker claims many ahead, and holds them when it is stopped.
     for task, share in ((call, 6), (pay, 1), (pay_async, 1), (call_async, 1), (call, 3)):
-        stage.enqueue(task.options(max_attempts=2), [(pace,)] * (size.jobs * share // 12))
-    fleet = stage.fleet(mode, size.workers, concurrency=2, poll_interval=0.1, batch=4)
-    total = stage.unfinished()
+        environment.enqueue(task.options(max_attempts=2), [(pace,)] * (size.jobs * share // 12))
+    workers = environment.workers(mode, size.workers, concurrency=2, poll_interval=0.1, batch=4)
+    total = environment.unfinished()
     for number in range(size.faults):
         # Also a worker that has only begun: before its first claim, or during it.
-        stage.until_left(total - number * total // (size.faults + 1))
-        member = fleet.some()
-        fleet.members.remove(member)
-        fleet.add()
-        _stop(stage, member, stage.dice.choice(SOFT), within=10 + MARGIN)
-        _left_nothing(stage, member)
-    stage.until_ended()
-    fleet.stop()
-    bad = {row[0]: row[1] for row in stage.rows(BAD)}
-    stage.expect(not bad, f"stops have cost attempts: {bad}, such as crashed ones")
-    stage.judge()
+        environment.until_left(total - number * total // (size.faults + 1))
+        member = workers.some()
+        workers.members.remove(member)
+        workers.add()
+        _stop(environment, member, environment.dice.choice(SOFT), within=10 + MARGIN)
+        _left_nothing(environment, member)
+    environment.until_ended()
+    workers.stop()
+    bad = {row[0]: row[1] for row in environment.rows(BAD)}
+    environment.expect(not bad, f"stops have cost attempts: {bad}, such as crashed ones")
+    environment.check()
 
 
 def _stop(
-    stage: Stage,
+    environment: Environment,
     member: Member,
     *signals: signal.Signals,
     within: float,
@@ -192,23 +192,25 @@ def _stop(
     for place, number in enumerate(signals, start=1):
         member.send(number)
         if place < len(signals):  # two at once would be one
-            stage.until(lambda: STOPPING in member.log.read_text(), what="it stops")
+            environment.until(lambda: STOPPING in member.log.read_text(), what="it stops")
     code = member.wait()
     took = time.monotonic() - began
-    stage.count("stops")
+    environment.count("stops")
     # One that has only begun does not heed signals yet, and ends as any program does.
-    stage.expect(code in (*codes, -signals[0]), f"{member.name} was stopped and ended with {code}")
-    stage.expect(took < within, f"{member.name} took {took:.1f} s to stop")
+    environment.expect(
+        code in (*codes, -signals[0]), f"{member.name} was stopped and ended with {code}"
+    )
+    environment.expect(took < within, f"{member.name} took {took:.1f} s to stop")
 
 
-def _left_nothing(stage: Stage, member: Member) -> None:
+def _left_nothing(environment: Environment, member: Member) -> None:
     """Its row is gone, and with it all it held; a worker of transaction mode holds by its lock."""
     orphans = """
         SELECT count(*) FROM pgqueue.leases AS lease
         WHERE NOT EXISTS (SELECT FROM pgqueue.workers AS worker WHERE worker.id = lease.worker_id)
     """
-    left = stage.scalar(orphans)
-    stage.expect(left == 0, f"{member.name} has ended with {left} jobs left claimed")
+    left = environment.scalar(orphans)
+    environment.expect(left == 0, f"{member.name} has ended with {left} jobs left claimed")
 
 
 @scenario(
@@ -216,27 +218,29 @@ def _left_nothing(stage: Stage, member: Member) -> None:
     research="T13",
     full=Size(jobs=10),
     short=Size(jobs=1),
-    planted={
+    mutated={
         "interruptions_are_not_recorded": "recorded as|left claimed|ended with 0",
         "interruptions_wait_for_executors": "recorded as|left claimed|ended with 0",
         "stop_does_not_wait": "recorded as|left claimed",
     },
     alone=True,
 )
-def stops_while_handlers_run(stage: Stage, size: Size) -> None:
+def stops_while_handlers_run(environment: Environment, size: Size) -> None:
     """Handlers within the grace, past it, a second signal, SIGHUP: at most one attempt each."""
-    cases = [_Case(stage, size, mode, *case) for mode in MODES for case in CASES]
+    cases = [_Case(environment, size, mode, *case) for mode in MODES for case in CASES]
     for case in cases:
-        stage.until_started(*case.jobs)
+        environment.until_started(*case.jobs)
     for case in cases:
         case.stop()
     for mode in MODES:
-        last = stage.fleet(mode, 1, queues=[case.queue for case in cases if case.mode == mode])
-        stage.until(lambda mode=mode: _left_of(stage, mode) == 0, what="the jobs go on")  # type: ignore[misc]
+        last = environment.workers(
+            mode, 1, queues=[case.queue for case in cases if case.mode == mode]
+        )
+        environment.until(lambda mode=mode: _left_of(environment, mode) == 0, what="the jobs go on")  # type: ignore[misc]
         last.stop()
     for case in cases:
         case.was_recorded()
-    stage.judge()
+    environment.check()
 
 
 class _Case:
@@ -244,50 +248,54 @@ class _Case:
 
     def __init__(
         self,
-        stage: Stage,
+        environment: Environment,
         size: Size,
         mode: str,
         grace: float,
         signals: tuple[signal.Signals, ...],
         end: str | None,
     ) -> None:
-        self._stage, self.mode, self._signals, self._end = stage, mode, signals, end
+        self._environment, self.mode, self._signals, self._end = environment, mode, signals, end
         self.queue = f"{mode}-{end}-{len(signals)}"
         slots = len(WAITERS) * size.jobs
-        self._fleet = stage.fleet(mode, 1, concurrency=slots, queues=[self.queue], grace=grace)
+        self._workers = environment.workers(
+            mode, 1, concurrency=slots, queues=[self.queue], grace=grace
+        )
         self.jobs = [
             job
             for task in WAITERS
-            for job in stage.enqueue(task.options(queue=self.queue), [(self.queue,)] * size.jobs)
+            for job in environment.enqueue(
+                task.options(queue=self.queue), [(self.queue,)] * size.jobs
+            )
         ]
 
     def stop(self) -> None:
-        [member] = self._fleet.members
+        [member] = self._workers.members
         if self._end is None:
             member.send(self._signals[0])
-            self._stage.until(lambda: STOPPING in member.log.read_text(), what="it stops")
-            self._stage.open(self.queue)
+            self._environment.until(lambda: STOPPING in member.log.read_text(), what="it stops")
+            self._environment.open(self.queue)
             member.wait()
-            self._stage.count("stops")
+            self._environment.count("stops")
         else:
             member.was_harmed = True
             codes = (INTERRUPTED,) if self._end == "interrupted" else ()
-            _stop(self._stage, member, *self._signals, within=GRACE + MARGIN, codes=codes)
+            _stop(self._environment, member, *self._signals, within=GRACE + MARGIN, codes=codes)
         if self._end != "crashed":
             self.was_recorded()
-        self._stage.open(self.queue)
+        self._environment.open(self.queue)
 
     def was_recorded(self) -> None:
         ended = "SELECT outcome FROM pgqueue.job_attempts WHERE job_id = ANY(:jobs)"
-        found = [row[0] for row in self._stage.rows(ended, jobs=self.jobs)]
+        found = [row[0] for row in self._environment.rows(ended, jobs=self.jobs)]
         expected = [] if self._end is None else [self._end] * len(self.jobs)
         words = f"what was stopped as {self.queue} is recorded as {found}"
-        self._stage.expect(found == expected, words)
+        self._environment.expect(found == expected, words)
         left = "SELECT count(*) FROM pgqueue.leases WHERE target_id = ANY(:jobs)"
-        count = self._stage.scalar(left, jobs=self.jobs)
-        self._stage.expect(count == 0, f"{self.queue}: {count} jobs are left claimed")
+        count = self._environment.scalar(left, jobs=self.jobs)
+        self._environment.expect(count == 0, f"{self.queue}: {count} jobs are left claimed")
 
 
-def _left_of(stage: Stage, mode: str) -> int:
+def _left_of(environment: Environment, mode: str) -> int:
     left = "SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NULL AND queue LIKE :of"
-    return int(stage.scalar(left, of=f"{mode}-%"))
+    return int(environment.scalar(left, of=f"{mode}-%"))

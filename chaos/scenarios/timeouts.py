@@ -17,7 +17,10 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from chaos.chores import (
+from chaos.environment import Environment
+from chaos.history import END, START
+from chaos.mutations import Patch, mutation
+from chaos.sample_tasks import (
     AT_ONCE,
     EFFECT,
     LOOK_EVERY,
@@ -28,10 +31,7 @@ from chaos.chores import (
     queue,
     wait_and_pay,
 )
-from chaos.history import END, START
-from chaos.plants import Patch, plant
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
 from pgqueue import JobContext
 
 TIMEOUT = timedelta(seconds=0.4)
@@ -127,15 +127,15 @@ def overstay_at_gate(session: Session, ctx: JobContext, gate: str) -> int:
     return ctx.attempt
 
 
-@plant
+@mutation
 def threads_are_not_timed(patch: Patch) -> None:
     """Nobody looks whether a handler in a thread is past its timeout."""
-    from pgqueue.worker.shift import Shift
+    from pgqueue.worker.supervisor import Supervisor
 
-    patch.set(Shift, "_replace_overdue", lambda _self: None)
+    patch.set(Supervisor, "_replace_overdue", lambda _self: None)
 
 
-@plant
+@mutation
 def coroutines_are_not_timed(patch: Patch) -> None:
     """The event loop does not cancel an async handler past its timeout.
 
@@ -144,10 +144,10 @@ def coroutines_are_not_timed(patch: Patch) -> None:
     patch.set(asyncio, "timeout", lambda _seconds: asyncio.Timeout(None))
 
 
-@plant
+@mutation
 def processes_are_not_timed(patch: Patch) -> None:
     """Whoever waits for a child process waits until its handler returns."""
-    from pgqueue.worker.child import Child
+    from pgqueue.worker.processes.child import Child
 
     def receive(self, _until):  # type: ignore[no-untyped-def]
         return in_time(self, None)
@@ -155,12 +155,12 @@ def processes_are_not_timed(patch: Patch) -> None:
     in_time = patch.set(Child, "_receive", receive)
 
 
-@plant
+@mutation
 def timeouts_are_tried_once(patch: Patch) -> None:
     """What the database does not do when a handler is past its timeout is never done."""
-    from pgqueue.worker.shift import Shift
+    from pgqueue.worker.supervisor import Supervisor
 
-    patch.set(Shift, "_end_again", lambda _self: None)
+    patch.set(Supervisor, "_end_again", lambda _self: None)
 
 
 IN_WORKER = (overstay, overstay_and_pay, overstay_async, overstay_and_pay_async)
@@ -171,14 +171,14 @@ IN_WORKER = (overstay, overstay_and_pay, overstay_async, overstay_and_pay_async)
     research="T19",
     full=Size(jobs=2),
     short=Size(jobs=1),
-    planted={
+    mutated={
         "threads_are_not_timed": "not within|recorded as",
         "coroutines_are_not_timed": "was given up|not within",
         "processes_are_not_timed": "not within|recorded as",
     },
     alone=True,
 )
-def handlers_past_their_timeout(stage: Stage, size: Size) -> None:
+def handlers_past_their_timeout(environment: Environment, size: Size) -> None:
     """Handlers past their timeout, in both modes: recorded as such in time, and nothing is kept."""
     hard = [in_c.__name__] if size.jobs == 1 else list(WAYS)
     soft = [in_python.__name__] if size.jobs == 1 else [way for way in WAYS if way != in_c.__name__]
@@ -186,49 +186,50 @@ def handlers_past_their_timeout(stage: Stage, size: Size) -> None:
     engine = {"pool_size": slots}
     modes = ("lease", "transaction")
     fleets = [
-        stage.fleet(mode, 1, queues=[mode], concurrency=slots, engine=engine) for mode in modes
+        environment.workers(mode, 1, queues=[mode], concurrency=slots, engine=engine)
+        for mode in modes
     ]
-    for fleet in fleets:
-        fleet.until_registered()
+    for workers in fleets:
+        workers.until_registered()
     late, good = 0, 0
     for mode in modes:
-        good += len(stage.enqueue(pay.options(queue=mode), [(1,)] * 10))
+        good += len(environment.enqueue(pay.options(queue=mode), [(1,)] * 10))
         for task in IN_WORKER:
             rows = [(way,) for way in soft] * size.jobs
-            late += len(stage.enqueue(task.options(queue=mode), rows))
-    _until_timed_out(stage, late, within=WITHIN)
+            late += len(environment.enqueue(task.options(queue=mode), rows))
+    _until_timed_out(environment, late, within=WITHIN)
     for mode in modes:
         rows = [(way,) for way in hard]
-        late += len(stage.enqueue(overstay_in_process.options(queue=mode), rows))
-    _until_timed_out(stage, late, within=WITHIN + len(hard) * IMPORT)
-    stage.open("return")
-    stage.until_ended()
-    _coroutines_were_cancelled(stage)
-    for fleet in fleets:
-        fleet.stop()
-    stage.judge(succeeded=good, failed=late)
+        late += len(environment.enqueue(overstay_in_process.options(queue=mode), rows))
+    _until_timed_out(environment, late, within=WITHIN + len(hard) * IMPORT)
+    environment.open("return")
+    environment.until_ended()
+    _coroutines_were_cancelled(environment)
+    for workers in fleets:
+        workers.stop()
+    environment.check(succeeded=good, failed=late)
 
 
-def _until_timed_out(stage: Stage, jobs: int, *, within: float) -> None:
+def _until_timed_out(environment: Environment, jobs: int, *, within: float) -> None:
     ended = "SELECT count(*) FROM pgqueue.job_attempts"
-    stage.until(
-        lambda: stage.scalar(ended) == 2 * jobs,
+    environment.until(
+        lambda: environment.scalar(ended) == 2 * jobs,
         seconds=2 * within,
         what="both attempts of each time out",
     )
-    stage.counts["timeouts"] = 2 * jobs
+    environment.counts["timeouts"] = 2 * jobs
     outcome = "SELECT DISTINCT outcome FROM pgqueue.job_attempts"
-    found = [row[0] for row in stage.rows(outcome)]
-    stage.expect(found == ["timeout"], f"attempts past their timeout are recorded as {found}")
+    found = [row[0] for row in environment.rows(outcome)]
+    environment.expect(found == ["timeout"], f"attempts past their timeout are recorded as {found}")
 
 
-def _coroutines_were_cancelled(stage: Stage) -> None:
+def _coroutines_were_cancelled(environment: Environment) -> None:
     """In lease mode no thread is lost for a coroutine, which ends where it waits."""
     coroutines = "SELECT id FROM pgqueue.jobs WHERE queue = 'lease' AND task LIKE '%async'"
-    log = stage.members[0].log.read_text()
-    for (job,) in stage.rows(coroutines):
+    log = environment.members[0].log.read_text()
+    for (job,) in environment.rows(coroutines):
         given_up = f"job {job}: past its timeout; its thread is given up" in log
-        stage.expect(not given_up, f"a thread was given up for the coroutine of job {job}")
+        environment.expect(not given_up, f"a thread was given up for the coroutine of job {job}")
 
 
 REFUSED = re.compile("MainThread .*too many connections")
@@ -244,54 +245,58 @@ OPEN = """
     research="T19",
     full=Size(jobs=8, seconds=10),
     short=Size(jobs=2, seconds=10),
-    planted={"timeouts_are_tried_once": "not within|recorded as"},
+    mutated={"timeouts_are_tried_once": "not within|recorded as"},
 )
-def timeouts_without_connections(stage: Stage, size: Size) -> None:
+def timeouts_without_connections(environment: Environment, size: Size) -> None:
     """Timeouts while the server takes no connections: carried out when it takes some again."""
     role = f"pgqueue_chaos_{uuid.uuid4().hex[:8]}"
-    stage.execute(f"CREATE ROLE {role} LOGIN")
-    stage.execute(f"GRANT {stage.scalar('SELECT quote_ident(current_user)')} TO {role}")
-    url = make_url(stage.url).set(username=role).render_as_string(hide_password=False)
+    environment.execute(f"CREATE ROLE {role} LOGIN")
+    environment.execute(f"GRANT {environment.scalar('SELECT quote_ident(current_user)')} TO {role}")
+    url = make_url(environment.url).set(username=role).render_as_string(hide_password=False)
     fleets = []
     for mode in ("lease", "transaction"):
-        fleet = stage.fleet(mode, 0, queues=[mode], concurrency=2 * size.jobs)
-        fleet.add(url=url)
-        fleets.append(fleet)
+        workers = environment.workers(mode, 0, queues=[mode], concurrency=2 * size.jobs)
+        workers.add(url=url)
+        fleets.append(workers)
         # One for each slot, so that all have their connections when there are no others.
         wakers = wait_and_pay.options(queue=mode)
-        stage.until_started(*stage.enqueue(wakers, [("awake",)] * 2 * size.jobs))
-    stage.open("awake")
-    stage.until_ended()
-    stage.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1")
+        environment.until_started(*environment.enqueue(wakers, [("awake",)] * 2 * size.jobs))
+    environment.open("awake")
+    environment.until_ended()
+    environment.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1")
     late = [
         job
         for mode in ("lease", "transaction")
-        for job in stage.enqueue(overstay_at_gate.options(queue=mode), [("return",)] * size.jobs)
+        for job in environment.enqueue(
+            overstay_at_gate.options(queue=mode), [("return",)] * size.jobs
+        )
     ]
-    stage.until_started(*late)
-    for member in stage.members:
-        stage.until(
+    environment.until_started(*late)
+    for member in environment.members:
+        environment.until(
             lambda member=member: REFUSED.search(member.log.read_text()),  # type: ignore[misc]
             what=f"{member.name} is refused a connection for its timeouts",
         )
-    stage.expect(stage.scalar(OPEN, role=role) >= len(late), "a transaction has ended by itself")
-    stage.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
-    stage.until(
-        lambda: stage.scalar(OPEN, role=role) == 0,
+    environment.expect(
+        environment.scalar(OPEN, role=role) >= len(late), "a transaction has ended by itself"
+    )
+    environment.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
+    environment.until(
+        lambda: environment.scalar(OPEN, role=role) == 0,
         seconds=size.seconds,
         what="the transactions of handlers past their timeout end",
     )
-    stage.until_ended()
-    _are_timeouts(stage, len(late))
-    stage.open("return")
-    for fleet in fleets:
-        fleet.stop()
-    stage.execute(f"DROP ROLE {role}")
-    stage.judge(succeeded=4 * size.jobs, failed=len(late))
+    environment.until_ended()
+    _are_timeouts(environment, len(late))
+    environment.open("return")
+    for workers in fleets:
+        workers.stop()
+    environment.execute(f"DROP ROLE {role}")
+    environment.check(succeeded=4 * size.jobs, failed=len(late))
 
 
-def _are_timeouts(stage: Stage, count: int) -> None:
-    found = [row[0] for row in stage.rows("SELECT outcome FROM pgqueue.job_attempts")]
-    stage.count("timeouts", len(found))
+def _are_timeouts(environment: Environment, count: int) -> None:
+    found = [row[0] for row in environment.rows("SELECT outcome FROM pgqueue.job_attempts")]
+    environment.count("timeouts", len(found))
     words = f"attempts past their timeout are recorded as {found}"
-    stage.expect(found == ["timeout"] * count, words)
+    environment.expect(found == ["timeout"] * count, words)

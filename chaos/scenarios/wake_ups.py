@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from sqlalchemy import text
 
-from chaos.chores import call
-from chaos.plants import Patch, plant
+from chaos.environment import Environment
+from chaos.mutations import Patch, mutation
 from chaos.proxy import Proxy
+from chaos.sample_tasks import call
 from chaos.scenario import Size, scenario
-from chaos.stage import Stage
-from pgqueue.notifications import DEADLINE
 from pgqueue.statements.tables import CHANNEL, SLEEPERS
-from pgqueue.worker.frontiers import LATEST_SWEEP
-from pgqueue.worker.lookout import BRIEF
+from pgqueue.worker.claiming.cursors import LATEST_SWEEP
+from pgqueue.worker.claiming.notifications import DEADLINE
+from pgqueue.worker.poller import BRIEF
 
 MODES = ("lease", "transaction")
 POLL = 0.5
@@ -31,10 +31,10 @@ BURST = 12
 FLOOD = 10_000
 
 
-@plant
+@mutation
 def waits_for_notifications_only(patch: Patch) -> None:
     """A worker with nothing to do sleeps until it is woken; there is no poll."""
-    from pgqueue.notifications import Listener
+    from pgqueue.worker.claiming.notifications import Listener
 
     def wait(self, seconds):  # type: ignore[no-untyped-def]
         return in_time(self, 60.0 if seconds > max(BRIEF) else seconds)
@@ -42,21 +42,21 @@ def waits_for_notifications_only(patch: Patch) -> None:
     in_time = patch.set(Listener, "wait", wait)
 
 
-@plant
+@mutation
 def silence_is_waited_out(patch: Patch) -> None:
     """A worker that has slept asks whether a job is due without a look at its connection."""
-    from pgqueue.notifications import Listener
+    from pgqueue.worker.claiming.notifications import Listener
 
     patch.set(Listener, "_probe", lambda self: None)
 
 
-@plant
+@mutation
 def frontiers_are_never_rewound(patch: Patch) -> None:
     """A worker never looks behind what it has claimed."""
-    from pgqueue.worker.frontiers import Frontiers
+    from pgqueue.worker.claiming.cursors import ClaimCursors
 
-    patch.set(Frontiers, "is_sweep_due", lambda self, *, elected: False)
-    patch.set(Frontiers, "is_sweep_cheap", property(lambda self: False))
+    patch.set(ClaimCursors, "is_sweep_due", lambda self, *, elected: False)
+    patch.set(ClaimCursors, "is_sweep_cheap", property(lambda self: False))
 
 
 @scenario(
@@ -65,26 +65,28 @@ def frontiers_are_never_rewound(patch: Patch) -> None:
     full=Size(jobs=FLOOD, faults=10),
     long=Size(jobs=FLOOD, faults=25),
     short=Size(jobs=FLOOD, faults=1),
-    planted={"waits_for_notifications_only": "not within .* attempt 1 .* starts"},
+    mutated={"waits_for_notifications_only": "not within .* attempt 1 .* starts"},
 )
-def listeners_terminated(stage: Stage, size: Size) -> None:
+def listeners_terminated(environment: Environment, size: Size) -> None:
     """Listeners flooded, then terminated, beside one stuck in a transaction: a poll at the most."""
 
     def terminate() -> None:
-        with stage.engine.begin() as connection:
+        with environment.engine.begin() as connection:
             flood = f"SELECT pg_notify('{CHANNEL}', 'x' || n) FROM generate_series(1, :n) AS n"
             connection.execute(text(flood), {"n": size.jobs})
-        for sleeper in _sleepers(stage):
-            stage.execute("SELECT pg_terminate_backend(:pid, 5000)", pid=sleeper)
-            stage.count("terminated connections")
+        for sleeper in _sleepers(environment):
+            environment.execute("SELECT pg_terminate_backend(:pid, 5000)", pid=sleeper)
+            environment.count("terminated connections")
 
-    with stage.engine.connect() as stranger:
+    with environment.engine.connect() as stranger:
         stranger.execute(text(f"LISTEN {CHANNEL}"))
         stranger.commit()
         stranger.execute(text("SELECT 1"))  # and stays: the server keeps all that it has not heard
-        _pick_up_in_time(stage, size, terminate)
-        usage = stage.scalar("SELECT pg_notification_queue_usage()")
-        stage.expect(0 < usage < 0.01, f"{usage:.0%} of the server's notification queue is used")
+        _pick_up_in_time(environment, size, terminate)
+        usage = environment.scalar("SELECT pg_notification_queue_usage()")
+        environment.expect(
+            0 < usage < 0.01, f"{usage:.0%} of the server's notification queue is used"
+        )
 
 
 @scenario(
@@ -92,22 +94,22 @@ def listeners_terminated(stage: Stage, size: Size) -> None:
     research="T15",
     full=Size(faults=5),
     short=Size(faults=1),
-    planted={
+    mutated={
         "waits_for_notifications_only": "not within .* attempt 1 .* starts",
         "silence_is_waited_out": "not within .* attempt 1 .* starts",
     },
 )
-def listeners_half_open(stage: Stage, size: Size) -> None:
+def listeners_half_open(environment: Environment, size: Size) -> None:
     """The network swallows what listening connections say: pick-up takes a poll and a second."""
-    with Proxy(stage.url) as proxy:
+    with Proxy(environment.url) as proxy:
 
         def hold() -> None:
-            _until_just_asleep(stage, poll=LONG_POLL)
+            _until_just_asleep(environment, poll=LONG_POLL)
             held = proxy.hold(after=f"LISTEN {CHANNEL}".encode())
-            stage.count("partitions", held)
+            environment.count("partitions", held)
 
         _pick_up_in_time(
-            stage,
+            environment,
             size,
             hold,
             proxy.pass_on,
@@ -122,16 +124,16 @@ def listeners_half_open(stage: Stage, size: Size) -> None:
     research="T15",
     full=Size(faults=5),
     short=Size(faults=1),
-    planted={"waits_for_notifications_only": "not within .* attempt 1 .* starts"},
+    mutated={"waits_for_notifications_only": "not within .* attempt 1 .* starts"},
 )
-def notifications_switched_off(stage: Stage, size: Size) -> None:
+def notifications_switched_off(environment: Environment, size: Size) -> None:
     """Nobody notifies and nobody listens: pick-up takes a poll at the most."""
-    stage.queue.notify = False
-    _pick_up_in_time(stage, size, lambda: None, listens=False)
+    environment.queue.notify = False
+    _pick_up_in_time(environment, size, lambda: None, listens=False)
 
 
 def _pick_up_in_time(
-    stage: Stage,
+    environment: Environment,
     size: Size,
     harm: Callable[[], None],
     relent: Callable[[], None] = lambda: None,
@@ -142,29 +144,29 @@ def _pick_up_in_time(
     slower_by: float = 0.0,
 ) -> None:
     for mode in MODES * size.faults:
-        fleet = stage.fleet(mode, 0, poll_interval=poll, notify=listens)
-        fleet.add(url=url)
-        fleet.until_registered()
+        workers = environment.workers(mode, 0, poll_interval=poll, notify=listens)
+        workers.add(url=url)
+        workers.until_registered()
         if listens:
-            stage.until(lambda: _sleepers(stage), what="the worker listens")
+            environment.until(lambda: _sleepers(environment), what="the worker listens")
         harm()
         for jobs in (1, BURST, 1):
-            _pick_up(stage, jobs, seconds=poll + slower_by + MARGIN)
+            _pick_up(environment, jobs, seconds=poll + slower_by + MARGIN)
         relent()
-        fleet.stop()
-    stage.judge()
+        workers.stop()
+    environment.check()
 
 
-def _pick_up(stage: Stage, jobs: int, *, seconds: float) -> None:
+def _pick_up(environment: Environment, jobs: int, *, seconds: float) -> None:
     time.sleep(ASLEEP)  # idle for so long, the worker sleeps by now
     began = time.monotonic()
-    ids = stage.enqueue(call, [(1,)] * jobs)
-    stage.until_started(*ids, seconds=seconds)
-    stage.timed(began)
-    stage.until_ended()
+    ids = environment.enqueue(call, [(1,)] * jobs)
+    environment.until_started(*ids, seconds=seconds)
+    environment.timed(began)
+    environment.until_ended()
 
 
-def _until_just_asleep(stage: Stage, *, poll: float) -> None:
+def _until_just_asleep(environment: Environment, *, poll: float) -> None:
     """The only worker has found nothing right now, and sends nothing before the next poll.
 
     Else it might be in the middle of a statement, which waits as long as the network says.
@@ -174,22 +176,22 @@ def _until_just_asleep(stage: Stage, *, poll: float) -> None:
         SELECT max(query_start) FILTER (WHERE state = 'idle') FROM pg_stat_activity
         WHERE datname = current_database() AND application_name ~ ' worker .* (claimer|slot)$'
     """
-    before = stage.scalar(last)
+    before = environment.scalar(last)
     over_at = time.monotonic() + 5 * poll  # with a bug planted, it may not poll at all
-    stage.until(
-        lambda: stage.scalar(last) not in (None, before) or time.monotonic() > over_at,
+    environment.until(
+        lambda: environment.scalar(last) not in (None, before) or time.monotonic() > over_at,
         what="the worker polls",
     )
 
 
-def _sleepers(stage: Stage) -> list[int]:
+def _sleepers(environment: Environment) -> list[int]:
     """The server processes of the connections by which workers listen."""
     held = """
         SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted
             AND ((classid::bigint << 32) | objid::bigint) = :key
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     """
-    return [row[0] for row in stage.rows(held, key=SLEEPERS)]
+    return [row[0] for row in environment.rows(held, key=SLEEPERS)]
 
 
 @scenario(
@@ -197,30 +199,30 @@ def _sleepers(stage: Stage) -> list[int]:
     research="T15",
     full=Size(jobs=300, workers=2, faults=3),
     short=Size(jobs=30, workers=1, faults=1),
-    planted={"frontiers_are_never_rewound": "not within .* attempt 1 .* starts"},
+    mutated={"frontiers_are_never_rewound": "not within .* attempt 1 .* starts"},
 )
-def late_commits(stage: Stage, size: Size) -> None:
+def late_commits(environment: Environment, size: Size) -> None:
     """Others overtake a long transaction: its jobs start a sweep after its COMMIT at the latest."""
     for mode in MODES:
-        fleet = stage.fleet(mode, size.workers, poll_interval=POLL, concurrency=2)
-        fleet.until_registered()
+        workers = environment.workers(mode, size.workers, poll_interval=POLL, concurrency=2)
+        workers.until_registered()
         for _ in range(size.faults):
-            with stage.queue.session() as late:
+            with environment.queue.session() as late:
                 jobs = call.enqueue_many(late, [(1,)] * size.jobs)
-                _overtake(stage)
-                stage.enqueue(call, [(10,)] * 100)
+                _overtake(environment)
+                environment.enqueue(call, [(10,)] * 100)
                 late.commit()
-            stage.acknowledged.update(jobs)
+            environment.acknowledged.update(jobs)
             began = time.monotonic()
-            stage.until_started(*jobs, seconds=POLL + LATEST_SWEEP + MARGIN)
-            stage.timed(began)
-            stage.until_ended()
-        fleet.stop()
-    stage.judge()
+            environment.until_started(*jobs, seconds=POLL + LATEST_SWEEP + MARGIN)
+            environment.timed(began)
+            environment.until_ended()
+        workers.stop()
+    environment.check()
 
 
-def _overtake(stage: Stage) -> None:
+def _overtake(environment: Environment) -> None:
     """Have others committed and claimed for longer than the second that a frontier lags behind."""
     over_at = time.monotonic() + 1.3
     while time.monotonic() < over_at:
-        stage.until_started(*stage.enqueue(call, [(1,)] * 4))
+        environment.until_started(*environment.enqueue(call, [(1,)] * 4))

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from sqlalchemy.orm import Session
 
-from pgqueue.cli.target import opened
+from pgqueue.cli.app_loader import opened
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus

@@ -8,8 +8,8 @@ import click
 from click.core import ParameterSource
 
 from pgqueue.cli.group import (
-    Doors,
-    Given,
+    CliState,
+    ErrorHandlingGroup,
     app_option,
     log_to_stderr,
     on_database,
@@ -37,7 +37,7 @@ def _seconds(_ctx: click.Context, _parameter: click.Parameter, value: float) -> 
     return timedelta(seconds=value)
 
 
-@click.group(cls=Doors, context_settings=SETTINGS, epilog=EXIT_CODES)
+@click.group(cls=ErrorHandlingGroup, context_settings=SETTINGS, epilog=EXIT_CODES)
 @click.option(
     "--app",
     metavar="MODULE:QUEUE",
@@ -65,7 +65,7 @@ def main(ctx: click.Context, app: str | None, url: str | None) -> None:
     See what failed:   pgqueue --app shop.jobs:queue jobs --status failed
     Do it once again:  pgqueue --app shop.jobs:queue requeue 4711
     """
-    given = ctx.ensure_object(Given)
+    given = ctx.ensure_object(CliState)
     given.app = app
     if ctx.get_parameter_source("url") is ParameterSource.ENVIRONMENT:
         given.url_of_environment = url
@@ -78,7 +78,7 @@ def main(ctx: click.Context, app: str | None, url: str | None) -> None:
 @url_option
 @verbose_option
 @click.pass_obj
-def upgrade(given: Given) -> None:
+def upgrade(given: CliState) -> None:
     """Create pgqueue's tables, or bring them up to date.
 
     Safe to run at every deployment, and from many processes at once.  An application with
@@ -151,7 +151,7 @@ def revision(host: Path | None, message: str, head: str) -> None:
 @app_option
 @verbose_option
 @click.pass_obj
-def worker(given: Given, /, **options: Any) -> None:
+def worker(given: CliState, /, **options: Any) -> None:
     """Run jobs until SIGTERM or Ctrl-C; a second one ends the grace.
 
     Starts no job after the signal, and lets the running ones finish.  Logs to stderr.
@@ -170,7 +170,7 @@ def worker(given: Given, /, **options: Any) -> None:
     "--exact", is_flag=True, help="Count the succeeded and blocked too, however many there are."
 )
 @on_database
-def status(given: Given, exact: bool, as_json: bool) -> None:
+def status(given: CliState, exact: bool, as_json: bool) -> None:
     """Show how many jobs stand where, and which workers live.
 
     A job is running from its claim on.  A worker with quick jobs claims more than it has slots;
@@ -186,7 +186,7 @@ def status(given: Given, exact: bool, as_json: bool) -> None:
 
 @main.command()
 @on_database
-def doctor(given: Given, as_json: bool) -> None:
+def doctor(given: CliState, as_json: bool) -> None:
     """Look for what is wrong: the tables' version, broken rows, settings that lose commits.
 
     Changes nothing, reads all jobs, and exits with 1 when something is wrong.
@@ -212,7 +212,7 @@ def doctor(given: Given, as_json: bool) -> None:
     "--keep", is_flag=True, help="With --url: leave the demo's tables for you to look at."
 )
 @click.pass_obj
-def demo(given: Given, /, url: str | None, **options: Any) -> None:
+def demo(given: CliState, /, url: str | None, **options: Any) -> None:
     """Watch it work: index Python's standard library, and kill a worker in the middle.
 
     One job per source file parses it and writes a row of statistics, in one commit with the

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pgqueue.cli.group import Given
+from pgqueue.cli.group import CliState
 
 if TYPE_CHECKING:
     from pgqueue.tasks import Task
@@ -24,7 +24,7 @@ def complete_queue(ctx: click.Context, _parameter: click.Parameter, incomplete: 
 
 
 def _tasks(ctx: click.Context) -> "list[Task[..., object]]":
-    given = ctx.ensure_object(Given)
+    given = ctx.ensure_object(CliState)
     given.app = given.app or ctx.find_root().params.get("app")
     # What the application prints on import must not appear in the line that is being typed.
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):

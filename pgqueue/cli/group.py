@@ -23,7 +23,7 @@ INTERRUPTED = 130
 
 
 @dataclass
-class Given:
+class CliState:
     """What was said on the command line, before or after the command's name.
 
     It is the ``ctx.obj`` of every command, and the one place where a command gets its queue.
@@ -38,24 +38,24 @@ class Given:
 
     def application(self) -> "PgQueue":
         """The application's queue, with its tasks; for commands that need them."""
-        from pgqueue.cli.target import application
+        from pgqueue.cli.app_loader import application
 
         return application(self)
 
     def database(self) -> "PgQueue":
         """A queue on the database that is meant, with or without tasks."""
-        from pgqueue.cli.target import database
+        from pgqueue.cli.app_loader import database
 
         return database(self)
 
 
-class Doors(click.Group):
+class ErrorHandlingGroup(click.Group):
     """A group whose commands end in one line when something is wrong."""
 
     def invoke(self, ctx: click.Context) -> Any:
         _survive_odd_characters()
         try:
-            with failing_in_one_line(ctx.ensure_object(Given)):
+            with failing_in_one_line(ctx.ensure_object(CliState)):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
@@ -63,7 +63,7 @@ class Doors(click.Group):
 
 
 @contextmanager
-def failing_in_one_line(given: Given) -> Iterator[None]:
+def failing_in_one_line(given: CliState) -> Iterator[None]:
     """Turn what a user can mend into one line on stderr; with -v the traceback comes first."""
     try:
         yield
@@ -123,7 +123,7 @@ def on_database(function: Callable[..., Any]) -> Callable[..., Any]:
     return app_option(url_option(verbose_option(json_option(click.pass_obj(function)))))
 
 
-def log_to_stderr(given: Given) -> None:
+def log_to_stderr(given: CliState) -> None:
     """Plain lines, unless the application has set up logging of its own."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -134,12 +134,12 @@ def log_to_stderr(given: Given) -> None:
 
 def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
     """The option may stand before and after the command's name; what is said later wins."""
-    given = ctx.ensure_object(Given)
+    given = ctx.ensure_object(CliState)
     if value is not None:
         setattr(given, str(parameter.name), value)
 
 
-def _show_traceback(error: Exception, given: Given) -> None:
+def _show_traceback(error: Exception, given: CliState) -> None:
     if given.is_verbose:
         from pgqueue.redaction import redacted
 

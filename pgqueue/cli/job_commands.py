@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import click
 
 from pgqueue.cli.completion import complete_queue, complete_task
-from pgqueue.cli.group import Given, on_database
+from pgqueue.cli.group import CliState, on_database
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,7 +80,7 @@ def _which(*statuses: str) -> Callable[[F], F]:
     "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many."
 )
 @on_database
-def list_(given: Given, as_json: bool, limit: int, **which: Any) -> None:
+def list_(given: CliState, as_json: bool, limit: int, **which: Any) -> None:
     """List jobs, the newest first.
 
     For a page of older ones give the last id as --before.  Reads no arguments, and is quick
@@ -101,7 +101,7 @@ def list_(given: Given, as_json: bool, limit: int, **which: Any) -> None:
     "--show-arguments", is_flag=True, help="Also where nobody says which of them are secret."
 )
 @on_database
-def show(given: Given, as_json: bool, job_id: int, show_arguments: bool) -> None:
+def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> None:
     """Show everything about one job.
 
     Its arguments, options and times, who runs it now, and every attempt that did not end well
@@ -129,7 +129,7 @@ _ids = click.argument("job_ids", metavar="[ID]...", nargs=-1, type=as_job_id)
 @_limit
 @_yes
 @on_database
-def requeue(given: Given, /, **options: Any) -> None:
+def requeue(given: CliState, /, **options: Any) -> None:
     """Put failed or cancelled jobs back, with all their attempts before them again.
 
     Name them by ids, or by --status and what else they have in common: then they are counted,
@@ -151,7 +151,7 @@ def requeue(given: Given, /, **options: Any) -> None:
 @_limit
 @_yes
 @on_database
-def cancel(given: Given, /, **options: Any) -> None:
+def cancel(given: CliState, /, **options: Any) -> None:
     """Cancel jobs: a waiting one ends at once, a running one is asked to stop.
 
     Name them by ids, or by --status and what else they have in common: then they are counted,

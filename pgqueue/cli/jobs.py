@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pgqueue.cli.target import opened
+from pgqueue.cli.app_loader import opened
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
 from pgqueue.redaction import MASK, redacted, redacted_data, secrets_among

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from pgqueue.cli.group import Given, app_option, url_option, verbose_option
+from pgqueue.cli.group import CliState, app_option, url_option, verbose_option
 
 _PURPOSES = {
     "worker": "Runs jobs: reads and writes the tables, changes none.",
@@ -29,7 +29,7 @@ def _roles(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @_roles
-def grant(given: Given, /, as_sql: bool, **names: str | None) -> None:
+def grant(given: CliState, /, as_sql: bool, **names: str | None) -> None:
     """Give roles the rights on the tables that their work needs, and no others.
 
     The roles have to exist.  Whatever rights on the tables they had before, they lose.  Say it
@@ -53,7 +53,7 @@ def grant(given: Given, /, as_sql: bool, **names: str | None) -> None:
 
 @click.command()
 @_roles
-def revoke(given: Given, /, as_sql: bool, **names: str | None) -> None:
+def revoke(given: CliState, /, as_sql: bool, **names: str | None) -> None:
     """Take from roles all rights on the tables.
 
     The tables of --owner become those of the role that runs this.

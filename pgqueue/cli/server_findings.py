@@ -5,11 +5,11 @@ from datetime import timedelta
 from ipaddress import ip_address
 
 from pgqueue.cli.finding import SHOWN, Finding, Level, age
+from pgqueue.connections.settings import LIMITS as RAISED
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
 from pgqueue.repository import LIMITS, Creator, Health, Slot, TableHealth
 from pgqueue.tasks import Task
-from pgqueue.unit_of_work import LIMITS as RAISED
 
 OLD = timedelta(minutes=5)
 """Age from which a transaction is named for what it keeps alive."""

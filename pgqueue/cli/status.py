@@ -7,8 +7,8 @@ import click
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from pgqueue.cli.app_loader import opened
 from pgqueue.cli.doctor import words_for_unknown
-from pgqueue.cli.target import opened
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus, Lease, QueueSettings, WorkerProcess
 from pgqueue.repository import Health, StatusCount

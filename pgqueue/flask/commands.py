@@ -9,7 +9,7 @@ from flask import current_app
 from flask.cli import ScriptInfo
 
 from pgqueue.cli import main
-from pgqueue.cli.group import Doors, Given, verbose_option
+from pgqueue.cli.group import CliState, ErrorHandlingGroup, verbose_option
 
 STAND_ALONE = {"demo"}
 """Commands that have nothing to do with an application."""
@@ -21,13 +21,13 @@ NAMED = re.compile(r"pgqueue --(?:app|url) \S+")
 """How the examples in their help call them."""
 
 
-class AppCommands(Doors):
+class AppCommands(ErrorHandlingGroup):
     """Every command of ``pgqueue``, without the options that name an application."""
 
     def invoke(self, ctx: click.Context) -> Any:
         if not current_app:  # the test runner of Flask calls without a context
             ctx.with_resource(ctx.ensure_object(ScriptInfo).load_app().app_context())
-        ctx.ensure_object(Given).queue = current_app.extensions["pgqueue"]
+        ctx.ensure_object(CliState).queue = current_app.extensions["pgqueue"]
         return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

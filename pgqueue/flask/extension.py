@@ -14,11 +14,11 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue import job_queue
+from pgqueue.arguments import MAX_PAYLOAD_BYTES
 from pgqueue.context import Around, JobContext
 from pgqueue.errors import ArgumentsError, NotBound, PgQueueError
 from pgqueue.flask.commands import commands
 from pgqueue.flask.sessions import Database, lent, session_maker
-from pgqueue.payload import MAX_PAYLOAD_BYTES
 
 EXTENSION = "pgqueue"
 """Its name in ``app.extensions``."""

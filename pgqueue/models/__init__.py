@@ -6,10 +6,15 @@ nowhere else; what is done to them is in :mod:`pgqueue.statements`.
 """
 
 from pgqueue.models.base import SCHEMA, Base
-from pgqueue.models.dispatch import DeadLetter, JobAttempt, Lease, MessageQueue
-from pgqueue.models.fleet import QueueSettings, SchemaVersion, WorkerProcess
+from pgqueue.models.dead_letter import DeadLetter
 from pgqueue.models.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE, Job
-from pgqueue.models.status import JobStatus
+from pgqueue.models.job_attempt import JobAttempt
+from pgqueue.models.job_status import JobStatus
+from pgqueue.models.lease import Lease
+from pgqueue.models.message_queue import MessageQueue
+from pgqueue.models.queue_settings import QueueSettings
+from pgqueue.models.schema_version import SchemaVersion
+from pgqueue.models.worker_process import WorkerProcess
 
 __all__ = [
     "SCHEMA",

@@ -8,7 +8,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, column_property, mapped_column
 
 from pgqueue.models.base import STARTS_IN_TIME, Base
-from pgqueue.models.status import JobStatus, StatusComparator, status_of
+from pgqueue.models.job_status import JobStatus, StatusComparator, status_of
 
 DEFAULT_QUEUE = "default"
 DEFAULT_PRIORITY = 5

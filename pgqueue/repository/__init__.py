@@ -1,7 +1,6 @@
 """Runs statements on a given Session or Connection.  Never commits, never opens one."""
 
 from pgqueue.repository.attempts import Attempts
-from pgqueue.repository.fleet import Fleet, Member, Notices
 from pgqueue.repository.health import (
     LIMITS,
     Creator,
@@ -11,25 +10,19 @@ from pgqueue.repository.health import (
     TableHealth,
     Waiting,
 )
-from pgqueue.repository.jobs import (
-    Change,
-    Enqueued,
-    Holding,
-    Jobs,
-    NewJob,
-    raising_duplicate,
-)
+from pgqueue.repository.jobs import Change, Enqueued, Jobs, KeyHolder, NewJob, raising_duplicate
 from pgqueue.repository.listing import Holder, JobDetails, JobLine, JobPage, Listing, PastAttempt
 from pgqueue.repository.rows import (
     Claim,
+    ClaimCursor,
     Claimed,
     Locked,
-    Pair,
     Settled,
     StatusCount,
     Upcoming,
     Violation,
 )
+from pgqueue.repository.workers import Notices, SeenWorker, Workers
 
 __all__ = [
     "LIMITS",
@@ -39,20 +32,20 @@ __all__ = [
     "Claimed",
     "Creator",
     "Enqueued",
-    "Fleet",
+    "Workers",
     "Health",
     "Holder",
-    "Holding",
+    "KeyHolder",
     "JobDetails",
     "JobLine",
     "JobPage",
     "Jobs",
     "Listing",
     "Locked",
-    "Member",
+    "SeenWorker",
     "NewJob",
     "Notices",
-    "Pair",
+    "ClaimCursor",
     "OldTransaction",
     "PastAttempt",
     "Settled",

@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
+from pgqueue.connections.fast_path import fetch
 from pgqueue.options import LONGEST_DELAY
 from pgqueue.outcomes import (
     AttemptEnd,
@@ -22,8 +23,7 @@ from pgqueue.outcomes import (
     Snoozed,
     Succeeded,
 )
-from pgqueue.repository.rows import Claim, Claimed, Kind, Locked, Pair, Settled, Upcoming
-from pgqueue.repository.short_way import fetch
+from pgqueue.repository.rows import Claim, ClaimCursor, Claimed, Kind, Locked, Settled, Upcoming
 from pgqueue.statements import claiming, fencing, settling, stamping
 from pgqueue.statements.tables import CRASHED
 
@@ -37,7 +37,7 @@ class Attempts:
 
     def claim(
         self,
-        pairs: Iterable[Pair],
+        pairs: Iterable[ClaimCursor],
         *,
         tasks: str,
         limit: int,
@@ -50,13 +50,13 @@ class Attempts:
         return _claim_of(rows, Claimed)
 
     def lock(
-        self, pairs: Iterable[Pair], *, tasks: str, limit: int, suspects: bool = True
+        self, pairs: Iterable[ClaimCursor], *, tasks: str, limit: int, suspects: bool = True
     ) -> Claim[Locked]:
         """Lock due messages until this transaction ends."""
         rows = self._take(claiming.lock(suspects=suspects), pairs, tasks, limit)
         return _claim_of(rows, Locked)
 
-    def upcoming(self, pairs: Iterable[Pair], *, tasks: str) -> Upcoming:
+    def upcoming(self, pairs: Iterable[ClaimCursor], *, tasks: str) -> Upcoming:
         """Whether a message is due, and when the next one will be."""
         parameters = {"pairs": _documents(pairs), "tasks": tasks}
         is_due, seconds = self._executor.execute(claiming.upcoming(), parameters).one()
@@ -161,7 +161,9 @@ class Attempts:
             "worker_id": self._worker_id,
         }
 
-    def _take(self, statement: Any, pairs: Iterable[Pair], tasks: str, limit: int) -> Sequence[Any]:
+    def _take(
+        self, statement: Any, pairs: Iterable[ClaimCursor], tasks: str, limit: int
+    ) -> Sequence[Any]:
         parameters = {
             "pairs": _documents(pairs),
             "tasks": tasks,
@@ -193,7 +195,7 @@ def _key_of(row: Claimed | Locked) -> dict[str, Any]:
     return {"of_queue": row.queue, "of_priority": row.priority, "of_run_at": row.run_at}
 
 
-def _documents(pairs: Iterable[Pair]) -> str:
+def _documents(pairs: Iterable[ClaimCursor]) -> str:
     return json.dumps([pair._asdict() for pair in pairs])
 
 

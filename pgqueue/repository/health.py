@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.models import JobStatus
 from pgqueue.repository.rows import StatusCount
-from pgqueue.statements import health, standing
+from pgqueue.statements import counts, health
 
 LIMITS = ("statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout")
 """Settings by which the server ends what takes too long."""
@@ -81,12 +81,12 @@ class Health:
 
     def counts_but_succeeded(self) -> list[StatusCount]:
         """How many jobs stand where, without those that have succeeded."""
-        rows = self._executor.execute(standing.count_jobs_but_succeeded())
+        rows = self._executor.execute(counts.count_jobs_but_succeeded())
         return [StatusCount(queue, JobStatus(status), count) for queue, status, count in rows]
 
     def about_jobs(self) -> int:
         """How many jobs there are, as the server's statistics have it."""
-        return max(0, int(self._executor.execute(standing.estimate_jobs()).scalar_one()))
+        return max(0, int(self._executor.execute(counts.estimate_jobs()).scalar_one()))
 
     def unknown_tasks(self, known: Iterable[str]) -> list[Waiting]:
         """Due jobs of tasks that are not among those known."""

@@ -11,11 +11,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from pgqueue.connections.fast_path import fetch
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository.rows import StatusCount, Violation
-from pgqueue.repository.short_way import fetch
-from pgqueue.statements import checking, enqueueing, operating, standing
+from pgqueue.statements import counts, enqueueing, invariants, operations
 from pgqueue.statements.enqueueing import Start
 
 TRIES_FOR_A_KEY = 20
@@ -81,7 +81,7 @@ class Row(NamedTuple):
     unique_key: str | None
 
 
-class Holding(NamedTuple):
+class KeyHolder(NamedTuple):
     """The job that has a unique key."""
 
     id: int
@@ -95,7 +95,7 @@ class Jobs:
     def __init__(self, executor: Session | Connection) -> None:
         self._executor = executor
 
-    def enqueue(self, new: NewJob, *, args: str, unique_key: str | None) -> Enqueued | Holding:
+    def enqueue(self, new: NewJob, *, args: str, unique_key: str | None) -> Enqueued | KeyHolder:
         """Insert a job; returns what the database chose, or the job that has the key."""
         statement = enqueueing.enqueue_job(
             start=new.start, unique=unique_key is not None, notify=new.notify
@@ -185,24 +185,24 @@ class Jobs:
         job = self._locked(job_id)
         if job.outcome is not None:
             return Change.UNCHANGED
-        waits = self._run(operating.delete_messages(), job_id).all() != []
+        waits = self._run(operations.delete_messages(), job_id).all() != []
         if waits:
-            self._run(operating.delete_left_lease(), job_id)
-        elif job.leased or self._run(operating.is_held_here(), job_id).scalar():
-            self._run(operating.request_cancel(), job_id)
+            self._run(operations.delete_left_lease(), job_id)
+        elif job.leased or self._run(operations.is_held_here(), job_id).scalar():
+            self._run(operations.request_cancel(), job_id)
             return Change.CANCEL_REQUESTED
-        self._run(operating.cancel_job(), job_id)
+        self._run(operations.cancel_job(), job_id)
         return Change.CANCELLED
 
     def requeue(self, job_id: int, *, notify: bool) -> Change:
         """Put a failed or cancelled job back as if new; its old attempts stay on record."""
         # Leases before jobs, as everywhere: a late settle of this job takes them in that order.
-        self._run(operating.delete_lease_of_ended_job(), job_id)
+        self._run(operations.delete_lease_of_ended_job(), job_id)
         job = self._locked(job_id)
         if job.outcome not in (JobStatus.FAILED, JobStatus.CANCELLED):
             return Change.UNCHANGED
-        self._run(operating.delete_messages(), job_id)
-        if self._run(operating.is_with_a_worker(), job_id).scalar():
+        self._run(operations.delete_messages(), job_id)
+        if self._run(operations.is_with_a_worker(), job_id).scalar():
             # Held by a worker since before the cancel.  Should its transaction roll back, or its
             # claim be settled after all, the job would have two messages, and twice its attempts.
             return Change.UNCHANGED
@@ -210,7 +210,7 @@ class Jobs:
         def requeue() -> None:
             # A savepoint: a taken key must leave the caller's transaction as it was.
             with self._executor.begin_nested():
-                self._run(operating.requeue_job(notify=notify), job_id)
+                self._run(operations.requeue_job(notify=notify), job_id)
 
         key = job.unique_key
         raising_duplicate(requeue, job_id, key, lambda: self._holders(job.queue, [key]).get(key))
@@ -222,31 +222,33 @@ class Jobs:
         Lease and job first, in the order of the settle: what a settle or a requeue in flight
         still writes about the job is then there to be deleted.
         """
-        self._run(operating.delete_lease(), job_id)
-        self._run(operating.lock_job(), job_id)
-        self._run(operating.delete_messages(), job_id)
-        self._run(operating.delete_records(), job_id)
+        self._run(operations.delete_lease(), job_id)
+        self._run(operations.lock_job(), job_id)
+        self._run(operations.delete_messages(), job_id)
+        self._run(operations.delete_records(), job_id)
 
     def is_cancel_requested(self, job_id: int) -> bool:
-        return bool(self._run(operating.is_cancel_requested(), job_id).scalar())
+        return bool(self._run(operations.is_cancel_requested(), job_id).scalar())
 
     def pause(self, queue: str) -> None:
-        self._executor.execute(operating.pause_queue(), {"name": queue})
+        self._executor.execute(operations.pause_queue(), {"name": queue})
 
     def resume(self, queue: str) -> None:
-        self._executor.execute(operating.resume_queue(), {"queue_name": queue})
+        self._executor.execute(operations.resume_queue(), {"queue_name": queue})
 
     def violations(self) -> list[Violation]:
-        return [Violation(*row) for row in self._executor.execute(checking.invariant_violations())]
+        return [
+            Violation(*row) for row in self._executor.execute(invariants.invariant_violations())
+        ]
 
     def counts(self) -> list[StatusCount]:
-        return [StatusCount(*row) for row in self._executor.execute(standing.count_jobs())]
+        return [StatusCount(*row) for row in self._executor.execute(counts.count_jobs())]
 
     def _run(self, statement: Any, job_id: int) -> Any:
         return self._executor.execute(statement, {"job_id": job_id})
 
     def _locked(self, job_id: int) -> Any:
-        job = self._run(operating.lock_job(), job_id).one_or_none()
+        job = self._run(operations.lock_job(), job_id).one_or_none()
         if job is None:
             raise JobNotFound(
                 f"job {job_id} does not exist: it was never committed, or has been deleted; "
@@ -254,17 +256,17 @@ class Jobs:
             )
         return job
 
-    def _holders(self, queue: str, keys: Iterable[str]) -> dict[str, Holding]:
+    def _holders(self, queue: str, keys: Iterable[str]) -> dict[str, KeyHolder]:
         parameters = {"queue": queue, "keys": json.dumps(list(keys))}
         rows = self._executor.execute(enqueueing.holders_of_unique_keys(), parameters)
-        return {key: Holding(id, is_readable) for id, key, is_readable in rows}
+        return {key: KeyHolder(id, is_readable) for id, key, is_readable in rows}
 
 
 def raising_duplicate(
     action: Callable[[], Any],
     job: Job | int,
     unique_key: str | None,
-    holder: Callable[[], Holding | None] = lambda: None,
+    holder: Callable[[], KeyHolder | None] = lambda: None,
 ) -> Any:
     """Run what may take a unique key, and say which key it was if another job has it."""
     try:

@@ -64,7 +64,7 @@ class Locked(NamedTuple):
 Kind = TypeVar("Kind", Claimed, Locked)
 
 
-class Pair(NamedTuple):
+class ClaimCursor(NamedTuple):
     """A queue and a priority, and the key behind which a claim looks."""
 
     queue: str

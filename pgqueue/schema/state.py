@@ -7,7 +7,7 @@ from sqlalchemy import Connection, select, text
 
 from pgqueue.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld
 from pgqueue.models.base import SCHEMA
-from pgqueue.models.fleet import SchemaVersion
+from pgqueue.models.schema_version import SchemaVersion
 from pgqueue.statements.tables import pg
 
 SCHEMA_VERSION = 2

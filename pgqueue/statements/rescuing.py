@@ -1,7 +1,7 @@
 """Rescue: give back what a dead worker held, and clear away what nobody needs.
 
 Attempts end here only for workers that are declared dead, or that no longer exist; who is dead
-is decided by witnessed time in :mod:`pgqueue.maintenance`.
+is decided by witnessed time in :mod:`pgqueue.worker.rescue`.
 """
 
 from functools import cache

@@ -7,7 +7,7 @@ transaction mode the slots claim for themselves.  A handler may run in a child p
 slot waits for.
 """
 
-from pgqueue.worker.plan import Mode
-from pgqueue.worker.process import Worker
+from pgqueue.worker.config import Mode
+from pgqueue.worker.worker import Worker
 
 __all__ = ["Mode", "Worker"]

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from sqlalchemy.orm import Session
 
 from pgqueue import redaction
-from pgqueue.guests import listeners_to_commit
-from pgqueue.worker.crew import Crew, Run
+from pgqueue.sessions.handlers import listeners_to_commit
+from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.runtime import WorkerRuntime
 
 logger = redaction.logger(__name__)
 
 
-def tell_of_commit(crew: Crew, run: Run) -> None:
+def tell_of_commit(runtime: WorkerRuntime, run: RunningAttempt) -> None:
     """Call the ``after_commit`` listeners of a handler's Session, as the COMMIT was carried out.
 
     In what surrounds a handler, and only if there are any.  Their errors change no outcome.
@@ -20,7 +21,7 @@ def tell_of_commit(crew: Crew, run: Run) -> None:
     if session is None or not (listeners := listeners_to_commit(session)):
         return
     try:
-        with crew.around(run.context(session)):
+        with runtime.around(run.context(session)):
             for listener in listeners:
                 _call(listener, run, session)
     except BaseException:  # what surrounds a handler is the application's
@@ -28,7 +29,7 @@ def tell_of_commit(crew: Crew, run: Run) -> None:
     session.close()
 
 
-def _call(listener: Callable[[Session], None], run: Run, session: Session) -> None:
+def _call(listener: Callable[[Session], None], run: RunningAttempt, session: Session) -> None:
     try:
         listener(session)
     except BaseException:  # a listener may raise what it likes, as a handler may

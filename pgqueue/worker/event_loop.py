@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine
 
-from pgqueue import async_session, redaction
-from pgqueue.changed_sessions import watch_session
+from pgqueue import redaction
+from pgqueue.connections.opening import connection_parameters
+from pgqueue.connections.session_changes import watch_session
 from pgqueue.errors import WorkerBroken
-from pgqueue.unit_of_work import connection_parameters
-from pgqueue.worker.loops import Loop
+from pgqueue.sessions import async_sessions
+from pgqueue.worker.threads import WorkerThread
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -25,7 +26,7 @@ T = TypeVar("T")
 DISPOSE_FOR = 1.0
 
 
-class EventLoop(Loop):
+class EventLoop(WorkerThread):
     """Started by the first async handler.  A slot waits for what it runs here, so the number of
     slots bounds async jobs as it bounds the others."""
 
@@ -63,7 +64,7 @@ class EventLoop(Loop):
         """The engine of this loop; to be asked for on the loop."""
         if self._engine is None:
             # The number of slots is the limit.
-            self._engine = async_session.create_engine(
+            self._engine = async_sessions.create_engine(
                 self._like.url, lambda: connection_parameters(self._like), max_overflow=1000
             )
             watch_session(self._engine.sync_engine)

@@ -14,20 +14,21 @@ from threading import Event
 
 from sqlalchemy import Connection, Engine
 
-from pgqueue import maintenance, redaction
-from pgqueue.maintenance import Witness
-from pgqueue.repository import Fleet, Member
-from pgqueue.unit_of_work import UPKEEP
-from pgqueue.worker.line import Line
-from pgqueue.worker.loops import Loop
+from pgqueue import redaction
+from pgqueue.connections.settings import UPKEEP
+from pgqueue.repository import SeenWorker, Workers
+from pgqueue.worker import liveness
+from pgqueue.worker.liveness import Witness
 from pgqueue.worker.outage import Outage
+from pgqueue.worker.reconnecting import ReconnectingConnection
+from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
 
 BEAT = 0.5
 
 
-class Presence:
+class WorkerIdentity:
     """Who this worker is, and whether it may believe that others think so too."""
 
     def __init__(self, *, queues: Sequence[str], slots: int) -> None:
@@ -46,7 +47,7 @@ class Presence:
         return time.monotonic() < self._fresh_until
 
     def acknowledged(self, *, sent_at: float) -> None:
-        self._fresh_until = sent_at + maintenance.FAST_GRACE.total_seconds()
+        self._fresh_until = sent_at + liveness.FAST_GRACE.total_seconds()
 
     def be_reborn(self) -> None:
         """A worker that was declared dead goes on as another one."""
@@ -54,25 +55,25 @@ class Presence:
         self._fresh_until = float("-inf")
 
 
-class Heartbeat(Loop):
+class Heartbeat(WorkerThread):
     """Beats until it is told to stop.  A new connection begins to witness anew."""
 
     def __init__(
         self,
         engine: Engine,
-        presence: Presence,
+        identity: WorkerIdentity,
         outage: Outage,
         *,
-        on_dead: Callable[[Sequence[Member]], None],
+        on_dead: Callable[[Sequence[SeenWorker]], None],
         on_death: Callable[[], None],
     ) -> None:
         super().__init__(name="heartbeat")
-        self.presence = presence
+        self.identity = identity
         self.registered = Event()
         self._on_dead = on_dead
         self._on_death = on_death
         self._stopping = Event()
-        self._line = Line(
+        self._reconnecting = ReconnectingConnection(
             engine,
             UPKEEP,
             outage,
@@ -90,55 +91,55 @@ class Heartbeat(Loop):
     def work(self) -> None:
         while not self._stopping.is_set():
             beat_at = time.monotonic() + BEAT
-            self._line.attempt(self._beat)
+            self._reconnecting.attempt(self._beat)
             next_at = min(beat_at, self._witness.next_verdict_at)
             self._stopping.wait(max(next_at - time.monotonic(), 0.0))
-        self._line.attempt(self._leave)
-        self._line.close()
+        self._reconnecting.attempt(self._leave)
+        self._reconnecting.close()
 
     def stop(self, *, seconds: float) -> None:
         """End; after so long, cancel the last statement, and leave the row to the rescuers."""
         self._stopping.set()
         self.join(seconds)
         if self.is_alive():
-            self._line.cancel()
+            self._reconnecting.cancel()
 
     def _beat(self, connection: Connection) -> None:
-        fleet, presence = Fleet(connection), self.presence
+        fleet, identity = Workers(connection), self.identity
         sent_at = time.monotonic()
         if not self.registered.is_set():
             fleet.register(
-                presence.worker_id,
+                identity.worker_id,
                 hostname=socket.gethostname(),
                 pid=os.getpid(),
-                queues=presence.queues,
-                slots=presence.slots,
+                queues=identity.queues,
+                slots=identity.slots,
             )
-        if self._generation != self._line.generation:
-            self._generation = self._line.generation
+        if self._generation != self._reconnecting.generation:
+            self._generation = self._reconnecting.generation
             self._is_locked = False
             self._witness = Witness()
-        self._is_locked = self._is_locked or fleet.lock_presence(presence.worker_id)
+        self._is_locked = self._is_locked or fleet.lock_presence(identity.worker_id)
         asked_at = time.monotonic()
-        others = fleet.beat(presence.worker_id)
+        others = fleet.beat(identity.worker_id)
         if others is None:
             self._die()
             return
-        presence.acknowledged(sent_at=sent_at)
+        identity.acknowledged(sent_at=sent_at)
         self.registered.set()
         answered_at = time.monotonic()
         self._on_dead(self._witness.dead_among(others, asked_at=asked_at, answered_at=answered_at))
 
     def _die(self) -> None:
         logger.error(
-            "worker %s was declared dead by another; its jobs are given up", self.presence.worker_id
+            "worker %s was declared dead by another; its jobs are given up", self.identity.worker_id
         )
         self.registered.clear()
-        self.presence.be_reborn()
+        self.identity.be_reborn()
         self._on_death()
         # The lock of the old name lives on this connection; a new one starts without it.
-        self._line.close()
+        self._reconnecting.close()
 
     def _leave(self, connection: Connection) -> None:
         if self.registered.is_set():
-            Fleet(connection).deregister(self.presence.worker_id)
+            Workers(connection).deregister(self.identity.worker_id)

@@ -10,7 +10,8 @@ from pgqueue import redaction
 from pgqueue.execution import CancelWins, Stale
 from pgqueue.repository import Attempts
 from pgqueue.unit_of_work import GUARD, begin_now
-from pgqueue.worker.crew import Crew, Run
+from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.runtime import WorkerRuntime
 
 logger = redaction.logger(__name__)
 
@@ -28,15 +29,15 @@ class Replays:
     handler must not start twice.
     """
 
-    def __init__(self, crew: Crew, run: Run, settings: str) -> None:
-        self._crew = crew
+    def __init__(self, runtime: WorkerRuntime, run: RunningAttempt, settings: str) -> None:
+        self._runtime = runtime
         self._run = run
         self._most = MOST if run.claimed.max_attempts > 1 else 0
         self._done = 0
         self.begin: Callable[[Connection], None] = partial(
             begin_now,
             settings=f"{settings}; {GUARD}" if settings else GUARD,
-            isolation_level=crew.isolation_level,
+            isolation_level=runtime.isolation_level,
         )
 
     def are_due(self, error: BaseException) -> bool:
@@ -55,7 +56,7 @@ class Replays:
         """
         self._run.forget_session()
         connection.rollback()
-        attempts = Attempts(connection, self._crew.presence.worker_id)
+        attempts = Attempts(connection, self._runtime.identity.worker_id)
         is_cancelled = attempts.is_cancelled(self._run.claimed)
         connection.rollback()
         if is_cancelled is None:

@@ -3,16 +3,16 @@
 import pytest
 from sqlalchemy import Engine
 
-from chaos.interleaving import EveryOrder
-from chaos.plays import OPENINGS, repertoire
-from chaos.theatre import Theatre
+from chaos.interleavings.runner import ScriptRunner
+from chaos.interleavings.scheduler import EveryOrder
+from chaos.interleavings.scripts import OPENINGS, repertoire
 
 
 @pytest.mark.battery
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_a_job_ends_once_in_every_order(engine: Engine, database_url: str, opening: str) -> None:
-    theatre = Theatre(database_url, engine)
+    theatre = ScriptRunner(database_url, engine)
     try:
         for play in repertoire():
             every = EveryOrder()
@@ -20,7 +20,7 @@ def test_a_job_ends_once_in_every_order(engine: Engine, database_url: str, openi
                 theatre.put_on(play, every)
                 if not every.turn():
                     break
-        theatre.judge()
+        theatre.check()
     finally:
         theatre.close()
         print(f"{theatre.orders:,} orders from {opening!r}")

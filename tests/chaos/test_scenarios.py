@@ -10,10 +10,10 @@ from conftest import directory_for_server, fresh_database
 from sqlalchemy import text
 
 from chaos import scenario
-from chaos.plants import load as load_plants
+from chaos.environment import Environment
+from chaos.mutations import load as load_plants
 from chaos.running import SETTINGS, play
 from chaos.scenario import Scenario, Server, Size
-from chaos.stage import Stage
 from pgqueue import PgQueue
 from pgqueue.embedded import EmbeddedPostgres
 
@@ -30,7 +30,7 @@ EVERY_BUG = pytest.mark.parametrize(
     [
         pytest.param(one, bug, id=f"{one.name}-{bug}")
         for one in SCENARIOS.values()
-        for bug in one.planted
+        for bug in one.mutated
     ],
 )
 
@@ -81,10 +81,10 @@ def test_the_promise_holds(
 def test_a_bound_that_is_missed_tells_of_the_server_and_the_machine(
     database_url: str, server_directory: Path
 ) -> None:
-    def wait_in_vain(stage: Stage, _size: Size) -> None:
-        with stage.engine.begin() as connection:
+    def wait_in_vain(environment: Environment, _size: Size) -> None:
+        with environment.engine.begin() as connection:
             connection.execute(text("SELECT 4711"))
-            stage.until(lambda: False, seconds=0.1, what="it comes")
+            environment.until(lambda: False, seconds=0.1, what="it comes")
 
     one = replace(SCENARIOS["damaged_rows"], run=wait_in_vain)
 
@@ -112,14 +112,14 @@ def test_the_planted_bug_is_caught(
         folder.mkdir(mode=0o711)
         url = given_url if number == 0 else _another(given_url, request)
         verdict = play(
-            one, one.short, folder, seed=SEED + number, url=url, cluster=given_cluster, plant=bug
+            one, one.short, folder, seed=SEED + number, url=url, cluster=given_cluster, mutation=bug
         )
         if (broken := verdict.broken) is not None:
             break
 
     print(broken)
     assert broken is not None, f"{one.name} stays green with {bug}"
-    assert re.search(one.planted[bug], broken, re.DOTALL), "it fails, and is not caught"
+    assert re.search(one.mutated[bug], broken, re.DOTALL), "it fails, and is not caught"
 
 
 def _another(url: str | None, request: pytest.FixtureRequest) -> str | None:
@@ -134,7 +134,7 @@ def _another(url: str | None, request: pytest.FixtureRequest) -> str | None:
 
 
 def test_every_planted_bug_has_a_scenario() -> None:
-    caught = {bug for one in SCENARIOS.values() for bug in one.planted}
+    caught = {bug for one in SCENARIOS.values() for bug in one.mutated}
 
     assert set(load_plants()) == caught
-    assert all(one.planted for one in SCENARIOS.values())
+    assert all(one.mutated for one in SCENARIOS.values())

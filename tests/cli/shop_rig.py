@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
-from chaos.fleet import FORKS
+from chaos.workers import FORKS
 from pgqueue import Lease, PgQueue
 from pgqueue.cli import main
 

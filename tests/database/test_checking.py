@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from chaos.logical import (
+from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
-    crew,
     declare_dead,
     enqueue,
     enqueue_many,
+    logical_workers,
     rescue,
     violations,
     worker_settings,
@@ -22,12 +22,12 @@ from chaos.plans import Plan
 from pgqueue import PgQueue, Violation
 from pgqueue.cli.remedies import remedy_for
 from pgqueue.outcomes import Failed, Outcome, Succeeded
-from pgqueue.statements import checking
+from pgqueue.statements import invariants
 
 
 @pytest.fixture
 def worker(database_url: str) -> Iterator[LogicalWorker]:
-    with crew(worker_settings(database_url), 1) as [worker]:
+    with logical_workers(worker_settings(database_url), 1) as [worker]:
         yield worker
 
 
@@ -183,7 +183,7 @@ def test_damage_is_reported_with_its_job(
 
 
 def test_every_rule_has_its_damage(engine: Engine) -> None:
-    from pgqueue.statements.checking import invariant_violations
+    from pgqueue.statements.invariants import invariant_violations
 
     compiled = invariant_violations().compile(engine)  # type: ignore[attr-defined]  # a select
     texts = [value for value in compiled.params.values() if isinstance(value, str)]
@@ -225,7 +225,7 @@ def test_a_check_takes_one_pass_over_each_table_however_large_it_is(engine: Engi
         # NOT IN would compare each job with every message: 200 million times here.
         connection.execute(text("SET LOCAL statement_timeout = '10s'"))
 
-        assert connection.execute(checking.invariant_violations()).all() == []
+        assert connection.execute(invariants.invariant_violations()).all() == []
         view = text("SELECT * FROM pgqueue.invariant_violations")
         assert connection.execute(view).all() == []
 

@@ -10,14 +10,14 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from chaos.logical import (
+from chaos.interleavings.logical_workers import (
     PATIENCE,
     TASKS,
     LogicalWorker,
-    crew,
     declare_dead,
     enqueue,
     enqueue_many,
+    logical_workers,
     pairs,
     rescue,
     run_together,
@@ -26,7 +26,7 @@ from chaos.logical import (
 )
 from pgqueue.models import Lease, MessageQueue
 from pgqueue.outcomes import Released
-from pgqueue.repository import Attempts, Fleet, Pair, Upcoming
+from pgqueue.repository import Attempts, ClaimCursor, Upcoming, Workers
 
 BAD_PLANS = [
     {"plan_cache_mode": "force_generic_plan"},
@@ -51,7 +51,7 @@ class TestSkipLocked:
     ) -> None:
         with engine.begin() as connection:
             ids = enqueue_many(connection, 6)
-        with crew(workers, 3) as [holder, slow, fast]:
+        with logical_workers(workers, 3) as [holder, slow, fast]:
             locked = [row.job_id for row in holder.lock(2)]
             uncommitted = Attempts(slow.transaction, slow.id)
             claimed = uncommitted.claim(pairs(), tasks=TASKS, limit=2, ahead=False).rows
@@ -67,7 +67,7 @@ class TestSkipLocked:
     ) -> None:
         with engine.begin() as connection:
             ids = enqueue_many(connection, 4)
-        with crew(workers, 2) as [first, second]:
+        with logical_workers(workers, 2) as [first, second]:
             assert [row.job_id for row in first.lock(2)] == ids[:2]
 
             assert [row.job_id for row in second.lock(4)] == ids[2:]
@@ -77,7 +77,7 @@ class TestSkipLocked:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 2) as [holder, other]:
+        with logical_workers(workers, 2) as [holder, other]:
             holder.start()
 
             upcoming = Attempts(other.line, other.id).upcoming(pairs(), tasks=TASKS)
@@ -90,7 +90,7 @@ class TestSkipLocked:
         with engine.begin() as connection:
             enqueue(connection)
             enqueue(connection, delay=timedelta(seconds=100))
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             is_due, seconds = Attempts(worker.line, worker.id).upcoming(pairs(), tasks=TASKS)
 
             assert is_due
@@ -112,7 +112,7 @@ class TestTheLimit:
         badly = worker_settings(database_url, **plan)
         both = [*pairs("default"), *pairs("other")]
 
-        with crew(badly, 1) as [worker]:
+        with logical_workers(badly, 1) as [worker]:
             attempts = Attempts(worker.line, worker.id)
             if how == "lock":
                 claim = Attempts(worker.transaction, worker.id).lock(both, tasks=TASKS, limit=7)
@@ -141,7 +141,7 @@ class TestTheLimit:
                 expected.append(enqueue(connection, priority=2))
             expected += late
 
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             assert [row.job_id for row in worker.claim(10)] == expected
 
 
@@ -152,7 +152,7 @@ class TestAhead:
         """It may be what caused the crash, and would take down all that wait with it."""
         with engine.begin() as connection:
             suspect, other = enqueue_many(connection, 2)
-        with crew(workers, 2) as [crashed, living]:
+        with logical_workers(workers, 2) as [crashed, living]:
             crashed.start()
             crashed.crash(engine)
 
@@ -169,7 +169,7 @@ class TestAhead:
             enqueue_many(connection, 3, priority=2, max_attempts=1)
             second = enqueue(connection, priority=7)
             enqueue(connection, priority=9)
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             few, all_but_one = worker.look(3, ahead=True), worker.look(4, ahead=True)
 
             assert ([row.job_id for row in few.rows], few.taken, list(few.passed)) == (
@@ -190,7 +190,7 @@ class TestWithoutSuspects:
     ) -> None:
         with engine.begin() as connection:
             suspect = enqueue(connection)
-        with crew(workers, 2) as [crashed, living]:
+        with logical_workers(workers, 2) as [crashed, living]:
             crashed.start() if mode == "transaction" else crashed.claim()
             crashed.crash(engine)
             declare_dead(engine, crashed)
@@ -216,7 +216,7 @@ class TestTogether:
 
         def claim() -> None:
             deadline = time.monotonic() + PATIENCE
-            with crew(workers, 1) as [worker]:
+            with logical_workers(workers, 1) as [worker]:
                 while len(claimed) < total and time.monotonic() < deadline:
                     claimed.extend(row.job_id for row in worker.claim(37))
 
@@ -252,7 +252,7 @@ class TestStrangeRows:
     def test_none_of_them_fails_the_claim_of_the_others(
         self, engine: Engine, workers: Engine
     ) -> None:
-        with crew(workers, 2) as [dead, worker]:
+        with logical_workers(workers, 2) as [dead, worker]:
             good, expected = plant_strange_rows(engine, dead)
 
             claim = worker.look(100)
@@ -268,7 +268,7 @@ class TestStrangeRows:
     def test_none_of_them_fails_the_lock_of_the_others(
         self, engine: Engine, workers: Engine
     ) -> None:
-        with crew(workers, 2) as [dead, worker]:
+        with logical_workers(workers, 2) as [dead, worker]:
             good, expected = plant_strange_rows(engine, dead)
 
             locked = worker.lock(100)
@@ -287,7 +287,7 @@ class TestStrangeRows:
             change = f"UPDATE pgqueue.jobs SET args = {STRANGE_ARGUMENTS[strange]} WHERE id = :id"
             connection.execute(text(change), {"id": ids[1]})
 
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             claimed = worker.claim(10)
 
         assert [row.job_id for row in claimed] == ids
@@ -298,7 +298,7 @@ class TestStrangeRows:
             enqueue(connection, task="tests.of_tomorrow")
             known = enqueue(connection)
 
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             assert [row.job_id for row in worker.claim(10)] == [known]
 
         with Session(engine) as session:
@@ -311,7 +311,7 @@ class TestStrangeRows:
             job_id = enqueue(connection)
             connection.execute(text("UPDATE pgqueue.jobs SET priority = 1"))
 
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             [locked] = worker.lock()
             claimed = worker.stamp(locked)
             assert claimed is not None
@@ -338,7 +338,7 @@ class TestOtherSettings:
                 ):
                     connection.execute(text(change), {"day": day, "id": id})
 
-        with crew(worker_settings(database_url), 1) as [worker]:
+        with logical_workers(worker_settings(database_url), 1) as [worker]:
             claim = worker.look(10)
 
         assert [row.job_id for row in claim.rows] == ids[::-1]
@@ -352,19 +352,19 @@ class TestTheDead:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             declare_dead(engine, worker)
 
             assert worker.claim() == []
             assert worker.lock() == []
-            assert Fleet(worker.presence).beat(worker.id) is None
+            assert Workers(worker.identity).beat(worker.id) is None
 
     def test_a_worker_that_never_registered_claims_nothing(
         self, engine: Engine, workers: Engine
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             worker.id = uuid.uuid4()
 
             assert worker.claim() == []
@@ -374,11 +374,11 @@ class TestFrontiers:
     def test_a_claim_looks_behind_its_frontier_only(self, engine: Engine, workers: Engine) -> None:
         with engine.begin() as connection:
             ids = [enqueue(connection) for _ in range(4)]
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             [first] = worker.claim(1)
             attempts = Attempts(worker.line, worker.id)
             [second] = attempts.claim(pairs(), tasks=TASKS, limit=1, ahead=False).rows
-            behind = [Pair("default", 5, second.run_at, second.message_id)]
+            behind = [ClaimCursor("default", 5, second.run_at, second.message_id)]
             worker.settle(first, Released())
 
             found = attempts.claim(behind, tasks=TASKS, limit=9, ahead=False).rows

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from chaos.logical import (
+from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
-    crew,
     declare_dead,
     enqueue,
+    logical_workers,
     rescue,
     violations,
     wait_until,
@@ -23,7 +23,7 @@ from chaos.logical import (
 )
 from pgqueue import Change, Job, JobStatus, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
-from pgqueue.repository import Attempts, Claimed, Fleet
+from pgqueue.repository import Attempts, Claimed, Workers
 
 OUTCOMES: list[Outcome] = [
     Succeeded(),
@@ -51,7 +51,7 @@ def workers(database_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def worker(workers: Engine) -> Iterator[LogicalWorker]:
-    with crew(workers, 1) as [worker]:
+    with logical_workers(workers, 1) as [worker]:
         yield worker
 
 
@@ -177,7 +177,7 @@ class TestHeld:
             enqueue(connection)
         _, claimed = worker.start()
         worker.transaction.rollback()
-        with crew(workers, 1) as [other]:
+        with logical_workers(workers, 1) as [other]:
             assert other.lock()
             before = everything(engine)
 
@@ -195,7 +195,7 @@ class TestZombies:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 2) as [zombie, heir]:
+        with logical_workers(workers, 2) as [zombie, heir]:
             [old] = zombie.claim()
             declare_dead(engine, zombie)
             rescue(engine)
@@ -217,7 +217,7 @@ class TestZombies:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 2) as [zombie, heir]:
+        with logical_workers(workers, 2) as [zombie, heir]:
             _, old = zombie.start()
             zombie.transaction.rollback()
             _, new = heir.start()
@@ -237,7 +237,7 @@ class TestZombies:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 2) as [zombie, heir]:
+        with logical_workers(workers, 2) as [zombie, heir]:
             _, old = zombie.start()
             zombie.transaction.rollback()
             [locked] = heir.lock()
@@ -291,7 +291,7 @@ class TestTheArbiter:
         """The cancel of a message that a transaction has locked, but not yet stamped."""
         with engine.begin() as connection:
             job_id = enqueue(connection)
-        with crew(workers, 1) as [worker], Session(engine) as operator:
+        with logical_workers(workers, 1) as [worker], Session(engine) as operator:
             [locked] = worker.lock()
             assert PgQueue().cancel(operator, job_id) is Change.CANCELLED
             claimed = worker.stamp(locked)  # it does not see the cancel yet
@@ -310,7 +310,7 @@ class TestTheArbiter:
             assert results == [False]
             worker.transaction.rollback()
             assert worker.claim() == []
-            Fleet(worker.line).drop_left_stamps()
+            Workers(worker.line).drop_left_stamps()
         assert violations(engine) == []
         with Session(engine) as session:
             assert session.get_one(Job, job_id).status is JobStatus.CANCELLED

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased
 
-from chaos.logical import ERROR, crew, enqueue, worker_settings
+from chaos.interleavings.logical_workers import ERROR, enqueue, logical_workers, worker_settings
 from chaos.plans import AUTO_EXPLAIN, plans_of
 from pgqueue import Job, JobStatus, OptionError, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Succeeded
@@ -112,7 +112,7 @@ DRAINED = """
 def make_one_of_each(engine: Engine, url: str, *, count: int = 5) -> dict[JobStatus, set[int]]:
     """So many jobs of every status there is; RUNNING in both modes, and crashed in one."""
     made: dict[JobStatus, set[int]] = {status: set() for status in JobStatus}
-    with crew(worker_settings(url), 2) as [worker, dead]:
+    with logical_workers(worker_settings(url), 2) as [worker, dead]:
         endings = (Succeeded(), Failed(ERROR), Cancelled("enough"))
         for _ in range(count):
             for outcome in endings:

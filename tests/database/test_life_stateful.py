@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.orm import Session
 
-from chaos.logical import (
+from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
     declare_dead,
@@ -330,9 +330,9 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
-        crew = data.draw(st.sampled_from([self.lessees, self.holders]))
-        actor = data.draw(st.sampled_from(crew))
-        crew[crew.index(actor)] = self._crash(actor)
+        runtime = data.draw(st.sampled_from([self.lessees, self.holders]))
+        actor = data.draw(st.sampled_from(runtime))
+        runtime[runtime.index(actor)] = self._crash(actor)
 
     @when(lambda life: life.all_actors)
     @rule()

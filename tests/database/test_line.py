@@ -6,14 +6,16 @@ from threading import Event
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from pgqueue.unit_of_work import backend_pid
-from pgqueue.worker.line import Line
+from pgqueue.connections.opening import backend_pid
 from pgqueue.worker.outage import Outage
+from pgqueue.worker.reconnecting import ReconnectingConnection
 
 
 @pytest.fixture(params=[False, True], ids=["any", "kept"])
-def line(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Line]:
-    made = Line(engine, {}, Outage(), name="line", stopping=Event(), is_kept=request.param)
+def line(engine: Engine, request: pytest.FixtureRequest) -> Iterator[ReconnectingConnection]:
+    made = ReconnectingConnection(
+        engine, {}, Outage(), name="line", stopping=Event(), is_kept=request.param
+    )
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE cups AS SELECT 1 AS handle"))
     yield made
@@ -24,7 +26,9 @@ def cups(connection: Connection) -> int:
     return len(connection.execute(text("SELECT * FROM cups")).all())
 
 
-def test_a_plan_that_the_server_refuses_is_not_refused_for_ever(engine: Engine, line: Line) -> None:
+def test_a_plan_that_the_server_refuses_is_not_refused_for_ever(
+    engine: Engine, line: ReconnectingConnection
+) -> None:
     before = [line.attempt(cups) for _ in range(12)]  # prepared by the driver meanwhile
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE cups ADD COLUMN saucer int"))
@@ -35,7 +39,7 @@ def test_a_plan_that_the_server_refuses_is_not_refused_for_ever(engine: Engine, 
     assert after[1:] == [1] * 11
 
 
-def test_only_a_kept_line_goes_on_with_its_connection(line: Line) -> None:
+def test_only_a_kept_line_goes_on_with_its_connection(line: ReconnectingConnection) -> None:
     before = line.attempt(backend_pid)
 
     assert line.attempt(lambda connection: connection.execute(text("SELECT 1 / 0"))) is None

@@ -9,10 +9,11 @@ from sqlalchemy import Connection, Engine, create_engine, select, text
 from sqlalchemy.exc import DBAPIError
 
 from chaos.proxy import Proxy
-from pgqueue import notifications
-from pgqueue.notifications import Listener
+from pgqueue.connections.opening import driver_connection, own_connection
+from pgqueue.connections.settings import CLAIMING
 from pgqueue.statements.tables import notify
-from pgqueue.unit_of_work import CLAIMING, driver_connection, own_connection
+from pgqueue.worker.claiming import notifications
+from pgqueue.worker.claiming.notifications import Listener
 
 PATIENCE = 60.0
 

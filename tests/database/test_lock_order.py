@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
-from chaos.logical import (
+from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
-    crew,
     declare_dead,
     enqueue_many,
+    logical_workers,
     rescue,
     run_together,
     violations,
@@ -79,7 +79,7 @@ class Storm:
         return bool(rescue(self._engine))
 
     def _lease(self) -> bool:
-        with crew(self._workers, 1) as [worker]:
+        with logical_workers(self._workers, 1) as [worker]:
             attempts = Attempts(worker.line, worker.id)
             for _ in range(20):
                 claimed = worker.claim(10)
@@ -90,7 +90,7 @@ class Storm:
         return True
 
     def _hold(self) -> bool:
-        with crew(self._workers, 1) as [worker]:
+        with logical_workers(self._workers, 1) as [worker]:
             for _ in range(20):
                 self._run_in_transaction(worker)
             if self._chance.random() < 0.3:

@@ -7,12 +7,12 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
-from chaos.logical import (
+from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
-    crew,
     declare_dead,
     enqueue,
+    logical_workers,
     rescue,
     violations,
     wait_until,
@@ -30,10 +30,10 @@ from pgqueue import (
     PgQueue,
     SchemaMissing,
 )
+from pgqueue.connections.opening import driver_connection
 from pgqueue.outcomes import Cancelled, Failed, Retried, Succeeded
 from pgqueue.repository import Claimed
 from pgqueue.statements.tables import CHANNEL
-from pgqueue.unit_of_work import driver_connection
 
 queue = PgQueue()
 
@@ -47,7 +47,7 @@ def workers(database_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def worker(workers: Engine) -> Iterator[LogicalWorker]:
-    with crew(workers, 1) as [worker]:
+    with logical_workers(workers, 1) as [worker]:
         yield worker
 
 
@@ -198,7 +198,7 @@ class TestCancel:
     def test_what_is_left_of_a_job_cancelled_under_a_lock_is_dropped(
         self, engine: Engine, workers: Engine
     ) -> None:
-        with crew(workers, 2) as [holder, other]:
+        with logical_workers(workers, 2) as [holder, other]:
             with engine.begin() as connection:
                 job_id = enqueue(connection)
             holder.lock()
@@ -314,7 +314,7 @@ class TestRequeue:
     def test_a_zombie_of_before_is_fenced(self, engine: Engine, workers: Engine) -> None:
         with engine.begin() as connection:
             job_id = enqueue(connection, max_attempts=1)
-        with crew(workers, 2) as [zombie, heir]:
+        with logical_workers(workers, 2) as [zombie, heir]:
             [old] = zombie.claim()
             declare_dead(engine, zombie)
             assert rescue(engine) == {job_id: "failed"}
@@ -357,7 +357,7 @@ class TestRequeue:
     ) -> None:
         with engine.begin() as connection:
             job_id = enqueue(connection)
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             [row] = worker.lock()
             with engine.begin() as connection:
                 assert queue.cancel(connection, job_id) is Change.CANCELLED

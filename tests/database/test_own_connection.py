@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from chaos.logical import run_together
+from chaos.interleavings.logical_workers import run_together
 from pgqueue import PgQueue, Worker
-from pgqueue.unit_of_work import (
+from pgqueue.connections.opening import (
     connection_parameters,
     driver_connection,
     own_connection,

@@ -8,18 +8,18 @@ import pytest
 from conftest import fresh_database
 from sqlalchemy import Engine, create_engine, text
 
-from chaos.logical import (
+from chaos.interleavings.logical_workers import (
     ERROR,
     TASKS,
     LogicalWorker,
-    crew,
     enqueue_many,
+    logical_workers,
     pairs,
     worker_settings,
 )
 from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
 from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
-from pgqueue.repository import Attempts, Claimed, Fleet
+from pgqueue.repository import Attempts, Claimed, Workers
 
 BATCH = 100
 PLAN_CACHES = ["auto", "force_generic_plan", "force_custom_plan"]
@@ -63,14 +63,14 @@ def backlog_url(
 @pytest.fixture(params=PLAN_CACHES)
 def worker(backlog_url: str, request: pytest.FixtureRequest) -> Iterator[LogicalWorker]:
     engine = worker_settings(backlog_url, plan_cache_mode=request.param, **AUTO_EXPLAIN)
-    with crew(prepare_at_once(engine), 1) as [worker]:
+    with logical_workers(prepare_at_once(engine), 1) as [worker]:
         yield worker
 
 
 def test_no_statement_is_compiled(backlog_url: str) -> None:
     """Compiling takes ten times as long as a claim; the dear estimates of its plan ask for it."""
     engine = worker_settings(backlog_url, jit_above_cost="0", **AUTO_EXPLAIN)
-    with crew(prepare_at_once(engine), 1) as [worker], plans_of(worker.line) as plans:
+    with logical_workers(prepare_at_once(engine), 1) as [worker], plans_of(worker.line) as plans:
         Attempts(worker.line, worker.id).claim(pairs(), tasks=TASKS, limit=BATCH)
 
     assert [plan.is_compiled for plan in plans.seen] == [False]
@@ -197,7 +197,7 @@ class TestSettles:
         dead = "UPDATE pgqueue.workers SET dead_at = clock_timestamp() WHERE id = %s"
         worker.transaction.exec_driver_sql(dead, (worker.id,))
         with plans_of(worker.transaction) as plans:
-            rescued = Fleet(worker.transaction).rescue()
+            rescued = Workers(worker.transaction).rescue()
 
         worker.transaction.commit()
         assert {one.job_id for one in rescued} >= {one.job_id for one in claimed}
@@ -208,8 +208,8 @@ class TestSettles:
         self, worker: LogicalWorker
     ) -> None:
         _, claimed = worker.start()
-        with plans_of(worker.presence) as plans:
-            Fleet(worker.presence).drop_left_stamps()
+        with plans_of(worker.identity) as plans:
+            Workers(worker.identity).drop_left_stamps()
 
         assert worker.settle_in_transaction(claimed, Succeeded())  # and has dropped none that runs
         worker.transaction.commit()
@@ -226,17 +226,17 @@ def test_where_all_jobs_are_due_at_the_same_moment_held_leases_are_looked_at_by_
         connection.execute(text(AT_ONE_MOMENT), {"jobs": 20_000})
         connection.execute(text("ANALYZE"))
     workers = worker_settings(database_url, plan_cache_mode=plan_cache, **AUTO_EXPLAIN)
-    with crew(prepare_at_once(workers), 2) as [dead, living]:
+    with logical_workers(prepare_at_once(workers), 2) as [dead, living]:
         for worker in (living, dead):
             worker.start()
-        with plans_of(living.presence) as plans:
-            Fleet(living.presence).drop_left_stamps()
+        with plans_of(living.identity) as plans:
+            Workers(living.identity).drop_left_stamps()
         with engine.begin() as connection:
             declare = text("UPDATE pgqueue.workers SET dead_at = clock_timestamp() WHERE id = :id")
             connection.execute(declare, {"id": dead.id})
         with plans_of(living.line) as plans_of_rescue:
-            assert Fleet(living.line).end_transactions()
-            Fleet(living.line).rescue()
+            assert Workers(living.line).end_transactions()
+            Workers(living.line).rescue()
         living.transaction.rollback()
         dead.transaction.invalidate()
 
@@ -261,7 +261,7 @@ class TestHot:
             connection.execute(text("ALTER TABLE pgqueue.jobs SET (autovacuum_enabled = off)"))
             enqueue_many(connection, 1000)
 
-        with crew(worker_settings(database_url), 1) as [worker]:
+        with logical_workers(worker_settings(database_url), 1) as [worker]:
             attempts = Attempts(worker.line, worker.id)
             settle_in_batches(worker, attempts.settle_succeeded, batch=20)
             worker.line.exec_driver_sql("SELECT pg_stat_force_next_flush()")

@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import Connection, Engine, func, select, text
 from sqlalchemy.orm import Session
 
-from chaos.logical import (
+from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
-    crew,
     declare_dead,
     enqueue,
+    logical_workers,
     rescue,
     run_together,
     violations,
@@ -24,10 +24,11 @@ from chaos.logical import (
     worker_settings,
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, MessageQueue, PgQueue
-from pgqueue.maintenance import RESCUE_LOCK, SEARCH_EVERY, Rescuer, Witness
 from pgqueue.outcomes import Retried, Succeeded
-from pgqueue.repository import Claimed, Fleet
+from pgqueue.repository import Claimed, Workers
 from pgqueue.statements import rescuing
+from pgqueue.worker.liveness import Witness
+from pgqueue.worker.rescue import RESCUE_LOCK, SEARCH_EVERY, Rescue
 
 
 @pytest.fixture
@@ -42,12 +43,12 @@ def holding_one(engine: Engine, workers: Engine) -> Iterator[LogicalWorker]:
     """A worker that has claimed the only job."""
     with engine.begin() as connection:
         enqueue(connection)
-    with crew(workers, 1) as [worker]:
+    with logical_workers(workers, 1) as [worker]:
         worker.claim()
         yield worker
 
 
-def look(connection: Connection, rescuer: Rescuer) -> int:
+def look(connection: Connection, rescuer: Rescue) -> int:
     """What the upkeep of a worker does again and again."""
     return rescuer.rescue(connection, rescuer.read_notices(connection))
 
@@ -63,7 +64,7 @@ class TestWhose:
     ) -> None:
         with engine.begin() as connection:
             ids = [enqueue(connection) for _ in range(3)]
-        with crew(workers, 3) as [living, dead, missing]:
+        with logical_workers(workers, 3) as [living, dead, missing]:
             for worker in (living, dead, missing):
                 worker.claim(1)
             declare_dead(engine, dead)
@@ -84,7 +85,7 @@ class TestWhose:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             _, claimed = worker.start()
             declare_dead(engine, worker)
 
@@ -103,7 +104,7 @@ class TestWhose:
     ) -> None:
         with engine.begin() as connection:
             ids = [enqueue(connection) for _ in range(2)]
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             worker.claim(2)
             declare_dead(engine, worker)
         with engine.connect() as other:
@@ -118,7 +119,7 @@ class TestWhose:
     def test_many_rescuers_rescue_each_lease_once(self, engine: Engine, workers: Engine) -> None:
         with engine.begin() as connection:
             ids = [enqueue(connection) for _ in range(200)]
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             worker.claim(200)
             declare_dead(engine, worker)
         rescued: list[int] = []
@@ -136,7 +137,7 @@ class TestWhatBecomesOfTheJob:
         with engine.begin() as connection:
             job_id = enqueue(connection)
         run_at = only_job(engine).run_at
-        with crew(workers, 2) as [dead, living]:
+        with logical_workers(workers, 2) as [dead, living]:
             dead.claim()
             declare_dead(engine, dead)
 
@@ -157,7 +158,7 @@ class TestWhatBecomesOfTheJob:
         with engine.begin() as connection:
             job_id = enqueue(connection, max_attempts=2)
         for expected in (None, "failed"):
-            with crew(workers, 1) as [worker]:
+            with logical_workers(workers, 1) as [worker]:
                 worker.claim()
                 declare_dead(engine, worker)
 
@@ -172,7 +173,7 @@ class TestWhatBecomesOfTheJob:
     ) -> None:
         with engine.begin() as connection:
             job_id = enqueue(connection, max_attempts=1)
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             worker.claim()
             with engine.begin() as connection:
                 assert PgQueue().cancel(connection, job_id) is Change.CANCEL_REQUESTED
@@ -191,7 +192,7 @@ class TestDamage:
     ) -> None:
         with engine.begin() as connection:
             job_id = enqueue(connection)
-        with crew(workers, 2) as [dead, living]:
+        with logical_workers(workers, 2) as [dead, living]:
             dead.start()
             dead.crash(engine)
             declare_dead(engine, dead)
@@ -212,7 +213,7 @@ class TestDamage:
         """T commits a retry while the rescuer waits for nobody: one message, not two."""
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             _, claimed = worker.start()
             declare_dead(engine, worker)
             assert worker.settle_in_transaction(claimed, Retried(timedelta(0), ERROR))
@@ -227,7 +228,7 @@ class TestDamage:
     def test_what_comes_back_by_itself_does_not_crowd_out_the_damage(
         self, engine: Engine, workers: Engine
     ) -> None:
-        with crew(workers, 2) as [first, second]:
+        with logical_workers(workers, 2) as [first, second]:
             for worker in (first, second):
                 with engine.begin() as connection:
                     damaged = enqueue(connection)
@@ -254,7 +255,7 @@ class TestWhetherAnAttemptWasSettled:
         with engine.begin() as connection:
             enqueue(connection)
             enqueue(connection)
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             settled, rescued = worker.claim(2)
             assert has_settled(engine, worker, settled) is False
             worker.settle(settled, Succeeded())
@@ -269,7 +270,7 @@ class TestWhetherAnAttemptWasSettled:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 2) as [crashed, other]:
+        with logical_workers(workers, 2) as [crashed, other]:
             _, claimed = crashed.start()
             crashed.crash(engine)
             other.start()
@@ -281,7 +282,7 @@ class TestWhetherAnAttemptWasSettled:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             _, claimed = worker.start()
             assert has_settled(engine, worker, claimed) is False
             assert worker.settle_in_transaction(claimed, Succeeded())
@@ -294,7 +295,7 @@ class TestWhetherAnAttemptWasSettled:
 
 def has_settled(engine: Engine, worker: LogicalWorker, claimed: Claimed) -> bool | None:
     with engine.connect() as connection:
-        return Fleet(connection).has_settled(worker.id, claimed)
+        return Workers(connection).has_settled(worker.id, claimed)
 
 
 class TestTransactionsOfTheDead:
@@ -303,11 +304,11 @@ class TestTransactionsOfTheDead:
     ) -> None:
         with engine.begin() as connection:
             job_id = enqueue(connection)
-        with crew(workers, 2) as [frozen, heir], engine.connect() as rescuer:
+        with logical_workers(workers, 2) as [frozen, heir], engine.connect() as rescuer:
             frozen.start()
             declare_dead(engine, frozen)
 
-            ended = Fleet(rescuer).end_transactions()
+            ended = Workers(rescuer).end_transactions()
             wait_until(lambda: len(heir.lock()) == 1)
             frozen.transaction.invalidate()
 
@@ -316,10 +317,10 @@ class TestTransactionsOfTheDead:
     def test_that_of_a_living_worker_is_not(self, engine: Engine, workers: Engine) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 1) as [living], engine.connect() as rescuer:
+        with logical_workers(workers, 1) as [living], engine.connect() as rescuer:
             _, claimed = living.start()
 
-            assert Fleet(rescuer).end_transactions() == []
+            assert Workers(rescuer).end_transactions() == []
 
             assert living.settle_in_transaction(claimed, Succeeded())
 
@@ -328,13 +329,13 @@ class TestTransactionsOfTheDead:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 2) as [dead, heir], engine.connect() as rescuer:
+        with logical_workers(workers, 2) as [dead, heir], engine.connect() as rescuer:
             dead.start()
             declare_dead(engine, dead)
             dead.transaction.rollback()
             [locked] = heir.lock()
 
-            assert Fleet(rescuer).end_transactions() == []
+            assert Workers(rescuer).end_transactions() == []
 
             assert heir.stamp(locked) is not None
 
@@ -343,10 +344,10 @@ class TestDeclaringDead:
     def test_a_worker_that_has_beaten_since_it_was_seen_is_spared(
         self, engine: Engine, workers: Engine
     ) -> None:
-        with crew(workers, 1) as [worker], engine.begin() as connection:
-            fleet = Fleet(connection)
+        with logical_workers(workers, 1) as [worker], engine.begin() as connection:
+            fleet = Workers(connection)
             [seen] = fleet.members()
-            assert Fleet(worker.presence).beat(worker.id) == []
+            assert Workers(worker.identity).beat(worker.id) == []
 
             assert not fleet.declare_dead(seen)
 
@@ -355,16 +356,16 @@ class TestDeclaringDead:
     def test_a_beat_in_flight_is_waited_for_and_spares_the_worker(
         self, engine: Engine, workers: Engine
     ) -> None:
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             with engine.connect() as connection:
-                [seen] = Fleet(connection).members()
-            assert Fleet(worker.transaction).beat(worker.id) == []
+                [seen] = Workers(connection).members()
+            assert Workers(worker.transaction).beat(worker.id) == []
             declared: list[bool] = []
             with engine.connect() as rescuer:
                 pid = rescuer.scalar(text("SELECT pg_backend_pid()"))
 
                 def declare() -> None:
-                    declared.append(Fleet(rescuer).declare_dead(seen))
+                    declared.append(Workers(rescuer).declare_dead(seen))
 
                 thread = threading.Thread(target=declare)
                 thread.start()
@@ -377,12 +378,12 @@ class TestDeclaringDead:
     def test_a_presence_is_locked_until_its_connection_ends(
         self, engine: Engine, workers: Engine
     ) -> None:
-        with crew(workers, 2) as [dies, lives]:
+        with logical_workers(workers, 2) as [dies, lives]:
             with engine.connect() as connection:
-                before = {one.id: one.is_locked for one in Fleet(connection).members()}
+                before = {one.id: one.is_locked for one in Workers(connection).members()}
             dies.crash(engine)
             with engine.connect() as connection:
-                after = {one.id: one.is_locked for one in Fleet(connection).members()}
+                after = {one.id: one.is_locked for one in Workers(connection).members()}
 
         assert before == {dies.id: True, lives.id: True}
         assert after == {dies.id: False, lives.id: True}
@@ -392,14 +393,14 @@ class TestDeclaringDead:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             worker.claim()
             worker.crash(engine)
             with engine.begin() as connection:
                 connection.execute(text("UPDATE pgqueue.workers SET heartbeat_at = '2020-01-01'"))
             with engine.connect() as connection:
                 witness, now = Witness(), time.monotonic()
-                members = Fleet(connection).members()
+                members = Workers(connection).members()
 
                 assert witness.dead_among(members, asked_at=now, answered_at=now) == []
         assert only_job(engine).status is JobStatus.RUNNING
@@ -408,7 +409,7 @@ class TestDeclaringDead:
         self, engine: Engine, workers: Engine
     ) -> None:
         with holding_one(engine, workers) as worker, engine.connect() as connection:
-            rescuer = Rescuer()
+            rescuer = Rescue()
             rescuer.searched_at = time.monotonic()
 
             before = look(connection, rescuer)
@@ -425,7 +426,7 @@ class TestDeclaringDead:
             with engine.begin() as other:
                 long_ago = "UPDATE pgqueue.workers SET dead_at = dead_at - interval '1 minute'"
                 other.execute(text(long_ago))
-            rescuer = Rescuer()
+            rescuer = Rescue()
             rescuer.searched_at = time.monotonic()
 
             too_soon = look(connection, rescuer)
@@ -445,7 +446,7 @@ class TestDeclaringDead:
         ):
             declare_dead(engine, worker)
             stranger.execute(select(func.pg_advisory_lock(RESCUE_LOCK)))
-            patient, impatient = Rescuer(lock_wait=3600), Rescuer(lock_wait=0)
+            patient, impatient = Rescue(lock_wait=3600), Rescue(lock_wait=0)
 
             rescued = [look(connection, one) for one in (patient, patient, impatient)]
 
@@ -457,14 +458,14 @@ class TestDeclaringDead:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 3) as [holding, done, living]:
+        with logical_workers(workers, 3) as [holding, done, living]:
             holding.claim()
             declare_dead(engine, holding, done)
             with engine.begin() as connection:
                 connection.execute(
                     text("UPDATE pgqueue.workers SET dead_at = dead_at - interval '25 hours'")
                 )
-                Fleet(connection).forget_dead()
+                Workers(connection).forget_dead()
                 left = set(connection.scalars(text("SELECT id FROM pgqueue.workers")))
 
         assert left == {holding.id, living.id}
@@ -474,13 +475,13 @@ class TestDeclaringDead:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 2) as [holding, free]:
+        with logical_workers(workers, 2) as [holding, free]:
             holding.claim()
             for worker in (holding, free):
-                Fleet(worker.presence).deregister(worker.id)
+                Workers(worker.identity).deregister(worker.id)
 
             with engine.connect() as connection:
-                assert [member.id for member in Fleet(connection).members()] == [holding.id]
+                assert [member.id for member in Workers(connection).members()] == [holding.id]
 
 
 def _rescue_nothing(engine: Engine) -> None:

@@ -17,7 +17,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from chaos.logical import LogicalWorker, declare_dead, rescue, violations, worker_settings
+from chaos.interleavings.logical_workers import (
+    LogicalWorker,
+    declare_dead,
+    rescue,
+    violations,
+    worker_settings,
+)
 from pgqueue import Cancel, Change, PgQueue, Retry, Snooze, Worker
 from pgqueue.errors import OptionError
 from pgqueue.schema import grant, revoke, upgrade_database, verify

@@ -29,6 +29,8 @@ from traps import all_commands, all_statements, is_stepped_on, set_traps
 import pgqueue
 from pgqueue import Job, JobStatus, PgQueue, Retry, Worker
 from pgqueue.cli import main
+from pgqueue.connections.opening import own_connection
+from pgqueue.connections.settings import CLAIMING, HANDLING, STAMPING, UPKEEP
 from pgqueue.repository import Listing
 from pgqueue.schema import (
     SCHEMA_VERSION,
@@ -40,7 +42,6 @@ from pgqueue.schema import (
     verify,
 )
 from pgqueue.statements.listing import JobFilter
-from pgqueue.unit_of_work import CLAIMING, HANDLING, STAMPING, UPKEEP, own_connection
 
 PURPOSES = ("worker", "enqueue", "dashboard", "migrator", "owner")
 PACKAGE = Path(pgqueue.__file__).parent

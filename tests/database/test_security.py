@@ -19,10 +19,10 @@ from sqlalchemy import Engine, create_engine, event, select, text
 from sqlalchemy.orm import Session
 
 import pgqueue
-from chaos.logical import violations
+from chaos.interleavings.logical_workers import violations
 from pgqueue import Job, JobStatus, PgQueue, SchemaMissing, Worker
 from pgqueue.statements.tables import CHANNEL
-from pgqueue.worker.lookout import FALSE_ALARMS, HUSH
+from pgqueue.worker.poller import FALSE_ALARMS, HUSH
 
 MODES = ("lease", "transaction")
 PACKAGE = Path(pgqueue.__file__).parent

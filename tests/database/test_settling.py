@@ -8,7 +8,14 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from chaos.logical import ERROR, LogicalWorker, crew, enqueue, violations, worker_settings
+from chaos.interleavings.logical_workers import (
+    ERROR,
+    LogicalWorker,
+    enqueue,
+    logical_workers,
+    violations,
+    worker_settings,
+)
 from pgqueue import Job, JobAttempt, JobStatus, MessageQueue, PgQueueError, Snooze
 from pgqueue.outcomes import AttemptEnd, Failed, Outcome, Released, Retried, Snoozed, Succeeded
 from pgqueue.repository import Attempts
@@ -16,7 +23,7 @@ from pgqueue.repository import Attempts
 
 @pytest.fixture
 def worker(database_url: str) -> Iterator[LogicalWorker]:
-    with crew(worker_settings(database_url), 1) as [worker]:
+    with logical_workers(worker_settings(database_url), 1) as [worker]:
         yield worker
 
 

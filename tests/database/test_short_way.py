@@ -18,10 +18,10 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.orm import Session
 
-from chaos.logical import wait_until
+from chaos.interleavings.logical_workers import wait_until
 from pgqueue import Job, PgQueue, SchemaMissing
+from pgqueue.connections.fast_path import fetch
 from pgqueue.models import SCHEMA
-from pgqueue.repository.short_way import fetch
 from pgqueue.statements import enqueueing
 from pgqueue.statements.enqueueing import Start
 

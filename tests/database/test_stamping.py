@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
-from chaos import chores
-from chaos.logical import (
+from chaos import sample_tasks
+from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
-    crew,
     enqueue,
+    logical_workers,
     run_together,
     violations,
     wait_until,
@@ -22,14 +22,14 @@ from chaos.logical import (
     worker_settings,
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, PgQueue
-from pgqueue.maintenance import Rescuer
+from pgqueue.connections.opening import worker_engine
 from pgqueue.outcomes import Exhausted, Outcome, Retried, Succeeded
-from pgqueue.repository import Attempts, Claimed, Fleet
-from pgqueue.unit_of_work import worker_engine
-from pgqueue.worker.crew import Run
-from pgqueue.worker.plan import checked_plan
-from pgqueue.worker.shift import _crew_of
-from pgqueue.worker.turnstile import Turnstile
+from pgqueue.repository import Attempts, Claimed, Workers
+from pgqueue.worker.config import checked_config
+from pgqueue.worker.rescue import Rescue
+from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.supervisor import _runtime_of
+from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def attempts_on_record(engine: Engine) -> list[tuple[int, str]]:
 
 def crash_in_transaction(workers: Engine, engine: Engine) -> Claimed:
     """Start one job in T, and end its worker: state S3."""
-    with crew(workers, 1) as [worker]:
+    with logical_workers(workers, 1) as [worker]:
         _, claimed = worker.start()
         worker.crash(engine)
     return claimed
@@ -62,7 +62,7 @@ class TestCompareAndSet:
             enqueue(connection)
         if crashed:
             crash_in_transaction(workers, engine)
-        with crew(workers, 4) as four:
+        with logical_workers(workers, 4) as four:
             seen = []
             for worker in four:
                 seen.append(worker.lock())
@@ -85,7 +85,7 @@ class TestCompareAndSet:
         with engine.begin() as connection:
             enqueue(connection)
         crash_in_transaction(workers, engine)
-        with crew(workers, 2) as [locker, claimer]:
+        with logical_workers(workers, 2) as [locker, claimer]:
             [locked] = locker.lock()
             locker.transaction.rollback()
 
@@ -106,7 +106,7 @@ class TestCrashes:
         with engine.begin() as connection:
             job_id = enqueue(connection, max_attempts=2)
         starts = [crash_in_transaction(workers, engine).attempt for _ in range(2)]
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             [locked] = worker.lock()
             claimed = worker.stamp(locked)
             assert claimed is not None
@@ -132,7 +132,7 @@ class TestCrashes:
             job_id = enqueue(connection, max_attempts=1)
         for _ in range(3):
             crash_in_transaction(workers, engine)
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             [claimed] = worker.claim()
 
             assert worker.settle(claimed, Exhausted())
@@ -146,7 +146,7 @@ class TestCrashes:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 2) as [first, second]:
+        with logical_workers(workers, 2) as [first, second]:
             first.lock()
             first.crash(engine)
 
@@ -160,7 +160,7 @@ class TestRefusals:
     def test_a_job_that_has_ended_is_not_started(self, engine: Engine, workers: Engine) -> None:
         with engine.begin() as connection:
             job_id = enqueue(connection)
-        with crew(workers, 1) as [worker]:
+        with logical_workers(workers, 1) as [worker]:
             [locked] = worker.lock()
             with engine.begin() as connection:
                 assert PgQueue().cancel(connection, job_id) is Change.CANCELLED
@@ -177,7 +177,7 @@ class TestRefusals:
         """Nobody would settle it, nobody rescue it, and the job's next message would be dropped."""
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 2) as [late, other]:
+        with logical_workers(workers, 2) as [late, other]:
             [locked] = late.lock()
             late.transaction.rollback()
             [claimed] = other.claim()
@@ -199,7 +199,7 @@ class TestRefusals:
                     "SELECT queue, priority, run_at, target_id, task FROM pgqueue.message_queue"
                 )
             )
-        with crew(workers, 2) as [first, second]:
+        with logical_workers(workers, 2) as [first, second]:
             [locked] = first.lock()
             [twin] = second.lock()
             assert first.stamp(locked) is not None
@@ -217,7 +217,7 @@ class TestTheCommit:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 2) as [dead, worker]:
+        with logical_workers(workers, 2) as [dead, worker]:
             dead.start()
             dead.crash(engine)  # stamped by the other statement next
             [locked] = worker.lock()
@@ -238,7 +238,7 @@ class TestLeftStamps:
     ) -> None:
         with engine.begin() as connection:
             ended, running = enqueue(connection), enqueue(connection)
-        with crew(workers, 2) as [dead, worker]:
+        with logical_workers(workers, 2) as [dead, worker]:
             dead.start()
             dead.crash(engine)
             with engine.begin() as connection:
@@ -253,7 +253,7 @@ class TestLeftStamps:
             assert worker.stamp(locked) is not None
 
             with engine.begin() as connection:
-                Fleet(connection).drop_left_stamps()
+                Workers(connection).drop_left_stamps()
 
             with Session(engine) as session:
                 assert [lease.target_id for lease in session.query(Lease)] == [running]
@@ -267,7 +267,7 @@ class TestLeftStamps:
         """It sees the job as it was, waits for the lease to go, and takes its place."""
         with engine.begin() as connection:
             job_id = enqueue(connection)
-        with crew(workers, 2) as [late, worker], engine.connect() as looking:
+        with logical_workers(workers, 2) as [late, worker], engine.connect() as looking:
             [seen] = late.lock()
             late.transaction.rollback()  # as when T breaks behind the worker's back
             _, claimed = worker.start()
@@ -280,7 +280,7 @@ class TestLeftStamps:
             thread.join()
             assert [stamp and stamp.job_id for stamp in stamps] == [job_id]
 
-            rescuer = Rescuer()
+            rescuer = Rescue()
             assert rescuer.rescue(looking, rescuer.read_notices(looking)) == 0
 
             with Session(engine) as session:
@@ -292,10 +292,10 @@ class TestLeftStamps:
     def test_that_of_an_attempt_that_runs_stays(self, engine: Engine, workers: Engine) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 1) as [worker], engine.connect() as looking:
+        with logical_workers(workers, 1) as [worker], engine.connect() as looking:
             _, claimed = worker.start()
 
-            rescuer = Rescuer()
+            rescuer = Rescue()
             rescuer.rescue(looking, rescuer.read_notices(looking))
 
             assert worker.settle_in_transaction(claimed, Succeeded())
@@ -307,17 +307,17 @@ class TestLeftStamps:
         """It may have waited for others' stamps, or for the database to be back."""
         with engine.begin() as connection:
             enqueue(connection)
-        with crew(workers, 1) as [worker], turnstile_of(engine) as turnstile:
+        with logical_workers(workers, 1) as [worker], turnstile_of(engine) as claim_gate:
             [locked] = worker.lock()
             with engine.begin() as connection:
                 end = text("SELECT pg_terminate_backend(:pid, 5000)")
                 assert connection.scalar(end, {"pid": worker.pids[2]})
 
             row = locked.claimed(attempt=1, crashes=0)
-            run = Run(row, chores.call, worker_id=worker.id)
+            run = RunningAttempt(row, sample_tasks.call, worker_id=worker.id)
             run.begin_on(worker.transaction)
             assert run.server_process is None  # whose number may be another's by now
-            stamped = turnstile.stamp(locked, worker.transaction)
+            stamped = claim_gate.stamp(locked, worker.transaction)
 
             worker.transaction.invalidate()
             assert stamped is None
@@ -326,12 +326,12 @@ class TestLeftStamps:
 
 
 @contextmanager
-def turnstile_of(engine: Engine) -> Iterator[Turnstile]:
+def turnstile_of(engine: Engine) -> Iterator[ClaimGate]:
     """That of a worker that does nothing else."""
-    plan = checked_plan(["default"], 1, "transaction", 1, timedelta(1), timedelta(1))
+    plan = checked_config(["default"], 1, "transaction", 1, timedelta(1), timedelta(1))
     stopping = threading.Event()
-    crew = _crew_of(PgQueue(engine), plan, worker_engine(engine), stopping)
-    turnstile = Turnstile(crew, poll_interval=1, until_empty=False)
-    yield turnstile
-    turnstile.close()
-    crew.listener.close()
+    logical_workers = _runtime_of(PgQueue(engine), plan, worker_engine(engine), stopping)
+    claim_gate = ClaimGate(logical_workers, poll_interval=1, until_empty=False)
+    yield claim_gate
+    claim_gate.close()
+    logical_workers.listener.close()

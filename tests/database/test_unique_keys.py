@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
-from chaos.logical import (
+from chaos.interleavings.logical_workers import (
     PATIENCE,
-    crew,
+    logical_workers,
     run_together,
     violations,
     wait_until,
@@ -79,7 +79,7 @@ def test_a_key_whose_jobs_keep_ending_is_never_held_twice(
                 session.commit()
 
     def work() -> None:
-        with crew(worker_settings(database_url), 1) as [worker]:
+        with logical_workers(worker_settings(database_url), 1) as [worker]:
             for _ in range(20):
                 for claimed in worker.claim(5):
                     assert worker.settle(claimed, Succeeded())

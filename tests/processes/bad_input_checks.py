@@ -12,9 +12,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from pgqueue import Job
+from pgqueue.arguments import MAX_PAYLOAD_BYTES
 from pgqueue.cli import main
 from pgqueue.flask import PgQueue as FlaskPgQueue
-from pgqueue.payload import MAX_PAYLOAD_BYTES
 from pgqueue.statements.tables import CHANNEL
 
 EVIL = ["a'; DROP TABLE pgqueue.jobs;--", "<script>", "\x1b[2J", ""]

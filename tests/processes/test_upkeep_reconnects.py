@@ -8,11 +8,12 @@ import pytest
 from sqlalchemy import Engine, Executable, create_engine, func, make_url, select, text
 from worker_rig import promised
 
-from pgqueue.maintenance import FAST_GRACE, RESCUE_LOCK
-from pgqueue.unit_of_work import own_connection
-from pgqueue.worker.heartbeat import Heartbeat, Presence
+from pgqueue.connections.opening import own_connection
+from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
+from pgqueue.worker.liveness import FAST_GRACE
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.upkeep import HOUSEKEEPING, Upkeep
+from pgqueue.worker.rescue import RESCUE_LOCK
+from pgqueue.worker.rescuer import HOUSEKEEPING, Rescuer
 
 OUTAGE = FAST_GRACE + timedelta(seconds=0.5)
 A_WORKER = text(
@@ -49,10 +50,10 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
     )
     with engine.begin() as connection:
         connection.execute(A_WORKER)
-    presence, outage = Presence(queues=[], slots=1), Outage()
-    upkeep = Upkeep(engine, presence, outage, running=list, on_cancel=print)
-    heartbeat = Heartbeat(watched, presence, outage, on_dead=upkeep.bury, on_death=print)
-    for thread in (upkeep, heartbeat):
+    identity, outage = WorkerIdentity(queues=[], slots=1), Outage()
+    rescuer = Rescuer(engine, identity, outage, running=list, on_cancel=print)
+    heartbeat = Heartbeat(watched, identity, outage, on_dead=rescuer.reap, on_death=print)
+    for thread in (rescuer, heartbeat):
         thread.start()
     try:
         backend = until(engine, HAS_LOOKED)
@@ -69,7 +70,7 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
         assert seen_for >= FAST_GRACE
     finally:
         heartbeat.stop(seconds=5)
-        upkeep.stop(seconds=5)
+        rescuer.stop(seconds=5)
         watched.dispose()
         outside.dispose()
 

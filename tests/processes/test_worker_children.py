@@ -238,7 +238,7 @@ def test_a_child_is_kept_for_the_next_job_of_its_task_and_replaced_after_many(
     database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = start(rig, concurrency=1, set={"pgqueue.worker.child:MOST_JOBS": 3})
+        worker = start(rig, concurrency=1, set={"pgqueue.worker.processes.child:MOST_JOBS": 3})
 
         counts = [enqueue(rig, cells.say, "count") for _ in range(4)]
         rig.until_ended()
@@ -423,7 +423,7 @@ def test_a_worker_without_room_for_processes_fails_the_job_and_lives_on(
     database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = start(rig, set={"pgqueue.worker.child:PROGRAM": tmp_path / "missing.py"})
+        worker = start(rig, set={"pgqueue.worker.processes.child:PROGRAM": tmp_path / "missing.py"})
         job = enqueue(rig, cells.wait_in_cell, "go")
 
         rig.until_ended(job)

@@ -9,17 +9,25 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from chaos.logical import TASKS, crew, enqueue, enqueue_many, pairs, worker_settings
+from chaos.interleavings.logical_workers import (
+    TASKS,
+    enqueue,
+    enqueue_many,
+    logical_workers,
+    pairs,
+    worker_settings,
+)
 from pgqueue import Job, PgQueue
-from pgqueue.autocommit import autocommitting
+from pgqueue.connections.autocommit import autocommitting
+from pgqueue.connections.opening import worker_engine
 from pgqueue.outcomes import Retried, Succeeded
-from pgqueue.repository import Attempts, Claimed, Fleet
-from pgqueue.unit_of_work import worker_engine
-from pgqueue.worker import transactional
-from pgqueue.worker.crew import Crew, Run
-from pgqueue.worker.plan import checked_plan
-from pgqueue.worker.settler import Settler
-from pgqueue.worker.shift import _crew_of
+from pgqueue.repository import Attempts, Claimed, Workers
+from pgqueue.worker import transactional_handler
+from pgqueue.worker.config import checked_config
+from pgqueue.worker.lease_mode.settler import Settler
+from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.supervisor import _runtime_of
 
 MANY = 50
 DIGITS = [1] * 500_000
@@ -27,22 +35,22 @@ DIGITS = [1] * 500_000
 
 
 @contextmanager
-def crew_on(engine: Engine) -> Iterator[Crew]:
+def crew_on(engine: Engine) -> Iterator[WorkerRuntime]:
     """What the threads of a worker share, and none of the threads."""
-    plan = checked_plan(["default"], 1, "lease", 1, timedelta(1), timedelta(1))
+    plan = checked_config(["default"], 1, "lease", 1, timedelta(1), timedelta(1))
     queue = PgQueue(engine)
     queue.task(name="tests.task")(lambda: None)
-    shared = _crew_of(queue, plan, worker_engine(engine), threading.Event())
+    shared = _runtime_of(queue, plan, worker_engine(engine), threading.Event())
     with autocommitting(engine) as connection:
-        name = shared.presence.worker_id
-        Fleet(connection).register(name, hostname="here", pid=1, queues=["default"], slots=1)
+        name = shared.identity.worker_id
+        Workers(connection).register(name, hostname="here", pid=1, queues=["default"], slots=1)
     yield shared
     shared.listener.close()
 
 
-def claimed_by(crew: Crew, engine: Engine, count: int) -> list[Claimed]:
+def claimed_by(logical_workers: WorkerRuntime, engine: Engine, count: int) -> list[Claimed]:
     with autocommitting(engine) as connection:
-        attempts = Attempts(connection, crew.presence.worker_id)
+        attempts = Attempts(connection, logical_workers.identity.worker_id)
         return attempts.claim(pairs(), tasks=TASKS, limit=count).rows
 
 
@@ -52,10 +60,10 @@ def test_more_results_than_the_server_takes_at_once_are_all_kept(engine: Engine)
         enqueue_many(connection, MANY)
     with crew_on(engine) as shared:
         settler = Settler(
-            shared.engine, shared.bench, shared.presence, shared.outage, goes_on=lambda _: None
+            shared.engine, shared.buffer, shared.identity, shared.outage, goes_on=lambda _: None
         )
         for claimed in claimed_by(shared, engine, MANY):
-            shared.bench.done(claimed, Succeeded(DIGITS))
+            shared.buffer.done(claimed, Succeeded(DIGITS))
 
         settler.start()
         settler.finish(seconds=60)
@@ -72,13 +80,13 @@ def test_what_a_settler_has_not_written_when_it_gives_up_is_named(
         enqueue_many(connection, 3)
     with crew_on(engine) as shared:
         settler = Settler(
-            shared.engine, shared.bench, shared.presence, shared.outage, goes_on=lambda _: None
+            shared.engine, shared.buffer, shared.identity, shared.outage, goes_on=lambda _: None
         )
         jobs = claimed_by(shared, engine, 3)
         with engine.connect() as migration:
             migration.execute(text("LOCK TABLE pgqueue.jobs"))
             for claimed, result in zip(jobs, (None, None, "kept"), strict=True):
-                shared.bench.done(claimed, Succeeded(result))
+                shared.buffer.done(claimed, Succeeded(result))
             settler.start()
             settler.finish(seconds=0.1)
             settler.join(60)
@@ -92,15 +100,17 @@ class TestAfterACommitWhoseAnswerWasLost:
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It was carried out, or not: the attempt counts once, and as one that has started."""
-        monkeypatch.setattr(transactional, "LOOK_FOR", 0.0)
+        monkeypatch.setattr(transactional_handler, "LOOK_FOR", 0.0)
         with engine.begin() as connection:
             enqueue_many(connection, 2)
         with crew_on(engine) as shared, autocommitting(engine) as connection:
             not_carried_out, carried_out = claimed_by(shared, engine, 2)
-            attempts = Attempts(connection, shared.presence.worker_id)
+            attempts = Attempts(connection, shared.identity.worker_id)
             attempts.settle([(carried_out, Succeeded())])
             for claimed in (not_carried_out, carried_out):
-                outcome = transactional._after_unknown_commit(shared, shared.run_of(claimed))
+                outcome = transactional_handler._after_unknown_commit(
+                    shared, shared.run_of(claimed)
+                )
                 assert isinstance(outcome, Retried)
                 attempts.settle([(claimed, outcome)])
 
@@ -113,9 +123,12 @@ class TestAfterACommitWhoseAnswerWasLost:
     ) -> None:
         with engine.begin() as connection:
             enqueue(connection)
-        with crew_on(engine) as shared, crew(worker_settings(database_url), 1) as [worker]:
+        with (
+            crew_on(engine) as shared,
+            logical_workers(worker_settings(database_url), 1) as [worker],
+        ):
             _, claimed = worker.start()
-            run = Run(claimed, shared.tasks["tests.task"], worker_id=worker.id)
+            run = RunningAttempt(claimed, shared.tasks["tests.task"], worker_id=worker.id)
 
-            assert transactional.was_committed(shared, run) is False
+            assert transactional_handler.was_committed(shared, run) is False
             worker.transaction.rollback()

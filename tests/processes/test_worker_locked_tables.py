@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from worker_rig import MODES, Rig, WorkerProgram, promised
 
 from pgqueue.cli.working import INTERRUPTED
-from pgqueue.unit_of_work import backend_pid
+from pgqueue.connections.opening import backend_pid
 
 BUSY = [(table, mode) for table in ("jobs", "leases", "message_queue", "workers") for mode in MODES]
 IDLE = [(table, mode) for table in ("leases", "message_queue") for mode in MODES]

@@ -12,12 +12,17 @@ import pytest
 from sqlalchemy import Engine, event, text
 from worker_rig import MODES
 
-from chaos.logical import crew, declare_dead, rescue, worker_settings
+from chaos.interleavings.logical_workers import (
+    declare_dead,
+    logical_workers,
+    rescue,
+    worker_settings,
+)
 from pgqueue import PgQueue
-from pgqueue.repository import Attempts, Pair
+from pgqueue.repository import Attempts, ClaimCursor
 from pgqueue.statements.tables import array_of
 from pgqueue.worker import Worker
-from pgqueue.worker.frontiers import START
+from pgqueue.worker.claiming.cursors import START
 
 PATIENCE = 60
 SLOTS = 4
@@ -104,8 +109,10 @@ def test_rescued_jobs_start_beside_a_backlog(engine: Engine, mode: str) -> None:
 
 
 def lose_a_worker_with_all(engine: Engine, task: str) -> None:
-    with crew(worker_settings(str(engine.url.render_as_string(hide_password=False))), 1) as [lost]:
-        pairs = [Pair("default", 5, *START)]
+    with logical_workers(
+        worker_settings(str(engine.url.render_as_string(hide_password=False))), 1
+    ) as [lost]:
+        pairs = [ClaimCursor("default", 5, *START)]
         assert Attempts(lost.line, lost.id).claim(pairs, tasks=array_of([task]), limit=1000).rows
         lost.crash(engine)
         declare_dead(engine, lost)

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from worker_rig import MODES, Rig, WorkerProgram, promised
 
 from pgqueue.embedded import EmbeddedPostgres
-from pgqueue.maintenance import FAST_GRACE
+from pgqueue.worker.liveness import FAST_GRACE
 
 JOBS = 240
 CUT = "the connection of its transaction has ended while it runs"

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 from worker_rig import MODES, Rig
 
-from chaos.logical import crew, worker_settings
+from chaos.interleavings.logical_workers import logical_workers, worker_settings
 from pgqueue.repository import Locked
 
 SEEN = """
@@ -97,7 +97,7 @@ def test_whoever_meets_the_message_first_cannot_take_a_timeout_for_a_crash(
 ) -> None:
     """Another worker waits for the message, so that it has it before the one that ends T."""
     workers = worker_settings(database_url, lock_timeout="3s")
-    with Rig(database_url, tmp_path) as rig, crew(workers, 1) as [greedy]:
+    with Rig(database_url, tmp_path) as rig, logical_workers(workers, 1) as [greedy]:
         rig.start("transaction", concurrency=TRIES + 1)
         job, seen = _first_at_the_message(rig, greedy.transaction)
 
@@ -131,7 +131,7 @@ def test_a_job_that_is_cancelled_while_its_timeout_is_settled_leaves_no_lease(
     database_url: str, tmp_path: Path
 ) -> None:
     workers = worker_settings(database_url)
-    with Rig(database_url, tmp_path) as rig, crew(workers, 1) as [operator]:
+    with Rig(database_url, tmp_path) as rig, logical_workers(workers, 1) as [operator]:
         rig.start("transaction", concurrency=TRIES + 1)
         job, _ = _first_at_the_message(rig, operator.transaction)
 

@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 from worker_rig import MODES, PATIENCE, Rig, WorkerProgram, promised
 
 from pgqueue.statements.tables import CHANNEL, SLEEPERS
-from pgqueue.worker.frontiers import LATEST_SWEEP
+from pgqueue.worker.claiming.cursors import LATEST_SWEEP
 
 FOREVER = 600.0
 """Seconds between polls: what starts sooner was woken."""
@@ -203,7 +203,9 @@ def test_a_worker_whose_listening_connection_has_ended_soon_hears_again(
     database_url: str, tmp_path: Path, mode: str
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, poll_interval=1.0, set={"pgqueue.notifications:LATER": 0.3})
+        worker = rig.start(
+            mode, poll_interval=1.0, set={"pgqueue.worker.claiming.notifications:LATER": 0.3}
+        )
         _until_asleep(rig)
 
         _end_listening(rig, worker)

@@ -14,7 +14,7 @@ from worker_rig import MODES, Rig, WorkerProgram
 from pgqueue.unit_of_work import AFTER_HANDLER
 
 # The rescuer waits two seconds, not thirty, for a worker whose connection is still open.
-HASTY: dict[str, Any] = {"set_spans": {"pgqueue.maintenance:SLOW_GRACE": 2.0}}
+HASTY: dict[str, Any] = {"set_spans": {"pgqueue.worker.liveness:SLOW_GRACE": 2.0}}
 
 
 @pytest.mark.battery  # as a chaos scenario
@@ -85,7 +85,7 @@ def test_a_worker_frozen_between_its_settle_and_its_commit_does_not_keep_its_lea
     sooner = AFTER_HANDLER.replace("= 20000", "= 1000")  # the grace below is shorter, too
     hasty = {
         "modules": ["freezers"],
-        "set": {"pgqueue.worker.transactional:AFTER_HANDLER": sooner},
+        "set": {"pgqueue.worker.transactional_handler:AFTER_HANDLER": sooner},
         **HASTY,
     }
     with Rig(database_url, tmp_path) as rig:
@@ -244,7 +244,7 @@ def test_two_workers_frozen_in_turns_do_every_job_once(
         with rig.session() as session:
             chores.pay.options(max_attempts=1000).enqueue_many(session, [(5,)] * 600)
             session.commit()
-        hasty = {"pgqueue.maintenance:SLOW_GRACE": 1.0}
+        hasty = {"pgqueue.worker.liveness:SLOW_GRACE": 1.0}
         workers = [rig.start(mode, set_spans=hasty, concurrency=2) for _ in range(2)]
 
         for turn in range(4):

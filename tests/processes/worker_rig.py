@@ -15,7 +15,7 @@ from chores_worker import run
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
-from chaos.fleet import FORKS, rest
+from chaos.workers import FORKS, rest
 from pgqueue import Violation
 
 T = TypeVar("T")

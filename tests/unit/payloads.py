@@ -4,7 +4,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from pgqueue.payload import Payload
+from pgqueue.arguments import Payload
 
 
 def payload_of(function: Callable[..., Any], *, injected: int = 0) -> Payload:

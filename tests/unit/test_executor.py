@@ -22,9 +22,15 @@ from pgqueue.outcomes import (
     Snoozed,
     Succeeded,
 )
-from pgqueue.worker.wire import Nonsense, Of, answer, outcome_of, refusal_of
+from pgqueue.worker.processes.protocol import (
+    AttemptKey,
+    ProtocolError,
+    answer,
+    outcome_of,
+    refusal_of,
+)
 
-OF = Of(message_id=5, attempt=2)
+OF = AttemptKey(message_id=5, attempt=2)
 ERROR = ErrorReport("ValueError", 'no "ü"\n', "Traceback ...")
 
 
@@ -167,9 +173,9 @@ def said(**parts: Any) -> bytes:
     ],
 )
 def test_what_no_handler_answers_is_nonsense(line: bytes) -> None:
-    with pytest.raises(Nonsense):
+    with pytest.raises(ProtocolError):
         outcome_of(line, OF)
-    with pytest.raises(Nonsense):
+    with pytest.raises(ProtocolError):
         refusal_of(line)
 
 

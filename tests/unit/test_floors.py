@@ -14,7 +14,7 @@ import pytest
 import pgqueue
 
 PACKAGE = Path(pgqueue.__file__).parent
-ASYNC_DOOR = PACKAGE / "async_session.py"
+ASYNC_DOOR = PACKAGE / "sessions" / "async_sessions.py"
 
 LONGEST_FUNCTION = 30
 """Lines that hold code: neither the docstring, nor comments, nor empty lines, nor decorators."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pgqueue.repository import Claim, Claimed
-from pgqueue.worker.frontiers import LATEST_SWEEP, START, Frontiers
+from pgqueue.worker.claiming.cursors import LATEST_SWEEP, START, ClaimCursors
 
 NOW = "2026-01-01 12:00:10+00"
 A_SECOND_AGO = "2026-01-01 12:00:09+00"
@@ -33,17 +33,17 @@ def claim(*rows: Claimed, taken: int | None = None, read_at: str = NOW) -> Claim
     return Claim(sorted(rows), taken=count, read_at=read_at, quiet_until=A_SECOND_AGO)
 
 
-def keys(frontiers: Frontiers) -> dict[tuple[str, int], tuple[str, int]]:
+def keys(cursors: ClaimCursors) -> dict[tuple[str, int], tuple[str, int]]:
     """Where each pair goes on, of those that do not begin at the start."""
     pairs: dict[tuple[str, int], tuple[str, int]] = {
-        (pair.queue, pair.priority): (pair.run_at, pair.message_id) for pair in frontiers.pairs()
+        (pair.queue, pair.priority): (pair.run_at, pair.message_id) for pair in cursors.pairs()
     }
     return {name: key for name, key in pairs.items() if key != START}
 
 
 class TestPairs:
     def test_there_is_one_for_every_queue_and_priority_the_urgent_first(self) -> None:
-        pairs = Frontiers(["a", "b"]).pairs()
+        pairs = ClaimCursors(["a", "b"]).pairs()
 
         assert [pair.priority for pair in pairs] == [n for n in range(10) for _ in "ab"]
         assert {(pair.queue, pair.priority) for pair in pairs} == {
@@ -52,39 +52,39 @@ class TestPairs:
         assert all((pair.run_at, pair.message_id) == START for pair in pairs)
 
     def test_queues_of_one_priority_take_turns_to_be_first(self) -> None:
-        frontiers = Frontiers(["a", "b", "c"])
+        cursors = ClaimCursors(["a", "b", "c"])
 
-        first = [frontiers.pairs()[0].queue for _ in range(6)]
+        first = [cursors.pairs()[0].queue for _ in range(6)]
 
         assert sorted(first[:3]) == ["a", "b", "c"]
         assert first[3:] == first[:3]
 
     def test_a_paused_queue_has_none(self) -> None:
-        frontiers = Frontiers(["a", "b"])
+        cursors = ClaimCursors(["a", "b"])
 
-        assert {pair.queue for pair in frontiers.pairs(paused=["a"])} == {"b"}
-        assert frontiers.pairs(paused=["a", "b"]) == []
+        assert {pair.queue for pair in cursors.pairs(paused=["a"])} == {"b"}
+        assert cursors.pairs(paused=["a", "b"]) == []
 
 
 class TestAdvance:
     def test_after_a_full_claim_the_last_pair_goes_on_behind_its_last_row(self) -> None:
-        frontiers = Frontiers(["a"])
+        cursors = ClaimCursors(["a"])
         found = claim(row("2026-01-01 11:00:00+00", 1), row("2026-01-01 11:00:00.5+00", 2))
 
-        frontiers.advance(frontiers.pairs(), found, limit=2)
+        cursors.advance(cursors.pairs(), found, limit=2)
 
-        assert keys(frontiers) == {("a", 0): ("2026-01-01 11:00:00.5+00", 2)}
+        assert keys(cursors) == {("a", 0): ("2026-01-01 11:00:00.5+00", 2)}
 
     def test_pairs_before_the_last_are_exhausted_and_those_after_it_not_looked_at(self) -> None:
-        frontiers = Frontiers(["a"])
+        cursors = ClaimCursors(["a"])
         found = claim(
             row("2026-01-01 11:00:00+00", 1, priority=1),
             row("2026-01-01 11:00:00+00", 2, priority=3),
         )
 
-        frontiers.advance(frontiers.pairs(), found, limit=2)
+        cursors.advance(cursors.pairs(), found, limit=2)
 
-        assert keys(frontiers) == {
+        assert keys(cursors) == {
             ("a", 0): QUIET,
             ("a", 1): QUIET,
             ("a", 2): QUIET,
@@ -92,60 +92,60 @@ class TestAdvance:
         }
 
     def test_after_a_short_claim_every_pair_is_quiet_until_a_second_ago(self) -> None:
-        frontiers = Frontiers(["a", "b"])
+        cursors = ClaimCursors(["a", "b"])
         found = claim(row("2026-01-01 11:00:00+00", 1, queue="b", priority=4))
 
-        frontiers.advance(frontiers.pairs(), found, limit=2)
+        cursors.advance(cursors.pairs(), found, limit=2)
 
-        assert keys(frontiers) == {
+        assert keys(cursors) == {
             (queue, priority): QUIET for queue in "ab" for priority in range(10)
         }
 
     def test_an_exhausted_pair_stays_behind_its_last_row_if_that_is_later(self) -> None:
-        frontiers = Frontiers(["a"])
+        cursors = ClaimCursors(["a"])
         recent = "2026-01-01 12:00:09.7+00"
 
-        frontiers.advance(frontiers.pairs(), claim(row(recent, 8)), limit=5)
+        cursors.advance(cursors.pairs(), claim(row(recent, 8)), limit=5)
 
-        assert keys(frontiers)["a", 0] == (recent, 8)
+        assert keys(cursors)["a", 0] == (recent, 8)
 
     def test_it_never_goes_back_by_itself(self) -> None:
-        frontiers = Frontiers(["a"])
-        frontiers.advance(frontiers.pairs(), claim(row(A_SECOND_AGO, 9)), limit=1)
+        cursors = ClaimCursors(["a"])
+        cursors.advance(cursors.pairs(), claim(row(A_SECOND_AGO, 9)), limit=1)
 
-        frontiers.advance(frontiers.pairs(), claim(), limit=1)
+        cursors.advance(cursors.pairs(), claim(), limit=1)
 
-        assert keys(frontiers)["a", 0] == (A_SECOND_AGO, 9)
+        assert keys(cursors)["a", 0] == (A_SECOND_AGO, 9)
 
     def test_a_full_claim_of_nothing_but_dropped_messages_moves_nothing_on(self) -> None:
-        frontiers = Frontiers(["a"])
+        cursors = ClaimCursors(["a"])
 
-        frontiers.advance(frontiers.pairs(), claim(taken=3), limit=3)
+        cursors.advance(cursors.pairs(), claim(taken=3), limit=3)
 
-        assert keys(frontiers) == {}
+        assert keys(cursors) == {}
 
     def test_dropped_messages_count_for_whether_a_claim_was_full(self) -> None:
-        frontiers = Frontiers(["a"])
+        cursors = ClaimCursors(["a"])
         found = claim(row("2026-01-01 11:00:00+00", 1, priority=2), taken=3)
 
-        frontiers.advance(frontiers.pairs(), found, limit=3)
+        cursors.advance(cursors.pairs(), found, limit=3)
 
-        assert set(keys(frontiers)) == {("a", 0), ("a", 1), ("a", 2)}
-        assert keys(frontiers)["a", 2] == ("2026-01-01 11:00:00+00", 1)
+        assert set(keys(cursors)) == {("a", 0), ("a", 1), ("a", 2)}
+        assert keys(cursors)["a", 2] == ("2026-01-01 11:00:00+00", 1)
 
     def test_a_frontier_ahead_of_the_database_clock_starts_again(self) -> None:
-        frontiers = Frontiers(["a"])
-        frontiers.advance(frontiers.pairs(), claim(row(A_SECOND_AGO, 9)), limit=1)
+        cursors = ClaimCursors(["a"])
+        cursors.advance(cursors.pairs(), claim(row(A_SECOND_AGO, 9)), limit=1)
         set_back = "2026-01-01 11:59:00+00"
 
-        frontiers.advance(
-            frontiers.pairs(),
+        cursors.advance(
+            cursors.pairs(),
             Claim([], taken=0, read_at=set_back, quiet_until="2026-01-01 11:58:59+00"),
             limit=1,
         )
 
-        assert ("a", 0) not in keys(frontiers)
-        assert keys(frontiers)["a", 1] == ("2026-01-01 11:58:59+00", 0)
+        assert ("a", 0) not in keys(cursors)
+        assert keys(cursors)["a", 1] == ("2026-01-01 11:58:59+00", 0)
 
     @pytest.mark.parametrize(
         ("earlier", "later"),
@@ -157,59 +157,59 @@ class TestAdvance:
         ],
     )
     def test_the_text_of_times_sorts_as_they_do(self, earlier: str, later: str) -> None:
-        frontiers = Frontiers(["a"])
+        cursors = ClaimCursors(["a"])
 
-        frontiers.advance(frontiers.pairs(), claim(row(earlier, 9), row(later, 1)), limit=2)
+        cursors.advance(cursors.pairs(), claim(row(earlier, 9), row(later, 1)), limit=2)
 
-        assert keys(frontiers)["a", 0] == (later, 1)
+        assert keys(cursors)["a", 0] == (later, 1)
 
     def test_a_rewind_starts_every_pair_again(self) -> None:
-        frontiers = Frontiers(["a"])
-        frontiers.advance(frontiers.pairs(), claim(), limit=1)
+        cursors = ClaimCursors(["a"])
+        cursors.advance(cursors.pairs(), claim(), limit=1)
 
-        frontiers.rewind()
+        cursors.rewind()
 
-        assert keys(frontiers) == {}
+        assert keys(cursors) == {}
 
 
 class TestAhead:
     def test_a_claim_that_has_left_messages_moves_nothing_on(self) -> None:
         """The next claim for free slots has to find them."""
-        frontiers = Frontiers(["a"])
+        cursors = ClaimCursors(["a"])
         found = replace(claim(row(A_SECOND_AGO, 9)), passed=[0])
 
-        frontiers.advance(frontiers.pairs(), found, limit=2)
+        cursors.advance(cursors.pairs(), found, limit=2)
 
-        assert keys(frontiers) == {}
+        assert keys(cursors) == {}
 
 
 class TestSweeps:
     def test_the_first_is_due_at_once(self) -> None:
-        assert Frontiers(["a"]).is_sweep_due(elected=False)
+        assert ClaimCursors(["a"]).is_sweep_due(elected=False)
 
     def test_the_elected_look_after_a_second_the_others_after_five(self) -> None:
-        frontiers, now = Frontiers(["a"]), time.monotonic()
+        cursors, now = ClaimCursors(["a"]), time.monotonic()
 
-        frontiers.swept(began=now - 1.2, ended=now - 1.2)
-        assert frontiers.is_sweep_due(elected=True)
-        assert not frontiers.is_sweep_due(elected=False)
+        cursors.swept(began=now - 1.2, ended=now - 1.2)
+        assert cursors.is_sweep_due(elected=True)
+        assert not cursors.is_sweep_due(elected=False)
 
-        frontiers.swept(began=now, ended=now)
-        assert not frontiers.is_sweep_due(elected=True)
+        cursors.swept(began=now, ended=now)
+        assert not cursors.is_sweep_due(elected=True)
 
-        frontiers.swept(began=now - LATEST_SWEEP, ended=now - LATEST_SWEEP)
-        assert frontiers.is_sweep_due(elected=False)
+        cursors.swept(began=now - LATEST_SWEEP, ended=now - LATEST_SWEEP)
+        assert cursors.is_sweep_due(elected=False)
 
     def test_a_dear_one_waits_fifty_times_as_long_but_five_seconds_at_most(self) -> None:
-        frontiers, now = Frontiers(["a"]), time.monotonic()
+        cursors, now = ClaimCursors(["a"]), time.monotonic()
 
-        frontiers.swept(began=now - 2.06, ended=now - 2)
-        assert not frontiers.is_sweep_due(elected=True)
-        assert not frontiers.is_sweep_cheap
+        cursors.swept(began=now - 2.06, ended=now - 2)
+        assert not cursors.is_sweep_due(elected=True)
+        assert not cursors.is_sweep_cheap
 
-        frontiers.swept(began=now - 4, ended=now - 3.96)
-        assert frontiers.is_sweep_due(elected=True)
-        assert frontiers.is_sweep_cheap
+        cursors.swept(began=now - 4, ended=now - 3.96)
+        assert cursors.is_sweep_due(elected=True)
+        assert cursors.is_sweep_cheap
 
-        frontiers.swept(began=now - 9, ended=now - LATEST_SWEEP)
-        assert frontiers.is_sweep_due(elected=True)
+        cursors.swept(began=now - 9, ended=now - LATEST_SWEEP)
+        assert cursors.is_sweep_due(elected=True)

@@ -69,9 +69,9 @@ def can_end(state: State) -> bool:
     return True
 
 
-@pytest.mark.parametrize("crew", CREWS.values(), ids=list(CREWS))
-def test_every_state_keeps_the_rules_and_can_still_end(crew: tuple[int, ...]) -> None:
-    came_from, broken = explore(State(workers=crew))
+@pytest.mark.parametrize("runtime", CREWS.values(), ids=list(CREWS))
+def test_every_state_keeps_the_rules_and_can_still_end(runtime: tuple[int, ...]) -> None:
+    came_from, broken = explore(State(workers=runtime))
 
     print(f"{len(came_from):,} states")
     assert broken is None, f"{wrong_with(broken)}: {path_to(broken, came_from)}"
@@ -82,8 +82,8 @@ def test_every_state_keeps_the_rules_and_can_still_end(crew: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("guard", sorted(GUARDS))
 def test_without_any_one_guard_a_rule_breaks(guard: str) -> None:
-    for crew in CREWS.values():
-        came_from, broken = explore(State(lacks=guard, workers=crew))
+    for runtime in CREWS.values():
+        came_from, broken = explore(State(lacks=guard, workers=runtime))
         if broken is not None:
             break
 

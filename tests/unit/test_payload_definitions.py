@@ -14,8 +14,8 @@ from payloads import payload_for, payload_of, travelled, written
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypeAliasType, TypedDict
 
+from pgqueue.arguments import Payload
 from pgqueue.errors import ArgumentsError, PayloadError, TaskDefinitionError
-from pgqueue.payload import Payload
 
 T = TypeVar("T")
 

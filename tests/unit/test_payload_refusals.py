@@ -13,8 +13,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from payloads import payload_for, travelled, written
 
+from pgqueue.arguments import MAX_DEPTH, MAX_PAYLOAD_BYTES
 from pgqueue.errors import ArgumentsError, PayloadError
-from pgqueue.payload import MAX_DEPTH, MAX_PAYLOAD_BYTES
 
 
 def nested(depth: int) -> Any:

@@ -19,9 +19,9 @@ import pytest
 import pgqueue
 from pgqueue import PgQueue, Secret, redaction
 from pgqueue.errors import OptionError, TaskDefinitionError
+from pgqueue.execution.error_reports import MAX_MESSAGE_BYTES, report, storable_words
 from pgqueue.outcomes import ErrorReport
 from pgqueue.redaction import MASK, is_secret, redacted, redacted_data, secrets_among
-from pgqueue.reports import MAX_MESSAGE_BYTES, report, storable_words
 
 CANARY = "c4n4ry-S3cr3t"
 

@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgqueue.execution.error_reports import MAX_MESSAGE_BYTES, MAX_TRACEBACK_BYTES, report
 from pgqueue.outcomes import ErrorReport
-from pgqueue.reports import (
-    MAX_MESSAGE_BYTES,
-    MAX_TRACEBACK_BYTES,
-    report,
-)
 
 
 def raised(function: Callable[[], Any]) -> ErrorReport:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from payloads import payload_for
 from pydantic import BaseModel
 
-from pgqueue.reports import MAX_RESULT_BYTES, storable_result
+from pgqueue.execution.error_reports import MAX_RESULT_BYTES, storable_result
 
 
 class Colour(Enum):

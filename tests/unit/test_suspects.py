@@ -2,19 +2,19 @@
 
 import pytest
 
-from pgqueue.worker import suspects as module
-from pgqueue.worker.frontiers import START, Frontiers
-from pgqueue.worker.suspects import ALONE_FOR, LONGER, MANY, Suspects
+from pgqueue.worker.claiming import crash_isolation as module
+from pgqueue.worker.claiming.crash_isolation import ALONE_FOR, LONGER, MANY, CrashIsolation
+from pgqueue.worker.claiming.cursors import START, ClaimCursors
 
-Here = tuple[Suspects, dict[int, object], Frontiers]
+Here = tuple[CrashIsolation, dict[int, object], ClaimCursors]
 CROWD = [(1, 1), (2, 1), (3, 1)]
 
 
 @pytest.fixture
 def here() -> Here:
     in_flight: dict[int, object] = {}
-    frontiers = Frontiers(["default"])
-    return Suspects(in_flight, frontiers), in_flight, frontiers
+    cursors = ClaimCursors(["default"])
+    return CrashIsolation(in_flight, cursors), in_flight, cursors
 
 
 def test_of_those_a_claim_has_brought_one_starts_and_no_more_come(here: Here) -> None:
@@ -29,16 +29,16 @@ def test_of_those_a_claim_has_brought_one_starts_and_no_more_come(here: Here) ->
 
 
 def test_the_next_may_come_when_it_has_been_settled(here: Here) -> None:
-    suspects, in_flight, frontiers = here
+    suspects, in_flight, cursors = here
     suspects.admit(CROWD, are_all=True)
     in_flight[1] = "runs"
-    frontiers._keys["default", 5] = ("2020", 7)
+    cursors._keys["default", 5] = ("2020", 7)
 
     del in_flight[1]
 
     assert suspects.seconds_left() == 0
     assert suspects.are_welcome()
-    found = {pair[2:] for pair in frontiers.pairs()}
+    found = {pair[2:] for pair in cursors.pairs()}
     assert found == {START}, "those that were passed by stand behind the frontier"
 
 
@@ -65,7 +65,7 @@ def test_who_was_there_at_several_crashes_is_alone_for_longer(here: Here, crashe
     assert ALONE_FOR * LONGER ** min(crashes - 2, 7) < suspects.seconds_left() <= at_most
 
 
-def _start_one_by_one(suspects: Suspects, count: int) -> None:
+def _start_one_by_one(suspects: CrashIsolation, count: int) -> None:
     for message in range(count):
         assert suspects.are_welcome()
         assert suspects.admit([(message, 1), (-1, 1)], are_all=False) == 1

@@ -5,23 +5,25 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from pgqueue.maintenance import FAST_GRACE, LONGEST_STEP, SLOW_GRACE, Witness
-from pgqueue.repository import Member
+from pgqueue.repository import SeenWorker
+from pgqueue.worker.liveness import FAST_GRACE, LONGEST_STEP, SLOW_GRACE, Witness
 
 BEAT = datetime(2020, 1, 1, tzinfo=UTC)
 FAST, SLOW = FAST_GRACE.total_seconds(), SLOW_GRACE.total_seconds()
 
 
-def member(id: UUID, *, beats: int = 0, is_locked: bool = False) -> Member:
-    return Member(id, BEAT + timedelta(seconds=beats), is_locked)
+def member(id: UUID, *, beats: int = 0, is_locked: bool = False) -> SeenWorker:
+    return SeenWorker(id, BEAT + timedelta(seconds=beats), is_locked)
 
 
-def look(witness: Witness, members: list[Member], *, at: float) -> list[Member]:
+def look(witness: Witness, members: list[SeenWorker], *, at: float) -> list[SeenWorker]:
     """A look that takes no time."""
     return witness.dead_among(members, asked_at=at, answered_at=at)
 
 
-def watch(witness: Witness, members: list[Member], *, start: float, end: float) -> list[Member]:
+def watch(
+    witness: Witness, members: list[SeenWorker], *, start: float, end: float
+) -> list[SeenWorker]:
     """One look after the other; who was dead at the last."""
     dead = look(witness, members, at=start)
     while start + LONGEST_STEP < end:

@@ -6,7 +6,7 @@ import pytest
 
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository import Claimed, Settled
-from pgqueue.worker.workbench import Workbench
+from pgqueue.worker.buffer import JobBuffer
 
 
 def claimed(number: int) -> Claimed:
@@ -21,56 +21,56 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_the_longest_wait_is_that_of_what_was_not_taken(clock: list[float]) -> None:
-    bench = Workbench()
-    assert bench.longest_wait() == 0
+    buffer = JobBuffer()
+    assert buffer.longest_wait() == 0
 
-    bench.put([claimed(1), claimed(2)])
+    buffer.put([claimed(1), claimed(2)])
     clock[0] += 1
-    bench.put([claimed(3)])
+    buffer.put([claimed(3)])
     clock[0] += 1
-    assert bench.longest_wait() == 2
+    assert buffer.longest_wait() == 2
 
-    bench.take()
-    assert bench.longest_wait() == 2, "one of the first is still there"
-    bench.take()
-    assert bench.longest_wait() == 1
-    bench.drain()
-    assert bench.longest_wait() == 0
+    buffer.take()
+    assert buffer.longest_wait() == 2, "one of the first is still there"
+    buffer.take()
+    assert buffer.longest_wait() == 1
+    buffer.drain()
+    assert buffer.longest_wait() == 0
 
 
 def test_what_is_held_back_goes_to_no_slot_until_it_is_let_go() -> None:
-    bench = Workbench()
+    buffer = JobBuffer()
     urgent, lying, brought = (claimed(n)._replace(priority=n) for n in (1, 5, 9))
-    bench.put([lying])
+    buffer.put([lying])
 
-    bench.put_behind([urgent, brought], priority=5)
+    buffer.put_behind([urgent, brought], priority=5)
 
-    assert (bench.take_now(), bench.take_now()) == (urgent, None)
-    bench.let_go()
-    assert (bench.take_now(), bench.take_now()) == (lying, brought)
-    assert set(bench.in_flight) == {1, 5, 9}
+    assert (buffer.take_now(), buffer.take_now()) == (urgent, None)
+    buffer.let_go()
+    assert (buffer.take_now(), buffer.take_now()) == (lying, brought)
+    assert set(buffer.in_flight) == {1, 5, 9}
 
 
 def test_what_is_held_back_waits_from_when_it_came_and_is_taken_back_with_the_rest(
     clock: list[float],
 ) -> None:
-    bench = Workbench()
-    bench.put([claimed(1)])
+    buffer = JobBuffer()
+    buffer.put([claimed(1)])
     clock[0] += 1
 
-    bench.put_behind([claimed(2)], priority=5)
+    buffer.put_behind([claimed(2)], priority=5)
 
-    assert bench.longest_wait() == 1
-    assert {each.message_id for each in bench.drain()} == {1, 2}
-    assert bench.longest_wait() == 0
+    assert buffer.longest_wait() == 1
+    assert {each.message_id for each in buffer.drain()} == {1, 2}
+    assert buffer.longest_wait() == 0
 
 
 def test_it_forgets_when_what_was_taken_had_been_laid_out() -> None:
-    bench = Workbench()
+    buffer = JobBuffer()
     for number in range(50):
-        bench.put([claimed(number)])
-        bench.take()
-    assert len(bench._fills) == 1
+        buffer.put([claimed(number)])
+        buffer.take()
+    assert len(buffer._fills) == 1
 
 
 @pytest.mark.parametrize(
@@ -78,20 +78,20 @@ def test_it_forgets_when_what_was_taken_had_been_laid_out() -> None:
 )
 @pytest.mark.parametrize("crashes", [0, 1])
 def test_whoever_claims_is_woken_when_a_suspect_has_left(how: str, crashes: int) -> None:
-    bench = Workbench()
+    buffer = JobBuffer()
     woken: list[str] = []
-    bench.wake = lambda: woken.append(how)
+    buffer.wake = lambda: woken.append(how)
     suspect = claimed(1)._replace(crashes=crashes)
-    bench.put([suspect, claimed(2)])
+    buffer.put([suspect, claimed(2)])
 
     if how == "all went well":
-        bench.settled([(suspect, Succeeded()), (claimed(2), Succeeded())], None)
+        buffer.settled([(suspect, Succeeded()), (claimed(2), Succeeded())], None)
     elif how == "one was too late":
-        bench.settled([(suspect, Succeeded())], [Settled(2, None)])
+        buffer.settled([(suspect, Succeeded())], [Settled(2, None)])
     elif how == "settled already":
-        bench.settled_already(suspect, "succeeded")
+        buffer.settled_already(suspect, "succeeded")
     else:
-        bench.forget(suspect.message_id)
+        buffer.forget(suspect.message_id)
 
     assert woken == [how] * crashes
-    assert suspect.message_id not in bench.in_flight
+    assert suspect.message_id not in buffer.in_flight

@@ -1,0 +1,1 @@
+"""Every order of the statements of a few actors."""

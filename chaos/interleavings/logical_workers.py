@@ -1,0 +1,246 @@
+"""Workers made of nothing but connections: what a real one does to the database, step by step."""
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url, text
+from sqlalchemy.orm import Session
+
+from pgqueue import PgQueue, Violation
+from pgqueue.connections.settings import CLAIMING
+from pgqueue.execution import CancelWins, Stale, complete
+from pgqueue.outcomes import Cancelled, ErrorReport, Exhausted, Outcome
+from pgqueue.repository import Attempts, Claim, ClaimCursor, Claimed, Jobs, Locked, NewJob, Workers
+from pgqueue.statements.tables import array_of
+from pgqueue.worker.claiming.cursors import START
+
+TASK = "tests.task"
+TASKS = array_of([TASK])
+ERROR = ErrorReport("ValueError", "planned", "")
+
+# Numbers of seconds after which a test fails instead of hanging.
+PATIENCE = 20.0
+LOCK_TIMEOUT = "5s"
+
+
+def worker_settings(url: str | URL, **more: str) -> Engine:
+    """An engine whose connections are set up as those of a worker are."""
+    settings = {**CLAIMING, "lock_timeout": LOCK_TIMEOUT, **more}
+    options = " ".join(
+        f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items()
+    )
+    return create_engine(make_url(url), connect_args={"options": options}, poolclass=NullPool)
+
+
+def pairs(queue: str = "default", priorities: Sequence[int] = range(10)) -> list[ClaimCursor]:
+    return [ClaimCursor(queue, priority, *START) for priority in priorities]
+
+
+class LogicalWorker:
+    """A registered worker: a row, a presence, and connections of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.id = uuid.uuid4()
+        self.pids: list[int] = []
+        self.identity = self._connect(engine, "AUTOCOMMIT")
+        self.line = self._connect(engine, "AUTOCOMMIT")
+        self.transaction = self._connect(engine, "READ COMMITTED")
+        workers = Workers(self.identity)
+        workers.register(self.id, hostname="here", pid=1, queues=["default"], slots=1)
+        assert workers.lock_presence(self.id)
+
+    def claim(self, limit: int = 1, *, queue: str = "default", **passing: bool) -> list[Claimed]:
+        """Claim in lease mode."""
+        return self.look(limit, queue=queue, **passing).rows
+
+    def look(self, limit: int, *, queue: str = "default", **passing: bool) -> Claim[Claimed]:
+        attempts = Attempts(self.line, self.id)
+        return attempts.claim(pairs(queue), tasks=TASKS, limit=limit, **passing)
+
+    def settle(self, claimed: Claimed, outcome: Outcome) -> bool:
+        """Settle one attempt in lease mode; whether it was accepted."""
+        return bool(Attempts(self.line, self.id).settle([(claimed, outcome)]))
+
+    def lock(
+        self, limit: int = 1, *, queue: str = "default", suspects: bool = True
+    ) -> list[Locked]:
+        """Begin T, with the messages it locks."""
+        attempts = Attempts(self.transaction, self.id)
+        return attempts.lock(pairs(queue), tasks=TASKS, limit=limit, suspects=suspects).rows
+
+    def stamp(self, locked: Locked) -> Claimed | None:
+        return Attempts(self.line, self.id).stamp(locked)
+
+    def settle_in_transaction(self, claimed: Claimed, outcome: Outcome) -> bool:
+        """Take the message and settle, inside T, as a held slot does."""
+        return settle_held(self.transaction, self.id, claimed, outcome)
+
+    def start(self) -> tuple[Locked, Claimed]:
+        """Lock one message and stamp its attempt: state S2."""
+        [locked] = self.lock()
+        claimed = self.stamp(locked)
+        assert claimed is not None
+        return locked, claimed
+
+    def crash(self, engine: Engine) -> None:
+        """Close every connection, and wait until the server has seen it."""
+        for connection in (self.identity, self.line, self.transaction):
+            connection.connection.dbapi_connection.close()  # type: ignore[union-attr]  # it is open
+            connection.invalidate()
+            connection.close()
+        alive = text("SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(:pids)")
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            wait_until(lambda: connection.scalar(alive, {"pids": self.pids}) == 0)
+
+    def close(self) -> None:
+        for connection in (self.identity, self.line, self.transaction):
+            connection.close()
+
+    def _connect(self, engine: Engine, isolation_level: Any) -> Connection:
+        connection = engine.connect().execution_options(isolation_level=isolation_level)
+        self.pids.append(connection.connection.driver_connection.info.backend_pid)  # type: ignore[union-attr]  # psycopg's
+        return connection
+
+
+def settle_held(
+    connection: Connection, worker_id: uuid.UUID, claimed: Claimed, outcome: Outcome
+) -> bool:
+    """Settle in the transaction of a connection; False: undo all of it."""
+    try:
+        complete(Attempts(connection, worker_id), claimed, outcome, held=True)
+    except CancelWins:
+        return True
+    except Stale:
+        return False
+    return True
+
+
+def declare_dead(engine: Engine, *dead_workers: LogicalWorker) -> None:
+    with engine.begin() as connection:
+        workers = Workers(connection)
+        ids = {worker.id for worker in dead_workers}
+        for member in workers.members():
+            if member.id in ids:
+                assert workers.declare_dead(member)
+
+
+def rescue(engine: Engine) -> dict[int, str | None]:
+    """Rescue all there is to rescue; the jobs, and how they stand."""
+    rescued: dict[int, str | None] = {}
+    with engine.begin() as connection:
+        while batch := Workers(connection).rescue():
+            rescued |= dict(batch)
+    return rescued
+
+
+def enqueue(
+    executor: Connection | Session, *, key: str | None = None, max_attempts: int = 10, **more: Any
+) -> int:
+    """Enqueue one job through the repository; its id, or that of the job with the key."""
+    new = NewJob(
+        **{
+            "task": TASK,
+            "queue": "default",
+            "priority": 5,
+            "max_attempts": max_attempts,
+            "notify": False,
+            **more,
+        }
+    )
+    found = Jobs(executor).enqueue(new, args="{}", unique_key=key)
+    return found if isinstance(found, int) else found.id
+
+
+def enqueue_many(executor: Connection | Session, count: int, **more: Any) -> list[int]:
+    new = NewJob(
+        **{
+            "task": TASK,
+            "queue": "default",
+            "priority": 5,
+            "max_attempts": 10,
+            "notify": False,
+            **more,
+        }
+    )
+    return Jobs(executor).enqueue_chunk(new, documents=json.dumps([{}] * count))
+
+
+def violations(engine: Engine) -> list[Violation]:
+    with engine.connect() as connection:
+        return PgQueue().check(connection)
+
+
+def drain(engine: Engine, worker: LogicalWorker, outcome: Outcome, *, limit: int = 100) -> int:
+    """Claim and settle until nothing is due; how many attempts that took."""
+    count = 0
+    while claimed := worker.claim(limit):
+        count += len(claimed)
+        for one in claimed:
+            ending = Exhausted() if one.attempt > one.max_attempts else outcome
+            assert worker.settle(one, ending) or isinstance(ending, Cancelled)
+    return count
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.001)
+
+
+def waits_for_lock(engine: Engine, pid: int) -> bool:
+    """Whether a server process waits for a lock that another holds."""
+    with engine.connect() as connection:
+        blockers = text("SELECT cardinality(pg_blocking_pids(:pid)) > 0")
+        return bool(connection.scalar(blockers, {"pid": pid}))
+
+
+@contextmanager
+def logical_workers(engine: Engine, count: int) -> Iterator[list[LogicalWorker]]:
+    """So many workers, closed at the end."""
+    workers = [LogicalWorker(engine) for _ in range(count)]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def run_together(
+    *actions: Callable[[], None], background: Sequence[Callable[[], None]] = ()
+) -> None:
+    """Start all at once, each in a thread; fails with the first error that any of them has.
+
+    Those in the background are repeated until the others have ended.
+    """
+    start = threading.Barrier(len(actions) + len(background))
+    ended = threading.Event()
+    errors: list[BaseException] = []
+
+    def run(action: Callable[[], None], *, again: bool) -> None:
+        try:
+            start.wait(PATIENCE)
+            action()
+            while again and not ended.is_set():
+                action()
+        except BaseException as error:  # carried over to the thread of the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=[one], kwargs={"again": False}) for one in actions]
+    others = [
+        threading.Thread(target=run, args=[one], kwargs={"again": True}) for one in background
+    ]
+    for thread in (*threads, *others):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ended.set()
+    for thread in others:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,258 @@
+"""Worker processes: started, killed, frozen, stopped, and started again."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import make_url
+
+from chaos.scenario import Broken
+from chaos.worker import run
+
+if TYPE_CHECKING:
+    from chaos.environment import Environment
+
+T = TypeVar("T")
+
+FORKS = multiprocessing.get_context("forkserver")
+"""Workers are forked from a process that has imported everything and connected to nothing."""
+FORKS.set_forkserver_preload(
+    # The installed ones by name: before Python 3.13 it finds no others from another directory.
+    [
+        "pgqueue.cli",
+        "pgqueue.worker",
+        "sqlalchemy.dialects.postgresql.psycopg",
+        "sqlalchemy.ext.asyncio",
+        "chaos.worker",
+        "chaos.scenarios",
+    ]
+)
+
+PATIENCE = 60.0
+LOOK_EVERY = 0.005
+LOOK_AT_LEAST_EVERY = 0.1
+LEAVE = 4
+"""Times as long as a look has taken, to wait until the next."""
+
+
+def wait_until(condition: Callable[[], T], *, seconds: float = PATIENCE, what: str) -> T:
+    """Look until it is so; what it returned then."""
+    began = time.monotonic()
+    while True:
+        looked_at = time.monotonic()
+        if found := condition():
+            return found
+        now = time.monotonic()
+        if now - began > seconds:
+            raise Broken(f"not within {seconds:g} s: {what}")
+        time.sleep(max(rest(now - began), LEAVE * (now - looked_at)))
+
+
+def rest(waited: float) -> float:
+    """Seconds until the next look, after so many that one has waited.
+
+    A twentieth of them: who looks must not keep those from the processor who are looked at.
+    """
+    return min(max(waited / 20, LOOK_EVERY), LOOK_AT_LEAST_EVERY)
+
+
+class Member:
+    """One worker process."""
+
+    def __init__(
+        self, environment: Environment, name: str, url: str, options: dict[str, Any]
+    ) -> None:
+        self.name = name
+        self.log = environment.directory / f"{name}.log"
+        self.log.touch()
+        self.was_harmed = False
+        """Whether it was killed, frozen or cut off: its jobs may start twice."""
+        own_url = make_url(url).update_query_dict({"application_name": name})
+        self.variables = {
+            "CHAOS_URL": own_url.render_as_string(hide_password=False),
+            "CHAOS_DIRECTORY": str(environment.directory),
+            "CHAOS_WORKER": name,
+            "CHAOS_PLANT": environment.mutation or "",
+        }
+        self._options = options
+        self._start()
+
+    def _start(self) -> None:
+        self._process = FORKS.Process(
+            target=run, args=(self.variables, self.log, dict(self._options)), daemon=True
+        )
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        pid = self._process.pid
+        assert pid is not None, "it was started"
+        return pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.is_alive()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; a signal is a negative number."""
+        return self._process.exitcode
+
+    def send(self, number: signal.Signals) -> None:
+        # It may end by itself between the look and the signal.
+        with suppress(ProcessLookupError):
+            if self.is_running:
+                os.kill(self.pid, number)
+
+    def freeze(self) -> None:
+        """SIGSTOP; returns when every thread of it stands still."""
+        self.was_harmed = True
+        self.send(signal.SIGSTOP)
+        wait_until(lambda: _is_stopped(self.pid), what=f"{self.name} has stopped")
+
+    @property
+    def stands_still(self) -> bool:
+        return self.is_running and _is_stopped(self.pid)
+
+    def thaw(self) -> None:
+        self.send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """kill -9; returns when the process is gone."""
+        self.was_harmed = True
+        self.send(signal.SIGKILL)
+        self.wait()
+
+    def wait(self, *, seconds: float = PATIENCE) -> int:
+        """Wait for its end; the exit code."""
+        wait_until(lambda: not self.is_running, seconds=seconds, what=f"{self.name} ends")
+        code = self.exit_code
+        assert code is not None, "it has ended"
+        return code
+
+
+class Program(Member):
+    """A worker in a process that was started, not forked: slower, and with a start of its own."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        name: str,
+        url: str,
+        options: dict[str, Any],
+        *,
+        before: tuple[str, ...] = (),
+        **variables: str,
+    ) -> None:
+        self._before = before
+        self._more = variables
+        super().__init__(environment, name, url, options)
+
+    def _start(self) -> None:
+        command = [*self._before, sys.executable, "-m", "chaos.worker", str(self.log)]
+        self._popen = subprocess.Popen(
+            [*command, json.dumps(self._options)],
+            env={**os.environ, **self.variables, **self._more},
+            cwd=Path(__file__).parent.parent,
+            stdin=subprocess.DEVNULL,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._popen.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._popen.poll()
+
+
+class Workers:
+    """The worker processes of one scenario, of one kind."""
+
+    def __init__(self, environment: Environment, mode: str, count: int, **options: Any) -> None:
+        self._environment = environment
+        self._mode = mode
+        self.options = {"concurrency": 4, "poll_interval": 0.2, "grace": 10, **options}
+        self.members: list[Member] = []
+        for _ in range(count):
+            self.add()
+
+    def add(self, *, url: str | None = None, **options: Any) -> Member:
+        """Start one more."""
+        member = Member(
+            self._environment,
+            self._environment.next_name(),
+            url or self._environment.url,
+            {"mode": self._mode, **self.options, **options},
+        )
+        return self.take(member)
+
+    def take(self, member: Member) -> Member:
+        """Make a process that was started otherwise one of this fleet."""
+        self.members.append(member)
+        self._environment.members.append(member)
+        return member
+
+    def until_registered(self, *, seconds: float = PATIENCE) -> None:
+        """Wait until the database knows all of them."""
+        names = {member.pid for member in self.members}
+        alive = "SELECT pid FROM pgqueue.workers WHERE dead_at IS NULL"
+        self._environment.until(
+            lambda: names <= {row[0] for row in self._environment.rows(alive)},
+            seconds=seconds,
+            what="all workers are registered",
+        )
+
+    def some(self) -> Member:
+        """One of them, by the seed."""
+        return self._environment.dice.choice(self.members)
+
+    def kill(self, member: Member) -> None:
+        """kill -9, counted."""
+        member.kill()
+        self.members.remove(member)
+        self._environment.count("kills")
+
+    def replace_ended(self) -> int:
+        """What a supervisor does: start another for each that has ended; how many had."""
+        ended = [member for member in self.members if not member.is_running]
+        for member in ended:
+            member.was_harmed = True
+            self.members.remove(member)
+            self.add()
+        return len(ended)
+
+    def stop(self, *, seconds: float = PATIENCE) -> None:
+        """SIGTERM to all, and each has to end well."""
+        for member in self.members:
+            member.send(signal.SIGTERM)
+        for member in self.members:
+            code = member.wait(seconds=seconds)
+            was_young = code == -signal.SIGTERM and "serving" not in member.log.read_text()
+            if code != 0 and not was_young:
+                raise Broken(f"{member.name} was stopped and ended with {code}")
+        self.members.clear()
+
+
+def _is_stopped(pid: int) -> bool:
+    threads = Path(f"/proc/{pid}/task")
+    if threads.is_dir():
+        states = [file.read_text().rpartition(")")[2].split()[0] for file in threads.glob("*/stat")]
+    else:  # not Linux: the process as a whole
+        command = ["ps", "-o", "state=", "-p", str(pid)]
+        states = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return {state[0] for state in states} == {"T"}

@@ -1,0 +1,170 @@
+"""A copy of a value as plain JSON data."""
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Any, ClassVar
+
+from pgqueue.arguments.refusals import Refusal, WrongType
+
+MAX_DEPTH = 64
+"""How deep lists and dicts may nest within one argument."""
+
+TOO_DEEP = f"nests deeper than {MAX_DEPTH} levels, or contains itself: pass a flatter value"
+PLAIN = "plain JSON (str, int, float, bool, None, list, or dict with str keys)"
+PLAIN_TYPES: frozenset[type] = frozenset({str, int, float, bool, NoneType})
+
+_TEXT = frozenset[type]({str})
+
+
+class JsonCopy:
+    """Copies a value, so that a change made to it later does not change the job.
+
+    A subclass of str, int, list and so on becomes its base through the methods of the base: its
+    own are foreign code.  Values of exactly the ``unchecked`` types are copied without a look.
+    """
+
+    __slots__ = ("_depth", "_unchecked")
+
+    writers: ClassVar[Mapping[type, Callable[[Any, Any], Any]]]
+
+    def __init__(self, unchecked: frozenset[type] = frozenset()) -> None:
+        self._unchecked = unchecked
+        self._depth = 0
+
+    def of(self, value: Any) -> Any:
+        if type(value) in self._unchecked:
+            return value
+        write = self.writers.get(type(value))
+        if write is None:
+            kinds = (kind for kind in self.writers if isinstance(value, kind))
+            write = self.writers.get(next(kinds, object), type(self).other)
+        return write(self, value)
+
+    def other(self, value: Any) -> Any:
+        raise WrongType(PLAIN, value)
+
+    def text(self, value: str) -> str:
+        value = str.__str__(value)
+        return value if str in self._unchecked else sound(value)
+
+    def integer(self, value: int) -> int:
+        value = int.__int__(value)
+        try:
+            if value.bit_length() > 2000:  # the lowest limit that Python takes is 640 digits
+                str(value)
+        except ValueError:
+            digits = sys.get_int_max_str_digits()
+            raise Refusal(f"is an int of more than {digits:,} digits: pass it as bytes") from None
+        return value
+
+    def number(self, value: float) -> float | int:
+        value = float.__float__(value)
+        if not math.isfinite(value):
+            raise Refusal(
+                f"is {value}, which JSON has no number for: pass None, or a finite number"
+            )
+        return exact_if_whole(value)
+
+    def array(self, values: list[Any]) -> list[Any]:
+        self._enter()
+        copy: list[Any] = []
+        unchecked = self._unchecked
+        try:
+            for value in values:
+                copy.append(value if type(value) in unchecked else self.of(value))
+        except Refusal as refusal:
+            refusal.steps.insert(0, len(copy))
+            raise
+        self._depth -= 1
+        return copy
+
+    def mapping(self, values: dict[Any, Any]) -> dict[str, Any]:
+        self._enter()
+        unchecked = self._unchecked
+        if str not in unchecked or not _TEXT.issuperset(map(type, values)):
+            values = {self.key(key): value for key, value in values.items()}
+        copy: dict[str, Any] = {}
+        name = ""
+        try:
+            for name, value in values.items():
+                copy[name] = value if type(value) in unchecked else self.of(value)
+        except Refusal as refusal:
+            refusal.steps.insert(0, name)
+            raise
+        self._depth -= 1
+        return copy
+
+    def key(self, key: Any) -> str:
+        try:
+            return self.text(text_key(key))
+        except WrongType:
+            raise
+        except Refusal as refusal:
+            raise Refusal(f"has a key that {refusal.reason}") from None
+
+    def _enter(self) -> None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise Refusal(TOO_DEEP)
+
+
+JsonCopy.writers = {
+    str: JsonCopy.text,
+    bool: lambda copy, value: value,
+    NoneType: lambda copy, value: value,
+    int: JsonCopy.integer,
+    float: JsonCopy.number,
+    list: lambda copy, value: copy.array(list.copy(value)),
+    dict: lambda copy, value: copy.mapping(dict.copy(value)),
+}
+
+
+def sound(text: str) -> str:
+    """Refuse what PostgreSQL's text does not hold."""
+    if "\0" in text:
+        raise Refusal(
+            "holds a NUL character, which PostgreSQL cannot keep: remove it, or pass bytes"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refusal(
+            "holds half a surrogate pair, which is not a character: decode the text again"
+        ) from None
+    return text
+
+
+def text_key(key: Any) -> str:
+    """Refuse a key that JSON would silently turn into text."""
+    if not isinstance(key, str):
+        kind = type(key).__name__
+        raise WrongType("", key, f"must have only str keys, not {kind}: convert its keys")
+    return str.__str__(key)
+
+
+def exact_if_whole(value: float) -> float | int:
+    """Make a float that PostgreSQL would write without its point the int it equals.
+
+    From 1e16 on jsonb writes a float as an integer: of its shortest digits, not of its value.
+    Where an int may stand too, it would come back as another number.
+    """
+    return int(value) if 1e16 <= abs(value) < math.inf else value
+
+
+def is_model(kind: type) -> bool:
+    """Tell whether a class is a pydantic model: there is none where pydantic is not imported."""
+    base = getattr(sys.modules.get("pydantic"), "BaseModel", None)
+    return isinstance(base, type) and issubclass(kind, base)
+
+
+def nests_too_deep(value: Any) -> bool:
+    """Tell whether lists and dicts nest deeper than an argument may; looks level by level."""
+    level = [value] if isinstance(value, list | dict) else []
+    for _ in range(MAX_DEPTH):
+        parts = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [part for some in parts for part in some if isinstance(part, list | dict)]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,217 @@
+"""The arguments of one task: checked at the call, written as JSON, read back as they were."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pgqueue.arguments import text as json_text
+from pgqueue.arguments.annotations import Annotations
+from pgqueue.arguments.codec import Codec
+from pgqueue.arguments.json_copy import TOO_DEEP, JsonCopy, nests_too_deep
+from pgqueue.arguments.refusals import CannotTravel, Refusal, WrongType
+from pgqueue.arguments.signature import Signature
+from pgqueue.arguments.text import LARGEST_TEXT, MAX_PAYLOAD_BYTES
+from pgqueue.errors import ArgumentsError, PayloadError, TaskDefinitionError
+
+T = TypeVar("T")
+
+
+class Payload:
+    """How the arguments of one task travel; made once, when the task is defined.
+
+    The way out is ``bind``, ``encode``, ``dumps``; the way back is ``loads``.  ``encode`` checks
+    types, ``dumps`` checks what text can hold: store nothing that has not been through both.
+    """
+
+    def __init__(self, task_name: str, signature: Signature, codecs: dict[str, Codec]) -> None:
+        self.task_name = task_name
+        self.names = signature.names
+        self.bind = signature.bind
+        self._signature = signature
+        self._codecs = codecs
+        self._natives = {name: codec.natives for name, codec in codecs.items()}
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., Any],
+        *,
+        task_name: str,
+        injected: int,
+        hints: Mapping[str, Any],
+    ) -> "Payload":
+        """Read a task's signature, leaving out the ``injected`` parameters it begins with."""
+        signature = Signature.of(function, task_name=task_name, injected=injected)
+        annotations = Annotations()
+        codecs = {}
+        for name in signature.names:
+            try:
+                codecs[name] = annotations.codec_of(hints.get(name, Any))
+            except CannotTravel as error:
+                what = f"task {task_name}: parameter {name!r} {error}"
+                raise TaskDefinitionError(what) from error
+        return cls(task_name, signature, codecs)
+
+    def with_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the defaults of the parameters that were not given."""
+        return {**self._signature.defaults, **values}
+
+    def encode(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Turn named arguments into plain JSON data."""
+        natives = self._natives
+        for name, value in values.items():
+            if type(value) not in natives[name]:
+                return {each: self._encode_one(each, value) for each, value in values.items()}
+        return values
+
+    def encode_many(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Encode many calls; an error names the index of the bad one."""
+        return _of_batch(self.encode, rows)
+
+    def dumps(self, encoded: dict[str, Any], *, max_bytes: int = MAX_PAYLOAD_BYTES) -> str:
+        """Write encoded arguments as strict JSON text, no larger than a job may be."""
+        try:
+            text = json_text.write(encoded)
+            size = json_text.size_of(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            self._find_fault(encoded)
+            what = f"task {self.task_name}: the arguments cannot be written as JSON"
+            raise PayloadError(what) from error
+        if "\\u0000" in text:  # a backslash in a text may look like a NUL
+            self._find_fault(encoded)
+        if size > max_bytes:
+            raise self._too_large(encoded, size, max_bytes)
+        return text
+
+    def dumps_many(
+        self,
+        encoded: Sequence[dict[str, Any]],
+        *,
+        max_bytes: int = MAX_PAYLOAD_BYTES,
+        first_index: int = 0,
+    ) -> str:
+        """Write many as the text of one JSON array; an error names the index of the bad one."""
+        try:
+            text = json_text.write(encoded)
+            if json_text.size_of(text) <= max_bytes and "\\u0000" not in text:
+                return text
+        except (ValueError, TypeError, RecursionError):
+            pass  # the bad one is found below
+        texts = _of_batch(lambda each: self.dumps(each, max_bytes=max_bytes), encoded, first_index)
+        return f"[{','.join(texts)}]"
+
+    def dumps_chunks(
+        self, encoded: Sequence[dict[str, Any]], *, rows: int, max_bytes: int = MAX_PAYLOAD_BYTES
+    ) -> list[str]:
+        """Write a batch as texts of so many calls each, or of fewer where they are large."""
+        texts: list[str] = []
+        for start in range(0, len(encoded), rows):
+            chunk = encoded[start : start + rows]
+            text = self.dumps_many(chunk, max_bytes=max_bytes, first_index=start)
+            if len(text) <= LARGEST_TEXT:
+                texts.append(text)
+                continue
+            few = max(1, LARGEST_TEXT // max_bytes)
+            texts += [json_text.write(chunk[at : at + few]) for at in range(0, len(chunk), few)]
+        return texts
+
+    def loads(self, text: str) -> dict[str, Any]:
+        """Read stored text back into keyword arguments of the declared types."""
+        try:
+            values = json_text.read(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._damaged(f"are not JSON that can be read ({error})") from error
+        return self.decode(values)
+
+    def decode(self, values: Any) -> dict[str, Any]:
+        """Turn plain JSON data, as stored, into keyword arguments of the declared types."""
+        if type(values) is not dict:
+            raise self._damaged(f"are a JSON {type(values).__name__}, not an object")
+        if values.keys() != self._codecs.keys():
+            self._check_names(values)
+        natives = self._natives
+        for name, value in values.items():
+            if type(value) not in natives[name]:
+                return {each: self._decode_one(each, value) for each, value in values.items()}
+        return values
+
+    def _encode_one(self, name: str, value: Any) -> Any:
+        codec = self._codecs[name]
+        try:
+            encoded = codec.encode(value)
+            if codec.is_unbounded and nests_too_deep(encoded):
+                raise Refusal(TOO_DEEP)
+        except Refusal as refusal:
+            kind = ArgumentsError if isinstance(refusal, WrongType) else PayloadError
+            raise kind(self._said(name, refusal)) from refusal.__cause__
+        except RecursionError:
+            raise PayloadError(self._said(name, Refusal(TOO_DEEP))) from None
+        except Exception as error:  # to look at an application's object is to run its code
+            reason = f"cannot be read: looking at it raised {type(error).__name__}"
+            raise PayloadError(self._said(name, Refusal(reason))) from error
+        return encoded
+
+    def _decode_one(self, name: str, value: Any) -> Any:
+        codec = self._codecs[name]
+        try:
+            if codec.is_unbounded and nests_too_deep(value):
+                raise Refusal(TOO_DEEP)
+            return codec.decode(value)
+        except Refusal as refusal:
+            said = self._said(name, refusal, noun="stored argument")
+            raise PayloadError(said) from refusal.__cause__
+        except RecursionError:
+            said = self._said(name, Refusal(TOO_DEEP), noun="stored argument")
+            raise PayloadError(said) from None
+        except Exception as error:  # a validator is the application's code
+            reason = Refusal(f"cannot be built: its type raised {type(error).__name__}")
+            raise PayloadError(self._said(name, reason, noun="stored argument")) from error
+
+    def _check_names(self, values: dict[str, Any]) -> None:
+        for name in sorted(values.keys() - self._codecs.keys()):
+            raise self._damaged(
+                f"name {name[:60]!a}, which the task does not take: the job was enqueued for "
+                "another version of it; keep the parameter, with a default, until such jobs ended"
+            )
+        for name in sorted(self._signature.required - values.keys()):
+            raise self._damaged(
+                f"have no {name!r}: the job was enqueued before the parameter was added; "
+                "give it a default"
+            )
+
+    def _find_fault(self, encoded: dict[str, Any]) -> None:
+        for name, value in encoded.items():
+            try:
+                JsonCopy().of(value)
+            except Refusal as refusal:
+                raise PayloadError(self._said(name, refusal)) from None
+
+    # An error's cause is that of the refusal: what a constructor of the application raised, if any.
+    def _said(self, name: str, refusal: Refusal, *, noun: str = "argument") -> str:
+        return f"task {self.task_name}: {noun} {name}{refusal.path} {refusal.reason}"
+
+    def _damaged(self, what: str) -> PayloadError:
+        return PayloadError(f"task {self.task_name}: the stored arguments {what}")
+
+    def _too_large(self, encoded: dict[str, Any], size: int, max_bytes: int) -> PayloadError:
+        sizes = {name: len(json_text.write(value)) for name, value in encoded.items()}
+        largest = max(sizes, key=lambda name: sizes[name], default="")
+        return PayloadError(
+            f"task {self.task_name}: the arguments are {size:,} bytes as JSON, over the limit of "
+            f"{max_bytes:,}; the largest is {largest!r}: keep it in a table and pass its id, or "
+            "raise the limit with PgQueue(max_payload_bytes=...)"
+        )
+
+
+def in_batch(error: Exception, index: int) -> str:
+    """The words of an error, and which call of a batch it is about."""
+    return f"{error} (call {index} of the batch, counted from 0)"
+
+
+def _of_batch(do: Callable[[Any], T], calls: Iterable[Any], first_index: int = 0) -> list[T]:
+    done: list[T] = []
+    try:
+        for call in calls:
+            done.append(do(call))
+    except (ArgumentsError, PayloadError) as error:
+        raise type(error)(in_batch(error, first_index + len(done))) from error
+    return done

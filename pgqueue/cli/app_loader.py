@@ -1,0 +1,171 @@
+"""Finds the application's PgQueue, or makes one on a URL."""
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import reduce
+from types import ModuleType
+from typing import Any, Protocol
+
+import click
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.orm import Session
+
+from pgqueue import schema
+from pgqueue.cli.refusals import one_line
+from pgqueue.connections.opening import DRIVER
+from pgqueue.errors import NotBound
+from pgqueue.job_queue import PgQueue
+
+
+class Choice(Protocol):
+    """What the command line has said of the application and of its database."""
+
+    app: str | None
+    url: str | None
+    url_of_environment: str | None
+    queue: PgQueue | None
+
+
+@contextmanager
+def opened(queue: PgQueue) -> Iterator[Session]:
+    """A session on tables that this code can work with."""
+    with queue.session() as session:
+        # Whatever the application's engine defaults to: an operator's steps expect to see what
+        # others have committed meanwhile.
+        read_committed = {"isolation_level": "READ COMMITTED"}
+        schema.verify(session.connection(execution_options=read_committed))
+        yield session
+
+
+def application(given: Choice) -> PgQueue:
+    """The queue of --app: on the database of --url, else its own, else that of PGQUEUE_URL."""
+    if given.queue is not None:
+        return given.queue
+    if given.app is None:
+        raise click.UsageError(
+            "This needs your application: say --app module:queue, or set PGQUEUE_APP"
+        )
+    queue = find_queue(given.app)
+    url = given.url or (None if _is_bound(queue) else given.url_of_environment)
+    if url is not None:
+        queue.bind(_on_postgres(url))
+    return queue
+
+
+def database(given: Choice) -> PgQueue:
+    """A queue on the database of --url, or on that of --app."""
+    if given.queue is not None or (given.url is None and given.app is not None):
+        return application(given)
+    if url := given.url or given.url_of_environment:
+        return PgQueue(_on_postgres(url))
+    raise click.UsageError(
+        "Which database? Say --url postgresql://user@host/database or --app module:queue"
+    )
+
+
+def find_queue(app: str) -> PgQueue:
+    """Import ``module:queue``; the queue may be dotted, a function that returns it, or left out."""
+    module_name, _, path = app.partition(":")
+    if not module_name:
+        raise click.ClickException(f"--app {app!r} names no module; write it as shop.jobs:queue")
+    module = _imported(module_name)
+    if not path:
+        return _only_queue_in(module)
+    found = _attribute(module, path)
+    if inspect.isroutine(found):
+        found = _made_by(found, app)
+    if not isinstance(found, PgQueue):
+        raise click.ClickException(
+            f"{app} is {type(found).__name__}, not a PgQueue, nor a function that returns one"
+        )
+    return found
+
+
+def _is_bound(queue: PgQueue) -> bool:
+    try:
+        queue.sessions  # noqa: B018  # raises when it is not
+    except NotBound:
+        return False
+    return True
+
+
+def _on_postgres(url: str) -> str:
+    """The same database by psycopg, which is always installed, whatever driver the URL names."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
+        raise click.ClickException(  # without the URL, which may hold a password
+            "This is no URL of a database; one looks like postgresql://user@host/database"
+        ) from error
+    if parsed.get_backend_name() not in ("postgresql", "postgres"):
+        raise click.ClickException(
+            f"pgqueue works in PostgreSQL, and this URL is for {parsed.get_backend_name()}; "
+            "one looks like postgresql://user@host/database"
+        )
+    return parsed.set(drivername=DRIVER).render_as_string(hide_password=False)
+
+
+def _imported(module_name: str) -> ModuleType:
+    # As `python -m` does: an application in the current directory need not be installed.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        # What an application prints must not come between a program and its JSON.
+        with redirect_stdout(sys.stderr):
+            return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise click.ClickException(
+                f"There is no module {module_name!r} here; run this where `python -c 'import "
+                f"{module_name}'` works"
+            ) from error
+        raise _not_imported(module_name, error) from error
+    except (Exception, SystemExit) as error:  # an application may raise anything
+        raise _not_imported(module_name, error) from error
+
+
+def _not_imported(module_name: str, error: BaseException) -> click.ClickException:
+    return click.ClickException(f"Importing {module_name} failed: {_raised(error)}")
+
+
+def _raised(error: BaseException) -> str:
+    """The end of the application's traceback, and how to see all of it."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    at = f"{where.filename}:{where.lineno}"
+    if isinstance(error, SyntaxError) and error.filename:
+        at = f"{error.filename}:{error.lineno}"
+    return f"{type(error).__name__}: {one_line(error)} (in {at}; -v shows the whole traceback)"
+
+
+def _only_queue_in(module: ModuleType) -> PgQueue:
+    queues = {name: value for name, value in vars(module).items() if isinstance(value, PgQueue)}
+    if len({id(queue) for queue in queues.values()}) == 1:
+        return next(iter(queues.values()))
+    found = f"holds {', '.join(sorted(queues))}" if queues else "holds no PgQueue"
+    raise click.ClickException(
+        f"{module.__name__} {found}; say which one, as in --app {module.__name__}:queue"
+    )
+
+
+def _attribute(module: ModuleType, path: str) -> Any:
+    try:
+        return reduce(getattr, path.split("."), module)
+    except AttributeError as error:
+        raise click.ClickException(
+            f"{module.__name__} has no {path!r}; --app names the PgQueue in it, as in "
+            f"{module.__name__}:queue"
+        ) from error
+
+
+def _made_by(factory: Any, app: str) -> Any:
+    try:
+        with redirect_stdout(sys.stderr):
+            return factory()
+    except (Exception, SystemExit) as error:  # an application may raise anything
+        raise click.ClickException(f"Calling {app} failed: {_raised(error)}") from error

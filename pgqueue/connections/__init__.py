@@ -1,0 +1,1 @@
+"""Connections: how they are opened, set up, watched and given up."""

@@ -1,0 +1,258 @@
+"""What is kept of an attempt: its error in words, its result as JSON data."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from traceback import StackSummary, walk_tb
+from types import FrameType, TracebackType
+from typing import Any
+
+from pgqueue.arguments.json_copy import TOO_DEEP, JsonCopy, is_model
+from pgqueue.arguments.refusals import Refusal
+from pgqueue.arguments.scalars import SPELLED
+from pgqueue.outcomes import ErrorReport
+from pgqueue.redaction import redacted
+
+MAX_MESSAGE_BYTES = 8 * 1024
+MAX_TRACEBACK_BYTES = 32 * 1024
+MAX_RESULT_BYTES = 1024 * 1024
+UNKEPT = "unserialisable_result"
+
+_MAX_TYPE_BYTES = 500
+_MAX_FRAMES = 60
+_MAX_ERRORS = 16
+"""How many errors of one chain, and how many parts of one group, are told."""
+
+_CAUSED = "\nThe above exception was the direct cause of the following exception:\n\n"
+_HANDLED = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+Secrets = Sequence[str]
+Tell = Callable[[BaseException], str]
+
+# PostgreSQL's text and jsonb hold neither NUL nor half a surrogate pair.
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_REPLACEMENT = "\ufffd"
+
+
+def report(error: BaseException, *, secrets: Secrets = ()) -> ErrorReport:
+    """Put an error into words that can be stored, whatever the error does to prevent it."""
+    return ErrorReport(
+        type=_safely(_type_name, error, _MAX_TYPE_BYTES),
+        message=_safely(str, error, MAX_MESSAGE_BYTES, secrets),
+        traceback=_safely(partial(_traceback_of, secrets), error, MAX_TRACEBACK_BYTES, secrets),
+    )
+
+
+def storable_result(value: Any) -> Any:
+    """Turn what a handler returned into JSON data, or into a note of why it cannot be kept.
+
+    The job has succeeded: whatever it returned, that stands.
+    """
+    if value is None or value is True or value is False:
+        return value
+    try:
+        kept = _Result().of(value)
+        text = json.dumps(kept, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        if len(text.encode()) > MAX_RESULT_BYTES:
+            raise Refusal(_TOO_LARGE)
+    except Refusal as refusal:
+        return _unkept(value, refusal.reason)
+    except RecursionError:
+        return _unkept(value, TOO_DEEP)
+    except Exception as error:  # to look at an application's object is to run its code
+        return _unkept(value, f"looking at it raised {type(error).__name__}")
+    return kept
+
+
+def storable_words(words: object, *, secrets: Secrets = ()) -> str:
+    """What a handler says of its end, as text that can be stored, whatever it is."""
+    return _safely(lambda _: str(words), Exception(), MAX_MESSAGE_BYTES, secrets)
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    module = kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
+def _safely(tell: Tell, error: BaseException, max_bytes: int, secrets: Secrets = ()) -> str:
+    try:
+        return _capped(str.__str__(tell(error)), max_bytes, secrets)
+    except BaseException as failure:  # __str__ is the application's code, and may even exit
+        return f"(untold: asking for it raised {type(failure).__name__})"
+
+
+def _traceback_of(secrets: Secrets, error: BaseException) -> str:
+    return "".join(_told(error, secrets))
+
+
+def _told(error: BaseException, secrets: Secrets) -> Iterator[str]:
+    """Tell an error as Python does: what led to it first, the parts of a group last."""
+    for cause, link in reversed(_chain_before(error)):
+        yield from _one(cause, secrets)
+        yield link
+    yield from _one(error, secrets)
+    for place, part in _parts_of(error):
+        yield f"\nPart {place} of the group:\n"
+        yield from _one(part, secrets)
+
+
+def _chain_before(error: BaseException) -> list[tuple[BaseException, str]]:
+    chain: list[tuple[BaseException, str]] = []
+    seen = {id(error)}
+    while len(chain) < _MAX_ERRORS:
+        if error.__cause__ is not None:
+            before, link = error.__cause__, _CAUSED
+        elif error.__context__ is not None and not error.__suppress_context__:
+            before, link = error.__context__, _HANDLED
+        else:
+            break
+        if id(before) in seen:
+            break
+        seen.add(id(before))
+        chain.append((before, link))
+        error = before
+    return chain
+
+
+def _parts_of(error: BaseException) -> list[tuple[str, BaseException]]:
+    """List the parts of a group and of the groups in it, without recursion: they may be deep."""
+    parts: list[tuple[str, BaseException]] = []
+    waiting = [("", error)]
+    while waiting and len(parts) <= _MAX_ERRORS:
+        place, group = waiting.pop(0)
+        if isinstance(group, BaseExceptionGroup):
+            found = [
+                (f"{place}{number}", part)
+                for number, part in enumerate(group.exceptions[:_MAX_ERRORS], start=1)
+            ]
+            parts += found
+            waiting += [(f"{name}.", part) for name, part in found]
+    return parts[:_MAX_ERRORS]
+
+
+def _one(error: BaseException, secrets: Secrets) -> Iterator[str]:
+    if error.__traceback__ is not None:
+        yield "Traceback (most recent call last):\n"
+        yield from _frames(error.__traceback__)
+    message = _safely(str, error, MAX_MESSAGE_BYTES, secrets)
+    name = _type_name(error)
+    yield f"{name}: {message}\n" if message else f"{name}\n"
+    notes = getattr(error, "__notes__", None)
+    for note in notes[:_MAX_ERRORS] if isinstance(notes, list) else ():
+        if isinstance(note, str):
+            yield _capped(note, MAX_MESSAGE_BYTES, secrets) + "\n"
+
+
+def _frames(traceback: TracebackType) -> Iterator[str]:
+    frames = _from_the_handler(list(walk_tb(traceback)))
+    left_out = len(frames) - _MAX_FRAMES
+    if left_out <= 0:
+        yield from _lines(frames)
+        return
+    yield from _lines(frames[: _MAX_FRAMES // 2])
+    yield f"  ... {left_out} frames left out ...\n"
+    yield from _lines(frames[-_MAX_FRAMES // 2 :])
+
+
+def _lines(frames: Iterable[tuple[FrameType, int]]) -> list[str]:
+    # Never the local variables: they hold what the application keeps secret.
+    return StackSummary.extract(frames, capture_locals=False).format()
+
+
+def _from_the_handler(frames: list[tuple[FrameType, int]]) -> list[tuple[FrameType, int]]:
+    """Leave out the frames that lead from the worker to the handler."""
+    for index, (frame, _) in enumerate(frames):
+        if not str(frame.f_globals.get("__name__")).startswith("pgqueue."):
+            return frames[index:]
+    return frames
+
+
+def _storable(text: str) -> str:
+    return _UNSTORABLE.sub(_REPLACEMENT, text)
+
+
+def _capped(text: str, max_bytes: int, secrets: Secrets) -> str:
+    """Keep the head and the tail of a text, cutting before anything is copied.
+
+    More is redacted than is kept: half of a secret at a cut would be no match.
+    """
+    if len(text) <= max_bytes:
+        whole = _storable(redacted(text, secrets))
+        if len(whole.encode()) <= max_bytes:
+            return whole
+    gap = f"\n... {len(text):,} characters in all ...\n"
+    half = (max_bytes - len(gap)) // 2
+    head = _storable(redacted(text[: 4 * half], secrets)[:half]).encode()[:half]
+    tail = _storable(redacted(text[-4 * half :], secrets)[-half:]).encode()[-half:]
+    return head.decode(errors="ignore") + gap + tail.decode(errors="ignore")
+
+
+_TOO_LARGE = f"larger than {MAX_RESULT_BYTES:,} bytes as JSON"
+
+
+def _unkept(value: Any, reason: str) -> dict[str, str]:
+    return {UNKEPT: _storable(f"{type(value).__name__}: {reason}")}
+
+
+class _Result(JsonCopy):
+    """A copy of a result, given up as soon as it is larger than a result may be.
+
+    Unlike an argument it has no annotation to be checked against, and nobody to convert it: it is
+    written by the types it has, and text that cannot be stored is mended.
+    """
+
+    __slots__ = ("_room",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._room = MAX_RESULT_BYTES
+
+    def of(self, value: Any) -> Any:
+        self._take(1)
+        return super().of(value)
+
+    def other(self, value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, Enum):
+            return self.of(value.value)
+        if is_dataclass(kind):
+            return self.mapping({field.name: getattr(value, field.name) for field in fields(kind)})
+        if is_model(kind):
+            return self.of(value.model_dump(mode="json"))
+        raise Refusal(f"{kind.__name__} has no form in JSON")
+
+    def text(self, value: str) -> str:
+        value = str.__str__(value)
+        self._take(len(value))
+        return _storable(value)
+
+    def integer(self, value: int) -> int:
+        whole = super().integer(value)
+        self._take(whole.bit_length() // 4)
+        return whole
+
+    def _take(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            raise Refusal(_TOO_LARGE)
+
+
+def _spelled(write: Callable[[Any], str]) -> Callable[[_Result, Any], str]:
+    return lambda copy, value: copy.text(write(value))
+
+
+def _array(kind: Any) -> Callable[[_Result, Any], list[Any]]:
+    return lambda copy, value: copy.array(list(kind.__iter__(value)))
+
+
+_Result.writers = {
+    **JsonCopy.writers,
+    str: _Result.text,
+    int: _Result.integer,
+    **{kind: _spelled(write) for kind, write in SPELLED.items()},
+    **{kind: _array(kind) for kind in (tuple, set, frozenset)},
+}

@@ -1,0 +1,27 @@
+"""The jobs that have ended without success."""
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, CheckConstraint, Index, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from pgqueue.models.base import Base
+
+
+class DeadLetter(Base):
+    """One job that ended failed or cancelled.
+
+    Kept apart because an index on ``jobs.outcome`` would cost every success its HOT update.
+    """
+
+    __tablename__ = "dead_letters"
+    __table_args__ = (
+        CheckConstraint("outcome IN ('failed', 'cancelled')", name="dead_letters_outcome"),
+        Index("dead_letters_by_outcome", "outcome", "job_id"),
+    )
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    outcome: Mapped[str]
+    queue: Mapped[str]
+    task: Mapped[str]
+    finished_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))

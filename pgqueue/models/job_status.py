@@ -1,0 +1,261 @@
+"""Where a job stands, as an attribute that can be loaded, compared, grouped and ordered."""
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Enum,
+    Select,
+    and_,
+    any_,
+    case,
+    exists,
+    false,
+    func,
+    literal_column,
+    not_,
+    or_,
+    select,
+    true,
+    type_coerce,
+    union_all,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import ColumnProperty
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
+from sqlalchemy.sql.visitors import InternalTraversal, iterate
+
+from pgqueue.errors import OptionError
+from pgqueue.models.dead_letter import DeadLetter
+from pgqueue.models.lease import Lease
+from pgqueue.models.message_queue import MessageQueue
+
+
+class JobStatus(StrEnum):
+    """Where a job stands.  The last three are final, unless it is requeued."""
+
+    PENDING = "pending"
+    """It has a message: it may start, now or from ``run_at``."""
+    RUNNING = "running"
+    """It has a lease: a worker runs it, or has claimed it ahead and starts it next."""
+    BLOCKED = "blocked"
+    """It waits for something other than time.  Nothing in this version makes a job wait so."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+STATUS_TYPE: Any = Enum(  # Any: the stubs type every Enum as str
+    JobStatus,
+    native_enum=False,
+    create_constraint=False,
+    values_callable=lambda statuses: [status.value for status in statuses],
+)
+
+
+def status_of(
+    id: Any, outcome: Any, queue: Any, priority: Any, run_at: Any
+) -> ColumnElement[JobStatus]:
+    """The status as an expression over one ``jobs`` row.
+
+    A lease wins over a message: after a crash in transaction mode a job has both.  Labels are
+    literals because GROUP BY does not recognise the expression when they are bound.
+    """
+    leased = exists().where(Lease.target_id == id)
+    messaged = _messaged(id, queue, priority, run_at)
+    place = case(
+        (outcome.is_not(None), outcome),
+        (leased, literal_column("'running'")),
+        (messaged, literal_column("'pending'")),
+        else_=literal_column("'blocked'"),
+    )
+    return type_coerce(place, STATUS_TYPE)
+
+
+def _messaged(id: Any, queue: Any, priority: Any, run_at: Any) -> ColumnElement[bool]:
+    """Whether the job has a message, by a look at no more than ten.
+
+    The index leads to all messages of the same moment, which may be a million.  Where ten do not
+    show the job, it is taken to be among the others: only damage leaves a job without a message.
+    """
+    same_moment = (
+        select(MessageQueue.target_id)
+        .where(
+            MessageQueue.queue == queue,
+            MessageQueue.priority == priority,
+            MessageQueue.run_at == run_at,
+        )
+        .order_by(MessageQueue.id)  # or the planner would look for ten by a scan
+    )
+    ten = same_moment.limit(literal_column("10")).scalar_subquery()
+    return or_(id == any_(func.array(ten)), same_moment.offset(literal_column("9")).exists())
+
+
+class StatusComparator(ColumnProperty.Comparator[JobStatus]):
+    """Rewrites a comparison with a status, so that it costs neither the history nor the backlog.
+
+    A statement whose only way to its jobs is the status starts at the narrow tables:
+    ``Job.status == "running"`` reads ``leases``, and then those jobs by primary key.  In any
+    other statement, as one that joins other tables, each job it meets is asked where it stands.
+    Only a comparison that asks for succeeded jobs, alone or among others, reads ``jobs`` itself.
+    """
+
+    def operate(self, op: Any, *other: Any, **kwargs: Any) -> ColumnElement[Any]:
+        job = self._parententity.entity
+        if op is operators.eq or op is operators.is_:
+            return _stands_in(job, _statuses(other))
+        if op is operators.in_op:
+            return _stands_in(job, _statuses(other[0]))
+        if op is operators.ne or op is operators.is_not:
+            return _stands_in(job, frozenset(JobStatus) - _statuses(other))
+        if op is operators.not_in_op:
+            return _stands_in(job, frozenset(JobStatus) - _statuses(other[0]))
+        return super().operate(op, *other, **kwargs)
+
+
+class Standing(ColumnElement[bool]):
+    """A comparison in two forms; the statement it is compiled in decides between them.
+
+    No form serves both uses.  An array of all that wait costs the backlog wherever it is read.
+    A semi-join leaves the choice to the planner, which scans ``jobs`` for ten waiting jobs when
+    its statistics remember a million.
+    """
+
+    inherit_cache = True
+    type = Boolean()
+    _traverse_internals = [
+        ("from_narrow_tables", InternalTraversal.dp_clauseelement),
+        ("by_row", InternalTraversal.dp_clauseelement),
+    ]
+
+    def __init__(
+        self, from_narrow_tables: ColumnElement[bool], by_row: ColumnElement[bool]
+    ) -> None:
+        self.from_narrow_tables = from_narrow_tables
+        self.by_row = by_row
+
+    @property
+    def _from_objects(self) -> Any:
+        return self.by_row._from_objects
+
+    def _negate(self) -> ColumnElement[Any]:
+        return not_(self.by_row)  # the others are the many
+
+
+@compiles(Standing)
+def _compile(standing: Standing, compiler: SQLCompiler, **kwargs: Any) -> str:
+    is_alone = _is_only_way_to_jobs(standing, compiler)
+    chosen = standing.from_narrow_tables if is_alone else standing.by_row
+    return f"({compiler.process(chosen, **kwargs)})"
+
+
+def _is_only_way_to_jobs(standing: Standing, compiler: SQLCompiler) -> bool:
+    """Whether the statement reads ``jobs`` alone, and neither by key nor by a row outside it."""
+    around: Any = compiler.stack[-1] if compiler.stack else {}
+    where = getattr(around.get("selectable"), "whereclause", None)
+    if where is None or not any(part is standing for part in iterate(where)):
+        return False
+    tables = set(where._from_objects) | set(around["asfrom_froms"])
+    return len(tables) == 1 and not any(_is_by_key(part) for part in _conjuncts(where))
+
+
+def _conjuncts(where: ColumnElement[Any]) -> Iterator[ColumnElement[Any]]:
+    if isinstance(where, BooleanClauseList) and where.operator is operators.and_:
+        for part in where.clauses:
+            yield from _conjuncts(part)
+    else:
+        yield where
+
+
+def _is_by_key(part: ColumnElement[Any]) -> bool:
+    if not isinstance(part, BinaryExpression):
+        return False
+    is_exact = part.operator is operators.eq or part.operator is operators.in_op
+    keys = {getattr(side, "key", None) for side in (part.left, part.right)}
+    return is_exact and not keys.isdisjoint({"id", "held_unique_key"})
+
+
+def _statuses(values: Iterable[Any]) -> frozenset[JobStatus]:
+    try:
+        return frozenset(JobStatus(value) for value in values)
+    except (ValueError, TypeError):
+        allowed = ", ".join(JobStatus)
+        raise OptionError(
+            f"Job.status is compared with {values!r}; a job's status is one of {allowed}"
+        ) from None
+
+
+def _stands_in(job: Any, statuses: frozenset[JobStatus]) -> ColumnElement[bool]:
+    if not statuses - {JobStatus.BLOCKED}:
+        return false()
+    if JobStatus.SUCCEEDED in statuses:
+        return _by_row(job, statuses)
+    return Standing(_from_narrow_tables(job, statuses), _by_row(job, statuses))
+
+
+def _from_narrow_tables(job: Any, statuses: frozenset[JobStatus]) -> ColumnElement[bool]:
+    """An array, not IN: it is read once, and then jobs by primary key, whatever the statistics."""
+    ids = union_all(*(_IDS[status] for status in JobStatus if status in statuses & _IDS.keys()))
+    among: ColumnElement[bool] = job.id == any_(func.array(ids.scalar_subquery()))
+    unfinished = [] if statuses <= _ENDED else [job.outcome.is_(None)]
+    return and_(among, or_(*unfinished, *_ended_as(job, statuses)))
+
+
+def _by_row(job: Any, statuses: frozenset[JobStatus]) -> ColumnElement[bool]:
+    # Leases and dead letters are probed by a condition that stands alone, not beneath an OR:
+    # where the rest of a statement selects little, the planner may start at them.
+    if not statuses & _ENDED:
+        return and_(job.outcome.is_(None), _unfinished_as(job, statuses))
+    # Never NULL, or a negation would lose the unfinished.
+    ended = and_(job.outcome.is_not(None), or_(*_ended_as(job, statuses)))
+    if statuses <= _DEAD:
+        return and_(ended, exists().where(DeadLetter.job_id == job.id))
+    if statuses <= _ENDED:
+        return ended
+    return or_(and_(job.outcome.is_(None), _unfinished_as(job, statuses)), ended)
+
+
+def _ended_as(job: Any, statuses: frozenset[JobStatus]) -> list[ColumnElement[bool]]:
+    # Literals: the planner knows how many jobs ended so.
+    return [job.outcome == literal_column(f"'{one.value}'") for one in sorted(statuses & _ENDED)]
+
+
+def _unfinished_as(job: Any, statuses: frozenset[JobStatus]) -> ColumnElement[bool]:
+    """Whether an unfinished job stands so; asks no more than it has to.
+
+    Nothing makes a job wait as BLOCKED yet, so no waiting job is asked in order to find one.
+    """
+    leased = exists().where(Lease.target_id == job.id)
+    messaged = _messaged(job.id, job.queue, job.priority, job.run_at)
+    is_blocked_meant = JobStatus.BLOCKED in statuses
+    match [JobStatus.RUNNING in statuses, JobStatus.PENDING in statuses]:
+        case [True, True]:
+            return true() if is_blocked_meant else or_(leased, messaged)
+        case [True, False]:
+            return leased
+        case [False, True]:
+            return ~leased if is_blocked_meant else and_(~leased, messaged)
+        case _:
+            return false()
+
+
+def _dead(outcome: JobStatus) -> Select[int]:
+    return select(DeadLetter.job_id).where(
+        DeadLetter.outcome == literal_column(f"'{outcome.value}'")
+    )
+
+
+_DEAD = frozenset({JobStatus.FAILED, JobStatus.CANCELLED})
+_ENDED = _DEAD | {JobStatus.SUCCEEDED}
+_LEASED = exists().where(Lease.target_id == MessageQueue.target_id)
+_IDS: dict[JobStatus, Select[Any]] = {
+    JobStatus.PENDING: select(MessageQueue.target_id).where(~_LEASED),
+    JobStatus.RUNNING: select(Lease.target_id),
+    JobStatus.FAILED: _dead(JobStatus.FAILED),
+    JobStatus.CANCELLED: _dead(JobStatus.CANCELLED),
+}

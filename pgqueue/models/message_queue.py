@@ -1,0 +1,44 @@
+"""The narrow tables a worker lives on: messages and leases; and what failed attempts leave."""
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, CheckConstraint, Identity, SmallInteger, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from pgqueue.models.base import STARTS_IN_TIME, Base
+
+
+class MessageQueue(Base):
+    """One runnable attempt: job ``target_id`` may start from ``run_at``.
+
+    Inserted and deleted, never updated.  The primary key is the order of the claim and the
+    only index: a claim reaches its messages by one index scan per (queue, priority).
+    """
+
+    __tablename__ = "message_queue"
+    # One row that a claim cannot count on would fail the claim of all: they are refused here.
+    # A crash may add to an attempt that was the last, hence the room above jobs.max_attempts.
+    __table_args__ = (
+        CheckConstraint("priority BETWEEN 0 AND 9", name="message_queue_priority"),
+        CheckConstraint(STARTS_IN_TIME, name="message_queue_run_at"),
+        CheckConstraint("attempt BETWEEN 0 AND 31000", name="message_queue_attempt"),
+        CheckConstraint("crashes BETWEEN 0 AND 31000", name="message_queue_crashes"),
+    )
+
+    queue: Mapped[str] = mapped_column(primary_key=True)
+    priority: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
+    run_at: Mapped[datetime] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+
+    target_id: Mapped[int] = mapped_column(BigInteger)
+    task: Mapped[str]
+    """Copied from the job, so that a worker claims only the tasks it knows."""
+
+    attempt: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    """Attempts already used up; the attempt this message permits is the next one."""
+
+    crashes: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    """How often an attempt took its worker down with it."""
+
+    alone: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Never claimed ahead of a free slot: the death of its worker would cost it too much."""

@@ -1,0 +1,18 @@
+"""The version of the tables."""
+
+from sqlalchemy import CheckConstraint, Integer, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from pgqueue.models.base import Base
+
+
+class SchemaVersion(Base):
+    """The one row that says which revision the tables have, whichever history brought it."""
+
+    __tablename__ = "schema_version"
+    __table_args__ = (CheckConstraint("only_row", name="schema_version_only_row"),)
+
+    only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
+    version: Mapped[int] = mapped_column(Integer)
+    oldest_code: Mapped[int] = mapped_column(Integer)
+    """The lowest version a running worker may have been written for."""

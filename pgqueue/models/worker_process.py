@@ -1,0 +1,29 @@
+"""The cold tables: who works, what is switched off, which version the tables have."""
+
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import Integer, SmallInteger, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from pgqueue.models.base import Base
+
+
+class WorkerProcess(Base):
+    """One start of one worker process.  The id is random: a host name that comes back is not
+    the process that left."""
+
+    __tablename__ = "workers"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    hostname: Mapped[str]
+    pid: Mapped[int] = mapped_column(Integer)
+    backend_pid: Mapped[int] = mapped_column(Integer)
+    """The server process of the connection that beats and holds the advisory lock."""
+
+    queues: Mapped[list[str]]
+    slots: Mapped[int] = mapped_column(SmallInteger)
+    started_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
+    heartbeat_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
+    dead_at: Mapped[datetime | None]
+    """Set by a rescuer.  From then on this id neither beats nor claims."""

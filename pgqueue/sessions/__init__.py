@@ -1,0 +1,1 @@
+"""The application's Session, the handler's, and the door for AsyncSession."""

@@ -1,0 +1,97 @@
+"""The caller's transaction: pgqueue joins it, and never ends it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, TwoPhaseTransaction
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.orm import Session, scoped_session
+
+from pgqueue.connections.autocommit import refuse_autocommit
+from pgqueue.errors import ArgumentsError, NotBound, SchemaMissing, SchemaTooOld
+from pgqueue.models import Job
+from pgqueue.models.base import SCHEMA
+
+UNDEFINED_TABLE = "42P01"
+UNDEFINED_COLUMN = "42703"
+
+
+def sync_session(session: Any, where: str) -> Session:
+    """The Session itself, also when it is scoped."""
+    if isinstance(session, scoped_session):
+        session = session()
+    if isinstance(session, Session):
+        return session
+    raise ArgumentsError(
+        f"{where}: the first argument is the Session whose transaction this joins, not "
+        f"{_named(session)}; with an AsyncSession use the method that ends in _async, or "
+        "await session.run_sync(...), and to enqueue without a session use delay(...)"
+    )
+
+
+def joined(session: Session, where: str) -> Connection:
+    """The connection by which the transaction of a session writes jobs."""
+    try:
+        connection = session.connection(bind_arguments={"mapper": Job})
+    except UnboundExecutionError as error:
+        raise NotBound(
+            f"{where}: this Session has no engine for jobs; make it with bind=engine, or with "
+            "{Job: engine} among its binds"
+        ) from error
+    if connection.dialect.name != "postgresql":
+        raise ArgumentsError(
+            f"{where}: this Session writes to {connection.dialect.name}, and jobs live in "
+            "PostgreSQL; give a Session on that database, or {Job: engine} among its binds"
+        )
+    return connection
+
+
+def executor(session: Any, where: str = "this call") -> Connection:
+    """What an operator's session, or connection, sends its statements by."""
+    if isinstance(session, Connection):
+        return session
+    return joined(sync_session(session, where), where)
+
+
+def in_transaction(session: Any, where: str) -> Connection:
+    """The same for what takes several statements."""
+    connection = executor(session, where)
+    refuse_autocommit(connection, where)
+    return connection
+
+
+def may_notify(connection: Connection) -> bool:
+    """PostgreSQL does not prepare a transaction that has sent a notification."""
+    return not isinstance(connection.get_transaction(), TwoPhaseTransaction)
+
+
+@contextmanager
+def telling_failures() -> Iterator[None]:
+    """Say what to run where tables or columns are missing; and in no error a job's arguments."""
+    try:
+        yield
+    except DBAPIError as error:
+        error.hide_parameters = True
+        state = _sqlstate(error)
+        if state == UNDEFINED_TABLE:
+            raise SchemaMissing(f"There are no pgqueue tables {_UPGRADE}") from error
+        if state == UNDEFINED_COLUMN:
+            raise SchemaTooOld(f"There are only older pgqueue tables {_UPGRADE}") from error
+        raise
+
+
+_UPGRADE = (
+    f"in schema {SCHEMA} of this session's database. Run `pgqueue --app module:queue upgrade`, or "
+    "the migrations of the application where its own Alembic history brings them."
+)
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    # psycopg and asyncpg say sqlstate, psycopg2 says pgcode.
+    state: str | None = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    return state
+
+
+def _named(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

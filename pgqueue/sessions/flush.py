@@ -1,0 +1,96 @@
+"""The Job objects of a Session: loaded by an enqueue, or given their message by a flush."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, event, inspect, select
+from sqlalchemy.orm import Session, load_only, make_transient_to_detached
+from sqlalchemy.orm.attributes import set_committed_value
+
+from pgqueue.connections.autocommit import refuse_autocommit
+from pgqueue.models import Job, JobStatus
+from pgqueue.repository import Jobs, KeyHolder, raising_duplicate
+from pgqueue.sessions.callers import may_notify
+
+MADE_BY_HAND = "pgqueue.made_by_hand"
+WITHOUT_NOTIFY = "pgqueue.without_notify"
+"""In the ``info`` of a Job's state, which only the Job itself and its pickles have."""
+
+
+def loaded_job(id: int, run_at: datetime, created_at: datetime, **values: Any) -> Job:
+    """A Job that was inserted by a statement of ours, as a SELECT would load it."""
+    job = dispatch_at_flush(Job())  # a copy of it may be added
+    held = {"held_unique_key": values["unique_key"]}
+    vars(job).update(_AS_NEW, id=id, run_at=run_at, created_at=created_at, **values, **held)
+    # What is in its dict by now counts as loaded, and nothing as changed.
+    make_transient_to_detached(job)
+    return job
+
+
+_AS_NEW: dict[str, Any] = {
+    **dict.fromkeys(("outcome", "result", "last_error", "tags", "meta")),
+    **dict.fromkeys(("started_at", "finished_at", "cancel_requested_at")),
+    "status": JobStatus.PENDING,
+    "attempts": 0,
+    "snoozes": 0,
+}
+
+
+def held_job(session: Session, holding: KeyHolder) -> Job:
+    """The job that has a unique key; to a role that may only enqueue, what it may read of it."""
+    with session.no_autoflush:
+        if holding.is_readable:
+            return session.get_one(Job, holding.id)
+        one = select(Job).where(Job.id == holding.id).options(load_only(*READ_BY_ENQUEUERS))
+        return session.scalars(one).one()
+
+
+READ_BY_ENQUEUERS = (Job.id, Job.queue, Job.task, Job.priority, Job.run_at, Job.max_attempts)
+
+
+def dispatch_at_flush(job: Job, *, notify: bool = True) -> Job:
+    """Have the flush that inserts this new job insert its message too."""
+    info = inspect(job, raiseerr=True).info
+    del info[MADE_BY_HAND]
+    if not notify:
+        info[WITHOUT_NOTIFY] = True
+    return job
+
+
+@event.listens_for(Job, "init", propagate=True)
+def _mark_as_made_by_hand(job: Job, _args: Any, _values: Any) -> None:
+    # What is to have no message is marked, not what is to have one: merge() copies no mark, and
+    # constructs its copies in a way that comes by here as little as pickle's.
+    inspect(job, raiseerr=True).info[MADE_BY_HAND] = True
+
+
+def _gets_message(job: Job) -> bool:
+    # One that has ended is a copy of a row, of another database's, say.
+    return job.outcome is None and MADE_BY_HAND not in inspect(job, raiseerr=True).info
+
+
+@event.listens_for(Job, "before_insert", propagate=True)
+def _refuse_to_part_from_message(_mapper: Any, connection: Connection, job: Job) -> None:
+    if _gets_message(job):
+        refuse_autocommit(connection, f"task {job.task}: session.add(task.job(...))")
+        job.held_unique_key = None  # taken with the message, also by a copy
+
+
+@event.listens_for(Job, "after_insert", propagate=True)
+def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
+    if not _gets_message(job):
+        return  # PgQueue.check reports one that has not ended
+    is_quiet = WITHOUT_NOTIFY in inspect(job, raiseerr=True).info
+    notify = not is_quiet and may_notify(connection)
+    unique_key = job.unique_key
+
+    def dispatch() -> None:
+        Jobs(connection).dispatch(job.id, unique=unique_key is not None, notify=notify)
+
+    raising_duplicate(dispatch, job, unique_key)
+    set_committed_value(job, "held_unique_key", unique_key)
+
+
+@event.listens_for(Job, "before_delete", propagate=True)
+def _delete_belongings(_mapper: Any, connection: Connection, job: Job) -> None:
+    Jobs(connection).delete_belongings(job.id)

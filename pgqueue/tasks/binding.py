@@ -1,0 +1,103 @@
+"""What an enqueue is given, as it is stored: the arguments as JSON, and the unique key."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pgqueue.arguments.payload import Payload, in_batch
+from pgqueue.arguments.text import LARGEST_TEXT
+from pgqueue.errors import ArgumentsError, OptionError, PayloadError
+from pgqueue.options import Options, names_wanted_by, refuse_unknown_secrets, storable_key
+
+CHUNK = 1000
+"""Jobs to one statement of ``enqueue_many``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One call."""
+
+    args: dict[str, Any]
+    text: str
+    unique_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """Many calls; the texts are those of all, in their order, a statement each."""
+
+    args: list[dict[str, Any]]
+    texts: list[str]
+    unique_keys: list[str | None]
+    to_a_statement: int
+    """How many of them a statement may take, in whatever order."""
+
+
+class Arguments:
+    """Writes the arguments of one task; refuses what could not be read back."""
+
+    def __init__(self, payload: Payload, options: Options) -> None:
+        self._payload = payload
+        self._where = f"task {options.task}"
+        self._task_name = options.task
+        self._unique_key = options.unique_key
+        self._key_names: frozenset[str] = frozenset()
+        names = frozenset(payload.names)
+        refuse_unknown_secrets(options, names)
+        if callable(options.unique_key):
+            self._key_names = names_wanted_by(options.unique_key, options.task, names)
+
+    def of_call(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, max_bytes: int
+    ) -> Written:
+        values = self._payload.bind(args, kwargs)
+        encoded = self._payload.encode(values)
+        text = self._payload.dumps(encoded, max_bytes=max_bytes)
+        return Written(encoded, text, self._key(values))
+
+    def of_rows(self, rows: Any, *, max_bytes: int) -> WrittenRows:
+        """Every row before any is stored: a bad one at the end costs nothing."""
+        if not isinstance(rows, Iterable):
+            raise ArgumentsError(
+                f"{self._where}: the rows of enqueue_many are {type(rows).__name__}; give a list "
+                "with a tuple or a dict of arguments for each job"
+            )
+        bound = [self._bound(row, index) for index, row in enumerate(rows)]
+        encoded = self._payload.encode_many(bound)
+        texts = self._payload.dumps_chunks(encoded, rows=CHUNK, max_bytes=max_bytes)
+        keys = [self._key_of_row(values, index) for index, values in enumerate(bound)]
+        is_small = sum(map(len, texts)) <= LARGEST_TEXT
+        few = min(CHUNK, max(1, LARGEST_TEXT // max_bytes))
+        return WrittenRows(encoded, texts, keys, CHUNK if is_small else few)
+
+    def _bound(self, row: Any, index: int) -> dict[str, Any]:
+        try:
+            if isinstance(row, tuple):
+                return self._payload.bind(row, {})
+            if isinstance(row, Mapping):
+                return self._payload.bind((), row)
+        except ArgumentsError as error:
+            raise ArgumentsError(in_batch(error, index)) from error
+        raise ArgumentsError(
+            f"{self._where}: row {index} of enqueue_many is {type(row).__name__}; give a tuple "
+            "of positional arguments, as (7,), or a dict of arguments by name"
+        )
+
+    def _key(self, values: Mapping[str, Any]) -> str | None:
+        key = self._unique_key
+        if callable(key):
+            known = self._payload.with_defaults(values)
+            try:
+                key = key(**{name: known[name] for name in self._key_names})
+            except Exception as error:  # the application's code
+                raise OptionError(
+                    f"{self._where}: its unique_key function raised {type(error).__name__}; "
+                    "let it give a str, or None for a job that is not unique"
+                ) from error
+        return storable_key(key, self._task_name)
+
+    def _key_of_row(self, values: Mapping[str, Any], index: int) -> str | None:
+        try:
+            return self._key(values)
+        except (OptionError, PayloadError) as error:
+            raise type(error)(in_batch(error, index)) from error

@@ -1,0 +1,290 @@
+"""A task: a function that can be called here and now, or enqueued to be called later."""
+
+import copy
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
+
+from sqlalchemy import Connection, func
+from sqlalchemy.orm import Session, scoped_session
+
+from pgqueue.arguments import Payload
+from pgqueue.connections.autocommit import refuse_autocommit
+from pgqueue.context import Around, JobContext
+from pgqueue.models import Job
+from pgqueue.options import JobOptions, Options
+from pgqueue.redaction import is_secret
+from pgqueue.repository import Enqueued, Jobs, KeyHolder, NewJob
+from pgqueue.sessions import async_sessions
+from pgqueue.sessions.callers import joined, may_notify, sync_session, telling_failures
+from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job
+from pgqueue.statements.tables import clock
+from pgqueue.tasks.address import Address, importable_address
+from pgqueue.tasks.binding import Arguments, Written, WrittenRows
+from pgqueue.tasks.injection import Injection, injection_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Owner(Protocol):
+    """What a task asks of the queue it belongs to."""
+
+    notify: bool
+    max_payload_bytes: int
+
+    def autocommitting(self) -> AbstractContextManager[Connection]: ...
+
+    def session(self) -> Session: ...
+
+    def async_session(self) -> "AsyncSession": ...
+
+    def in_child(self, told: Mapping[str, str]) -> AbstractContextManager[object]: ...
+
+    def around_jobs(self) -> Around: ...
+
+
+class Task(Generic[P, R]):
+    """A function, its options, and the ways to have it run.
+
+    Calling the task runs the function here and now; everything else writes a job.
+    """
+
+    def __init__(self, function: Callable[..., R], options: Options, owner: Owner) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.name = options.task
+        self.injection: Injection = injection_of(function, task_name=self.name)
+        self.payload = Payload.of(
+            function,
+            task_name=self.name,
+            injected=len(self.injection.parameters),
+            hints=self.injection.hints,
+        )
+        self.address: Address | None = None
+        """Where a process of its own finds it, if it is to run in one."""
+        if options.executor == "process":
+            self.injection.refuse_process(self.name)
+            self.address = importable_address(function, self.name)
+        self.owner = owner
+        self.is_async = self.injection.is_async
+        self.is_transactional: bool
+        """Whether the handler's writes commit together with the job's completion."""
+        hints = self.injection.hints
+        secret = [name for name in self.payload.names if is_secret(hints.get(name))]
+        self._set_options(options.hiding(secret))
+
+    @property
+    def _where(self) -> str:
+        return f"task {self.name}"
+
+    @property
+    def settings(self) -> Options:
+        """The options of this task, with their defaults."""
+        return self._options
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here and now.
+
+        What pgqueue injects is a session of its own, which is committed when the function
+        returns and rolled back when it raises.
+        """
+        if not self.injection.parameters:
+            return self.function(*args, **kwargs)
+        if self.is_async:
+            return self._call_async(*args, **kwargs)  # type: ignore[return-value]  # R is the coroutine
+        with self.owner.session() as session, session.begin():
+            injected = self.injection.values(session=session, context=self._context(session))
+            return self.function(*injected, *args, **kwargs)
+
+    def enqueue(
+        self, session: "Session | scoped_session[Any]", /, *args: P.args, **kwargs: P.kwargs
+    ) -> Job:
+        """Enqueue a job in the caller's transaction; it runs if, and only after, that commits.
+
+        The job's rows are written at once and ``job.id`` is loaded; nothing else of the session
+        is flushed, and nothing is committed.  When an unfinished job of the queue holds the
+        unique key, that job is returned.  Raises ArgumentsError or PayloadError before anything
+        is written.
+        """
+        target = sync_session(session, self._where)
+        written = self._written(args, kwargs)
+        connection = joined(target, self._where)
+        with telling_failures():
+            found = Jobs(connection).enqueue(
+                self._new_on(connection), args=written.text, unique_key=written.unique_key
+            )
+        if isinstance(found, KeyHolder):
+            return held_job(target, found)
+        job = self._loaded_job(found, written)
+        # Its row is written and nothing is left for a flush, so a mapper event may do this too:
+        # SQLAlchemy warns of an add there, because what is new or changed would be missed.
+        Session.add(target, job, _warn=False)
+        return job
+
+    async def enqueue_async(
+        self,
+        session: "AsyncSession | async_scoped_session[Any]",
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Job:
+        """:meth:`enqueue` for an AsyncSession.
+
+        As with every object of an AsyncSession, read what you need of the job before you
+        commit, or make the session with ``expire_on_commit=False``.
+        """
+        actual = async_sessions.actual(session, self._where)
+        return await actual.run_sync(self.enqueue, *args, **kwargs)
+
+    def enqueue_many(
+        self,
+        session: "Session | scoped_session[Any]",
+        rows: Iterable[Sequence[Any] | Mapping[str, Any]],
+    ) -> list[int]:
+        """Enqueue a job for each row of arguments; returns their ids in the same order.
+
+        A row is a tuple of positional arguments, or a dict of arguments by name.  All rows are
+        checked before the first is written.
+        """
+        target = sync_session(session, self._where)
+        # Every row before the first statement: one that cannot be written loses nothing.
+        written = self._arguments.of_rows(rows, max_bytes=self.owner.max_payload_bytes)
+        connection = joined(target, self._where)
+        refuse_autocommit(connection, f"{self._where}: enqueue_many")
+        jobs, new = Jobs(connection), self._new_on(connection)
+        with telling_failures():
+            if self._options.unique_key is not None:
+                return _enqueue_unique(jobs, new, written)
+            return [id for text in written.texts for id in jobs.enqueue_chunk(new, documents=text)]
+
+    async def enqueue_many_async(
+        self,
+        session: "AsyncSession | async_scoped_session[Any]",
+        rows: Iterable[Sequence[Any] | Mapping[str, Any]],
+    ) -> list[int]:
+        """:meth:`enqueue_many` for an AsyncSession."""
+        actual = async_sessions.actual(session, self._where)
+        return await actual.run_sync(self.enqueue_many, rows)
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """A new Job for ``session.add``; the flush that inserts it inserts its message too.
+
+        So does a flush that gets it by ``merge``, a cascade or a pickle; a bulk insert does not.
+
+        A taken unique key raises DuplicateJob at that flush.
+        """
+        written = self._written(args, kwargs)
+        job = Job(
+            task=self.name,
+            args=written.args,
+            queue=self._options.queue,
+            priority=self._options.priority,
+            max_attempts=self._options.max_attempts,
+            unique_key=written.unique_key,
+        )
+        if self._options.run_at is not None:
+            job.run_at = func.greatest(self._options.run_at, clock())
+        elif self._options.delay is not None:
+            job.run_at = clock() + self._options.delay
+        return dispatch_at_flush(job, notify=self.owner.notify)
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """Enqueue a job in a transaction of its own, committed when this returns."""
+        written = self._written(args, kwargs)
+        # One statement is one transaction: autocommit saves two round trips.
+        with self.owner.autocommitting() as connection, telling_failures():
+            found = Jobs(connection).enqueue(
+                self._new, args=written.text, unique_key=written.unique_key
+            )
+        if isinstance(found, Enqueued):
+            return self._loaded_job(found, written)
+        with self.owner.session() as session:
+            session.begin()  # not by itself, if its sessionmaker has autobegin=False
+            job = held_job(session, found)
+            session.expunge(job)
+            return job
+
+    def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
+        """The same task with other options for what is enqueued through it.
+
+        ``delay`` (a timedelta) or ``run_at`` (a datetime with a time zone), ``priority`` (0 to
+        9, 0 first), ``queue``, ``unique_key``, ``max_attempts``.  Raises OptionError.
+        """
+        changed = copy.copy(self)
+        changed._set_options(self._options.of_job(options))
+        return changed
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    def _set_options(self, options: Options) -> None:
+        self._options = options
+        self.is_transactional = options.transactional or self.injection.wants_session
+        self._arguments = Arguments(self.payload, options)
+        self._new = NewJob(
+            task=self.name,
+            queue=options.queue,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            notify=self.owner.notify,
+            delay=options.delay,
+            run_at=options.run_at,
+        )
+
+    def _written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Written:
+        return self._arguments.of_call(args, kwargs, max_bytes=self.owner.max_payload_bytes)
+
+    def _new_on(self, connection: Connection) -> NewJob:
+        return self._new if may_notify(connection) else replace(self._new, notify=False)
+
+    def _loaded_job(self, found: Enqueued, written: Written) -> Job:
+        return loaded_job(
+            *found,
+            task=self.name,
+            args=written.args,
+            queue=self._new.queue,
+            priority=self._new.priority,
+            max_attempts=self._new.max_attempts,
+            unique_key=written.unique_key,
+        )
+
+    async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
+        function: Callable[..., Any] = self.function
+        if not self.injection.wants_async_session:
+            injected = self.injection.values(session=None, context=self._context(None))
+            return await function(*injected, *args, **kwargs)
+        async with self.owner.async_session() as session, session.begin():
+            injected = self.injection.values(session=session, context=self._context(session))
+            return await function(*injected, *args, **kwargs)
+
+    def _context(self, session: Any) -> JobContext:
+        return JobContext(
+            job_id=0,
+            attempt=1,
+            max_attempts=self._options.max_attempts,
+            queue=self._options.queue,
+            task=self.name,
+            session=session,
+        )
+
+
+def _enqueue_unique(jobs: Jobs, new: NewJob, written: WrittenRows) -> list[int]:
+    # In the order of the keys, over all chunks: two callers in opposite orders would deadlock.
+    keys = written.unique_keys
+    order = sorted(range(len(keys)), key=lambda index: keys[index] or "")
+    found: dict[int, int] = {}
+    for start in range(0, len(order), written.to_a_statement):
+        part = order[start : start + written.to_a_statement]
+        ids = jobs.enqueue_unique_chunk(
+            new,
+            payloads=[written.args[index] for index in part],
+            keys=[keys[index] for index in part],
+        )
+        found.update(zip(part, ids, strict=True))
+    return [found[index] for index in range(len(keys))]

@@ -1,0 +1,228 @@
+"""The workbench: what this process has claimed, what it runs, and what waits to be settled."""
+
+import heapq
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from threading import Condition, Event
+
+from pgqueue import redaction
+from pgqueue.outcomes import (
+    Cancelled,
+    Exhausted,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from pgqueue.repository import Claimed, Settled
+
+logger = redaction.logger(__name__)
+
+BATCH = 2000
+FEW = 10
+STALE = "stale"
+WORDS: dict[type[Outcome], str] = {
+    Succeeded: "succeeded",
+    Retried: "retried",
+    Failed: "failed",
+    Exhausted: "failed",
+    Cancelled: "cancelled",
+    Snoozed: "snoozed",
+    Released: "released",
+}
+
+
+class JobBuffer:
+    """Shared by the claimer, the slots and the settler.
+
+    The heap and the deque are handed over without a lock: ``extend``, ``heapify``, ``heappop``,
+    ``append`` and ``popleft`` on tuples of numbers and strings are single steps under the GIL.
+    """
+
+    def __init__(self) -> None:
+        self.heap: list[Claimed] = []
+        self.held: list[Claimed] = []
+        """Claimed ahead, and kept from the slots until more urgent jobs have been claimed."""
+        self.in_flight: dict[int, Claimed] = {}
+        """Every job claimed and not yet settled: the worker's memory of its leases.
+
+        By message, because a job that is retried at once is claimed again before its last
+        attempt is forgotten.
+        """
+        self.counts: Counter[str] = Counter()
+        self.waiting = 0
+        """Slots with nothing to do."""
+        self.room = Event()
+        """Set when the claimer has reason to look: the heap is low, or all is settled."""
+        self.low_water = 0
+        self.wake: Callable[[], object] = lambda: None
+        """Called when a suspect is done: whoever claims may sleep, and the next may start."""
+        self._put = 0
+        self._fills: deque[tuple[float, int]] = deque()
+        """When jobs were laid out that may still lie here, and how many had been by then."""
+        self._done: deque[tuple[Claimed, Outcome]] = deque()
+        self._has_done = Event()
+        self._arrived = Condition()
+        self._is_closed = False
+
+    def put(self, jobs: Sequence[Claimed]) -> None:
+        """Lay claimed jobs out for the slots."""
+        self._record(jobs)
+        self._offer(jobs)
+
+    def put_behind(self, jobs: Sequence[Claimed], *, priority: int) -> None:
+        """Lay out only what is more urgent than ``priority``; hold back the others of these jobs
+        and of those that lie here.
+
+        The slots get free for jobs of this priority, which must be claimed for free slots.
+        """
+        self._record(jobs)
+        lying = [*_emptied(self.heap), *jobs]
+        self.held.extend(claimed for claimed in lying if claimed.priority >= priority)
+        self._offer([claimed for claimed in lying if claimed.priority < priority])
+
+    def let_go(self) -> None:
+        """Offer the slots what was held back."""
+        if self.held:
+            self._offer(_emptied(self.held))
+
+    def take(self) -> Claimed | None:
+        """The most urgent job; waits for one.  None when the worker stops."""
+        while True:
+            claimed = self.take_now()
+            if claimed is not None or not self._wait_for_job():
+                return claimed
+
+    def take_now(self) -> Claimed | None:
+        """The most urgent job, or None."""
+        try:
+            claimed = heapq.heappop(self.heap)
+        except IndexError:
+            return None
+        if len(self.heap) <= self.low_water and not self.room.is_set():
+            self.room.set()
+        return claimed
+
+    def longest_wait(self) -> float:
+        """Seconds that the job has waited here which slots have passed over longest.
+
+        Asked by the thread that lays them out.  Counted as if they were taken in the order in
+        which they came, as they mostly are.
+        """
+        self._forget_taken()
+        return time.monotonic() - self._fills[0][0] if self._fills else 0.0
+
+    def drain(self) -> list[Claimed]:
+        """Take back everything that no slot has taken."""
+        return _emptied(self.heap) + _emptied(self.held)
+
+    def done(self, claimed: Claimed, outcome: Outcome) -> None:
+        """Hand an outcome to the settler."""
+        self._done.append((claimed, outcome))
+        if not self._has_done.is_set():
+            self._has_done.set()
+
+    def give_back(self, claimed: Claimed) -> None:
+        """Release a lease that no slot knows of; ours until that is written."""
+        self.in_flight[claimed.message_id] = claimed
+        self.done(claimed, Released())
+
+    def done_batch(self, *, wait: float) -> list[tuple[Claimed, Outcome]]:
+        """What there is to settle; waits a while for the first."""
+        self._has_done.wait(wait)
+        self._has_done.clear()
+        batch: list[tuple[Claimed, Outcome]] = []
+        while len(batch) < BATCH:
+            try:
+                batch.append(self._done.popleft())
+            except IndexError:
+                return batch
+        self._has_done.set()
+        return batch
+
+    def settled(
+        self, batch: Sequence[tuple[Claimed, Outcome]], settled: list[Settled] | None
+    ) -> None:
+        """Forget what has been settled, and count it; None when all went as it was said."""
+        if settled is None:
+            self.counts["succeeded"] += len(batch)
+        else:
+            endings = dict(settled)
+            for claimed, outcome in batch:
+                if claimed.job_id in endings:
+                    self.counts[endings[claimed.job_id] or WORDS[type(outcome)]] += 1
+                else:
+                    self.counts[STALE] += 1
+                    logger.warning("job %s: its result is not kept: too late", claimed.job_id)
+        for claimed, _ in batch:
+            self.in_flight.pop(claimed.message_id, None)
+        self._forgotten(has_suspect=any(claimed.crashes for claimed, _ in batch))
+
+    def settled_already(self, claimed: Claimed, word: str) -> None:
+        """Forget and count an attempt whose outcome is written down, or is nobody's."""
+        self.counts[word] += 1
+        self.forget(claimed.message_id)
+
+    def forget(self, message_id: int) -> None:
+        forgotten = self.in_flight.pop(message_id, None)
+        self._forgotten(has_suspect=forgotten is not None and forgotten.crashes > 0)
+
+    def close(self) -> None:
+        """Let every slot that has nothing to do end."""
+        with self._arrived:
+            self._is_closed = True
+            self._arrived.notify_all()
+        self.room.set()
+        self._has_done.set()
+
+    def _forgotten(self, *, has_suspect: bool) -> None:
+        if has_suspect:
+            self.wake()
+        if has_suspect or not self.in_flight:
+            self.room.set()
+
+    def _record(self, jobs: Sequence[Claimed]) -> None:
+        self._forget_taken()
+        self.in_flight.update((claimed.message_id, claimed) for claimed in jobs)
+        self._put += len(jobs)
+        self._fills.append((time.monotonic(), self._put))
+
+    def _offer(self, jobs: Sequence[Claimed]) -> None:
+        count = len(jobs)
+        self.heap.extend(jobs)
+        heapq.heapify(self.heap)
+        with self._arrived:
+            self._arrived.notify(count)
+        if count <= FEW:
+            # The slots go first.  Not with many: the claimer fetches the next ones meanwhile.
+            time.sleep(0)
+
+    def _forget_taken(self) -> None:
+        taken = self._put - len(self.heap) - len(self.held)
+        while self._fills and self._fills[0][1] <= taken:
+            self._fills.popleft()
+
+    def _wait_for_job(self) -> bool:
+        with self._arrived:
+            if self._is_closed:
+                return False
+            if self.heap:
+                return True
+            self.waiting += 1
+            self.room.set()
+            self._arrived.wait()
+            self.waiting -= 1
+            return True
+
+
+def _emptied(jobs: list[Claimed]) -> list[Claimed]:
+    """What was in a list that other threads take from: each job goes to one of them."""
+    taken: list[Claimed] = []
+    while True:
+        try:
+            taken.append(jobs.pop())  # the last one: the rest of a heap is still a heap
+        except IndexError:
+            return taken

@@ -1,0 +1,1 @@
+"""What a claim takes, and when."""

@@ -1,0 +1,105 @@
+"""Frontiers: how far each (queue, priority) pair has been claimed.
+
+A claim starts behind the frontier instead of at the head of the index, because the head is full
+of dead entries whenever somebody holds an old snapshot.  Rows that become visible behind it, by
+a late commit or a rescue, are found by a *sweep*: the frontier goes back to the start and
+follows the claims forward again, so that it ends when all of them are done.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+
+from pgqueue.repository import Claim, ClaimCursor, Claimed, Locked
+
+PRIORITIES = range(10)
+START = ("-infinity", 0)
+
+SWEEP_SHARE = 50
+"""A sweep may take a fiftieth of the time: it steps over every dead entry there is."""
+SOONEST_SWEEP = 1.0
+LATEST_SWEEP = 5.0
+
+
+class ClaimCursors:
+    """The pairs of one worker in the order it claims them, and where each goes on.
+
+    Times and ids are compared as the database wrote them: in one time zone, the text of two
+    timestamps sorts as they do.
+    """
+
+    def __init__(self, queues: Sequence[str]) -> None:
+        self._queues = list(queues)
+        self._keys: dict[tuple[str, int], tuple[str, int]] = {}
+        self._swept_at = float("-inf")
+        self._sweep_took = 0.0
+        self._turn = 0
+
+    def pairs(self, *, paused: Collection[str] = (), from_start: bool = False) -> list[ClaimCursor]:
+        """Every pair, the most urgent first; queues of one priority take turns to be first."""
+        open_queues = [queue for queue in self._queues if queue not in paused]
+        self._turn += 1
+        supervisor = self._turn % len(open_queues) if open_queues else 0
+        in_turn = open_queues[supervisor:] + open_queues[:supervisor]
+        keys = {} if from_start else self._keys
+        return [
+            ClaimCursor(queue, priority, *keys.get((queue, priority), START))
+            for priority in PRIORITIES
+            for queue in in_turn
+        ]
+
+    def rewind(self) -> None:
+        """Start again at the head of every pair."""
+        self._keys.clear()
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether the next claim is a sweep, because it begins at the head of every pair."""
+        return not self._keys
+
+    def is_sweep_due(self, *, elected: bool) -> bool:
+        """Whether it is time to look behind the frontiers.
+
+        One worker of many is elected to look often; the others look too, in case it is stuck.
+        """
+        wait = min(max(SOONEST_SWEEP, SWEEP_SHARE * self._sweep_took), LATEST_SWEEP)
+        return time.monotonic() - self._swept_at >= (wait if elected else LATEST_SWEEP)
+
+    @property
+    def is_sweep_cheap(self) -> bool:
+        """Whether a worker with nothing else to do may look behind the frontiers at once."""
+        return time.monotonic() - self._swept_at >= SWEEP_SHARE * self._sweep_took
+
+    def swept(self, *, began: float, ended: float) -> None:
+        """A claim that began at the head of every pair has ended."""
+        self._swept_at, self._sweep_took = ended, ended - began
+
+    def advance(
+        self,
+        pairs: Sequence[ClaimCursor],
+        claim: Claim[Claimed] | Claim[Locked],
+        *,
+        limit: int,
+    ) -> None:
+        """Move each frontier behind what the claim has shown of its pair.
+
+        The probes ran in the order of the pairs until the batch was full: the pair of the last
+        row may hold more, the pairs before it are exhausted, those after it were not looked at.
+        A claim ahead that has left messages moves none: the next claim for free slots begins there.
+        """
+        if claim.passed:
+            return
+        last: dict[tuple[str, int], tuple[str, int]] = {}
+        for row in claim.rows:
+            last[row.queue, row.priority] = (row.run_at, row.message_id)
+        unfinished = len(pairs)
+        if claim.taken >= limit:
+            taken = [i for i, pair in enumerate(pairs) if (pair.queue, pair.priority) in last]
+            unfinished = max(taken, default=0)
+        for index, pair in enumerate(pairs[: unfinished + 1]):
+            name = (pair.queue, pair.priority)
+            key = max(last.get(name, START), (pair.run_at, pair.message_id))
+            if index < unfinished:
+                # A second back: a row stamped now by a transaction that is about to commit.
+                key = max(key, (claim.quiet_until, 0))
+            # Ahead of the database's own clock: it was set back, or another server took over.
+            self._keys[name] = START if key[0] > claim.read_at else key

@@ -1,0 +1,271 @@
+"""Wake-ups.  They are hints: whoever misses one finds the message at the next poll."""
+
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.pq import ExecStatus
+from sqlalchemy import Connection, Engine, Select, select
+from sqlalchemy.exc import DBAPIError
+
+from pgqueue import redaction
+from pgqueue.connections.opening import driver_connection, own_connection
+from pgqueue.connections.settings import OWN
+from pgqueue.statements.tables import CHANNEL, SLEEPERS, notify, pg
+
+logger = redaction.logger(__name__)
+
+TEST_EVERY = 30.0
+DEADLINE = 1.0
+"""Seconds for an answer: the same thread claims, and must not wait for a dead connection."""
+LATER = 30.0
+ANSWERS = (
+    ExecStatus.TUPLES_OK,
+    ExecStatus.COMMAND_OK,
+    ExecStatus.PIPELINE_SYNC,
+    ExecStatus.EMPTY_QUERY,
+)
+
+
+def _in_words(statement: Select[Any]) -> str:
+    return str(statement.compile(compile_kwargs={"literal_binds": True}))
+
+
+LOCK = _in_words(select(pg.pg_advisory_lock_shared(SLEEPERS)))
+UNLOCK = _in_words(select(pg.pg_advisory_unlock_shared(SLEEPERS)))
+TEST = _in_words(select(notify("test")))
+
+
+class Listener:
+    """Hears the enqueuers of this schema, on a connection of its own or on that of the claims.
+
+    While it is *armed* it holds the sleepers' lock shared; enqueuers notify exactly while
+    somebody does.  Used by one thread; only :meth:`poke` may be called from others.
+    """
+
+    def __init__(self, engine: Engine, *, enabled: bool) -> None:
+        self._engine = engine
+        self._enabled = enabled
+        self._resources = ExitStack()
+        self._own: Connection | None = None
+        self._driver: Any = None
+        """Of its own connection, or of the one that it shares."""
+        self._is_listening = False
+        self._is_armed = False
+        self._retry_at = 0.0
+        self._heard_at = time.monotonic()
+        self._kept: set[str] = set()
+        """Words that came together with an answer."""
+        self._inbox, self._doorbell = socket.socketpair()
+        self._inbox.setblocking(False)
+        self._doorbell.setblocking(False)
+
+    def close(self) -> None:
+        if not self._is_shared:  # else it belongs to the thread that claims
+            self._disconnect()
+        self._inbox.close()
+        self._doorbell.close()
+
+    def poke(self) -> None:
+        """Wake the thread that listens."""
+        try:
+            self._doorbell.send(b"!")
+        except OSError:
+            return  # full: it is waking up already; closed: it has stopped
+
+    def share(self, connection: Connection) -> None:
+        """Listen on the connection on which the same thread claims; it is in autocommit.
+
+        To be called for each new connection of that thread.
+        """
+        self._driver = driver_connection(connection)
+        self._is_listening = self._is_armed = False
+        # What comes together with the answer to a claim.
+        self._driver.add_notify_handler(lambda note: self._kept.add(note.payload))
+
+    def arm(self) -> bool:
+        """Have enqueuers notify from now on; True when they did not before.
+
+        What was committed before must then be looked for.  A shared connection has answered when
+        this returns, or is closed.
+        """
+        if self._is_armed or not self._listens():
+            self._probe()
+            return False
+        with self._surviving():
+            self._ask(LOCK)
+            self._is_armed = True
+        return self._is_armed
+
+    def disarm(self) -> None:
+        """Let enqueuers save the notification again."""
+        if not self._is_armed:
+            return
+        self._is_armed = False
+        with self._surviving():
+            self._ask(UNLOCK)
+
+    def wait(self, seconds: float) -> set[str]:
+        """Wait for a word, a poke or the end of the time; returns the words heard."""
+        readable: list[Any] = [self._inbox]
+        try:
+            if self._listens():
+                self._keep_words()  # what came behind the answer to a claim
+                readable.append(self._driver)
+            if self._kept:
+                return self._taken()
+            ready = _ready(readable, seconds)
+        except (OSError, ValueError, psycopg.Error):
+            self._disconnect()  # the server has closed the connection under us
+            return set()
+        if self._inbox in ready:
+            self._empty_inbox()
+        if len(ready) > (self._inbox in ready):
+            return self._words()
+        self._test_now_and_then()
+        return set()
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._driver is not None and self._own is None
+
+    def _words(self) -> set[str]:
+        with self._surviving():
+            self._driver.pgconn.consume_input()
+            self._keep_words()
+            self._heard_at = time.monotonic()
+        return self._taken()
+
+    def _test_now_and_then(self) -> None:
+        """Hear oneself: a half-open connection, or a pooler, swallows notifications silently."""
+        if not self._is_listening or time.monotonic() - self._heard_at < TEST_EVERY:
+            return
+        with self._surviving():
+            self._ask(TEST)
+            deadline = time.monotonic() + DEADLINE
+            while not self._kept and _ready([self._driver], deadline - time.monotonic()):
+                self._driver.pgconn.consume_input()
+                self._keep_words()
+            if self._kept:
+                self._heard_at = time.monotonic()
+                return
+            logger.warning("notifications do not arrive (is there a pooler?): polling instead")
+            self.disarm()
+            self._stop_listening()
+
+    def _ask(self, statement: str) -> None:
+        """Run a statement; a connection that does not answer in time is given up."""
+        self._driver.pgconn.send_query(statement.encode())
+        self._await_answer()
+
+    def _probe(self) -> None:
+        """Close a shared connection that does not answer: claims on it would wait for very long.
+
+        A Sync alone begins no transaction; an empty query does.
+        """
+        if not self._is_shared or self._driver.closed:
+            return
+        with self._surviving():
+            if not psycopg.Pipeline.is_supported():
+                self._ask("")
+                return
+            server = self._driver.pgconn
+            server.enter_pipeline_mode()
+            server.pipeline_sync()
+            self._await_answer()
+            server.exit_pipeline_mode()
+
+    def _await_answer(self) -> None:
+        """Over a half-open connection neither an answer nor an error ever comes, and the driver
+        would wait for ever."""
+        server = self._driver.pgconn
+        deadline = time.monotonic() + DEADLINE
+        while not _has_answered(server):
+            if not _ready([server.socket], deadline - time.monotonic()):
+                raise psycopg.OperationalError(f"no answer for {DEADLINE:g} s")
+        self._keep_words()
+
+    def _keep_words(self) -> None:
+        while (note := self._driver.pgconn.notifies()) is not None:
+            self._kept.add(note.extra.decode(errors="replace"))
+
+    def _taken(self) -> set[str]:
+        words, self._kept = self._kept, set()
+        return words
+
+    def _listens(self) -> bool:
+        if self._is_listening:
+            return True
+        if not self._enabled or time.monotonic() < self._retry_at:
+            return False
+        with self._surviving():
+            if self._driver is None:
+                self._open()
+            self._ask(f"LISTEN {CHANNEL}")
+            self._is_listening = True
+            self._heard_at = time.monotonic()
+        return self._is_listening
+
+    def _open(self) -> None:
+        opened = own_connection(self._engine, OWN, purpose="listener")
+        self._own = self._resources.enter_context(opened)
+        self._driver = driver_connection(self._own)
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Whatever happens to this connection, the worker goes on by polling."""
+        try:
+            yield
+        except (DBAPIError, psycopg.Error, OSError) as error:
+            logger.info("lost the listening connection, polling for a while: %s", error)
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Give the connection up.  Who shares it finds it closed, and opens another."""
+        self._stop_listening()
+        if self._driver is not None:
+            self._driver.close()
+        if self._own is None:
+            return
+        if not self._own.closed and not self._own.invalidated:
+            self._own.invalidate()  # or it would be asked to roll back, and may not answer
+        self._own = self._driver = None
+        try:
+            self._resources.close()
+        except DBAPIError:
+            logger.debug("the listening connection was gone already", exc_info=True)
+
+    def _stop_listening(self) -> None:
+        self._is_listening = self._is_armed = False
+        self._retry_at = time.monotonic() + LATER
+
+    def _empty_inbox(self) -> None:
+        try:
+            self._inbox.recv(4096)
+        except BlockingIOError:
+            return
+
+
+def _has_answered(server: Any) -> bool:
+    """Whether the statement that was sent has ended; reads what has come so far."""
+    server.flush()
+    server.consume_input()
+    while not server.is_busy():
+        result = server.get_result()
+        if result is None:
+            return True
+        if result.status not in ANSWERS:
+            raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
+    return False
+
+
+def _ready(readable: list[Any], seconds: float) -> list[Any]:
+    """Like ``select.select``, which cannot take a file number over 1023."""
+    with selectors.DefaultSelector() as selector:
+        for file in readable:
+            selector.register(file, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(max(seconds, 0.0))]

@@ -1,0 +1,60 @@
+"""What a worker is asked to do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from pgqueue.errors import OptionError
+from pgqueue.options import check_queue_name
+
+
+class Mode(StrEnum):
+    """How a worker holds the jobs it runs."""
+
+    LEASE = "lease"
+    """Claims in batches, commits the claim, settles in batches: fast."""
+    TRANSACTION = "transaction"
+    """Holds each job in an open transaction: a crash gives it back at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What a worker was asked to do, checked."""
+
+    queues: Sequence[str]
+    slots: int
+    mode: Mode
+    batch: int
+    poll_interval: timedelta
+    grace: timedelta
+
+
+def checked_config(
+    queues: Sequence[str],
+    concurrency: int,
+    mode: str,
+    batch: int,
+    poll_interval: timedelta,
+    grace: timedelta,
+) -> WorkerConfig:
+    if isinstance(queues, str) or not queues:
+        raise OptionError(f"queues is {queues!r}; give a list of queue names, e.g. ['default']")
+    for name in queues:
+        check_queue_name(name)
+    for option, value in (("concurrency", concurrency), ("batch", batch)):
+        if type(value) is not int or not 1 <= value <= 1000:
+            raise OptionError(f"{option} is {value!r}; give a whole number from 1 to 1000")
+    if mode not in list(Mode):
+        raise OptionError(f"mode is {mode!r}; give one of {', '.join(Mode)}")
+    for option, span, least in (("poll_interval", poll_interval, 0.01), ("grace", grace, 0)):
+        if not isinstance(span, timedelta) or span.total_seconds() < least:
+            raise OptionError(f"{option} is {span!r}; give a timedelta of {least} seconds or more")
+    return WorkerConfig(
+        queues=tuple(dict.fromkeys(queues)),
+        slots=concurrency,
+        mode=Mode(mode),
+        batch=batch,
+        poll_interval=poll_interval,
+        grace=grace,
+    )

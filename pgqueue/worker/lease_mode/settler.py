@@ -1,0 +1,260 @@
+"""The settler: writes outcomes down in batches, until they are written."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from threading import Event
+
+from psycopg.errors import InternalError_, ProgramLimitExceeded
+from sqlalchemy import Connection, Engine, select
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+
+from pgqueue import redaction
+from pgqueue.connections.settings import CLAIMING
+from pgqueue.outcomes import (
+    Cancelled,
+    ErrorReport,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+    is_plain_success,
+)
+from pgqueue.repository import Attempts, Claimed
+from pgqueue.statements.tables import notify
+from pgqueue.worker.buffer import JobBuffer
+from pgqueue.worker.heartbeat import WorkerIdentity
+from pgqueue.worker.outage import REPEAT, Outage
+from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
+from pgqueue.worker.threads import WorkerThread
+
+logger = redaction.logger(__name__)
+
+Settlement = tuple[Claimed, Outcome]
+Settle = Callable[[Connection, list[Settlement]], None]
+
+SETTLING = {**CLAIMING, "lock_timeout": "500"}
+"""Milliseconds to wait for whoever has locked the row of a job."""
+LOOK_AGAIN = 0.5
+"""Seconds until the next look at the jobs whose rows were locked for longer."""
+AT_REST = 5.0
+"""Seconds to wait for an outcome where nothing is to be looked at again; each ends the wait."""
+LINGER = 0.002
+"""Seconds to wait for more when much is being done: a commit costs more than a row."""
+MUCH = 20
+FEW = 10
+"""Jobs to name in one line."""
+MOST = 200
+"""Outcomes with details in one statement.  Each may have megabytes, and at a gigabyte the server
+closes the connection."""
+TOO_LARGE = (ProgramLimitExceeded, InternalError_)
+"""What a statement is refused by whose details, as the server keeps them, exceed 256 megabytes."""
+
+
+class Settler(WorkerThread):
+    """One thread; its statements carry the fence, so running one again changes nothing."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        buffer: JobBuffer,
+        identity: WorkerIdentity,
+        outage: Outage,
+        *,
+        goes_on: Callable[[bool], None],
+    ) -> None:
+        super().__init__(name="settler")
+        self._buffer = buffer
+        self._identity = identity
+        self._goes_on = goes_on
+        self._held_up: list[Settlement] = []
+        """Of jobs that another transaction has locked: they must not keep the others waiting."""
+        self._left: list[tuple[Settle, list[Settlement]]] = []
+        """Of the batch that is being settled."""
+        self._waits = 0
+        """For a lock on something else than a job's row, in a row."""
+        self._looked_at = self._told_at = float("-inf")
+        self._stop_when_done = Event()
+        self._gave_up = Event()
+        self._reconnecting = ReconnectingConnection(
+            engine, SETTLING, outage, name="settler", stopping=self._gave_up
+        )
+
+    def work(self) -> None:
+        much = False
+        while not self._gave_up.is_set():
+            if much:
+                time.sleep(LINGER)
+            self._look_again()
+            batch = self._buffer.done_batch(wait=self._wait())
+            much = len(batch) >= MUCH
+            if batch:
+                self._settle(batch)
+            elif self._stop_when_done.is_set() and not self._held_up:
+                break
+            else:
+                self._reconnecting.rest()
+        if unwritten := self._unwritten():
+            ids = _named(unwritten)
+            logger.warning("jobs %s: what has become of them is not written down", ids)
+        self._reconnecting.close()
+
+    def _unwritten(self) -> list[Settlement]:
+        unwritten = self._held_up + [item for _, part in self._left for item in part]
+        while batch := self._buffer.done_batch(wait=0):
+            unwritten += batch
+        return unwritten
+
+    def _wait(self) -> float:
+        """Seconds to wait for an outcome."""
+        if self._stop_when_done.is_set() and not self._held_up:
+            return 0.0
+        return LOOK_AGAIN if self._held_up or self._reconnecting.is_open else AT_REST
+
+    def finish(self, *, seconds: float) -> None:
+        """Settle what is left and end; after so long, leave it to the rescuers."""
+        self._stop_when_done.set()
+        self._buffer.close()
+        self.join(seconds)
+        self._gave_up.set()
+        if self.is_alive():
+            self._reconnecting.cancel()
+            self.join(LOOK_AGAIN)
+
+    def _settle(self, batch: list[Settlement]) -> None:
+        plain = [item for item in batch if is_plain_success(item[1])]
+        others = [item for item in batch if not is_plain_success(item[1])]
+        self._left = [(self._settle_plain, plain)] if plain else []
+        self._left += [(self._settle_others, part) for part in _parts(others, MOST)]
+        while self._left and not self._gave_up.is_set():
+            self._settle_next()
+        self._wake(others)
+
+    def _settle_next(self) -> None:
+        settle, part = self._left[0]
+        again = self._reconnecting.attempt(partial(self._try, settle, part))
+        if again is not None:
+            self._left[:1] = [(settle, each) for each in again]
+
+    def _try(
+        self, settle: Settle, batch: list[Settlement], connection: Connection
+    ) -> list[list[Settlement]]:
+        """Settle a batch; returns the batches to be tried instead, if one outcome stands in the
+        way of the others, or if it is too much at once."""
+        try:
+            settle(connection, batch)
+        except (DataError, IntegrityError):
+            if len(batch) > 1:
+                return [[item] for item in batch]
+            [(claimed, outcome)] = batch
+            if is_plain_success(outcome) or outcome == _bare(outcome):
+                raise  # there is nothing in it that could not be stored
+            logger.exception("job %s: storing its outcome without details", claimed.job_id)
+            return [[(claimed, _bare(outcome))]]
+        except DBAPIError as error:
+            if is_lock_timeout(error):
+                return self._without_locked(batch, connection)
+            if isinstance(error.orig, TOO_LARGE) and len(batch) > 1:
+                return _parts(batch, (len(batch) + 1) // 2)
+            raise
+        self._waits = 0
+        return []
+
+    def _without_locked(
+        self, batch: list[Settlement], connection: Connection
+    ) -> list[list[Settlement]]:
+        free, locked = self._parted(batch, connection)
+        if locked:
+            logger.warning(
+                "jobs %s: other transactions have locked their rows; what has become of these "
+                "jobs is written down when those have ended",
+                _named(locked),
+            )
+        self._held_up += locked
+        # Not the first time: what held a row may have ended right before the look.
+        self._waits = 0 if locked else self._waits + 1
+        if self._waits > 1 and time.monotonic() - self._told_at >= REPEAT:
+            self._told_at = time.monotonic()
+            logger.warning("settler: waiting for a lock on the tables, or on a lease")
+        return [free] if free else []
+
+    def _look_again(self) -> None:
+        """Settle with the next batch what was held up, as far as it is free by now."""
+        if not self._held_up or time.monotonic() - self._looked_at < LOOK_AGAIN:
+            return
+        self._looked_at = time.monotonic()
+        parted = self._reconnecting.attempt(partial(self._parted, self._held_up))
+        if parted is not None:
+            free, self._held_up = parted
+            for claimed, outcome in free:
+                self._buffer.done(claimed, outcome)
+
+    def _parted(
+        self, batch: list[Settlement], connection: Connection
+    ) -> tuple[list[Settlement], list[Settlement]]:
+        """Those whose jobs are free, and those whose jobs another transaction has locked."""
+        attempts = Attempts(connection, self._identity.worker_id)
+        try:
+            free = attempts.free_among([claimed for claimed, _ in batch])
+        except DBAPIError as error:
+            if not is_lock_timeout(error):
+                raise
+            return batch, []  # all of a table is locked, by a migration, say
+        return (
+            [item for item in batch if item[0].job_id in free],
+            [item for item in batch if item[0].job_id not in free],
+        )
+
+    def _settle_plain(self, connection: Connection, batch: list[Settlement]) -> None:
+        # Ascending ids everywhere: two settles in opposite orders would deadlock.
+        successes = sorted((claimed for claimed, _ in batch), key=_job_id)
+        exceptions = Attempts(connection, self._identity.worker_id).settle_succeeded(successes)
+        self._buffer.settled(batch, exceptions)
+
+    def _settle_others(self, connection: Connection, batch: list[Settlement]) -> None:
+        settled = Attempts(connection, self._identity.worker_id).settle(batch)
+        self._buffer.settled(batch, settled)
+
+    def _wake(self, batch: list[Settlement]) -> None:
+        """Have jobs that go on claimed: by this worker, and by all if they stand behind frontiers.
+
+        Apart from the settles, which are repeated: whoever is woken may find it done already.
+        """
+        behind = any(_keeps_its_place(outcome) for _, outcome in batch)
+        if behind or any(isinstance(outcome, Retried | Snoozed) for _, outcome in batch):
+            self._goes_on(behind)
+        if behind:
+            self._reconnecting.attempt(
+                lambda connection: connection.execute(select(notify("rewind")))
+            )
+
+
+def _parts(batch: list[Settlement], size: int) -> list[list[Settlement]]:
+    return [batch[start : start + size] for start in range(0, len(batch), size)]
+
+
+def _job_id(claimed: Claimed) -> int:
+    return claimed.job_id
+
+
+def _keeps_its_place(outcome: Outcome) -> bool:
+    """Whether the next message has the old time, and so stands behind the frontiers."""
+    return isinstance(outcome, Released) or (isinstance(outcome, Retried) and outcome.delay is None)
+
+
+def _named(batch: list[Settlement]) -> str:
+    """The first few."""
+    more = len(batch) - FEW
+    ids = ", ".join(str(claimed.job_id) for claimed, _ in batch[:FEW])
+    return f"{ids} and {more} more" if more > 0 else ids
+
+
+def _bare(outcome: Outcome) -> Outcome:
+    if isinstance(outcome, Succeeded):
+        return Succeeded({"unserialisable_result": "the database refused it"})
+    if isinstance(outcome, Retried | Failed):
+        return replace(outcome, error=ErrorReport(outcome.error.type, "not storable", ""))
+    return Cancelled("") if isinstance(outcome, Cancelled) else outcome

@@ -1,0 +1,127 @@
+"""Slots: the threads that run handlers."""
+
+import asyncio
+import time
+
+from pgqueue import execution, redaction
+from pgqueue.context import JobContext, nothing_around
+from pgqueue.outcomes import Exhausted, Outcome
+from pgqueue.repository import Claimed
+from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.threads import WorkerThread
+from pgqueue.worker.transactional_handler import run_in_async_transaction, run_in_transaction
+
+logger = redaction.logger(__name__)
+
+NO_CONTEXT = JobContext(0, 0, 0, "", "")
+"""For handlers that do not ask for one, with nothing around them that does."""
+
+
+class LeaseSlot(WorkerThread):
+    """Lease mode: takes a job from the workbench, runs it, hands its outcome to the settler."""
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        super().__init__(name="slot")
+        self.runtime = runtime
+        self.current: RunningAttempt | None = None
+        self.ran = 0
+        self.busy = 0.0
+        """Seconds spent on the jobs that have run here."""
+        self._brought_back: Claimed | None = None
+
+    def work(self) -> None:
+        while (claimed := self._next()) is not None:
+            if not self.runtime.may_start(claimed):
+                continue
+            run = self._begin(claimed)
+            if run.task.is_async:
+                is_ours = self.runtime.loop.wait_for(self._work_on_loop(run))
+            else:
+                is_ours = self._end(run, self._outcome_of(run))
+            if not is_ours:
+                return  # another thread has taken this slot
+
+    def _next(self) -> Claimed | None:
+        claimed, self._brought_back = self._brought_back, None
+        return claimed or self.runtime.buffer.take()
+
+    def _begin(self, claimed: Claimed) -> RunningAttempt:
+        run = self.current = self.runtime.run_of(claimed)
+        return run
+
+    def _end(self, run: RunningAttempt, outcome: Outcome | None) -> bool:
+        """Hand over what has become of a run; False when the slot was lost over it."""
+        self.current = None
+        self.ran += 1
+        self.busy += time.monotonic() - run.started_at
+        if run.finish():
+            if outcome is not None:
+                self.runtime.buffer.done(run.claimed, outcome)
+            return True
+        return not run.is_abandoned
+
+    def _outcome_of(self, run: RunningAttempt) -> Outcome | None:
+        try:
+            return run_handler(self.runtime, run)
+        except Exception as error:
+            return _after_mistake(run, error)
+
+    async def _work_on_loop(self, run: RunningAttempt) -> bool:
+        """Run an async job, and those that come next: two threads that wake each other for
+        each of them would take longer than a quick handler."""
+        while True:
+            # A task of its own for each: what a handler sets in its context is not the next one's.
+            outcome = await asyncio.create_task(self._outcome_of_async(run))
+            if not self._end(run, outcome):
+                return False
+            claimed = self.runtime.buffer.take_now()
+            if claimed is None:
+                return True
+            if not (
+                self.runtime.tasks[claimed.task].is_async and self.runtime.may_start_now(claimed)
+            ):
+                self._brought_back = claimed
+                return True
+            run = self._begin(claimed)
+
+    async def _outcome_of_async(self, run: RunningAttempt) -> Outcome | None:
+        try:
+            return await run_async_handler(self.runtime, run)
+        except Exception as error:
+            return _after_mistake(run, error)
+
+
+def run_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
+    """Run one attempt in lease mode; None when it is settled already."""
+    task, claimed = run.task, run.claimed
+    if claimed.attempt > claimed.max_attempts:
+        return Exhausted()
+    if task.address is not None:
+        return runtime.children.run(run)
+    if task.is_transactional:
+        return run_in_transaction(runtime, run)
+    context = _context_of(runtime, run)
+    return execution.run(task, claimed, context, around=runtime.around).outcome
+
+
+async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
+    """The same for an async handler, on the event loop."""
+    task, claimed = run.task, run.claimed
+    if claimed.attempt > claimed.max_attempts:
+        return Exhausted()
+    if task.is_transactional:
+        return await run_in_async_transaction(runtime, run)
+    context = _context_of(runtime, run)
+    return (await execution.run_async(task, claimed, context, around=runtime.around)).outcome
+
+
+def _context_of(runtime: WorkerRuntime, run: RunningAttempt) -> JobContext:
+    is_asked_for = run.task.injection.parameters or runtime.around is not nothing_around
+    return run.context() if is_asked_for else NO_CONTEXT
+
+
+def _after_mistake(run: RunningAttempt, error: Exception) -> Outcome:
+    """A mistake of ours must not cost the worker a slot."""
+    logger.exception("job %s: the worker failed around its handler", run.claimed.job_id)
+    return execution.after_error(run.task, run.claimed, error)

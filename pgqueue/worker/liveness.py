@@ -1,0 +1,67 @@
+"""When a worker counts as dead."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from pgqueue.repository import SeenWorker
+
+FAST_GRACE = timedelta(seconds=1.25)
+"""For a worker whose advisory lock is gone too: its connection has ended.
+
+A dead worker's jobs have to be claimable within 2 s.  It may have beaten just before it died;
+its beat is seen at the next look, half a second later at most.  The look after that comes when
+the grace is over, so what is left of the 2 s is for the rescue."""
+
+
+SLOW_GRACE = timedelta(seconds=30)
+"""For a worker whose lock is still there: frozen, cut off, or behind a pooler."""
+
+
+LONGEST_STEP = 1.0
+"""Seconds between two looks that count as seen.  A witness that has stood still, or waited for a
+lock, has seen nothing meanwhile; others may have stood still with it, and need a moment to beat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A heartbeat, and since when it has been seen unchanged."""
+
+    heartbeat_at: datetime
+    since: float
+
+
+class Witness:
+    """What one worker has seen of the others on one connection.  Pure: takes the time given."""
+
+    def __init__(self) -> None:
+        self._sightings: dict[UUID, Sighting] = {}
+        self._looked_at = float("inf")
+        self.next_verdict_at = float("inf")
+        """When the first of them will be dead unless it beats."""
+
+    def dead_among(
+        self, members: list[SeenWorker], *, asked_at: float, answered_at: float
+    ) -> list[SeenWorker]:
+        """Those who have not beaten for the whole grace while this witness looked on.
+
+        From the end of the first look to the beginning of the last: one that a network held up
+        may have been answered at any time between.
+        """
+        known, self._sightings = self._sightings, {}
+        unseen = max(answered_at - self._looked_at - LONGEST_STEP, 0.0)
+        self._looked_at = answered_at
+        self.next_verdict_at = float("inf")
+        dead: list[SeenWorker] = []
+        for member in members:
+            since, sighting = answered_at, known.get(member.id)
+            if sighting is not None and sighting.heartbeat_at == member.heartbeat_at:
+                since = sighting.since + unseen
+            self._sightings[member.id] = Sighting(member.heartbeat_at, since)
+            grace = SLOW_GRACE if member.is_locked else FAST_GRACE
+            dies_at = since + grace.total_seconds()
+            if asked_at >= dies_at:
+                dead.append(member)
+            else:
+                self.next_verdict_at = min(self.next_verdict_at, dies_at)
+        return dead

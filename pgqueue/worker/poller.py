@@ -1,0 +1,163 @@
+"""The lookout: what the next claim looks at, and how long to sleep when it found nothing.
+
+Polling is the truth and notifications are hints.  A worker that sleeps asks at each poll whether
+anything is due, and claims only then: one read, where a claim and a sweep would be two writes.
+Both modes claim through it, from one thread at a time.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy import Connection, select
+
+from pgqueue import redaction
+from pgqueue.repository import Claim, ClaimCursor, Claimed, Locked, Upcoming
+from pgqueue.statements.tables import lock_key, pg
+from pgqueue.worker.claiming.cursors import LATEST_SWEEP
+from pgqueue.worker.runtime import WorkerRuntime
+
+logger = redaction.logger(__name__)
+
+Kind = TypeVar("Kind", Claimed, Locked)
+Ask = Callable[[list[ClaimCursor]], Upcoming]
+
+BRIEF = (0.001, 0.002)
+"""Seconds to wait before a worker that was busy goes to sleep properly."""
+FIRST_NAP = 0.005
+NAP_SHARE = 0.98
+"""Of the poll interval: what the last look has just missed is claimed, and starts, in the rest."""
+
+FALSE_ALARMS = 10
+"""So many wake-ups in a row may have been for nothing: other workers took what they were for."""
+HUSH = 0.02
+"""Seconds between two more of them.  Any role that can connect can notify, as often as it likes,
+and must not have all workers claim as often."""
+
+
+class Poller:
+    def __init__(self, runtime: WorkerRuntime, *, poll_interval: float) -> None:
+        self._runtime = runtime
+        self._longest_nap = NAP_SHARE * poll_interval
+        self._election = lock_key("sweeper " + " ".join(sorted(runtime.identity.queues)))
+        self._is_elected = False
+        self._election_at = float("-inf")
+        self._idle = 0
+        self._armed_at: float | None = None
+        self._false_alarms = 0
+        self._has_slept_through = False
+        """Whether the last sleep lasted until the next poll: nothing says that there is a job."""
+        self._has_heard_nothing = False
+        """Whether the database has said nothing during the last sleep: is it still there?"""
+        self.found_none = False
+        """Whether the last claim came back empty."""
+
+    def connected(self) -> None:
+        """A new connection: nothing is known any more."""
+        self._runtime.cursors.rewind()
+        self._is_elected, self._election_at = False, float("-inf")
+
+    def is_sweep_due(self, connection: Connection) -> bool:
+        now = time.monotonic()
+        if not self._is_elected and now - self._election_at >= LATEST_SWEEP:
+            self._election_at = now
+            # Held until the connection ends; it only spares the others the work.
+            lock = select(pg.pg_try_advisory_lock(self._election))
+            self._is_elected = bool(connection.scalar(lock))
+        cursors = self._runtime.cursors
+        return cursors.is_at_start or cursors.is_sweep_due(elected=self._is_elected)
+
+    def look(
+        self,
+        claim: Callable[[list[ClaimCursor]], Claim[Kind]],
+        *,
+        limit: int,
+        sweep: bool,
+    ) -> Claim[Kind]:
+        """Claim once, behind the frontiers or, in a sweep, from the start."""
+        cursors = self._runtime.cursors
+        if sweep:
+            cursors.rewind()
+        pairs = cursors.pairs(paused=self._runtime.identity.paused)
+        began = time.monotonic()
+        found = claim(pairs)
+        if sweep:
+            cursors.swept(began=began, ended=time.monotonic())
+        if found.taken > limit:
+            logger.critical("a claim of %d messages took %d", limit, found.taken)
+        cursors.advance(pairs, found, limit=limit)
+        self.found_none = not found.taken
+        if found.rows:
+            self._idle = self._false_alarms = 0
+        if found.taken >= limit:
+            self._disarm()
+        return found
+
+    def hear(self) -> None:
+        """Read the notifications that have come while the worker was busy."""
+        self._heed(self._runtime.listener.wait(0))
+
+    def sleeps_on(self, ask: Ask) -> bool:
+        """Sleep on after a sleep that nothing has ended; False when a claim is to be made.
+
+        Looks from the start of each pair, for what was committed late.  Beside an old snapshot
+        that may take too much of the time; then a claim looks behind the frontiers.
+        """
+        cursors, slept_through = self._runtime.cursors, self._has_slept_through
+        heard_nothing, self._has_heard_nothing = self._has_heard_nothing, False
+        self._has_slept_through = False
+        if heard_nothing and self._runtime.listener.arm():
+            return False
+        may_sweep = cursors.is_sweep_cheap or cursors.is_sweep_due(elected=False)
+        if not slept_through or not may_sweep:
+            return False
+        began = time.monotonic()
+        upcoming = ask(cursors.pairs(paused=self._runtime.identity.paused, from_start=True))
+        cursors.swept(began=began, ended=time.monotonic())
+        if upcoming.is_due:
+            cursors.rewind()
+            return False
+        self._nap(upcoming)
+        return True
+
+    def sleep(self, ask: Ask) -> None:
+        """Sleep after a claim that found nothing, until something may be there."""
+        runtime = self._runtime
+        self._idle += 1
+        if self._false_alarms > FALSE_ALARMS:
+            runtime.stopping.wait(HUSH)
+        if self._armed_at is None and self._idle <= len(BRIEF):
+            self._heed(runtime.listener.wait(BRIEF[self._idle - 1]))
+            return
+        # Each time: the connection that held the lock may have been lost, and opened again.
+        if runtime.listener.arm() or self._armed_at is None:
+            self._armed_at = time.monotonic()
+            return  # claim once more: who committed before the lock was ours has not notified
+        # What is due was not to be had: what comes next is looked for in its time all the same.
+        self._nap(ask(runtime.cursors.pairs(paused=runtime.identity.paused)))
+
+    def _nap(self, upcoming: Upcoming) -> None:
+        """Sleep until the next poll or, if that is sooner, until the next message is due or the
+        next suspect may start."""
+        now = time.monotonic()
+        # An enqueuer may have found nobody asleep and commit only now: look again after as long
+        # as the sleep has lasted, so that it waits at most as long again.
+        lasted = now - (self._armed_at or now)
+        poll = min(max(lasted, FIRST_NAP), self._longest_nap)
+        nap = min(poll, self._runtime.crash_isolation.seconds_left() or poll)
+        if upcoming.seconds is not None:
+            nap = min(nap, upcoming.seconds)
+        words = self._runtime.listener.wait(nap)
+        self._heed(words)
+        self._has_heard_nothing = not words
+        self._has_slept_through = not words and nap == poll and time.monotonic() - now >= nap
+
+    def _heed(self, words: set[str]) -> None:
+        self._false_alarms += bool(words)
+        if "rewind" in words:
+            self._runtime.cursors.rewind()
+
+    def _disarm(self) -> None:
+        if self._armed_at is not None:
+            self._runtime.listener.disarm()
+            self._armed_at = None

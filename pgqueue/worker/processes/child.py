@@ -1,0 +1,252 @@
+"""A child process, as its worker sees it."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing import spawn
+from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
+from threading import Lock
+from typing import Any, Protocol
+
+from pgqueue import execution
+from pgqueue.errors import TaskDefinitionError
+from pgqueue.outcomes import AttemptEnd, ErrorReport, Failed, Outcome, Retried
+from pgqueue.repository import Claimed
+from pgqueue.tasks import Task
+from pgqueue.worker.processes import protocol
+from pgqueue.worker.processes.protocol import LONGEST_LINE, AttemptKey, ProtocolError
+
+PROGRAM = Path(__file__).with_name("child_main.py")
+READY_WITHIN = 60.0
+"""Seconds to import the application, and to take a job."""
+LOOK_EVERY = 0.25
+DIE_WITHIN = 1.0
+TELL_WITHIN = 10.0
+"""Seconds for a child that has closed its connection to end: its exit status tells why."""
+MOST_JOBS = 10_000
+"""Jobs until a child is replaced: what handlers leak does not grow for ever."""
+
+
+class Refused(Exception):
+    """The child cannot run this task at all; says why."""
+
+    def __init__(self, error: ErrorReport) -> None:
+        self.error = error
+
+
+class ProcessAttempt(Protocol):
+    """What a child process has to know of the attempt that it runs."""
+
+    child: "Child | None"
+
+    @property
+    def claimed(self) -> Claimed: ...
+
+    @property
+    def task(self) -> Task[..., Any]: ...
+
+    @property
+    def deadline(self) -> float | None: ...
+
+    def begin(self) -> None: ...
+
+    def begin_in(self, child: "Child") -> None: ...
+
+    def is_cancelled(self) -> bool: ...
+
+
+class Child:
+    """Runs the jobs of one task.  Used by one slot at a time; may be killed from any thread."""
+
+    def __init__(
+        self, told: Mapping[str, Any], *, start: Callable[..., "Popen[bytes]"], task_name: str
+    ) -> None:
+        self.task_name = task_name
+        self.killed_for: AttemptEnd | None = None
+        self._link, theirs = socket.socketpair()
+        self._sending = Lock()
+        self._heard = bytearray()
+        self._first_words = protocol.line(told)
+        self._is_ready = False
+        self._jobs_left = MOST_JOBS
+        with theirs:
+            number = theirs.fileno()
+            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -X, -W, -O ..., as multiprocessing passes them on
+            self._process = start(
+                [
+                    os.fsdecode(spawn.get_executable()),
+                    *flags,
+                    str(PROGRAM),
+                    str(number),
+                    str(os.getpid()),
+                ],
+                stdin=DEVNULL,
+                pass_fds=[number],
+                process_group=0,
+            )
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether it can run another job."""
+        is_well = self.killed_for is None and self._jobs_left > 0
+        return is_well and self._process.poll() is None
+
+    def run(self, run: ProcessAttempt) -> Outcome:
+        """Run one attempt; whatever the handler does, this returns in time."""
+        of = AttemptKey(run.claimed.message_id, run.claimed.attempt)
+        words = "has closed its connection to the worker"
+        try:
+            self._get_ready()
+            run.begin()
+            self._send_job(run, of)
+            said = self._line(until=run.deadline)
+            if said is not None:
+                return self._heard_outcome(run, protocol.outcome_of(said, of))
+        except Refused as refused:
+            self.kill(AttemptEnd.FAILED)
+            return _after_refusal(run, refused.error)
+        except TimeoutError:
+            self.kill(AttemptEnd.TIMEOUT)
+        except ProtocolError:
+            self.kill(AttemptEnd.CRASHED)
+            words = "has answered what no handler answers"
+        return self._after_death(run, words)
+
+    def cancel(self, of: AttemptKey) -> None:
+        """Let the handler's ``is_cancelled()`` be true.  Never waits: the heartbeat calls this."""
+        if not self._sending.acquire(blocking=False):
+            return  # the job is on its way to the child, and its slot looks again after that
+        try:
+            os.write(self._link.fileno(), protocol.line({"cancel": of}))
+        except OSError:
+            return  # it is dead, or does not listen; its timeout will tell
+        finally:
+            self._sending.release()
+
+    def kill(self, end: AttemptEnd) -> None:
+        """Kill it and what it has started, so that its attempt ends like this."""
+        self.killed_for = self.killed_for or end
+        if self._process.poll() is None:
+            self._kill_group()
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)  # its slot need not wait for the kernel
+
+    def ask_to_leave(self) -> None:
+        with suppress(OSError):
+            os.write(self._link.fileno(), protocol.line({"leave": True}))
+
+    def reap(self, *, within: float = DIE_WITHIN) -> int | None:
+        """Wait a moment for its end, make sure of it, and return its exit status, if it had one."""
+        if self._link.fileno() < 0:
+            return None  # it lies there already
+        if self.killed_for is None:
+            with suppress(TimeoutExpired):
+                self._process.wait(within)
+        status = self._process.returncode
+        # Processes of its group keep the number from being another's, if there are any.
+        self._kill_group()
+        self._link.close()
+        with suppress(TimeoutExpired):
+            self._process.wait(DIE_WITHIN)
+        return status
+
+    def _get_ready(self) -> None:
+        """Wait until it has imported the application, the first time."""
+        if self._is_ready:
+            return
+        self._send(self._first_words)
+        said = self._line(until=time.monotonic() + READY_WITHIN)
+        if said is None:
+            return  # and the next line will not come either
+        error = protocol.refusal_of(said)
+        if error is not None:
+            raise Refused(error)
+        self._is_ready = True
+
+    def _send_job(self, run: ProcessAttempt, of: AttemptKey) -> None:
+        self._jobs_left -= 1
+        self._send(protocol.line({"run": run.claimed}))
+        if run.is_cancelled():
+            self.cancel(of)
+
+    def _send(self, line: bytes) -> None:
+        with self._sending, suppress(BrokenPipeError, ConnectionResetError):
+            self._link.settimeout(READY_WITHIN)
+            self._link.sendall(line)
+
+    def _line(self, *, until: float | None) -> bytes | None:
+        """What it says; None when it has died.  Raises TimeoutError."""
+        while (end := self._heard.find(b"\n")) < 0:
+            if len(self._heard) > LONGEST_LINE:
+                raise ProtocolError
+            chunk = self._receive(until)
+            if not chunk:
+                return None
+            self._heard += chunk
+        line = bytes(self._heard[:end])
+        del self._heard[: end + 1]
+        return line
+
+    def _receive(self, until: float | None) -> bytes:
+        while True:
+            left = LOOK_EVERY if until is None else min(until - time.monotonic(), LOOK_EVERY)
+            if left <= 0:
+                raise TimeoutError
+            try:
+                self._link.settimeout(left)
+                return self._link.recv(65536)
+            except TimeoutError:
+                # What its handler has forked may keep the other end open.
+                if self._process.poll() is not None:
+                    return b""
+            except OSError:
+                return b""
+
+    def _heard_outcome(self, run: ProcessAttempt, outcome: Outcome) -> Outcome:
+        if isinstance(outcome, Retried | Failed) and outcome.end is not AttemptEnd.DISCARDED:
+            execution.tell(run.task, run.claimed, outcome)
+            if outcome.error.type == "MemoryError":
+                self._jobs_left = 0  # what is left of its memory may be too little for the next
+        return outcome
+
+    def _after_death(self, run: ProcessAttempt, words: str) -> Outcome:
+        status = self.reap(within=TELL_WITHIN)
+        match self.killed_for:
+            case AttemptEnd.TIMEOUT:
+                late = execution.too_late(run.task)
+                if run.deadline is None or not self._is_ready:
+                    late = TimeoutError(f"its process took no job within {READY_WITHIN:.0f} s")
+                return execution.after_error(run.task, run.claimed, late, end=AttemptEnd.TIMEOUT)
+            case AttemptEnd.INTERRUPTED:
+                return execution.INTERRUPTED
+            case None if status is not None:
+                words = _words_of(status)
+        when = "" if self._is_ready else " before the handler could start"
+        return execution.after_crash(run.task, run.claimed, f"the handler's process {words}{when}")
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()  # should its handler have moved it to another group
+
+
+def _after_refusal(run: ProcessAttempt, error: ErrorReport) -> Outcome:
+    told = ErrorReport(
+        error.type, f"the task cannot run in a process of its own: {error.message}", error.traceback
+    )
+    cause = TaskDefinitionError(told.message)
+    return execution.after_error(run.task, run.claimed, cause, told=told)
+
+
+def _words_of(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit code {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # one without a name
+        return f"was killed by signal {-status}"

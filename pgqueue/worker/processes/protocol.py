@@ -1,0 +1,145 @@
+"""What a worker and a child process say to each other: lines of JSON.
+
+Nothing is pickled, and what a child says is checked as input from anywhere is: its handler may
+have written to the same socket.
+"""
+
+import json
+import math
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from pgqueue.execution.error_reports import (
+    MAX_MESSAGE_BYTES,
+    MAX_RESULT_BYTES,
+    MAX_TRACEBACK_BYTES,
+    storable_result,
+)
+from pgqueue.options import LONGEST_DELAY
+from pgqueue.outcomes import (
+    AttemptEnd,
+    Cancelled,
+    ErrorReport,
+    Failed,
+    Outcome,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+
+LONGEST_LINE = 2 * MAX_RESULT_BYTES
+MAX_TYPE_BYTES = 1000
+
+READY = b'{"ready": true}\n'
+
+
+class ProtocolError(Exception):
+    """A child has said what no child says."""
+
+
+class AttemptKey(NamedTuple):
+    """Which attempt a line is about: what an earlier handler has left behind answers no other."""
+
+    message_id: int
+    attempt: int
+
+
+def line(said: Any) -> bytes:
+    return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def answer(of: AttemptKey, outcome: Outcome) -> bytes:
+    """What has become of an attempt, as its child says it."""
+    match outcome:
+        case Succeeded(result):
+            said = {"ending": "succeeded", "result": result}
+        case Retried(delay, error) if delay is not None:
+            said = {"ending": "retried", "delay": delay.total_seconds(), "error": _told(error)}
+        case Failed(error, end):
+            said = {"ending": "failed", "end": end, "error": _told(error)}
+        case Cancelled(reason):
+            said = {"ending": "cancelled", "reason": reason}
+        case Snoozed(delay):
+            said = {"ending": "snoozed", "delay": delay.total_seconds()}
+        case _:
+            raise TypeError(f"no handler ends so: {outcome!r}")
+    return line({"of": of, **said})
+
+
+def refusal(error: ErrorReport) -> bytes:
+    """Why a child can run nothing at all."""
+    return line({"refused": _told(error)})
+
+
+def outcome_of(said: bytes, of: AttemptKey) -> Outcome:
+    """The outcome that a child's line says; raises Nonsense."""
+    match _parsed(said):
+        case {"of": [int(message_id), int(attempt)], **rest} if (message_id, attempt) == of:
+            return _outcome(rest)
+    raise ProtocolError
+
+
+def refusal_of(said: bytes) -> ErrorReport | None:
+    """Why the child refuses, or None when it is ready; raises Nonsense."""
+    match _parsed(said):
+        case {"ready": True}:
+            return None
+        case {"refused": error}:
+            return _error(error)
+    raise ProtocolError
+
+
+def _outcome(said: Any) -> Outcome:
+    match said:
+        case {"ending": "succeeded", "result": result}:
+            return Succeeded(storable_result(result))
+        case {"ending": "retried", "delay": delay, "error": error}:
+            return Retried(_delay(delay), _error(error))
+        case {"ending": "failed", "end": AttemptEnd.FAILED | AttemptEnd.DISCARDED, "error": error}:
+            return Failed(_error(error), AttemptEnd(said["end"]))
+        case {"ending": "cancelled", "reason": reason}:
+            return Cancelled(_text(reason, MAX_MESSAGE_BYTES))
+        case {"ending": "snoozed", "delay": delay}:
+            return Snoozed(_delay(delay))
+    raise ProtocolError
+
+
+def _parsed(said: bytes) -> Any:
+    try:
+        return json.loads(said)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError from error
+
+
+def _told(error: ErrorReport) -> list[str]:
+    return [error.type, error.message, error.traceback]
+
+
+def _error(told: Any) -> ErrorReport:
+    match told:
+        case [kind, message, traceback]:
+            return ErrorReport(
+                _text(kind, MAX_TYPE_BYTES),
+                _text(message, MAX_MESSAGE_BYTES),
+                _text(traceback, MAX_TRACEBACK_BYTES),
+            )
+    raise ProtocolError
+
+
+def _text(value: Any, most: int) -> str:
+    """A text as a child has made it: storable, and not too long."""
+    if not isinstance(value, str) or "\0" in value or len(value) > most:
+        raise ProtocolError
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        raise ProtocolError from error
+    if size > most:
+        raise ProtocolError
+    return value
+
+
+def _delay(seconds: Any) -> timedelta:
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        raise ProtocolError
+    return timedelta(seconds=min(max(seconds, 0), LONGEST_DELAY.total_seconds()))

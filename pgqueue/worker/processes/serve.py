@@ -1,0 +1,126 @@
+"""What a child process does: it runs the jobs of one task, one after another."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from pgqueue import execution
+from pgqueue.context import JobContext
+from pgqueue.errors import TaskDefinitionError
+from pgqueue.execution.error_reports import report
+from pgqueue.repository import Claimed
+from pgqueue.tasks import Task
+from pgqueue.worker.processes import protocol
+from pgqueue.worker.processes.protocol import AttemptKey
+
+
+def serve(
+    link: socket.socket,
+    lines: Iterable[bytes],
+    told: Mapping[str, Any],
+    failure: BaseException | None,
+) -> None:
+    """Get ready, say so, and run jobs until the worker says that it is enough."""
+    with ExitStack() as home:
+        try:
+            if failure is not None:
+                raise failure
+            task = _find(told["task"], *told["address"])
+            home.enter_context(task.owner.in_child(told["home"]))
+            around = task.owner.around_jobs()
+            inbox = Inbox(lines)
+            inbox.start()
+            _limit_memory(told["memory_limit"], task.name)
+        except BaseException as error:  # the application's code, which may even exit
+            link.sendall(protocol.refusal(report(error)))
+            return
+        # The worker tells what becomes of jobs, in its own log.
+        logging.getLogger(execution.__name__).disabled = True
+        link.sendall(protocol.READY)
+        while (claimed := inbox.jobs.get()) is not None:
+            outcome = execution.run(task, claimed, inbox.context(claimed), around=around).outcome
+            link.sendall(protocol.answer(AttemptKey(claimed.message_id, claimed.attempt), outcome))
+
+
+class Inbox(Thread):
+    """Hears the worker while a handler runs: what is to be run, what is cancelled, its death."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        super().__init__(name="pgqueue-inbox", daemon=True)
+        self.jobs: SimpleQueue[Claimed | None] = SimpleQueue()
+        self._lines = lines
+        self._cancelled: AttemptKey | None = None
+
+    def run(self) -> None:
+        for line in self._lines:
+            match json.loads(line):
+                case {"run": fields}:
+                    self.jobs.put(Claimed(*fields))
+                case {"cancel": of}:
+                    self._cancelled = AttemptKey(*of)
+                case {"leave": True}:
+                    self.jobs.put(None)
+        # The worker has died.  With this process goes what its handler has started.
+        os.killpg(0, signal.SIGKILL)
+
+    def context(self, claimed: Claimed) -> JobContext:
+        of = AttemptKey(claimed.message_id, claimed.attempt)
+        return JobContext(
+            job_id=claimed.job_id,
+            attempt=claimed.attempt,
+            max_attempts=claimed.max_attempts,
+            queue=claimed.queue,
+            task=claimed.task,
+            cancelled=lambda: self._cancelled == of,
+        )
+
+
+def _find(name: str, module: str, path: str) -> Task[Any, Any]:
+    """The task under its function's name, or under what other decorators have put around it."""
+    found: Any = sys.modules[module] if module == "__main__" else import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    while found is not None and not isinstance(found, Task):
+        found = getattr(found, "__wrapped__", None)
+    if found is None or found.name != name:
+        raise TaskDefinitionError(
+            f"task {name}: executor='process' looks for it in another process, and {path!r} in "
+            f"{module} is not this task; leave the decorated function under its own name"
+        )
+    return found
+
+
+def _limit_memory(limit: int | None, task_name: str) -> None:
+    """Bound the address space of this process, which the handler cannot undo."""
+    if limit is None:
+        return
+    import resource  # not on every platform; there the option is refused
+
+    used = _address_space()
+    if used >= limit:
+        raise MemoryError(
+            f"task {task_name}: memory_limit is {limit:,} bytes, and its process has {used:,} "
+            "bytes of address space before the handler starts; raise it well above that"
+        )
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _address_space() -> int:
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[0]
+    except OSError:  # not Linux
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,175 @@
+"""A line to the database: one connection of a loop, opened again whenever it breaks."""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from threading import Event
+from typing import TypeVar
+
+import psycopg
+from psycopg.errors import LockNotAvailable, QueryCanceled
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine.interfaces import IsolationLevel
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from pgqueue import redaction
+from pgqueue.connections.opening import driver_connection, own_connection
+from pgqueue.worker.outage import REPEAT, Outage, is_away, words_of
+
+logger = redaction.logger(__name__)
+
+T = TypeVar("T")
+
+FIRST_WAIT = 0.05
+CANCEL_FOR = 1.0
+"""Seconds for the server to take a cancellation, which is a connection of its own."""
+LONGEST_WAIT = 5.0
+
+REST_AFTER = 10.0
+"""Seconds without work after which a connection is given back to the server: the next one costs
+some milliseconds, and PostgreSQL has 100 by default."""
+
+BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
+"""A connection lost inside a savepoint, or one a handler has closed, is an InvalidRequestError."""
+
+
+def is_lock_timeout(error: DBAPIError) -> bool:
+    """Whether a statement has waited for a lock for as long as its connection may."""
+    return isinstance(error.orig, LockNotAvailable)
+
+
+def _is_cancelled(error: Exception) -> bool:
+    return isinstance(error, DBAPIError) and isinstance(error.orig, QueryCanceled)
+
+
+class ReconnectingConnection:
+    """Used by one thread, but for :meth:`cancel`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Mapping[str, str],
+        outage: Outage,
+        *,
+        name: str,
+        stopping: Event,
+        isolation_level: IsolationLevel = "AUTOCOMMIT",
+        longest_wait: float = LONGEST_WAIT,
+        is_kept: bool = False,
+        before_wait: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``is_kept``: a refused statement does not cost the connection, for the lock it holds.
+
+        ``before_wait`` is called when the database has failed a step, before the wait.
+        """
+        self._engine = engine
+        self._settings = settings
+        self._outage = outage
+        self._name = name
+        self._stopping = stopping
+        self._isolation_level = isolation_level
+        self._resources = ExitStack()
+        self._connection: Connection | None = None
+        self._wait = FIRST_WAIT
+        self._longest_wait = longest_wait
+        self._is_kept = is_kept
+        self._before_wait = before_wait
+        self._opened_at = float("inf")
+        self._used_at = float("-inf")
+        self._refused, self._refused_at = "", float("-inf")
+        self.generation = 0
+        """Grows with every new connection: what was seen through an old one counts no more."""
+
+    def attempt(self, step: Callable[[Connection], T]) -> T | None:
+        """Run one step.  When the database fails it, wait a little longer each time; None then.
+
+        Whatever the error is, a worker waits and goes on: an operator mends the database, and
+        the worker must still be there.
+        """
+        asked_at = time.monotonic()
+        try:
+            connection = self._open()
+            result = step(connection)
+        except BROKEN as error:
+            self._broke(error)
+            return None
+        self._wait = FIRST_WAIT
+        self._used_at = time.monotonic()
+        self._outage.is_over(asked_at=asked_at)
+        return result
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def rest(self) -> None:
+        """Close the connection if it has not been used for a while; the next step opens another."""
+        if self._connection is not None and time.monotonic() - self._used_at > REST_AFTER:
+            self.close()
+
+    def cancel(self) -> None:
+        """Cancel the statement that runs, from another thread; its step has failed then."""
+        connection = self._connection
+        if connection is not None:
+            with suppress(*BROKEN, psycopg.Error):  # it has just been closed
+                driver_connection(connection).cancel_safe(timeout=CANCEL_FOR)
+
+    def close(self) -> None:
+        self._connection = None
+        try:
+            self._resources.close()
+        except BROKEN:
+            logger.debug("%s: the connection was gone already", self._name, exc_info=True)
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._resources.enter_context(
+                own_connection(
+                    self._engine,
+                    self._settings,
+                    isolation_level=self._isolation_level,
+                    purpose=self._name,
+                )
+            )
+            if self._is_kept:
+                # A plan that the server refuses would be refused for ever.
+                driver_connection(self._connection).prepare_threshold = None
+            self._opened_at = time.monotonic()
+            self.generation += 1
+        return self._connection
+
+    def _broke(self, error: Exception) -> None:
+        if self._stopping.is_set() and _is_cancelled(error):
+            self.close()
+            return
+        opened_at = self._opened_at if self._connection is not None else float("inf")
+        if is_away(error):
+            self.close()
+            self._outage.is_met(error, name=self._name, opened_at=opened_at)
+        else:
+            self._begin_afresh()
+            self._tell_refusal(words_of(error))
+        self._before_wait()
+        self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
+        self._wait = min(2 * self._wait, self._longest_wait)
+
+    def _begin_afresh(self) -> None:
+        """A new connection has new settings and new plans, which may be what was refused."""
+        if self._connection is None or not self._is_kept:
+            self.close()
+            return
+        try:
+            self._connection.rollback()
+        except BROKEN:
+            self.close()
+
+    def _tell_refusal(self, said: str) -> None:
+        """It answers, and does not do what it was asked: told once, then now and then."""
+        is_news = said != self._refused or time.monotonic() - self._refused_at >= REPEAT
+        level = logging.ERROR if is_news else logging.DEBUG
+        logger.log(level, "%s: the database refuses: %s", self._name, said)
+        if is_news:
+            self._refused, self._refused_at = said, time.monotonic()

@@ -1,0 +1,125 @@
+"""Upkeep: hears what others have decided, and rescues what dead workers held.
+
+On a connection of its own.  It reads and writes tables that an application may lock for long;
+then it lets the lock go and comes back, and the worker goes on with what it knew.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from threading import Event
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from pgqueue import redaction
+from pgqueue.connections.settings import UPKEEP
+from pgqueue.repository import SeenWorker
+from pgqueue.worker.heartbeat import WorkerIdentity
+from pgqueue.worker.outage import Outage
+from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
+from pgqueue.worker.rescue import Rescue, declare_dead, drop_left_stamps, forget_dead
+from pgqueue.worker.threads import WorkerThread
+
+logger = redaction.logger(__name__)
+
+HOUSEKEEPING = {**UPKEEP, "lock_timeout": "250"}
+"""Milliseconds.  An application may lock its tables for minutes, and what else there is to do must
+not wait for that; nor may this, waiting, keep those behind it in the queue of the lock."""
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks while handlers run: they hear of a cancel within one."""
+LOOKS_WHEN_IDLE = 3
+"""One of so many is made while none runs: a queue is paused within two seconds."""
+FORGET_EVERY = 3600.0
+
+
+class Rescuer(WorkerThread):
+    """Every worker does it; none is the leader."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        identity: WorkerIdentity,
+        outage: Outage,
+        *,
+        running: Callable[[], list[int]],
+        on_cancel: Callable[[set[int]], None],
+    ) -> None:
+        super().__init__(name="upkeep")
+        self.informed = Event()
+        """Set when the paused queues are known; a worker must not claim from one."""
+        self._identity = identity
+        self._running = running
+        self._on_cancel = on_cancel
+        self._stopping = Event()
+        self._awake = Event()
+        self._dead: Sequence[SeenWorker] = ()
+        self._reconnecting = ReconnectingConnection(
+            engine,
+            HOUSEKEEPING,
+            outage,
+            name="upkeep",
+            stopping=self._stopping,
+            isolation_level="READ COMMITTED",
+        )
+        self._rescue = Rescue()
+        self._forgot_at = time.monotonic()
+
+    def work(self) -> None:
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            self._reconnecting.attempt(_unless_locked(self._look))
+            self._rest(began)
+        # For the last time: a worker that ends may be the last of all, and leave one itself.
+        self._reconnecting.attempt(_unless_locked(drop_left_stamps))
+        self._reconnecting.close()
+
+    def stop(self, *, seconds: float) -> None:
+        """End; after so long, cancel the last look."""
+        self._stopping.set()
+        self._awake.set()
+        self.join(seconds)
+        if self.is_alive():
+            self._reconnecting.cancel()
+
+    def reap(self, dead: Sequence[SeenWorker]) -> None:
+        """These seem dead to the heartbeat of this worker, and no others any more."""
+        self._dead = dead
+        if dead:
+            self._awake.set()
+
+    def _rest(self, began: float) -> None:
+        """Until the next look, which is sooner if a handler begins meanwhile."""
+        for number in range(1, LOOKS_WHEN_IDLE + 1):
+            left = began + number * LOOK_EVERY - time.monotonic()
+            if self._awake.wait(max(left, 0.0)) or self._running():
+                break
+        self._awake.clear()
+
+    def _look(self, connection: Connection) -> None:
+        dead, self._dead = self._dead, ()  # once: if a table is locked, by a new verdict only
+        if dead:
+            declare_dead(connection, dead)
+        notices = self._rescue.read_notices(connection, running=self._running())
+        self._identity.paused = notices.paused
+        self.informed.set()
+        if notices.cancelled:
+            self._on_cancel(notices.cancelled)
+        self._rescue.rescue(connection, notices)
+        if time.monotonic() - self._forgot_at > FORGET_EVERY:
+            self._forgot_at = time.monotonic()
+            forget_dead(connection)
+
+
+def _unless_locked(step: Callable[[Connection], None]) -> Callable[[Connection], None]:
+    """Somebody has locked a table: what is not done now is done at a later look."""
+
+    def attempt(connection: Connection) -> None:
+        try:
+            step(connection)
+        except DBAPIError as error:
+            if not is_lock_timeout(error):
+                raise
+            logger.info("upkeep: a table is locked; looking again")
+
+    return attempt

@@ -1,0 +1,170 @@
+"""One attempt while its handler runs."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from pgqueue.connections.keepalive import has_ended
+from pgqueue.connections.opening import backend_pid, driver_connection
+from pgqueue.context import JobContext
+from pgqueue.outcomes import AttemptEnd
+from pgqueue.repository import Claimed
+from pgqueue.tasks import Task
+from pgqueue.worker.processes.child import Child
+from pgqueue.worker.processes.protocol import AttemptKey
+
+CANCEL_WITHIN = 1.0
+"""Seconds a cancelled async handler has to end."""
+
+
+class RunningAttempt:
+    """One attempt while its handler runs."""
+
+    __slots__ = (
+        "_driver",
+        "_unfinished",
+        "backend_pid",
+        "cancel_requested",
+        "child",
+        "claimed",
+        "has_begun",
+        "is_abandoned",
+        "is_lost",
+        "leaving",
+        "session",
+        "started_at",
+        "task",
+        "worker_id",
+    )
+
+    def __init__(self, claimed: Claimed, task: Task[..., Any], *, worker_id: UUID) -> None:
+        self.claimed = claimed
+        self.task = task
+        self.worker_id = worker_id
+        """Whose lease it has: a worker that was declared dead meanwhile has another id."""
+        self.started_at = time.monotonic()
+        self.has_begun = False
+        """Whether its transactional handler was called."""
+        self.cancel_requested = False
+        self.is_lost = False
+        """Its lease is settled over its head, or another's: what it returns is nobody's."""
+        self.is_abandoned = False
+        """Its thread did not come back in time, and another has taken the slot."""
+        self.backend_pid: int | None = None
+        """The server process of its transaction, if it has one."""
+        self._driver: Any = None
+        self.session: Session | None = None
+        """Of its handler, when that has returned and what it wrote is to be kept."""
+        self.child: Child | None = None
+        """The process its handler runs in, if not in this one."""
+        self.leaving = Lock()
+        """Held by whoever settles it from outside of its thread."""
+        self._unfinished = [True]
+
+    def begin_on(self, connection: Connection) -> None:
+        """Its transaction will be on this connection, which nobody else uses."""
+        self._driver = driver_connection(connection)
+        self.backend_pid = backend_pid(connection)  # last: other threads go by it
+
+    @contextmanager
+    def on(self, connection: Connection) -> Iterator[None]:
+        """While its transaction is there, and not longer."""
+        self.begin_on(connection)
+        try:
+            yield
+        finally:
+            with self.leaving:
+                self.backend_pid = None
+
+    def begin(self) -> None:
+        """Its handler is called now: what came before, a connection or a process that was not
+        there yet, was no time of its own."""
+        self.has_begun = True
+        self.started_at = time.monotonic()
+
+    def forget_session(self) -> None:
+        """What its handler wrote is not kept."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.close()
+
+    def begin_in(self, child: Child) -> None:
+        """Its handler will run in this process, unless the attempt has been lost already."""
+        self.child = child
+        if self.is_lost:
+            child.kill(AttemptEnd.INTERRUPTED)
+
+    def ask_to_stop(self) -> None:
+        """Let its handler know that it should stop; whether it does is its own matter."""
+        is_news, self.cancel_requested = not self.cancel_requested, True
+        if is_news and self.child is not None:
+            self.child.cancel(AttemptKey(self.claimed.message_id, self.claimed.attempt))
+
+    def finish(self) -> bool:
+        """Whether the caller is the one who decides how this attempt ended: the first who asks."""
+        try:
+            return self._unfinished.pop()
+        except IndexError:
+            return False
+
+    def lose(self) -> bool:
+        """Take the attempt away from its thread; False when it has ended already."""
+        self.is_lost = self.finish() or self.is_lost
+        if self.is_lost and self.child is not None:
+            self.child.kill(AttemptEnd.INTERRUPTED)
+        return self.is_lost
+
+    def is_cancelled(self) -> bool:
+        return self.cancel_requested or self.is_lost
+
+    @property
+    def server_process(self) -> int | None:
+        """That of its transaction, for those who hold ``leaving``.
+
+        None once it has ended: the same number may be another's by then.
+        """
+        has_none = self.backend_pid is None or has_ended(self._driver)
+        return None if has_none else self.backend_pid
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether its transaction has ended with its connection, known to its thread or not."""
+        with self.leaving:
+            return self.backend_pid is not None and has_ended(self._driver)
+
+    @property
+    def deadline(self) -> float | None:
+        timeout = self.task.settings.timeout
+        return None if timeout is None else self.started_at + timeout.total_seconds()
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its thread is to be given up; never, if it waits for a process it can kill.
+
+        An async handler is cancelled by its event loop first; that takes effect unless something
+        blocks the loop, as a statement does in transaction mode.
+        """
+        if self.deadline is None or self.task.address is not None:
+            return False
+        if self.task.is_transactional and not self.has_begun:
+            return False  # a handler that waits for its connection has not begun
+        margin = CANCEL_WITHIN if self.task.is_async else 0.0
+        return time.monotonic() > self.deadline + margin
+
+    def context(self, session: Any = None) -> JobContext:
+        claimed = self.claimed
+        return JobContext(
+            job_id=claimed.job_id,
+            attempt=claimed.attempt,
+            max_attempts=claimed.max_attempts,
+            queue=claimed.queue,
+            task=claimed.task,
+            session=session,
+            cancelled=self.is_cancelled,
+        )

@@ -1,0 +1,77 @@
+"""What all threads of one worker share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.engine.interfaces import IsolationLevel
+from sqlalchemy.orm import Session, sessionmaker
+
+from pgqueue.connections.opening import READ_COMMITTED
+from pgqueue.context import Around
+from pgqueue.outcomes import Released
+from pgqueue.repository import Claimed
+from pgqueue.statements.tables import array_of
+from pgqueue.tasks import Task
+from pgqueue.worker.buffer import JobBuffer
+from pgqueue.worker.claiming.crash_isolation import CrashIsolation
+from pgqueue.worker.claiming.cursors import ClaimCursors
+from pgqueue.worker.claiming.notifications import Listener
+from pgqueue.worker.event_loop import EventLoop
+from pgqueue.worker.heartbeat import WorkerIdentity
+from pgqueue.worker.outage import Outage
+from pgqueue.worker.processes.pool import ProcessPool
+from pgqueue.worker.running_attempt import RunningAttempt
+
+
+@dataclass(slots=True)
+class WorkerRuntime:
+    """The shared things, each made once when the worker starts."""
+
+    engine: Engine
+    sessions: sessionmaker[Session]
+    around: Around
+    tasks: Mapping[str, Task[..., Any]]
+    identity: WorkerIdentity
+    buffer: JobBuffer
+    outage: Outage
+    cursors: ClaimCursors
+    listener: Listener
+    loop: EventLoop
+    children: ProcessPool
+    stopping: Event
+    task_names: str = field(init=False)
+    """All of them, as the array that a claim is given."""
+    crash_isolation: CrashIsolation = field(init=False)
+    isolation_level: IsolationLevel = field(default=READ_COMMITTED, init=False)
+    """Of the handlers' transactions in lease mode: that of the application's engine."""
+
+    def run_of(self, claimed: Claimed) -> RunningAttempt:
+        """An attempt of this worker that begins now."""
+        return RunningAttempt(claimed, self.tasks[claimed.task], worker_id=self.identity.worker_id)
+
+    def may_start(self, claimed: Claimed) -> bool:
+        """Whether a claimed job may start: only while no other can have rescued it.
+
+        Waits when the last heartbeat is too old.  Gives the job back when the worker stops.
+        """
+        while not self.identity.is_fresh:
+            if self.stopping.wait(0.05):
+                self.buffer.done(claimed, Released())
+                return False
+        return self._knows(claimed)
+
+    def may_start_now(self, claimed: Claimed) -> bool:
+        """The same without waiting."""
+        return self.identity.is_fresh and self._knows(claimed)
+
+    def _knows(self, claimed: Claimed) -> bool:
+        # A worker declared dead meanwhile has forgotten all that it had claimed.
+        return self.buffer.in_flight.get(claimed.message_id) is claimed
+
+    def __post_init__(self) -> None:
+        self.task_names = array_of(sorted(self.tasks))
+        self.crash_isolation = CrashIsolation(self.buffer.in_flight, self.cursors)
+        self.buffer.wake = self.listener.poke

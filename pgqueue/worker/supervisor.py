@@ -1,0 +1,409 @@
+"""A shift: one run of a worker, from the first heartbeat to the last settle."""
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from threading import Event, Lock, Thread
+
+from sqlalchemy import Connection, Engine
+
+from pgqueue import execution, redaction, schema
+from pgqueue.connections.opening import READ_COMMITTED, isolation_of, worker_engine
+from pgqueue.connections.session_changes import watched
+from pgqueue.connections.settings import OWN
+from pgqueue.errors import TooManyStuck, WorkerBroken
+from pgqueue.job_queue import PgQueue
+from pgqueue.outcomes import Outcome, Released
+from pgqueue.sessions.handlers import check_binds, joining_sessions
+from pgqueue.worker import timeouts
+from pgqueue.worker.buffer import JobBuffer
+from pgqueue.worker.claiming.cursors import ClaimCursors
+from pgqueue.worker.claiming.notifications import Listener
+from pgqueue.worker.config import Mode, WorkerConfig
+from pgqueue.worker.event_loop import EventLoop
+from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
+from pgqueue.worker.lease_mode.claimer import Claimer
+from pgqueue.worker.lease_mode.settler import Settler
+from pgqueue.worker.lease_mode.slot import LeaseSlot
+from pgqueue.worker.outage import Outage
+from pgqueue.worker.processes.pool import ProcessPool
+from pgqueue.worker.reconnecting import ReconnectingConnection
+from pgqueue.worker.rescuer import Rescuer
+from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.threads import wait_until
+from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
+from pgqueue.worker.transaction_mode.slot import TransactionSlot
+
+logger = redaction.logger(__name__)
+
+WATCH_EVERY = 0.1
+WATCH_AT_REST_EVERY = 0.25
+"""Seconds between two looks at handlers, at the other threads and for a signal; the longer while no
+handler runs."""
+END_AGAIN = 1.0
+"""Seconds between two tries to end a transaction from outside of its thread."""
+LAST_CLAIM = 0.5
+"""Seconds for a claim to end before it is cancelled."""
+LAST_SETTLE = 4.0
+"""Seconds from the end of the grace on, for all that is still to be written and for all threads,
+when tables are locked or the database does not answer.  What is cancelled then needs some more."""
+LAST_TAKEOVER = 2.5
+"""Of these, for attempts that are settled over the head of their threads; and before, for slots
+whose child processes were killed."""
+
+
+class Supervisor:
+    """The threads of one run and their end.  :meth:`work` runs in the caller's thread."""
+
+    def __init__(
+        self, queue: PgQueue, config: WorkerConfig, *, stopping: Event, until_empty: bool
+    ) -> None:
+        self._config = config
+        self._stopping = stopping
+        self._stuck: list[LeaseSlot | TransactionSlot] = []
+        self._not_ended: list[tuple[RunningAttempt, Outcome]] = []
+        """Attempts whose transactions could not be ended from outside of their threads."""
+        self._ended_over_at = float("-inf")
+        self._closing = Lock()
+        self._is_closed = False
+        self._has_interrupted = False
+        self._application_engine = queue.engine
+        self._engine = worker_engine(queue.engine)
+        self._runtime = _runtime_of(queue, config, self._engine, stopping)
+        identity = self._runtime.identity
+        outage = self._runtime.outage
+        self._rescuer = Rescuer(
+            self._engine, identity, outage, running=self._running, on_cancel=self._cancel
+        )
+        reap, give_up = self._rescuer.reap, self._give_up_all
+        self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
+        self._settler = Settler(
+            self._engine, self._runtime.buffer, identity, outage, goes_on=self._goes_on
+        )
+        poll = config.poll_interval.total_seconds()
+        self._claim_gate = ClaimGate(self._runtime, poll_interval=poll, until_empty=until_empty)
+        self._claimer = Claimer(
+            self._runtime, poll_interval=poll, until_empty=until_empty, pace=self._pace
+        )
+        self._slots = [self._new_slot() for _ in range(config.slots)]
+
+    def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
+        """Run until it is over, or until nothing is left when that was asked for."""
+        try:
+            self._verify(is_over)
+        except BaseException:
+            self._runtime.listener.close()
+            if self._engine is not self._application_engine:
+                self._engine.dispose()
+            self._is_closed = True  # no thread was started
+            raise
+        for thread in (self._heartbeat, self._rescuer, self._settler):
+            thread.start()
+        try:
+            self._supervise(is_over)
+        finally:
+            self._end(grace)
+        return self._runtime.buffer.counts
+
+    def _supervise(self, is_over: Callable[[], bool]) -> None:
+        for known in (self._heartbeat.registered, self._rescuer.informed):
+            while not known.wait(WATCH_EVERY):
+                self._check_loops()
+                if is_over():
+                    return
+        self._start_slots()
+        while not is_over() and not self._finished.wait(self._watch_every):
+            timeouts.tell_of_cuts(self._runs())
+            self._replace_overdue()
+            self._end_again()
+            self._check_loops()
+
+    @property
+    def _watch_every(self) -> float:
+        return WATCH_EVERY if self._running() else WATCH_AT_REST_EVERY
+
+    @property
+    def _finished(self) -> Event:
+        return self._claimer.finished if self._leases else self._claim_gate.finished
+
+    @property
+    def _leases(self) -> bool:
+        return self._config.mode is Mode.LEASE
+
+    def _verify(self, is_over: Callable[[], bool]) -> None:
+        """Wait for the database, and refuse tables this code was not written for."""
+        line = ReconnectingConnection(
+            self._engine, OWN, self._runtime.outage, name="start", stopping=self._stopping
+        )
+
+        def verify(connection: Connection) -> bool:
+            schema.verify(connection)
+            self._take_isolation()
+            return True
+
+        try:
+            while not is_over() and not line.attempt(verify):
+                pass
+        finally:
+            line.close()
+
+    def _take_isolation(self) -> None:
+        """Have handlers run at the level of the application's engine, where they can."""
+        if not any(task.is_transactional for task in self._runtime.tasks.values()):
+            return
+        level = isolation_of(self._application_engine)
+        if self._leases:
+            self._runtime.isolation_level = level
+        elif level != READ_COMMITTED:
+            logger.warning(
+                "the engine's transactions are %s, but in transaction mode handlers run in %s: "
+                "their transaction also claims and settles, which could then not see what others "
+                "have done; use lease mode for handlers that need %s",
+                *(level, READ_COMMITTED, level),
+            )
+
+    def _start_slots(self) -> None:
+        config = self._config
+        logger.info("serving %s in %s mode", ", ".join(config.queues), config.mode)
+        for slot in self._slots:
+            slot.start()
+        if self._leases:
+            self._claimer.start()
+
+    def _new_slot(self) -> LeaseSlot | TransactionSlot:
+        if self._leases:
+            return LeaseSlot(self._runtime)
+        return TransactionSlot(self._claim_gate, batch=self._config.batch)
+
+    def _runs(self) -> list[RunningAttempt]:
+        return [run for slot in self._slots if (run := slot.current) is not None]
+
+    def _pace(self) -> tuple[int, float]:
+        """How many jobs have run, and how long they have kept the slots busy."""
+        slots = [slot for slot in self._slots if isinstance(slot, LeaseSlot)]
+        return sum(slot.ran for slot in slots), sum(slot.busy for slot in slots)
+
+    def _running(self) -> list[int]:
+        return [run.claimed.job_id for run in self._runs()]
+
+    def _cancel(self, job_ids: set[int]) -> None:
+        for run in self._runs():
+            if run.claimed.job_id in job_ids:
+                run.ask_to_stop()
+
+    def _give_up_all(self) -> None:
+        """Declared dead: all its leases belong to others now."""
+        self._runtime.buffer.drain()
+        self._runtime.buffer.in_flight.clear()
+        for run in self._runs():
+            run.lose()
+
+    def _goes_on(self, behind: bool) -> None:
+        """Messages were inserted: the claimer may sleep longer than they wait."""
+        if behind:
+            self._runtime.cursors.rewind()
+        self._runtime.listener.poke()
+
+    def _replace_overdue(self) -> None:
+        """Settle attempts past their timeout as such, and put other threads into their slots.
+
+        A thread cannot be stopped from outside; its handler sees ``ctx.is_cancelled()``.
+        """
+        overdue = {
+            place: run
+            for place, slot in enumerate(self._slots)
+            if (run := slot.current) is not None and run.is_overdue
+        }
+        for run in overdue.values():
+            run.is_abandoned = True  # before its thread can learn that the attempt is lost
+        with timeouts.staying(overdue.values()):
+            lost = {place: run for place, run in overdue.items() if run.lose()}
+            self._settle_over(
+                [(run, timeouts.late(run)) for run in lost.values()], seconds=timeouts.TAKEOVER
+            )
+        for place in lost:
+            self._stuck.append(self._slots[place])
+            self._slots[place] = self._new_slot()
+            self._slots[place].start()
+        self._stuck = [slot for slot in self._stuck if slot.is_alive()]
+        if len(self._stuck) >= self._config.slots:
+            raise TooManyStuck(
+                f"{len(self._stuck)} handlers do not return although they are past their timeout; "
+                "this process must end to be rid of them"
+            )
+
+    def _settle_over(
+        self, outcomes: Sequence[tuple[RunningAttempt, Outcome]], *, seconds: float
+    ) -> None:
+        """Settle attempts over the head of their threads, and end their transactions."""
+        self._end_over(outcomes, seconds=seconds)
+        if self._leases:
+            for run, outcome in outcomes:
+                self._runtime.buffer.done(run.claimed, outcome)
+
+    def _end_over(
+        self, outcomes: Sequence[tuple[RunningAttempt, Outcome]], *, seconds: float
+    ) -> None:
+        if not outcomes:
+            return
+        self._ended_over_at = time.monotonic()
+        if self._leases:
+            left = timeouts.end_transactions(self._runtime, [run for run, _ in outcomes])
+            self._not_ended += [each for each in outcomes if each[0] in left]
+        else:
+            self._not_ended += timeouts.settle_from_outside(
+                self._runtime, outcomes, seconds=seconds
+            )
+
+    def _end_again(self) -> None:
+        """Try again what the database has refused: it was away, or had no connection left."""
+        if self._not_ended and time.monotonic() - self._ended_over_at >= END_AGAIN:
+            outcomes, self._not_ended = self._not_ended, []
+            with timeouts.staying(run for run, _ in outcomes):
+                self._end_over(outcomes, seconds=timeouts.TAKEOVER)
+
+    def _end(self, grace: Callable[[], float]) -> None:
+        """Claim nothing more, give back what has not started, let handlers finish, settle."""
+        runtime = self._runtime
+        logger.info("stopping: %d handlers still run", len(self._runs()))
+        self._stopping.set()
+        runtime.listener.poke()
+        self._end_claims()
+        for claimed in runtime.buffer.drain():
+            runtime.buffer.done(claimed, Released())
+        runtime.buffer.close()
+        wait_until(self._have_ended, grace)
+        if runtime.children.interrupt():
+            self._has_interrupted = True
+            wait_until(lambda: all(map(_is_stuck, self._slots)), lambda: LAST_TAKEOVER)
+        if self._are_alive():
+            # Given back only when its thread has ended, or with the process.
+            for run in self._runs():
+                run.ask_to_stop()
+            _outlived.add(self)
+            Thread(target=self._close_later, name="pgqueue-last-out", daemon=True).start()
+            return
+        self.interrupt()  # what threads have left that ended by a mistake, if any has
+
+    def _end_claims(self) -> None:
+        """A claim may wait for a lock on a table for as long as somebody holds it."""
+        claiming = [slot for slot in self._slots if isinstance(slot, TransactionSlot)]
+        wait_until(
+            lambda: not (self._claimer.is_alive() or any(slot.is_claiming for slot in claiming)),
+            lambda: LAST_CLAIM,
+        )
+        for slot in claiming:
+            slot.cancel_claim()
+        if self._claimer.is_alive():
+            self._claimer.cancel()
+            self._claimer.join(LAST_SETTLE)
+
+    def _close_later(self) -> None:
+        """Handlers still run, in a process that may go on: their leases need the heartbeat."""
+        for slot in self._slots:
+            slot.join()
+        self._close()
+        _outlived.discard(self)
+
+    def _check_loops(self) -> None:
+        """A worker that has lost one of its threads must end: half of it looks like all of it."""
+        runtime = self._runtime
+        # The event loop before the slots, which end because of it.
+        loops = (
+            self._heartbeat,
+            self._rescuer,
+            self._settler,
+            self._claimer,
+            runtime.loop,
+            *self._slots,
+        )
+        for loop in loops:
+            if loop.failure is not None:
+                self._stopping.set()
+                raise WorkerBroken(f"{loop.name} has failed: {loop.failure!r}") from loop.failure
+
+    def _have_ended(self) -> bool:
+        timeouts.tell_of_cuts(self._runs())
+        return not self._are_alive()
+
+    def _are_alive(self) -> bool:
+        return any(slot.is_alive() for slot in self._slots)
+
+    def interrupt(self) -> bool:
+        """Give back what still runs, one attempt the poorer, and close; whether anything did."""
+        began = time.monotonic()
+        with timeouts.staying(runs := self._runs()):
+            lost = [run for run in runs if run.lose()]
+            outcomes = [(run, execution.INTERRUPTED) for run in lost]
+            self._settle_over(outcomes, seconds=LAST_TAKEOVER)
+        self._has_interrupted = self._has_interrupted or bool(lost)
+        self._close(LAST_SETTLE - (time.monotonic() - began))
+        return self._has_interrupted
+
+    def _close(self, seconds: float = LAST_SETTLE) -> None:
+        with self._closing:
+            if not self._is_closed:
+                self._close_all(seconds)
+                self._is_closed = True
+
+    def _close_all(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+
+        def left() -> float:
+            return max(deadline - time.monotonic(), 0.1)
+
+        self._settler.finish(seconds=left())
+        self._claim_gate.close()
+        self._rescuer.stop(seconds=left())
+        self._heartbeat.stop(seconds=left())
+        self._runtime.loop.stop()
+        self._runtime.children.close()
+        self._runtime.listener.close()
+        if self._engine is not self._application_engine:
+            self._engine.dispose()
+
+
+_outlived: set[Supervisor] = set()
+"""Those whose handlers have outlived the grace."""
+
+
+def _interrupt_all() -> None:
+    for supervisor in list(_outlived):
+        supervisor.interrupt()
+
+
+# The process ends.  ``atexit`` would come after Python has waited for the threads of executors, and
+# a handler may wait for what it has given to one.  Executors register themselves in the same way.
+threading._register_atexit(_interrupt_all)  # type: ignore[attr-defined]
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_outlived.clear)
+
+
+def _is_stuck(slot: LeaseSlot | TransactionSlot) -> bool:
+    """Whether it does not end because of a handler in its own thread, which nobody can stop."""
+    run = slot.current
+    return not slot.is_alive() or (run is not None and run.task.address is None)
+
+
+def _runtime_of(
+    queue: PgQueue, config: WorkerConfig, engine: Engine, stopping: Event
+) -> WorkerRuntime:
+    if any(task.is_transactional for task in queue.tasks.values()):
+        check_binds(queue.sessions, queue.engine)
+    return WorkerRuntime(
+        engine=watched(engine),
+        sessions=joining_sessions(queue.sessions, queue.engine),
+        around=queue.around_jobs(),
+        tasks=dict(queue.tasks),
+        identity=WorkerIdentity(queues=config.queues, slots=config.slots),
+        buffer=JobBuffer(),
+        outage=Outage(),
+        cursors=ClaimCursors(config.queues),
+        listener=Listener(engine, enabled=queue.notify),
+        loop=EventLoop(engine),
+        children=ProcessPool.of(queue, slots=config.slots),
+        stopping=stopping,
+    )

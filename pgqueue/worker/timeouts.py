@@ -1,0 +1,152 @@
+"""What is done to a run from outside of its thread, when that thread does not come back.
+
+On connections of its own: those of the pool may all be held by threads that do not come back.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from sqlalchemy import Connection
+
+from pgqueue import redaction
+from pgqueue.connections.opening import own_connection
+from pgqueue.connections.settings import OWN
+from pgqueue.execution import after_error, too_late
+from pgqueue.outcomes import AttemptEnd, Outcome
+from pgqueue.repository import Attempts, Workers
+from pgqueue.worker.buffer import WORDS
+from pgqueue.worker.reconnecting import BROKEN
+from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.runtime import WorkerRuntime
+
+logger = redaction.logger(__name__)
+
+TAKEOVER = 10.0
+"""Seconds to wait in all for the ends of transactions that were told to end, and for the rows of
+their attempts.  The timeouts of all other handlers of the worker wait meanwhile."""
+FOR_JOB = 0.5
+"""The same for the row of one job, which an application may keep for hours."""
+
+
+def tell_of_cuts(runs: Iterable[RunningAttempt]) -> None:
+    """Let handlers whose transaction has ended know that they work for nothing.
+
+    One that computes for hours would hear of it by its next statement only.
+    """
+    for run in runs:
+        if not run.is_cancelled() and run.is_cut_off:
+            run.ask_to_stop()
+            logger.warning(
+                "job %s: the connection of its transaction has ended while it runs; what is not "
+                "committed is lost",
+                run.claimed.job_id,
+            )
+
+
+@contextmanager
+def staying(runs: Iterable[RunningAttempt]) -> Iterator[None]:
+    """While none of these runs leaves its server process, nor ends its transaction by itself."""
+    with ExitStack() as kept:
+        for run in runs:
+            kept.enter_context(run.leaving)
+        yield
+
+
+def late(run: RunningAttempt) -> Outcome:
+    """What becomes of a run that is past its timeout."""
+    logger.error("job %s: past its timeout; its thread is given up", run.claimed.job_id)
+    error = too_late(run.task)
+    return after_error(run.task, run.claimed, error, end=AttemptEnd.TIMEOUT)
+
+
+def end_transactions(
+    runtime: WorkerRuntime, runs: Iterable[RunningAttempt]
+) -> list[RunningAttempt]:
+    """End the server processes of runs that stay: what their handlers wrote rolls back.
+
+    Returns those that could not be ended: the database is away, or has no connection left.
+    """
+    left = [run for run in runs if run.server_process is not None]
+    if left:
+        with (
+            _reporting("transactions"),
+            own_connection(runtime.engine, OWN, purpose="timeouts") as connection,
+        ):
+            for run in tuple(left):
+                pid = run.server_process
+                with _reporting(f"job {run.claimed.job_id}"):
+                    if pid is not None:
+                        Workers(connection).terminate_backend(pid)
+                    left.remove(run)
+    return left
+
+
+def settle_from_outside(
+    runtime: WorkerRuntime,
+    outcomes: Iterable[tuple[RunningAttempt, Outcome]],
+    *,
+    seconds: float = TAKEOVER,
+) -> list[tuple[RunningAttempt, Outcome]]:
+    """Settle attempts whose threads do not come back: end each T, and take over its message.
+
+    The runs are staying.  Locks are waited for so long in all, and for each attempt as long as for
+    those that follow.  Returns what could not be settled, as :func:`end_transactions` does.
+    """
+    left = list(outcomes)
+    deadline = time.monotonic() + seconds
+    with (
+        _reporting("attempts"),
+        own_connection(
+            runtime.engine, OWN, isolation_level="READ COMMITTED", purpose="timeouts"
+        ) as connection,
+    ):
+        for place, (run, outcome) in enumerate(todo := tuple(left)):
+            share = (deadline - time.monotonic()) / (len(todo) - place)
+            with _reporting(f"job {run.claimed.job_id}"):
+                if _take_over(runtime, connection, run, outcome, seconds=share):
+                    connection.commit()
+                    runtime.buffer.settled_already(run.claimed, WORDS[type(outcome)])
+                left.remove((run, outcome))
+            connection.rollback()
+    return left
+
+
+def _take_over(
+    runtime: WorkerRuntime,
+    connection: Connection,
+    run: RunningAttempt,
+    outcome: Outcome,
+    *,
+    seconds: float,
+) -> bool:
+    if run.backend_pid is None:
+        return False
+    _wait_for_locks(connection, seconds)
+    attempts = Attempts(connection, runtime.identity.worker_id)
+    # First: the end of T frees the message, and whoever meets it would stamp it as a crash.
+    is_ours = attempts.keep_lease(run.claimed)
+    if (pid := run.server_process) is not None:
+        Workers(connection).terminate_backend(pid)
+    if not is_ours:
+        return False  # settled after all, or its job is being deleted
+    if attempts.wait_for_message(run.claimed):
+        attempts.take_message(run.claimed)
+    _wait_for_locks(connection, min(seconds, FOR_JOB))
+    attempts.settle([(run.claimed, outcome)], held=True)  # of a job that has ended, its lease alone
+    return True
+
+
+def _wait_for_locks(connection: Connection, seconds: float) -> None:
+    """For this transaction only: a pooler may forget what was set for a session."""
+    milliseconds = max(int(1000 * seconds), 1)  # 0 would be for ever
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
+
+
+@contextmanager
+def _reporting(what: str) -> Iterator[None]:
+    """The database is away, or refuses: it is said, and what comes after is done."""
+    try:
+        yield
+    except BROKEN as failure:
+        logger.warning("%s: not ended from outside: %s", what, failure)

@@ -1,0 +1,1 @@
+"""Transaction mode: claim, handler and settle in one transaction."""

@@ -1,0 +1,148 @@
+"""One attempt of transaction mode, inside T, the transaction that holds its message.
+
+T may hold other jobs of a batch, settled before it.  What this handler wrote goes by itself if
+it fails; only if the handler has ended T must all of T go.
+"""
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+
+from pgqueue import execution
+from pgqueue.connections.settings import PLAN_BY_KEY
+from pgqueue.execution import CancelWins
+from pgqueue.execution.attempt import AttemptResult
+from pgqueue.outcomes import Cancelled, Exhausted, Outcome, is_plain_success
+from pgqueue.repository import Attempts
+from pgqueue.unit_of_work import (
+    BEFORE_SETTLE,
+    BEFORE_SETTLE_IN_BATCH,
+    GUARD,
+    UNDO_HANDLER,
+    TransactionEnded,
+    begin_now,
+    set_now,
+    told_by_server,
+)
+from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.transactional_handler import (
+    run_with_async_session,
+    run_with_session,
+    time_limits,
+)
+
+FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError)
+"""A deferred constraint, say, or a savepoint that is not there any more."""
+
+
+class TransactionAttempt:
+    """One handler, its savepoint and its settle; the COMMIT is the caller's.
+
+    Used in this order: made ready, run, completed.
+    """
+
+    def __init__(
+        self,
+        runtime: WorkerRuntime,
+        run: RunningAttempt,
+        connection: Connection,
+        *,
+        others_follow: bool,
+    ) -> None:
+        self.has_lost_transaction = False
+        """Whether its handler has ended T, and with it what the neighbours had done there."""
+        self._runtime = runtime
+        self._run = run
+        self._connection = connection
+        self._others_follow = others_follow
+
+    def make_ready(self, *, plan_freely: str, own_limits: str) -> None:
+        """The first round trip on T after the stamp: if T is dead, the handler never starts.
+
+        Without limits of its own, a handler must not have those of the one before it in T.
+        """
+        limits = time_limits(self._run, self._connection) or own_limits
+        if self._run.task.is_transactional:
+            self._connection.exec_driver_sql(f"{GUARD}; {plan_freely}; {limits}")
+            self._connection.begin_nested()  # for its Session to live in
+        else:
+            self._connection.exec_driver_sql(limits)
+
+    def verdict(self) -> AttemptResult:
+        """Run the handler."""
+        runtime, run, task = self._runtime, self._run, self._run.task
+        if run.claimed.attempt > run.claimed.max_attempts:
+            return AttemptResult(Exhausted(), keeps_writes=False)
+        if task.address is not None:
+            return AttemptResult(
+                runtime.children.run(run), keeps_writes=False
+            )  # T has none of its writes
+        if task.is_transactional and task.is_async:
+            return run_with_async_session(runtime, run, self._connection)
+        if task.is_transactional:
+            return run_with_session(runtime, run, self._connection)
+        if task.is_async:
+            return runtime.loop.wait_for(
+                execution.run_async(task, run.claimed, run.context(), around=runtime.around)
+            )
+        return execution.run(task, run.claimed, run.context(), around=runtime.around)
+
+    def complete(self, verdict: AttemptResult) -> Outcome:
+        """Settle in T; what the handler wrote goes only if it failed, or its job was cancelled."""
+        outcome = verdict.outcome
+        if not self._run.task.is_transactional:
+            if not verdict.keeps_writes or is_plain_success(outcome):
+                return self._settle_finally(outcome)
+            set_now(self._connection, GUARD)  # its result may be impossible to store
+        if verdict.keeps_writes:
+            try:
+                self._settle_with_writes(outcome)
+                return outcome
+            except CancelWins:
+                outcome = Cancelled("")
+            except FAILURES as error:
+                _refuse_to_go_on_without_connection(error)
+                task, claimed = self._run.task, self._run.claimed
+                outcome = execution.after_error(task, claimed, told_by_server(error))
+        self._undo()
+        return self._settle_finally(outcome)
+
+    def _settle_with_writes(self, outcome: Outcome) -> None:
+        if self._run.task.is_transactional and not self._connection.in_nested_transaction():
+            raise TransactionEnded("by the handler")
+        self._settle(outcome)
+        while (savepoint := self._connection.get_nested_transaction()) is not None:
+            savepoint.commit()
+
+    def _undo(self) -> None:
+        """Undo what the handler wrote; with all of T, if it has ended the T it was given."""
+        self._run.forget_session()
+        try:
+            while (savepoint := self._connection.get_nested_transaction()) is not None:
+                savepoint.rollback()
+            set_now(self._connection, UNDO_HANDLER)
+        except FAILURES as error:
+            _refuse_to_go_on_without_connection(error)
+            self._connection.rollback()
+            begin_now(self._connection, PLAN_BY_KEY)
+            self.has_lost_transaction = True
+
+    def _settle_finally(self, outcome: Outcome) -> Outcome:
+        """Nothing of the handler is left to undo: if a cancel has won, it is written as such."""
+        try:
+            self._settle(outcome)
+        except CancelWins:
+            return Cancelled("")
+        return outcome
+
+    def _settle(self, outcome: Outcome) -> None:
+        if self._run.task.is_transactional:
+            before = BEFORE_SETTLE_IN_BATCH if self._others_follow else BEFORE_SETTLE
+            self._connection.exec_driver_sql(before)
+        attempts = Attempts(self._connection, self._runtime.identity.worker_id)
+        execution.complete(attempts, self._run.claimed, outcome, held=True)
+
+
+def _refuse_to_go_on_without_connection(error: Exception) -> None:
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        raise error

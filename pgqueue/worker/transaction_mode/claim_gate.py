@@ -1,0 +1,65 @@
+"""The turnstile of transaction mode: its slots claim for themselves, one after the other."""
+
+from threading import Event, Lock
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+
+from pgqueue.connections.keepalive import has_ended
+from pgqueue.connections.opening import driver_connection
+from pgqueue.connections.settings import STAMPING
+from pgqueue.repository import Attempts, Claimed, Locked
+from pgqueue.worker.poller import Poller
+from pgqueue.worker.reconnecting import REST_AFTER, ReconnectingConnection, is_lock_timeout
+from pgqueue.worker.runtime import WorkerRuntime
+
+
+class ClaimGate:
+    """One slot at a time claims, or sleeps for all of them; and one at a time stamps.
+
+    The slot that sleeps keeps its turn, so that the others need no connection meanwhile.
+    """
+
+    def __init__(self, runtime: WorkerRuntime, *, poll_interval: float, until_empty: bool) -> None:
+        self.runtime = runtime
+        self.poller = Poller(runtime, poll_interval=poll_interval)
+        self.until_empty = until_empty
+        self.claiming = Lock()
+        self.finished = Event()
+        self._stamping = Lock()
+        self._side_line = ReconnectingConnection(
+            runtime.engine, STAMPING, runtime.outage, name="stamps", stopping=runtime.stopping
+        )
+
+    def wait_for_turn(self) -> bool:
+        """Take the place of the one that claims; False if another has kept it for long."""
+        return self.claiming.acquire(timeout=REST_AFTER)
+
+    @property
+    def is_open(self) -> bool:
+        return not self.runtime.stopping.is_set() and not self.finished.is_set()
+
+    def close(self) -> None:
+        self._side_line.close()
+
+    def rest(self) -> None:
+        """Nothing has been claimed: give the connection of the stamps back if it is idle."""
+        with self._stamping:
+            self._side_line.rest()
+
+    def stamp(self, locked: Locked, holder: Connection) -> Claimed | None:
+        """Commit the start of an attempt; None when another was first, or nothing is known."""
+
+        def stamp(line: Connection) -> Claimed | None:
+            try:
+                return Attempts(line, self.runtime.identity.worker_id).stamp(locked)
+            except OperationalError as error:
+                if not is_lock_timeout(error):
+                    raise
+                line.rollback()
+                return None
+
+        with self._stamping:
+            if has_ended(driver_connection(holder)):
+                return None  # its message was free again while this waited: it would be a crash
+            return self._side_line.attempt(stamp)

@@ -1,0 +1,269 @@
+"""Transaction mode: a slot holds its job's message in a transaction that stays open while the
+handler runs, so that a crash gives the job back at once.
+
+The attempt is stamped on a side connection before its handler starts, or a job that kills its
+worker would be tried for ever.  Everything else happens in T, the transaction that holds the
+message, or not at all.  The states, and who may act in them: docs/explanation/life-of-a-job.md.
+"""
+
+from sqlalchemy import Connection
+
+from pgqueue import redaction
+from pgqueue.connections.session_changes import close_if_changed, is_changed, watch_session
+from pgqueue.connections.settings import HANDLING, PLAN_BY_KEY
+from pgqueue.execution import Stale
+from pgqueue.outcomes import Outcome, Released, Succeeded
+from pgqueue.repository import Attempts, Claim, ClaimCursor, Locked, Upcoming
+from pgqueue.unit_of_work import (
+    CommitUnknown,
+    begin_now,
+    commit,
+    limits_of,
+    plan_freely,
+    settings_of,
+)
+from pgqueue.worker.after_commit import tell_of_commit
+from pgqueue.worker.buffer import WORDS
+from pgqueue.worker.poller import Ask
+from pgqueue.worker.reconnecting import ReconnectingConnection
+from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.threads import WorkerThread
+from pgqueue.worker.transaction_mode.attempt import TransactionAttempt
+from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
+from pgqueue.worker.transactional_handler import report_stale, was_committed
+
+logger = redaction.logger(__name__)
+
+Done = tuple[RunningAttempt, Outcome]
+
+
+class TransactionSlot(WorkerThread):
+    """One handler thread of transaction mode, with a connection of its own."""
+
+    def __init__(self, claim_gate: ClaimGate, *, batch: int) -> None:
+        super().__init__(name="slot")
+        self.runtime = claim_gate.runtime
+        self.current: RunningAttempt | None = None
+        self._claim_gate = claim_gate
+        self._batch = batch
+        self._next_batch = batch
+        self._generation = 0
+        self._plan_freely = self._own_limits = ""
+        self._reconnecting = ReconnectingConnection(
+            self.runtime.engine,
+            HANDLING,
+            self.runtime.outage,
+            name="slot",
+            stopping=self.runtime.stopping,
+            isolation_level="READ COMMITTED",
+            before_wait=self._end_turn,
+        )
+        self._has_turn = False
+
+    @property
+    def is_claiming(self) -> bool:
+        return self._has_turn
+
+    def cancel_claim(self) -> None:
+        """Cancel a claim that waits for a lock on a table."""
+        if self._has_turn:
+            self._reconnecting.cancel()
+
+    def work(self) -> None:
+        while self._claim_gate.is_open:
+            if not self._claim_gate.wait_for_turn():
+                self._reconnecting.rest()  # another sleeps for all
+                continue
+            self._has_turn = True
+            try:
+                went_well = not self._claim_gate.is_open or self._reconnecting.attempt(self._step)
+            except CommitUnknown:
+                went_well = None
+            finally:
+                self._end_turn()
+            if not went_well:
+                self.runtime.cursors.rewind()  # its messages are back, behind the frontiers
+            run, self.current = self.current, None
+            if run is not None and run.is_abandoned:
+                break  # another thread has taken this slot
+        self._reconnecting.close()
+
+    def _step(self, connection: Connection) -> bool:
+        """Lock a batch, run it, commit it; False when it was rolled back."""
+        runtime = self.runtime
+        locked: list[Locked] = []
+        while not locked and self._claim_gate.is_open:
+            locked = self._lock(connection)
+        self._end_turn()
+        if not locked:
+            return True
+        done: list[Done] = []
+        try:
+            for row in locked:
+                over = runtime.stopping.is_set() or is_changed(connection)
+                if over or not self._run_one(connection, row, done):
+                    runtime.cursors.rewind()  # what has not started goes back when T ends
+                    break
+            self._commit(connection, done)
+            return True
+        except Stale:
+            connection.rollback()
+            for run, _ in done:
+                report_stale(self.runtime, run.claimed)
+            return False
+        finally:
+            for run, _ in done:
+                run.forget_session()
+            for row in locked:
+                self.runtime.buffer.forget(row.message_id)
+            if close_if_changed(connection):
+                self._reconnecting.close()
+
+    def _end_turn(self) -> None:
+        """Let the next slot claim: this one has, or its connection is broken."""
+        if self._has_turn:
+            self._has_turn = False
+            self._claim_gate.claiming.release()
+
+    def _lock(self, connection: Connection) -> list[Locked]:
+        """Begin T with the messages to run; sleeps, without a transaction, if there are none."""
+        runtime, claim_gate = self.runtime, self._claim_gate
+        if claim_gate.poller.sleeps_on(self._ask(connection)):
+            claim_gate.rest()
+            return []
+        attempts = Attempts(connection, runtime.identity.worker_id)
+        limit, self._next_batch = self._next_batch, self._batch
+        was_quiet = not runtime.buffer.in_flight  # asked first: the last suspect may end now
+        suspects = runtime.crash_isolation.are_welcome()
+        self._prepare(connection)
+        sweep = self._sweeps()
+        claim = self._look(attempts, limit=limit, sweep=sweep, suspects=suspects)
+        locked = _one_of_each_job(attempts, claim.rows)
+        if len(locked) > 1 and any(row.is_alone for row in locked):
+            # Its neighbours would lose what they have done if it took the worker down.
+            self._next_batch = 1
+            runtime.cursors.rewind()
+            connection.rollback()
+            return []
+        if suspects:
+            found = [(row.message_id, row.crashes) for row in locked if row.crashes]
+            runtime.crash_isolation.admit(found, are_all=claim.taken < limit)
+        if not locked:
+            connection.commit()
+            self._sleep(connection, swept=sweep, was_quiet=was_quiet)
+            return []
+        for row in locked:
+            runtime.buffer.in_flight[row.message_id] = row.claimed(attempt=0, crashes=row.crashes)
+        return locked
+
+    def _look(
+        self, attempts: Attempts, *, limit: int, sweep: bool, suspects: bool
+    ) -> Claim[Locked]:
+        tasks = self.runtime.task_names
+        return self._claim_gate.poller.look(
+            lambda pairs: attempts.lock(pairs, tasks=tasks, limit=limit, suspects=suspects),
+            limit=limit,
+            sweep=sweep,
+        )
+
+    def _prepare(self, connection: Connection) -> None:
+        if self._generation != self._reconnecting.generation:
+            self._generation = self._reconnecting.generation
+            self._plan_freely = plan_freely(connection)
+            self._own_limits = settings_of(connection, limits_of(connection))
+            watch_session(connection)
+            connection.commit()
+        begin_now(connection, PLAN_BY_KEY)
+
+    def _sweeps(self) -> bool:
+        """Whether this claim looks behind the frontiers; no worker of this mode is elected to."""
+        cursors, claim_gate = self.runtime.cursors, self._claim_gate
+        if cursors.is_at_start or cursors.is_sweep_due(elected=True):
+            return True
+        return claim_gate.poller.found_none and (claim_gate.until_empty or cursors.is_sweep_cheap)
+
+    def _sleep(self, connection: Connection, *, swept: bool, was_quiet: bool) -> None:
+        """Sleep for all slots; they wait at the turnstile meanwhile."""
+        runtime, claim_gate = self.runtime, self._claim_gate
+        if claim_gate.until_empty:
+            if swept and was_quiet:
+                claim_gate.finished.set()
+            else:
+                runtime.buffer.room.wait(0.05)
+                runtime.buffer.room.clear()
+            return
+
+        claim_gate.rest()
+        claim_gate.poller.sleep(self._ask(connection))
+
+    def _ask(self, connection: Connection) -> Ask:
+        attempts = Attempts(connection, self.runtime.identity.worker_id)
+
+        def ask(pairs: list[ClaimCursor]) -> Upcoming:
+            upcoming = attempts.upcoming(pairs, tasks=self.runtime.task_names)
+            connection.commit()  # never sleep in a transaction: it holds back the vacuum
+            return upcoming
+
+        return ask
+
+    def _run_one(self, connection: Connection, row: Locked, done: list[Done]) -> bool:
+        """Stamp, run and settle one job of the batch inside T; False when the batch ends here.
+
+        It may not start, because another was first, or the job has ended, or the stamp has
+        waited for too long; or its handler has ended T.
+        """
+        claimed = self._claim_gate.stamp(row, connection)
+        if claimed is None:
+            return False
+        run = self.runtime.run_of(claimed)
+        run.begin_on(connection)
+        done.append((run, Released()))
+        attempt = TransactionAttempt(self.runtime, run, connection, others_follow=self._batch > 1)
+        attempt.make_ready(plan_freely=self._plan_freely, own_limits=self._own_limits)
+        self.current = run
+        verdict = attempt.verdict()
+        if not run.finish():
+            with run.leaving:
+                raise Stale  # T is ended from outside, and not before the lease is locked
+        self.current = None
+        done[-1] = (run, attempt.complete(verdict))
+        if attempt.has_lost_transaction:
+            for neighbour in (each.claimed for each, _ in done[:-1]):
+                logger.warning("job %s: its transaction was ended by another", neighbour.job_id)
+                self.runtime.buffer.settled_already(neighbour, "unknown")
+            for run, _ in done[:-1]:
+                run.forget_session()
+            del done[:-1]
+        return not attempt.has_lost_transaction
+
+    def _commit(self, connection: Connection, done: list[Done]) -> None:
+        if not done:
+            connection.rollback()
+            return
+        try:
+            commit(connection)
+        except CommitUnknown:
+            self._reconnecting.close()  # the next one is set up anew
+            if not was_committed(self.runtime, done[-1][0]):
+                raise
+        for run, outcome in done:
+            self.runtime.buffer.settled_already(run.claimed, WORDS[type(outcome)])
+            tell_of_commit(self.runtime, run)
+        if any(not isinstance(outcome, Succeeded) for _, outcome in done):
+            self.runtime.listener.poke()  # a retry may be due before the end of somebody's sleep
+
+
+def _one_of_each_job(attempts: Attempts, rows: list[Locked]) -> list[Locked]:
+    """Drops second messages of a job, here or of another's lease: they are damage.
+
+    The stamp of a twin would wait for T, and T for the stamp.
+    """
+    kept: dict[int, Locked] = {}
+    for row in rows:
+        may_take_over = row.seen_held and (row.seen_message_id or 0) <= row.message_id
+        if row.job_id not in kept and (row.seen_message_id is None or may_take_over):
+            kept[row.job_id] = row
+            continue
+        logger.warning("job %s: dropped a second message", row.job_id)
+        attempts.take_message(row.claimed(attempt=0, crashes=0))
+    return list(kept.values())
