@@ -1,4 +1,4 @@
-"""The short way: statements of our own, sent by psycopg itself.
+"""The fast path: statements of our own, sent by psycopg itself.
 
 What SQLAlchemy does around one execution takes longer than what psycopg does, and for a statement
 of one row longer than the server needs.  Where nobody is there to see the difference, a statement

@@ -1,4 +1,4 @@
-"""The narrow tables a worker lives on: messages and leases; and what failed attempts leave."""
+"""The dispatch table: one narrow row for each attempt that may start."""
 
 from datetime import datetime
 

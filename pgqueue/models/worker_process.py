@@ -1,4 +1,4 @@
-"""The cold tables: who works, what is switched off, which version the tables have."""
+"""The worker processes, and when each was last alive."""
 
 from datetime import datetime
 from uuid import UUID

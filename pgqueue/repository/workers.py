@@ -77,7 +77,7 @@ class Workers:
         self._executor.execute(workers.deregister_worker(), {"worker_id": worker_id})
 
     def members(self) -> list[SeenWorker]:
-        return [SeenWorker(*row) for row in self._executor.execute(workers.fleet())]
+        return [SeenWorker(*row) for row in self._executor.execute(workers.all_workers())]
 
     def leases_of(self, worker_id: UUID) -> list[tuple[int, int, int]]:
         """(job, message, attempt) of every lease the database says this worker holds."""

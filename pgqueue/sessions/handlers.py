@@ -1,4 +1,4 @@
-"""Guests: Sessions that live inside a transaction of the worker's, which they cannot end."""
+"""The Session of a handler: it joins a transaction of the worker's, which it cannot end."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -152,7 +152,7 @@ def _set_options(connection: Connection, options: dict[str, Any]) -> None:
 def join_transaction(
     session: Session, connection: Connection, *, begin_again: Callable[[Connection], None]
 ) -> None:
-    """Have a Session of a class of guests live in the transaction, or savepoint, that its
+    """Have a Session of :func:`joining_sessions` live in the transaction, or savepoint, that its
     connection is in.
 
     What it commits is not committed, and what it rolls back is undone to its last commit, or to
@@ -201,7 +201,7 @@ class AfterCommit:
 
 
 def listeners_to_commit(session: Session) -> list[Callable[[Session], None]]:
-    """Who is to be told that what a guest has committed is published; empty when asked again."""
+    """Who is to be told of what this Session has published; empty when asked again."""
     dispatch: Any = session.dispatch
     due: list[Callable[[Session], None]] = dispatch.after_commit.due()
     return due

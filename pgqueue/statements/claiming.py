@@ -1,7 +1,7 @@
 """Claim: take due messages in order, and with them the right to run their jobs.
 
 One index scan per (queue, priority) pair, in the order the pairs are given, each starting
-behind the frontier of that pair and stopping as soon as the batch is full.
+behind the cursor of that pair and stopping as soon as the batch is full.
 """
 
 from functools import cache

@@ -138,7 +138,7 @@ def dispatch_flushed_job(*, unique: bool, notify: bool) -> Executable:
 
 
 def start_time(start: Start) -> ColumnElement[Any]:
-    """Never in the past: a message behind the frontiers of the workers is found late."""
+    """Never in the past: a message behind the cursors of the workers is found late."""
     if start is Start.NOW:
         return clock()
     if start is Start.AFTER:

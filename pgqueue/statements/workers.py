@@ -1,4 +1,4 @@
-"""Presence: how a worker says that it lives, and how the others see it."""
+"""How a worker says that it lives, and how the others see it."""
 
 from functools import cache
 from typing import Any
@@ -93,7 +93,7 @@ def deregister_worker() -> Executable:
 
 
 @cache
-def fleet() -> Executable:
+def all_workers() -> Executable:
     """Every worker not declared dead, with its last beat and whether its lock is still held."""
     return _members()
 

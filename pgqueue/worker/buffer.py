@@ -1,4 +1,4 @@
-"""The workbench: what this process has claimed, what it runs, and what waits to be settled."""
+"""The job buffer: what this process has claimed, what it runs, and what waits to be settled."""
 
 import heapq
 import time

@@ -105,10 +105,10 @@ class Heartbeat(WorkerThread):
             self._reconnecting.cancel()
 
     def _beat(self, connection: Connection) -> None:
-        fleet, identity = Workers(connection), self.identity
+        workers, identity = Workers(connection), self.identity
         sent_at = time.monotonic()
         if not self.registered.is_set():
-            fleet.register(
+            workers.register(
                 identity.worker_id,
                 hostname=socket.gethostname(),
                 pid=os.getpid(),
@@ -119,9 +119,9 @@ class Heartbeat(WorkerThread):
             self._generation = self._reconnecting.generation
             self._is_locked = False
             self._witness = Witness()
-        self._is_locked = self._is_locked or fleet.lock_presence(identity.worker_id)
+        self._is_locked = self._is_locked or workers.lock_presence(identity.worker_id)
         asked_at = time.monotonic()
-        others = fleet.beat(identity.worker_id)
+        others = workers.beat(identity.worker_id)
         if others is None:
             self._die()
             return

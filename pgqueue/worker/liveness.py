@@ -1,4 +1,9 @@
-"""When a worker counts as dead."""
+"""When a worker counts as dead.
+
+A worker judges others only by time that it has witnessed itself: on one uninterrupted connection
+it has seen the same heartbeat for the whole grace.  After a restart of the server every heartbeat
+is old and every lock is gone, and still nobody is dead.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""The lookout: what the next claim looks at, and how long to sleep when it found nothing.
+"""The poller: what the next claim looks at, and how long to sleep when it found nothing.
 
 Polling is the truth and notifications are hints.  A worker that sleeps asks at each poll whether
 anything is due, and claims only then: one read, where a claim and a sweep would be two writes.
@@ -74,7 +74,7 @@ class Poller:
         limit: int,
         sweep: bool,
     ) -> Claim[Kind]:
-        """Claim once, behind the frontiers or, in a sweep, from the start."""
+        """Claim once, behind the cursors or, in a sweep, from the start."""
         cursors = self._runtime.cursors
         if sweep:
             cursors.rewind()
@@ -101,7 +101,7 @@ class Poller:
         """Sleep on after a sleep that nothing has ended; False when a claim is to be made.
 
         Looks from the start of each pair, for what was committed late.  Beside an old snapshot
-        that may take too much of the time; then a claim looks behind the frontiers.
+        that may take too much of the time; then a claim looks behind the cursors.
         """
         cursors, slept_through = self._runtime.cursors, self._has_slept_through
         heard_nothing, self._has_heard_nothing = self._has_heard_nothing, False

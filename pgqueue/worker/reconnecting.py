@@ -1,4 +1,4 @@
-"""A line to the database: one connection of a loop, opened again whenever it breaks."""
+"""One connection of a worker's thread, opened again whenever it breaks."""
 
 import logging
 import random

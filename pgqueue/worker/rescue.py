@@ -1,8 +1,6 @@
-"""Rescue: every worker may, and none is the leader.
+"""The steps of a rescue: declare workers dead, and give back the jobs that they held.
 
-Death is judged by time a worker has *witnessed* itself: on one uninterrupted connection it has
-seen the same heartbeat for the whole grace.  After a restart of the server every heartbeat is
-old and every lock is gone, and still nobody is dead.
+Every worker does it; there is no leader.
 """
 
 import time
@@ -75,13 +73,13 @@ class Rescue:
 
 
 def _rescue(connection: Connection) -> int:
-    fleet = Workers(connection)
+    workers = Workers(connection)
     rescued = 0
-    while batch := fleet.rescue():
+    while batch := workers.rescue():
         rescued += len(batch)
-    ended = fleet.end_transactions()
+    ended = workers.end_transactions()
     if rescued or ended:
-        # The jobs keep their time, so they stand behind the frontiers of all workers.
+        # The jobs keep their time, so they stand behind the cursors of all workers.
         connection.execute(select(notify("rewind")))
     if rescued:
         logger.warning("rescued %d attempts of dead workers", rescued)

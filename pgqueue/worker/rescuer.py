@@ -1,4 +1,4 @@
-"""Upkeep: hears what others have decided, and rescues what dead workers held.
+"""The rescuer: hears what others have decided, and rescues what dead workers held.
 
 On a connection of its own.  It reads and writes tables that an application may lock for long;
 then it lets the lock go and comes back, and the worker goes on with what it knew.

@@ -1,4 +1,4 @@
-"""A shift: one run of a worker, from the first heartbeat to the last settle."""
+"""The supervisor: one run of a worker, from the first heartbeat to the last settle."""
 
 import os
 import threading
@@ -10,12 +10,12 @@ from threading import Event, Lock, Thread
 from sqlalchemy import Connection, Engine
 
 from pgqueue import execution, redaction, schema
-from pgqueue.connections.opening import READ_COMMITTED, isolation_of, worker_engine
+from pgqueue.connections.opening import isolation_of, worker_engine
 from pgqueue.connections.session_changes import watched
 from pgqueue.connections.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
-from pgqueue.outcomes import Outcome, Released
+from pgqueue.outcomes import Released
 from pgqueue.sessions.handlers import check_binds, joining_sessions
 from pgqueue.worker import timeouts
 from pgqueue.worker.buffer import JobBuffer
@@ -24,9 +24,8 @@ from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.config import Mode, WorkerConfig
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
-from pgqueue.worker.lease_mode.claimer import Claimer
-from pgqueue.worker.lease_mode.settler import Settler
-from pgqueue.worker.lease_mode.slot import LeaseSlot
+from pgqueue.worker.lease_mode.mode import LeaseMode
+from pgqueue.worker.mode import Ended, Slot, WorkerMode
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes.pool import ProcessPool
 from pgqueue.worker.reconnecting import ReconnectingConnection
@@ -34,8 +33,7 @@ from pgqueue.worker.rescuer import Rescuer
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.threads import wait_until
-from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
-from pgqueue.worker.transaction_mode.slot import TransactionSlot
+from pgqueue.worker.transaction_mode.mode import TransactionMode
 
 logger = redaction.logger(__name__)
 
@@ -45,8 +43,6 @@ WATCH_AT_REST_EVERY = 0.25
 handler runs."""
 END_AGAIN = 1.0
 """Seconds between two tries to end a transaction from outside of its thread."""
-LAST_CLAIM = 0.5
-"""Seconds for a claim to end before it is cancelled."""
 LAST_SETTLE = 4.0
 """Seconds from the end of the grace on, for all that is still to be written and for all threads,
 when tables are locked or the database does not answer.  What is cancelled then needs some more."""
@@ -63,8 +59,8 @@ class Supervisor:
     ) -> None:
         self._config = config
         self._stopping = stopping
-        self._stuck: list[LeaseSlot | TransactionSlot] = []
-        self._not_ended: list[tuple[RunningAttempt, Outcome]] = []
+        self._stuck: list[Slot] = []
+        self._not_ended: list[Ended] = []
         """Attempts whose transactions could not be ended from outside of their threads."""
         self._ended_over_at = float("-inf")
         self._closing = Lock()
@@ -80,15 +76,8 @@ class Supervisor:
         )
         reap, give_up = self._rescuer.reap, self._give_up_all
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
-        self._settler = Settler(
-            self._engine, self._runtime.buffer, identity, outage, goes_on=self._goes_on
-        )
-        poll = config.poll_interval.total_seconds()
-        self._claim_gate = ClaimGate(self._runtime, poll_interval=poll, until_empty=until_empty)
-        self._claimer = Claimer(
-            self._runtime, poll_interval=poll, until_empty=until_empty, pace=self._pace
-        )
-        self._slots = [self._new_slot() for _ in range(config.slots)]
+        mode = LeaseMode if config.mode is Mode.LEASE else TransactionMode
+        self._mode: WorkerMode = mode(self._runtime, config, until_empty=until_empty)
 
     def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
         """Run until it is over, or until nothing is left when that was asked for."""
@@ -100,7 +89,7 @@ class Supervisor:
                 self._engine.dispose()
             self._is_closed = True  # no thread was started
             raise
-        for thread in (self._heartbeat, self._rescuer, self._settler):
+        for thread in (self._heartbeat, self._rescuer):
             thread.start()
         try:
             self._supervise(is_over)
@@ -114,8 +103,9 @@ class Supervisor:
                 self._check_loops()
                 if is_over():
                     return
-        self._start_slots()
-        while not is_over() and not self._finished.wait(self._watch_every):
+        logger.info("serving %s in %s mode", ", ".join(self._config.queues), self._config.mode)
+        self._mode.start()
+        while not is_over() and not self._mode.finished.wait(self._watch_every):
             timeouts.tell_of_cuts(self._runs())
             self._replace_overdue()
             self._end_again()
@@ -124,14 +114,6 @@ class Supervisor:
     @property
     def _watch_every(self) -> float:
         return WATCH_EVERY if self._running() else WATCH_AT_REST_EVERY
-
-    @property
-    def _finished(self) -> Event:
-        return self._claimer.finished if self._leases else self._claim_gate.finished
-
-    @property
-    def _leases(self) -> bool:
-        return self._config.mode is Mode.LEASE
 
     def _verify(self, is_over: Callable[[], bool]) -> None:
         """Wait for the database, and refuse tables this code was not written for."""
@@ -154,37 +136,10 @@ class Supervisor:
         """Have handlers run at the level of the application's engine, where they can."""
         if not any(task.is_transactional for task in self._runtime.tasks.values()):
             return
-        level = isolation_of(self._application_engine)
-        if self._leases:
-            self._runtime.isolation_level = level
-        elif level != READ_COMMITTED:
-            logger.warning(
-                "the engine's transactions are %s, but in transaction mode handlers run in %s: "
-                "their transaction also claims and settles, which could then not see what others "
-                "have done; use lease mode for handlers that need %s",
-                *(level, READ_COMMITTED, level),
-            )
-
-    def _start_slots(self) -> None:
-        config = self._config
-        logger.info("serving %s in %s mode", ", ".join(config.queues), config.mode)
-        for slot in self._slots:
-            slot.start()
-        if self._leases:
-            self._claimer.start()
-
-    def _new_slot(self) -> LeaseSlot | TransactionSlot:
-        if self._leases:
-            return LeaseSlot(self._runtime)
-        return TransactionSlot(self._claim_gate, batch=self._config.batch)
+        self._mode.use_isolation(isolation_of(self._application_engine))
 
     def _runs(self) -> list[RunningAttempt]:
-        return [run for slot in self._slots if (run := slot.current) is not None]
-
-    def _pace(self) -> tuple[int, float]:
-        """How many jobs have run, and how long they have kept the slots busy."""
-        slots = [slot for slot in self._slots if isinstance(slot, LeaseSlot)]
-        return sum(slot.ran for slot in slots), sum(slot.busy for slot in slots)
+        return [run for slot in self._mode.slots if (run := slot.current) is not None]
 
     def _running(self) -> list[int]:
         return [run.claimed.job_id for run in self._runs()]
@@ -201,12 +156,6 @@ class Supervisor:
         for run in self._runs():
             run.lose()
 
-    def _goes_on(self, behind: bool) -> None:
-        """Messages were inserted: the claimer may sleep longer than they wait."""
-        if behind:
-            self._runtime.cursors.rewind()
-        self._runtime.listener.poke()
-
     def _replace_overdue(self) -> None:
         """Settle attempts past their timeout as such, and put other threads into their slots.
 
@@ -214,7 +163,7 @@ class Supervisor:
         """
         overdue = {
             place: run
-            for place, slot in enumerate(self._slots)
+            for place, slot in enumerate(self._mode.slots)
             if (run := slot.current) is not None and run.is_overdue
         }
         for run in overdue.values():
@@ -225,9 +174,7 @@ class Supervisor:
                 [(run, timeouts.late(run)) for run in lost.values()], seconds=timeouts.TAKEOVER
             )
         for place in lost:
-            self._stuck.append(self._slots[place])
-            self._slots[place] = self._new_slot()
-            self._slots[place].start()
+            self._stuck.append(self._mode.replace_slot(place))
         self._stuck = [slot for slot in self._stuck if slot.is_alive()]
         if len(self._stuck) >= self._config.slots:
             raise TooManyStuck(
@@ -235,35 +182,22 @@ class Supervisor:
                 "this process must end to be rid of them"
             )
 
-    def _settle_over(
-        self, outcomes: Sequence[tuple[RunningAttempt, Outcome]], *, seconds: float
-    ) -> None:
-        """Settle attempts over the head of their threads, and end their transactions."""
-        self._end_over(outcomes, seconds=seconds)
-        if self._leases:
-            for run, outcome in outcomes:
-                self._runtime.buffer.done(run.claimed, outcome)
+    def _settle_over(self, ended: Sequence[Ended], *, seconds: float) -> None:
+        """Settle attempts in place of their threads, and end their transactions."""
+        self._end_attempts(ended, seconds=seconds)
+        self._mode.settle(ended)
 
-    def _end_over(
-        self, outcomes: Sequence[tuple[RunningAttempt, Outcome]], *, seconds: float
-    ) -> None:
-        if not outcomes:
-            return
-        self._ended_over_at = time.monotonic()
-        if self._leases:
-            left = timeouts.end_transactions(self._runtime, [run for run, _ in outcomes])
-            self._not_ended += [each for each in outcomes if each[0] in left]
-        else:
-            self._not_ended += timeouts.settle_from_outside(
-                self._runtime, outcomes, seconds=seconds
-            )
+    def _end_attempts(self, ended: Sequence[Ended], *, seconds: float) -> None:
+        if ended:
+            self._ended_over_at = time.monotonic()
+            self._not_ended += self._mode.end_attempts(ended, seconds=seconds)
 
     def _end_again(self) -> None:
         """Try again what the database has refused: it was away, or had no connection left."""
         if self._not_ended and time.monotonic() - self._ended_over_at >= END_AGAIN:
             outcomes, self._not_ended = self._not_ended, []
             with timeouts.staying(run for run, _ in outcomes):
-                self._end_over(outcomes, seconds=timeouts.TAKEOVER)
+                self._end_attempts(outcomes, seconds=timeouts.TAKEOVER)
 
     def _end(self, grace: Callable[[], float]) -> None:
         """Claim nothing more, give back what has not started, let handlers finish, settle."""
@@ -271,14 +205,14 @@ class Supervisor:
         logger.info("stopping: %d handlers still run", len(self._runs()))
         self._stopping.set()
         runtime.listener.poke()
-        self._end_claims()
+        self._mode.end_claims()
         for claimed in runtime.buffer.drain():
             runtime.buffer.done(claimed, Released())
         runtime.buffer.close()
         wait_until(self._have_ended, grace)
         if runtime.children.interrupt():
             self._has_interrupted = True
-            wait_until(lambda: all(map(_is_stuck, self._slots)), lambda: LAST_TAKEOVER)
+            wait_until(lambda: all(map(_is_stuck, self._mode.slots)), lambda: LAST_TAKEOVER)
         if self._are_alive():
             # Given back only when its thread has ended, or with the process.
             for run in self._runs():
@@ -288,22 +222,9 @@ class Supervisor:
             return
         self.interrupt()  # what threads have left that ended by a mistake, if any has
 
-    def _end_claims(self) -> None:
-        """A claim may wait for a lock on a table for as long as somebody holds it."""
-        claiming = [slot for slot in self._slots if isinstance(slot, TransactionSlot)]
-        wait_until(
-            lambda: not (self._claimer.is_alive() or any(slot.is_claiming for slot in claiming)),
-            lambda: LAST_CLAIM,
-        )
-        for slot in claiming:
-            slot.cancel_claim()
-        if self._claimer.is_alive():
-            self._claimer.cancel()
-            self._claimer.join(LAST_SETTLE)
-
     def _close_later(self) -> None:
         """Handlers still run, in a process that may go on: their leases need the heartbeat."""
-        for slot in self._slots:
+        for slot in self._mode.slots:
             slot.join()
         self._close()
         _outlived.discard(self)
@@ -315,10 +236,9 @@ class Supervisor:
         loops = (
             self._heartbeat,
             self._rescuer,
-            self._settler,
-            self._claimer,
+            *self._mode.threads,
             runtime.loop,
-            *self._slots,
+            *self._mode.slots,
         )
         for loop in loops:
             if loop.failure is not None:
@@ -330,7 +250,7 @@ class Supervisor:
         return not self._are_alive()
 
     def _are_alive(self) -> bool:
-        return any(slot.is_alive() for slot in self._slots)
+        return any(slot.is_alive() for slot in self._mode.slots)
 
     def interrupt(self) -> bool:
         """Give back what still runs, one attempt the poorer, and close; whether anything did."""
@@ -355,8 +275,7 @@ class Supervisor:
         def left() -> float:
             return max(deadline - time.monotonic(), 0.1)
 
-        self._settler.finish(seconds=left())
-        self._claim_gate.close()
+        self._mode.close(seconds=left())
         self._rescuer.stop(seconds=left())
         self._heartbeat.stop(seconds=left())
         self._runtime.loop.stop()
@@ -382,7 +301,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_outlived.clear)
 
 
-def _is_stuck(slot: LeaseSlot | TransactionSlot) -> bool:
+def _is_stuck(slot: Slot) -> bool:
     """Whether it does not end because of a handler in its own thread, which nobody can stop."""
     run = slot.current
     return not slot.is_alive() or (run is not None and run.task.address is None)

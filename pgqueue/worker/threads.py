@@ -1,4 +1,4 @@
-"""A loop: a thread of the worker that must not die unseen."""
+"""A thread of the worker that must not die unseen."""
 
 import time
 from abc import ABC, abstractmethod

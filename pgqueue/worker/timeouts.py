@@ -1,4 +1,4 @@
-"""What is done to a run from outside of its thread, when that thread does not come back.
+"""What is done to an attempt from outside of its thread, when that thread does not come back.
 
 On connections of its own: those of the pool may all be held by threads that do not come back.
 """

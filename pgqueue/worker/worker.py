@@ -12,11 +12,9 @@ from datetime import timedelta
 from threading import Event
 from typing import Any
 
-from sqlalchemy import QueuePool
 from sqlalchemy.orm import configure_mappers
 
 from pgqueue import redaction
-from pgqueue.connections.opening import worker_engine
 from pgqueue.errors import OptionError, PgQueueError, UsedAcrossFork, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
@@ -123,7 +121,6 @@ class Worker:
         def grace() -> float:
             return 0.0 if self._signals > 1 else self._config.grace.total_seconds()
 
-        self._warn_of_small_pool()
         stopping = Event()
         self._supervisor = Supervisor(
             self._queue, self._config, stopping=stopping, until_empty=until_empty
@@ -132,25 +129,6 @@ class Worker:
             counts = self._supervisor.work(is_over, grace)
         self._stopping.clear()
         return dict(counts)
-
-    def _warn_of_small_pool(self) -> None:
-        """A handler that waits for a connection keeps its slot, and others wait behind it."""
-        pool = worker_engine(self._queue.engine).pool
-        if self._config.mode is not Mode.LEASE or not isinstance(pool, QueuePool):
-            return
-        most = pool.size() + pool._max_overflow
-        is_bounded = pool.size() > 0 and pool._max_overflow >= 0
-        takers = [one.name for one in self._queue.tasks.values() if one.is_transactional]
-        if takers and is_bounded and most < self._config.slots:
-            logger.warning(
-                "the engine's pool opens %d connections at most, and %d handlers run at once: one "
-                "of %s may wait for a connection; give create_engine(pool_size=%d), or the worker "
-                "less concurrency",
-                most,
-                self._config.slots,
-                takers[0],
-                self._config.slots,
-            )
 
     @contextmanager
     def _heeding_signals(self) -> Iterator[None]:

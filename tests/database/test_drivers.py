@@ -448,7 +448,7 @@ def test_many_large_payloads_are_one_call(engine: Engine) -> None:
 def test_what_is_large_goes_in_several_statements_and_keeps_its_order(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("pgqueue.tasks.task.binding", "pgqueue.tasks.task.binding.payload"):
+    for module in ("pgqueue.tasks.binding", "pgqueue.arguments.payload"):
         monkeypatch.setattr(f"{module}.LARGEST_TEXT", 300_000)
     rows = [([7] * n,) for n in range(1100)]
 

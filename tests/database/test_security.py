@@ -189,7 +189,7 @@ def flood(engine: Engine) -> None:
 
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "jsonpickle", "yaml"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen"}
-IMPORTS_BY_NAME = {PACKAGE / "cli" / "target.py", PACKAGE / "worker" / "child_work.py"}
+IMPORTS_BY_NAME = {PACKAGE / "cli" / "app_loader.py", PACKAGE / "worker" / "processes" / "serve.py"}
 """The module that --app names, by whoever types the command; and that of a task's own function,
 by the worker that starts a process for it.  Neither name comes from a row."""
 

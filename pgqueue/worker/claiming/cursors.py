@@ -1,8 +1,8 @@
-"""Frontiers: how far each (queue, priority) pair has been claimed.
+"""Claim cursors: how far each (queue, priority) pair has been claimed.
 
-A claim starts behind the frontier instead of at the head of the index, because the head is full
+A claim starts behind the cursor instead of at the head of the index, because the head is full
 of dead entries whenever somebody holds an old snapshot.  Rows that become visible behind it, by
-a late commit or a rescue, are found by a *sweep*: the frontier goes back to the start and
+a late commit or a rescue, are found by a *sweep*: the cursor goes back to the start and
 follows the claims forward again, so that it ends when all of them are done.
 """
 
@@ -57,7 +57,7 @@ class ClaimCursors:
         return not self._keys
 
     def is_sweep_due(self, *, elected: bool) -> bool:
-        """Whether it is time to look behind the frontiers.
+        """Whether it is time to look behind the cursors.
 
         One worker of many is elected to look often; the others look too, in case it is stuck.
         """
@@ -66,7 +66,7 @@ class ClaimCursors:
 
     @property
     def is_sweep_cheap(self) -> bool:
-        """Whether a worker with nothing else to do may look behind the frontiers at once."""
+        """Whether a worker with nothing else to do may look behind the cursors at once."""
         return time.monotonic() - self._swept_at >= SWEEP_SHARE * self._sweep_took
 
     def swept(self, *, began: float, ended: float) -> None:
@@ -80,7 +80,7 @@ class ClaimCursors:
         *,
         limit: int,
     ) -> None:
-        """Move each frontier behind what the claim has shown of its pair.
+        """Move each cursor behind what the claim has shown of its pair.
 
         The probes ran in the order of the pairs until the batch was full: the pair of the last
         row may hold more, the pairs before it are exhausted, those after it were not looked at.

@@ -1,4 +1,4 @@
-"""The claimer: keeps the workbench supplied, in lease mode."""
+"""The claimer: keeps the job buffer supplied, in lease mode."""
 
 import time
 from collections.abc import Callable

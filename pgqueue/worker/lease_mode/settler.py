@@ -219,7 +219,7 @@ class Settler(WorkerThread):
         self._buffer.settled(batch, settled)
 
     def _wake(self, batch: list[Settlement]) -> None:
-        """Have jobs that go on claimed: by this worker, and by all if they stand behind frontiers.
+        """Have jobs that go on claimed: by this worker, and by all if they stand behind cursors.
 
         Apart from the settles, which are repeated: whoever is woken may find it done already.
         """
@@ -241,7 +241,7 @@ def _job_id(claimed: Claimed) -> int:
 
 
 def _keeps_its_place(outcome: Outcome) -> bool:
-    """Whether the next message has the old time, and so stands behind the frontiers."""
+    """Whether the next message has the old time, and so stands behind the cursors."""
     return isinstance(outcome, Released) or (isinstance(outcome, Retried) and outcome.delay is None)
 
 

@@ -7,9 +7,9 @@ from pgqueue import execution, redaction
 from pgqueue.context import JobContext, nothing_around
 from pgqueue.outcomes import Exhausted, Outcome
 from pgqueue.repository import Claimed
+from pgqueue.worker.mode import Slot
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.threads import WorkerThread
 from pgqueue.worker.transactional_handler import run_in_async_transaction, run_in_transaction
 
 logger = redaction.logger(__name__)
@@ -18,13 +18,12 @@ NO_CONTEXT = JobContext(0, 0, 0, "", "")
 """For handlers that do not ask for one, with nothing around them that does."""
 
 
-class LeaseSlot(WorkerThread):
-    """Lease mode: takes a job from the workbench, runs it, hands its outcome to the settler."""
+class LeaseSlot(Slot):
+    """Lease mode: takes a job from the buffer, runs it, hands its outcome to the settler."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
-        super().__init__(name="slot")
+        super().__init__()
         self.runtime = runtime
-        self.current: RunningAttempt | None = None
         self.ran = 0
         self.busy = 0.0
         """Seconds spent on the jobs that have run here."""

@@ -1,4 +1,4 @@
-"""The turnstile of transaction mode: its slots claim for themselves, one after the other."""
+"""The claim gate of transaction mode: its slots claim for themselves, one after the other."""
 
 from threading import Event, Lock
 

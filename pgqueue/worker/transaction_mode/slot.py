@@ -24,10 +24,10 @@ from pgqueue.unit_of_work import (
 )
 from pgqueue.worker.after_commit import tell_of_commit
 from pgqueue.worker.buffer import WORDS
+from pgqueue.worker.mode import Slot
 from pgqueue.worker.poller import Ask
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.running_attempt import RunningAttempt
-from pgqueue.worker.threads import WorkerThread
 from pgqueue.worker.transaction_mode.attempt import TransactionAttempt
 from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
 from pgqueue.worker.transactional_handler import report_stale, was_committed
@@ -37,13 +37,12 @@ logger = redaction.logger(__name__)
 Done = tuple[RunningAttempt, Outcome]
 
 
-class TransactionSlot(WorkerThread):
+class TransactionSlot(Slot):
     """One handler thread of transaction mode, with a connection of its own."""
 
     def __init__(self, claim_gate: ClaimGate, *, batch: int) -> None:
-        super().__init__(name="slot")
+        super().__init__()
         self.runtime = claim_gate.runtime
-        self.current: RunningAttempt | None = None
         self._claim_gate = claim_gate
         self._batch = batch
         self._next_batch = batch
@@ -82,7 +81,7 @@ class TransactionSlot(WorkerThread):
             finally:
                 self._end_turn()
             if not went_well:
-                self.runtime.cursors.rewind()  # its messages are back, behind the frontiers
+                self.runtime.cursors.rewind()  # its messages are back, behind the cursors
             run, self.current = self.current, None
             if run is not None and run.is_abandoned:
                 break  # another thread has taken this slot
@@ -176,14 +175,14 @@ class TransactionSlot(WorkerThread):
         begin_now(connection, PLAN_BY_KEY)
 
     def _sweeps(self) -> bool:
-        """Whether this claim looks behind the frontiers; no worker of this mode is elected to."""
+        """Whether this claim looks behind the cursors; no worker of this mode is elected to."""
         cursors, claim_gate = self.runtime.cursors, self._claim_gate
         if cursors.is_at_start or cursors.is_sweep_due(elected=True):
             return True
         return claim_gate.poller.found_none and (claim_gate.until_empty or cursors.is_sweep_cheap)
 
     def _sleep(self, connection: Connection, *, swept: bool, was_quiet: bool) -> None:
-        """Sleep for all slots; they wait at the turnstile meanwhile."""
+        """Sleep for all slots; they wait at the claim gate meanwhile."""
         runtime, claim_gate = self.runtime, self._claim_gate
         if claim_gate.until_empty:
             if swept and was_quiet:
