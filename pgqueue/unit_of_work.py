@@ -1,6 +1,6 @@
 """Where a transaction begins, and how it ends.  Whoever opened it ends it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 
 import psycopg
@@ -8,38 +8,14 @@ from psycopg.pq import DiagnosticField, ExecStatus
 from sqlalchemy import Connection
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from pgqueue import redaction
 from pgqueue.connections.opening import READ_COMMITTED, driver_connection
-from pgqueue.connections.settings import FIRST_WITH_TRANSACTION_TIMEOUT, LIMITS, LOCAL, PLAN_BY_KEY
+from pgqueue.connections.settings import FIRST_WITH_TRANSACTION_TIMEOUT, LIMITS
+from pgqueue.statements.transactions import GUARD, LOCAL, begin, quoted_settings, set_local
 
 logger = redaction.logger(__name__)
-
-
-BEFORE_SETTLE = f"SET CONSTRAINTS ALL IMMEDIATE; {PLAN_BY_KEY}"
-"""At the end of a handler in transaction mode: what would fail its COMMIT fails now."""
-BEFORE_SETTLE_IN_BATCH = f"""
-    DO $$ BEGIN
-        SET CONSTRAINTS ALL IMMEDIATE;
-        RAISE EXCEPTION USING ERRCODE = 'PGQ00';
-    EXCEPTION WHEN SQLSTATE 'PGQ00' THEN
-    END $$;
-    {PLAN_BY_KEY}
-"""
-"""The same where other handlers follow in the transaction: their constraints stay deferred, as
-they were before the block.  Not by ROLLBACK TO SAVEPOINT: whenever the driver reads ROLLBACK it
-throws away what it has prepared, and each statement would be planned anew for each job."""
-
-
-GUARD = "SAVEPOINT pgqueue_handler"
-RELEASE_GUARD = "RELEASE SAVEPOINT pgqueue_handler"
-UNDO_HANDLER = "ROLLBACK TO SAVEPOINT pgqueue_handler"
-ONLY_SETTLE_FOLLOWS = "SET LOCAL idle_in_transaction_session_timeout = 20000"
-"""A worker that is frozen between its settle and its COMMIT has a lock on the lease.  It is gone
-before the grace of such workers is over, and others may rescue."""
-AFTER_HANDLER = f"{RELEASE_GUARD}; {PLAN_BY_KEY}; {ONLY_SETTLE_FOLLOWS}"
-"""Around a handler.  Whoever has ended the transaction has ended the savepoint as well, and its
-job fails: the server knows it whatever the handler did, and whatever SQLAlchemy believes."""
 
 
 def begin_now(
@@ -55,7 +31,7 @@ def begin_now(
     """
     connection.begin()
     if isinstance(driver_connection(connection), psycopg.Connection):
-        settings = f"BEGIN ISOLATION LEVEL {isolation_level}; {settings}"
+        settings = begin(isolation_level, settings)
     set_now(connection, settings)
 
 
@@ -81,15 +57,10 @@ def plan_freely(connection: Connection) -> str:
     return settings_of(connection, LOCAL)
 
 
-def settings_of(connection: Connection, names: Iterable[str]) -> str:
+def settings_of(connection: Connection, names: Collection[str]) -> str:
     """What gives a transaction the settings that this connection has now."""
-    values = ", ".join(
-        f"pg_catalog.quote_literal(pg_catalog.current_setting('{name}'))" for name in names
-    )
-    found = connection.exec_driver_sql(f"SELECT {values}").one()
-    return "; ".join(
-        f"SET LOCAL {name} = {value}" for name, value in zip(names, found, strict=True)
-    )
+    found = connection.exec_driver_sql(quoted_settings(names)).one()
+    return set_local(zip(names, found, strict=True))
 
 
 def limits_of(connection: Connection) -> list[str]:
@@ -116,6 +87,24 @@ def told_by_server(error: Exception) -> Exception:
     """The same error, or what it means if it says that our savepoint is gone."""
     said = getattr(error, "orig", None)
     return TransactionEnded(str(said)) if getattr(said, "sqlstate", None) in ENDED else error
+
+
+def end(connection: Connection) -> None:
+    """Commit what may be done again if the answer is lost: a read, or what carries a fence."""
+    connection.commit()
+
+
+def release_savepoints(connection: Connection) -> None:
+    """End the savepoints that a handler has left open; what it wrote in them stays."""
+    while (savepoint := connection.get_nested_transaction()) is not None:
+        savepoint.commit()
+
+
+def write_pending(session: Session) -> None:
+    """Flush what a handler has left in its Session, as its own commit would: the transaction
+    of the job stays open."""
+    if session.in_transaction():
+        session.commit()
 
 
 class CommitUnknown(Exception):

@@ -11,10 +11,10 @@ from chaos.interleavings.logical_workers import rescue
 from chaos.mutations import Patch, mutation
 from chaos.scenario import Broken, Size, scenario
 from chaos.stress import SESSIONS, STRICT, Storm, once
-from pgqueue import tasks
 from pgqueue.repository import Jobs, NewJob
 from pgqueue.statements import operations
 from pgqueue.statements.tables import leases
+from pgqueue.tasks import task
 
 
 @mutation
@@ -25,7 +25,7 @@ def enqueues_keys_in_any_order(patch: Patch) -> None:
         keys = written.unique_keys
         return jobs.enqueue_unique_chunk(new, payloads=written.args, keys=keys)
 
-    patch.set(tasks, "_enqueue_unique", in_given_order)
+    patch.set(task, "_enqueue_unique", in_given_order)
 
 
 @mutation

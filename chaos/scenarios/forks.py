@@ -45,9 +45,9 @@ def _fork_a_child() -> None:
 @mutation
 def orphans_keep_the_sockets(patch: Patch) -> None:
     """A forked child keeps the sockets of the worker's connections open."""
-    from pgqueue import unit_of_work
+    from pgqueue.connections import opening
 
-    patch.set(unit_of_work, "keep_from_children", lambda _driver: None)
+    patch.set(opening, "keep_from_children", lambda _driver: None)
 
 
 @mutation

@@ -120,9 +120,9 @@ def nobody_ends_their_transactions(patch: Patch) -> None:
 @mutation
 def servers_are_waited_for(patch: Patch) -> None:
     """Connections are opened without telling this machine how soon to give a silent server up."""
-    from pgqueue import unit_of_work
+    from pgqueue.connections import opening
 
-    patch.set(unit_of_work, "notice_loss_of_server", lambda fileno, settings: None)
+    patch.set(opening, "notice_loss_of_server", lambda fileno, settings: None)
 
 
 @scenario(

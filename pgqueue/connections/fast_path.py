@@ -19,6 +19,8 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from pgqueue.statements.transactions import NOTHING
+
 ONLY_WATCHED = "pgqueue_only_watched"
 """An execution option: what listens here is ours, and has no interest in our own statements."""
 
@@ -102,7 +104,7 @@ def _as_sqlalchemy_says(
     if driver.closed:
         # It has to see that for itself: it then forgets the others of its pool as well.
         with suppress(DBAPIError):
-            connection.exec_driver_sql("SELECT 1")
+            connection.exec_driver_sql(NOTHING)
     return DBAPIError.instance(
         words,
         dict(parameters),

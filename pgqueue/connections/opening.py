@@ -17,6 +17,7 @@ from pgqueue.connections.keepalive import (
     notice_loss_of_server,
 )
 from pgqueue.connections.session_changes import CHANGED
+from pgqueue.statements.transactions import set_config
 
 logger = redaction.logger(__name__)
 
@@ -100,9 +101,8 @@ def configure(connection: Connection, settings: Mapping[str, str]) -> None:
 
 def _set(connection: Connection, settings: Mapping[str, str]) -> bool:
     """All in one round trip, or none; whether the server has accepted them."""
-    calls = ", ".join(["pg_catalog.set_config(%s, %s, false)"] * len(settings))
     try:
-        connection.exec_driver_sql(f"SELECT {calls}", tuple(chain(*settings.items())))
+        connection.exec_driver_sql(set_config(len(settings)), tuple(chain(*settings.items())))
         connection.commit()
     except DBAPIError as error:
         if error.connection_invalidated:

@@ -9,7 +9,8 @@ from sqlalchemy import Connection
 from pgqueue import redaction
 from pgqueue.execution import CancelWins, Stale
 from pgqueue.repository import Attempts
-from pgqueue.unit_of_work import GUARD, begin_now
+from pgqueue.statements.transactions import GUARD
+from pgqueue.unit_of_work import begin_now
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
 

@@ -15,6 +15,8 @@ from pgqueue.connections.settings import OWN
 from pgqueue.execution import after_error, too_late
 from pgqueue.outcomes import AttemptEnd, Outcome
 from pgqueue.repository import Attempts, Workers
+from pgqueue.statements.transactions import set_local
+from pgqueue.unit_of_work import end
 from pgqueue.worker.buffer import WORDS
 from pgqueue.worker.reconnecting import BROKEN
 from pgqueue.worker.running_attempt import RunningAttempt
@@ -105,7 +107,7 @@ def settle_from_outside(
             share = (deadline - time.monotonic()) / (len(todo) - place)
             with _reporting(f"job {run.claimed.job_id}"):
                 if _take_over(runtime, connection, run, outcome, seconds=share):
-                    connection.commit()
+                    end(connection)
                     runtime.buffer.settled_already(run.claimed, WORDS[type(outcome)])
                 left.remove((run, outcome))
             connection.rollback()
@@ -140,7 +142,7 @@ def _take_over(
 def _wait_for_locks(connection: Connection, seconds: float) -> None:
     """For this transaction only: a pooler may forget what was set for a session."""
     milliseconds = max(int(1000 * seconds), 1)  # 0 would be for ever
-    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
+    connection.exec_driver_sql(set_local([("lock_timeout", milliseconds)]))
 
 
 @contextmanager

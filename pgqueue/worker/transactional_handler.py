@@ -25,8 +25,8 @@ from pgqueue.outcomes import Cancelled, Outcome, Released
 from pgqueue.repository import Attempts, Claimed, Workers
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.handlers import joined_session, options_of
+from pgqueue.statements.transactions import AFTER_HANDLER, set_local
 from pgqueue.unit_of_work import (
-    AFTER_HANDLER,
     CommitUnknown,
     TransactionEnded,
     begin_now,
@@ -34,6 +34,7 @@ from pgqueue.unit_of_work import (
     limits_of,
     set_now,
     told_by_server,
+    write_pending,
 )
 from pgqueue.worker.after_commit import tell_of_commit
 from pgqueue.worker.buffer import STALE, WORDS
@@ -147,10 +148,9 @@ def run_with_session(
     begin_again = begin_now if replays is None else replays.begin
     session = joined_session(runtime.sessions, connection, begin_again=begin_again)
 
-    def write_pending() -> None:
+    def write() -> None:
         session.expire_on_commit = False  # for those who hear of the COMMIT
-        if session.in_transaction():
-            session.commit()
+        write_pending(session)
 
     with options_of(runtime.sessions.kw["bind"], connection):
         try:
@@ -160,7 +160,7 @@ def run_with_session(
                 run.claimed,
                 run.context(session),
                 around=runtime.around,
-                write_pending=write_pending,
+                write_pending=write,
                 is_replayed=never if replays is None else replays.are_due,
             )
             _keep_session(run, session, verdict)
@@ -196,9 +196,8 @@ async def _run_with_async_session(
     begin_again = begin_now if replays is None else replays.begin
     session = async_sessions.joined_session(runtime.sessions, connection, begin_again=begin_again)
 
-    async def write_pending() -> None:
-        if session.in_transaction():
-            await session.commit()
+    async def write() -> None:
+        await session.run_sync(write_pending)
 
     sync: Any = getattr(connection, "sync_connection", connection)
     with options_of(runtime.sessions.kw["bind"], sync):
@@ -209,7 +208,7 @@ async def _run_with_async_session(
                 run.claimed,
                 run.context(session),
                 around=runtime.around,
-                write_pending=write_pending,
+                write_pending=write,
                 is_replayed=never if replays is None else replays.are_due,
             )
             _keep_session(run, session.sync_session, verdict)
@@ -229,9 +228,10 @@ def time_limits(run: RunningAttempt, connection: Connection) -> str:
     if timeout is None:
         return ""
     milliseconds = int((timeout + MARGIN).total_seconds() * 1000)
-    limits = [f"SET LOCAL {name} = {milliseconds}" for name in limits_of(connection)]
+    limits = [(name, milliseconds) for name in limits_of(connection)]
     # A limit on all of the transaction that runs already is not lengthened, but by way of none.
-    return "; ".join(["SET LOCAL transaction_timeout = 0"] * (len(limits) > 1) + limits)
+    none = [("transaction_timeout", 0)] * (len(limits) > 1)
+    return set_local(none + limits)
 
 
 def was_committed(runtime: WorkerRuntime, run: RunningAttempt) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from worker_rig import MODES, Rig, WorkerProgram
 
-from pgqueue.unit_of_work import AFTER_HANDLER
+from pgqueue.statements.transactions import AFTER_HANDLER
 
 # The rescuer waits two seconds, not thirty, for a worker whose connection is still open.
 HASTY: dict[str, Any] = {"set_spans": {"pgqueue.worker.liveness:SLOW_GRACE": 2.0}}

@@ -5,6 +5,7 @@ subpackage of an external package, and measures no function.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,13 @@ import pgqueue
 
 PACKAGE = Path(pgqueue.__file__).parent
 ASYNC_DOOR = PACKAGE / "sessions" / "async_sessions.py"
+
+DOORS = ("cli", "demo", "embedded", "flask")
+"""Programs of their own: they open sessions, commit them, and show SQL to their users."""
+STATEMENT = re.compile(
+    r"\s*(?:SELECT|INSERT|UPDATE|DELETE|SET|RESET|BEGIN|COMMIT|SAVEPOINT|RELEASE|ROLLBACK|LISTEN"
+    r"|NOTIFY|LOCK|DO|WITH|CREATE|ALTER|DROP|GRANT|REVOKE|TRUNCATE)\s+[\w{$(*]"
+)
 
 LONGEST_FUNCTION = 30
 """Lines that hold code: neither the docstring, nor comments, nor empty lines, nor decorators."""
@@ -61,6 +69,31 @@ def test_no_function_is_longer_than_30_lines(module: Path) -> None:
     assert {name: size for name, size in lengths.items() if size > LONGEST_FUNCTION} == {}
 
 
+@EVERY_MODULE
+def test_statements_are_written_only_in_their_package(module: Path) -> None:
+    """But for the DDL and the grants of the schema."""
+    texts = set(sql_in(tree_of(module)))
+
+    assert not texts or is_in(module, "statements", "schema", *DOORS), texts
+
+
+@EVERY_MODULE
+def test_only_the_unit_of_work_and_the_connections_commit(module: Path) -> None:
+    commits = [call for call in calls_in(tree_of(module)) if call.endswith(".commit")]
+
+    assert not commits or is_in(module, "unit_of_work", "connections", *DOORS), commits
+
+
+def test_what_the_laws_look_for_is_found() -> None:
+    tree = ast.parse(
+        '"""SET nothing: a docstring."""\n'
+        'a = f"SET LOCAL {name} = 1"\nb = "Set the table"\nconnection.commit()\n'
+    )
+
+    assert list(sql_in(tree)) == ["SET LOCAL "]
+    assert list(calls_in(tree)) == ["connection.commit"]
+
+
 def test_an_import_for_the_type_checker_is_told_from_one_at_run_time() -> None:
     source = (
         "import sqlalchemy.ext.asyncio\n"
@@ -89,6 +122,24 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def tree_of(module: Path) -> ast.Module:
     return ast.parse(module.read_text("utf-8"))
+
+
+def is_in(module: Path, *rooms: str) -> bool:
+    return module.relative_to(PACKAGE).with_suffix("").parts[0] in rooms
+
+
+def sql_in(tree: ast.Module) -> Iterator[str]:
+    """Texts that begin as a statement does, docstrings aside."""
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node not in docstrings:
+            text = node.value
+            if isinstance(text, str) and STATEMENT.match(text):
+                yield text
+
+
+def calls_in(tree: ast.Module) -> Iterator[str]:
+    return (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
 def functions_of(tree: ast.AST) -> Iterator[Function]:

@@ -16,6 +16,7 @@ from pgqueue import redaction
 from pgqueue.connections.opening import driver_connection, own_connection
 from pgqueue.connections.settings import OWN
 from pgqueue.statements.tables import CHANNEL, SLEEPERS, notify, pg
+from pgqueue.statements.transactions import listen
 
 logger = redaction.logger(__name__)
 
@@ -205,7 +206,7 @@ class Listener:
         with self._surviving():
             if self._driver is None:
                 self._open()
-            self._ask(f"LISTEN {CHANNEL}")
+            self._ask(listen(CHANNEL))
             self._is_listening = True
             self._heard_at = time.monotonic()
         return self._is_listening

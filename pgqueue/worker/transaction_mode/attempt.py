@@ -8,18 +8,21 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 
 from pgqueue import execution
-from pgqueue.connections.settings import PLAN_BY_KEY
 from pgqueue.execution import CancelWins
 from pgqueue.execution.attempt import AttemptResult
 from pgqueue.outcomes import Cancelled, Exhausted, Outcome, is_plain_success
 from pgqueue.repository import Attempts
-from pgqueue.unit_of_work import (
+from pgqueue.statements.transactions import (
     BEFORE_SETTLE,
     BEFORE_SETTLE_IN_BATCH,
     GUARD,
+    PLAN_BY_KEY,
     UNDO_HANDLER,
+)
+from pgqueue.unit_of_work import (
     TransactionEnded,
     begin_now,
+    release_savepoints,
     set_now,
     told_by_server,
 )
@@ -111,8 +114,7 @@ class TransactionAttempt:
         if self._run.task.is_transactional and not self._connection.in_nested_transaction():
             raise TransactionEnded("by the handler")
         self._settle(outcome)
-        while (savepoint := self._connection.get_nested_transaction()) is not None:
-            savepoint.commit()
+        release_savepoints(self._connection)
 
     def _undo(self) -> None:
         """Undo what the handler wrote; with all of T, if it has ended the T it was given."""

@@ -10,14 +10,16 @@ from sqlalchemy import Connection
 
 from pgqueue import redaction
 from pgqueue.connections.session_changes import close_if_changed, is_changed, watch_session
-from pgqueue.connections.settings import HANDLING, PLAN_BY_KEY
+from pgqueue.connections.settings import HANDLING
 from pgqueue.execution import Stale
 from pgqueue.outcomes import Outcome, Released, Succeeded
 from pgqueue.repository import Attempts, Claim, ClaimCursor, Locked, Upcoming
+from pgqueue.statements.transactions import PLAN_BY_KEY
 from pgqueue.unit_of_work import (
     CommitUnknown,
     begin_now,
     commit,
+    end,
     limits_of,
     plan_freely,
     settings_of,
@@ -148,7 +150,7 @@ class TransactionSlot(Slot):
             found = [(row.message_id, row.crashes) for row in locked if row.crashes]
             runtime.crash_isolation.admit(found, are_all=claim.taken < limit)
         if not locked:
-            connection.commit()
+            end(connection)
             self._sleep(connection, swept=sweep, was_quiet=was_quiet)
             return []
         for row in locked:
@@ -171,7 +173,7 @@ class TransactionSlot(Slot):
             self._plan_freely = plan_freely(connection)
             self._own_limits = settings_of(connection, limits_of(connection))
             watch_session(connection)
-            connection.commit()
+            end(connection)
         begin_now(connection, PLAN_BY_KEY)
 
     def _sweeps(self) -> bool:
@@ -200,7 +202,7 @@ class TransactionSlot(Slot):
 
         def ask(pairs: list[ClaimCursor]) -> Upcoming:
             upcoming = attempts.upcoming(pairs, tasks=self.runtime.task_names)
-            connection.commit()  # never sleep in a transaction: it holds back the vacuum
+            end(connection)  # never sleep in a transaction: it holds back the vacuum
             return upcoming
 
         return ask
