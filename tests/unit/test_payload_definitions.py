@@ -192,6 +192,6 @@ def test_a_damaged_pydantic_model_is_refused() -> None:
 
 
 def test_pydantic_is_not_needed() -> None:
-    script = "import sys, pgqueue.payload; sys.exit('pydantic' in sys.modules)"
+    script = "import sys, pgqueue.arguments; sys.exit('pydantic' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

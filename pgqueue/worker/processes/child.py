@@ -21,7 +21,7 @@ from pgqueue.tasks import Task
 from pgqueue.worker.processes import protocol
 from pgqueue.worker.processes.protocol import LONGEST_LINE, AttemptKey, ProtocolError
 
-PROGRAM = Path(__file__).with_name("child_main.py")
+PROGRAM = Path(__file__).with_name("bootstrap.py")
 READY_WITHIN = 60.0
 """Seconds to import the application, and to take a job."""
 LOOK_EVERY = 0.25
