@@ -1,7 +1,6 @@
 """What a child process does: it runs the jobs of one task, one after another."""
 
 import json
-import logging
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from typing import Any
 from pgqueue import execution
 from pgqueue.context import JobContext
 from pgqueue.errors import TaskDefinitionError
+from pgqueue.execution.attempt import logger as attempts_logger
 from pgqueue.execution.error_reports import report
 from pgqueue.repository import Claimed
 from pgqueue.tasks import Task
@@ -45,7 +45,7 @@ def serve(
             link.sendall(protocol.refusal(report(error)))
             return
         # The worker tells what becomes of jobs, in its own log.
-        logging.getLogger(execution.__name__).disabled = True
+        attempts_logger.disabled = True
         link.sendall(protocol.READY)
         while (claimed := inbox.jobs.get()) is not None:
             outcome = execution.run(task, claimed, inbox.context(claimed), around=around).outcome
