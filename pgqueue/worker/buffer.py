@@ -126,7 +126,7 @@ class JobBuffer:
             self._has_done.set()
 
     def give_back(self, claimed: Claimed) -> None:
-        """Release a lease that no slot knows of; it stays in flight until the settler has."""
+        """Release a lease that no slot knows of; it stays in flight until it is settled."""
         self.in_flight[claimed.message_id] = claimed
         self.done(claimed, Released())
 

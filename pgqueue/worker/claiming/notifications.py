@@ -142,7 +142,7 @@ class Listener:
         return self._taken()
 
     def _test_now_and_then(self) -> None:
-        """Notify this connection: if it is half-open or a pooler's, notifications are lost."""
+        """Notify itself: half-open connections and poolers lose notifications silently."""
         if not self._is_listening or time.monotonic() - self._heard_at < TEST_EVERY:
             return
         with self._surviving():

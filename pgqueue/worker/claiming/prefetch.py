@@ -8,7 +8,7 @@ MOST_AHEAD = 1000
 HORIZON = 0.020
 """Seconds of work to claim ahead at once."""
 URGENT_SHARE = 3
-"""While urgent jobs come between others, a third of it: they wait for the claim under way."""
+"""While claims bring urgent jobs, a third of this: urgent jobs wait for the claim under way."""
 CALM_AFTER = 500
 """Claims in a row without an urgent job, after which the full number is claimed ahead again."""
 TOO_OLD = 0.050
