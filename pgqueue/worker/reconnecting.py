@@ -157,7 +157,7 @@ class ReconnectingConnection:
         self._wait = min(2 * self._wait, self._longest_wait)
 
     def _begin_afresh(self) -> None:
-        """Close the connection, as its settings or plans may be refused; or only roll back."""
+        """Close the connection, whose settings or plans may be refused; if kept, roll back."""
         if self._connection is None or not self._is_kept:
             self.close()
             return

@@ -93,11 +93,10 @@ class Worker:
         self._stopping.set()
 
     def interrupt(self) -> bool:
-        """Give up handlers that still run after the grace period, before the process ends.
+        """Give up handlers that still run after the grace period; call it before the process ends.
 
         Their attempts are recorded as ``interrupted`` and their results are dropped; their threads
-        go on.  Called by itself when Python exits.  Returns whether the last run has interrupted
-        any attempt.
+        go on.  Python calls it at exit.  Returns whether the last run has interrupted any attempt.
         """
         return self._supervisor is not None and self._supervisor.interrupt()
 

@@ -80,7 +80,7 @@ class ClaimCursors:
         *,
         limit: int,
     ) -> None:
-        """Move each cursor behind the rows that the claim has read of its pair.
+        """Move each cursor past the rows that the claim has read of its pair.
 
         The claim read the pairs in order until the batch was full: the pair of the last row may
         hold more, the pairs before it are exhausted, those after it were not read.  A claim ahead
