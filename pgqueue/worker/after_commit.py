@@ -32,7 +32,7 @@ def tell_of_commit(runtime: WorkerRuntime, run: RunningAttempt) -> None:
 def _call(listener: Callable[[Session], None], run: RunningAttempt, session: Session) -> None:
     try:
         listener(session)
-    except BaseException:  # a listener may raise what it likes, as a handler may
+    except BaseException:  # a listener may raise anything, as a handler may
         logger.exception(
             "job %d: it is committed, and a listener to after_commit has failed", run.claimed.job_id
         )

@@ -61,7 +61,7 @@ class EventLoop(WorkerThread):
 
     @property
     def engine(self) -> "AsyncEngine":
-        """The engine of this loop; to be used on the loop only."""
+        """The engine of this loop; use it on the loop only."""
         if self._engine is None:
             # The number of slots limits the connections.
             self._engine = async_sessions.create_engine(
@@ -93,7 +93,7 @@ class EventLoop(WorkerThread):
 def run_alone(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a loop of its own, in this thread, as ``asyncio.run`` does.
 
-    The loop goes on whatever its tasks raise, and if they stop it.
+    The loop goes on whatever its tasks raise, even if they stop it.
     """
     loop = asyncio.new_event_loop()
     try:

@@ -2,7 +2,7 @@
 
 A worker judges others only by time that it has observed itself: on one uninterrupted connection
 it has seen the same heartbeat for the whole grace period.  After a restart of the server every
-heartbeat is old and every lock is gone, but no worker is dead.
+heartbeat is old and every lock is gone, but no worker is declared dead.
 """
 
 from dataclasses import dataclass

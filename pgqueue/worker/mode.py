@@ -46,7 +46,7 @@ class WorkerMode(Protocol):
         """Start slots and threads."""
 
     def replace_slot(self, place: int) -> Slot:
-        """Replace a slot that does not return by a new one; returns the old slot."""
+        """Replace a slot that does not return with a new slot; returns the old one."""
 
     def end_claims(self) -> None:
         """Stop claiming, and end a claim that waits for a lock on a table."""

@@ -53,7 +53,7 @@ class Poller:
         """Whether the last claim took no message."""
 
     def connected(self) -> None:
-        """Start anew on a new connection: the cursors and the election are lost."""
+        """Reset the cursors and the election on a new connection."""
         self._runtime.cursors.rewind()
         self._is_elected, self._election_at = False, float("-inf")
 

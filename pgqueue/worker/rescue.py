@@ -37,7 +37,7 @@ class Rescue:
         self._refused_since: float | None = None
 
     def read_notices(self, connection: Connection, *, running: Sequence[int] = ()) -> Notices:
-        """Read what others have decided and, at times, whether dead workers have left leases."""
+        """Read what others have decided; every ``SEARCH_EVERY``, search for orphaned leases."""
         is_due = time.monotonic() - self.searched_at >= SEARCH_EVERY.total_seconds()
         with connection.begin():
             return Workers(connection).notices(running=running, search=is_due)

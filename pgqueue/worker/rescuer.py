@@ -83,7 +83,7 @@ class Rescuer(WorkerThread):
             self._reconnecting.cancel()
 
     def reap(self, dead: Sequence[SeenWorker]) -> None:
-        """Take the workers that this worker's heartbeat finds dead now, in place of the last."""
+        """Set the workers that this worker's heartbeat finds dead, in place of the last ones."""
         self._dead = dead
         if dead:
             self._awake.set()

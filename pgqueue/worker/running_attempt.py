@@ -60,7 +60,7 @@ class RunningAttempt:
         """The server process of its transaction, if it has one."""
         self._driver: Any = None
         self.session: Session | None = None
-        """The Session of its handler, after a handler has returned whose writes are kept."""
+        """The handler's Session, once the handler has returned and if its writes are kept."""
         self.child: Child | None = None
         """The child process its handler runs in, if it has one."""
         self.leaving = Lock()
@@ -70,7 +70,7 @@ class RunningAttempt:
     def begin_on(self, connection: Connection) -> None:
         """Set the connection of its transaction, which no other thread uses."""
         self._driver = driver_connection(connection)
-        self.backend_pid = backend_pid(connection)  # last: other threads go by it
+        self.backend_pid = backend_pid(connection)  # last: other threads read it
 
     @contextmanager
     def on(self, connection: Connection) -> Iterator[None]:

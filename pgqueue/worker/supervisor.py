@@ -47,8 +47,8 @@ LAST_SETTLE = 4.0
 """Seconds after the grace period for the last settles and for all threads to end, when tables are
 locked or the database does not answer.  Statements that are cancelled then need some more."""
 LAST_TAKEOVER = 2.5
-"""Seconds of these to settle attempts from outside of their threads; and, before, seconds to wait
-for slots whose child processes were killed."""
+"""Of these, the seconds to settle attempts from outside of their threads; before that, the seconds
+to wait for slots whose child processes were killed."""
 
 
 class Supervisor:

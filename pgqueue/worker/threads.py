@@ -1,4 +1,4 @@
-"""The base class of a worker's threads, whose failures are noticed."""
+"""The base class of a worker's threads, which records their failures."""
 
 import time
 from abc import ABC, abstractmethod

@@ -26,7 +26,7 @@ logger = redaction.logger(__name__)
 
 TAKEOVER = 10.0
 """Seconds to wait in all for the ends of transactions that were told to end, and for the rows of
-their attempts.  The worker enforces no other timeouts meanwhile."""
+their attempts.  The timeouts of the worker's other handlers wait meanwhile."""
 FOR_JOB = 0.5
 """Seconds to wait for the row of one job, which an application may lock for hours."""
 
@@ -90,7 +90,7 @@ def settle_from_outside(
     *,
     seconds: float = TAKEOVER,
 ) -> list[tuple[RunningAttempt, Outcome]]:
-    """Settle attempts whose threads do not return: end each transaction, take its message.
+    """Settle attempts whose threads do not return: end each transaction, take over its message.
 
     Call in :func:`staying`.  Waits for locks for ``seconds`` in all, in equal shares of the time
     left.  Returns attempts it could not settle, as :func:`end_transactions` does.

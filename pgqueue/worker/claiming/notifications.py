@@ -81,7 +81,7 @@ class Listener:
     def share(self, connection: Connection) -> None:
         """Listen on the connection on which the same thread claims; it is in autocommit.
 
-        To be called for each new connection of that thread.
+        Must be called for each new connection of that thread.
         """
         self._driver = driver_connection(connection)
         self._is_listening = self._is_armed = False

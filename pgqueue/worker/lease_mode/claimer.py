@@ -151,9 +151,9 @@ class Claimer(WorkerThread):
             buffer.let_go()
 
     def _left_to_claim(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> int:
-        """How many jobs that must not be claimed ahead the next claims take for free slots.
+        """How many jobs the next claims take for free slots, as they must not be claimed ahead.
 
-        The number left, less those claimed since; none when a claim has returned none of them:
+        The number left, less those claimed since; 0 if a claim has returned none of these jobs:
         other workers have claimed them, or more urgent jobs have come.
         """
         if claim.passed:

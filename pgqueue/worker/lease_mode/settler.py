@@ -221,7 +221,7 @@ class Settler(WorkerThread):
     def _wake(self, batch: list[Settlement]) -> None:
         """Wake this worker for jobs that go on, and all workers if they stand behind cursors.
 
-        Not part of the settles, which are repeated: a repeated one may find its work done.
+        Apart from the settles, which may be repeated; a woken worker may find no work left.
         """
         behind = any(_keeps_its_place(outcome) for _, outcome in batch)
         if behind or any(isinstance(outcome, Retried | Snoozed) for _, outcome in batch):

@@ -70,7 +70,7 @@ class LeaseSlot(Slot):
         """Run an async job, and those that come next: waking two threads for each job would
         take longer than a quick handler."""
         while True:
-            # One asyncio task for each job: it must not see context variables of the last one.
+            # One asyncio task for each job: a job must not see context variables of another.
             outcome = await asyncio.create_task(self._outcome_of_async(run))
             if not self._end(run, outcome):
                 return False

@@ -30,7 +30,7 @@ class ProcessPool:
         self._idle: list[Child] = []
         self._busy: set[Child] = set()
         self._is_closing = False
-        # The kernel kills a child when the thread that started it ends, and slots may end early.
+        # Not the slots: the kernel kills a child when the thread that started it ends.
         self._starter = ThreadPoolExecutor(1, "pgqueue-children")
 
     @classmethod
@@ -54,7 +54,7 @@ class ProcessPool:
         return outcome
 
     def interrupt(self) -> bool:
-        """Kill busy children, and start no more; returns whether there were any."""
+        """Kill busy children, and start no more; returns whether any child was busy."""
         with self._lock:
             self._is_closing = True
             busy = list(self._busy)

@@ -38,7 +38,7 @@ class ProtocolError(Exception):
 
 
 class AttemptKey(NamedTuple):
-    """The attempt of a line: threads left by an earlier handler cannot answer for another."""
+    """The attempt that a line is about: a line from an earlier handler counts for no other."""
 
     message_id: int
     attempt: int

@@ -35,7 +35,7 @@ from pgqueue.worker.transactional_handler import (
 )
 
 FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError)
-"""For example of a deferred constraint, or of a savepoint that no longer exists."""
+"""Raised for example by a deferred constraint, or for a savepoint that no longer exists."""
 
 
 class TransactionAttempt:

@@ -48,7 +48,7 @@ class ClaimGate:
             self._side_line.rest()
 
     def stamp(self, locked: Locked, holder: Connection) -> Claimed | None:
-        """Commit the start of an attempt; None if another worker was first, or it failed."""
+        """Commit the start of an attempt; None if another worker was first or this failed."""
 
         def stamp(line: Connection) -> Claimed | None:
             try:
@@ -61,5 +61,5 @@ class ClaimGate:
 
         with self._stamping:
             if has_ended(driver_connection(holder)):
-                return None  # its message is free again: another worker would count a crash
+                return None  # its message is free again: the stamp would count as a crash
             return self._side_line.attempt(stamp)
