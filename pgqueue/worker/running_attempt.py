@@ -53,7 +53,8 @@ class RunningAttempt:
         """Whether its transactional handler has been called."""
         self.cancel_requested = False
         self.is_lost = False
-        """Its lease was settled from outside of its thread or passed on: its result is dropped."""
+        """It was settled from outside of its thread, or its lease has passed on: its result is
+        dropped."""
         self.is_abandoned = False
         """Its thread did not return in time, and another thread has taken the slot."""
         self.backend_pid: int | None = None

@@ -32,7 +32,7 @@ FOR_JOB = 0.5
 
 
 def tell_of_cuts(runs: Iterable[RunningAttempt]) -> None:
-    """Tell handlers to stop whose transaction has ended with its connection.
+    """Tell handlers to stop if their transaction has ended with its connection.
 
     A handler that computes for hours would notice only at its next statement.
     """

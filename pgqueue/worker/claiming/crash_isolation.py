@@ -50,8 +50,8 @@ class CrashIsolation:
     def admit(self, found: Sequence[tuple[int, int]], *, are_all: bool) -> int:
         """How many of the suspects found by a claim may start, counted from the first.
 
-        The others must be released before.  ``found`` has the message and the number of crashes of
-        each; ``are_all`` says that the claim had room for more.
+        Release the others before the first one starts.  ``found`` has the message and the number of
+        crashes of each; ``are_all`` is true if the claim had room for more.
         """
         if not found:
             self._harmless = 0 if are_all else self._harmless
