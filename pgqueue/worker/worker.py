@@ -96,7 +96,7 @@ class Worker:
         """Give up handlers that still run after the grace period; call it before the process ends.
 
         Their attempts are recorded as ``interrupted`` and their results are dropped; their threads
-        go on.  Python calls this at exit.  Returns whether the last run has interrupted any attempt.
+        go on.  Python calls this at exit.  Returns whether the last run interrupted any attempt.
         """
         return self._supervisor is not None and self._supervisor.interrupt()
 
