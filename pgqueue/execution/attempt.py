@@ -1,4 +1,4 @@
-"""One attempt of one job: read its arguments, run its handler, decide what has become of it."""
+"""One attempt of one job: decodes its arguments, runs its handler, decides the outcome."""
 
 import asyncio
 import inspect
@@ -35,7 +35,7 @@ logger = redaction.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """What has become of an attempt, and whether what its handler wrote is to be kept."""
+    """The outcome of an attempt, and whether its handler's writes are kept."""
 
     outcome: Outcome
     keeps_writes: bool
@@ -50,19 +50,19 @@ INTERRUPTED = Retried(
     ),
     AttemptEnd.INTERRUPTED,
 )
-"""What becomes of an attempt that outlives the grace, whatever its task says of retries."""
+"""The outcome of an attempt that runs after the grace period, whatever the task's retry policy."""
 
 
 class Stale(Exception):
-    """The lease has passed to another: nothing of this attempt may be kept."""
+    """The lease has passed to another worker: no write of this attempt may be kept."""
 
 
 class CancelWins(Exception):
-    """Somebody has asked to cancel the job: nothing of this attempt may be kept."""
+    """The job has been cancelled meanwhile: no write of this attempt may be kept."""
 
 
 class Replay(Exception):
-    """The transaction of a handler is to begin again, and its handler in it."""
+    """The transaction of a handler must begin again, and the handler in it."""
 
 
 def never(_: BaseException) -> bool:
@@ -78,9 +78,9 @@ def run(
     write_pending: Callable[[], None] | None = None,
     is_replayed: Callable[[BaseException], bool] = never,
 ) -> AttemptResult:
-    """Run a handler in this thread, and write what it left pending in its session.
+    """Run a handler in this thread, and flush what it left pending in its session.
 
-    Raises Replay for an error that is no end of the attempt.
+    Raises Replay for an error after which the attempt goes on with a replay.
     """
     try:
         arguments = task.payload.loads(claimed.args)
@@ -109,7 +109,7 @@ async def run_async(
     write_pending: Callable[[], Awaitable[None]] | None = None,
     is_replayed: Callable[[BaseException], bool] = never,
 ) -> AttemptResult:
-    """The same for an async handler, on this event loop."""
+    """Like :func:`run` for an async handler, on this event loop."""
     try:
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
@@ -147,7 +147,7 @@ async def _after_error_on_loop(
 
 
 async def _feel_cancellation() -> None:
-    """A handler that has cancelled its own task without an await fails here, and not us later."""
+    """Raise a handler's own cancellation inside its attempt, if no await has raised it."""
     own = asyncio.current_task()
     if own is not None and own.cancelling():
         await asyncio.sleep(0)
@@ -167,7 +167,7 @@ def _end_of(
 ) -> AttemptEnd:
     if not isinstance(error, TimeoutError) or clock is None or not clock.expired():
         return AttemptEnd.FAILED
-    error.args = error.args or too_late(task).args  # asyncio has no words for it
+    error.args = error.args or too_late(task).args  # asyncio gives no message
     return AttemptEnd.TIMEOUT
 
 
@@ -179,7 +179,7 @@ def after_error(
     end: AttemptEnd = AttemptEnd.FAILED,
     told: ErrorReport | None = None,
 ) -> Outcome:
-    """What becomes of an attempt whose handler raised, or could not be started."""
+    """The outcome of an attempt whose handler raised, or could not be started."""
     secrets = _secrets(task, claimed)
     if isinstance(error, Cancel | Discard | Snooze):
         return _asked_for(error, secrets)
@@ -196,8 +196,11 @@ def after_error(
 
 
 def after_crash(task: Task[..., Any], claimed: Claimed, reason: str) -> Outcome:
-    """What becomes of an attempt whose process has died: as when its worker has, it is tried
-    again at once, whatever its task says of retries, as long as it has attempts left."""
+    """The outcome of an attempt whose child process has died.
+
+    As after the crash of a worker, the job is retried at once, whatever the task's retry policy,
+    if it has attempts left.
+    """
     error = ErrorReport("HandlerDied", reason, "")
     outcome: Retried | Failed = Retried(None, error, AttemptEnd.CRASHED)
     if claimed.attempt >= claimed.max_attempts:
@@ -208,7 +211,7 @@ def after_crash(task: Task[..., Any], claimed: Claimed, reason: str) -> Outcome:
 
 
 def tell(task: Task[..., Any], claimed: Claimed, outcome: Retried | Failed) -> None:
-    """In one line: the traceback and all attempts are in the tables, the arguments in no log."""
+    """Log the end of an attempt in one line: tracebacks are in the tables, arguments in no log."""
     ending = "is retried"
     if isinstance(outcome, Failed):
         ending = f"has failed (pgqueue jobs {claimed.job_id} tells why)"
@@ -225,7 +228,7 @@ def tell(task: Task[..., Any], claimed: Claimed, outcome: Retried | Failed) -> N
 
 
 def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool) -> None:
-    """Settle an attempt inside the handler's own transaction; its COMMIT is the caller's."""
+    """Settle an attempt inside the handler's own transaction; the caller commits."""
     if is_plain_success(outcome):
         settled = attempts.settle_one_success(claimed, held=held)
     elif held and not attempts.take_message(claimed):
@@ -239,12 +242,12 @@ def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bo
 
 
 def _secrets(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:
-    """The arguments of this job that nothing told about it may quote."""
+    """The secret arguments of this job, which no error or log may quote."""
     return secrets_among(claimed.args, task.settings.secret_args)
 
 
 def _unreadable(error: PayloadError, secrets: tuple[str, ...]) -> AttemptResult:
-    """What cannot be read now cannot be read later: no further attempt is worth making."""
+    """Fail for good: arguments that cannot be decoded now cannot be decoded later."""
     return AttemptResult(Failed(report(error, secrets=secrets)), keeps_writes=False)
 
 

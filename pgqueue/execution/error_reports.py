@@ -1,4 +1,4 @@
-"""What is kept of an attempt: its error in words, its result as JSON data."""
+"""Reports of an attempt: its error as text, its result as JSON data."""
 
 import json
 import re
@@ -24,7 +24,7 @@ UNKEPT = "unserialisable_result"
 _MAX_TYPE_BYTES = 500
 _MAX_FRAMES = 60
 _MAX_ERRORS = 16
-"""How many errors of one chain, and how many parts of one group, are told."""
+"""How many errors of one chain, and how many parts of one group, are reported."""
 
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n\n"
 _HANDLED = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -38,7 +38,7 @@ _REPLACEMENT = "\ufffd"
 
 
 def report(error: BaseException, *, secrets: Secrets = ()) -> ErrorReport:
-    """Put an error into words that can be stored, whatever the error does to prevent it."""
+    """Report an error as text that can be stored, even if its ``__str__`` fails."""
     return ErrorReport(
         type=_safely(_type_name, error, _MAX_TYPE_BYTES),
         message=_safely(str, error, MAX_MESSAGE_BYTES, secrets),
@@ -47,9 +47,9 @@ def report(error: BaseException, *, secrets: Secrets = ()) -> ErrorReport:
 
 
 def storable_result(value: Any) -> Any:
-    """Turn what a handler returned into JSON data, or into a note of why it cannot be kept.
+    """Turn a handler's result into JSON data, or into a note that says why it cannot be kept.
 
-    The job has succeeded: whatever it returned, that stands.
+    The job has succeeded, whatever it returned.
     """
     if value is None or value is True or value is False:
         return value
@@ -62,13 +62,13 @@ def storable_result(value: Any) -> Any:
         return _unkept(value, refusal.reason)
     except RecursionError:
         return _unkept(value, TOO_DEEP)
-    except Exception as error:  # to look at an application's object is to run its code
+    except Exception as error:  # reading an application's object runs its code
         return _unkept(value, f"looking at it raised {type(error).__name__}")
     return kept
 
 
 def storable_words(words: object, *, secrets: Secrets = ()) -> str:
-    """What a handler says of its end, as text that can be stored, whatever it is."""
+    """Turn the reason that a handler gives for its end into text that can be stored."""
     return _safely(lambda _: str(words), Exception(), MAX_MESSAGE_BYTES, secrets)
 
 
@@ -90,7 +90,7 @@ def _traceback_of(secrets: Secrets, error: BaseException) -> str:
 
 
 def _told(error: BaseException, secrets: Secrets) -> Iterator[str]:
-    """Tell an error as Python does: what led to it first, the parts of a group last."""
+    """Format an error as Python does: its causes first, the parts of a group last."""
     for cause, link in reversed(_chain_before(error)):
         yield from _one(cause, secrets)
         yield link
@@ -159,7 +159,7 @@ def _frames(traceback: TracebackType) -> Iterator[str]:
 
 
 def _lines(frames: Iterable[tuple[FrameType, int]]) -> list[str]:
-    # Never the local variables: they hold what the application keeps secret.
+    # Never the local variables: they may hold secrets of the application.
     return StackSummary.extract(frames, capture_locals=False).format()
 
 
@@ -176,9 +176,9 @@ def _storable(text: str) -> str:
 
 
 def _capped(text: str, max_bytes: int, secrets: Secrets) -> str:
-    """Keep the head and the tail of a text, cutting before anything is copied.
+    """Keep the head and the tail of a text, which is cut before it is copied.
 
-    More is redacted than is kept: half of a secret at a cut would be no match.
+    More text is redacted than kept: half a secret at a cut would not match.
     """
     if len(text) <= max_bytes:
         whole = _storable(redacted(text, secrets))
@@ -199,10 +199,10 @@ def _unkept(value: Any, reason: str) -> dict[str, str]:
 
 
 class _Result(JsonCopy):
-    """A copy of a result, given up as soon as it is larger than a result may be.
+    """A copy of a result; raises as soon as the result is too large.
 
-    Unlike an argument it has no annotation to be checked against, and nobody to convert it: it is
-    written by the types it has, and text that cannot be stored is mended.
+    Unlike an argument, a result has no annotation: it is written by the types of its values, and
+    characters that cannot be stored are replaced.
     """
 
     __slots__ = ("_room",)

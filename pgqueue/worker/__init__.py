@@ -1,10 +1,9 @@
-"""The worker: loops around the verbs below it, and nothing that decides about a job.
+"""The worker: threads that call the packages below, which decide about jobs.
 
     claimer --claims--> job buffer (a heap) --> slots (handler threads) --> settler (in batches)
 
-A heartbeat and a rescuer run beside them, each on a connection of its own.  In
-transaction mode the slots claim for themselves.  A handler may run in a child process, which its
-slot waits for.
+A heartbeat and a rescuer run beside them, each on a connection of its own.  In transaction mode
+the slots claim for themselves.  If a handler runs in a child process, its slot waits for it.
 """
 
 from pgqueue.worker.config import Mode

@@ -1,4 +1,4 @@
-"""Tells an application's ``after_commit`` listeners of the COMMIT of a job."""
+"""Calls an application's ``after_commit`` listeners after the COMMIT of a job."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,9 @@ logger = redaction.logger(__name__)
 
 
 def tell_of_commit(runtime: WorkerRuntime, run: RunningAttempt) -> None:
-    """Call the ``after_commit`` listeners of a handler's Session, as the COMMIT was carried out.
+    """Call the ``after_commit`` listeners of a handler's Session after the COMMIT.
 
-    In what surrounds a handler, and only if there are any.  Their errors change no outcome.
+    Called inside the same ``around`` as a handler.  Their errors change no outcome.
     """
     session = run.session
     if session is None or not (listeners := listeners_to_commit(session)):
@@ -24,7 +24,7 @@ def tell_of_commit(runtime: WorkerRuntime, run: RunningAttempt) -> None:
         with runtime.around(run.context(session)):
             for listener in listeners:
                 _call(listener, run, session)
-    except BaseException:  # what surrounds a handler is the application's
+    except BaseException:  # ``around`` is the application's code
         logger.exception("job %d: around its after_commit listeners", run.claimed.job_id)
     session.close()
 
@@ -32,7 +32,7 @@ def tell_of_commit(runtime: WorkerRuntime, run: RunningAttempt) -> None:
 def _call(listener: Callable[[Session], None], run: RunningAttempt, session: Session) -> None:
     try:
         listener(session)
-    except BaseException:  # a listener may raise what it likes, as a handler may
+    except BaseException:  # a listener may raise anything, as a handler may
         logger.exception(
             "job %d: it is committed, and a listener to after_commit has failed", run.claimed.job_id
         )

@@ -1,4 +1,4 @@
-"""The job buffer: what this process has claimed, what it runs, and what waits to be settled."""
+"""The job buffer: the jobs that this process has claimed, that it runs, and that it must settle."""
 
 import heapq
 import time
@@ -39,45 +39,45 @@ class JobBuffer:
     """Shared by the claimer, the slots and the settler.
 
     The heap and the deque are handed over without a lock: ``extend``, ``heapify``, ``heappop``,
-    ``append`` and ``popleft`` on tuples of numbers and strings are single steps under the GIL.
+    ``append`` and ``popleft`` on tuples of numbers and strings are atomic under the GIL.
     """
 
     def __init__(self) -> None:
         self.heap: list[Claimed] = []
         self.held: list[Claimed] = []
-        """Claimed ahead, and kept from the slots until more urgent jobs have been claimed."""
+        """Jobs claimed ahead and held back until more urgent jobs have been claimed."""
         self.in_flight: dict[int, Claimed] = {}
-        """Every job claimed and not yet settled: the worker's memory of its leases.
+        """Every job claimed and not yet settled: the leases that the worker knows of.
 
-        By message, because a job that is retried at once is claimed again before its last
+        Keyed by message, because a job that is retried at once is claimed again before its last
         attempt is forgotten.
         """
         self.counts: Counter[str] = Counter()
         self.waiting = 0
-        """Slots with nothing to do."""
+        """Number of slots that wait for a job."""
         self.room = Event()
-        """Set when the claimer has reason to look: the heap is low, or all is settled."""
+        """Set when the claimer should look: the heap is low, or all jobs are settled."""
         self.low_water = 0
         self.wake: Callable[[], object] = lambda: None
-        """Called when a suspect is done: whoever claims may sleep, and the next may start."""
+        """Called when a suspect is settled: the claiming thread may sleep, the next may start."""
         self._put = 0
         self._fills: deque[tuple[float, int]] = deque()
-        """When jobs were laid out that may still lie here, and how many had been by then."""
+        """When the jobs still here were put in, and how many had been put in by then."""
         self._done: deque[tuple[Claimed, Outcome]] = deque()
         self._has_done = Event()
         self._arrived = Condition()
         self._is_closed = False
 
     def put(self, jobs: Sequence[Claimed]) -> None:
-        """Lay claimed jobs out for the slots."""
+        """Offer claimed jobs to the slots."""
         self._record(jobs)
         self._offer(jobs)
 
     def put_behind(self, jobs: Sequence[Claimed], *, priority: int) -> None:
-        """Lay out only what is more urgent than ``priority``; hold back the others of these jobs
-        and of those that lie here.
+        """Offer only jobs more urgent than ``priority``; hold back the others, also those that
+        were offered before.
 
-        The slots get free for jobs of this priority, which must be claimed for free slots.
+        Slots become free for jobs of this priority, which must be claimed for free slots.
         """
         self._record(jobs)
         lying = [*_emptied(self.heap), *jobs]
@@ -85,19 +85,19 @@ class JobBuffer:
         self._offer([claimed for claimed in lying if claimed.priority < priority])
 
     def let_go(self) -> None:
-        """Offer the slots what was held back."""
+        """Offer the jobs that were held back to the slots."""
         if self.held:
             self._offer(_emptied(self.held))
 
     def take(self) -> Claimed | None:
-        """The most urgent job; waits for one.  None when the worker stops."""
+        """Take the most urgent job; waits for one.  None when the worker stops."""
         while True:
             claimed = self.take_now()
             if claimed is not None or not self._wait_for_job():
                 return claimed
 
     def take_now(self) -> Claimed | None:
-        """The most urgent job, or None."""
+        """Take the most urgent job; None if there is none."""
         try:
             claimed = heapq.heappop(self.heap)
         except IndexError:
@@ -107,31 +107,31 @@ class JobBuffer:
         return claimed
 
     def longest_wait(self) -> float:
-        """Seconds that the job has waited here which slots have passed over longest.
+        """How long the oldest buffered job has waited, in seconds.
 
-        Asked by the thread that lays them out.  Counted as if they were taken in the order in
-        which they came, as they mostly are.
+        Called by the thread that puts jobs in.  Assumes that jobs are taken in the order in which
+        they were put in, as they mostly are.
         """
         self._forget_taken()
         return time.monotonic() - self._fills[0][0] if self._fills else 0.0
 
     def drain(self) -> list[Claimed]:
-        """Take back everything that no slot has taken."""
+        """Take back all jobs that no slot has taken."""
         return _emptied(self.heap) + _emptied(self.held)
 
     def done(self, claimed: Claimed, outcome: Outcome) -> None:
-        """Hand an outcome to the settler."""
+        """Pass an outcome to the settler."""
         self._done.append((claimed, outcome))
         if not self._has_done.is_set():
             self._has_done.set()
 
     def give_back(self, claimed: Claimed) -> None:
-        """Release a lease that no slot knows of; ours until that is written."""
+        """Release a lease that no slot knows of; it stays in flight until it is settled."""
         self.in_flight[claimed.message_id] = claimed
         self.done(claimed, Released())
 
     def done_batch(self, *, wait: float) -> list[tuple[Claimed, Outcome]]:
-        """What there is to settle; waits a while for the first."""
+        """Take a batch of outcomes to settle; waits up to ``wait`` seconds for the first."""
         self._has_done.wait(wait)
         self._has_done.clear()
         batch: list[tuple[Claimed, Outcome]] = []
@@ -146,7 +146,7 @@ class JobBuffer:
     def settled(
         self, batch: Sequence[tuple[Claimed, Outcome]], settled: list[Settled] | None
     ) -> None:
-        """Forget what has been settled, and count it; None when all went as it was said."""
+        """Forget and count settled jobs; ``settled`` is None if all have succeeded."""
         if settled is None:
             self.counts["succeeded"] += len(batch)
         else:
@@ -162,7 +162,7 @@ class JobBuffer:
         self._forgotten(has_suspect=any(claimed.crashes for claimed, _ in batch))
 
     def settled_already(self, claimed: Claimed, word: str) -> None:
-        """Forget and count an attempt whose outcome is written down, or is nobody's."""
+        """Forget and count an attempt whose outcome is written or discarded."""
         self.counts[word] += 1
         self.forget(claimed.message_id)
 
@@ -171,7 +171,7 @@ class JobBuffer:
         self._forgotten(has_suspect=forgotten is not None and forgotten.crashes > 0)
 
     def close(self) -> None:
-        """Let every slot that has nothing to do end."""
+        """End every slot that waits for a job."""
         with self._arrived:
             self._is_closed = True
             self._arrived.notify_all()
@@ -197,7 +197,7 @@ class JobBuffer:
         with self._arrived:
             self._arrived.notify(count)
         if count <= FEW:
-            # The slots go first.  Not with many: the claimer fetches the next ones meanwhile.
+            # Let the slots run first.  Not with many jobs: the claimer claims more meanwhile.
             time.sleep(0)
 
     def _forget_taken(self) -> None:
@@ -219,7 +219,7 @@ class JobBuffer:
 
 
 def _emptied(jobs: list[Claimed]) -> list[Claimed]:
-    """What was in a list that other threads take from: each job goes to one of them."""
+    """Empty a list that other threads take from: each job goes to one thread."""
     taken: list[Claimed] = []
     while True:
         try:

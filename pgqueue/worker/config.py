@@ -1,4 +1,4 @@
-"""What a worker is asked to do."""
+"""The options of a worker."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ class Mode(StrEnum):
     LEASE = "lease"
     """Claims in batches, commits the claim, settles in batches: fast."""
     TRANSACTION = "transaction"
-    """Holds each job in an open transaction: a crash gives it back at once."""
+    """Holds each job in an open transaction: a crash releases it at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker was asked to do, checked."""
+    """The options of a worker, checked."""
 
     queues: Sequence[str]
     slots: int

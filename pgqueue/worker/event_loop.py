@@ -27,8 +27,8 @@ DISPOSE_FOR = 1.0
 
 
 class EventLoop(WorkerThread):
-    """Started by the first async handler.  A slot waits for what it runs here, so the number of
-    slots bounds async jobs as it bounds the others."""
+    """Started by the first async handler.  A slot waits for each coroutine it runs here, so the
+    number of slots limits async jobs as it limits the others."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(name="event-loop")
@@ -38,7 +38,7 @@ class EventLoop(WorkerThread):
         self._engine: AsyncEngine | None = None
         self._stopping = Event()
         self._ended: Future[None] = Future()
-        """Done when the loop has failed: nothing that waits for it gets an answer then."""
+        """Done when the loop has failed: coroutines on it then never return."""
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it."""
@@ -46,7 +46,7 @@ class EventLoop(WorkerThread):
         either: tuple[Future[Any], ...] = (future, self._ended)
         wait(either, return_when=FIRST_COMPLETED)
         if not future.done():
-            self.join()  # its own failure is to be told first
+            self.join()  # its own failure must be logged first
             raise WorkerBroken("the event loop has ended under its handlers")
         return future.result()
 
@@ -61,9 +61,9 @@ class EventLoop(WorkerThread):
 
     @property
     def engine(self) -> "AsyncEngine":
-        """The engine of this loop; to be asked for on the loop."""
+        """The engine of this loop; use it on the loop only."""
         if self._engine is None:
-            # The number of slots is the limit.
+            # The number of slots limits the connections.
             self._engine = async_sessions.create_engine(
                 self._like.url, lambda: connection_parameters(self._like), max_overflow=1000
             )
@@ -71,13 +71,13 @@ class EventLoop(WorkerThread):
         return self._engine
 
     def stop(self) -> None:
-        """End the loop's thread, unless a handler that was given up still blocks it."""
+        """End the loop's thread, unless an abandoned handler still blocks it."""
         loop = self._loop
         if loop is None or not self.is_alive():
             return
         if self._engine is not None:
             disposed = asyncio.run_coroutine_threadsafe(self._engine.dispose(), loop)
-            with suppress(TimeoutError):  # a handler that was given up may block the loop
+            with suppress(TimeoutError):  # an abandoned handler may block the loop
                 disposed.result(timeout=DISPOSE_FOR)
         self._stopping.set()
         loop.call_soon_threadsafe(loop.stop)
@@ -91,9 +91,9 @@ class EventLoop(WorkerThread):
 
 
 def run_alone(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a loop of its own, in this thread, as ``asyncio.run`` does it.
+    """Run a coroutine on a loop of its own, in this thread, as ``asyncio.run`` does.
 
-    What its tasks raise or do to the loop does not end it.
+    The loop goes on whatever its tasks raise, even if they stop it.
     """
     loop = asyncio.new_event_loop()
     try:
@@ -121,10 +121,10 @@ async def _end_what_is_left() -> None:
 
 
 def _keep_running(loop: asyncio.AbstractEventLoop, is_over: Callable[[], bool]) -> None:
-    """Run a loop until it is over, and not until a handler ends it.
+    """Run a loop until ``is_over()``, even if a handler ends it before.
 
-    Where a task raises SystemExit or KeyboardInterrupt, asyncio raises it twice: in whoever awaits
-    the task, and out of the loop.  And ``loop.stop()`` may be called by anybody on the loop.
+    If a task raises SystemExit or KeyboardInterrupt, asyncio raises it in the coroutine that awaits
+    the task and also out of the loop.  And any coroutine on the loop may call ``loop.stop()``.
     """
     while not is_over():
         try:

@@ -1,8 +1,8 @@
-"""The heartbeat: says that this worker lives, and sees which others do not.
+"""The heartbeat: reports that this worker lives, and detects dead workers.
 
-On a connection of its own, which also holds the advisory lock whose loss tells the others that
-the process is gone.  Independent of pool, handlers and event loop: none of them can stop it.  Nor
-can a lock on any table but `workers`: it reads and writes no other.
+It has a connection of its own, which also holds the advisory lock whose loss tells the others
+that the process has ended.  Pool, handlers and event loop cannot stop it.  Nor can a lock on any
+table but `workers`: it reads and writes no other.
 """
 
 import os
@@ -29,7 +29,7 @@ BEAT = 0.5
 
 
 class WorkerIdentity:
-    """Who this worker is, and whether it may believe that others think so too."""
+    """The id of this worker, and whether others may have declared it dead."""
 
     def __init__(self, *, queues: Sequence[str], slots: int) -> None:
         self.worker_id = uuid.uuid4()
@@ -42,7 +42,7 @@ class WorkerIdentity:
     def is_fresh(self) -> bool:
         """Whether no rescuer can have declared this worker dead.
 
-        The time is taken before the beat is sent, so it is never younger than the database's.
+        The time is read before the heartbeat is sent, so it is never later than the database's.
         """
         return time.monotonic() < self._fresh_until
 
@@ -50,13 +50,13 @@ class WorkerIdentity:
         self._fresh_until = sent_at + liveness.FAST_GRACE.total_seconds()
 
     def be_reborn(self) -> None:
-        """A worker that was declared dead goes on as another one."""
+        """Go on under a new id after this worker was declared dead."""
         self.worker_id = uuid.uuid4()
         self._fresh_until = float("-inf")
 
 
 class Heartbeat(WorkerThread):
-    """Beats until it is told to stop.  A new connection begins to witness anew."""
+    """The thread of the heartbeat.  A new connection starts with a new witness."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class Heartbeat(WorkerThread):
             outage,
             name="heartbeat",
             stopping=self._stopping,
-            # After an outage the first to be back must not wait in vain for the others' beats.
+            # After an outage, the first worker back must not take slower ones for dead.
             longest_wait=BEAT,
-            # Or others would take it for dead when the disk has been full for a second.
+            # Or others would declare it dead when the disk has been full for a second.
             is_kept=True,
         )
         self._generation = 0
@@ -98,7 +98,7 @@ class Heartbeat(WorkerThread):
         self._reconnecting.close()
 
     def stop(self, *, seconds: float) -> None:
-        """End; after so long, cancel the last statement, and leave the row to the rescuers."""
+        """End; after ``seconds``, cancel the last statement, and leave the row to rescuers."""
         self._stopping.set()
         self.join(seconds)
         if self.is_alive():
@@ -137,7 +137,7 @@ class Heartbeat(WorkerThread):
         self.registered.clear()
         self.identity.be_reborn()
         self._on_death()
-        # The lock of the old name lives on this connection; a new one starts without it.
+        # This connection holds the lock of the old id; a new connection starts without it.
         self._reconnecting.close()
 
     def _leave(self, connection: Connection) -> None:

@@ -1,8 +1,8 @@
 """When a worker counts as dead.
 
-A worker judges others only by time that it has witnessed itself: on one uninterrupted connection
-it has seen the same heartbeat for the whole grace.  After a restart of the server every heartbeat
-is old and every lock is gone, and still nobody is dead.
+A worker judges others only by time that it has observed itself: on one uninterrupted connection
+it has seen the same heartbeat for the whole grace period.  After a restart of the server every
+heartbeat is old and every lock is gone, but no worker is declared dead.
 """
 
 from dataclasses import dataclass
@@ -14,44 +14,44 @@ from pgqueue.repository import SeenWorker
 FAST_GRACE = timedelta(seconds=1.25)
 """For a worker whose advisory lock is gone too: its connection has ended.
 
-A dead worker's jobs have to be claimable within 2 s.  It may have beaten just before it died;
-its beat is seen at the next look, half a second later at most.  The look after that comes when
-the grace is over, so what is left of the 2 s is for the rescue."""
+A dead worker's jobs must be claimable within 2 s.  Its last heartbeat may come just before it dies,
+and is seen at the next look, half a second later at most.  The look after that comes when the
+grace period is over: the rest of the 2 s is for the rescue."""
 
 
 SLOW_GRACE = timedelta(seconds=30)
-"""For a worker whose lock is still there: frozen, cut off, or behind a pooler."""
+"""For a worker whose lock is still held: frozen, cut off, or behind a pooler."""
 
 
 LONGEST_STEP = 1.0
-"""Seconds between two looks that count as seen.  A witness that has stood still, or waited for a
-lock, has seen nothing meanwhile; others may have stood still with it, and need a moment to beat."""
+"""Seconds between two looks that count as observed.  A witness that was frozen, or waited for a
+lock, has seen nothing meanwhile; others frozen with it need a moment for their heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A heartbeat, and since when it has been seen unchanged."""
+    """A heartbeat, and the time since which it has been seen unchanged."""
 
     heartbeat_at: datetime
     since: float
 
 
 class Witness:
-    """What one worker has seen of the others on one connection.  Pure: takes the time given."""
+    """What one worker has seen of the others on one connection.  Pure: time is an argument."""
 
     def __init__(self) -> None:
         self._sightings: dict[UUID, Sighting] = {}
         self._looked_at = float("inf")
         self.next_verdict_at = float("inf")
-        """When the first of them will be dead unless it beats."""
+        """When the first of the others will be dead unless its heartbeat changes."""
 
     def dead_among(
         self, members: list[SeenWorker], *, asked_at: float, answered_at: float
     ) -> list[SeenWorker]:
-        """Those who have not beaten for the whole grace while this witness looked on.
+        """The workers whose heartbeat this witness has seen unchanged for the whole grace period.
 
-        From the end of the first look to the beginning of the last: one that a network held up
-        may have been answered at any time between.
+        Counted from the end of the first look to the beginning of the last: the server may have
+        answered a look that the network delayed at any time between.
         """
         known, self._sightings = self._sightings, {}
         unseen = max(answered_at - self._looked_at - LONGEST_STEP, 0.0)

@@ -1,4 +1,4 @@
-"""What the two modes do differently, as the supervisor sees it."""
+"""What the two modes do differently: their interface to the supervisor."""
 
 from collections.abc import Sequence
 from threading import Event
@@ -14,7 +14,7 @@ LAST_CLAIM = 0.5
 """Seconds for a claim to end before it is cancelled."""
 
 Ended = tuple[RunningAttempt, Outcome]
-"""An attempt whose thread does not come back, and what has become of it."""
+"""An attempt whose thread does not return, and its outcome."""
 
 
 class Slot(WorkerThread):
@@ -26,36 +26,36 @@ class Slot(WorkerThread):
 
 
 class WorkerMode(Protocol):
-    """How jobs come to the slots, and how what has become of them is written down."""
+    """How slots get jobs, and how outcomes are written."""
 
     @property
     def slots(self) -> Sequence[Slot]: ...
 
     @property
     def threads(self) -> Sequence[WorkerThread]:
-        """Those of this mode beside the slots."""
+        """The threads of this mode besides the slots."""
 
     @property
     def finished(self) -> Event:
-        """Set when nothing is left to do, in a worker that was asked to end then."""
+        """Set when no job is left, in a worker that was asked to end then."""
 
     def use_isolation(self, level: IsolationLevel) -> None:
-        """Run transactional handlers at this level, that of the application's engine."""
+        """Run transactional handlers at this level, which is that of the application's engine."""
 
     def start(self) -> None:
         """Start slots and threads."""
 
     def replace_slot(self, place: int) -> Slot:
-        """Put a new slot into the place of one that does not return; returns the old one."""
+        """Replace a slot that does not return with a new slot; returns the old one."""
 
     def end_claims(self) -> None:
-        """Have no job claimed any more, also by a claim that waits for a lock on a table."""
+        """Stop claiming, and end a claim that waits for a lock on a table."""
 
     def end_attempts(self, ended: Sequence[Ended], *, seconds: float) -> list[Ended]:
-        """End the transactions of attempts; returns those that the database did not let end."""
+        """End the transactions of attempts; returns attempts whose transactions did not end."""
 
     def settle(self, ended: Sequence[Ended]) -> None:
-        """Settle attempts whose transactions were ended, where that is a step of its own."""
+        """Settle attempts whose transactions were ended, if ending them has not done so."""
 
     def close(self, *, seconds: float) -> None:
-        """Write down what is left, within so long, and close all connections."""
+        """Write what is left, within ``seconds``, and close all connections."""

@@ -1,4 +1,4 @@
-"""An outage: what the lines of one worker know together of a database that is away."""
+"""An outage: the state that all connections of a worker share while the database is away."""
 
 import logging
 import time
@@ -11,22 +11,22 @@ from pgqueue import redaction
 logger = redaction.logger(__name__)
 
 REPEAT = 30.0
-"""Seconds after which an outage is told again, or a refused statement; in between, only at the
-level of debug."""
+"""Seconds after which an outage or a refused statement is logged again; in between, only at the
+level DEBUG."""
 
 READ_ONLY = "25006"
-"""The server answers again, and is a standby now, or was told to take no writes."""
+"""The server answers again, but is a standby now, or is set to refuse writes."""
 
 AWAY = ("08", READ_ONLY, "57")
-"""SQLSTATEs by their first characters: no connection, read-only, an operator.  Not 53, a full disk
-or too little memory: some statements work all the same, and it would seem over at each of them."""
+"""SQLSTATEs by their first characters: no connection, read-only, operator intervention.  Not 53,
+disk full or out of memory: some statements still work, and each would seem to end the outage."""
 
 CROWDED = ("too many clients", "connection slots", "too many connections")
-"""What one connection is refused with while others work; it comes without an SQLSTATE."""
+"""Messages for a connection refused while others work; they have no SQLSTATE."""
 
 
 class Outage:
-    """Told once by whoever meets it first, and its end once: not by each line of the worker."""
+    """Logs the beginning and the end of each outage once per worker, not per connection."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -36,10 +36,10 @@ class Outage:
         self._is_read_only = False
 
     def is_met(self, error: Exception, *, name: str, opened_at: float) -> None:
-        """A line has met it on a connection that was opened at this time."""
+        """Record an error on a connection opened at ``opened_at``."""
         now, said, is_read_only = time.monotonic(), words_of(error), _state(error) == READ_ONLY
         with self._lock:
-            # A connection from before the end of an outage has broken in it, and is found late.
+            # A connection opened before an outage ended has broken in it, and is noticed late.
             is_new = self._began_at is None and opened_at > self._ended_at
             if is_new:
                 self._began_at = now
@@ -51,7 +51,7 @@ class Outage:
         logger.log(level, "waiting for the database: %s (%s)", said, name)
 
     def is_over(self, *, asked_at: float) -> None:
-        """A line has had an answer to what it asked at this time."""
+        """Record an answer of the database to a statement sent at ``asked_at``."""
         if self._began_at is None:
             return
         with self._lock:
@@ -78,6 +78,6 @@ def _state(error: Exception) -> str | None:
 
 
 def words_of(error: Exception) -> str:
-    """In one line: libpq says some things in three."""
+    """The error's message in one line: some messages of libpq have three."""
     said = str(error.orig if isinstance(error, DBAPIError) else error)
     return " ".join(said.split()).rstrip(".")

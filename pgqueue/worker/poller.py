@@ -1,8 +1,8 @@
-"""The poller: what the next claim looks at, and how long to sleep when it found nothing.
+"""The poller: where the next claim looks, and how long to sleep after a claim found nothing.
 
-Polling is the truth and notifications are hints.  A worker that sleeps asks at each poll whether
-anything is due, and claims only then: one read, where a claim and a sweep would be two writes.
-Both modes claim through it, from one thread at a time.
+Polls find every job; notifications are hints.  A sleeping worker asks at each poll whether a job
+is due, and claims only then: one read, where a claim and a sweep would be two writes.  Both modes
+claim through the poller, from one thread at a time.
 """
 
 import time
@@ -26,13 +26,13 @@ BRIEF = (0.001, 0.002)
 """Seconds to wait before a worker that was busy goes to sleep properly."""
 FIRST_NAP = 0.005
 NAP_SHARE = 0.98
-"""Of the poll interval: what the last look has just missed is claimed, and starts, in the rest."""
+"""Share of the poll interval to sleep: a job the last poll just missed starts in the rest."""
 
 FALSE_ALARMS = 10
-"""So many wake-ups in a row may have been for nothing: other workers took what they were for."""
+"""So many wake-ups in a row may find no job, because other workers have claimed it."""
 HUSH = 0.02
-"""Seconds between two more of them.  Any role that can connect can notify, as often as it likes,
-and must not have all workers claim as often."""
+"""Seconds between further such wake-ups.  Any role that can connect can notify without limit, and
+must not make all workers claim as often."""
 
 
 class Poller:
@@ -46,14 +46,14 @@ class Poller:
         self._armed_at: float | None = None
         self._false_alarms = 0
         self._has_slept_through = False
-        """Whether the last sleep lasted until the next poll: nothing says that there is a job."""
+        """Whether the last sleep lasted until the next poll, without a sign of a job."""
         self._has_heard_nothing = False
-        """Whether the database has said nothing during the last sleep: is it still there?"""
+        """Whether no notification came during the last sleep: the connection may be lost."""
         self.found_none = False
-        """Whether the last claim came back empty."""
+        """Whether the last claim took no message."""
 
     def connected(self) -> None:
-        """A new connection: nothing is known any more."""
+        """Reset the cursors and the election on a new connection."""
         self._runtime.cursors.rewind()
         self._is_elected, self._election_at = False, float("-inf")
 
@@ -61,7 +61,7 @@ class Poller:
         now = time.monotonic()
         if not self._is_elected and now - self._election_at >= LATEST_SWEEP:
             self._election_at = now
-            # Held until the connection ends; it only spares the others the work.
+            # Held until the connection ends; the lock only spares other workers the sweeps.
             lock = select(pg.pg_try_advisory_lock(self._election))
             self._is_elected = bool(connection.scalar(lock))
         cursors = self._runtime.cursors
@@ -74,7 +74,7 @@ class Poller:
         limit: int,
         sweep: bool,
     ) -> Claim[Kind]:
-        """Claim once, behind the cursors or, in a sweep, from the start."""
+        """Claim once, from the cursors on or, in a sweep, from the start."""
         cursors = self._runtime.cursors
         if sweep:
             cursors.rewind()
@@ -98,10 +98,10 @@ class Poller:
         self._heed(self._runtime.listener.wait(0))
 
     def sleeps_on(self, ask: Ask) -> bool:
-        """Sleep on after a sleep that nothing has ended; False when a claim is to be made.
+        """Sleep on after a sleep that no event has ended; False if a claim must be made.
 
-        Looks from the start of each pair, for what was committed late.  Beside an old snapshot
-        that may take too much of the time; then a claim looks behind the cursors.
+        Looks from the start of each pair, for messages that were committed late.  While an old
+        snapshot is held that may take too long; then a claim looks from the cursors on.
         """
         cursors, slept_through = self._runtime.cursors, self._has_slept_through
         heard_nothing, self._has_heard_nothing = self._has_heard_nothing, False
@@ -121,7 +121,7 @@ class Poller:
         return True
 
     def sleep(self, ask: Ask) -> None:
-        """Sleep after a claim that found nothing, until something may be there."""
+        """Sleep after a claim that found nothing, until a job may be due."""
         runtime = self._runtime
         self._idle += 1
         if self._false_alarms > FALSE_ALARMS:
@@ -129,19 +129,19 @@ class Poller:
         if self._armed_at is None and self._idle <= len(BRIEF):
             self._heed(runtime.listener.wait(BRIEF[self._idle - 1]))
             return
-        # Each time: the connection that held the lock may have been lost, and opened again.
+        # Each time: the connection that held the lock may have been lost and opened again.
         if runtime.listener.arm() or self._armed_at is None:
             self._armed_at = time.monotonic()
-            return  # claim once more: who committed before the lock was ours has not notified
-        # What is due was not to be had: what comes next is looked for in its time all the same.
+            return  # claim once more: transactions committed before the lock have not notified
+        # Jobs that are due could not be claimed: sleep only until the next one is due.
         self._nap(ask(runtime.cursors.pairs(paused=runtime.identity.paused)))
 
     def _nap(self, upcoming: Upcoming) -> None:
         """Sleep until the next poll or, if that is sooner, until the next message is due or the
         next suspect may start."""
         now = time.monotonic()
-        # An enqueuer may have found nobody asleep and commit only now: look again after as long
-        # as the sleep has lasted, so that it waits at most as long again.
+        # An enqueuer may have found no sleeper and commit only now: look again after as long as
+        # the sleep has lasted, so that its job waits at most as long again.
         lasted = now - (self._armed_at or now)
         poll = min(max(lasted, FIRST_NAP), self._longest_nap)
         nap = min(poll, self._runtime.crash_isolation.seconds_left() or poll)

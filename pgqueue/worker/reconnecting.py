@@ -1,4 +1,4 @@
-"""One connection of a worker's thread, opened again whenever it breaks."""
+"""A connection of a worker's thread, opened again whenever it breaks."""
 
 import logging
 import random
@@ -25,15 +25,15 @@ T = TypeVar("T")
 
 FIRST_WAIT = 0.05
 CANCEL_FOR = 1.0
-"""Seconds for the server to take a cancellation, which is a connection of its own."""
+"""Seconds for the server to accept a cancellation, which needs a connection of its own."""
 LONGEST_WAIT = 5.0
 
 REST_AFTER = 10.0
-"""Seconds without work after which a connection is given back to the server: the next one costs
-some milliseconds, and PostgreSQL has 100 by default."""
+"""Seconds without work after which a connection is closed: opening another takes some
+milliseconds, and PostgreSQL allows 100 by default."""
 
 BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
-"""A connection lost inside a savepoint, or one a handler has closed, is an InvalidRequestError."""
+"""A connection lost inside a savepoint, or closed by a handler, raises InvalidRequestError."""
 
 
 def is_lock_timeout(error: DBAPIError) -> bool:
@@ -46,7 +46,7 @@ def _is_cancelled(error: Exception) -> bool:
 
 
 class ReconnectingConnection:
-    """Used by one thread, but for :meth:`cancel`."""
+    """Used by one thread, except for :meth:`cancel`."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class ReconnectingConnection:
         is_kept: bool = False,
         before_wait: Callable[[], object] = lambda: None,
     ) -> None:
-        """``is_kept``: a refused statement does not cost the connection, for the lock it holds.
+        """``is_kept``: keep the connection after a refused statement, for the lock it holds.
 
-        ``before_wait`` is called when the database has failed a step, before the wait.
+        ``before_wait`` is called after a step has failed, before the wait.
         """
         self._engine = engine
         self._settings = settings
@@ -81,13 +81,13 @@ class ReconnectingConnection:
         self._used_at = float("-inf")
         self._refused, self._refused_at = "", float("-inf")
         self.generation = 0
-        """Grows with every new connection: what was seen through an old one counts no more."""
+        """Increases with each new connection: observations on an older one no longer count."""
 
     def attempt(self, step: Callable[[Connection], T]) -> T | None:
-        """Run one step.  When the database fails it, wait a little longer each time; None then.
+        """Run one step.  If the database fails it, wait, longer each time, and return None.
 
-        Whatever the error is, a worker waits and goes on: an operator mends the database, and
-        the worker must still be there.
+        A worker goes on after any error of the database: it must still run when an operator has
+        repaired the database.
         """
         asked_at = time.monotonic()
         try:
@@ -106,15 +106,15 @@ class ReconnectingConnection:
         return self._connection is not None
 
     def rest(self) -> None:
-        """Close the connection if it has not been used for a while; the next step opens another."""
+        """Close the connection if it was not used for a while; the next step opens another."""
         if self._connection is not None and time.monotonic() - self._used_at > REST_AFTER:
             self.close()
 
     def cancel(self) -> None:
-        """Cancel the statement that runs, from another thread; its step has failed then."""
+        """Cancel the running statement, from another thread; its step then fails."""
         connection = self._connection
         if connection is not None:
-            with suppress(*BROKEN, psycopg.Error):  # it has just been closed
+            with suppress(*BROKEN, psycopg.Error):  # the connection has just been closed
                 driver_connection(connection).cancel_safe(timeout=CANCEL_FOR)
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class ReconnectingConnection:
                 )
             )
             if self._is_kept:
-                # A plan that the server refuses would be refused for ever.
+                # A prepared plan that the server refuses would be refused for ever.
                 driver_connection(self._connection).prepare_threshold = None
             self._opened_at = time.monotonic()
             self.generation += 1
@@ -157,7 +157,7 @@ class ReconnectingConnection:
         self._wait = min(2 * self._wait, self._longest_wait)
 
     def _begin_afresh(self) -> None:
-        """A new connection has new settings and new plans, which may be what was refused."""
+        """Close the connection, whose settings or plans may be refused; if kept, roll back."""
         if self._connection is None or not self._is_kept:
             self.close()
             return
@@ -167,7 +167,7 @@ class ReconnectingConnection:
             self.close()
 
     def _tell_refusal(self, said: str) -> None:
-        """It answers, and does not do what it was asked: told once, then now and then."""
+        """Log a refused statement: once, then every ``REPEAT`` seconds."""
         is_news = said != self._refused or time.monotonic() - self._refused_at >= REPEAT
         level = logging.ERROR if is_news else logging.DEBUG
         logger.log(level, "%s: the database refuses: %s", self._name, said)

@@ -1,4 +1,4 @@
-"""Replays: a handler whose transaction could not be serialized runs again, in the same attempt."""
+"""Replays: a handler whose transaction could not be serialized runs again in the same attempt."""
 
 import random
 from collections.abc import Callable
@@ -20,14 +20,13 @@ SERIALIZATION_FAILURE = "40001"
 DEADLOCK = "40P01"
 MOST = 5
 FIRST_PAUSE = 0.02
-"""Seconds; twice as long each time."""
+"""Seconds; doubles with each replay."""
 
 
 class Replays:
     """The transaction of one attempt in lease mode, and how often it may begin again.
 
-    A job with one attempt to lose is not replayed: to say ``max_attempts=1`` is to say that its
-    handler must not start twice.
+    A job with ``max_attempts=1`` is not replayed: its handler must not start twice.
     """
 
     def __init__(self, runtime: WorkerRuntime, run: RunningAttempt, settings: str) -> None:
@@ -42,18 +41,18 @@ class Replays:
         )
 
     def are_due(self, error: BaseException) -> bool:
-        """Whether an error says that the transaction would have succeeded at another moment."""
+        """Whether after this error the transaction may succeed if it begins again."""
         if self._run.is_lost:
             return False
         state = getattr(getattr(error, "orig", None), "sqlstate", None)
         return state in (SERIALIZATION_FAILURE, DEADLOCK) and self._done < self._most
 
     def prepare(self, connection: Connection, error: BaseException | None) -> None:
-        """End the transaction that has failed, before the next; raises Stale or CancelWins.
+        """End the failed transaction before the next begins; raises Stale or CancelWins.
 
-        In REPEATABLE READ a transaction fails at rows that others have changed since it began.
-        That may have been the rescue of its lease, or the cancel of its job: then its handler is
-        not to run again.
+        A REPEATABLE READ transaction fails at rows that others have changed since it began.  The
+        change may be the rescue of its lease or the cancel of its job: the handler must then not
+        run again.
         """
         self._run.forget_session()
         connection.rollback()
@@ -76,5 +75,5 @@ class Replays:
         )
 
     def pause(self) -> float:
-        """Seconds to wait, so that those who have met do not meet again."""
+        """Seconds to wait, so that the conflicting transactions do not meet again."""
         return FIRST_PAUSE * 2.0**self._done * random.uniform(0.25, 0.5)  # noqa: S311  # no secret

@@ -1,6 +1,6 @@
-"""The steps of a rescue: declare workers dead, and give back the jobs that they held.
+"""The steps of a rescue: declare workers dead, and release the jobs that they held.
 
-Every worker does it; there is no leader.
+Every worker rescues; there is no leader.
 """
 
 import time
@@ -17,19 +17,19 @@ logger = redaction.logger(__name__)
 
 
 SEARCH_EVERY = timedelta(seconds=2)
-"""How often a worker looks for leases of the dead although nobody has died lately: for those that
-a rescuer left who died as well.  The search reads all leases, and what is left of those that were
-deleted since the last vacuum: beside a drain it takes as long as two claims."""
+"""How often a worker searches for leases of dead workers although none has died lately: a rescuer
+that died as well may have left some.  The search reads all leases, and the dead rows of those
+deleted since the last vacuum: while a queue is drained it takes as long as two claims."""
 
 
 RESCUE_LOCK = lock_key("rescue")
 RESCUE_LOCK_WAIT = 3.0
-"""Seconds after which a rescue goes on without its lock.  Whoever holds it may be stuck, or may be
-no worker at all: any role that can connect can take it."""
+"""Seconds after which a rescue goes on without its lock.  The holder may be stuck, or may not be
+a worker: any role that can connect can take the lock."""
 
 
 class Rescue:
-    """Gives back what the dead have left, whoever declared them dead."""
+    """Releases the jobs of dead workers, whichever worker declared them dead."""
 
     def __init__(self, *, lock_wait: float = RESCUE_LOCK_WAIT) -> None:
         self.searched_at = float("-inf")
@@ -37,16 +37,16 @@ class Rescue:
         self._refused_since: float | None = None
 
     def read_notices(self, connection: Connection, *, running: Sequence[int] = ()) -> Notices:
-        """What others have decided, and now and then also what the dead have left."""
+        """Read what others have decided; every ``SEARCH_EVERY``, search for orphaned leases."""
         is_due = time.monotonic() - self.searched_at >= SEARCH_EVERY.total_seconds()
         with connection.begin():
             return Workers(connection).notices(running=running, search=is_due)
 
     def rescue(self, connection: Connection, notices: Notices) -> int:
-        """Rescue if the notices say that there is something; returns how many leases."""
+        """Rescue if the notices call for it; returns the number of leases."""
         now = time.monotonic()
         rescued = 0
-        # The first time in any case: statements are built and planned then, not when it is urgent.
+        # The first call always rescues: the statements are built before a rescue is urgent.
         is_first = self.searched_at == float("-inf")
         if not (notices.has_died_lately or notices.has_orphans or is_first):
             self._refused_since = None
@@ -62,8 +62,8 @@ class Rescue:
         return rescued
 
     def _may(self, connection: Connection, *, now: float) -> bool:
-        """Whether to rescue now: two at once pass each other's leases by, so the lock of the
-        rescuers only saves work."""
+        """Whether to rescue now.  The lock only saves work: two rescues at once skip each other's
+        leases."""
         if connection.scalar(select(pg.pg_try_advisory_xact_lock(RESCUE_LOCK))):
             self._refused_since = None
             return True
@@ -79,7 +79,7 @@ def _rescue(connection: Connection) -> int:
         rescued += len(batch)
     ended = workers.end_transactions()
     if rescued or ended:
-        # The jobs keep their time, so they stand behind the cursors of all workers.
+        # The jobs keep their due time, so they stand behind the cursors of all workers.
         connection.execute(select(notify("rewind")))
     if rescued:
         logger.warning("rescued %d attempts of dead workers", rescued)
@@ -89,9 +89,9 @@ def _rescue(connection: Connection) -> int:
 
 
 def declare_dead(connection: Connection, members: Iterable[SeenWorker]) -> None:
-    """Declare workers dead that have not beaten since they were seen.
+    """Declare workers dead whose heartbeat has not changed since they were seen.
 
-    Committed before their leases are given back, so that they cannot claim meanwhile.
+    Committed before their leases are released, so that these workers cannot claim meanwhile.
     """
     with connection.begin():
         for member in members:
@@ -100,7 +100,7 @@ def declare_dead(connection: Connection, members: Iterable[SeenWorker]) -> None:
 
 
 def drop_left_stamps(connection: Connection) -> None:
-    """Clear away the stamps that their jobs have gone on without."""
+    """Delete stamps whose jobs have gone on without them."""
     with connection.begin():
         Workers(connection).drop_left_stamps()
 

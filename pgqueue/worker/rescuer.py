@@ -1,7 +1,7 @@
-"""The rescuer: hears what others have decided, and rescues what dead workers held.
+"""The rescuer: reads what others have decided, and rescues the jobs of dead workers.
 
-On a connection of its own.  It reads and writes tables that an application may lock for long;
-then it lets the lock go and comes back, and the worker goes on with what it knew.
+It has a connection of its own.  It uses tables that an application may lock for long: it then
+stops waiting and tries again later, and the worker goes on with what it knew.
 """
 
 import time
@@ -23,18 +23,18 @@ from pgqueue.worker.threads import WorkerThread
 logger = redaction.logger(__name__)
 
 HOUSEKEEPING = {**UPKEEP, "lock_timeout": "250"}
-"""Milliseconds.  An application may lock its tables for minutes, and what else there is to do must
-not wait for that; nor may this, waiting, keep those behind it in the queue of the lock."""
+"""Milliseconds.  An application may lock its tables for minutes: other work must not wait for the
+lock, and this statement must not delay those that queue for the lock behind it."""
 
 LOOK_EVERY = 0.5
-"""Seconds between two looks while handlers run: they hear of a cancel within one."""
+"""Seconds between two looks while handlers run: a cancel reaches them within a second."""
 LOOKS_WHEN_IDLE = 3
-"""One of so many is made while none runs: a queue is paused within two seconds."""
+"""While no handler runs, one look in so many is made: a queue is paused within two seconds."""
 FORGET_EVERY = 3600.0
 
 
 class Rescuer(WorkerThread):
-    """Every worker does it; none is the leader."""
+    """The rescuing thread.  Every worker has one; there is no leader."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Rescuer(WorkerThread):
     ) -> None:
         super().__init__(name="upkeep")
         self.informed = Event()
-        """Set when the paused queues are known; a worker must not claim from one."""
+        """Set when the paused queues are known: a worker must not claim from them."""
         self._identity = identity
         self._running = running
         self._on_cancel = on_cancel
@@ -70,12 +70,12 @@ class Rescuer(WorkerThread):
             began = time.monotonic()
             self._reconnecting.attempt(_unless_locked(self._look))
             self._rest(began)
-        # For the last time: a worker that ends may be the last of all, and leave one itself.
+        # Once more: this worker may be the last one, and may have left a stamp itself.
         self._reconnecting.attempt(_unless_locked(drop_left_stamps))
         self._reconnecting.close()
 
     def stop(self, *, seconds: float) -> None:
-        """End; after so long, cancel the last look."""
+        """End; after ``seconds``, cancel the last look."""
         self._stopping.set()
         self._awake.set()
         self.join(seconds)
@@ -83,13 +83,13 @@ class Rescuer(WorkerThread):
             self._reconnecting.cancel()
 
     def reap(self, dead: Sequence[SeenWorker]) -> None:
-        """These seem dead to the heartbeat of this worker, and no others any more."""
+        """Set the workers that this worker's heartbeat finds dead, in place of the last ones."""
         self._dead = dead
         if dead:
             self._awake.set()
 
     def _rest(self, began: float) -> None:
-        """Until the next look, which is sooner if a handler begins meanwhile."""
+        """Wait for the next look, which comes sooner if a handler starts."""
         for number in range(1, LOOKS_WHEN_IDLE + 1):
             left = began + number * LOOK_EVERY - time.monotonic()
             if self._awake.wait(max(left, 0.0)) or self._running():
@@ -97,7 +97,7 @@ class Rescuer(WorkerThread):
         self._awake.clear()
 
     def _look(self, connection: Connection) -> None:
-        dead, self._dead = self._dead, ()  # once: if a table is locked, by a new verdict only
+        dead, self._dead = self._dead, ()  # if a table is locked, a new verdict is needed
         if dead:
             declare_dead(connection, dead)
         notices = self._rescue.read_notices(connection, running=self._running())
@@ -112,7 +112,7 @@ class Rescuer(WorkerThread):
 
 
 def _unless_locked(step: Callable[[Connection], None]) -> Callable[[Connection], None]:
-    """Somebody has locked a table: what is not done now is done at a later look."""
+    """Skip a step if a table is locked: a later look repeats it."""
 
     def attempt(connection: Connection) -> None:
         try:

@@ -47,34 +47,35 @@ class RunningAttempt:
         self.claimed = claimed
         self.task = task
         self.worker_id = worker_id
-        """Whose lease it has: a worker that was declared dead meanwhile has another id."""
+        """The worker id of its lease: a worker that is declared dead takes another id."""
         self.started_at = time.monotonic()
         self.has_begun = False
-        """Whether its transactional handler was called."""
+        """Whether its transactional handler has been called."""
         self.cancel_requested = False
         self.is_lost = False
-        """Its lease is settled over its head, or another's: what it returns is nobody's."""
+        """It was settled from outside of its thread, or its lease has passed on: its result is
+        dropped."""
         self.is_abandoned = False
-        """Its thread did not come back in time, and another has taken the slot."""
+        """Its thread did not return in time, and another thread has taken the slot."""
         self.backend_pid: int | None = None
         """The server process of its transaction, if it has one."""
         self._driver: Any = None
         self.session: Session | None = None
-        """Of its handler, when that has returned and what it wrote is to be kept."""
+        """The handler's Session, once the handler has returned and if its writes are kept."""
         self.child: Child | None = None
-        """The process its handler runs in, if not in this one."""
+        """The child process its handler runs in, if it has one."""
         self.leaving = Lock()
-        """Held by whoever settles it from outside of its thread."""
+        """Held by a thread that settles the attempt from outside of its own thread."""
         self._unfinished = [True]
 
     def begin_on(self, connection: Connection) -> None:
-        """Its transaction will be on this connection, which nobody else uses."""
+        """Set the connection of its transaction, which no other thread uses."""
         self._driver = driver_connection(connection)
-        self.backend_pid = backend_pid(connection)  # last: other threads go by it
+        self.backend_pid = backend_pid(connection)  # last: other threads read it
 
     @contextmanager
     def on(self, connection: Connection) -> Iterator[None]:
-        """While its transaction is there, and not longer."""
+        """Set the connection of its transaction until the transaction has ended."""
         self.begin_on(connection)
         try:
             yield
@@ -83,38 +84,40 @@ class RunningAttempt:
                 self.backend_pid = None
 
     def begin(self) -> None:
-        """Its handler is called now: what came before, a connection or a process that was not
-        there yet, was no time of its own."""
+        """Start the clock: the handler is called now.
+
+        Waiting for a connection or a process does not count towards the timeout.
+        """
         self.has_begun = True
         self.started_at = time.monotonic()
 
     def forget_session(self) -> None:
-        """What its handler wrote is not kept."""
+        """Close the handler's Session: its writes are not kept."""
         session, self.session = self.session, None
         if session is not None:
             session.close()
 
     def begin_in(self, child: Child) -> None:
-        """Its handler will run in this process, unless the attempt has been lost already."""
+        """Set the process its handler will run in; kill it if the attempt is lost already."""
         self.child = child
         if self.is_lost:
             child.kill(AttemptEnd.INTERRUPTED)
 
     def ask_to_stop(self) -> None:
-        """Let its handler know that it should stop; whether it does is its own matter."""
+        """Tell its handler to stop, which it does if it checks ``is_cancelled()``."""
         is_news, self.cancel_requested = not self.cancel_requested, True
         if is_news and self.child is not None:
             self.child.cancel(AttemptKey(self.claimed.message_id, self.claimed.attempt))
 
     def finish(self) -> bool:
-        """Whether the caller is the one who decides how this attempt ended: the first who asks."""
+        """Take the right to decide how this attempt ended; True for the first caller only."""
         try:
             return self._unfinished.pop()
         except IndexError:
             return False
 
     def lose(self) -> bool:
-        """Take the attempt away from its thread; False when it has ended already."""
+        """Take the attempt away from its thread; False if it has ended already."""
         self.is_lost = self.finish() or self.is_lost
         if self.is_lost and self.child is not None:
             self.child.kill(AttemptEnd.INTERRUPTED)
@@ -125,16 +128,16 @@ class RunningAttempt:
 
     @property
     def server_process(self) -> int | None:
-        """That of its transaction, for those who hold ``leaving``.
+        """The server process of its transaction.  Hold ``leaving`` to read it.
 
-        None once it has ended: the same number may be another's by then.
+        None once the transaction has ended: another process may have the same pid by then.
         """
         has_none = self.backend_pid is None or has_ended(self._driver)
         return None if has_none else self.backend_pid
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether its transaction has ended with its connection, known to its thread or not."""
+        """Whether its transaction has ended with its connection, noticed by its thread or not."""
         with self.leaving:
             return self.backend_pid is not None and has_ended(self._driver)
 
@@ -145,15 +148,15 @@ class RunningAttempt:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether its thread is to be given up; never, if it waits for a process it can kill.
+        """Whether its thread must be abandoned; never, if the handler is in a child process.
 
-        An async handler is cancelled by its event loop first; that takes effect unless something
-        blocks the loop, as a statement does in transaction mode.
+        The event loop cancels an async handler first.  The cancellation takes effect unless the
+        loop is blocked, as by a statement in transaction mode.
         """
         if self.deadline is None or self.task.address is not None:
             return False
         if self.task.is_transactional and not self.has_begun:
-            return False  # a handler that waits for its connection has not begun
+            return False  # its handler still waits for a connection
         margin = CANCEL_WITHIN if self.task.is_async else 0.0
         return time.monotonic() > self.deadline + margin
 

@@ -1,4 +1,4 @@
-"""What all threads of one worker share."""
+"""The objects that all threads of one worker share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from pgqueue.worker.running_attempt import RunningAttempt
 
 @dataclass(slots=True)
 class WorkerRuntime:
-    """The shared things, each made once when the worker starts."""
+    """The shared objects, each made once when the worker starts."""
 
     engine: Engine
     sessions: sessionmaker[Session]
@@ -43,19 +43,19 @@ class WorkerRuntime:
     children: ProcessPool
     stopping: Event
     task_names: str = field(init=False)
-    """All of them, as the array that a claim is given."""
+    """The names of all tasks, as the array parameter of a claim."""
     crash_isolation: CrashIsolation = field(init=False)
     isolation_level: IsolationLevel = field(default=READ_COMMITTED, init=False)
-    """Of the handlers' transactions in lease mode: that of the application's engine."""
+    """The level of handlers' transactions in lease mode: that of the application's engine."""
 
     def run_of(self, claimed: Claimed) -> RunningAttempt:
         """An attempt of this worker that begins now."""
         return RunningAttempt(claimed, self.tasks[claimed.task], worker_id=self.identity.worker_id)
 
     def may_start(self, claimed: Claimed) -> bool:
-        """Whether a claimed job may start: only while no other can have rescued it.
+        """Whether a claimed job may start: only while no other worker can have rescued it.
 
-        Waits when the last heartbeat is too old.  Gives the job back when the worker stops.
+        Waits while the last heartbeat is too old.  Releases the job when the worker stops.
         """
         while not self.identity.is_fresh:
             if self.stopping.wait(0.05):
@@ -64,11 +64,11 @@ class WorkerRuntime:
         return self._knows(claimed)
 
     def may_start_now(self, claimed: Claimed) -> bool:
-        """The same without waiting."""
+        """Like :meth:`may_start`, without waiting."""
         return self.identity.is_fresh and self._knows(claimed)
 
     def _knows(self, claimed: Claimed) -> bool:
-        # A worker declared dead meanwhile has forgotten all that it had claimed.
+        # A worker that was declared dead meanwhile has forgotten all its claimed jobs.
         return self.buffer.in_flight.get(claimed.message_id) is claimed
 
     def __post_init__(self) -> None:

@@ -44,11 +44,11 @@ handler runs."""
 END_AGAIN = 1.0
 """Seconds between two tries to end a transaction from outside of its thread."""
 LAST_SETTLE = 4.0
-"""Seconds from the end of the grace on, for all that is still to be written and for all threads,
-when tables are locked or the database does not answer.  What is cancelled then needs some more."""
+"""Seconds after the grace period for the last settles and for all threads to end, when tables are
+locked or the database does not answer.  Statements that are cancelled then need some more."""
 LAST_TAKEOVER = 2.5
-"""Of these, for attempts that are settled over the head of their threads; and before, for slots
-whose child processes were killed."""
+"""Of these, the seconds to settle attempts from outside of their threads; before that, the seconds
+to wait for slots whose child processes were killed."""
 
 
 class Supervisor:
@@ -80,7 +80,7 @@ class Supervisor:
         self._mode: WorkerMode = mode(self._runtime, config, until_empty=until_empty)
 
     def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
-        """Run until it is over, or until nothing is left when that was asked for."""
+        """Run until ``is_over()`` or, with ``until_empty``, until no job is left."""
         try:
             self._verify(is_over)
         except BaseException:
@@ -116,7 +116,7 @@ class Supervisor:
         return WATCH_EVERY if self._running() else WATCH_AT_REST_EVERY
 
     def _verify(self, is_over: Callable[[], bool]) -> None:
-        """Wait for the database, and refuse tables this code was not written for."""
+        """Wait for the database, and refuse a schema version this code does not support."""
         line = ReconnectingConnection(
             self._engine, OWN, self._runtime.outage, name="start", stopping=self._stopping
         )
@@ -133,7 +133,7 @@ class Supervisor:
             line.close()
 
     def _take_isolation(self) -> None:
-        """Have handlers run at the level of the application's engine, where they can."""
+        """Run handlers at the isolation level of the application's engine, if the mode can."""
         if not any(task.is_transactional for task in self._runtime.tasks.values()):
             return
         self._mode.use_isolation(isolation_of(self._application_engine))
@@ -150,14 +150,14 @@ class Supervisor:
                 run.ask_to_stop()
 
     def _give_up_all(self) -> None:
-        """Declared dead: all its leases belong to others now."""
+        """Forget all jobs: this worker was declared dead, its leases belong to other workers."""
         self._runtime.buffer.drain()
         self._runtime.buffer.in_flight.clear()
         for run in self._runs():
             run.lose()
 
     def _replace_overdue(self) -> None:
-        """Settle attempts past their timeout as such, and put other threads into their slots.
+        """Settle attempts that are past their timeout, and put new threads into their slots.
 
         A thread cannot be stopped from outside; its handler sees ``ctx.is_cancelled()``.
         """
@@ -193,14 +193,14 @@ class Supervisor:
             self._not_ended += self._mode.end_attempts(ended, seconds=seconds)
 
     def _end_again(self) -> None:
-        """Try again what the database has refused: it was away, or had no connection left."""
+        """Try again to end transactions: the database was away, or had no connection left."""
         if self._not_ended and time.monotonic() - self._ended_over_at >= END_AGAIN:
             outcomes, self._not_ended = self._not_ended, []
             with timeouts.staying(run for run, _ in outcomes):
                 self._end_attempts(outcomes, seconds=timeouts.TAKEOVER)
 
     def _end(self, grace: Callable[[], float]) -> None:
-        """Claim nothing more, give back what has not started, let handlers finish, settle."""
+        """Stop claiming, release jobs that have not started, let handlers finish, settle."""
         runtime = self._runtime
         logger.info("stopping: %d handlers still run", len(self._runs()))
         self._stopping.set()
@@ -214,25 +214,25 @@ class Supervisor:
             self._has_interrupted = True
             wait_until(lambda: all(map(_is_stuck, self._mode.slots)), lambda: LAST_TAKEOVER)
         if self._are_alive():
-            # Given back only when its thread has ended, or with the process.
+            # Their attempts are settled when their threads end, or when the process exits.
             for run in self._runs():
                 run.ask_to_stop()
             _outlived.add(self)
             Thread(target=self._close_later, name="pgqueue-last-out", daemon=True).start()
             return
-        self.interrupt()  # what threads have left that ended by a mistake, if any has
+        self.interrupt()  # settles attempts of threads that ended by an error, if any
 
     def _close_later(self) -> None:
-        """Handlers still run, in a process that may go on: their leases need the heartbeat."""
+        """Close after the last handler: until then, the leases need the heartbeat."""
         for slot in self._mode.slots:
             slot.join()
         self._close()
         _outlived.discard(self)
 
     def _check_loops(self) -> None:
-        """A worker that has lost one of its threads must end: half of it looks like all of it."""
+        """Raise if a thread has failed: the worker would look healthy without it."""
         runtime = self._runtime
-        # The event loop before the slots, which end because of it.
+        # The event loop before the slots: its failure ends them.
         loops = (
             self._heartbeat,
             self._rescuer,
@@ -253,7 +253,7 @@ class Supervisor:
         return any(slot.is_alive() for slot in self._mode.slots)
 
     def interrupt(self) -> bool:
-        """Give back what still runs, one attempt the poorer, and close; whether anything did."""
+        """Settle running attempts as ``interrupted`` and close.  Returns whether there were any."""
         began = time.monotonic()
         with timeouts.staying(runs := self._runs()):
             lost = [run for run in runs if run.lose()]
@@ -286,7 +286,7 @@ class Supervisor:
 
 
 _outlived: set[Supervisor] = set()
-"""Those whose handlers have outlived the grace."""
+"""Supervisors whose handlers still run after the grace period."""
 
 
 def _interrupt_all() -> None:
@@ -294,15 +294,15 @@ def _interrupt_all() -> None:
         supervisor.interrupt()
 
 
-# The process ends.  ``atexit`` would come after Python has waited for the threads of executors, and
-# a handler may wait for what it has given to one.  Executors register themselves in the same way.
+# Called when the process exits.  ``atexit`` functions run after Python has waited for the threads
+# of executors, and a handler may wait for a future of one.  Executors register in the same way.
 threading._register_atexit(_interrupt_all)  # type: ignore[attr-defined]
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_outlived.clear)
 
 
 def _is_stuck(slot: Slot) -> bool:
-    """Whether it does not end because of a handler in its own thread, which nobody can stop."""
+    """Whether a slot has ended, or runs a handler in its own thread, which cannot be stopped."""
     run = slot.current
     return not slot.is_alive() or (run is not None and run.task.address is None)
 

@@ -1,4 +1,4 @@
-"""A thread of the worker that must not die unseen."""
+"""The base class of a worker's threads, which records their failures."""
 
 import time
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ logger = redaction.logger(__name__)
 
 
 class WorkerThread(Thread, ABC):
-    """Runs :meth:`work` and keeps what it failed with, so that the worker can stop over it."""
+    """Runs :meth:`work` and keeps the error it failed with, so that the worker can stop."""
 
     def __init__(self, *, name: str) -> None:
         super().__init__(name=f"pgqueue-{name}", daemon=True)
@@ -24,13 +24,13 @@ class WorkerThread(Thread, ABC):
         try:
             self.work()
         except BaseException as failure:
-            # Only a mistake of ours comes here: the database's errors are waited out.
+            # Only an error in pgqueue itself comes here: after database errors, threads retry.
             logger.exception("%s ended by a mistake", self.name)
             self.failure = failure
 
 
 def wait_until(condition: Callable[[], bool], seconds: Callable[[], float]) -> None:
-    """Look until it is so, for a time that may become shorter meanwhile."""
+    """Wait for a condition, for a number of seconds that may decrease meanwhile."""
     began = time.monotonic()
     while not condition() and time.monotonic() - began < seconds():
         time.sleep(0.01)

@@ -1,6 +1,6 @@
-"""What is done to an attempt from outside of its thread, when that thread does not come back.
+"""Ends attempts from outside of their threads, if those threads do not return.
 
-On connections of its own: those of the pool may all be held by threads that do not come back.
+Uses connections of its own: threads that do not return may hold all connections of the pool.
 """
 
 import time
@@ -26,15 +26,15 @@ logger = redaction.logger(__name__)
 
 TAKEOVER = 10.0
 """Seconds to wait in all for the ends of transactions that were told to end, and for the rows of
-their attempts.  The timeouts of all other handlers of the worker wait meanwhile."""
+their attempts.  The timeouts of the worker's other handlers wait meanwhile."""
 FOR_JOB = 0.5
-"""The same for the row of one job, which an application may keep for hours."""
+"""Seconds to wait for the row of one job, which an application may lock for hours."""
 
 
 def tell_of_cuts(runs: Iterable[RunningAttempt]) -> None:
-    """Let handlers whose transaction has ended know that they work for nothing.
+    """Tell handlers to stop if their transaction has ended with its connection.
 
-    One that computes for hours would hear of it by its next statement only.
+    A handler that computes for hours would notice only at its next statement.
     """
     for run in runs:
         if not run.is_cancelled() and run.is_cut_off:
@@ -48,7 +48,7 @@ def tell_of_cuts(runs: Iterable[RunningAttempt]) -> None:
 
 @contextmanager
 def staying(runs: Iterable[RunningAttempt]) -> Iterator[None]:
-    """While none of these runs leaves its server process, nor ends its transaction by itself."""
+    """Keep these attempts from leaving their server processes and ending their transactions."""
     with ExitStack() as kept:
         for run in runs:
             kept.enter_context(run.leaving)
@@ -56,7 +56,7 @@ def staying(runs: Iterable[RunningAttempt]) -> Iterator[None]:
 
 
 def late(run: RunningAttempt) -> Outcome:
-    """What becomes of a run that is past its timeout."""
+    """The outcome of an attempt that is past its timeout."""
     logger.error("job %s: past its timeout; its thread is given up", run.claimed.job_id)
     error = too_late(run.task)
     return after_error(run.task, run.claimed, error, end=AttemptEnd.TIMEOUT)
@@ -65,9 +65,9 @@ def late(run: RunningAttempt) -> Outcome:
 def end_transactions(
     runtime: WorkerRuntime, runs: Iterable[RunningAttempt]
 ) -> list[RunningAttempt]:
-    """End the server processes of runs that stay: what their handlers wrote rolls back.
+    """End the server processes of attempts in :func:`staying`: their writes are rolled back.
 
-    Returns those that could not be ended: the database is away, or has no connection left.
+    Returns attempts it could not end: the database is away, or has no connection left.
     """
     left = [run for run in runs if run.server_process is not None]
     if left:
@@ -90,10 +90,10 @@ def settle_from_outside(
     *,
     seconds: float = TAKEOVER,
 ) -> list[tuple[RunningAttempt, Outcome]]:
-    """Settle attempts whose threads do not come back: end each T, and take over its message.
+    """Settle attempts whose threads do not return: end each transaction, take over its message.
 
-    The runs are staying.  Locks are waited for so long in all, and for each attempt as long as for
-    those that follow.  Returns what could not be settled, as :func:`end_transactions` does.
+    Call in :func:`staying`.  Waits for locks for ``seconds`` in all, in equal shares of the time
+    left.  Returns attempts it could not settle, as :func:`end_transactions` does.
     """
     left = list(outcomes)
     deadline = time.monotonic() + seconds
@@ -126,7 +126,7 @@ def _take_over(
         return False
     _wait_for_locks(connection, seconds)
     attempts = Attempts(connection, runtime.identity.worker_id)
-    # First: the end of T frees the message, and whoever meets it would stamp it as a crash.
+    # First: the transaction's end frees the message, and the next claim would count a crash.
     is_ours = attempts.keep_lease(run.claimed)
     if (pid := run.server_process) is not None:
         Workers(connection).terminate_backend(pid)
@@ -135,19 +135,19 @@ def _take_over(
     if attempts.wait_for_message(run.claimed):
         attempts.take_message(run.claimed)
     _wait_for_locks(connection, min(seconds, FOR_JOB))
-    attempts.settle([(run.claimed, outcome)], held=True)  # of a job that has ended, its lease alone
+    attempts.settle([(run.claimed, outcome)], held=True)  # if the job has ended, only its lease
     return True
 
 
 def _wait_for_locks(connection: Connection, seconds: float) -> None:
-    """For this transaction only: a pooler may forget what was set for a session."""
-    milliseconds = max(int(1000 * seconds), 1)  # 0 would be for ever
+    """Set the lock timeout for this transaction only: a pooler may forget session settings."""
+    milliseconds = max(int(1000 * seconds), 1)  # 0 would mean no limit
     connection.exec_driver_sql(set_local([("lock_timeout", milliseconds)]))
 
 
 @contextmanager
 def _reporting(what: str) -> Iterator[None]:
-    """The database is away, or refuses: it is said, and what comes after is done."""
+    """Log errors of the database, and go on after the block."""
     try:
         yield
     except BROKEN as failure:

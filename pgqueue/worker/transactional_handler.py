@@ -1,7 +1,7 @@
-"""Transactional handlers: their writes, their follow-up jobs and their completion are one commit.
+"""Transactional handlers: one COMMIT for their writes, the jobs they enqueue and their outcome.
 
-The settle runs inside the handler's own transaction, right before its COMMIT.  If the lease has
-passed on meanwhile it finds nothing, and everything the handler wrote rolls back.
+The settle runs inside the handler's transaction, right before its COMMIT.  If the lease has passed
+on meanwhile, the settle finds no row and all writes of the handler are rolled back.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ MARGIN = timedelta(minutes=1)
 
 
 def run_in_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
-    """Run a handler in a transaction of its own; None when it is settled already."""
+    """Run a handler in a transaction of its own; None if its attempt is settled already."""
     try:
         with runtime.engine.connect() as connection:
             leave_autocommit(connection)
@@ -78,7 +78,7 @@ def run_in_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome |
 
 
 async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
-    """The same on the event loop, with an AsyncSession."""
+    """Like :func:`run_in_transaction` on the event loop, with an AsyncSession."""
     try:
         async with runtime.loop.engine.connect() as connection:
             await connection.execution_options(isolation_level=runtime.isolation_level)
@@ -99,7 +99,7 @@ async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) 
 
 
 def _leave(run: RunningAttempt, connection: Connection) -> None:
-    """Give a connection back for others to use; not one that may have been ended meanwhile."""
+    """Prepare a connection for the pool; invalidate one that may have been ended meanwhile."""
     if run.session is not None:
         run.session.close()
     if run.is_lost and not connection.closed and not connection.invalidated:
@@ -149,7 +149,7 @@ def run_with_session(
     session = joined_session(runtime.sessions, connection, begin_again=begin_again)
 
     def write() -> None:
-        session.expire_on_commit = False  # for those who hear of the COMMIT
+        session.expire_on_commit = False  # for ``after_commit`` listeners
         write_pending(session)
 
     with options_of(runtime.sessions.kw["bind"], connection):
@@ -171,7 +171,7 @@ def run_with_session(
 
 
 def _keep_session(run: RunningAttempt, session: Session, verdict: AttemptResult) -> None:
-    """Leave a Session open until the COMMIT: listeners may read there what it has expired."""
+    """Leave a Session open until the COMMIT: listeners may read expired attributes."""
     if verdict.keeps_writes and not session.in_transaction():
         run.session = session
 
@@ -179,10 +179,10 @@ def _keep_session(run: RunningAttempt, session: Session, verdict: AttemptResult)
 def run_with_async_session(
     runtime: WorkerRuntime, run: RunningAttempt, connection: Connection
 ) -> AttemptResult:
-    """The same for an async handler, on an event loop of its own.
+    """Like :func:`run_with_session` for an async handler, on an event loop of its own.
 
-    The connection belongs to this thread and blocks it.  On the loop that all async handlers
-    share, two that wait for each other's row locks would stop it for good.
+    The connection is synchronous and blocks this thread.  On the shared event loop, two handlers
+    that wait for each other's row locks would block the loop for ever.
     """
     return run_alone(_run_with_async_session(runtime, run, connection))
 
@@ -219,25 +219,25 @@ async def _run_with_async_session(
 
 
 def time_limits(run: RunningAttempt, connection: Connection) -> str:
-    """What bounds a handler's transaction on the server.
+    """The statements that set the server's timeouts for a handler's transaction.
 
-    The server ends the transaction of a worker that was frozen, but never within the task's own
-    timeout.  Empty for a task without one: then the server's own limits hold.
+    The server ends the transaction of a frozen worker, but never before the task's own timeout.
+    Empty for a task without a timeout: the server's own settings then hold.
     """
     timeout = run.task.settings.timeout
     if timeout is None:
         return ""
     milliseconds = int((timeout + MARGIN).total_seconds() * 1000)
     limits = [(name, milliseconds) for name in limits_of(connection)]
-    # A limit on all of the transaction that runs already is not lengthened, but by way of none.
+    # A running transaction_timeout can only be lengthened by setting it to 0 first.
     none = [("transaction_timeout", 0)] * (len(limits) > 1)
     return set_local(none + limits)
 
 
 def was_committed(runtime: WorkerRuntime, run: RunningAttempt) -> bool:
-    """Whether the transaction of a run has settled it; False also if the database does not say.
+    """Whether the transaction of an attempt has settled it; False also if that stays unknown.
 
-    Until its server process is gone it may still commit, and holds the lease that it deleted.
+    The transaction may still commit, and locks the lease, until its server process has ended.
     """
     logger.info("job %s: asking whether it was committed", run.claimed.job_id)
     deadline = time.monotonic() + LOOK_FOR
@@ -262,9 +262,9 @@ def _complete(
     verdict: AttemptResult,
     replays: Replays,
 ) -> Outcome | None:
-    """Settle in the transaction and commit it, if what was written is to be kept.
+    """Settle in the transaction and commit it, if the handler's writes are kept.
 
-    What is returned is still to be settled.
+    Returns an outcome that must still be settled, or None.
     """
     transaction = connection.get_transaction()
     if not verdict.keeps_writes:
@@ -275,7 +275,7 @@ def _complete(
         ended = TransactionEnded("by the handler, or with its connection")
         return execution.after_error(run.task, run.claimed, ended)
     if run.is_lost:
-        transaction.rollback()  # it is being settled over the head of its thread
+        transaction.rollback()  # another thread settles the attempt
         return None
     attempts = Attempts(connection, runtime.identity.worker_id)
     try:
@@ -304,18 +304,18 @@ def report_stale(runtime: WorkerRuntime, claimed: Claimed) -> None:
 def _after_broken_connection(
     runtime: WorkerRuntime, run: RunningAttempt, error: Exception
 ) -> Outcome:
-    """It broke around the handler; what the handler raises itself has become its verdict."""
+    """The outcome after an error outside of the handler, whose own errors do not come here."""
     if run.has_begun:
         return execution.after_error(run.task, run.claimed, error)
     _tell_of_no_connection(runtime, run, error)
-    runtime.stopping.wait(WAIT_FOR_CONNECTION)  # or it would be claimed again at once, and again
+    runtime.stopping.wait(WAIT_FOR_CONNECTION)  # or the job would be claimed again in a loop
     return Released()
 
 
 def _tell_of_no_connection(runtime: WorkerRuntime, run: RunningAttempt, error: Exception) -> None:
-    """An outage is told once, and not for each job that was claimed before it."""
+    """Log an outage once, not for each job that was claimed before it."""
     if isinstance(error, DBAPIError) and is_away(error):
-        # One from the pool may have broken in an outage that is over.
+        # A connection from the pool may have broken in an outage that is over.
         opened_at = float("-inf") if error.connection_invalidated else float("inf")
         runtime.outage.is_met(error, name=f"job {run.claimed.job_id}", opened_at=opened_at)
     else:
@@ -327,6 +327,6 @@ def _after_unknown_commit(runtime: WorkerRuntime, run: RunningAttempt) -> Outcom
     if was_committed(runtime, run):
         _tell_of_success(runtime, run, "succeeded")
         return None
-    # If it was carried out after all, the lease is gone, and this is refused.
+    # If the COMMIT was carried out after all, the lease is gone and this outcome is dropped.
     lost = ConnectionError("the connection broke during COMMIT, which was not carried out")
     return execution.after_error(run.task, run.claimed, lost)

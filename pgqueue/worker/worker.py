@@ -1,4 +1,4 @@
-"""The worker an application or the command line starts."""
+"""The worker that an application or the command line starts."""
 
 import gc
 import multiprocessing
@@ -29,11 +29,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Worker:
     """Runs the jobs of some queues until it is stopped.
 
-    ``queues`` (all queues that registered tasks name) are the names to serve; ``concurrency``
+    ``queues`` are the names to serve (default: all queues of registered tasks); ``concurrency``
     handlers run at once, each in a thread.  ``mode`` is ``"lease"`` or ``"transaction"``; in
     the latter, ``batch`` jobs share a transaction.  ``poll_interval`` is the longest a due job
-    waits when a wake-up is lost, and ``grace`` how long running handlers may take to end when
-    the worker is stopped.
+    waits if a wake-up is lost; ``grace`` is how long running handlers may take to end after the
+    worker is stopped.
     """
 
     def __init__(
@@ -66,37 +66,37 @@ class Worker:
         self._supervisor: Supervisor | None = None
 
     def run(self) -> None:
-        """Work until :meth:`stop`, SIGTERM or SIGINT; a second signal ends the grace.
+        """Work until :meth:`stop`, SIGTERM or SIGINT; a second signal ends the grace period.
 
-        Returns at the end of the grace.  Handlers that still run then keep their leases until they
-        end, :meth:`interrupt` is called, or the process ends.
+        Returns when all handlers have ended, or at the end of the grace period.  Handlers that
+        still run then keep their leases until they end, :meth:`interrupt` is called, or the process
+        ends.
 
-        Signals are heeded when this runs in the main thread.  Waits for a database that cannot
-        be reached; raises SchemaError when its tables are missing or of another version, and
-        PgQueueError when a mapped class of the application is wrong.
+        Handles signals only in the main thread.  Waits for a database that cannot be reached;
+        raises SchemaError if its tables are missing or of another version, and PgQueueError if a
+        mapped class of the application is wrong.
         """
         with _past_left_alone():
             self._work(until_empty=False, timeout=None)
 
     def run_until_empty(self, timeout: float | None = None) -> dict[str, int]:
-        """Work until nothing is due and nothing runs, or for ``timeout`` seconds.
+        """Work until no job is due or running, or for ``timeout`` seconds.
 
-        Returns how often attempts have ended how: succeeded, failed, cancelled, retried,
-        snoozed, released, stale.  That is all it says: jobs may be left, of tasks this application
-        has not, or because the time was over, which a database that is away can take up.
+        Returns the number of attempts by ending: succeeded, failed, cancelled, retried, snoozed,
+        released, stale.  Jobs may be left: those of tasks this application does not have, or all
+        that did not run within ``timeout``, for example because the database was away.
         """
         return self._work(until_empty=True, timeout=timeout)
 
     def stop(self) -> None:
-        """Have the worker stop; returns at once, from any thread."""
+        """Stop the worker.  Returns at once; may be called from any thread."""
         self._stopping.set()
 
     def interrupt(self) -> bool:
-        """Give up the handlers that have outlived the grace; call it before the process ends.
+        """Give up handlers that still run after the grace period; call it before the process ends.
 
-        Their attempts are recorded as ``interrupted``, and nothing they do counts any more; their
-        threads go on.  Python calls it at its exit.  Returns whether the last run has interrupted
-        anything.
+        Their attempts are recorded as ``interrupted`` and their results are dropped; their threads
+        go on.  Python calls this at exit.  Returns whether the last run interrupted any attempt.
         """
         return self._supervisor is not None and self._supervisor.interrupt()
 
@@ -144,12 +144,12 @@ class Worker:
             self._signals = 0
 
     def _on_signal(self, number: int, _frame: Any) -> None:
-        # A number and nothing else: whatever takes a lock may be interrupted holding it.
+        # Only counts: the signal may interrupt code that holds a lock.
         self._signals += 1
 
 
 def _configure_mappers() -> None:
-    """Find a wrong relationship now, not in the first query of each job's handler."""
+    """Raise for a wrong relationship now, not in the first query of each handler."""
     try:
         configure_mappers()
     except Exception as error:  # the application's code
@@ -162,10 +162,10 @@ def _configure_mappers() -> None:
 
 @contextmanager
 def _past_left_alone() -> Iterator[None]:
-    """Keep Python's garbage collector from all that was there before the first job.
+    """Exclude all objects made before the first job from garbage collection.
 
-    Jobs make many objects, so it comes often; and what an application has imported takes it 40
-    to 60 ms to go through, in which no thread does anything.
+    Jobs make many objects, so collections are frequent; traversing the modules an application has
+    imported takes 40 to 60 ms, during which no thread runs.
     https://docs.python.org/3/library/gc.html#gc.freeze
     """
     gc.collect()

@@ -1,1 +1,1 @@
-"""What a claim takes, and when."""
+"""Which messages a claim takes, and when."""

@@ -1,9 +1,9 @@
 """Claim cursors: how far each (queue, priority) pair has been claimed.
 
-A claim starts behind the cursor instead of at the head of the index, because the head is full
-of dead entries whenever somebody holds an old snapshot.  Rows that become visible behind it, by
-a late commit or a rescue, are found by a *sweep*: the cursor goes back to the start and
-follows the claims forward again, so that it ends when all of them are done.
+A claim starts at the cursor instead of at the head of the index, because the head is full of dead
+entries while a transaction holds an old snapshot.  Rows that become visible behind the cursor, by
+a late commit or a rescue, are found by a *sweep*: the cursor goes back to the start and follows
+the claims forward again, so that the sweep ends when all these rows are claimed.
 """
 
 import time
@@ -15,16 +15,16 @@ PRIORITIES = range(10)
 START = ("-infinity", 0)
 
 SWEEP_SHARE = 50
-"""A sweep may take a fiftieth of the time: it steps over every dead entry there is."""
+"""Sweeps may take a fiftieth of the time: each steps over every dead index entry."""
 SOONEST_SWEEP = 1.0
 LATEST_SWEEP = 5.0
 
 
 class ClaimCursors:
-    """The pairs of one worker in the order it claims them, and where each goes on.
+    """The pairs of one worker in the order of claims, and where the next claim of each begins.
 
-    Times and ids are compared as the database wrote them: in one time zone, the text of two
-    timestamps sorts as they do.
+    Times and ids are compared as the database wrote them: in one time zone, timestamps sort as
+    their text does.
     """
 
     def __init__(self, queues: Sequence[str]) -> None:
@@ -35,7 +35,7 @@ class ClaimCursors:
         self._turn = 0
 
     def pairs(self, *, paused: Collection[str] = (), from_start: bool = False) -> list[ClaimCursor]:
-        """Every pair, the most urgent first; queues of one priority take turns to be first."""
+        """All pairs, the most urgent first; queues of one priority take turns to be first."""
         open_queues = [queue for queue in self._queues if queue not in paused]
         self._turn += 1
         supervisor = self._turn % len(open_queues) if open_queues else 0
@@ -59,18 +59,18 @@ class ClaimCursors:
     def is_sweep_due(self, *, elected: bool) -> bool:
         """Whether it is time to look behind the cursors.
 
-        One worker of many is elected to look often; the others look too, in case it is stuck.
+        One of many workers is elected to look often; the others look rarely, in case it is stuck.
         """
         wait = min(max(SOONEST_SWEEP, SWEEP_SHARE * self._sweep_took), LATEST_SWEEP)
         return time.monotonic() - self._swept_at >= (wait if elected else LATEST_SWEEP)
 
     @property
     def is_sweep_cheap(self) -> bool:
-        """Whether a worker with nothing else to do may look behind the cursors at once."""
+        """Whether an idle worker may look behind the cursors at once."""
         return time.monotonic() - self._swept_at >= SWEEP_SHARE * self._sweep_took
 
     def swept(self, *, began: float, ended: float) -> None:
-        """A claim that began at the head of every pair has ended."""
+        """Record a claim that began at the head of every pair."""
         self._swept_at, self._sweep_took = ended, ended - began
 
     def advance(
@@ -80,11 +80,11 @@ class ClaimCursors:
         *,
         limit: int,
     ) -> None:
-        """Move each cursor behind what the claim has shown of its pair.
+        """Move each cursor past the rows that the claim has read of its pair.
 
-        The probes ran in the order of the pairs until the batch was full: the pair of the last
-        row may hold more, the pairs before it are exhausted, those after it were not looked at.
-        A claim ahead that has left messages moves none: the next claim for free slots begins there.
+        The claim read the pairs in order until the batch was full: the pair of the last row may
+        hold more, the pairs before it are exhausted, those after it were not read.  A claim ahead
+        that has left messages moves no cursor: the next claim for free slots begins there.
         """
         if claim.passed:
             return
@@ -99,7 +99,7 @@ class ClaimCursors:
             name = (pair.queue, pair.priority)
             key = max(last.get(name, START), (pair.run_at, pair.message_id))
             if index < unfinished:
-                # A second back: a row stamped now by a transaction that is about to commit.
+                # A second back: a transaction about to commit may have inserted a row due now.
                 key = max(key, (claim.quiet_until, 0))
-            # Ahead of the database's own clock: it was set back, or another server took over.
+            # Ahead of the database's clock: it was set back, or another server took over.
             self._keys[name] = START if key[0] > claim.read_at else key

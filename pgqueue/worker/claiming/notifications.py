@@ -1,4 +1,4 @@
-"""Wake-ups.  They are hints: whoever misses one finds the message at the next poll."""
+"""Wake-ups.  They are hints: a worker that misses one finds the message at the next poll."""
 
 import selectors
 import socket
@@ -42,10 +42,10 @@ TEST = _in_words(select(notify("test")))
 
 
 class Listener:
-    """Hears the enqueuers of this schema, on a connection of its own or on that of the claims.
+    """Listens for notifications, on a connection of its own or on that of the claims.
 
-    While it is *armed* it holds the sleepers' lock shared; enqueuers notify exactly while
-    somebody does.  Used by one thread; only :meth:`poke` may be called from others.
+    While it is *armed* it holds the sleepers' lock in shared mode; enqueuers notify only while a
+    listener holds it.  Used by one thread; only :meth:`poke` may be called from others.
     """
 
     def __init__(self, engine: Engine, *, enabled: bool) -> None:
@@ -54,13 +54,13 @@ class Listener:
         self._resources = ExitStack()
         self._own: Connection | None = None
         self._driver: Any = None
-        """Of its own connection, or of the one that it shares."""
+        """The driver's connection: its own, or the one that it shares."""
         self._is_listening = False
         self._is_armed = False
         self._retry_at = 0.0
         self._heard_at = time.monotonic()
         self._kept: set[str] = set()
-        """Words that came together with an answer."""
+        """Payloads that came together with an answer."""
         self._inbox, self._doorbell = socket.socketpair()
         self._inbox.setblocking(False)
         self._doorbell.setblocking(False)
@@ -76,23 +76,23 @@ class Listener:
         try:
             self._doorbell.send(b"!")
         except OSError:
-            return  # full: it is waking up already; closed: it has stopped
+            return  # full: the thread is waking up already; closed: it has stopped
 
     def share(self, connection: Connection) -> None:
         """Listen on the connection on which the same thread claims; it is in autocommit.
 
-        To be called for each new connection of that thread.
+        Must be called for each new connection of that thread.
         """
         self._driver = driver_connection(connection)
         self._is_listening = self._is_armed = False
-        # What comes together with the answer to a claim.
+        # For notifications that come together with the answer to a claim.
         self._driver.add_notify_handler(lambda note: self._kept.add(note.payload))
 
     def arm(self) -> bool:
-        """Have enqueuers notify from now on; True when they did not before.
+        """Make enqueuers notify from now on; True if they did not before.
 
-        What was committed before must then be looked for.  A shared connection has answered when
-        this returns, or is closed.
+        The caller must then look for messages committed before.  When this returns, a shared
+        connection has answered or is closed.
         """
         if self._is_armed or not self._listens():
             self._probe()
@@ -103,7 +103,7 @@ class Listener:
         return self._is_armed
 
     def disarm(self) -> None:
-        """Let enqueuers save the notification again."""
+        """Spare enqueuers the notification again."""
         if not self._is_armed:
             return
         self._is_armed = False
@@ -111,17 +111,17 @@ class Listener:
             self._ask(UNLOCK)
 
     def wait(self, seconds: float) -> set[str]:
-        """Wait for a word, a poke or the end of the time; returns the words heard."""
+        """Wait for a notification, a poke or the end of the time; returns the payloads."""
         readable: list[Any] = [self._inbox]
         try:
             if self._listens():
-                self._keep_words()  # what came behind the answer to a claim
+                self._keep_words()  # notifications after the answer to a claim
                 readable.append(self._driver)
             if self._kept:
                 return self._taken()
             ready = _ready(readable, seconds)
         except (OSError, ValueError, psycopg.Error):
-            self._disconnect()  # the server has closed the connection under us
+            self._disconnect()  # the server has closed the connection
             return set()
         if self._inbox in ready:
             self._empty_inbox()
@@ -142,7 +142,7 @@ class Listener:
         return self._taken()
 
     def _test_now_and_then(self) -> None:
-        """Hear oneself: a half-open connection, or a pooler, swallows notifications silently."""
+        """Notify itself: half-open connections and poolers lose notifications silently."""
         if not self._is_listening or time.monotonic() - self._heard_at < TEST_EVERY:
             return
         with self._surviving():
@@ -159,12 +159,12 @@ class Listener:
             self._stop_listening()
 
     def _ask(self, statement: str) -> None:
-        """Run a statement; a connection that does not answer in time is given up."""
+        """Run a statement; raises if the connection does not answer in time."""
         self._driver.pgconn.send_query(statement.encode())
         self._await_answer()
 
     def _probe(self) -> None:
-        """Close a shared connection that does not answer: claims on it would wait for very long.
+        """Close a shared connection that does not answer: claims on it would wait very long.
 
         A Sync alone begins no transaction; an empty query does.
         """
@@ -181,8 +181,8 @@ class Listener:
             server.exit_pipeline_mode()
 
     def _await_answer(self) -> None:
-        """Over a half-open connection neither an answer nor an error ever comes, and the driver
-        would wait for ever."""
+        """Wait for an answer up to the deadline: on a half-open connection neither an answer nor
+        an error ever comes, and the driver would wait for ever."""
         server = self._driver.pgconn
         deadline = time.monotonic() + DEADLINE
         while not _has_answered(server):
@@ -218,7 +218,7 @@ class Listener:
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
-        """Whatever happens to this connection, the worker goes on by polling."""
+        """Give the connection up after an error: the worker goes on by polling."""
         try:
             yield
         except (DBAPIError, psycopg.Error, OSError) as error:
@@ -226,14 +226,14 @@ class Listener:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        """Give the connection up.  Who shares it finds it closed, and opens another."""
+        """Give the connection up.  The thread that shares it finds it closed and opens another."""
         self._stop_listening()
         if self._driver is not None:
             self._driver.close()
         if self._own is None:
             return
         if not self._own.closed and not self._own.invalidated:
-            self._own.invalidate()  # or it would be asked to roll back, and may not answer
+            self._own.invalidate()  # or SQLAlchemy would send a ROLLBACK, which may get no answer
         self._own = self._driver = None
         try:
             self._resources.close()
@@ -252,7 +252,7 @@ class Listener:
 
 
 def _has_answered(server: Any) -> bool:
-    """Whether the statement that was sent has ended; reads what has come so far."""
+    """Whether the statement that was sent has ended; reads the results received so far."""
     server.flush()
     server.consume_input()
     while not server.is_busy():
@@ -265,7 +265,7 @@ def _has_answered(server: Any) -> bool:
 
 
 def _ready(readable: list[Any], seconds: float) -> list[Any]:
-    """Like ``select.select``, which cannot take a file number over 1023."""
+    """Like ``select.select``, but also for file descriptors over 1023."""
     with selectors.DefaultSelector() as selector:
         for file in readable:
             selector.register(file, selectors.EVENT_READ)

@@ -1,24 +1,24 @@
 """Prefetch: how many jobs to claim ahead of a free slot.
 
-More ahead means fewer round trips; less ahead means that an urgent job overtakes more, and that
-a dying worker takes fewer innocent jobs along.
+More jobs ahead mean fewer round trips; fewer mean that an urgent job overtakes more, and that the
+crash of a worker affects fewer other jobs.
 """
 
 MOST_AHEAD = 1000
 HORIZON = 0.020
 """Seconds of work to claim ahead at once."""
 URGENT_SHARE = 3
-"""While urgent jobs come beside others, a third of that: they wait for the claim under way."""
+"""While claims bring urgent jobs, a third of this: urgent jobs wait for the claim under way."""
 CALM_AFTER = 500
-"""Claims in a row that brought none of them."""
+"""Claims in a row without an urgent job, after which the full number is claimed ahead again."""
 TOO_OLD = 0.050
-"""Seconds a claimed job may wait before less is claimed ahead."""
+"""Seconds a claimed job may wait before fewer jobs are claimed ahead."""
 STALE = 0.250
-"""Seconds after which a claimed job that waits is given back."""
+"""Seconds after which a claimed job that waits is released."""
 
 
 class Prefetch:
-    """Follows the speed of the handlers.  Pure: takes the times given."""
+    """Follows the speed of the handlers.  Pure: times are arguments."""
 
     def __init__(self, *, slots: int) -> None:
         self._slots = slots
@@ -26,25 +26,25 @@ class Prefetch:
         self._calm_claims = CALM_AFTER
         self._last_priority = 0
         self.ahead = 0
-        """Jobs to hold that no slot is free for; none for handlers that take their time."""
+        """How many jobs to claim beyond the free slots; none if handlers are slow."""
 
     def ran(self, jobs: int, *, busy: float) -> None:
-        """So many jobs have kept the slots busy for so many seconds, all slots together.
+        """Record that ``jobs`` jobs have kept the slots busy for ``busy`` seconds in all.
 
-        Busy time, because a slot that has nothing to do says nothing about the handlers.
+        Only busy time counts: idle slots say nothing about the speed of the handlers.
         """
         if busy > 0:
             self._rate = (self._rate + self._slots * jobs / busy) / 2
 
     def brought(self, *, first: int, last: int) -> None:
-        """A claim has brought jobs of these priorities, the most urgent first."""
+        """Record the priorities of a claim's first and last job, the most urgent first."""
         overtakes = first < self._last_priority
         self._calm_claims = 0 if overtakes else self._calm_claims + 1
         self._last_priority = last
         self.ahead = min(self.ahead, self._most)
 
     def ran_dry(self) -> None:
-        """A slot had nothing to take although there was more to claim."""
+        """Record that a slot found no job although there were more to claim."""
         self.ahead = min(max(2 * self.ahead, self._slots), self._most)
 
     @property
@@ -53,7 +53,7 @@ class Prefetch:
         return most if self._calm_claims >= CALM_AFTER else most // URGENT_SHARE
 
     def oldest_waits(self, seconds: float) -> None:
-        """The job that has waited longest of those claimed ahead has waited so long."""
+        """Record how long the oldest job claimed ahead has waited."""
         if seconds > STALE:
             self.ahead = 0
         elif seconds > TOO_OLD:

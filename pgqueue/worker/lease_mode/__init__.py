@@ -1,1 +1,1 @@
-"""Lease mode: claim and settle in batches, handlers in transactions of their own."""
+"""Lease mode: claims and settles in batches; runs handlers in their own transactions."""

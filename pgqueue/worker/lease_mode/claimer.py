@@ -21,11 +21,11 @@ logger = redaction.logger(__name__)
 
 RECONCILE_EVERY = 30.0
 QUICK = 0.020
-"""Seconds for which jobs claimed ahead wait for a suspect to end, so that the next one starts."""
+"""Seconds for which jobs claimed ahead wait for a suspect to end, so that the next can start."""
 
 
 class Claimer(WorkerThread):
-    """One thread.  Ends when the worker stops or, if asked to, when nothing is left to do."""
+    """The claiming thread.  Ends when the worker stops or, if asked to, when no job is left."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Claimer(WorkerThread):
         self._reconciled_at = 0.0
         self._was_full = False
         self._passed = 0
-        """Jobs that a claim ahead has left, and that are to be claimed for free slots next."""
+        """How many jobs a claim ahead has left: the next claims take them for free slots."""
         self._ran = (0, 0.0)
         self.finished = Event()
 
@@ -63,7 +63,7 @@ class Claimer(WorkerThread):
         self._reconnecting.close()
 
     def _step(self, connection: Connection) -> None:
-        """Claim what there is room for; else wait for room; else sleep."""
+        """Claim as many jobs as there is room for; else wait for room; else sleep."""
         self._prepare(connection)
         if self._poller.sleeps_on(self._ask(connection)):
             return
@@ -84,12 +84,12 @@ class Claimer(WorkerThread):
         worker_id = runtime.identity.worker_id
         attempts = Attempts(connection, worker_id)
         self._follow_speed()
-        was_quiet = not runtime.buffer.in_flight  # asked first: the last suspect may end now
+        was_quiet = not runtime.buffer.in_flight  # read first: the last suspect may end now
         suspects = runtime.crash_isolation.are_welcome()
         claim = self._look(attempts, limit=limit, ahead=ahead, sweep=sweep, suspects=suspects)
         self._was_full = claim.taken + len(claim.passed) >= limit
         if runtime.identity.worker_id != worker_id:
-            return  # declared dead meanwhile: whoever did so rescues these as well
+            return  # declared dead meanwhile: the rescuer finds these leases as well
         rows = self._admitted(connection, claim) if suspects and not ahead else claim.rows
         self._lay_out(rows, claim, limit=limit)
         if self._was_full and runtime.buffer.waiting:
@@ -116,9 +116,9 @@ class Claimer(WorkerThread):
         )
 
     def _admitted(self, connection: Connection, claim: Claim[Claimed]) -> list[Claimed]:
-        """Those that may start now.  The other suspects are given back, and before one starts.
+        """The claimed jobs that may start now; the other suspects are released before one starts.
 
-        But for those whose jobs others have locked: claims would wait for these, too.
+        The settler releases those whose jobs others have locked: claims must not wait for them.
         """
         suspects = [claimed for claimed in claim.rows if claimed.crashes]
         found = [(claimed.message_id, claimed.crashes) for claimed in suspects]
@@ -126,7 +126,7 @@ class Claimer(WorkerThread):
         if not extra:
             return claim.rows
         attempts = Attempts(connection, self._runtime.identity.worker_id)
-        free = attempts.free_among(extra)  # or this would wait for whoever has locked one
+        free = attempts.free_among(extra)  # settling a locked one would wait for its lock
         attempts.settle([(claimed, Released()) for claimed in extra if claimed.job_id in free])
         for claimed in extra:
             if claimed.job_id not in free:
@@ -136,13 +136,13 @@ class Claimer(WorkerThread):
         return [claimed for claimed in claim.rows if claimed.message_id not in left]
 
     def _lay_out(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> None:
-        """Offer the slots what was claimed, or hold it back while others must be claimed first."""
+        """Offer claimed jobs to the slots, or hold them while others must be claimed first."""
         buffer = self._runtime.buffer
         if claim.passed:
             buffer.put_behind(rows, priority=min(claim.passed))
         elif rows:
             buffer.put(rows)
-        if rows and not self._passed:  # else they came with what was claimed before them
+        if rows and not self._passed:  # else they belong to the claim before
             first = min([rows[0].priority, *claim.passed])
             self._prefetch.brought(first=first, last=rows[-1].priority)
             buffer.low_water = self._prefetch.ahead
@@ -151,10 +151,10 @@ class Claimer(WorkerThread):
             buffer.let_go()
 
     def _left_to_claim(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> int:
-        """How many jobs that must not wait here are to be claimed for free slots next.
+        """How many jobs the next claims take for free slots, as they must not be claimed ahead.
 
-        As many as were left, less those that have come since; none when a claim has brought none:
-        other workers had them, or more urgent jobs have come.
+        The number left, less those claimed since; 0 if a claim has returned none of these jobs:
+        other workers have claimed them, or more urgent jobs have come.
         """
         if claim.passed:
             return len(claim.passed)
@@ -166,7 +166,7 @@ class Claimer(WorkerThread):
         return max(self._passed - alone, 0)
 
     def _does_suspect_end_soon(self) -> bool:
-        """Wait for the suspect that has just started: when it is quick, the next one follows."""
+        """Wait for the suspect that has just started: if it ends soon, the next can start."""
         room, deadline = self._runtime.buffer.room, time.monotonic() + QUICK
         while True:
             room.clear()
@@ -178,11 +178,11 @@ class Claimer(WorkerThread):
     def _find_nothing(self, connection: Connection, *, was_quiet: bool) -> None:
         runtime = self._runtime
         if runtime.buffer.heap:
-            self._wait_for_room()  # which gives back what has waited for too long
+            self._wait_for_room()  # releases jobs that have waited too long
         elif not self._until_empty:
             self._poller.sleep(self._ask(connection))
         elif was_quiet:
-            # What a job enqueued was there before the job left in_flight: nothing can be missed.
+            # Messages that a job enqueues are there before it leaves in_flight: none is missed.
             self.finished.set()
         else:
             runtime.buffer.room.wait(0.05)
@@ -219,10 +219,10 @@ class Claimer(WorkerThread):
             self._reconcile(connection)
 
     def _reconcile(self, connection: Connection) -> None:
-        """Give back leases this process does not know: a claim whose answer was lost."""
+        """Release leases this process does not know: the answer to their claim was lost."""
         runtime = self._runtime
         self._reconciled_at = time.monotonic()
-        # Those that are settled during the query are in its answer, and no longer in flight.
+        # Read first: attempts settled during the query are in its answer, but not in flight.
         known = {(one.message_id, one.attempt) for one in list(runtime.buffer.in_flight.values())}
         held = Workers(connection).leases_of(runtime.identity.worker_id)
         for job_id, message_id, attempt in held:

@@ -1,4 +1,4 @@
-"""Lease mode: a claimer fills the job buffer, slots empty it, a settler writes the outcomes."""
+"""Lease mode: a claimer fills the job buffer, slots run its jobs, a settler writes outcomes."""
 
 from collections.abc import Sequence
 from threading import Event
@@ -19,11 +19,11 @@ from pgqueue.worker.timeouts import end_transactions
 logger = redaction.logger(__name__)
 
 LAST_ANSWER = 4.0
-"""Seconds for a claim that was cancelled to end."""
+"""Seconds for a cancelled claim to end."""
 
 
 class LeaseMode:
-    """Claims are committed first, many at a time; handlers run outside of their transactions."""
+    """Commits claims first, many at a time; handlers run outside the claim's transaction."""
 
     def __init__(self, runtime: WorkerRuntime, config: WorkerConfig, *, until_empty: bool) -> None:
         self._runtime = runtime
@@ -78,18 +78,18 @@ class LeaseMode:
             self._settler.finish(seconds=seconds)
 
     def _pace(self) -> tuple[int, float]:
-        """How many jobs have run, and how long they have kept the slots busy."""
+        """How many jobs have run, and for how many seconds they have kept the slots busy."""
         return sum(slot.ran for slot in self.slots), sum(slot.busy for slot in self.slots)
 
     def _goes_on(self, behind: bool) -> None:
-        """Messages were inserted: the claimer may sleep longer than they wait."""
+        """Wake the claimer: settles have inserted messages that may be due before it wakes."""
         if behind:
             self._runtime.cursors.rewind()
         self._runtime.listener.poke()
 
 
 def _warn_of_small_pool(runtime: WorkerRuntime) -> None:
-    """A handler that waits for a connection keeps its slot, and others wait behind it."""
+    """Warn of fewer connections than slots: a handler that waits for one occupies its slot."""
     pool, slots = runtime.engine.pool, runtime.identity.slots
     if not isinstance(pool, QueuePool):
         return

@@ -1,4 +1,4 @@
-"""The settler: writes outcomes down in batches, until they are written."""
+"""The settler: writes outcomes in batches, and repeats a batch until it is written."""
 
 import time
 from collections.abc import Callable
@@ -37,25 +37,25 @@ Settlement = tuple[Claimed, Outcome]
 Settle = Callable[[Connection, list[Settlement]], None]
 
 SETTLING = {**CLAIMING, "lock_timeout": "500"}
-"""Milliseconds to wait for whoever has locked the row of a job."""
+"""Milliseconds to wait for a transaction that has locked the row of a job."""
 LOOK_AGAIN = 0.5
-"""Seconds until the next look at the jobs whose rows were locked for longer."""
+"""Seconds until the next look at jobs whose rows were locked for longer."""
 AT_REST = 5.0
-"""Seconds to wait for an outcome where nothing is to be looked at again; each ends the wait."""
+"""Seconds to wait for an outcome when no job is held up; each outcome ends the wait."""
 LINGER = 0.002
-"""Seconds to wait for more when much is being done: a commit costs more than a row."""
+"""Seconds to wait for more outcomes under load: a commit costs more than a row."""
 MUCH = 20
 FEW = 10
-"""Jobs to name in one line."""
+"""Jobs to name in one log message."""
 MOST = 200
-"""Outcomes with details in one statement.  Each may have megabytes, and at a gigabyte the server
-closes the connection."""
+"""Outcomes with details in one statement.  Each may have megabytes, and the server closes the
+connection at a gigabyte."""
 TOO_LARGE = (ProgramLimitExceeded, InternalError_)
-"""What a statement is refused by whose details, as the server keeps them, exceed 256 megabytes."""
+"""Errors for a statement whose details exceed 256 megabytes in the server's own format."""
 
 
 class Settler(WorkerThread):
-    """One thread; its statements carry the fence, so running one again changes nothing."""
+    """The settling thread.  Its statements are fenced, so repeating one changes nothing."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class Settler(WorkerThread):
         self._identity = identity
         self._goes_on = goes_on
         self._held_up: list[Settlement] = []
-        """Of jobs that another transaction has locked: they must not keep the others waiting."""
+        """Outcomes of jobs that another transaction has locked: they must not delay others."""
         self._left: list[tuple[Settle, list[Settlement]]] = []
-        """Of the batch that is being settled."""
+        """The rest of the batch that is being settled."""
         self._waits = 0
-        """For a lock on something else than a job's row, in a row."""
+        """Consecutive waits for a lock on something other than a job's row."""
         self._looked_at = self._told_at = float("-inf")
         self._stop_when_done = Event()
         self._gave_up = Event()
@@ -115,7 +115,7 @@ class Settler(WorkerThread):
         return LOOK_AGAIN if self._held_up or self._reconnecting.is_open else AT_REST
 
     def finish(self, *, seconds: float) -> None:
-        """Settle what is left and end; after so long, leave it to the rescuers."""
+        """Settle the rest and end; after ``seconds``, leave it to the rescuers."""
         self._stop_when_done.set()
         self._buffer.close()
         self.join(seconds)
@@ -142,8 +142,8 @@ class Settler(WorkerThread):
     def _try(
         self, settle: Settle, batch: list[Settlement], connection: Connection
     ) -> list[list[Settlement]]:
-        """Settle a batch; returns the batches to be tried instead, if one outcome stands in the
-        way of the others, or if it is too much at once."""
+        """Settle a batch.  Returns the batches to try instead, if one outcome makes the statement
+        fail or the batch is too large."""
         try:
             settle(connection, batch)
         except (DataError, IntegrityError):
@@ -151,7 +151,7 @@ class Settler(WorkerThread):
                 return [[item] for item in batch]
             [(claimed, outcome)] = batch
             if is_plain_success(outcome) or outcome == _bare(outcome):
-                raise  # there is nothing in it that could not be stored
+                raise  # the outcome has no details that could be refused
             logger.exception("job %s: storing its outcome without details", claimed.job_id)
             return [[(claimed, _bare(outcome))]]
         except DBAPIError as error:
@@ -174,7 +174,7 @@ class Settler(WorkerThread):
                 _named(locked),
             )
         self._held_up += locked
-        # Not the first time: what held a row may have ended right before the look.
+        # Not the first time: the transaction that locked a row may have ended before the look.
         self._waits = 0 if locked else self._waits + 1
         if self._waits > 1 and time.monotonic() - self._told_at >= REPEAT:
             self._told_at = time.monotonic()
@@ -182,7 +182,7 @@ class Settler(WorkerThread):
         return [free] if free else []
 
     def _look_again(self) -> None:
-        """Settle with the next batch what was held up, as far as it is free by now."""
+        """Settle held-up outcomes with the next batch, if their jobs are free by now."""
         if not self._held_up or time.monotonic() - self._looked_at < LOOK_AGAIN:
             return
         self._looked_at = time.monotonic()
@@ -195,14 +195,14 @@ class Settler(WorkerThread):
     def _parted(
         self, batch: list[Settlement], connection: Connection
     ) -> tuple[list[Settlement], list[Settlement]]:
-        """Those whose jobs are free, and those whose jobs another transaction has locked."""
+        """The outcomes whose jobs are free, and those whose jobs another transaction has locked."""
         attempts = Attempts(connection, self._identity.worker_id)
         try:
             free = attempts.free_among([claimed for claimed, _ in batch])
         except DBAPIError as error:
             if not is_lock_timeout(error):
                 raise
-            return batch, []  # all of a table is locked, by a migration, say
+            return batch, []  # a whole table is locked, for example by a migration
         return (
             [item for item in batch if item[0].job_id in free],
             [item for item in batch if item[0].job_id not in free],
@@ -219,9 +219,9 @@ class Settler(WorkerThread):
         self._buffer.settled(batch, settled)
 
     def _wake(self, batch: list[Settlement]) -> None:
-        """Have jobs that go on claimed: by this worker, and by all if they stand behind cursors.
+        """Wake this worker for jobs that go on, and all workers if they stand behind cursors.
 
-        Apart from the settles, which are repeated: whoever is woken may find it done already.
+        Apart from the settles, which may be repeated; a woken worker may find no work left.
         """
         behind = any(_keeps_its_place(outcome) for _, outcome in batch)
         if behind or any(isinstance(outcome, Retried | Snoozed) for _, outcome in batch):
@@ -241,12 +241,12 @@ def _job_id(claimed: Claimed) -> int:
 
 
 def _keeps_its_place(outcome: Outcome) -> bool:
-    """Whether the next message has the old time, and so stands behind the cursors."""
+    """Whether the next message keeps the old time, and so stands behind the cursors."""
     return isinstance(outcome, Released) or (isinstance(outcome, Retried) and outcome.delay is None)
 
 
 def _named(batch: list[Settlement]) -> str:
-    """The first few."""
+    """The ids of the first few jobs."""
     more = len(batch) - FEW
     ids = ", ".join(str(claimed.job_id) for claimed, _ in batch[:FEW])
     return f"{ids} and {more} more" if more > 0 else ids

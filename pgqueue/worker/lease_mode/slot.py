@@ -1,4 +1,4 @@
-"""Slots: the threads that run handlers."""
+"""The slots of lease mode: the threads that run handlers."""
 
 import asyncio
 import time
@@ -15,18 +15,18 @@ from pgqueue.worker.transactional_handler import run_in_async_transaction, run_i
 logger = redaction.logger(__name__)
 
 NO_CONTEXT = JobContext(0, 0, 0, "", "")
-"""For handlers that do not ask for one, with nothing around them that does."""
+"""For handlers that ask for no context, if nothing around them asks for one."""
 
 
 class LeaseSlot(Slot):
-    """Lease mode: takes a job from the buffer, runs it, hands its outcome to the settler."""
+    """Takes a job from the buffer, runs it, and passes its outcome to the settler."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         super().__init__()
         self.runtime = runtime
         self.ran = 0
         self.busy = 0.0
-        """Seconds spent on the jobs that have run here."""
+        """Seconds spent on the jobs that have run in this slot."""
         self._brought_back: Claimed | None = None
 
     def work(self) -> None:
@@ -50,7 +50,7 @@ class LeaseSlot(Slot):
         return run
 
     def _end(self, run: RunningAttempt, outcome: Outcome | None) -> bool:
-        """Hand over what has become of a run; False when the slot was lost over it."""
+        """Pass an attempt's outcome to the settler; False if another thread has the slot now."""
         self.current = None
         self.ran += 1
         self.busy += time.monotonic() - run.started_at
@@ -67,10 +67,10 @@ class LeaseSlot(Slot):
             return _after_mistake(run, error)
 
     async def _work_on_loop(self, run: RunningAttempt) -> bool:
-        """Run an async job, and those that come next: two threads that wake each other for
-        each of them would take longer than a quick handler."""
+        """Run an async job, and those that come next: waking two threads for each job would
+        take longer than a quick handler."""
         while True:
-            # A task of its own for each: what a handler sets in its context is not the next one's.
+            # One asyncio task for each job: a job must not see context variables of another.
             outcome = await asyncio.create_task(self._outcome_of_async(run))
             if not self._end(run, outcome):
                 return False
@@ -92,7 +92,7 @@ class LeaseSlot(Slot):
 
 
 def run_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
-    """Run one attempt in lease mode; None when it is settled already."""
+    """Run one attempt in lease mode; None if it is settled already."""
     task, claimed = run.task, run.claimed
     if claimed.attempt > claimed.max_attempts:
         return Exhausted()
@@ -105,7 +105,7 @@ def run_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
 
 
 async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
-    """The same for an async handler, on the event loop."""
+    """Like :func:`run_handler`, for an async handler on the event loop."""
     task, claimed = run.task, run.claimed
     if claimed.attempt > claimed.max_attempts:
         return Exhausted()
@@ -121,6 +121,6 @@ def _context_of(runtime: WorkerRuntime, run: RunningAttempt) -> JobContext:
 
 
 def _after_mistake(run: RunningAttempt, error: Exception) -> Outcome:
-    """A mistake of ours must not cost the worker a slot."""
+    """Fail the attempt after an error in pgqueue itself, which must not end the slot."""
     logger.exception("job %s: the worker failed around its handler", run.claimed.job_id)
     return execution.after_error(run.task, run.claimed, error)

@@ -1,7 +1,7 @@
-"""The first steps of a child process.  It is run as a script, by its path.
+"""The first steps of a child process, run as a script by its path.
 
-Only the standard library is imported before the child has taken care that it dies with its
-worker, and before it looks for modules where its worker does.
+Imports only the standard library until the child is set to die with its worker and has its
+worker's module search path.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     link, worker = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     _die_with(worker)
-    # To the whole group, a Ctrl-C or a stop is for the worker, which lets handlers finish.  Not
-    # SIG_IGN: programs that the handler starts would inherit it, and could not be terminated.
+    # Signals sent to the whole group are handled by the worker, which lets handlers finish.  Not
+    # SIG_IGN: programs that the handler starts would inherit it and could not be terminated.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _heed_not)
     lines = link.makefile("rb")
@@ -31,25 +31,25 @@ def main() -> None:
 
 
 def _die_with(worker: int) -> None:
-    """Be killed when the worker dies, whatever the handler does then.
+    """Ask the kernel to kill this process when the worker dies.
 
-    The signal comes when the *thread* ends that has started this process: see Children.
+    The signal comes when the *thread* that started this process ends: see ProcessPool.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != worker:
-        os._exit(1)  # it has died before the signal was asked for
+        os._exit(1)  # the worker died before the signal was requested
 
 
 def _heed_not(_number: int, _frame: object) -> None:
-    """For the worker, not for us."""
+    """Ignore a signal: the worker handles it."""
 
 
 def _prepare(preparation: dict[str, object]) -> BaseException | None:
-    """Import the worker's main module again, as multiprocessing does; what that failed with."""
+    """Import the worker's main module, as multiprocessing does; returns the error, if any."""
     current = process.current_process()
     # Read by Worker and by multiprocessing: a script without `if __name__ == "__main__"` would
-    # start itself for ever.
+    # otherwise start itself for ever.
     current._inheriting = True  # type: ignore[attr-defined]  # as multiprocessing.spawn does it
     try:
         spawn.prepare(preparation)

@@ -1,4 +1,4 @@
-"""A child process, as its worker sees it."""
+"""The worker's side of a child process."""
 
 import os
 import signal
@@ -27,20 +27,20 @@ READY_WITHIN = 60.0
 LOOK_EVERY = 0.25
 DIE_WITHIN = 1.0
 TELL_WITHIN = 10.0
-"""Seconds for a child that has closed its connection to end: its exit status tells why."""
+"""Seconds for a child that has closed its connection to end: its exit status says why."""
 MOST_JOBS = 10_000
-"""Jobs until a child is replaced: what handlers leak does not grow for ever."""
+"""Jobs until a child is replaced, which bounds the leaks of handlers."""
 
 
 class Refused(Exception):
-    """The child cannot run this task at all; says why."""
+    """The child cannot run this task at all, for the reason in ``error``."""
 
     def __init__(self, error: ErrorReport) -> None:
         self.error = error
 
 
 class ProcessAttempt(Protocol):
-    """What a child process has to know of the attempt that it runs."""
+    """The part of a running attempt that a child process needs."""
 
     child: "Child | None"
 
@@ -97,7 +97,7 @@ class Child:
         return is_well and self._process.poll() is None
 
     def run(self, run: ProcessAttempt) -> Outcome:
-        """Run one attempt; whatever the handler does, this returns in time."""
+        """Run one attempt; returns by its timeout, whatever the handler does."""
         of = AttemptKey(run.claimed.message_id, run.claimed.attempt)
         words = "has closed its connection to the worker"
         try:
@@ -118,18 +118,18 @@ class Child:
         return self._after_death(run, words)
 
     def cancel(self, of: AttemptKey) -> None:
-        """Let the handler's ``is_cancelled()`` be true.  Never waits: the heartbeat calls this."""
+        """Make the handler's ``is_cancelled()`` true.  Never waits: the heartbeat calls this."""
         if not self._sending.acquire(blocking=False):
-            return  # the job is on its way to the child, and its slot looks again after that
+            return  # the slot is sending the job, and checks for a cancel after that
         try:
             os.write(self._link.fileno(), protocol.line({"cancel": of}))
         except OSError:
-            return  # it is dead, or does not listen; its timeout will tell
+            return  # the child is dead, or does not read: its timeout applies
         finally:
             self._sending.release()
 
     def kill(self, end: AttemptEnd) -> None:
-        """Kill it and what it has started, so that its attempt ends like this."""
+        """Kill the child and its process group; its attempt ends as ``end``."""
         self.killed_for = self.killed_for or end
         if self._process.poll() is None:
             self._kill_group()
@@ -141,14 +141,14 @@ class Child:
             os.write(self._link.fileno(), protocol.line({"leave": True}))
 
     def reap(self, *, within: float = DIE_WITHIN) -> int | None:
-        """Wait a moment for its end, make sure of it, and return its exit status, if it had one."""
+        """Wait a moment for the child to end, kill it, and return its exit status, if any."""
         if self._link.fileno() < 0:
-            return None  # it lies there already
+            return None  # reaped already
         if self.killed_for is None:
             with suppress(TimeoutExpired):
                 self._process.wait(within)
         status = self._process.returncode
-        # Processes of its group keep the number from being another's, if there are any.
+        # While processes of its group run, the kernel does not reuse the group's number.
         self._kill_group()
         self._link.close()
         with suppress(TimeoutExpired):
@@ -156,13 +156,13 @@ class Child:
         return status
 
     def _get_ready(self) -> None:
-        """Wait until it has imported the application, the first time."""
+        """Wait, the first time, until the child has imported the application."""
         if self._is_ready:
             return
         self._send(self._first_words)
         said = self._line(until=time.monotonic() + READY_WITHIN)
         if said is None:
-            return  # and the next line will not come either
+            return  # the child has died: the next read finds out too
         error = protocol.refusal_of(said)
         if error is not None:
             raise Refused(error)
@@ -180,7 +180,7 @@ class Child:
             self._link.sendall(line)
 
     def _line(self, *, until: float | None) -> bytes | None:
-        """What it says; None when it has died.  Raises TimeoutError."""
+        """The next line from the child; None if it has died.  Raises TimeoutError."""
         while (end := self._heard.find(b"\n")) < 0:
             if len(self._heard) > LONGEST_LINE:
                 raise ProtocolError
@@ -201,7 +201,7 @@ class Child:
                 self._link.settimeout(left)
                 return self._link.recv(65536)
             except TimeoutError:
-                # What its handler has forked may keep the other end open.
+                # Processes that its handler has forked may keep the other end open.
                 if self._process.poll() is not None:
                     return b""
             except OSError:
@@ -211,7 +211,7 @@ class Child:
         if isinstance(outcome, Retried | Failed) and outcome.end is not AttemptEnd.DISCARDED:
             execution.tell(run.task, run.claimed, outcome)
             if outcome.error.type == "MemoryError":
-                self._jobs_left = 0  # what is left of its memory may be too little for the next
+                self._jobs_left = 0  # its memory may not be enough for the next job
         return outcome
 
     def _after_death(self, run: ProcessAttempt, words: str) -> Outcome:
@@ -232,7 +232,7 @@ class Child:
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()  # should its handler have moved it to another group
+        self._process.kill()  # if its handler has moved it to another group
 
 
 def _after_refusal(run: ProcessAttempt, error: ErrorReport) -> Outcome:
@@ -248,5 +248,5 @@ def _words_of(status: int) -> str:
         return f"ended with exit code {status}"
     try:
         return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:  # one without a name
+    except ValueError:  # a signal without a name
         return f"was killed by signal {-status}"

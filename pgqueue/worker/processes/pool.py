@@ -1,8 +1,8 @@
-"""The child processes of one worker: made when a job needs one, kept for the next.
+"""The child processes of one worker: started when a job needs one, kept for the next job.
 
-A child runs the jobs of one task only: what a handler spoils in its process is its own, and the
-bound of its memory is the task's.  There are never more than the worker has slots, but for the
-moment in which one makes room for another.
+A child runs the jobs of one task only: a handler affects the process of its own task only, and the
+memory limit is that of the task.  There are at most as many children as slots, except while one
+replaces another.
 """
 
 import os
@@ -21,7 +21,7 @@ from pgqueue.worker.processes.child import Child, ProcessAttempt
 
 
 class ProcessPool:
-    """Shared by the slots."""
+    """The child processes, shared by the slots."""
 
     def __init__(self, *, home: Mapping[str, str], slots: int) -> None:
         self._home = home
@@ -30,12 +30,12 @@ class ProcessPool:
         self._idle: list[Child] = []
         self._busy: set[Child] = set()
         self._is_closing = False
-        # A child is killed when the thread that started it ends: a slot may end before the worker.
+        # Not the slots: the kernel kills a child when the thread that started it ends.
         self._starter = ThreadPoolExecutor(1, "pgqueue-children")
 
     @classmethod
     def of(cls, queue: PgQueue, *, slots: int) -> Self:
-        """Those of a worker of this queue, which is asked only if a task needs a child."""
+        """The pool of a worker; calls ``told_to_children()`` only if a task needs a child."""
         are_needed = any(task.address for task in queue.tasks.values())
         return cls(home=queue.told_to_children() if are_needed else {}, slots=slots)
 
@@ -54,7 +54,7 @@ class ProcessPool:
         return outcome
 
     def interrupt(self) -> bool:
-        """Kill what still runs, and start nothing more; False when nothing did."""
+        """Kill busy children, and start no more; returns whether any child was busy."""
         with self._lock:
             self._is_closing = True
             busy = list(self._busy)
@@ -63,7 +63,7 @@ class ProcessPool:
         return bool(busy)
 
     def close(self) -> None:
-        """End them all."""
+        """End all children."""
         self.interrupt()
         with self._lock:
             idle, self._idle = self._idle, []
@@ -118,7 +118,7 @@ def _part_with(children: list[Child]) -> None:
 
 
 def _preparation() -> dict[str, Any]:
-    """What multiprocessing.spawn.prepare is told, but for what only multiprocessing needs."""
+    """The arguments of ``multiprocessing.spawn.prepare`` that a child needs."""
     here = os.getcwd()
     preparation: dict[str, Any] = {
         "sys_path": [str(entry) or here for entry in sys.path],

@@ -1,6 +1,6 @@
-"""What a worker and a child process say to each other: lines of JSON.
+"""The protocol between a worker and a child process: lines of JSON.
 
-Nothing is pickled, and what a child says is checked as input from anywhere is: its handler may
+Nothing is pickled, and lines from a child are checked like any untrusted input: its handler may
 have written to the same socket.
 """
 
@@ -34,11 +34,11 @@ READY = b'{"ready": true}\n'
 
 
 class ProtocolError(Exception):
-    """A child has said what no child says."""
+    """A line from a child violates the protocol."""
 
 
 class AttemptKey(NamedTuple):
-    """Which attempt a line is about: what an earlier handler has left behind answers no other."""
+    """The attempt that a line is about: a line from an earlier handler counts for no other."""
 
     message_id: int
     attempt: int
@@ -49,7 +49,7 @@ def line(said: Any) -> bytes:
 
 
 def answer(of: AttemptKey, outcome: Outcome) -> bytes:
-    """What has become of an attempt, as its child says it."""
+    """The line for the outcome of an attempt."""
     match outcome:
         case Succeeded(result):
             said = {"ending": "succeeded", "result": result}
@@ -67,12 +67,12 @@ def answer(of: AttemptKey, outcome: Outcome) -> bytes:
 
 
 def refusal(error: ErrorReport) -> bytes:
-    """Why a child can run nothing at all."""
+    """The line for the reason why a child can run no job."""
     return line({"refused": _told(error)})
 
 
 def outcome_of(said: bytes, of: AttemptKey) -> Outcome:
-    """The outcome that a child's line says; raises Nonsense."""
+    """The outcome in a child's line; raises ProtocolError."""
     match _parsed(said):
         case {"of": [int(message_id), int(attempt)], **rest} if (message_id, attempt) == of:
             return _outcome(rest)
@@ -80,7 +80,7 @@ def outcome_of(said: bytes, of: AttemptKey) -> Outcome:
 
 
 def refusal_of(said: bytes) -> ErrorReport | None:
-    """Why the child refuses, or None when it is ready; raises Nonsense."""
+    """Why the child refuses, or None if it is ready; raises ProtocolError."""
     match _parsed(said):
         case {"ready": True}:
             return None
@@ -127,7 +127,7 @@ def _error(told: Any) -> ErrorReport:
 
 
 def _text(value: Any, most: int) -> str:
-    """A text as a child has made it: storable, and not too long."""
+    """Check a text from a child: it must be storable, and not too long."""
     if not isinstance(value, str) or "\0" in value or len(value) > most:
         raise ProtocolError
     try:

@@ -1,4 +1,4 @@
-"""What a child process does: it runs the jobs of one task, one after another."""
+"""The main loop of a child process: runs the jobs of one task, one after another."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def serve(
     told: Mapping[str, Any],
     failure: BaseException | None,
 ) -> None:
-    """Get ready, say so, and run jobs until the worker says that it is enough."""
+    """Get ready, report it, and run jobs until the worker sends ``leave``."""
     with ExitStack() as home:
         try:
             if failure is not None:
@@ -44,7 +44,7 @@ def serve(
         except BaseException as error:  # the application's code, which may even exit
             link.sendall(protocol.refusal(report(error)))
             return
-        # The worker tells what becomes of jobs, in its own log.
+        # The worker logs the outcomes.
         attempts_logger.disabled = True
         link.sendall(protocol.READY)
         while (claimed := inbox.jobs.get()) is not None:
@@ -53,7 +53,7 @@ def serve(
 
 
 class Inbox(Thread):
-    """Hears the worker while a handler runs: what is to be run, what is cancelled, its death."""
+    """Reads from the worker while a handler runs: jobs, cancels, and the end of the worker."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         super().__init__(name="pgqueue-inbox", daemon=True)
@@ -70,7 +70,7 @@ class Inbox(Thread):
                     self._cancelled = AttemptKey(*of)
                 case {"leave": True}:
                     self.jobs.put(None)
-        # The worker has died.  With this process goes what its handler has started.
+        # The worker has died.  Kill this process and those that its handler has started.
         os.killpg(0, signal.SIGKILL)
 
     def context(self, claimed: Claimed) -> JobContext:
@@ -86,7 +86,7 @@ class Inbox(Thread):
 
 
 def _find(name: str, module: str, path: str) -> Task[Any, Any]:
-    """The task under its function's name, or under what other decorators have put around it."""
+    """Find the task by its function's name, inside other decorators if there are any."""
     found: Any = sys.modules[module] if module == "__main__" else import_module(module)
     for part in path.split("."):
         found = getattr(found, part, None)
@@ -101,10 +101,10 @@ def _find(name: str, module: str, path: str) -> Task[Any, Any]:
 
 
 def _limit_memory(limit: int | None, task_name: str) -> None:
-    """Bound the address space of this process, which the handler cannot undo."""
+    """Limit the address space of this process; the handler cannot raise the limit."""
     if limit is None:
         return
-    import resource  # not on every platform; there the option is refused
+    import resource  # not on every platform; elsewhere the option is refused
 
     used = _address_space()
     if used >= limit:

@@ -1,1 +1,1 @@
-"""Transaction mode: claim, handler and settle in one transaction."""
+"""Transaction mode: claims, runs the handler and settles in one transaction."""

@@ -1,7 +1,7 @@
-"""One attempt of transaction mode, inside T, the transaction that holds its message.
+"""One attempt in transaction mode, inside T: the transaction that holds its message.
 
-T may hold other jobs of a batch, settled before it.  What this handler wrote goes by itself if
-it fails; only if the handler has ended T must all of T go.
+T may also hold jobs of the same batch that were settled before.  If the handler fails, only its
+own writes are undone; only if it has ended T is all of T rolled back.
 """
 
 from sqlalchemy import Connection
@@ -35,13 +35,13 @@ from pgqueue.worker.transactional_handler import (
 )
 
 FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError)
-"""A deferred constraint, say, or a savepoint that is not there any more."""
+"""Raised for example by a deferred constraint, or for a savepoint that no longer exists."""
 
 
 class TransactionAttempt:
     """One handler, its savepoint and its settle; the COMMIT is the caller's.
 
-    Used in this order: made ready, run, completed.
+    Call :meth:`make_ready`, :meth:`verdict` and :meth:`complete`, in this order.
     """
 
     def __init__(
@@ -53,21 +53,21 @@ class TransactionAttempt:
         others_follow: bool,
     ) -> None:
         self.has_lost_transaction = False
-        """Whether its handler has ended T, and with it what the neighbours had done there."""
+        """Whether its handler has ended T, and so undone the work of the other jobs in T."""
         self._runtime = runtime
         self._run = run
         self._connection = connection
         self._others_follow = others_follow
 
     def make_ready(self, *, plan_freely: str, own_limits: str) -> None:
-        """The first round trip on T after the stamp: if T is dead, the handler never starts.
+        """Set up T after the stamp: if its connection is lost, the handler never starts.
 
-        Without limits of its own, a handler must not have those of the one before it in T.
+        A handler without time limits must not have those of the handler before it in T.
         """
         limits = time_limits(self._run, self._connection) or own_limits
         if self._run.task.is_transactional:
             self._connection.exec_driver_sql(f"{GUARD}; {plan_freely}; {limits}")
-            self._connection.begin_nested()  # for its Session to live in
+            self._connection.begin_nested()  # the savepoint that its Session joins
         else:
             self._connection.exec_driver_sql(limits)
 
@@ -91,7 +91,7 @@ class TransactionAttempt:
         return execution.run(task, run.claimed, run.context(), around=runtime.around)
 
     def complete(self, verdict: AttemptResult) -> Outcome:
-        """Settle in T; what the handler wrote goes only if it failed, or its job was cancelled."""
+        """Settle in T; undo the handler's writes only if it failed or its job was cancelled."""
         outcome = verdict.outcome
         if not self._run.task.is_transactional:
             if not verdict.keeps_writes or is_plain_success(outcome):
@@ -117,7 +117,7 @@ class TransactionAttempt:
         release_savepoints(self._connection)
 
     def _undo(self) -> None:
-        """Undo what the handler wrote; with all of T, if it has ended the T it was given."""
+        """Undo the handler's writes; roll back all of T if the handler has ended T."""
         self._run.forget_session()
         try:
             while (savepoint := self._connection.get_nested_transaction()) is not None:
@@ -130,7 +130,7 @@ class TransactionAttempt:
             self.has_lost_transaction = True
 
     def _settle_finally(self, outcome: Outcome) -> Outcome:
-        """Nothing of the handler is left to undo: if a cancel has won, it is written as such."""
+        """Settle when no write is left to undo; returns Cancelled if a cancel came first."""
         try:
             self._settle(outcome)
         except CancelWins:

@@ -1,4 +1,4 @@
-"""The claim gate of transaction mode: its slots claim for themselves, one after the other."""
+"""The claim gate of transaction mode: each slot claims for itself, one at a time."""
 
 from threading import Event, Lock
 
@@ -15,9 +15,9 @@ from pgqueue.worker.runtime import WorkerRuntime
 
 
 class ClaimGate:
-    """One slot at a time claims, or sleeps for all of them; and one at a time stamps.
+    """Lets one slot at a time claim, or sleep for all slots; and one at a time stamp.
 
-    The slot that sleeps keeps its turn, so that the others need no connection meanwhile.
+    The sleeping slot keeps its turn, so that the others need no connection meanwhile.
     """
 
     def __init__(self, runtime: WorkerRuntime, *, poll_interval: float, until_empty: bool) -> None:
@@ -32,7 +32,7 @@ class ClaimGate:
         )
 
     def wait_for_turn(self) -> bool:
-        """Take the place of the one that claims; False if another has kept it for long."""
+        """Wait until this slot may claim; False if another slot keeps its turn for long."""
         return self.claiming.acquire(timeout=REST_AFTER)
 
     @property
@@ -43,12 +43,12 @@ class ClaimGate:
         self._side_line.close()
 
     def rest(self) -> None:
-        """Nothing has been claimed: give the connection of the stamps back if it is idle."""
+        """Close the connection of the stamps if it is idle; called when nothing was claimed."""
         with self._stamping:
             self._side_line.rest()
 
     def stamp(self, locked: Locked, holder: Connection) -> Claimed | None:
-        """Commit the start of an attempt; None when another was first, or nothing is known."""
+        """Commit the start of an attempt; None if another worker was first or this failed."""
 
         def stamp(line: Connection) -> Claimed | None:
             try:
@@ -61,5 +61,5 @@ class ClaimGate:
 
         with self._stamping:
             if has_ended(driver_connection(holder)):
-                return None  # its message was free again while this waited: it would be a crash
+                return None  # its message is free again: the stamp would count as a crash
             return self._side_line.attempt(stamp)

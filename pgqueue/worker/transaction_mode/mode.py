@@ -19,7 +19,7 @@ logger = redaction.logger(__name__)
 
 
 class TransactionMode:
-    """Claim, handler and settle are one transaction: what a crash leaves is undone at once."""
+    """Claim, handler and settle are one transaction: the server undoes it after a crash."""
 
     threads: Sequence[WorkerThread] = ()
 
@@ -61,7 +61,7 @@ class TransactionMode:
         return settle_from_outside(self._runtime, ended, seconds=seconds)
 
     def settle(self, ended: Sequence[Ended]) -> None:
-        """They were settled when their transactions were ended."""
+        """Does nothing: :meth:`end_attempts` has settled them."""
 
     def close(self, *, seconds: float) -> None:
         self._claim_gate.close()

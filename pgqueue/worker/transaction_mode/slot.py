@@ -1,9 +1,9 @@
-"""Transaction mode: a slot holds its job's message in a transaction that stays open while the
-handler runs, so that a crash gives the job back at once.
+"""The slots of transaction mode.  A slot holds its job's message in T, a transaction that stays
+open while the handler runs, so that a crash releases the job at once.
 
-The attempt is stamped on a side connection before its handler starts, or a job that kills its
-worker would be tried for ever.  Everything else happens in T, the transaction that holds the
-message, or not at all.  The states, and who may act in them: docs/explanation/life-of-a-job.md.
+Another connection commits a stamp before the handler starts, or a job that kills its worker
+would be tried for ever.  Everything else happens in T, or not at all.  The states, and who may
+act in them: docs/explanation/life-of-a-job.md.
 """
 
 from sqlalchemy import Connection
@@ -73,7 +73,7 @@ class TransactionSlot(Slot):
     def work(self) -> None:
         while self._claim_gate.is_open:
             if not self._claim_gate.wait_for_turn():
-                self._reconnecting.rest()  # another sleeps for all
+                self._reconnecting.rest()  # another slot sleeps for all
                 continue
             self._has_turn = True
             try:
@@ -83,14 +83,14 @@ class TransactionSlot(Slot):
             finally:
                 self._end_turn()
             if not went_well:
-                self.runtime.cursors.rewind()  # its messages are back, behind the cursors
+                self.runtime.cursors.rewind()  # its messages are free again, behind the cursors
             run, self.current = self.current, None
             if run is not None and run.is_abandoned:
                 break  # another thread has taken this slot
         self._reconnecting.close()
 
     def _step(self, connection: Connection) -> bool:
-        """Lock a batch, run it, commit it; False when it was rolled back."""
+        """Lock a batch, run it, commit it; False if it was rolled back."""
         runtime = self.runtime
         locked: list[Locked] = []
         while not locked and self._claim_gate.is_open:
@@ -103,7 +103,7 @@ class TransactionSlot(Slot):
             for row in locked:
                 over = runtime.stopping.is_set() or is_changed(connection)
                 if over or not self._run_one(connection, row, done):
-                    runtime.cursors.rewind()  # what has not started goes back when T ends
+                    runtime.cursors.rewind()  # jobs not started are free again when T ends
                     break
             self._commit(connection, done)
             return True
@@ -121,27 +121,27 @@ class TransactionSlot(Slot):
                 self._reconnecting.close()
 
     def _end_turn(self) -> None:
-        """Let the next slot claim: this one has, or its connection is broken."""
+        """Let the next slot claim: this one has claimed, or its connection is broken."""
         if self._has_turn:
             self._has_turn = False
             self._claim_gate.claiming.release()
 
     def _lock(self, connection: Connection) -> list[Locked]:
-        """Begin T with the messages to run; sleeps, without a transaction, if there are none."""
+        """Begin T and lock the messages to run; sleep, without a transaction, if there are none."""
         runtime, claim_gate = self.runtime, self._claim_gate
         if claim_gate.poller.sleeps_on(self._ask(connection)):
             claim_gate.rest()
             return []
         attempts = Attempts(connection, runtime.identity.worker_id)
         limit, self._next_batch = self._next_batch, self._batch
-        was_quiet = not runtime.buffer.in_flight  # asked first: the last suspect may end now
+        was_quiet = not runtime.buffer.in_flight  # read first: the last suspect may end now
         suspects = runtime.crash_isolation.are_welcome()
         self._prepare(connection)
         sweep = self._sweeps()
         claim = self._look(attempts, limit=limit, sweep=sweep, suspects=suspects)
         locked = _one_of_each_job(attempts, claim.rows)
         if len(locked) > 1 and any(row.is_alone for row in locked):
-            # Its neighbours would lose what they have done if it took the worker down.
+            # The other jobs in T would lose their work if this one crashed the worker.
             self._next_batch = 1
             runtime.cursors.rewind()
             connection.rollback()
@@ -177,14 +177,14 @@ class TransactionSlot(Slot):
         begin_now(connection, PLAN_BY_KEY)
 
     def _sweeps(self) -> bool:
-        """Whether this claim looks behind the cursors; no worker of this mode is elected to."""
+        """Whether this claim looks behind the cursors; no worker is elected in this mode."""
         cursors, claim_gate = self.runtime.cursors, self._claim_gate
         if cursors.is_at_start or cursors.is_sweep_due(elected=True):
             return True
         return claim_gate.poller.found_none and (claim_gate.until_empty or cursors.is_sweep_cheap)
 
     def _sleep(self, connection: Connection, *, swept: bool, was_quiet: bool) -> None:
-        """Sleep for all slots; they wait at the claim gate meanwhile."""
+        """Sleep for all slots, which wait at the claim gate meanwhile."""
         runtime, claim_gate = self.runtime, self._claim_gate
         if claim_gate.until_empty:
             if swept and was_quiet:
@@ -208,10 +208,10 @@ class TransactionSlot(Slot):
         return ask
 
     def _run_one(self, connection: Connection, row: Locked, done: list[Done]) -> bool:
-        """Stamp, run and settle one job of the batch inside T; False when the batch ends here.
+        """Stamp, run and settle one job of the batch inside T; False if the batch ends here.
 
-        It may not start, because another was first, or the job has ended, or the stamp has
-        waited for too long; or its handler has ended T.
+        The batch ends if the job may not start (another worker was first, the job has ended, or
+        the stamp has waited too long), or if its handler has ended T.
         """
         claimed = self._claim_gate.stamp(row, connection)
         if claimed is None:
@@ -225,7 +225,7 @@ class TransactionSlot(Slot):
         verdict = attempt.verdict()
         if not run.finish():
             with run.leaving:
-                raise Stale  # T is ended from outside, and not before the lease is locked
+                raise Stale  # another thread ends T, after it has locked the lease
         self.current = None
         done[-1] = (run, attempt.complete(verdict))
         if attempt.has_lost_transaction:
@@ -244,20 +244,20 @@ class TransactionSlot(Slot):
         try:
             commit(connection)
         except CommitUnknown:
-            self._reconnecting.close()  # the next one is set up anew
+            self._reconnecting.close()  # the next connection is set up anew
             if not was_committed(self.runtime, done[-1][0]):
                 raise
         for run, outcome in done:
             self.runtime.buffer.settled_already(run.claimed, WORDS[type(outcome)])
             tell_of_commit(self.runtime, run)
         if any(not isinstance(outcome, Succeeded) for _, outcome in done):
-            self.runtime.listener.poke()  # a retry may be due before the end of somebody's sleep
+            self.runtime.listener.poke()  # a retry may be due before another slot wakes
 
 
 def _one_of_each_job(attempts: Attempts, rows: list[Locked]) -> list[Locked]:
-    """Drops second messages of a job, here or of another's lease: they are damage.
+    """Drop second messages of a job in this batch or under another's lease: damaged data.
 
-    The stamp of a twin would wait for T, and T for the stamp.
+    The stamp of a second message would wait for T, and T for the stamp.
     """
     kept: dict[int, Locked] = {}
     for row in rows:
