@@ -9,9 +9,9 @@ from pgqueue.models.base import Base
 
 
 class DeadLetter(Base):
-    """One job that ended failed or cancelled.
+    """One job that ended as failed or cancelled.
 
-    Kept apart because an index on ``jobs.outcome`` would cost every success its HOT update.
+    A table of its own: with an index on ``jobs.outcome``, no success could be a HOT update.
     """
 
     __tablename__ = "dead_letters"
