@@ -204,7 +204,7 @@ class Jobs:
         self._run(operations.delete_messages(), job_id)
         if self._run(operations.is_with_a_worker(), job_id).scalar():
             # A worker has held the job since before the cancel.  If its transaction rolls back, or
-            # its claim is settled after all, the job would get two messages and double attempts.
+            # its claim is settled after all, the job would get two messages and twice its attempts.
             return Change.UNCHANGED
 
         def requeue() -> None:
