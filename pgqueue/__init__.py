@@ -1,4 +1,4 @@
-"""Background jobs for SQLAlchemy applications, which commit with your rows.
+"""Background jobs for SQLAlchemy applications, committed together with your rows.
 
 docs/explanation/architecture.md describes the packages and the order of their imports.
 """

@@ -27,10 +27,10 @@ class JobContext:
     cancelled: Callable[[], bool] = field(default=_never, repr=False)
 
     def is_cancelled(self) -> bool:
-        """Whether the handler should stop: its job was cancelled, timed out or was taken away, or
-        its transaction has ended with its connection.
+        """Whether the handler should stop: its job was cancelled, its attempt timed out or was lost,
+        or its transaction has ended with its connection.
 
-        The call is cheap; a cancel is seen within a second.
+        Sends no query; a cancel is seen within a second.
         """
         return self.cancelled()
 

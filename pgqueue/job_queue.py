@@ -174,7 +174,7 @@ class PgQueue:
         ``executor`` ("thread"; "process" runs each handler in a child process, which a timeout
         kills), ``memory_limit`` (None; bytes of address space of the child process),
         ``secret_args`` (names of arguments to mask in errors, log lines and commands, as
-        :data:`Secret` does for one argument).
+        ``Secret`` does for one argument).
 
         A Session or AsyncSession and a JobContext among the first parameters are supplied when the
         job runs; they are not arguments of the job.
@@ -207,9 +207,9 @@ class PgQueue:
     def requeue(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
         """Put a failed or cancelled job back, with all its attempts available again.
 
-        Any other job stays as it is.  So does a cancelled job that a worker still holds because it
-        was about to start it.  Raises JobNotFound, and DuplicateJob when another unfinished job
-        holds the unique key.
+        Any other job stays as it is.  So does a job that was cancelled while a worker was about to
+        start it, as long as the worker holds it.  Raises JobNotFound, and DuplicateJob when another
+        unfinished job holds the unique key.
         """
         job_id = _checked_id(job_id)
         connection = in_transaction(session, f"requeue of job {job_id}")

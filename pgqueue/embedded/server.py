@@ -240,7 +240,7 @@ class EmbeddedPostgres:
             **self._settings,
             "port": self._port,
             "unix_socket_directories": str(self._socket_directory),
-            "unix_socket_permissions": "0700",  # whoever can connect is a superuser
+            "unix_socket_permissions": "0700",  # every client is a superuser
         }
         options = [f"--{name}={value}" for name, value in settings.items()]
         return [str(self._binaries / "postgres"), "-D", str(self._data), *options]

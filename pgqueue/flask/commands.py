@@ -55,6 +55,6 @@ def commands() -> None:
     """Background jobs: their tables, their workers, and their status.
 
     \b
-    Make the tables:  flask pgqueue upgrade
-    Run the jobs:     flask pgqueue worker
+    Create the tables:  flask pgqueue upgrade
+    Run the jobs:       flask pgqueue worker
     """

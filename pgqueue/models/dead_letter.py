@@ -11,7 +11,8 @@ from pgqueue.models.base import Base
 class DeadLetter(Base):
     """One job that ended as failed or cancelled.
 
-    A table of its own: with an index on ``jobs.outcome``, no success could be a HOT update.
+    A separate table, because an index on ``jobs.outcome`` would prevent the HOT update of every
+    success.
     """
 
     __tablename__ = "dead_letters"

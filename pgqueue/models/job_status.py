@@ -98,7 +98,7 @@ def _messaged(id: Any, queue: Any, priority: Any, run_at: Any) -> ColumnElement[
 
 
 class StatusComparator(ColumnProperty.Comparator[JobStatus]):
-    """Rewrites a comparison with a status, so that it reads neither the history nor the backlog.
+    """Rewrites a comparison with a status, so that it need not read all history or backlog.
 
     A statement that reaches its jobs only by their status starts at the narrow tables:
     ``Job.status == "running"`` reads ``leases``, and then those jobs by primary key.  In any
@@ -122,9 +122,9 @@ class StatusComparator(ColumnProperty.Comparator[JobStatus]):
 class Standing(ColumnElement[bool]):
     """A comparison in two forms; the statement in which it is compiled decides between them.
 
-    No form serves both uses.  An array of all waiting jobs costs as much as the backlog is long.
-    With a semi-join the planner decides, and it scans ``jobs`` for ten waiting jobs when its
-    statistics still show a million.
+    No form serves both uses.  An array of all waiting jobs costs the whole backlog wherever it is
+    read.  With a semi-join the planner decides, and it scans ``jobs`` for ten waiting jobs when
+    its statistics still show a million.
     """
 
     inherit_cache = True

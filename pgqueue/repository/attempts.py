@@ -1,4 +1,4 @@
-"""What a worker does to attempts: claim, lock, stamp, settle."""
+"""A worker's operations on attempts: claim, lock, stamp, settle."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -51,7 +51,7 @@ class Slot(NamedTuple):
     name: str
     is_active: bool
     transactions_held: int | None
-    """How many transactions' dead rows the slot keeps from vacuum; None if it keeps none."""
+    """From how many transactions ago the slot keeps dead rows; None if it keeps none."""
 
 
 class Creator(NamedTuple):

@@ -42,7 +42,7 @@ class JobPage:
 
 
 class Holder(NamedTuple):
-    """The worker that runs a job; without names if the worker's row is deleted."""
+    """The worker that runs a job; hostname and pid are None if its row is deleted."""
 
     worker_id: UUID
     hostname: str | None

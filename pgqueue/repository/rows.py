@@ -97,7 +97,7 @@ class Claim(Generic[Kind]):
 
 
 class Settled(NamedTuple):
-    """An attempt that was ours to settle, and the outcome of its job so far."""
+    """An attempt that was ours to settle, and the outcome of its job if it has ended."""
 
     job_id: int
     outcome: str | None

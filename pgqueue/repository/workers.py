@@ -24,7 +24,7 @@ class SeenWorker(NamedTuple):
 
 
 class Notices(NamedTuple):
-    """What a worker must know of the calls and states of others."""
+    """What a worker must know of operators' calls and of other workers."""
 
     paused: list[str]
     cancelled: set[int]
@@ -67,7 +67,7 @@ class Workers:
         return [SeenWorker(*row) for row in rows if row[0] is not None] if rows else None
 
     def notices(self, *, running: Sequence[int], search: bool) -> Notices:
-        """Read others' requests and, with ``search``, whether dead workers have left leases."""
+        """Read pauses, cancels and deaths; with ``search``, also orphaned leases and stamps."""
         statement = workers.notices(running=bool(running), search=search)
         jobs = {"job_ids": list(running)} if running else {}
         paused, cancelled, *found = self._executor.execute(statement, jobs).one()

@@ -210,7 +210,7 @@ def _rescue(condition: ColumnElement[bool]) -> Executable:
 
 @cache
 def forget_workers() -> Executable:
-    """Delete workers that have been dead for a day and hold nothing."""
+    """Delete workers that have been dead for a day and have no leases."""
     day_ago = clock() - literal_column("interval '1 day'")
     holds = exists().where(leases.c.worker_id == workers.c.id)
     return delete(workers).where(workers.c.dead_at < day_ago, ~holds)
@@ -230,7 +230,7 @@ def _is_orphan() -> ColumnElement[bool]:
 
 
 def _crashed() -> list[Any]:
-    """The verdict on every rescued attempt, in the columns that :func:`settling.settle` uses."""
+    """The outcome of every rescued attempt, in the columns that :func:`settling.settle` uses."""
     return [
         cast(null(), Text).label("ending"),
         cast(null(), Float).label("delay"),

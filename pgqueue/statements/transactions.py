@@ -43,7 +43,7 @@ ONLY_SETTLE_FOLLOWS = "SET LOCAL idle_in_transaction_session_timeout = 20000"
 ends it before the grace period of such workers, so that others may rescue."""
 AFTER_HANDLER = f"{RELEASE_GUARD}; {PLAN_BY_KEY}; {ONLY_SETTLE_FOLLOWS}"
 """Sent after a handler.  A handler that has ended the transaction has ended the savepoint too, and
-its job fails: the server reports this, whatever the handler did and SQLAlchemy assumes."""
+its job fails: the server reports it, whatever the handler did or SQLAlchemy assumes."""
 
 NOTHING = "SELECT 1"
 
