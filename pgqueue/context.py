@@ -27,8 +27,8 @@ class JobContext:
     cancelled: Callable[[], bool] = field(default=_never, repr=False)
 
     def is_cancelled(self) -> bool:
-        """Whether the handler should stop: its job was cancelled, its attempt timed out or was lost,
-        or its transaction has ended with its connection.
+        """Whether the handler should stop: its job was cancelled, its attempt has timed out or was
+        lost, or its transaction has ended with its connection.
 
         Sends no query; a cancel is seen within a second.
         """
