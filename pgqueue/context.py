@@ -36,8 +36,8 @@ class JobContext:
 
 
 Around = Callable[[JobContext], AbstractContextManager[None]]
-"""A context manager that a worker enters before a handler and exits after it, in the handler's
-thread or coroutine.
+"""Returns the context manager that a worker enters before a handler and exits after it, in the
+handler's thread or coroutine.
 
 The pending changes of a transactional handler's session are flushed before the exit.  An error of
 the handler passes through and must not be suppressed; an error that the context manager raises
