@@ -1,14 +1,6 @@
-"""Background jobs for SQLAlchemy applications, which commit with your rows.
+"""Background jobs for SQLAlchemy applications, committed together with your rows.
 
-    doors          flask · cli · demo · terminal · embedded
-    loops          worker · maintenance
-    verbs          execution · job_queue · tasks · notifications · schema
-    transactions   unit_of_work · async_session · joining
-    repository     runs statements on a given Session; never commits
-    thought        statements · retry · payload · reports · options · arguments
-    words          models · outcomes · context · errors
-
-Imports run downwards only.
+docs/explanation/architecture.md describes the packages and the order of their imports.
 """
 
 from pgqueue.context import JobContext
@@ -51,18 +43,18 @@ from pgqueue.tasks import Task
 from pgqueue.worker import Worker
 
 __all__ = [
-    # what an application holds
+    # queue, tasks and workers
     "PgQueue",
     "Task",
     "Worker",
-    # what a handler is given, and may say
+    # for handlers
     "JobContext",
     "Secret",
     "Retry",
     "Cancel",
     "Discard",
     "Snooze",
-    # the tables
+    # tables
     "Job",
     "JobStatus",
     "MessageQueue",
@@ -71,10 +63,10 @@ __all__ = [
     "DeadLetter",
     "WorkerProcess",
     "QueueSettings",
-    # what operators are told
+    # results of operators' calls
     "Change",
     "Violation",
-    # what may be caught
+    # errors
     "PgQueueError",
     "ArgumentsError",
     "DuplicateJob",

@@ -1,4 +1,4 @@
-"""``python -m pgqueue`` is ``pgqueue``."""
+"""``python -m pgqueue`` runs ``pgqueue``."""
 
 from pgqueue.cli import main
 

@@ -1,4 +1,4 @@
-"""What a handler may know about the job it runs."""
+"""What a handler can ask for about its job."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,35 +12,36 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """The job that is running, handed to a handler that asks for it in its first parameters."""
+    """The running job, passed to a handler that has this type among its first parameters."""
 
     job_id: int
     """0 when the task is called as a plain function."""
     attempt: int
-    """1 for the first; after a Snooze the same once more."""
+    """1 for the first attempt; unchanged after a Snooze."""
     max_attempts: int
     queue: str
     task: str
     session: Any = None
-    """The Session or AsyncSession of a transactional handler, else None.  What is written
-    through it commits together with the job's completion, or not at all."""
+    """The Session or AsyncSession of a transactional handler, else None.  Writes through it commit
+    together with the job's completion, or not at all."""
     cancelled: Callable[[], bool] = field(default=_never, repr=False)
 
     def is_cancelled(self) -> bool:
-        """Whether the handler should stop: its job was cancelled, timed out or taken away, or
-        its transaction has ended with its connection.
+        """Whether the handler should stop: its job was cancelled, its attempt has timed out or was
+        lost, or its transaction has ended with its connection.
 
-        Costs nothing to ask; a cancel is seen within a second.
+        Sends no query; a cancel is seen within a second.
         """
         return self.cancelled()
 
 
 Around = Callable[[JobContext], AbstractContextManager[None]]
-"""What a worker enters before a handler and leaves after it, in the handler's thread or coroutine.
+"""Returns the context manager that a worker enters before a handler and exits after it, in the
+handler's thread or coroutine.
 
-What a transactional handler left pending in its session is written before it is left.  An error
-of the handler passes through and may not be swallowed; one that it raises itself fails the
-attempt as an error of the handler does.
+The pending changes of a transactional handler's session are flushed before the exit.  An error of
+the handler passes through and must not be suppressed; an error that the context manager raises
+fails the attempt as an error of the handler does.
 """
 
 _NOTHING = nullcontext()

@@ -2,15 +2,15 @@
 
 
 class PgQueueError(Exception):
-    """Something pgqueue refuses to do, said so that the reader knows what to do next."""
+    """Base class of the errors that pgqueue raises; the message says what to do next."""
 
 
 class TaskDefinitionError(PgQueueError, TypeError):
-    """A function cannot be made a task as it is written."""
+    """A function cannot be made a task as written."""
 
 
 class UnknownTask(PgQueueError, LookupError):
-    """No task of that name is registered in this process."""
+    """No task with this name is registered in this process."""
 
 
 class ArgumentsError(PgQueueError, TypeError):
@@ -18,7 +18,7 @@ class ArgumentsError(PgQueueError, TypeError):
 
 
 class PayloadError(PgQueueError, ValueError):
-    """An argument has the right type but a value that JSON or PostgreSQL cannot keep."""
+    """An argument has the right type but a value that JSON or PostgreSQL cannot store."""
 
 
 class OptionError(PgQueueError, ValueError):
@@ -26,34 +26,34 @@ class OptionError(PgQueueError, ValueError):
 
 
 class UnknownOption(PgQueueError, TypeError):
-    """No option of that name exists."""
+    """No option with this name exists."""
 
 
 class DuplicateJob(PgQueueError):
     """Another unfinished job of this queue holds the unique key."""
 
     holder: int | None = None
-    """The id of that job, where it can still be asked for: a flush that failed cannot ask."""
+    """The id of that job; None after a failed flush, which cannot look it up."""
 
 
 class JobNotFound(PgQueueError, LookupError):
-    """No job has that id: it was never enqueued, was rolled back, or has been deleted."""
+    """No job has this id: it was never enqueued, was rolled back, or has been deleted."""
 
 
 class NotBound(PgQueueError, RuntimeError):
-    """The queue or the session has no engine by which to reach the database."""
+    """The queue or the session has no engine to connect to the database."""
 
 
 class NoTransaction(PgQueueError, RuntimeError):
-    """Statements that belong together were asked for where each would commit alone."""
+    """Statements that need a common transaction were sent where each would commit alone."""
 
 
 class UsedAcrossFork(PgQueueError, RuntimeError):
-    """An object with open connections was carried into a forked process."""
+    """An object with open connections was used in a forked process."""
 
 
 class SchemaError(PgQueueError, RuntimeError):
-    """The tables in the database are not the ones this version of pgqueue works with."""
+    """The tables in the database do not fit this version of pgqueue."""
 
 
 class SchemaMissing(SchemaError):
@@ -65,12 +65,12 @@ class SchemaTooOld(SchemaError):
 
 
 class SchemaTooNew(SchemaError):
-    """The tables have been upgraded past what this version of pgqueue can serve."""
+    """The tables have been upgraded past what this version of pgqueue supports."""
 
 
 class WorkerBroken(PgQueueError, RuntimeError):
-    """A thread of the worker has ended by a mistake in pgqueue; start the worker again."""
+    """A thread of the worker has ended by a bug in pgqueue; restart the worker."""
 
 
 class TooManyStuck(PgQueueError, RuntimeError):
-    """As many handlers are stuck past their timeout as the worker has slots: end the process."""
+    """As many handlers are stuck past their timeout as the worker has slots; end the process."""

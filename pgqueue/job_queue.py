@@ -1,4 +1,4 @@
-"""The object an application holds: its tasks, its database, and what an operator may do."""
+"""The object that an application holds: its tasks, its database and operators' calls."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -33,12 +33,12 @@ Bind = str | Engine | sessionmaker[Any]
 
 
 class PgQueue:
-    """The tasks of an application, and the database their jobs live in.
+    """The tasks of an application, and the database that stores their jobs.
 
-    ``bind`` is a URL, an Engine or a sessionmaker; leave it away and call :meth:`bind` later.
-    ``notify=False`` turns wake-ups off, for poolers that cannot carry them: workers then find
-    new jobs when they poll.  ``max_payload_bytes`` is how large the arguments of one job may be
-    as JSON; whoever enqueues is held to it, and a worker runs what is there.
+    ``bind``: URL, Engine or sessionmaker.  Omit it to call :meth:`bind` later.
+    ``notify=False`` turns notifications off, for poolers that do not support them: workers then
+    find new jobs by polling.  ``max_payload_bytes`` limits the JSON size of one job's arguments;
+    enqueuing checks the limit, workers do not.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PgQueue:
             self.bind(bind)
 
     def bind(self, bind: "Bind") -> None:
-        """Say which database the jobs live in."""
+        """Set the database that stores the jobs."""
         _refuse_async(bind)
         if isinstance(bind, sessionmaker):
             self._sessions = bind
@@ -78,12 +78,12 @@ class PgQueue:
 
     @property
     def engine(self) -> Engine:
-        """The engine behind :meth:`session`."""
+        """The engine that :meth:`session` uses."""
         engine = self.sessions.kw.get("bind")
         if not isinstance(engine, Engine):
             raise NotBound("the sessionmaker of this PgQueue has no engine: give it bind=engine")
         if os.getpid() != self._pid:
-            # Sockets inherited from the parent belong to the parent: forget them, do not close.
+            # After a fork, inherited sockets belong to the parent: drop them without closing.
             engine.dispose(close=False)
             self._pid = os.getpid()
         return engine
@@ -104,9 +104,9 @@ class PgQueue:
         return self.sessions()
 
     def async_session(self) -> "AsyncSession":
-        """A new AsyncSession around a Session of the sessionmaker, on psycopg.
+        """Return a new AsyncSession on psycopg, around a Session of the sessionmaker.
 
-        It connects as :attr:`engine` does, and reaches no other engine.
+        It connects as :attr:`engine` does and uses no other engine.
         """
         engine = self.engine
         return async_sessions.new_session(
@@ -114,27 +114,27 @@ class PgQueue:
         )
 
     def upgrade(self) -> None:
-        """Create the tables, or bring them up to date; safe from many processes at once.
+        """Create or upgrade the tables; safe to call from several processes at once.
 
-        For tables in a history of their own.  An application with Alembic better calls
-        :func:`pgqueue.schema.upgrade` from a revision of its own.
+        The tables get a migration history of their own.  An application that uses Alembic should
+        call :func:`pgqueue.schema.upgrade` from one of its revisions instead.
         """
         with worker_engine_for_now(self.engine) as engine:
             schema.upgrade_database(engine)
 
     def around_jobs(self) -> Around:
-        """What a worker puts around each handler; for a framework to override.
+        """Return what a worker enters around each handler; a framework may override it.
 
-        Asked for once by each run of a worker, in the thread that runs it.
+        Each run of a worker calls this once, in the thread that runs the worker.
         """
         return nothing_around
 
     def told_to_children(self) -> dict[str, str]:
-        """What :meth:`in_child` needs to know of this process; for a framework to override."""
+        """Return what :meth:`in_child` needs from this process; a framework may override it."""
         return {"url": self.engine.url.render_as_string(hide_password=False)}
 
     def in_child(self, told: Mapping[str, str]) -> AbstractContextManager[object]:
-        """What a worker's child process enters before its first job, for a framework to override.
+        """Return the context in which a child process runs its jobs; a framework may override it.
 
         Binds this queue to the worker's database, unless the import of its module has done so.
         """
@@ -165,25 +165,26 @@ class PgQueue:
     @overload
     def task(self, /, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
     def task(self, function: Any = None, /, **options: Any) -> Any:
-        """Make a function a task: bare, or with options.
+        """Make a function a task; used bare or with options.
 
         ``name`` (module and function name), ``queue`` ("default"), ``priority`` (0 first, 9
         last, default 5), ``max_attempts`` (10), ``timeout`` (None), ``retry``
-        (``Retry.exponential()``), ``unique_key`` (a callable that is given by name the arguments
-        it names), ``transactional`` (True for a handler that asks for a Session), ``executor``
-        ("thread"; "process" runs each handler in a process of its own, which a timeout kills),
-        ``memory_limit`` (None; bytes of address space of such a process), ``secret_args`` (names of
-        arguments that no error, log line or command shows, as :data:`Secret` says of one).
+        (``Retry.exponential()``), ``unique_key`` (a callable that receives the arguments which its
+        parameters name), ``transactional`` (True for a handler that asks for a Session),
+        ``executor`` ("thread"; "process" runs each handler in a child process, which a timeout
+        kills), ``memory_limit`` (None; bytes of address space of the child process),
+        ``secret_args`` (names of arguments to mask in errors, log lines and commands, as
+        ``Secret`` does for one argument).
 
-        A Session or AsyncSession, and a JobContext, as the first parameters are filled in when
-        the job runs and are not arguments of the job.
+        A Session or AsyncSession and a JobContext among the first parameters are supplied when the
+        job runs; they are not arguments of the job.
         """
         if function is not None:
             return self._register(function, options)
         return lambda function: self._register(function, options)
 
     def find(self, name: str) -> Task[..., Any]:
-        """The task of that name."""
+        """Return the task with this name.  Raises UnknownTask."""
         if name not in self.tasks:
             raise UnknownTask(
                 f"no task {name!r} is registered; known are {', '.join(sorted(self.tasks)) or '-'}"
@@ -192,23 +193,23 @@ class PgQueue:
 
     @telling_failures()
     def cancel(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
-        """Cancel a job in the caller's transaction; returns what that has done.
+        """Cancel a job in the caller's transaction; returns what the call has done.
 
-        A waiting job ends as cancelled.  A running one is asked to stop
-        (:meth:`JobContext.is_cancelled`), and ends as cancelled however its handler ends; the
-        writes of a transactional handler then roll back.  An ended job stays as it is.  Raises
-        JobNotFound.
+        A waiting job ends as cancelled.  A running job is asked to stop
+        (:meth:`JobContext.is_cancelled`) and ends as cancelled however its handler ends; the
+        writes of a transactional handler then roll back.  A job that has ended stays as it is.
+        Raises JobNotFound.
         """
         job_id = _checked_id(job_id)
         return Jobs(in_transaction(session, f"cancel of job {job_id}")).cancel(job_id)
 
     @telling_failures()
     def requeue(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
-        """Put a failed or cancelled job back, with all its attempts before it again.
+        """Put a failed or cancelled job back, with all its attempts available again.
 
-        Any other job stays as it is; so does, for that moment, one that was cancelled while a
-        worker was about to start it.  Raises JobNotFound, and DuplicateJob when another
-        unfinished job has taken its unique key.
+        Any other job stays as it is.  So does a job that was cancelled while a worker was about to
+        start it, as long as the worker holds it.  Raises JobNotFound, and DuplicateJob when another
+        unfinished job holds the unique key.
         """
         job_id = _checked_id(job_id)
         connection = in_transaction(session, f"requeue of job {job_id}")
@@ -217,7 +218,7 @@ class PgQueue:
 
     @telling_failures()
     def pause(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
-        """Have all workers pass a queue by, within two seconds; enqueuing goes on."""
+        """Make all workers skip a queue, within two seconds; enqueuing continues."""
         check_queue_name(queue)
         Jobs(executor(session)).pause(queue)
 
@@ -229,20 +230,20 @@ class PgQueue:
 
     @telling_failures()
     def check(self, session: "Session | Connection | scoped_session[Any]") -> list[Violation]:
-        """Every row that breaks an invariant; empty when all is sound.  Reads all jobs."""
+        """Return every row that breaks an invariant; empty if there is none.  Reads all jobs."""
         return Jobs(executor(session)).violations()
 
     @telling_failures()
     def counts(self, session: "Session | Connection | scoped_session[Any]") -> list[StatusCount]:
-        """How many jobs stand where, by queue.  Reads all jobs."""
+        """Return the number of jobs by queue and status.  Reads all jobs."""
         return Jobs(executor(session)).counts()
 
     def __repr__(self) -> str:
-        """Names the database without its password."""
+        """Name the database without its password."""
         if self._sessions is None:
             return "<PgQueue not bound>"
         bound = self._sessions.kw.get("bind")
-        # A Connection has its engine behind it; binds={Job: engine} leaves nothing here.
+        # A Connection has an engine too; a sessionmaker with only ``binds`` has no ``bind``.
         engine = None if bound is None else bound.engine
         return f"<PgQueue {redacted(str(engine.url)) if engine else 'without an engine'}>"
 
@@ -263,9 +264,9 @@ class PgQueue:
 
 
 def _on_psycopg(url: str) -> Any:
-    """``postgres://`` and ``postgresql://`` mean psycopg 3, with every SQLAlchemy version.
+    """Make ``postgres://`` and ``postgresql://`` mean psycopg 3 in every SQLAlchemy version.
 
-    So do the URLs of async drivers: what a queue itself does is synchronous.
+    URLs of async drivers get psycopg 3 too: the queue itself works synchronously.
     """
     scheme, separator, rest = url.partition("://")
     if scheme in ("postgres", "postgresql"):
@@ -276,7 +277,7 @@ def _on_psycopg(url: str) -> Any:
 
 
 def _refuse_async(bind: Any) -> None:
-    """Refuse now what would fail with MissingGreenlet at the first use."""
+    """Refuse an async bind now; its first use would fail with MissingGreenlet."""
     bound = bind.kw.get("bind") if isinstance(bind, sessionmaker) else bind
     makes_async = async_sessions.is_async_session(getattr(bind, "class_", None))
     if makes_async or getattr(getattr(bound, "dialect", None), "is_async", False):

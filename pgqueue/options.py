@@ -1,4 +1,4 @@
-"""What may be said about a task or a job, and the checks that nothing false is said quietly."""
+"""The options of tasks and jobs, and their checks."""
 
 import difflib
 import inspect
@@ -46,7 +46,7 @@ class TaskOptions(TypedDict, total=False):
 
 
 class JobOptions(TypedDict, total=False):
-    """The options of ``task.options(...)``: those of a task that one enqueue may change."""
+    """The options of ``task.options(...)``: those that may differ from one enqueue to the next."""
 
     delay: timedelta | None
     run_at: datetime | None
@@ -58,7 +58,7 @@ class JobOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Everything that was said, checked."""
+    """All options, checked."""
 
     task: str
     queue: str = DEFAULT_QUEUE
@@ -84,14 +84,14 @@ class Options:
         return checked
 
     def of_job(self, options: Mapping[str, Any]) -> "Options":
-        """These options, changed for one enqueue."""
+        """Return these options, changed for one enqueue."""
         _refuse_unknown(f"task {self.task}", options, JobOptions.__annotations__)
         changed = replace(self, **options)
         changed._check()
         return changed
 
     def hiding(self, names: Iterable[str]) -> "Options":
-        """These options, with more secret arguments."""
+        """Return these options, with more secret arguments."""
         return replace(self, secret_args=(*self.secret_args, *names))
 
     def _check(self) -> None:
@@ -116,7 +116,7 @@ class Options:
 def names_wanted_by(
     unique_key: Callable[..., Any], task_name: str, parameters: frozenset[str]
 ) -> frozenset[str]:
-    """Which of a task's parameters a unique-key function names."""
+    """Return the parameters of a task that its unique-key function names."""
     wanted: set[str] = set()
     try:
         asked = inspect.signature(unique_key).parameters
@@ -139,7 +139,7 @@ def names_wanted_by(
 
 
 def refuse_unknown_secrets(options: Options, parameters: frozenset[str]) -> None:
-    """A slip in the name of a secret argument would have it shown."""
+    """Refuse unknown names: with a misspelt name, a secret argument would be shown."""
     unknown = sorted(set(options.secret_args) - parameters)
     if unknown:
         raise TaskDefinitionError(
@@ -149,7 +149,7 @@ def refuse_unknown_secrets(options: Options, parameters: frozenset[str]) -> None
 
 
 def storable_key(key: Any, task_name: str) -> str | None:
-    """A unique key as it is stored: a long one as its digest, which an index can hold."""
+    """Return a unique key as it is stored: a long key as a digest, which fits into an index."""
     if key is None:
         return None
     if not isinstance(key, str) or not key:

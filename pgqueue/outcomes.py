@@ -1,4 +1,4 @@
-"""What may become of an attempt: said by a handler, decided by a policy, written by a settle."""
+"""Outcomes of an attempt: requested by a handler, decided by a policy, written by a settle."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,7 +11,7 @@ from pgqueue.errors import ArgumentsError
 class Cancel(Exception):
     """End the job as cancelled.
 
-    Returned by a handler, its writes commit; raised, they roll back.
+    If a handler returns it, its writes commit; if it raises it, they roll back.
     """
 
     def __init__(self, reason: str = "") -> None:
@@ -20,9 +20,9 @@ class Cancel(Exception):
 
 
 class Discard(Exception):
-    """End the job as failed at once, whatever attempts it has left.
+    """End the job as failed at once, even if it has attempts left.
 
-    Returned by a handler, its writes commit; raised, they roll back.
+    If a handler returns it, its writes commit; if it raises it, they roll back.
     """
 
     def __init__(self, reason: str = "") -> None:
@@ -31,12 +31,12 @@ class Discard(Exception):
 
 
 class Snooze(Exception):
-    """Run the job again after ``delay``; no attempt is used up, and nothing limits how often.
+    """Run the job again after ``delay``; uses up no attempt, however often.
 
-    ``ctx.attempt`` stays what it was, so decide by something that changes: a handler that snoozes
-    in its first attempt would do so for ever.
+    ``ctx.attempt`` stays the same, so do not decide by it: a handler that snoozes in its first
+    attempt would snooze for ever.
 
-    Returned by a handler, its writes commit; raised, they roll back.
+    If a handler returns it, its writes commit; if it raises it, they roll back.
     """
 
     def __init__(self, delay: timedelta) -> None:
@@ -47,24 +47,24 @@ class Snooze(Exception):
 
 
 class AttemptEnd(StrEnum):
-    """How an attempt ended that did not end well: the ``outcome`` of a ``job_attempts`` row."""
+    """How an unsuccessful attempt ended: the ``outcome`` of a ``job_attempts`` row."""
 
     FAILED = "failed"
     """The handler raised."""
     TIMEOUT = "timeout"
     """The handler ran past the task's timeout."""
     CRASHED = "crashed"
-    """The worker died, or was cut off from the database for the whole grace; or the handler's own
-    process died."""
+    """The worker died, or was cut off from the database for the whole grace period; or the
+    handler's child process died."""
     INTERRUPTED = "interrupted"
-    """The worker was stopped and the handler did not end within the grace."""
+    """The worker was stopped and the handler did not end within the grace period."""
     CANCELLED = "cancelled"
     DISCARDED = "discarded"
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
-    """An error in words that can be stored: bounded, and without the values of local variables."""
+    """An error as text to store: limited in size, and without the values of local variables."""
 
     type: str
     message: str
@@ -73,14 +73,14 @@ class ErrorReport:
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """The handler returned; ``result`` is what it returned, as JSON."""
+    """The handler returned; ``result`` is its return value, as JSON."""
 
     result: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The attempt failed and the job may start again after ``delay``; None keeps its place."""
+    """The attempt failed; the job may start again after ``delay``.  None keeps its ``run_at``."""
 
     delay: timedelta | None
     error: ErrorReport
@@ -89,7 +89,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt failed and there is no further one."""
+    """The attempt failed and the job is not retried."""
 
     error: ErrorReport
     end: AttemptEnd = AttemptEnd.FAILED
@@ -97,31 +97,31 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The handler asked for the job to end as cancelled."""
+    """The handler requested that the job end as cancelled."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler asked to be run again after ``delay``; the attempt does not count."""
+    """The handler requested to run again after ``delay``; the attempt does not count."""
 
     delay: timedelta
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The attempt never started: its message goes back as it was."""
+    """The attempt never started; its message is put back unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """The attempt never started: crashes have used up all the attempts the job had."""
+    """The attempt never started: crashes have used up all attempts of the job."""
 
 
 Outcome = Succeeded | Retried | Failed | Cancelled | Snoozed | Released | Exhausted
 
 
 def is_plain_success(outcome: Outcome) -> bool:
-    """Whether there is nothing more to write down: the common case."""
+    """Whether the attempt succeeded without a result to store: the common case."""
     return isinstance(outcome, Succeeded) and outcome.result is None

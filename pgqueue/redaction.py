@@ -1,6 +1,6 @@
 """Masks secrets in error records, log lines, ``repr`` and command-line output.
 
-Masked are the passwords of URLs, and the arguments that a task declares to be secret
+These are the passwords of URLs, and the arguments that a task declares to be secret
 (:data:`Secret`, ``secret_args``), also where a text quotes their values.
 """
 
@@ -22,27 +22,27 @@ class _Marked:
 _MARK = _Marked()
 
 Secret: TypeAlias = Annotated[T, _MARK]
-"""Annotates an argument that nobody is to see: ``token: Secret[str]``.
+"""Marks an argument as secret: ``token: Secret[str]``.
 
-For a type checker and for the handler it is the type inside; it is stored as all others.  What is
-shown of the job has ``***`` in its place, and so have the errors and tracebacks that quote it.  An
-argument with such a field is hidden whole.
+The type checker and the handler see the type inside; the value is stored as any other.  Where the
+job is shown, and in errors and tracebacks that quote the value, ``***`` replaces it.  An argument
+with a secret field is masked as a whole.
 """
 
 MASK = "***"
 
 LEAST_LENGTH = 4
-"""A shorter secret is masked only where it stands alone: 7 is part of many a number."""
+"""A shorter secret is masked only as a whole word: 7 is part of many numbers."""
 
 MOST_SECRETS = 1000
-"""Of a secret argument that holds more, nothing that may quote it is shown."""
+"""If a job has more secret values, a text that may quote them is masked as a whole."""
 
 _URL_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s/]*@")
 _URL_PARAMETER = re.compile(r"([?&](?:ssl)?password=)[^\s&]*")
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
-    """The text without what must not be seen; ``secrets`` are values to be masked literally."""
+    """Return the text with secrets masked; ``secrets`` are values to mask literally."""
     known = _forms(secrets)
     if len(known) > MOST_SECRETS:
         return MASK
@@ -53,7 +53,7 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def redacted_data(value: Any, *, names: Collection[str] = (), secrets: Iterable[str] = ()) -> Any:
-    """The same for JSON data; the values of the keys in ``names`` are masked as well."""
+    """The same for JSON data; also masks the values of the keys in ``names``."""
     match value:
         case str():
             return redacted(value, secrets)
@@ -70,10 +70,10 @@ def redacted_data(value: Any, *, names: Collection[str] = (), secrets: Iterable[
 
 
 def is_secret(annotation: Any, *, within: tuple[Any, ...] = ()) -> bool:
-    """Whether an annotation is a :data:`Secret`, or has one in it, as a record may."""
+    """Whether an annotation is a :data:`Secret`, or contains one, as a record may."""
     if annotation is _MARK:
         return True
-    if isinstance(annotation, str):  # one that could not be resolved
+    if isinstance(annotation, str):  # an annotation that could not be resolved
         return "Secret[" in annotation
     if annotation in within:  # a type that contains itself
         return False
@@ -92,12 +92,12 @@ def _parts(annotation: Any) -> Iterator[Any]:
 def _fields(record: type) -> Iterable[Any]:
     try:
         return get_type_hints(record, include_extras=True).values()
-    except (NameError, TypeError):  # of a model of pydantic, say, made within a function
+    except (NameError, TypeError):  # e.g. a pydantic model defined in a function
         return getattr(record, "__annotations__", {}).values()
 
 
 def secrets_among(args: Any, names: Iterable[str]) -> tuple[str, ...]:
-    """The values of the named arguments, from a job's arguments as data or as JSON text."""
+    """Return the values of the named arguments; ``args`` is data or JSON text."""
     wanted = frozenset(names)
     if not wanted:
         return ()
@@ -105,14 +105,14 @@ def secrets_among(args: Any, names: Iterable[str]) -> tuple[str, ...]:
         try:
             args = json.loads(args)
         except (ValueError, RecursionError):
-            return ()  # what cannot be read is quoted by no error
+            return ()  # no error quotes arguments that cannot be read
     if not isinstance(args, dict):
         return ()
     return tuple(leaf for name in wanted & args.keys() for leaf in _leaves(args[name]))
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger of a module, whose lines and tracebacks are redacted before any handler."""
+    """Return a module's logger; its lines and tracebacks are redacted before any handler."""
     found = logging.getLogger(name)
     if not any(isinstance(one, _Redacting) for one in found.filters):
         found.addFilter(_Redacting())
@@ -121,13 +121,13 @@ def logger(name: str) -> logging.Logger:
 
 class _Redacting(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        # Log aggregators group records by their template, and list the arguments.
+        # Log aggregators group records by template and list the arguments: keep them apart.
         if record.args:
             record.args = _masked_all(record.args)
         else:
             record.msg = redacted(record.getMessage())
         if record.exc_info:
-            # A formatter takes this text, where there is one, for that of the error.
+            # If exc_text is set, a formatter prints it as the traceback.
             record.exc_text = redacted(_FORMATTER.formatException(record.exc_info))
         return True
 
@@ -136,7 +136,7 @@ _FORMATTER = logging.Formatter()
 
 
 class _Masked:
-    """An argument of a log record that is no text yet, redacted when it becomes one."""
+    """An argument of a log record that is not text; redacted when it is formatted."""
 
     __slots__ = ("_value",)
 
@@ -151,7 +151,7 @@ class _Masked:
 
 
 def _masked_all(args: Any) -> Any:
-    if isinstance(args, dict):  # of a template with names, as logging has taken it
+    if isinstance(args, dict):  # for a template with names
         return {name: _masked(value) for name, value in args.items()}
     return tuple(map(_masked, args))
 
@@ -175,7 +175,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _forms(secrets: Iterable[str]) -> set[str]:
-    """Each secret as it is, and as Python, JSON and a URL would write it."""
+    """Each secret as it is, and as Python, JSON and a URL write it."""
     return {
         form
         for secret in secrets
@@ -185,7 +185,7 @@ def _forms(secrets: Iterable[str]) -> set[str]:
 
 
 def _any_of(known: set[str]) -> re.Pattern[str]:
-    # The longest first: a secret may begin with another.
+    # The longest first: a secret may be the beginning of another.
     ordered = sorted(known, key=len, reverse=True)
     return re.compile(
         "|".join(

@@ -1,4 +1,4 @@
-"""Whether a failed attempt is followed by another, and when."""
+"""Retry policies: whether a failed attempt is followed by another, and when."""
 
 import inspect
 import math
@@ -20,7 +20,7 @@ MAX_DELAY = timedelta(days=3650)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt, as far as the wait after it may depend on it."""
+    """A failed attempt, with everything a delay may depend on."""
 
     attempt: int
     error: BaseException
@@ -29,7 +29,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """There is no next attempt."""
+    """No next attempt."""
 
     def __str__(self) -> str:
         return "Retry.never()"
@@ -50,7 +50,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """One step more after every failure."""
+    """A wait that grows by one step after every failure."""
 
     step: timedelta
     cap: timedelta
@@ -73,7 +73,7 @@ class Exponential:
 
     def delay_after(self, failure: Failure) -> timedelta:
         delay = _at_most(self.cap, seconds=self._seconds_after(failure.attempt))
-        # Full jitter, anywhere up to the delay: jobs that failed together must not return together.
+        # Full jitter, from zero to the delay: jobs that failed together are not retried together.
         return delay * failure.random() if self.jitter else delay
 
     def _seconds_after(self, attempt: int) -> float:
@@ -98,7 +98,7 @@ _DEFAULT = Exponential(timedelta(seconds=1), factor=2, cap=timedelta(hours=1), j
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Retry:
-    """When a failed job is tried again.
+    """Whether and when a failed job is retried.
 
     ``Retry(function)`` calls ``function(attempt, error)`` after each failed attempt: ``attempt``
     is 1 for the first one, ``error`` is its exception.  The function returns the wait before the
@@ -108,13 +108,13 @@ class Retry:
     schedule: Schedule | Callable[[int, Any], timedelta | float]
     _: KW_ONLY
     retried: tuple[type[BaseException], ...] = ()
-    """Only these are retried; empty: every error is."""
+    """If not empty, only these errors are retried."""
 
     given_up: tuple[type[BaseException], ...] = ()
-    """These are never retried."""
+    """These errors are never retried."""
 
     def __post_init__(self) -> None:
-        # A function that cannot be called is refused here, not at the first failure of a job.
+        # Refuse a function with a wrong signature here, not at the first failure of a job.
         if not isinstance(self.schedule, Schedule):
             _refuse_other_signatures(self.schedule)
 
@@ -139,7 +139,7 @@ class Retry:
     ) -> "Retry":
         """Wait ``base``, then ``factor`` times as long after each failure, up to ``cap``.
 
-        With ``jitter`` the wait is drawn evenly from zero to that.
+        With ``jitter`` the wait is random, evenly distributed from zero to this value.
         """
         if not isinstance(factor, int | float) or not 1 <= factor < math.inf:
             raise OptionError("factor must be a finite number, 1 or more")
@@ -152,11 +152,11 @@ class Retry:
         return cls(Never())
 
     def only(self, *exceptions: type[BaseException]) -> "Retry":
-        """Retry these errors alone; called again, the lists add up."""
+        """Retry only these errors; each call adds to the list."""
         return replace(self, retried=self.retried + _exceptions("only", exceptions))
 
     def never_on(self, *exceptions: type[BaseException]) -> "Retry":
-        """Do not retry these errors; called again, the lists add up."""
+        """Do not retry these errors; each call adds to the list."""
         return replace(self, given_up=self.given_up + _exceptions("never_on", exceptions))
 
     def after_failure(
@@ -198,10 +198,10 @@ class Retry:
 
 
 def _asked(function: Callable[..., Any], failure: Failure, task_name: str) -> timedelta:
-    """Ask the application's function, and do without it where its answer is of no use."""
+    """Call the application's retry function; if its answer is unusable, use the default delay."""
     try:
         answer = function(failure.attempt, failure.error)
-    except BaseException as error:  # the application's function, and the worker must go on
+    except BaseException as error:  # an application's error must not stop the worker
         what = f"raised {type(error).__name__}"
     else:
         delay = _usable(answer)
@@ -218,10 +218,10 @@ def _asked(function: Callable[..., Any], failure: Failure, task_name: str) -> ti
 
 
 def _usable(answer: Any) -> timedelta | None:
-    """Read a delay, if it is one: None, NaN, negative and endless waits are not."""
+    """Return the answer as a delay; None if it is None, NaN, negative or infinite."""
     seconds = answer.total_seconds() if isinstance(answer, timedelta) else answer
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    # Written so that NaN, of which every comparison is false, is refused too.
+    # Written so that NaN is refused too: every comparison with NaN is false.
     is_usable = is_number and 0 <= seconds <= MAX_DELAY.total_seconds()
     return timedelta(seconds=seconds) if is_usable else None
 

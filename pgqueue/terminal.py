@@ -1,4 +1,4 @@
-"""Tables for a terminal, a narrow window or a pipe."""
+"""Tables for a terminal of any width, or for a pipe."""
 
 import importlib.util
 import os
@@ -12,24 +12,24 @@ import click
 
 GAP = "  "
 NARROWEST = 8
-"""Characters below which a column is not cut."""
+"""A column is not cut to fewer characters."""
 
 _COMMANDS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""What a terminal obeys, or turns around, instead of showing it; all but tabs and line ends."""
+"""Characters that a terminal obeys or reverses instead of showing; not tabs and line ends."""
 
 
 def harmless(text: str) -> str:
-    """Words of others, such as an argument or an error, that cannot command the terminal.
+    """Make untrusted text, such as an argument or an error, harmless to the terminal.
 
-    An escape sequence could hide lines, change the title, or answer in the reader's name.
+    An escape sequence could hide lines, change the title, or send input in the reader's name.
     """
     return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def is_rich() -> bool:
-    """Whether there is someone to see colours, and something to draw them with."""
+    """Whether standard output is a terminal and rich is installed."""
     return sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
 
 
@@ -48,7 +48,7 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
     console = Console(highlight=False)
     for index, line in enumerate(_lines(columns, rows)):
-        # Text, not str: a file name may hold what rich takes for markup.
+        # Text, not str: a file name may contain rich markup.
         console.print(Text(line, style="bold" if index == 0 else ""), overflow="crop", no_wrap=True)
 
 
@@ -65,7 +65,7 @@ def _lines(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[st
 
 
 def _fit(widths: list[int], window: int | None) -> None:
-    """Take from the widest column until the row fits; a pipe has no width to fit."""
+    """Narrow the widest column until the row fits; a pipe has no width to fit."""
     if window is None:
         return
     room = window - len(GAP) * (len(widths) - 1)

@@ -1,4 +1,4 @@
-"""Where a transaction begins, and how it ends.  Whoever opened it ends it."""
+"""How transactions begin and end.  The code that begins a transaction ends it."""
 
 from collections.abc import Collection
 from contextlib import suppress
@@ -26,8 +26,8 @@ def begin_now(
 ) -> None:
     """Begin a transaction on the server, with these statements, in one round trip.
 
-    The driver would send BEGIN before the first statement of a handler; a connection that has
-    died in the pool is to be found before that, so that it costs the job no attempt.
+    The driver would send BEGIN before the first statement of a handler.  A connection that broke
+    in the pool must be found before the handler starts, so that it costs the job no attempt.
     """
     connection.begin()
     if isinstance(driver_connection(connection), psycopg.Connection):
@@ -36,45 +36,45 @@ def begin_now(
 
 
 def set_now(connection: Connection, statements: str) -> None:
-    """Send statements that return nothing, in one message and without the work of a cursor."""
+    """Send statements that return nothing, in one message and without a cursor."""
     driver = driver_connection(connection)
     if not isinstance(driver, psycopg.Connection):
         connection.exec_driver_sql(statements)
         return
-    with suppress(psycopg.Error):  # it is closed
+    with suppress(psycopg.Error):  # the connection is closed
         done = driver.pgconn.exec_(statements.encode())
         if done.status == ExecStatus.COMMAND_OK:
             return
         state = (done.error_field(DiagnosticField.SQLSTATE) or b"").decode()
         if state in ENDED:
             raise TransactionEnded(done.error_message.decode(errors="replace").strip())
-    # SQLAlchemy tells: the transaction, or the connection, has failed before.
+    # Let SQLAlchemy raise: the transaction or the connection has failed before.
     connection.exec_driver_sql(statements)
 
 
 def plan_freely(connection: Connection) -> str:
-    """What undoes PLAN_BY_KEY for a handler: the settings this connection has without it."""
+    """Return SQL that undoes PLAN_BY_KEY for a handler: the connection's settings without it."""
     return settings_of(connection, LOCAL)
 
 
 def settings_of(connection: Connection, names: Collection[str]) -> str:
-    """What gives a transaction the settings that this connection has now."""
+    """Return SQL that gives a transaction the settings which this connection has now."""
     found = connection.exec_driver_sql(quoted_settings(names)).one()
     return set_local(zip(names, found, strict=True))
 
 
 def limits_of(connection: Connection) -> list[str]:
-    """The settings by which this server ends a transaction that takes long."""
+    """The settings by which this server ends long transactions."""
     version = connection.dialect.server_version_info or (0,)
     return list(LIMITS) if version >= FIRST_WITH_TRANSACTION_TIMEOUT else list(LIMITS[:1])
 
 
 ENDED = {"3B001", "25P01"}
-"""The states in which the server refuses to release, or go back to, a savepoint that is gone."""
+"""SQLSTATEs with which the server refuses RELEASE or ROLLBACK TO of a missing savepoint."""
 
 
 class TransactionEnded(Exception):
-    """The transaction a handler was given is not there any more."""
+    """The transaction that a handler was given has ended."""
 
     def __init__(self, said: str) -> None:
         super().__init__(
@@ -84,35 +84,35 @@ class TransactionEnded(Exception):
 
 
 def told_by_server(error: Exception) -> Exception:
-    """The same error, or what it means if it says that our savepoint is gone."""
+    """Return TransactionEnded if the error says that our savepoint is missing, else the error."""
     said = getattr(error, "orig", None)
     return TransactionEnded(str(said)) if getattr(said, "sqlstate", None) in ENDED else error
 
 
 def end(connection: Connection) -> None:
-    """Commit what may be done again if the answer is lost: a read, or what carries a fence."""
+    """Commit work that can be repeated if the answer is lost: reads, or writes behind a fence."""
     connection.commit()
 
 
 def release_savepoints(connection: Connection) -> None:
-    """End the savepoints that a handler has left open; what it wrote in them stays."""
+    """Release the savepoints that a handler has left open; their writes stay."""
     while (savepoint := connection.get_nested_transaction()) is not None:
         savepoint.commit()
 
 
 def write_pending(session: Session) -> None:
-    """Flush what a handler has left in its Session, as its own commit would: the transaction
-    of the job stays open."""
+    """Flush a handler's Session as its own commit would: the transaction of the job stays
+    open."""
     if session.in_transaction():
         session.commit()
 
 
 class CommitUnknown(Exception):
-    """The connection broke during COMMIT: only the rows can tell whether it was carried out."""
+    """The connection broke during COMMIT: only the rows show whether it was carried out."""
 
 
 def commit(connection: Connection) -> None:
-    """Commit once.  A COMMIT that was cut off is never sent again: it would commit nothing."""
+    """Commit once.  An interrupted COMMIT is not sent again: it would commit nothing."""
     transaction = connection.get_transaction()
     assert transaction is not None, "begun by the caller"
     try:

@@ -1,11 +1,13 @@
-"""The arguments of a job: a Python call on one side, JSON text on the other.
+"""The arguments of a job: converts between a Python call and JSON text.
 
-What the signature of a task says is what the handler gets: a UUID goes in, a UUID comes out.
-Nothing in a stored payload names code; a value is built only by the type its parameter declares.
+The handler gets values of the types that the task's signature declares: a UUID is stored, a UUID is
+passed.  Nothing in a stored payload names code; only the declared type of a parameter builds its
+value.
 
-What JSON and jsonb do not keep: the order of the keys of a dict; -0.0 comes back as 0.0, the zone
-of a datetime as its offset, and where no annotation asks for a float, one of 1e16 or more as the
-int it equals.  Of a key given twice, which only foreign SQL can write, the last counts.
+JSON and jsonb do not preserve: the order of the keys of a dict; -0.0, which becomes 0.0; the zone
+of a datetime, which becomes its offset; and, where no annotation asks for a float, a float of 1e16
+or more, which becomes the equal int.  Of duplicate keys, which only foreign SQL can write, the last
+counts.
 """
 
 from pgqueue.arguments.json_copy import MAX_DEPTH

@@ -1,4 +1,4 @@
-"""From an annotation to the codec that carries its values."""
+"""Builds the codec for the values of an annotation."""
 
 import dataclasses
 import inspect
@@ -26,7 +26,7 @@ class Annotations:
         self._named: dict[Any, Codec] = {}
 
     def codec_of(self, annotation: Any) -> Codec:
-        """Find how the values of an annotation travel, or say why they cannot."""
+        """Return the codec for the values of an annotation, or say why there is none."""
         annotation = _bare(annotation)
         if annotation is Any or annotation is inspect.Parameter.empty:
             return ANY
@@ -58,7 +58,7 @@ class Annotations:
     def _once(self, named: Any, build: Callable[[Any], Codec]) -> Codec:
         """Build the codec of a named type, which may contain values of the same type."""
         if named not in self._named:
-            # Until it is built, the type finds in itself the promise of its codec.
+            # Until its codec is built, the type refers to a placeholder for it.
             self._named[named] = Codec(
                 f"a {named.__name__}",
                 encode=lambda value: self._named[named].encode(value),
@@ -78,7 +78,7 @@ class Annotations:
             return member_of(kind)
         if dataclasses.is_dataclass(kind):
             return self._dataclass(kind)
-        # Not typing.is_typeddict: it does not know those of typing_extensions.
+        # Not typing.is_typeddict: it does not recognise those of typing_extensions.
         if issubclass(kind, dict) and hasattr(kind, "__required_keys__"):
             return self._typed_dict(kind)
         if is_model(kind):
@@ -98,7 +98,7 @@ class Annotations:
 
     def _typed_dict(self, kind: Any) -> Codec:
         required = set(kind.__required_keys__)
-        # With `from __future__ import annotations` the class has not seen these markers.
+        # With `from __future__ import annotations` the class has not evaluated these markers.
         for name, hint in typing.get_type_hints(kind, include_extras=True).items():
             if typing.get_origin(hint) is typing.NotRequired:
                 required.discard(name)
@@ -118,7 +118,7 @@ class Annotations:
 
 
 def _bare(annotation: Any) -> Any:
-    """Take off what only a type checker or a validator reads."""
+    """Remove metadata that only a type checker or a validator reads."""
     while True:
         if typing.get_origin(annotation) is typing.Annotated:
             annotation = typing.get_args(annotation)[0]

@@ -1,4 +1,4 @@
-"""One of several: unions, literals and enums."""
+"""Codecs for one of several: unions, literals and enums."""
 
 from collections.abc import Sequence
 from enum import Enum, Flag
@@ -13,8 +13,8 @@ from pgqueue.arguments.refusals import CannotTravel, Refusal, WrongType
 class Union:
     """A value of one of several types.
 
-    JSON does not say which: ``UUID | str`` is a text either way.  So a value is written only
-    after checking that it would be read back as what it is.
+    JSON does not record the type: ``UUID | str`` is a text either way.  So a value is written only
+    after a check that it would be read back unchanged.
     """
 
     def __init__(self, members: Sequence[Codec]) -> None:
@@ -24,7 +24,7 @@ class Union:
 
     def codec(self) -> Codec:
         natives = self.natives - {float} if int in self.natives else self.natives
-        # Only where every member is native does an exact type settle the matter.
+        # An exact type decides only if every member is native.
         if not all(member.natives for member in self.members):
             natives &= {NoneType}
         return Codec(self.expects, self.encode, self.decode, natives, any_unbounded(self.members))
@@ -52,7 +52,7 @@ class Union:
         return sorted(self.members, key=lambda member: type(value) not in member.natives)
 
     def _read(self, value: Any) -> tuple[Codec, Any]:
-        # A type of its own form goes first: to str, every text is a str.
+        # Types with a form of their own come first: for str, every text is valid.
         for member in sorted(self._exact_first(value), key=lambda member: bool(member.natives)):
             try:
                 return member, member.decode(value)
@@ -62,7 +62,7 @@ class Union:
 
 
 def literal_of(literals: Sequence[Any]) -> Codec:
-    """A literal: one of a few spelled-out values, which are told apart with their types."""
+    """A literal: one of a few given values, which are distinguished by value and type."""
     plain = [each.value if isinstance(each, Enum) else each for each in literals]
     if not PLAIN_TYPES.issuperset(map(type, plain)):
         raise CannotTravel("has a bytes literal: use str, int, bool, None or enum literals")

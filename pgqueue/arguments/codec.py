@@ -1,4 +1,4 @@
-"""How the values of one annotation travel."""
+"""How the values of one annotation are converted."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ class Codec:
     """Two functions between a Python value and JSON data; both raise Refusal."""
 
     expects: str
-    """What to pass, in words that follow "must be"."""
+    """What to pass, as words that follow "must be"."""
 
     encode: Convert
     decode: Convert
 
     natives: frozenset[type] = frozenset()
-    """Values of exactly these types travel unchanged, both ways, without a call."""
+    """Values of exactly these types are stored and read unchanged, without a call."""
 
     is_unbounded: bool = False
-    """The annotation does not say how deep a value may nest."""
+    """The annotation does not limit how deep a value may nest."""
 
 
 def each_of(convert: Convert, values: Iterable[Any]) -> list[Any]:
-    """Convert the items of an array; a refusal learns the index of its item.
+    """Convert the items of an array; adds the index of an item to its refusal.
 
-    Not by ``map``: a StopIteration of the application's code would end it without a word.
+    Not by ``map``: a StopIteration raised by the application's code would end it silently.
     """
     converted: list[Any] = []
     try:
@@ -43,7 +43,7 @@ def each_of(convert: Convert, values: Iterable[Any]) -> list[Any]:
 
 
 def each_named(converts: Mapping[str, Convert], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the values of an object; a refusal learns the key of its value."""
+    """Convert the values of an object; adds the key of a value to its refusal."""
     converted: dict[str, Any] = {}
     name = ""
     try:
@@ -56,7 +56,7 @@ def each_named(converts: Mapping[str, Convert], values: Mapping[str, Any]) -> di
 
 
 def any_unbounded(codecs: Iterable[Codec]) -> bool:
-    """One part of unknown depth makes the whole of unknown depth."""
+    """Whether any part has unlimited depth, and so the whole."""
     return any(codec.is_unbounded for codec in codecs)
 
 
@@ -65,4 +65,4 @@ _UNCHANGED = PLAIN_TYPES - {float}
 ANY = Codec(
     PLAIN, lambda value: JsonCopy(_UNCHANGED).of(value), lambda value: value, _UNCHANGED, True
 )
-"""What a parameter without annotation, or with ``Any``, takes."""
+"""The codec of a parameter without annotation, or with ``Any``."""

@@ -19,10 +19,10 @@ _TEXT = frozenset[type]({str})
 
 
 class JsonCopy:
-    """Copies a value, so that a change made to it later does not change the job.
+    """Copies a value, so that later changes to the value do not change the job.
 
-    A subclass of str, int, list and so on becomes its base through the methods of the base: its
-    own are foreign code.  Values of exactly the ``unchecked`` types are copied without a look.
+    A subclass of str, int, list and so on is converted by the methods of its base, because its own
+    may run any code.  Values of exactly the ``unchecked`` types are copied without checks.
     """
 
     __slots__ = ("_depth", "_unchecked")
@@ -52,7 +52,7 @@ class JsonCopy:
     def integer(self, value: int) -> int:
         value = int.__int__(value)
         try:
-            if value.bit_length() > 2000:  # the lowest limit that Python takes is 640 digits
+            if value.bit_length() > 2000:  # the lowest limit that Python allows is 640 digits
                 str(value)
         except ValueError:
             digits = sys.get_int_max_str_digits()
@@ -122,7 +122,7 @@ JsonCopy.writers = {
 
 
 def sound(text: str) -> str:
-    """Refuse what PostgreSQL's text does not hold."""
+    """Refuse characters that PostgreSQL's text cannot store."""
     if "\0" in text:
         raise Refusal(
             "holds a NUL character, which PostgreSQL cannot keep: remove it, or pass bytes"
@@ -137,7 +137,7 @@ def sound(text: str) -> str:
 
 
 def text_key(key: Any) -> str:
-    """Refuse a key that JSON would silently turn into text."""
+    """Refuse a key that JSON would silently convert to text."""
     if not isinstance(key, str):
         kind = type(key).__name__
         raise WrongType("", key, f"must have only str keys, not {kind}: convert its keys")
@@ -145,22 +145,22 @@ def text_key(key: Any) -> str:
 
 
 def exact_if_whole(value: float) -> float | int:
-    """Make a float that PostgreSQL would write without its point the int it equals.
+    """Return the equal int for a float that PostgreSQL would write without its point.
 
-    From 1e16 on jsonb writes a float as an integer: of its shortest digits, not of its value.
-    Where an int may stand too, it would come back as another number.
+    From 1e16 on, jsonb writes a float as the integer of its shortest digits, not of its value.  If
+    the parameter also allows an int, another number would be read back.
     """
     return int(value) if 1e16 <= abs(value) < math.inf else value
 
 
 def is_model(kind: type) -> bool:
-    """Tell whether a class is a pydantic model: there is none where pydantic is not imported."""
+    """Whether a class is a pydantic model; false if pydantic is not imported."""
     base = getattr(sys.modules.get("pydantic"), "BaseModel", None)
     return isinstance(base, type) and issubclass(kind, base)
 
 
 def nests_too_deep(value: Any) -> bool:
-    """Tell whether lists and dicts nest deeper than an argument may; looks level by level."""
+    """Whether lists and dicts nest deeper than an argument may; checks level by level."""
     level = [value] if isinstance(value, list | dict) else []
     for _ in range(MAX_DEPTH):
         parts = [each.values() if isinstance(each, dict) else each for each in level]

@@ -1,4 +1,4 @@
-"""The arguments of one task: checked at the call, written as JSON, read back as they were."""
+"""The arguments of one task: checked at the call, written as JSON, read back unchanged."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Payload:
-    """How the arguments of one task travel; made once, when the task is defined.
+    """Converts the arguments of one task; made once, when the task is defined.
 
-    The way out is ``bind``, ``encode``, ``dumps``; the way back is ``loads``.  ``encode`` checks
-    types, ``dumps`` checks what text can hold: store nothing that has not been through both.
+    To write: ``bind``, ``encode``, ``dumps``; to read: ``loads``.  ``encode`` checks types,
+    ``dumps`` checks what text can hold: store nothing that has not passed both.
     """
 
     def __init__(self, task_name: str, signature: Signature, codecs: dict[str, Codec]) -> None:
@@ -39,7 +39,7 @@ class Payload:
         injected: int,
         hints: Mapping[str, Any],
     ) -> "Payload":
-        """Read a task's signature, leaving out the ``injected`` parameters it begins with."""
+        """Read a task's signature, without the ``injected`` parameters at its beginning."""
         signature = Signature.of(function, task_name=task_name, injected=injected)
         annotations = Annotations()
         codecs = {}
@@ -64,11 +64,11 @@ class Payload:
         return values
 
     def encode_many(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Encode many calls; an error names the index of the bad one."""
+        """Encode many calls; an error names the index of the call."""
         return _of_batch(self.encode, rows)
 
     def dumps(self, encoded: dict[str, Any], *, max_bytes: int = MAX_PAYLOAD_BYTES) -> str:
-        """Write encoded arguments as strict JSON text, no larger than a job may be."""
+        """Write encoded arguments as strict JSON text of at most ``max_bytes``."""
         try:
             text = json_text.write(encoded)
             size = json_text.size_of(text)
@@ -76,7 +76,7 @@ class Payload:
             self._find_fault(encoded)
             what = f"task {self.task_name}: the arguments cannot be written as JSON"
             raise PayloadError(what) from error
-        if "\\u0000" in text:  # a backslash in a text may look like a NUL
+        if "\\u0000" in text:  # an escaped backslash may look like a NUL
             self._find_fault(encoded)
         if size > max_bytes:
             raise self._too_large(encoded, size, max_bytes)
@@ -89,20 +89,20 @@ class Payload:
         max_bytes: int = MAX_PAYLOAD_BYTES,
         first_index: int = 0,
     ) -> str:
-        """Write many as the text of one JSON array; an error names the index of the bad one."""
+        """Write many calls as one JSON array; an error names the index of the call."""
         try:
             text = json_text.write(encoded)
             if json_text.size_of(text) <= max_bytes and "\\u0000" not in text:
                 return text
         except (ValueError, TypeError, RecursionError):
-            pass  # the bad one is found below
+            pass  # the call at fault is found below
         texts = _of_batch(lambda each: self.dumps(each, max_bytes=max_bytes), encoded, first_index)
         return f"[{','.join(texts)}]"
 
     def dumps_chunks(
         self, encoded: Sequence[dict[str, Any]], *, rows: int, max_bytes: int = MAX_PAYLOAD_BYTES
     ) -> list[str]:
-        """Write a batch as texts of so many calls each, or of fewer where they are large."""
+        """Write a batch as texts of ``rows`` calls each, or of fewer if the calls are large."""
         texts: list[str] = []
         for start in range(0, len(encoded), rows):
             chunk = encoded[start : start + rows]
@@ -145,7 +145,7 @@ class Payload:
             raise kind(self._said(name, refusal)) from refusal.__cause__
         except RecursionError:
             raise PayloadError(self._said(name, Refusal(TOO_DEEP))) from None
-        except Exception as error:  # to look at an application's object is to run its code
+        except Exception as error:  # reading an application's object may run its code
             reason = f"cannot be read: looking at it raised {type(error).__name__}"
             raise PayloadError(self._said(name, Refusal(reason))) from error
         return encoded
@@ -185,7 +185,7 @@ class Payload:
             except Refusal as refusal:
                 raise PayloadError(self._said(name, refusal)) from None
 
-    # An error's cause is that of the refusal: what a constructor of the application raised, if any.
+    # The cause of the error is that of the refusal: the exception of an application's constructor.
     def _said(self, name: str, refusal: Refusal, *, noun: str = "argument") -> str:
         return f"task {self.task_name}: {noun} {name}{refusal.path} {refusal.reason}"
 
@@ -203,7 +203,7 @@ class Payload:
 
 
 def in_batch(error: Exception, index: int) -> str:
-    """The words of an error, and which call of a batch it is about."""
+    """Return the message of an error, with the index of its call in a batch."""
     return f"{error} (call {index} of the batch, counted from 0)"
 
 

@@ -1,4 +1,4 @@
-"""Values of several parts: lists, tuples, sets and dicts, dataclasses, typed dicts and models."""
+"""Codecs for values with parts: lists, tuples, sets, dicts, dataclasses, typed dicts, models."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -75,7 +75,7 @@ def dict_of(item: Codec) -> Codec:
 
 
 def record_of(kind: Any, fields: Mapping[str, Codec], required: Set[str]) -> Codec:
-    """A dataclass or a typed dict, written as an object of exactly the fields it declares."""
+    """A dataclass or a typed dict, written as an object with exactly its declared fields."""
     is_dict = issubclass(kind, dict)
     expects = f"a {kind.__name__} (a dict)" if is_dict else f"a {kind.__name__}"
     encoders = {name: codec.encode for name, codec in fields.items()}
@@ -92,7 +92,7 @@ def record_of(kind: Any, fields: Mapping[str, Codec], required: Set[str]) -> Cod
     def encode(value: Any) -> dict[str, Any]:
         if is_dict:
             return each_named(encoders, declared(_named(expects, value)))
-        # A subclass would come back as its base, without the fields it adds.
+        # A subclass would be read back as its base, without the fields it adds.
         if type(value) is not kind:
             raise WrongType(expects, value)
         return each_named(encoders, {name: getattr(value, name) for name in fields})
@@ -113,7 +113,7 @@ def model_of(kind: Any) -> Codec:
     expects = f"a {kind.__name__}"
 
     def decode(value: Any) -> Any:
-        # As JSON text, for there pydantic takes a text for a date even in a strict model.
+        # As JSON text: pydantic accepts a text for a date in JSON even in a strict model.
         try:
             return kind.model_validate_json(json.dumps(value))
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Why a value or an annotation has no form in JSON, and where in the argument the value stands."""
+"""Why a value or an annotation has no JSON form, and where the value is in its argument."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ class CannotTravel(Exception):
 
 
 class Refusal(Exception):
-    """A value cannot be stored or read; the path is built while the exception passes."""
+    """A value cannot be stored or read; the path is built as the exception propagates."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -17,7 +17,7 @@ class Refusal(Exception):
 
     @property
     def path(self) -> str:
-        """Write the path as Python would: ``.lines[1]['unit price']``."""
+        """Write the path as in Python: ``.lines[1]['unit price']``."""
         return "".join(
             f".{step[:60]}" if isinstance(step, str) and step.isidentifier() else f"[{step!a:.62}]"
             for step in self.steps
@@ -25,7 +25,7 @@ class Refusal(Exception):
 
 
 class WrongType(Refusal):
-    """The value is not of the declared type.  Names types, never the value: it may be secret."""
+    """The value is not of the declared type.  Names types, never the value, which may be secret."""
 
     def __init__(self, expects: str, value: Any, reason: str = "") -> None:
         remedy = "convert the value, or annotate the parameter with the type it has"

@@ -1,4 +1,4 @@
-"""Single values: those JSON has, and those it must spell."""
+"""Codecs for single values: JSON's own types, and those written as text."""
 
 import re
 from base64 import b64decode, b64encode
@@ -18,7 +18,7 @@ _DURATION = re.compile(
 
 
 def _write_duration(value: timedelta) -> str:
-    """Write a duration as ISO 8601 does: ``P1DT2.5S`` is a day and two and a half seconds."""
+    """Write a duration in ISO 8601: ``P1DT2.5S`` is a day and two and a half seconds."""
     size = abs(value)
     fraction = f".{size.microseconds:06}" if size.microseconds else ""
     sign = "-" if value < timedelta(0) else ""
@@ -40,7 +40,7 @@ def _read_duration(text: str) -> timedelta:
     return -size if minus else size
 
 
-# A datetime is a date too, so it comes first.
+# A datetime is also a date, so it comes first.
 SPELLED: dict[type, Callable[[Any], str]] = {
     datetime: datetime.isoformat,
     date: date.isoformat,
@@ -50,14 +50,14 @@ SPELLED: dict[type, Callable[[Any], str]] = {
     Decimal: Decimal.__str__,
     bytes: lambda value: b64encode(value).decode("ascii"),
 }
-"""How types that JSON has no word for are written, as arguments and as results."""
+"""How types without a JSON form are written, in arguments and in results."""
 
 
 def _native(kind: type, expects: str, reduce: Callable[[Any], Any]) -> Codec:
-    """A type JSON has; a value of a subclass becomes its base value."""
+    """A JSON type; a value of a subclass is converted to the base type."""
 
     def encode(value: Any) -> Any:
-        # bool is a subclass of int, and an id that is True is a mistake, not a number.
+        # bool is a subclass of int, but True as an id is a mistake.
         if not isinstance(value, kind) or (type(value) is bool and kind is not bool):
             raise WrongType(expects, value)
         return reduce(value)
@@ -76,7 +76,7 @@ def _spelled(
     read: Callable[[str], Any],
     check: Callable[[Any], object] = lambda value: None,
 ) -> Codec:
-    """A type written as text; ``check`` refuses the values that no argument may have."""
+    """A type written as text; ``check`` refuses values that no argument may have."""
     write = SPELLED[kind]
 
     def encode(value: Any) -> str:
@@ -130,7 +130,7 @@ def _encode_float(value: Any) -> float:
 
 
 def _decode_float(value: Any) -> float:
-    # PostgreSQL writes 1e16 as 10000000000000000, so a float may come back without its point.
+    # PostgreSQL writes 1e16 as 10000000000000000, so a float may be read without its point.
     if type(value) is float:
         return value
     if type(value) is not int:

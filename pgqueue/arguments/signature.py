@@ -1,4 +1,4 @@
-"""The parameters of a task, and how a call names them."""
+"""The parameters of a task, and how a call is bound to them."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ _REMEDIES: dict[Any, str] = {
 
 
 class Signature:
-    """The parameters whose values are stored, in the order of the task's own signature."""
+    """The parameters whose values are stored, in the order of the task's signature."""
 
     def __init__(self, task_name: str, parameters: Mapping[str, inspect.Parameter]) -> None:
         self.task_name = task_name
@@ -33,7 +33,7 @@ class Signature:
         )
         self._fewest = len(self.required.intersection(self._positional))
         if self.required.difference(self._positional):
-            self._fewest = len(parameters) + 1  # never enough: something is required by name
+            self._fewest = len(parameters) + 1  # never reached: an argument is required by name
         self._known = frozenset(parameters)
         self._signature = inspect.Signature(list(parameters.values()))
 
@@ -54,7 +54,7 @@ class Signature:
         return cls(task_name, {parameter.name: parameter for parameter in parameters})
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Name the given arguments, as a call would."""
+        """Bind the given arguments to parameter names, as a call would."""
         if not kwargs and self._fewest <= len(args) <= len(self._positional):
             return dict(zip(self._positional, args, strict=False))
         if len(args) > len(self._positional):

@@ -1,21 +1,21 @@
-"""Strict JSON text: what every JSON reader and PostgreSQL's jsonb take."""
+"""Strict JSON text, valid for every JSON reader and for PostgreSQL's jsonb."""
 
 import json
 import math
 from typing import NoReturn
 
 MAX_PAYLOAD_BYTES = 262_144
-"""How large the arguments of one job may be, as UTF-8 JSON text, unless the queue says else."""
+"""Size limit for the arguments of one job, as UTF-8 JSON text, unless the queue sets another."""
 
 LARGEST_TEXT = 16_777_216
-"""How much of it goes into one statement.  PostgreSQL's jsonb ends at 256 MiB, and takes up to
-twelve bytes for a number of one digit and its comma."""
+"""Size limit for the JSON text of one statement.  The limit of PostgreSQL's jsonb is 256 MiB, and
+a number of one digit and its comma may take twelve bytes there."""
 
-# The arguments were copied and their depth was checked: nothing circular comes here.
+# The arguments are copies of checked depth, so they contain no cycles.
 write = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
 ).encode
-"""Write plain data as JSON text; raises ValueError for NaN and for endless integers."""
+"""Write plain data as JSON text; raises ValueError for NaN and integers of too many digits."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -33,11 +33,11 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_read_f
 
 
 def read(text: str) -> object:
-    """Read a text that is one JSON value."""
+    """Parse a text that is one JSON value."""
     value, end = _DECODER.raw_decode(text)
     return value if end == len(text) else _DECODER.decode(text)
 
 
 def size_of(text: str) -> int:
-    """Count the bytes of a text in UTF-8; raises UnicodeEncodeError for half a surrogate pair."""
+    """Return the size of a text in UTF-8 bytes; raises UnicodeEncodeError for a lone surrogate."""
     return len(text) if text.isascii() else len(text.encode())

@@ -1,4 +1,4 @@
-"""The command line.  ``pgqueue --help`` is its table of contents."""
+"""The command line; ``pgqueue --help`` lists the commands."""
 
 from pgqueue.cli.commands import main
 

@@ -1,4 +1,4 @@
-"""Finds the application's PgQueue, or makes one on a URL."""
+"""Finds the application's PgQueue, or creates one for a URL."""
 
 import importlib
 import inspect
@@ -24,7 +24,7 @@ from pgqueue.job_queue import PgQueue
 
 
 class Choice(Protocol):
-    """What the command line has said of the application and of its database."""
+    """The application and the database given on the command line."""
 
     app: str | None
     url: str | None
@@ -34,9 +34,9 @@ class Choice(Protocol):
 
 @contextmanager
 def opened(queue: PgQueue) -> Iterator[Session]:
-    """A session on tables that this code can work with."""
+    """A session, after a check that this code can work with the tables."""
     with queue.session() as session:
-        # Whatever the application's engine defaults to: an operator's steps expect to see what
+        # Whatever the default of the application's engine: the steps of an operation must see what
         # others have committed meanwhile.
         read_committed = {"isolation_level": "READ COMMITTED"}
         schema.verify(session.connection(execution_options=read_committed))
@@ -44,7 +44,7 @@ def opened(queue: PgQueue) -> Iterator[Session]:
 
 
 def application(given: Choice) -> PgQueue:
-    """The queue of --app: on the database of --url, else its own, else that of PGQUEUE_URL."""
+    """The queue of --app: on the database of --url, else on its own, else on PGQUEUE_URL."""
     if given.queue is not None:
         return given.queue
     if given.app is None:
@@ -59,7 +59,7 @@ def application(given: Choice) -> PgQueue:
 
 
 def database(given: Choice) -> PgQueue:
-    """A queue on the database of --url, or on that of --app."""
+    """A queue on the database of --url, or of --app."""
     if given.queue is not None or (given.url is None and given.app is not None):
         return application(given)
     if url := given.url or given.url_of_environment:
@@ -70,7 +70,7 @@ def database(given: Choice) -> PgQueue:
 
 
 def find_queue(app: str) -> PgQueue:
-    """Import ``module:queue``; the queue may be dotted, a function that returns it, or left out."""
+    """Import ``module:queue``; queue may be dotted, a function that returns it, or omitted."""
     module_name, _, path = app.partition(":")
     if not module_name:
         raise click.ClickException(f"--app {app!r} names no module; write it as shop.jobs:queue")
@@ -96,7 +96,7 @@ def _is_bound(queue: PgQueue) -> bool:
 
 
 def _on_postgres(url: str) -> str:
-    """The same database by psycopg, which is always installed, whatever driver the URL names."""
+    """Return the URL with psycopg, which is always installed, whatever driver it names."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
@@ -112,11 +112,11 @@ def _on_postgres(url: str) -> str:
 
 
 def _imported(module_name: str) -> ModuleType:
-    # As `python -m` does: an application in the current directory need not be installed.
+    # As `python -m` does, so that an application in the current directory need not be installed.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        # What an application prints must not come between a program and its JSON.
+        # The application's output must not mix with the JSON that a program reads.
         with redirect_stdout(sys.stderr):
             return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""``pgqueue requeue`` and ``pgqueue cancel``: some jobs by their ids, or many by what they share.
+"""``pgqueue requeue`` and ``pgqueue cancel``: some jobs by id, or many by a filter.
 
-Each batch is a transaction of its own, and so is each job named by its id.  Results are printed
-after the commit.
+Each batch is one transaction, and so is each job named by id.  Results are printed after the
+commit.
 """
 
 import json
@@ -29,7 +29,7 @@ KEY_TAKEN = "key_taken"
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What is done to jobs."""
+    """An operation on jobs."""
 
     name: str
     act: Callable[[PgQueue, Session, int], Change]
@@ -42,7 +42,7 @@ CANCEL = Verb("cancel", PgQueue.cancel, "--status pending")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one job."""
+    """The result of the operation on one job."""
 
     id: int
     change: str
@@ -69,7 +69,7 @@ def change(
     as_json: bool,
     **words: Any,
 ) -> None:
-    """Change the jobs that are meant; exit with 1 when one of the named could not be."""
+    """Change the selected jobs; exit with 1 if a named job could not be changed."""
     is_narrowed = limit is not None or any(value is not None for value in words.values())
     if job_ids:
         if statuses or is_narrowed:
@@ -123,7 +123,7 @@ def _ask(verb: Verb, which: JobFilter, number: int) -> None:
 
 
 def _change_batch(queue: PgQueue, verb: Verb, job_ids: Sequence[int]) -> list[Result]:
-    """Change some jobs in one transaction; those that have moved on meanwhile stay."""
+    """Change some jobs in one transaction; jobs that have changed meanwhile stay as they are."""
     with opened(queue) as session:
         results = [_change_one(queue, session, verb, job_id) for job_id in job_ids]
         session.commit()

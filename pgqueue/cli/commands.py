@@ -1,4 +1,4 @@
-"""The commands.  What they need is imported when they run, so that help comes at once."""
+"""The commands.  Their imports are made when they run, so that help appears at once."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -59,11 +59,11 @@ def main(ctx: click.Context, app: str | None, url: str | None) -> None:
     """Background jobs that commit with your rows, in your PostgreSQL.
 
     \b
-    See it work:       pgqueue demo
-    Make the tables:   pgqueue --app shop.jobs:queue upgrade
-    Run the jobs:      pgqueue --app shop.jobs:queue worker
-    See what failed:   pgqueue --app shop.jobs:queue jobs --status failed
-    Do it once again:  pgqueue --app shop.jobs:queue requeue 4711
+    See it work:         pgqueue demo
+    Create the tables:   pgqueue --app shop.jobs:queue upgrade
+    Run the jobs:        pgqueue --app shop.jobs:queue worker
+    See failed jobs:     pgqueue --app shop.jobs:queue jobs --status failed
+    Run one once again:  pgqueue --app shop.jobs:queue requeue 4711
     """
     given = ctx.ensure_object(CliState)
     given.app = app
@@ -79,10 +79,10 @@ def main(ctx: click.Context, app: str | None, url: str | None) -> None:
 @verbose_option
 @click.pass_obj
 def upgrade(given: CliState) -> None:
-    """Create pgqueue's tables, or bring them up to date.
+    """Create or upgrade pgqueue's tables.
 
-    Safe to run at every deployment, and from many processes at once.  An application with
-    Alembic better brings the tables in a revision of its own: see `pgqueue revision --help`.
+    Safe to run at every deployment, and from several processes at once.  An application with
+    Alembic should upgrade the tables in a revision of its own: see `pgqueue revision --help`.
 
     \b
     Example:  pgqueue --app shop.jobs:queue upgrade
@@ -100,10 +100,10 @@ def upgrade(given: CliState) -> None:
 @click.option("--head", default="head", show_default=True, help="The revision to follow.")
 @verbose_option
 def revision(host: Path | None, message: str, head: str) -> None:
-    """Write the revision by which your own Alembic history brings pgqueue's tables.
+    """Write a revision by which your own Alembic history upgrades pgqueue's tables.
 
-    HOST is your alembic.ini or your directory of migrations; left out, ./alembic.ini or
-    ./migrations.  Run it again after an update of pgqueue that needs newer tables.
+    HOST is your alembic.ini or your directory of migrations; by default ./alembic.ini or
+    ./migrations.  Run this again after an update of pgqueue that needs newer tables.
 
     \b
     Example:  pgqueue revision migrations && flask db upgrade
@@ -152,9 +152,9 @@ def revision(host: Path | None, message: str, head: str) -> None:
 @verbose_option
 @click.pass_obj
 def worker(given: CliState, /, **options: Any) -> None:
-    """Run jobs until SIGTERM or Ctrl-C; a second one ends the grace.
+    """Run jobs until SIGTERM or Ctrl-C; a second signal ends the grace period.
 
-    Starts no job after the signal, and lets the running ones finish.  Logs to stderr.
+    After the signal, starts no more jobs and lets the running ones finish.  Logs to stderr.
 
     \b
     Example:  pgqueue --app shop.jobs:queue worker --queues mail,default --concurrency 20
@@ -171,10 +171,10 @@ def worker(given: CliState, /, **options: Any) -> None:
 )
 @on_database
 def status(given: CliState, exact: bool, as_json: bool) -> None:
-    """Show how many jobs stand where, and which workers live.
+    """Show the number of jobs by queue and status, and the live workers.
 
-    A job is running from its claim on.  A worker with quick jobs claims more than it has slots;
-    how many is said below the table.
+    A job is running as soon as it is claimed.  A worker with quick jobs claims more than it has
+    slots; the number of jobs claimed ahead is shown below the table.
 
     \b
     Example:  pgqueue --app shop.jobs:queue status
@@ -187,9 +187,9 @@ def status(given: CliState, exact: bool, as_json: bool) -> None:
 @main.command()
 @on_database
 def doctor(given: CliState, as_json: bool) -> None:
-    """Look for what is wrong: the tables' version, broken rows, settings that lose commits.
+    """Look for problems: the tables' version, broken rows, settings that lose commits.
 
-    Changes nothing, reads all jobs, and exits with 1 when something is wrong.
+    Changes nothing, reads all jobs, and exits with 1 if something is wrong.
 
     \b
     Example:  pgqueue --url postgresql://me@localhost/shop doctor
@@ -216,7 +216,7 @@ def demo(given: CliState, /, url: str | None, **options: Any) -> None:
     """Watch it work: index Python's standard library, and kill a worker in the middle.
 
     One job per source file parses it and writes a row of statistics, in one commit with the
-    job's own end.  Files that do not parse fail, are tried again, and keep their error.
+    job's own end.  Files that do not parse fail, are retried, and keep their error.
 
     With --url everything happens in a schema of its own, pgqueue_demo, dropped at the end.
 
@@ -225,7 +225,7 @@ def demo(given: CliState, /, url: str | None, **options: Any) -> None:
     """
     from pgqueue.demo import run
 
-    # Not PGQUEUE_URL: whoever has it set for an application wants no demo in that database.
+    # Not PGQUEUE_URL: if it is set for an application, the demo must not use that database.
     run(url=url or given.url, **options)
 
 

@@ -1,4 +1,4 @@
-"""Names for completion in the shell.  They come from the application, never from the database."""
+"""Names for shell completion, from the application and never from the database."""
 
 import os
 from contextlib import redirect_stderr
@@ -26,7 +26,7 @@ def complete_queue(ctx: click.Context, _parameter: click.Parameter, incomplete: 
 def _tasks(ctx: click.Context) -> "list[Task[..., object]]":
     given = ctx.ensure_object(CliState)
     given.app = given.app or ctx.find_root().params.get("app")
-    # What the application prints on import must not appear in the line that is being typed.
+    # Output of the application's import must not appear in the line that is being typed.
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
         try:
             return list(given.application().tasks.values())

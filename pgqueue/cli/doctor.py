@@ -1,4 +1,4 @@
-"""``pgqueue doctor``: what is wrong with a database, and what to do about it."""
+"""``pgqueue doctor``: finds problems of a database, and names the remedies."""
 
 import json
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ OTHERS = ("autovacuum", "transaction_read_only", "default_transaction_isolation"
 
 
 def examine(queue: PgQueue, *, as_json: bool) -> None:
-    """Say what was found; exit with 1 when something is wrong."""
+    """Print the findings; exit with 1 if something is wrong."""
     with queue.session() as session:
         findings = [
             *_schema(queue, session),
@@ -74,7 +74,7 @@ def _schema(queue: PgQueue, session: Session) -> Iterator[Finding]:
 
 
 def _waiting(queue: PgQueue, health: Health) -> Iterator[Finding]:
-    """Without an app there are no tasks to know, and only the queues are looked at."""
+    """Without an app the tasks are unknown, and only the queues are checked."""
     if queue.tasks:
         unknown = health.unknown_tasks(queue.tasks)
         for task in unknown[:SHOWN]:
@@ -123,7 +123,7 @@ def _durability(health: Health) -> Iterator[Finding]:
 
 
 def _turn_on(name: str, source: str) -> str:
-    """The command, by who has turned it off."""
+    """Return the command that turns a setting on, by the source that turned it off."""
     match source:
         case "database":
             return f"ALTER DATABASE ... RESET {name}"

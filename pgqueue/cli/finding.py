@@ -1,24 +1,24 @@
-"""What the doctor says of one thing it has looked at."""
+"""The doctor's findings."""
 
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
 SHOWN = 20
-"""Broken rows to name one by one; as many tasks, queues and sessions."""
+"""How many broken rows, tasks, queues and sessions are named individually."""
 
 
 class Level(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """It works, and somebody should look at it."""
+    """It works, but needs attention."""
     WRONG = "wrong"
-    """The exit code is 1 because of it."""
+    """Makes the exit code 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing the doctor has looked at."""
+    """The result of one check of the doctor."""
 
     level: Level
     subject: str

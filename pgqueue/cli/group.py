@@ -1,4 +1,4 @@
-"""What all commands share: how the application and the database are named, and how they fail."""
+"""What all commands share: the options for application and database, and their errors."""
 
 import io
 import logging
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C has ended, as shells count it."""
+"""The exit code of a command that Ctrl-C has ended, as in shells."""
 
 
 @dataclass
 class CliState:
-    """What was said on the command line, before or after the command's name.
+    """The options given before or after the command's name.
 
-    It is the ``ctx.obj`` of every command, and the one place where a command gets its queue.
+    It is the ``ctx.obj`` of every command, and the only place where a command gets its queue.
     """
 
     app: str | None = None
@@ -34,23 +34,23 @@ class CliState:
     url_of_environment: str | None = None
     is_verbose: bool = False
     queue: "PgQueue | None" = None
-    """The application's, where it is known without --app, as in ``flask pgqueue``."""
+    """The application's queue, if it is known without --app, as in ``flask pgqueue``."""
 
     def application(self) -> "PgQueue":
-        """The application's queue, with its tasks; for commands that need them."""
+        """The application's queue with its tasks, for commands that need them."""
         from pgqueue.cli.app_loader import application
 
         return application(self)
 
     def database(self) -> "PgQueue":
-        """A queue on the database that is meant, with or without tasks."""
+        """A queue on the selected database, with or without tasks."""
         from pgqueue.cli.app_loader import database
 
         return database(self)
 
 
 class ErrorHandlingGroup(click.Group):
-    """A group whose commands end in one line when something is wrong."""
+    """A group whose commands print an error in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         _survive_odd_characters()
@@ -64,7 +64,7 @@ class ErrorHandlingGroup(click.Group):
 
 @contextmanager
 def failing_in_one_line(given: CliState) -> Iterator[None]:
-    """Turn what a user can mend into one line on stderr; with -v the traceback comes first."""
+    """Turn errors that a user can fix into one line on stderr, with -v after the traceback."""
     try:
         yield
     except click.ClickException as error:
@@ -75,7 +75,7 @@ def failing_in_one_line(given: CliState) -> Iterator[None]:
 
         words = words_for(error)
         if words is None:
-            raise  # a mistake of ours: the traceback is what a report needs
+            raise  # our own bug: a report needs the traceback
         _show_traceback(error, given)
         raise click.ClickException(words) from error
 
@@ -119,12 +119,12 @@ json_option = click.option(
 
 
 def on_database(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of the commands that look at a database."""
+    """Add the options of the commands that read a database."""
     return app_option(url_option(verbose_option(json_option(click.pass_obj(function)))))
 
 
 def log_to_stderr(given: CliState) -> None:
-    """Plain lines, unless the application has set up logging of its own."""
+    """Log plain lines, unless the application has configured logging."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -133,7 +133,7 @@ def log_to_stderr(given: CliState) -> None:
 
 
 def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """The option may stand before and after the command's name; what is said later wins."""
+    """The option may stand before or after the command's name; the later one takes precedence."""
     given = ctx.ensure_object(CliState)
     if value is not None:
         setattr(given, str(parameter.name), value)
@@ -148,7 +148,7 @@ def _show_traceback(error: Exception, given: CliState) -> None:
 
 
 def _survive_odd_characters() -> None:
-    """A file name or an error must not end a command that only wants to show it."""
+    """Replace characters that the output cannot encode: they must not end a command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

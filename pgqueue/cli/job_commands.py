@@ -1,4 +1,4 @@
-"""The commands for single jobs, and for many: look, requeue, cancel."""
+"""The commands for single jobs and for many: show, requeue, cancel."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def as_job_id(value: str) -> int:
-    """A parameter's type: the id of a job, whether there is one or not."""
+    """Parameter type: the id of a job that may or may not exist."""
     if not value.isdecimal() or not 0 < int(value) < 2**63:
         raise click.BadParameter(f"{value!r} is not the id of a job")
     return int(value)
@@ -24,7 +24,7 @@ class ListFirst(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         wants_help = bool(args) and args[0] in ctx.help_option_names
         if ctx.resilient_parsing and not args:
-            return super().parse_args(ctx, args)  # the shell completes the names of the commands
+            return super().parse_args(ctx, args)  # the shell completes the command names
         if not args or (args[0].startswith("-") and not wants_help):
             args = ["list", *args]
         elif args[0].isdecimal():
@@ -36,7 +36,7 @@ class ListFirst(click.Group):
 def jobs() -> None:
     """List jobs, or show one with its errors.
 
-    Without a command it lists; with an id it shows that job.
+    Without a command, lists jobs; with an id, shows that job.
 
     \b
     Example:  pgqueue --app shop.jobs:queue jobs --status failed --task mail.welcome
@@ -57,7 +57,7 @@ _FILTERS = (
 
 
 def _which(*statuses: str) -> Callable[[F], F]:
-    """The options that say which jobs are meant."""
+    """Add the options that select jobs."""
     status = click.option(
         "--status",
         "statuses",
@@ -81,10 +81,10 @@ def _which(*statuses: str) -> Callable[[F], F]:
 )
 @on_database
 def list_(given: CliState, as_json: bool, limit: int, **which: Any) -> None:
-    """List jobs, the newest first.
+    """List jobs, newest first.
 
-    For a page of older ones give the last id as --before.  Reads no arguments, and is quick
-    beside millions of ended jobs; only --task or --queue without a --status may read far back
+    For a page of older jobs, give the last id as --before.  Reads no arguments, and is fast
+    beside millions of ended jobs; only --task or --queue without --status may read far back
     for a rare name.
 
     \b
@@ -104,7 +104,7 @@ def list_(given: CliState, as_json: bool, limit: int, **which: Any) -> None:
 def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> None:
     """Show everything about one job.
 
-    Its arguments, options and times, who runs it now, and every attempt that did not end well
+    Its arguments, options and times, the worker that runs it, and every unsuccessful attempt
     with its error.  Arguments that its task declares secret are shown as ***.  If the app does not
     have the task, arguments and result are hidden.
 
@@ -130,11 +130,11 @@ _ids = click.argument("job_ids", metavar="[ID]...", nargs=-1, type=as_job_id)
 @_yes
 @on_database
 def requeue(given: CliState, /, **options: Any) -> None:
-    """Put failed or cancelled jobs back, with all their attempts before them again.
+    """Put failed or cancelled jobs back, with all their attempts available again.
 
-    Name them by ids, or by --status and what else they have in common: then they are counted,
-    you are asked, and they are requeued in batches that are committed one by one.  Jobs that
-    are neither failed nor cancelled, or no longer, stay as they are.
+    Name the jobs by id, or select them by --status and other options: then the command counts
+    them, asks you, and requeues them in batches, each in its own commit.  Jobs that are not, or
+    no longer, failed or cancelled stay as they are.
 
     \b
     Example:  pgqueue --app shop.jobs:queue requeue 4711 4712
@@ -152,11 +152,11 @@ def requeue(given: CliState, /, **options: Any) -> None:
 @_yes
 @on_database
 def cancel(given: CliState, /, **options: Any) -> None:
-    """Cancel jobs: a waiting one ends at once, a running one is asked to stop.
+    """Cancel jobs: a waiting job ends at once, a running job is asked to stop.
 
-    Name them by ids, or by --status and what else they have in common: then they are counted,
-    you are asked, and they are cancelled in batches that are committed one by one.  Jobs that
-    have ended stay as they are.
+    Name the jobs by id, or select them by --status and other options: then the command counts
+    them, asks you, and cancels them in batches, each in its own commit.  Jobs that have ended
+    stay as they are.
 
     \b
     Example:  pgqueue --app shop.jobs:queue cancel 4711 4712

@@ -21,7 +21,7 @@ UNKNOWN = (
     "is not among those of --app. With --show-arguments they are shown."
 )
 LONGEST_ERROR = 80
-"""Characters of an error in a list; all of it is in ``jobs show``."""
+"""Characters of an error shown in a list; ``jobs show`` shows all."""
 
 
 def show_jobs(
@@ -58,7 +58,7 @@ def show_job(queue: PgQueue, job_id: int, *, as_json: bool, show_arguments: bool
 
 
 def _hidden(job: JobDetails) -> JobDetails:
-    """Errors were masked when they were stored; who has the task was there to say what to mask."""
+    """Mask arguments and result.  Errors were masked when stored, by a worker that had the task."""
     hidden = {name: _masked(job.columns[name]) for name in ("args", "result")}
     return _redacted(PgQueue(), replace(job, columns={**job.columns, **hidden}))
 
@@ -70,7 +70,7 @@ def _masked(value: Any) -> Any:
 
 
 def _redacted(queue: PgQueue, job: JobDetails) -> JobDetails:
-    """Without secrets; only the app can say which arguments of its tasks are."""
+    """Mask secrets; only the app knows which arguments of its tasks are secret."""
     task = queue.tasks.get(job.columns["task"])
     names = () if task is None else task.settings.secret_args
     secrets = secrets_among(job.columns["args"], names)
@@ -89,7 +89,7 @@ def _redacted(queue: PgQueue, job: JobDetails) -> JobDetails:
 
 
 def as_data(value: Any) -> Any:
-    """What JSON can hold: ids and enums as text, times as ISO in UTC, spans as seconds."""
+    """Convert to JSON data: ids and enums as text, times as ISO in UTC, durations as seconds."""
     match value:
         case dict():
             return {key: as_data(item) for key, item in value.items()}
@@ -181,7 +181,7 @@ def _lines_of_attempt(attempt: PastAttempt) -> Iterator[str]:
 
 
 def _worker(of: Holder | PastAttempt) -> str:
-    """A worker that has stopped has left its row, and only its id is known."""
+    """A stopped worker has deleted its row, so that only its id is known."""
     if of.hostname is None:
         return f"worker {of.worker_id}"
     return f"{of.hostname}:{of.pid} (worker {of.worker_id})"
@@ -196,5 +196,5 @@ def _snoozes(number: int) -> str:
 
 
 def _local(time: datetime) -> str:
-    """In the reader's own time zone, with its offset."""
+    """A time in the reader's own time zone, with its offset."""
     return time.astimezone().isoformat(sep=" ", timespec="seconds")

@@ -1,4 +1,4 @@
-"""What went wrong, in one line for the person at the keyboard."""
+"""Error messages in one line, for the user of a command."""
 
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
@@ -8,7 +8,7 @@ from pgqueue.terminal import harmless
 
 
 def words_for(error: Exception) -> str | None:
-    """One line that says what happened and what to do; None when it is a mistake of ours."""
+    """One line that says what happened and what to do; None for a bug of ours."""
     match error:
         case PgQueueError():
             return one_line(error)
@@ -28,5 +28,5 @@ def words_for(error: Exception) -> str | None:
 
 
 def one_line(error: object) -> str:
-    """What an error says, fit for a terminal and a log: one line, no commands, no passwords."""
+    """An error's message for a terminal and a log: one line, no escape sequences, no passwords."""
     return harmless(redacted(" ".join(str(error).split())))

@@ -1,4 +1,4 @@
-"""What mends a row that breaks a rule: commands and SQL, in the order in which they are run."""
+"""Remedies for rows that break a rule: commands and SQL, in the order to run them."""
 
 from pgqueue.models import SCHEMA
 from pgqueue.repository import Violation
@@ -21,7 +21,7 @@ REMEDIES: dict[str, tuple[str, ...]] = {
     "a message stands where its job says": (_NO_MESSAGE, _CANCEL, _REQUEUE),
     "a message beside a lease is the one the lease holds": (_NO_MESSAGE,),
     "a lease has a job": ('DELETE FROM "{schema}".leases WHERE target_id = {id}',),
-    # Any worker looks for them twice a second.
+    # Every worker looks for them twice a second.
     "a lease has an owner that lives, or is rescued within a minute": (_WORK,),
     "a dead letter says what its job says": (
         'DELETE FROM "{schema}".dead_letters WHERE job_id = {id}',
@@ -36,11 +36,11 @@ REMEDIES: dict[str, tuple[str, ...]] = {
     ),
     "a succeeded job was attempted": ('UPDATE "{schema}".jobs SET attempts = 1 WHERE id = {id}',),
 }
-"""Beside the rules in their words.  Of several broken by one job, in the order of the check."""
+"""By the text of the rule.  If a job breaks several rules, apply them in the order of the check."""
 
 
 def remedy_for(violation: Violation) -> tuple[str, ...]:
-    """The steps that mend it."""
+    """The steps that repair the row."""
     return tuple(
         step.format(id=violation.job_id, schema=SCHEMA) for step in REMEDIES[violation.rule]
     )

@@ -1,4 +1,4 @@
-"""``pgqueue grant`` and ``pgqueue revoke``: which roles may do what with the tables."""
+"""``pgqueue grant`` and ``pgqueue revoke``: the rights of roles on the tables."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,11 +30,11 @@ def _roles(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @_roles
 def grant(given: CliState, /, as_sql: bool, **names: str | None) -> None:
-    """Give roles the rights on the tables that their work needs, and no others.
+    """Grant roles exactly the rights on the tables that their work needs.
 
-    The roles have to exist.  Whatever rights on the tables they had before, they lose.  Say it
-    again after each upgrade; an application with Alembic better calls pgqueue.schema.grant in
-    the revision that brings the tables.
+    The roles must exist; they lose any other rights on the tables.  Run this again after each
+    upgrade; an application with Alembic should call pgqueue.schema.grant in the revision that
+    upgrades the tables instead.
 
     \b
     Example:  pgqueue --url postgresql://postgres@localhost/shop grant --worker app_worker \\
@@ -54,9 +54,9 @@ def grant(given: CliState, /, as_sql: bool, **names: str | None) -> None:
 @click.command()
 @_roles
 def revoke(given: CliState, /, as_sql: bool, **names: str | None) -> None:
-    """Take from roles all rights on the tables.
+    """Revoke all rights of roles on the tables.
 
-    The tables of --owner become those of the role that runs this.
+    The tables of --owner pass to the role that runs this.
 
     \b
     Example:  pgqueue --url postgresql://postgres@localhost/shop revoke --enqueue app_web

@@ -1,4 +1,4 @@
-"""What the doctor finds around the tables: who holds back vacuum, what ends handlers early."""
+"""The doctor's checks around the tables: what holds back vacuum or ends handlers early."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -12,13 +12,13 @@ from pgqueue.repository import LIMITS, Creator, Health, Slot, TableHealth
 from pgqueue.tasks import Task
 
 OLD = timedelta(minutes=5)
-"""Age from which a transaction is named for what it keeps alive."""
+"""Age from which a transaction is reported as holding back vacuum."""
 
 MANY_DEAD = 10_000
-"""Dead rows below which a table is not worth a word, however few live beside them."""
+"""Number of dead rows up to which a table is not reported, however few live rows it has."""
 
 FULL = 0.1
-"""Share of the notification queue; when all of it is in use, every NOTIFY fails at COMMIT."""
+"""Share of the notification queue that is in use; when it is full, every NOTIFY fails at COMMIT."""
 
 
 def of_server(queue: PgQueue, health: Health) -> Iterator[Finding]:
@@ -31,7 +31,7 @@ def of_server(queue: PgQueue, health: Health) -> Iterator[Finding]:
 
 
 def of_tables(tables: Iterable[TableHealth]) -> Iterator[Finding]:
-    """Dead rows that outnumber the living."""
+    """Tables with more dead rows than live ones."""
     for table in tables:
         if table.dead <= max(MANY_DEAD, table.live):
             continue
@@ -46,7 +46,7 @@ def of_tables(tables: Iterable[TableHealth]) -> Iterator[Finding]:
 
 
 def of_transactions(health: Health, *, older_than: timedelta = OLD) -> Iterator[Finding]:
-    """Whoever has a snapshot that is old: a session, or a prepared transaction."""
+    """Old snapshots, of a session or a prepared transaction."""
     old = health.old_transactions(older_than)
     for one in old[:SHOWN]:
         span = age(timedelta(seconds=one.seconds))
@@ -60,7 +60,7 @@ def of_transactions(health: Health, *, older_than: timedelta = OLD) -> Iterator[
 
 
 def of_slots(slots: Iterable[Slot]) -> Iterator[Finding]:
-    """Replication slots that nobody reads from, or that hold back vacuum."""
+    """Replication slots that nothing reads, or that hold back vacuum."""
     for slot in slots:
         if slot.is_active and slot.transactions_held is None:
             continue
@@ -78,7 +78,7 @@ def of_slots(slots: Iterable[Slot]) -> Iterator[Finding]:
 
 
 def _limits(tasks: Iterable[Task[..., object]], health: Health) -> Iterator[Finding]:
-    """Settings of the server that end a handler's transaction before the task's own timeout."""
+    """Server settings that end a handler's transaction before the task's own timeout."""
     slowest = max(tasks, key=_time_allowed, default=None)
     if slowest is None:
         return
@@ -89,7 +89,7 @@ def _limits(tasks: Iterable[Task[..., object]], health: Health) -> Iterator[Find
     for role, name, value in found:
         limit = timedelta(milliseconds=int(value))
         if name in RAISED and allowed < timedelta.max:
-            continue  # a worker sets these to the timeout, and longer
+            continue  # a worker raises these to the timeout and more
         if limit and limit < allowed:
             yield Finding(
                 Level.WARNING,
@@ -105,7 +105,7 @@ def _time_allowed(task: Task[..., object]) -> timedelta:
 
 
 def of_connection(address: str | None, is_encrypted: bool) -> Iterator[Finding]:
-    """A connection in clear to another machine; ``address`` is None for a socket on this one."""
+    """An unencrypted connection to another machine; ``address`` is None for a local socket."""
     if address is None or is_encrypted or ip_address(address).is_loopback:
         return
     yield Finding(
@@ -117,7 +117,7 @@ def of_connection(address: str | None, is_encrypted: bool) -> Iterator[Finding]:
 
 
 def of_search_path(creators: Sequence[Creator]) -> Iterator[Finding]:
-    """Others who may create functions where the application's statements look names up."""
+    """Other roles that may create functions where the application's statements look up names."""
     for one in creators[:SHOWN]:
         who = "everybody" if one.role is None else f"the role {one.role}"
         given = "PUBLIC" if one.role is None else _quoted(one.role)

@@ -1,4 +1,4 @@
-"""``pgqueue status``: where the jobs stand, and who works."""
+"""``pgqueue status``: the jobs by status, and the workers."""
 
 import json
 from typing import Any
@@ -16,9 +16,9 @@ from pgqueue.statements.tables import clock, count_rows
 from pgqueue.terminal import harmless, print_table
 
 COUNTED = 200_000
-"""Jobs that are counted one by one; of more, some are left out unless asked for."""
+"""Up to this number all jobs are counted; above it, some statuses only with --exact."""
 ONLY_IN_JOBS = (JobStatus.SUCCEEDED, JobStatus.BLOCKED)
-"""Those that stand in no narrow table, and can only be counted by reading all of ``jobs``."""
+"""Statuses without a narrow table, which are counted only by reading all of ``jobs``."""
 
 
 def show_status(queue: PgQueue, *, exact: bool, as_json: bool) -> None:
@@ -83,7 +83,7 @@ def _workers(session: Session) -> list[dict[str, Any]]:
             "queues": worker.queues,
             "slots": worker.slots,
             "jobs": jobs,
-            # No lease says whether its job has started, but no more start than there are slots.
+            # No lease says whether its job has started, but no more jobs run than there are slots.
             "claimed_ahead": max(0, jobs - worker.slots),
             "started_at": worker.started_at.isoformat(),
             "heartbeat_age": round(age.total_seconds(), 3),

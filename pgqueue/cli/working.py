@@ -1,4 +1,4 @@
-"""The worker as a process: from its command line to its exit code."""
+"""The worker process, from its command line to its exit code."""
 
 import atexit
 import os
@@ -17,11 +17,11 @@ from pgqueue.worker import Worker
 logger = redaction.logger(__name__)
 
 INTERRUPTED = 3
-"""The exit code of a worker whose handlers have not all ended within the grace."""
+"""The exit code of a worker if some handlers have not ended within the grace period."""
 FOR_THREADS = 0.5
-"""Seconds that threads which handlers have started may hold up the end of the process."""
+"""Seconds for which threads that handlers have started may delay the end of the process."""
 FOR_EXIT = 15.0
-"""Seconds for what the application does at the exit of Python."""
+"""Seconds for what the application does at Python's exit."""
 
 
 def work(
@@ -33,7 +33,7 @@ def work(
     until_empty: bool,
     **options: Any,
 ) -> None:
-    """Run a worker to its end, and have the process end with it."""
+    """Run a worker to its end, then end the process."""
     if not queue.tasks:
         raise click.ClickException(
             "The app registers no tasks: have the module of --app import those that define them"
@@ -66,7 +66,7 @@ def _run(worker: Worker, *, until_empty: bool) -> None:
 
 
 def _end_for_certain(code: int) -> None:
-    """End the process although Python waits for a thread that a handler has started.
+    """End the process even if Python waits for a thread that a handler has started.
 
     All attempts are settled by then.
     """

@@ -1,1 +1,1 @@
-"""Connections: how they are opened, set up, watched and given up."""
+"""Connections: how they are opened, set up, watched and closed."""

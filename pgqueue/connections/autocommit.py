@@ -1,4 +1,4 @@
-"""Connections on which each statement is its own transaction: ours, and those we refuse."""
+"""Connections in autocommit: our own, and a check that refuses the application's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ from pgqueue.errors import NoTransaction
 def autocommitting(engine: Engine) -> Iterator[Connection]:
     """A connection of the engine's pool, on which each statement is its own transaction.
 
-    SQLAlchemy would set that as an isolation level and reset it, which takes longer than to take
-    the connection out of the pool.
+    SQLAlchemy would set and reset autocommit as an isolation level, which takes longer than to
+    take the connection from the pool.
     """
     with engine.connect() as connection:
         driver = driver_unseen(connection)
@@ -30,8 +30,8 @@ def autocommitting(engine: Engine) -> Iterator[Connection]:
 
 
 def refuse_autocommit(connection: Connection, where: str) -> None:
-    """Statements that belong together need a transaction around them."""
-    # Every driver's connection says it so; asking SQLAlchemy could cost a round trip.
+    """Refuse autocommit for statements that need a common transaction."""
+    # All drivers have this attribute; asking SQLAlchemy could cost a round trip.
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise NoTransaction(
             f"{where}: the connection is in AUTOCOMMIT, where each statement commits alone, and "

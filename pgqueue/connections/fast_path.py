@@ -1,9 +1,9 @@
-"""The fast path: statements of our own, sent by psycopg itself.
+"""The fast path: sends our own statements through psycopg directly.
 
-What SQLAlchemy does around one execution takes longer than what psycopg does, and for a statement
-of one row longer than the server needs.  Where nobody is there to see the difference, a statement
-that was built and compiled once goes to the driver with its parameters, and its rows come back as
-tuples.
+SQLAlchemy's work for one execution takes longer than psycopg's, and for a statement of one row
+longer than the server's.  If no listener or option of the application would see the difference, a
+statement that was built and compiled once goes to the driver with its parameters, and its rows
+come back as tuples.
 """
 
 import logging
@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from pgqueue.statements.transactions import NOTHING
 
 ONLY_WATCHED = "pgqueue_only_watched"
-"""An execution option: what listens here is ours, and has no interest in our own statements."""
+"""An execution option: the listeners here are ours, and ignore our own statements."""
 
 Parameters = Mapping[str, Any]
 
@@ -32,8 +32,8 @@ def fetch(
 ) -> Sequence[Any]:
     """Run one of the cached statements; returns its rows.
 
-    Raises what SQLAlchemy raises.  An application that listens to its connections, logs them or
-    translates schemas, another driver, and an AsyncSession get the long way.
+    Raises what SQLAlchemy raises.  If the application listens to its connections, logs them or
+    translates schemas, and with other drivers and AsyncSession, SQLAlchemy executes the statement.
     """
     if isinstance(executor, Session) or (driver := _driver_of(executor)) is None:
         return executor.execute(statement, parameters).all()
@@ -44,14 +44,14 @@ def fetch(
     except psycopg.Error as error:
         raise _as_sqlalchemy_says(executor, words, parameters, driver, error) from error
     except Exception:
-        raise  # before anything was sent: the driver has no way to write a value, say
+        raise  # nothing was sent yet: psycopg cannot adapt a value, for example
     except BaseException:
-        executor.invalidate()  # interrupted: nobody knows what the server will still send
+        executor.invalidate()  # interrupted: the server may still send data
         raise
 
 
 def is_listened_to(target: Engine | Connection) -> bool:
-    """Whether anybody hears of the statements that are executed there, or has them logged."""
+    """Whether listeners or the log would see the statements that are executed there."""
     dispatch, engine = target.dispatch, target.engine
     if dispatch.before_cursor_execute or dispatch.after_cursor_execute:
         return True
@@ -67,13 +67,13 @@ def _driver_of(connection: Connection) -> "psycopg.Connection[Any] | None":
     driver = driver_unseen(connection)
     transaction = connection.get_nested_transaction() or connection.get_transaction()
     if driver is None or (transaction is None and not driver.autocommit):
-        # SQLAlchemy has to begin one itself, or it would not know that there is one to end.
+        # SQLAlchemy must begin the transaction itself, or it would not know that it has to end one.
         return None
     return driver if transaction is None or transaction.is_active else None
 
 
 def driver_unseen(connection: Connection) -> "psycopg.Connection[Any] | None":
-    """The driver, if it is psycopg's and nobody can tell who talks to it."""
+    """Return the driver's connection if it is psycopg's and nothing observes its statements."""
     options = connection.get_execution_options()
     if is_listened_to(connection) and not options.get(ONLY_WATCHED):
         return None
@@ -86,7 +86,7 @@ def driver_unseen(connection: Connection) -> "psycopg.Connection[Any] | None":
 @cache
 def _in_words_of_driver(statement: Executable) -> tuple[str, dict[str, Any]]:
     dialect: Any = PGDialect_psycopg
-    # What is in a list is spelt out: its length is part of the text.
+    # Lists of values are rendered in full: their length is part of the text.
     compiled = cast(ClauseElement, statement).compile(
         dialect=dialect(), compile_kwargs={"render_postcompile": True}
     )
@@ -102,7 +102,7 @@ def _as_sqlalchemy_says(
     error: psycopg.Error,
 ) -> BaseException:
     if driver.closed:
-        # It has to see that for itself: it then forgets the others of its pool as well.
+        # SQLAlchemy must see the error itself: it then also discards the pool's other connections.
         with suppress(DBAPIError):
             connection.exec_driver_sql(NOTHING)
     return DBAPIError.instance(

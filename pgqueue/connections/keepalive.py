@@ -1,4 +1,4 @@
-"""How soon each end of a connection gives the other up when the network between them is cut."""
+"""How soon each end of a connection gives it up when the network between them is cut."""
 
 import os
 import select
@@ -17,13 +17,13 @@ NETWORK = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
 }
-"""Milliseconds and seconds.  With these the server notices a dead client in seconds, also in the
-middle of a statement or behind a cut cable, and gives its locks back; the defaults take hours.
-https://www.postgresql.org/docs/current/runtime-config-connection.html"""
+"""Milliseconds and seconds.  With these settings the server detects a lost client in seconds, even
+in the middle of a statement or behind a cut cable, and releases its locks; by default this takes
+hours.  https://www.postgresql.org/docs/current/runtime-config-connection.html"""
 
 BRIEF = {"idle_in_transaction_session_timeout": "5000"}
-"""Milliseconds that a worker's upkeep may hold its locks without a word: one that is frozen while
-it rescues must not keep all others from it."""
+"""Milliseconds that a worker's upkeep may hold its locks while idle: a worker that freezes during
+a rescue must not keep all others from rescuing."""
 
 HERE = {
     "tcp_user_timeout": "TCP_USER_TIMEOUT",
@@ -31,14 +31,14 @@ HERE = {
     "tcp_keepalives_interval": "TCP_KEEPINTVL",
     "tcp_keepalives_count": "TCP_KEEPCNT",
 }
-"""The same at this end, where the operating system has them."""
+"""The same settings on the client, where the operating system has them."""
 
 
 def notice_loss_of_server(fileno: int, settings: Mapping[str, str]) -> None:
-    """Have this end too give up a connection that the network has cut.
+    """Make the client too give up a connection that the network has cut.
 
-    Whoever only waits for an answer sends nothing, and so never hears that the server has ended
-    the connection meanwhile: for two hours, by the defaults.
+    A client that only waits for an answer sends nothing, so it does not learn that the server has
+    ended the connection: for two hours, by default.
     """
     wire = socket.socket(fileno=fileno)
     try:
@@ -49,7 +49,7 @@ def notice_loss_of_server(fileno: int, settings: Mapping[str, str]) -> None:
             if name in settings and hasattr(socket, option):
                 wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), int(settings[name]))
     finally:
-        wire.detach()  # it is the driver's
+        wire.detach()  # the driver owns the socket
 
 
 LONGEST_NAME = 63
@@ -57,9 +57,9 @@ LONGEST_NAME = 63
 
 
 def name_of_connection(driver: psycopg.BaseConnection[Any], purpose: str) -> dict[str, str]:
-    """How a connection of a worker is named: which worker, and what for.
+    """The name of a worker's connection: the worker, and the connection's purpose.
 
-    Behind the name that the application has given to its connections, if it has.
+    It follows the name that the application gives to its connections, if there is one.
     """
     if not purpose:
         return {}
@@ -77,18 +77,18 @@ _not_for_children: WeakSet[psycopg.BaseConnection[Any]] = WeakSet()
 def keep_from_children(driver: psycopg.BaseConnection[Any]) -> None:
     """Close this connection's socket in every process that is forked from this one.
 
-    A child that outlives a worker would keep the worker's connections alive: the server would see
-    no end of them, and leave the worker's locks where they are.
+    A child process that survives its worker would keep the worker's connections open: the server
+    would not see them end, and would not release the worker's locks.
     """
     _not_for_children.add(driver)
 
 
 def _leave_sockets_to_parent() -> None:
     for driver in list(_not_for_children):
-        with suppress(psycopg.Error, OSError):  # it is closed
-            # Nothing is sent, as it is the parent's.  And the number stays taken: the driver will
-            # close it some day, and it must not be that of another file by then.  Closed first:
-            # a process may have as many files open as it may.
+        with suppress(psycopg.Error, OSError):  # the connection is closed
+            # Send nothing: the connection belongs to the parent.  Keep the descriptor in use: the
+            # driver closes it some day, and it must not be another file's by then.  Close it first:
+            # the process may have reached its limit of open files.
             os.close(number := driver.fileno())
             nothing = os.open(os.devnull, os.O_RDWR)
             if nothing != number:
@@ -101,10 +101,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def has_ended(driver: psycopg.BaseConnection[Any]) -> bool:
-    """Whether either end of a connection has ended it.  Reads nothing: another thread may."""
+    """Whether either end has ended a connection.  Reads nothing: another thread may be reading."""
     try:
         fileno = driver.fileno()
-    except psycopg.Error:  # this end
+    except psycopg.Error:  # ended by this end
         return True
     if not hasattr(select, "poll"):  # on Windows
         return False
@@ -114,5 +114,5 @@ def has_ended(driver: psycopg.BaseConnection[Any]) -> bool:
 
 
 ENDED = getattr(select, "POLLRDHUP", 0)
-"""Linux: also where the server's last words have not been read yet, as those of a server process
-that was told to end."""
+"""Linux: set even if the server's last message has not been read yet, such as that of a server
+process that was told to end."""

@@ -1,4 +1,4 @@
-"""How connections are opened and set up: those of a worker, and those it borrows from a pool."""
+"""How connections are opened and set up: a worker's own, and those of the application's pool."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ DRIVER = "postgresql+psycopg"
 
 
 def worker_engine(engine: Engine) -> Engine:
-    """The engine a worker uses: the application's own, or its twin on psycopg."""
+    """The engine that a worker uses: the application's own, or a copy of it on psycopg."""
     if engine.dialect.driver == "psycopg":
         return engine
     # The number of slots is the limit.
@@ -34,7 +34,7 @@ def worker_engine(engine: Engine) -> Engine:
 
 @contextmanager
 def worker_engine_for_now(engine: Engine) -> Iterator[Engine]:
-    """:func:`worker_engine`, whose twin leaves no connection open when it is no longer needed."""
+    """Like :func:`worker_engine`; closes the connections of the copy at the end."""
     on_psycopg = worker_engine(engine)
     try:
         yield on_psycopg
@@ -44,13 +44,13 @@ def worker_engine_for_now(engine: Engine) -> Iterator[Engine]:
 
 
 def connection_parameters(engine: Engine) -> dict[str, Any]:
-    """How an engine connects, as parameters of libpq, learnt from a connection it makes.
+    """Return how an engine connects, as libpq parameters, read from a connection that it makes.
 
-    Its URL does not tell all: ``connect_args``, a ``creator`` or a listener for ``do_connect``
-    may add a certificate, options or a password.
+    The URL is not enough: ``connect_args``, a ``creator`` or a listener for ``do_connect`` may
+    add a certificate, options or a password.
     """
     with worker_engine_for_now(engine) as twin, own_connection(twin, {}) as connection:
-        # Not psycopg's get_parameters(): without a port of 5432, PGPORT would replace it.
+        # Not psycopg's get_parameters(): it leaves out port 5432, and PGPORT would replace it.
         options = driver_connection(connection).pgconn.info
         return {each.keyword.decode(): each.val.decode() for each in options if each.val}
 
@@ -63,12 +63,12 @@ def own_connection(
     isolation_level: IsolationLevel = "AUTOCOMMIT",
     purpose: str = "",
 ) -> Iterator[Connection]:
-    """A connection that is taken out of the pool, set up, and closed at the end.
+    """Open a connection outside the pool, set it up, and close it at the end.
 
-    ``purpose``: what a worker has it for, for its name in ``pg_stat_activity``.
+    ``purpose``: what the worker uses it for, shown in ``pg_stat_activity``.
     """
-    # From a pool of its own: handlers that hold all of the application's must not keep a worker
-    # from its heartbeat.
+    # From a pool of its own: handlers that hold all connections of the application's pool must
+    # not keep a worker from its heartbeat.
     _get_to_know(engine)
     private = Engine(engine.pool.recreate(), engine.dialect, engine.url)
     with private.connect() as connection:
@@ -80,18 +80,18 @@ def own_connection(
 
 
 def _get_to_know(engine: Engine) -> None:
-    """Have the dialect ask the server what it is, through the pool that others use.
+    """Make the dialect query the server's properties, through the application's pool.
 
-    It does so at its first connection; whoever comes meanwhile waits only in the same pool, and
-    would meet a dialect that knows half in another.
+    SQLAlchemy does this at the first connection of a pool, and other threads wait for it only in
+    the same pool; in another pool they would use a half-initialized dialect.
     """
     if not hasattr(engine.dialect, "default_isolation_level"):
         with engine.connect() as connection:
-            connection.detach()  # or it would stay in the pool, and nobody may need it there
+            connection.detach()  # otherwise it would stay in the pool
 
 
 def configure(connection: Connection, settings: Mapping[str, str]) -> None:
-    """Set what the server lets us set; what it does not know, it does without."""
+    """Apply the settings that the server accepts; skip the others."""
     keep_from_children(driver := driver_connection(connection))
     notice_loss_of_server(driver.fileno(), settings)
     if settings and not _set(connection, settings):
@@ -100,7 +100,7 @@ def configure(connection: Connection, settings: Mapping[str, str]) -> None:
 
 
 def _set(connection: Connection, settings: Mapping[str, str]) -> bool:
-    """All in one round trip, or none; whether the server has accepted them."""
+    """Apply all settings in one round trip, or none; returns whether the server accepted them."""
     try:
         connection.exec_driver_sql(set_config(len(settings)), tuple(chain(*settings.items())))
         connection.commit()
@@ -114,22 +114,22 @@ def _set(connection: Connection, settings: Mapping[str, str]) -> bool:
 
 
 def let_server_notice_loss(connection: Connection) -> None:
-    """Give a connection of the application's pool, once, the settings of NETWORK.
+    """Apply the settings of NETWORK to a connection of the application's pool, once.
 
-    Or the rows that a handler has locked would stay locked for hours when its host vanishes,
-    while its job, rescued long since, waits for them on another.
+    Without them, rows that a handler has locked would stay locked for hours after its host
+    vanishes, while the rescued job waits for them on another host.
     """
     if NOTICES_LOSS not in connection.info:
         configure(connection, NETWORK)
-        connection.info.pop(CHANGED, None)  # not by the handler, and fit for whoever is next
+        connection.info.pop(CHANGED, None)  # not changed by a handler; the next user may keep it
         connection.info[NOTICES_LOSS] = True
 
 
 def leave_autocommit(connection: Connection) -> None:
-    """Have transactions on a connection of the application's, whatever its engine does by itself.
+    """Enable transactions on a connection of the application, whatever its engine's default.
 
-    SQLAlchemy would set their isolation each time the pool gives a connection out, and reset it;
-    it is said by :func:`begin_now` anyway.
+    SQLAlchemy would set and reset the isolation level each time the connection leaves the pool;
+    :func:`begin_now` sets the level anyway.
     """
     if driver_connection(connection).autocommit:
         connection.execution_options(isolation_level="READ COMMITTED")
@@ -145,9 +145,9 @@ STRICTER: tuple[IsolationLevel, ...] = ("REPEATABLE READ", "SERIALIZABLE")
 
 
 def isolation_of(engine: Engine) -> IsolationLevel:
-    """The level at which transactions of an application's engine begin; asks the server.
+    """The isolation level of an application engine's transactions; asks the server.
 
-    Of an engine in AUTOCOMMIT, on which handlers have transactions all the same, the usual one.
+    For an engine in AUTOCOMMIT, whose handlers have transactions all the same: READ COMMITTED.
     """
     with engine.connect() as connection:
         connection.detach()
@@ -156,12 +156,12 @@ def isolation_of(engine: Engine) -> IsolationLevel:
 
 
 def driver_connection(connection: Connection) -> Any:
-    """The psycopg connection itself, also of a connection that is out of the pool, or async."""
+    """The psycopg connection itself, also behind a detached or an async connection."""
     dbapi_connection: Any = connection.connection.dbapi_connection
     return getattr(dbapi_connection, "driver_connection", dbapi_connection)
 
 
 def backend_pid(connection: Connection) -> int:
-    """The server process behind a connection."""
+    """The process id of the server process behind a connection."""
     pid: int = driver_connection(connection).info.backend_pid
     return pid

@@ -1,4 +1,4 @@
-"""What a handler leaves on a connection: noticed, so that the next one finds nothing of it."""
+"""Discards connections whose session state a handler has changed."""
 
 import re
 from collections.abc import Callable
@@ -18,15 +18,15 @@ CHANGES_SESSION = re.compile(
     rf"|\bset_config\s*\(|\bpg_(?:try_)?advisory_lock(?!\({SLEEPERS}\))|\bINTO\s+TEMP",
     re.IGNORECASE,
 )
-"""What outlives its transaction on a connection.  Resetting it would also undo what the
-application sets for each of its connections, so such a connection is closed instead.  The lock
-of the sleepers is tried by each enqueue, and given back by the same statement."""
+"""Statements whose effect on a connection outlives the transaction.  A reset would also undo what
+the application sets for each of its connections, so the connection is closed instead.  The lock
+SLEEPERS is excluded: each enqueue tries it, and releases it in the same statement."""
 
 CHANGED = "pgqueue.session_changed"
 
 
 def watched(engine: Engine) -> Engine:
-    """The same engine and pool; notices when a handler changes what outlives its transaction."""
+    """The same engine and pool, with a listener that notes changes of session state."""
     twin = engine.execution_options(**{ONLY_WATCHED: not is_listened_to(engine)})
     watch_session(twin)
     return twin
@@ -39,7 +39,7 @@ def watch_session(target: Engine | Connection) -> None:
 
 
 def close_if_changed(connection: Connection) -> bool:
-    """Keep a connection whose session a handler has changed from whoever would get it next."""
+    """Close a connection whose session state a handler has changed, so that it is not reused."""
     if not is_changed(connection):
         return False
     del connection.info[CHANGED]
@@ -56,8 +56,8 @@ def _listen(target: Engine | Connection, name: str, listener: Callable[..., None
     try:
         event.listen(target, name, listener)
     except InvalidRequestError:
-        # SQLAlchemy before 2.0.38 refuses an engine made of an engine that was made of another by
-        # `execution_options` (its issue 12289); such an engine calls its listeners all the same.
+        # SQLAlchemy before 2.0.38 refuses an engine made by `execution_options` from an engine that
+        # was itself made so (its issue 12289), yet calls the listeners of such an engine.
         _EventKey(target, name, listener, target).listen()
 
 

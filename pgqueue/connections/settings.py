@@ -1,21 +1,21 @@
-"""Settings of the server, by what a connection is for."""
+"""Settings of the server, by the purpose of a connection."""
 
 from pgqueue.connections.keepalive import BRIEF, NETWORK
 from pgqueue.statements.tables import SEARCH_PATH
 from pgqueue.statements.transactions import PLAN_ONCE, PLANNER
 
 UNICODE = {"client_encoding": "UTF8"}
-"""PGCLIENTENCODING or the engine may name another encoding.  The server refuses a claim that brings
-a character outside of it, and with it every later claim of the worker."""
+"""PGCLIENTENCODING or the engine may name another encoding.  The server then refuses a claim that
+returns a character outside of it, and with it every later claim of the worker."""
 
 OWN = {"search_path": SEARCH_PATH, **NETWORK, **UNICODE}
-"""Of a connection that runs our statements and no handler's."""
+"""For connections that run only our statements and no handler's."""
 
 CLAIMING = {
     **dict.fromkeys(PLANNER, "off"),
     **PLAN_ONCE,
     **OWN,
-    # Times travel as text that sorts as they do: in one zone, the year first.
+    # Times are returned as text that sorts in their order: in one zone, the year first.
     "timezone": "UTC",
     "datestyle": "ISO",
     "default_transaction_isolation": "read committed",
@@ -24,12 +24,12 @@ CLAIMING = {
 
 STAMPING = {**CLAIMING, "lock_timeout": "250"}
 """A stamp waits while a transaction of the same slot is open.  A migration that waits for that
-transaction, and for which the stamp waits in its turn, would make a circle no server can see."""
+transaction, and for which the stamp waits, would complete a cycle that no server can detect."""
 
 UPKEEP = {**OWN, **BRIEF, "datestyle": "ISO", **PLAN_ONCE}
 
 HANDLING = {**NETWORK, **UNICODE, "default_transaction_isolation": "read committed"}
-"""The search_path stays the application's, whose handlers use it."""
+"""The search_path stays as the application sets it, because handlers use it."""
 
 LIMITS = ("idle_in_transaction_session_timeout", "transaction_timeout")
 

@@ -1,4 +1,4 @@
-"""A private PostgreSQL for the demo and the tests, which ends with the process that starts it."""
+"""A private PostgreSQL for the demo and the tests; it ends with the process that starts it."""
 
 from pgqueue.embedded.account import PostgresFailed
 from pgqueue.embedded.programs import NoPostgres, find_binaries

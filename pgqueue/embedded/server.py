@@ -1,4 +1,4 @@
-"""A PostgreSQL server of your own: started, joined, stopped."""
+"""A private PostgreSQL server: start, join, stop."""
 
 # ruff: noqa: S603 - starting programs is what this module is for
 
@@ -32,11 +32,11 @@ _NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes":
 
 
 class EmbeddedPostgres:
-    """A PostgreSQL of your own, in a temporary directory unless you give one.
+    """A private PostgreSQL, in a temporary directory unless you give one.
 
     It ends with the process that starts it.  A given directory keeps its data, and a second
-    process that starts it joins the running server.  `durable=False` gives up the safety of
-    committed rows in a power failure: it is for tests.
+    process that starts it joins the running server.  With `durable=False` a power failure may lose
+    committed rows: for tests.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class EmbeddedPostgres:
 
     @property
     def directory(self) -> Path:
-        """Where the server keeps its data and its log."""
+        """The directory of the server's data and log."""
         if self._directory is None:
             raise PostgresFailed("The private PostgreSQL is not started.")
         return self._directory
@@ -73,13 +73,13 @@ class EmbeddedPostgres:
     def url(self) -> str:
         """The SQLAlchemy URL of the database `postgres`, as its superuser."""
         url = f"postgresql+psycopg://postgres@/postgres?host={quote(str(self._socket_directory))}"
-        # The usual port is left out, so that the URL is easy to copy; but PGPORT would replace it.
+        # Omit the default port, so that the URL is easy to copy, unless PGPORT would replace it.
         is_usual = self._port == "5432" and "PGPORT" not in os.environ
         return url if is_usual else f"{url}&port={self._port}"
 
     @property
     def is_started_here(self) -> bool:
-        """Whether the server ends with this object; not one that it has joined."""
+        """Whether this object started the server; false if it has joined one."""
         return self._supervisor is not None
 
     def start(self) -> str:
@@ -94,7 +94,7 @@ class EmbeddedPostgres:
         return self.url
 
     def stop(self) -> None:
-        """Stop the server this object started; a temporary directory goes too."""
+        """Stop the server if this object started it; removes a temporary directory."""
         if self._directory is None or self._starter_pid != os.getpid():
             return  # never started, or a forked child's copy of its parent's server
         self._release_supervisor()
@@ -113,7 +113,7 @@ class EmbeddedPostgres:
         self.start()
 
     def crash(self) -> None:
-        """End the server as a power failure would; `start()` recovers what was committed."""
+        """End the server as a power failure would; `start()` recovers committed rows."""
         self._end(signal.SIGQUIT)
 
     @property
@@ -155,7 +155,7 @@ class EmbeddedPostgres:
             _claim(self._socket_directory, account)
 
     def _create_cluster(self) -> None:
-        # Under another name first: a process killed in here must not leave half a cluster.
+        # Under another name first: a process killed here must not leave an incomplete cluster.
         draft = Path(tempfile.mkdtemp(prefix="new-", dir=self.directory))
         try:
             self._account.give(draft)
@@ -194,7 +194,7 @@ class EmbeddedPostgres:
             if self._is_ready():
                 return
             report = self._log.read_bytes()[report_from:].decode(errors="replace")
-            # What a killed server held stays taken until the last of its processes is gone.
+            # The lock of a killed server is held until the last of its processes has ended.
             is_held = "lock file" in report or "pre-existing shared memory" in report
             if not is_held or time.monotonic() > give_up_at:
                 raise PostgresFailed(
@@ -225,12 +225,12 @@ class EmbeddedPostgres:
                 stderr=output,
                 cwd="/",
                 env=environment(),
-                start_new_session=True,  # Ctrl-C is for the starting process alone
+                start_new_session=True,  # Ctrl-C must reach only the starting process
             )
 
     def _release_supervisor(self) -> None:
         if self._supervisor is not None:
-            self._supervisor.communicate()  # closes the pipe, and waits for the end
+            self._supervisor.communicate()  # closes the pipe and waits for the supervisor
             self._supervisor = None
 
     def _command(self) -> list[str]:
@@ -240,7 +240,7 @@ class EmbeddedPostgres:
             **self._settings,
             "port": self._port,
             "unix_socket_directories": str(self._socket_directory),
-            "unix_socket_permissions": "0700",  # whoever can connect is a superuser
+            "unix_socket_permissions": "0700",  # every client is a superuser
         }
         options = [f"--{name}={value}" for name, value in settings.items()]
         return [str(self._binaries / "postgres"), "-D", str(self._data), *options]
@@ -267,7 +267,7 @@ class EmbeddedPostgres:
     def _end(self, how: signal.Signals) -> None:
         pid_file = self._data / "postmaster.pid"
         if not self._is_ready():
-            return  # its process id may be another program's by now
+            return  # another program may have its process id by now
         os.kill(int(pid_file.read_text().split()[0]), how)
         give_up_at = time.monotonic() + _PATIENCE
         while pid_file.exists():
@@ -279,7 +279,7 @@ class EmbeddedPostgres:
 
 
 def _claim(folder: Path, account: Account) -> None:
-    """Make a folder of a known name, which another user may have made first."""
+    """Create a folder with a fixed name; refuses one that another user has created first."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         account.give(folder)

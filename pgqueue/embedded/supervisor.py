@@ -1,7 +1,7 @@
-"""The parent of a private server, which shuts it down when the starting process is gone.
+"""The parent process of a private server; shuts it down when the starting process has ended.
 
-Run as a script of its own, never imported, so that it starts in a few milliseconds.  Its stdin is
-a pipe from the starting process: however that process ends, the pipe closes.
+Run as a script of its own and never imported, so that it starts in a few milliseconds.  Its stdin
+is a pipe from the starting process: however that process ends, the pipe closes.
 """
 
 # ruff: noqa: S603 - starting programs is what this module is for
@@ -23,8 +23,8 @@ _PATIENCE = 20.0  # seconds for a clean shutdown
 def supervise(
     *, command: list[str], process_options: dict[str, Any], lock: str, temporary: str | None
 ) -> None:
-    """Run the server until it ends, or end it when the starting process is gone."""
-    # Held for life and never inherited: by this lock a server is told from an orphan.
+    """Run the server until it ends; end it when the starting process has ended."""
+    # Held until this process ends, never inherited: without this lock, a server is an orphan.
     fcntl.flock(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_SH)
     is_left = threading.Event()
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, **process_options)

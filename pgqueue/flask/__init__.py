@@ -1,7 +1,7 @@
 """pgqueue in a Flask application: ``from pgqueue.flask import PgQueue``.
 
-extension   the PgQueue that is given its database by ``init_app``
-sessions    how ``db.session`` becomes the session of the job that runs
+extension   the PgQueue that gets its database from ``init_app``
+sessions    how ``db.session`` becomes the session of the running job
 commands    ``flask pgqueue ...``
 """
 

@@ -1,4 +1,4 @@
-"""``flask pgqueue ...``: the commands of the command line, on the queue of the app."""
+"""``flask pgqueue ...``: the commands of ``pgqueue``, on the queue of the app."""
 
 import copy
 import re
@@ -12,20 +12,20 @@ from pgqueue.cli import main
 from pgqueue.cli.group import CliState, ErrorHandlingGroup, verbose_option
 
 STAND_ALONE = {"demo"}
-"""Commands that have nothing to do with an application."""
+"""Commands that do not use an application."""
 
 REPLACED = {"app", "url"}
-"""Options that say what the Flask app says already."""
+"""Options that the Flask app replaces."""
 
 NAMED = re.compile(r"pgqueue --(?:app|url) \S+")
-"""How the examples in their help call them."""
+"""How the examples in the help texts call the commands."""
 
 
 class AppCommands(ErrorHandlingGroup):
-    """Every command of ``pgqueue``, without the options that name an application."""
+    """All commands of ``pgqueue``, without the options that name an application."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        if not current_app:  # the test runner of Flask calls without a context
+        if not current_app:  # Flask's test runner calls it without a context
             ctx.with_resource(ctx.ensure_object(ScriptInfo).load_app().app_context())
         ctx.ensure_object(CliState).queue = current_app.extensions["pgqueue"]
         return super().invoke(ctx)
@@ -52,9 +52,9 @@ def _joined(command: click.Command) -> click.Command:
 @click.group("pgqueue", cls=AppCommands, context_settings=main.context_settings)
 @verbose_option
 def commands() -> None:
-    """Background jobs: their tables, their workers, and where they stand.
+    """Background jobs: their tables, their workers, and their status.
 
     \b
-    Make the tables:  flask pgqueue upgrade
-    Run the jobs:     flask pgqueue worker
+    Create the tables:  flask pgqueue upgrade
+    Run the jobs:       flask pgqueue worker
     """

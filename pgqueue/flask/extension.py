@@ -27,9 +27,9 @@ EXTENSION = "pgqueue"
 class PgQueue(job_queue.PgQueue):
     """The tasks of a Flask application, on the database of its SQLAlchemy object.
 
-    Make it where the tasks are, and give it each app with :meth:`init_app`; or both at once, as
-    ``PgQueue(app, db)``.  What touches the database needs an application context, as ``db`` does.
-    ``notify`` and ``max_payload_bytes`` are those of :class:`pgqueue.PgQueue`.
+    Create it in the module of the tasks, and call :meth:`init_app` for each app; or do both at once
+    with ``PgQueue(app, db)``.  Calls that use the database need an application context, as ``db``
+    does.  ``notify`` and ``max_payload_bytes`` are those of :class:`pgqueue.PgQueue`.
     """
 
     def __init__(
@@ -50,10 +50,9 @@ class PgQueue(job_queue.PgQueue):
     def init_app(self, app: Flask, db: Database) -> None:
         """Serve this app, on the database of its ``db``; adds the commands ``flask pgqueue``.
 
-        ``db`` is the SQLAlchemy object of Flask-SQLAlchemy or Flask-SQLAlchemy-Lite, or anything
-        with an ``engine`` and a ``session``, a ``scoped_session``.  Whether its own ``init_app``
-        comes before or after makes no difference.  Raises PgQueueError when the app has a
-        PgQueue already.
+        ``db`` is the SQLAlchemy object of Flask-SQLAlchemy or Flask-SQLAlchemy-Lite, or any object
+        with an ``engine`` and a ``session`` that is a ``scoped_session``.  Its own ``init_app`` may
+        run before or after this.  Raises PgQueueError if the app already has a PgQueue.
         """
         _refuse_others(app, db)
         if EXTENSION in app.extensions:
@@ -66,7 +65,7 @@ class PgQueue(job_queue.PgQueue):
         self._hosts[app] = Host(app, db, notify=self.notify)
 
     def bind(self, bind: Any) -> NoReturn:
-        """Always raises PgQueueError: the database of this queue is that of ``init_app``."""
+        """Always raises PgQueueError: ``init_app`` sets the database of this queue."""
         raise PgQueueError(
             "the PgQueue of a Flask application uses the database of its app: give it with "
             "queue.init_app(app, db), or use pgqueue.PgQueue"
@@ -82,11 +81,11 @@ class PgQueue(job_queue.PgQueue):
         return self._host().queue.engine
 
     def around_jobs(self) -> Around:
-        """Each job runs in an application context of its own, with its session in ``db``."""
+        """Run each job in an application context of its own, with its session as ``db.session``."""
         return self._host().around_job
 
     def told_to_children(self) -> dict[str, str]:
-        """How a child process finds the app: as the command ``flask`` has found it here."""
+        """Return the app's import path, as the command ``flask`` has found it in this process."""
         context = click.get_current_context(silent=True)
         info = None if context is None else context.find_object(ScriptInfo)
         path = None if info is None else info.app_import_path
@@ -94,7 +93,7 @@ class PgQueue(job_queue.PgQueue):
 
     @contextmanager
     def in_child(self, told: Mapping[str, str]) -> Iterator[None]:
-        """The app that the main module has made, when it was imported again; else a new one."""
+        """Enter the app that the reimported main module has made; without one, load the app."""
         apps = list(self._hosts)
         app = apps[0] if len(apps) == 1 else ScriptInfo(told["app"] or None).load_app()
         with app.app_context():
@@ -126,8 +125,8 @@ class Host:
 
     @property
     def queue(self) -> job_queue.PgQueue:
-        """A queue without tasks, bound to the app's own engine; needs its context."""
-        if self._queue is None:  # not in init_app: the app may get its engine later
+        """A queue without tasks, bound to the app's engine; needs an application context."""
+        if self._queue is None:  # not in init_app: the app may get its engine only later
             self._queue = job_queue.PgQueue(session_maker(self._db), notify=self._notify)
         return self._queue
 
@@ -141,7 +140,7 @@ def _refuse_others(app: Any, db: Any) -> None:
     if not isinstance(app, Flask):
         raise ArgumentsError(f"init_app needs a Flask app and its db, not {type(app).__name__}")
     for name in ("engine", "session"):
-        # Statically: a property of `db` may need the app's context, which is not there yet.
+        # Statically: a property of `db` may need an application context, and there is none yet.
         if inspect.getattr_static(db, name, None) is None:
             raise ArgumentsError(
                 f"init_app needs the app's SQLAlchemy object as db; {type(db).__name__} has no "

@@ -1,8 +1,8 @@
-"""How ``db.session`` becomes the session of the job that runs, and ends with it.
+"""Makes the session of the running job ``db.session``, until the job ends.
 
 Flask-SQLAlchemy keeps a session for each application context, in the registry of a
-``scoped_session``.  A job has a context of its own, so for as long as it runs the job's session
-is put in that place.  A handler without one finds there an ordinary session, as a request does.
+``scoped_session``.  A job has its own context, and while the job runs, its session is in this
+registry.  A handler without a session gets an ordinary ``db.session``, as a request does.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from pgqueue.context import JobContext
 from pgqueue.errors import ArgumentsError, PgQueueError
 
 SESSIONS_OF_LITE = "_sqlalchemy_sessions"
-"""Where Flask-SQLAlchemy-Lite keeps the sessions of an application context, in ``g``, by name."""
+"""The name in ``g`` under which Flask-SQLAlchemy-Lite keeps a context's sessions."""
 
 
 class Database(Protocol):
-    """What is asked of the ``db`` of an application, within its context."""
+    """What pgqueue uses of an application's ``db``, within an application context."""
 
     @property
     def engine(self) -> Engine: ...
@@ -33,7 +33,7 @@ class Database(Protocol):
 
 
 def session_maker(db: Any) -> sessionmaker[Session]:
-    """Makes the Sessions ``db.session`` is made of, on the engine of the current app."""
+    """Return a sessionmaker like that of ``db.session``, on the engine of the current app."""
     session = db.session
     is_scoped = isinstance(session, scoped_session)
     made_by = session.session_factory if is_scoped else getattr(db, "sessionmaker", None)
@@ -47,7 +47,7 @@ def session_maker(db: Any) -> sessionmaker[Session]:
 
 @contextmanager
 def lent(db: Any, context: JobContext) -> Iterator[None]:
-    """``db.session`` for one job, in the application context that was made for it."""
+    """Set ``db.session`` for one job, in the application context made for the job."""
     place = _place_of(db)
     if place is None:
         yield
@@ -64,15 +64,15 @@ def lent(db: Any, context: JobContext) -> Iterator[None]:
         yield
         _refuse_loss(place.held(), session, context)
     finally:
-        # The worker ends the transaction it has opened.  Closed here, an AsyncSession would ask
-        # its connection in a thread that may not.
+        # The worker ends the transaction that it began.  Closing an AsyncSession here would use its
+        # connection in the wrong thread.
         if place.held() is session:
             place.clear()
         place.remove()
 
 
 def _refuse_loss(held: Session | None, session: Session, context: JobContext) -> None:
-    """What ``db.session.remove()`` has undone must not end as done."""
+    """Fail a job whose writes ``db.session.remove()`` has rolled back."""
     if held is not session:
         raise PgQueueError(
             f"job {context.job_id} {context.task}: its handler has removed db.session, which is "
@@ -101,7 +101,7 @@ class ScopedPlace:
 
 
 class LitePlace:
-    """The sessions that Flask-SQLAlchemy-Lite keeps in ``g``; it closes what is left there."""
+    """The sessions that Flask-SQLAlchemy-Lite keeps in ``g``; it closes those left there."""
 
     def put(self, session: Session) -> None:
         g.setdefault(SESSIONS_OF_LITE, {})["default"] = session
@@ -114,7 +114,7 @@ class LitePlace:
         g.get(SESSIONS_OF_LITE, {}).pop("default", None)
 
     def remove(self) -> None:
-        """Nothing: its own teardown does, at the end of the context."""
+        """Does nothing: Flask-SQLAlchemy-Lite's teardown removes them at the end of the context."""
 
 
 def _place_of(db: Any) -> ScopedPlace | LitePlace | None:

@@ -1,8 +1,8 @@
-"""The tables, and the one thing that is not a column: where a job stands.
+"""The tables, and the computed attribute ``Job.status``.
 
-State is the place where a row stands.  A message is the permission to start an attempt, a
-lease the right to finish it, and the job is the durable record.  Rows are described here and
-nowhere else; what is done to them is in :mod:`pgqueue.statements`.
+The state of a job follows from the tables in which it has a row.  A message is the permission to
+start an attempt, a lease the right to finish it, and the job is the durable record.  Tables are
+declared only here; the statements on them are in :mod:`pgqueue.statements`.
 """
 
 from pgqueue.models.base import SCHEMA, Base

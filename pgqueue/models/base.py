@@ -1,4 +1,4 @@
-"""The declarative base, in a schema of its own so that a host's tables and ours never mix."""
+"""The declarative base, with a schema of its own, apart from the application's tables."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from pgqueue.errors import OptionError
 
 
 def _schema_name() -> str:
-    """Read once at import: a translate map would not reach the application's own sessions."""
+    """Read once at import: a translate map would not apply to the application's sessions."""
     name = os.environ.get("PGQUEUE_SCHEMA", "pgqueue")
     if not re.fullmatch(r"(?!pg_|public$)[a-z_][a-z0-9_]{0,62}", name):
         raise OptionError(
@@ -26,11 +26,11 @@ def _schema_name() -> str:
 SCHEMA = _schema_name()
 
 STARTS_IN_TIME = "run_at BETWEEN '2000-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'"
-"""Finite, and within what Python's datetime can hold: a claim must never fail to read it."""
+"""Finite, and within the range of Python's datetime, so that a claim can always read it."""
 
 
 class Base(DeclarativeBase):
-    """Metadata of our own: autogenerate of the host never sees these tables."""
+    """Has its own metadata: the application's autogenerate does not see these tables."""
 
     metadata = MetaData(schema=SCHEMA)
     type_annotation_map = {

@@ -9,9 +9,10 @@ from pgqueue.models.base import Base
 
 
 class DeadLetter(Base):
-    """One job that ended failed or cancelled.
+    """One job that ended as failed or cancelled.
 
-    Kept apart because an index on ``jobs.outcome`` would cost every success its HOT update.
+    A separate table, because an index on ``jobs.outcome`` would prevent the HOT update of every
+    success.
     """
 
     __tablename__ = "dead_letters"

@@ -18,12 +18,12 @@ DEFAULT_MAX_ATTEMPTS = 10
 class Job(Base):
     """One call of one task.
 
-    Written when it is enqueued, when an attempt fails, and when it ends.  The update at the end
-    stays in its page (HOT): the migration sets a fill factor that leaves room, and no index names
-    a column that changes then.
+    Written when it is enqueued, when an attempt fails, and when it ends.  The last update is
+    HOT: the migration sets a fill factor that leaves room in the page, and no index contains a
+    column that changes then.
 
-    Make one with ``task.enqueue(...)`` or ``task.job(...)``: a ``Job()`` that you construct and
-    add has no message, so no worker ever runs it, and ``queue.check`` reports it.
+    Create one with ``task.enqueue(...)`` or ``task.job(...)``: a ``Job()`` that you construct and
+    add has no message, so no worker runs it, and ``queue.check`` reports it.
     """
 
     __tablename__ = "jobs"
@@ -38,7 +38,7 @@ class Job(Base):
     """0 runs first, 9 last."""
 
     run_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
-    """Always that of the current message: the job does not start before it."""
+    """Equal to ``run_at`` of the current message: the job does not start earlier."""
 
     max_attempts: Mapped[int] = mapped_column(
         SmallInteger, server_default=text(str(DEFAULT_MAX_ATTEMPTS))
@@ -46,16 +46,16 @@ class Job(Base):
     attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     snoozes: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     outcome: Mapped[str | None] = mapped_column()
-    """Empty until the job has ended, then succeeded, failed or cancelled."""
+    """NULL until the job ends, then succeeded, failed or cancelled."""
 
     result: Mapped[Any] = mapped_column(JSONB(none_as_null=True), nullable=True)
     last_error: Mapped[str | None]
-    """The message of the attempt that failed last; empty when the job has succeeded.  The errors
-    of all attempts are in :class:`JobAttempt`."""
+    """The error message of the attempt that failed last; NULL if the job has succeeded.
+    :class:`JobAttempt` has the errors of all attempts."""
 
     unique_key: Mapped[str | None]
     held_unique_key: Mapped[str | None]
-    """The unique key while the job is unfinished; empty at the end, so the key is free again."""
+    """The unique key while the job is unfinished; NULL after its end, so the key is free again."""
 
     tags: Mapped[list[str] | None]
     meta: Mapped[dict[str, Any] | None]
@@ -63,8 +63,8 @@ class Job(Base):
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     cancel_requested_at: Mapped[datetime | None]
-    """Set by ``queue.cancel`` while an attempt runs: however that attempt ends, the job ends
-    cancelled."""
+    """Set by ``queue.cancel`` while an attempt runs: the job ends as cancelled, however the attempt
+    ends."""
 
     status: Mapped[JobStatus] = column_property(
         status_of(id, outcome, queue, priority, run_at),
@@ -87,8 +87,8 @@ class Job(Base):
     )
 
     def __repr__(self) -> str:
-        """Names the job without its arguments, which may be secret; reads nothing."""
-        # The identity is known also where a commit has expired all else.
+        """Name the job without its arguments, which may be secret; sends no query."""
+        # The identity is known even after a commit has expired all attributes.
         identity = inspect(self, raiseerr=True).identity
         id = self.__dict__.get("id") if identity is None else identity[0]
         known = (str(id or "(new)"), self.__dict__.get("task"))

@@ -1,4 +1,4 @@
-"""The attempts that have failed."""
+"""The failed attempts."""
 
 from datetime import datetime
 from uuid import UUID
@@ -10,7 +10,7 @@ from pgqueue.models.base import Base
 
 
 class JobAttempt(Base):
-    """One attempt that did not end well: what was raised, where, and when."""
+    """One unsuccessful attempt: its error, where it was raised, and when."""
 
     __tablename__ = "job_attempts"
 

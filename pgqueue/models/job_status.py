@@ -1,4 +1,4 @@
-"""Where a job stands, as an attribute that can be loaded, compared, grouped and ordered."""
+"""The status of a job, as an attribute that can be loaded, compared, grouped and ordered."""
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -37,14 +37,14 @@ from pgqueue.models.message_queue import MessageQueue
 
 
 class JobStatus(StrEnum):
-    """Where a job stands.  The last three are final, unless it is requeued."""
+    """The status of a job.  The last three are final, unless the job is requeued."""
 
     PENDING = "pending"
-    """It has a message: it may start, now or from ``run_at``."""
+    """The job has a message: it may start, now or from ``run_at``."""
     RUNNING = "running"
-    """It has a lease: a worker runs it, or has claimed it ahead and starts it next."""
+    """The job has a lease: a worker runs it, or has prefetched it and starts it next."""
     BLOCKED = "blocked"
-    """It waits for something other than time.  Nothing in this version makes a job wait so."""
+    """The job waits for something other than time.  No job does so in this version."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -63,8 +63,8 @@ def status_of(
 ) -> ColumnElement[JobStatus]:
     """The status as an expression over one ``jobs`` row.
 
-    A lease wins over a message: after a crash in transaction mode a job has both.  Labels are
-    literals because GROUP BY does not recognise the expression when they are bound.
+    A lease takes precedence over a message: after a crash in transaction mode a job has both.
+    Labels are literals because GROUP BY does not recognise the expression with bound parameters.
     """
     leased = exists().where(Lease.target_id == id)
     messaged = _messaged(id, queue, priority, run_at)
@@ -78,10 +78,11 @@ def status_of(
 
 
 def _messaged(id: Any, queue: Any, priority: Any, run_at: Any) -> ColumnElement[bool]:
-    """Whether the job has a message, by a look at no more than ten.
+    """Whether the job has a message; reads at most ten of them.
 
-    The index leads to all messages of the same moment, which may be a million.  Where ten do not
-    show the job, it is taken to be among the others: only damage leaves a job without a message.
+    The index finds all messages of the same moment, which may be a million.  If the first ten do
+    not include the job, it is assumed to be among the rest: only damage leaves an unfinished job
+    without a message.
     """
     same_moment = (
         select(MessageQueue.target_id)
@@ -90,19 +91,19 @@ def _messaged(id: Any, queue: Any, priority: Any, run_at: Any) -> ColumnElement[
             MessageQueue.priority == priority,
             MessageQueue.run_at == run_at,
         )
-        .order_by(MessageQueue.id)  # or the planner would look for ten by a scan
+        .order_by(MessageQueue.id)  # otherwise the planner would find ten by a scan
     )
     ten = same_moment.limit(literal_column("10")).scalar_subquery()
     return or_(id == any_(func.array(ten)), same_moment.offset(literal_column("9")).exists())
 
 
 class StatusComparator(ColumnProperty.Comparator[JobStatus]):
-    """Rewrites a comparison with a status, so that it costs neither the history nor the backlog.
+    """Rewrites a comparison with a status, so that it need not read all history or backlog.
 
-    A statement whose only way to its jobs is the status starts at the narrow tables:
+    A statement that reaches its jobs only by their status starts at the narrow tables:
     ``Job.status == "running"`` reads ``leases``, and then those jobs by primary key.  In any
-    other statement, as one that joins other tables, each job it meets is asked where it stands.
-    Only a comparison that asks for succeeded jobs, alone or among others, reads ``jobs`` itself.
+    other statement, such as one that joins other tables, the status is probed for each job.
+    Only a comparison that includes succeeded jobs reads ``jobs`` itself.
     """
 
     def operate(self, op: Any, *other: Any, **kwargs: Any) -> ColumnElement[Any]:
@@ -119,11 +120,11 @@ class StatusComparator(ColumnProperty.Comparator[JobStatus]):
 
 
 class Standing(ColumnElement[bool]):
-    """A comparison in two forms; the statement it is compiled in decides between them.
+    """A comparison in two forms; the statement in which it is compiled decides between them.
 
-    No form serves both uses.  An array of all that wait costs the backlog wherever it is read.
-    A semi-join leaves the choice to the planner, which scans ``jobs`` for ten waiting jobs when
-    its statistics remember a million.
+    No form serves both uses.  An array of all waiting jobs costs the whole backlog wherever it is
+    read.  With a semi-join the planner decides, and it scans ``jobs`` for ten waiting jobs when
+    its statistics still show a million.
     """
 
     inherit_cache = True
@@ -144,7 +145,7 @@ class Standing(ColumnElement[bool]):
         return self.by_row._from_objects
 
     def _negate(self) -> ColumnElement[Any]:
-        return not_(self.by_row)  # the others are the many
+        return not_(self.by_row)  # the negation matches most jobs
 
 
 @compiles(Standing)
@@ -155,7 +156,7 @@ def _compile(standing: Standing, compiler: SQLCompiler, **kwargs: Any) -> str:
 
 
 def _is_only_way_to_jobs(standing: Standing, compiler: SQLCompiler) -> bool:
-    """Whether the statement reads ``jobs`` alone, and neither by key nor by a row outside it."""
+    """Whether the statement reads only ``jobs``, and neither by key nor by an outer query's row."""
     around: Any = compiler.stack[-1] if compiler.stack else {}
     where = getattr(around.get("selectable"), "whereclause", None)
     if where is None or not any(part is standing for part in iterate(where)):
@@ -199,7 +200,7 @@ def _stands_in(job: Any, statuses: frozenset[JobStatus]) -> ColumnElement[bool]:
 
 
 def _from_narrow_tables(job: Any, statuses: frozenset[JobStatus]) -> ColumnElement[bool]:
-    """An array, not IN: it is read once, and then jobs by primary key, whatever the statistics."""
+    """An array, not IN: read once, then jobs by primary key, whatever the statistics."""
     ids = union_all(*(_IDS[status] for status in JobStatus if status in statuses & _IDS.keys()))
     among: ColumnElement[bool] = job.id == any_(func.array(ids.scalar_subquery()))
     unfinished = [] if statuses <= _ENDED else [job.outcome.is_(None)]
@@ -207,11 +208,11 @@ def _from_narrow_tables(job: Any, statuses: frozenset[JobStatus]) -> ColumnEleme
 
 
 def _by_row(job: Any, statuses: frozenset[JobStatus]) -> ColumnElement[bool]:
-    # Leases and dead letters are probed by a condition that stands alone, not beneath an OR:
-    # where the rest of a statement selects little, the planner may start at them.
+    # Leases and dead letters are probed by a separate condition, not under an OR: if the rest of
+    # a statement selects little, the planner may start at these tables.
     if not statuses & _ENDED:
         return and_(job.outcome.is_(None), _unfinished_as(job, statuses))
-    # Never NULL, or a negation would lose the unfinished.
+    # Never NULL: its negation would lose the unfinished jobs.
     ended = and_(job.outcome.is_not(None), or_(*_ended_as(job, statuses)))
     if statuses <= _DEAD:
         return and_(ended, exists().where(DeadLetter.job_id == job.id))
@@ -221,14 +222,14 @@ def _by_row(job: Any, statuses: frozenset[JobStatus]) -> ColumnElement[bool]:
 
 
 def _ended_as(job: Any, statuses: frozenset[JobStatus]) -> list[ColumnElement[bool]]:
-    # Literals: the planner knows how many jobs ended so.
+    # Literals: the planner then knows how many jobs ended with this outcome.
     return [job.outcome == literal_column(f"'{one.value}'") for one in sorted(statuses & _ENDED)]
 
 
 def _unfinished_as(job: Any, statuses: frozenset[JobStatus]) -> ColumnElement[bool]:
-    """Whether an unfinished job stands so; asks no more than it has to.
+    """Whether an unfinished job has one of the statuses; probes no more than necessary.
 
-    Nothing makes a job wait as BLOCKED yet, so no waiting job is asked in order to find one.
+    No job is BLOCKED yet, so no waiting job is probed to find one.
     """
     leased = exists().where(Lease.target_id == job.id)
     messaged = _messaged(job.id, job.queue, job.priority, job.run_at)

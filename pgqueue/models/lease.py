@@ -12,8 +12,8 @@ from pgqueue.models.base import Base
 class Lease(Base):
     """One running attempt, and the right of one worker to finish it.
 
-    The row itself is the fence: every write of a worker names all of (target_id, message_id,
-    attempt, worker_id), and finds nothing once the lease has passed to another.
+    The row is the fence: every write of a worker names all of (target_id, message_id, attempt,
+    worker_id), and finds no row once another worker has the lease.
     """
 
     __tablename__ = "leases"
@@ -29,6 +29,6 @@ class Lease(Base):
     worker_id: Mapped[UUID]
 
     held: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Transaction mode: settled only by the transaction that holds the message."""
+    """Transaction mode: only the transaction that holds the message may settle it."""
 
     started_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))

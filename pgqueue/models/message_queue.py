@@ -11,13 +11,13 @@ from pgqueue.models.base import STARTS_IN_TIME, Base
 class MessageQueue(Base):
     """One runnable attempt: job ``target_id`` may start from ``run_at``.
 
-    Inserted and deleted, never updated.  The primary key is the order of the claim and the
+    Rows are inserted and deleted, never updated.  The primary key is the claim order and the
     only index: a claim reaches its messages by one index scan per (queue, priority).
     """
 
     __tablename__ = "message_queue"
-    # One row that a claim cannot count on would fail the claim of all: they are refused here.
-    # A crash may add to an attempt that was the last, hence the room above jobs.max_attempts.
+    # A row whose counters overflow would fail the claim of all, so such rows are refused here.
+    # A crash may follow the last attempt: these limits are above that of jobs.max_attempts.
     __table_args__ = (
         CheckConstraint("priority BETWEEN 0 AND 9", name="message_queue_priority"),
         CheckConstraint(STARTS_IN_TIME, name="message_queue_run_at"),
@@ -32,13 +32,13 @@ class MessageQueue(Base):
 
     target_id: Mapped[int] = mapped_column(BigInteger)
     task: Mapped[str]
-    """Copied from the job, so that a worker claims only the tasks it knows."""
+    """Copied from the job, so that a worker claims only tasks that it knows."""
 
     attempt: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
-    """Attempts already used up; the attempt this message permits is the next one."""
+    """Attempts used up so far; this message permits the next one."""
 
     crashes: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
-    """How often an attempt took its worker down with it."""
+    """How many attempts have crashed their worker."""
 
     alone: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Never claimed ahead of a free slot: the death of its worker would cost it too much."""
+    """Not claimed ahead of a free slot: a crash of the worker would cost this job too much."""

@@ -1,4 +1,4 @@
-"""The switches of queues."""
+"""The settings of queues."""
 
 from datetime import datetime
 
@@ -8,10 +8,10 @@ from pgqueue.models.base import Base
 
 
 class QueueSettings(Base):
-    """The switches of one queue; a queue without a row has none thrown."""
+    """The settings of one queue; a queue without a row is not paused."""
 
     __tablename__ = "queues"
 
     name: Mapped[str] = mapped_column(primary_key=True)
     paused_at: Mapped[datetime | None]
-    """While set, workers pass the queue by; enqueuing goes on."""
+    """While set, workers skip the queue; enqueuing continues."""

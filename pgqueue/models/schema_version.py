@@ -7,7 +7,7 @@ from pgqueue.models.base import Base
 
 
 class SchemaVersion(Base):
-    """The one row that says which revision the tables have, whichever history brought it."""
+    """The one row with the revision of the tables, whichever migration history wrote it."""
 
     __tablename__ = "schema_version"
     __table_args__ = (CheckConstraint("only_row", name="schema_version_only_row"),)
@@ -15,4 +15,4 @@ class SchemaVersion(Base):
     only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
     version: Mapped[int] = mapped_column(Integer)
     oldest_code: Mapped[int] = mapped_column(Integer)
-    """The lowest version a running worker may have been written for."""
+    """The lowest version for which a running worker may have been written."""

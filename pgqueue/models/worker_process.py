@@ -1,4 +1,4 @@
-"""The worker processes, and when each was last alive."""
+"""The worker processes, each with its last heartbeat."""
 
 from datetime import datetime
 from uuid import UUID
@@ -10,8 +10,8 @@ from pgqueue.models.base import Base
 
 
 class WorkerProcess(Base):
-    """One start of one worker process.  The id is random: a host name that comes back is not
-    the process that left."""
+    """One start of one worker process.  The id is random, because a new process may have the
+    same host name."""
 
     __tablename__ = "workers"
 
@@ -19,11 +19,11 @@ class WorkerProcess(Base):
     hostname: Mapped[str]
     pid: Mapped[int] = mapped_column(Integer)
     backend_pid: Mapped[int] = mapped_column(Integer)
-    """The server process of the connection that beats and holds the advisory lock."""
+    """The server process of the heartbeat connection, which holds the advisory lock."""
 
     queues: Mapped[list[str]]
     slots: Mapped[int] = mapped_column(SmallInteger)
     started_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
     heartbeat_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
     dead_at: Mapped[datetime | None]
-    """Set by a rescuer.  From then on this id neither beats nor claims."""
+    """Set by a rescuer.  From then on this worker can neither send heartbeats nor claim."""

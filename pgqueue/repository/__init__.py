@@ -1,4 +1,4 @@
-"""Runs statements on a given Session or Connection.  Never commits, never opens one."""
+"""Runs statements on a given Session or Connection; never commits and never opens one."""
 
 from pgqueue.repository.attempts import Attempts
 from pgqueue.repository.health import (

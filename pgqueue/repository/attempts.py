@@ -1,4 +1,4 @@
-"""What a worker does to attempts: claim, lock, stamp, settle."""
+"""A worker's operations on attempts: claim, lock, stamp, settle."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -44,7 +44,7 @@ class Attempts:
         ahead: bool = False,
         suspects: bool = True,
     ) -> Claim[Claimed]:
-        """Claim due jobs, in the order they start."""
+        """Claim due jobs, in the order in which they start."""
         statement = claiming.claim(ahead=ahead, suspects=suspects)
         rows = self._take(statement, pairs, tasks, limit)
         return _claim_of(rows, Claimed)
@@ -57,15 +57,15 @@ class Attempts:
         return _claim_of(rows, Locked)
 
     def upcoming(self, pairs: Iterable[ClaimCursor], *, tasks: str) -> Upcoming:
-        """Whether a message is due, and when the next one will be."""
+        """Whether a message is due, and in how many seconds the next one will be."""
         parameters = {"pairs": _documents(pairs), "tasks": tasks}
         is_due, seconds = self._executor.execute(claiming.upcoming(), parameters).one()
         return Upcoming(is_due, None if seconds is None else float(seconds))
 
     def stamp(self, locked: Locked) -> Claimed | None:
-        """Commit the start of a locked job's attempt; None when another was first.
+        """Commit the start of a locked job's attempt; None if another worker was first.
 
-        To be run on a connection of its own, in autocommit.
+        Runs on a connection of its own, in autocommit.
         """
         parameters: dict[str, Any] = {
             "job_id": locked.job_id,
@@ -87,26 +87,26 @@ class Attempts:
         return locked.claimed(attempt=stamped[0][0], crashes=stamped[0][1])
 
     def keep_lease(self, claimed: Claimed) -> bool:
-        """Lock the lease of a held attempt, so that nobody else stamps its job; False if lost."""
+        """Lock the lease of a held attempt, so that no other worker stamps its job; or False."""
         return bool(fetch(self._executor, fencing.keep_lease(), self._names_of(claimed)))
 
     def is_cancelled(self, claimed: Claimed) -> bool | None:
-        """Whether somebody has asked to cancel the job of an attempt; None if its lease is lost."""
+        """Whether the job of an attempt was asked to cancel; None if its lease is lost."""
         rows = fetch(self._executor, fencing.is_cancelled(), self._names_of(claimed))
         return bool(rows[0][0]) if rows else None
 
     def take_message(self, claimed: Claimed) -> bool:
-        """Delete the message of a held attempt; False when another transaction holds it."""
+        """Delete the message of a held attempt; False if another transaction holds it."""
         return bool(fetch(self._executor, stamping.take_message(), _message_of(claimed)))
 
     def wait_for_message(self, claimed: Claimed) -> bool:
-        """Wait until the message of a held attempt is free, and lock it; False when it is gone."""
+        """Wait until the message of a held attempt is free, and lock it; False if it is deleted."""
         return bool(fetch(self._executor, stamping.wait_for_message(), _message_of(claimed)))
 
     def settle(
         self, settlements: Sequence[tuple[Claimed, Outcome]], *, held: bool = False
     ) -> list[Settled]:
-        """Write outcomes down; returns those attempts that were still this worker's."""
+        """Write outcomes; returns the attempts that were still this worker's."""
         said = [_verdict(claimed, outcome) for claimed, outcome in settlements]
         said.sort(key=lambda verdict: verdict["target_id"])
         parameters = {"said": json.dumps(said), "worker_id": self._worker_id}
@@ -114,9 +114,9 @@ class Attempts:
         return [Settled(row[0], row[1]) for row in rows]
 
     def settle_succeeded(self, successes: Sequence[Claimed]) -> list[Settled] | None:
-        """Write down successes that have no result to keep.
+        """Write successes that have no result to store.
 
-        None says that all of them were this worker's, and have succeeded.
+        None means that all of them were this worker's and have succeeded.
         """
         [(ours, cancelled, settled)] = fetch(
             self._executor,
@@ -139,21 +139,21 @@ class Attempts:
         ]
 
     def free_among(self, claimed: Sequence[Claimed]) -> set[int]:
-        """Those of these jobs whose rows no other transaction has locked."""
+        """Return the jobs among these whose rows no other transaction has locked."""
         ids = {"target_ids": _array([one.job_id for one in claimed])}
         return {row[0] for row in fetch(self._executor, settling.free_jobs(), ids)}
 
     def settle_one_success(self, claimed: Claimed, *, held: bool) -> list[Settled]:
-        """End one attempt that has succeeded, in its handler's transaction; empty if not ours.
+        """End one successful attempt in its handler's transaction; empty if it is not ours.
 
-        A held one takes its message along.
+        For a held attempt, also deletes the message.
         """
         parameters = self._names_of(claimed) | (_key_of(claimed) if held else {})
         rows = fetch(self._executor, settling.settle_one_success(held=held), parameters)
         return [Settled(row[0], row[1]) for row in rows]
 
     def _names_of(self, claimed: Claimed) -> dict[str, Any]:
-        """Under which its lease is found, if it is still this worker's."""
+        """The values by which an attempt's lease is found, if it is still this worker's."""
         return {
             "job_id": claimed.job_id,
             "of_message_id": claimed.message_id,
@@ -181,7 +181,7 @@ def _claim_of(rows: Sequence[Any], kind: type[Kind]) -> Claim[Kind]:
     read_at, quiet_until, taken, passed = rows[0][:4]
     if rows[0][4] is None:
         return Claim([], taken, read_at, quiet_until, passed or ())
-    # DELETE ... RETURNING promises no order, whatever the probes had.
+    # DELETE ... RETURNING guarantees no order, whatever the order of the probes.
     found = sorted([kind._make(row[4:]) for row in rows])
     return Claim(found, taken, read_at, quiet_until, passed or ())
 
@@ -191,7 +191,7 @@ def _message_of(claimed: Claimed) -> dict[str, Any]:
 
 
 def _key_of(row: Claimed | Locked) -> dict[str, Any]:
-    """Where the message of a row stands, but for its id."""
+    """The key of the row's message, without its id."""
     return {"of_queue": row.queue, "of_priority": row.priority, "of_run_at": row.run_at}
 
 
@@ -200,7 +200,7 @@ def _documents(pairs: Iterable[ClaimCursor]) -> str:
 
 
 def _verdict(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:
-    """One attempt and its outcome, as the row that the settle statement reads."""
+    """Return one attempt and its outcome, as the row that the settle statement reads."""
     verdict: dict[str, Any] = {
         "target_id": claimed.job_id,
         "message_id": claimed.message_id,
@@ -231,7 +231,7 @@ def _verdict(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:
 
 
 def _seconds(delay: timedelta | None) -> float | None:
-    """Within what a time can hold: an outcome that cannot be written would stop the others."""
+    """Limit a delay to the range of a timestamp: one that overflows would fail the whole batch."""
     if delay is None:
         return None
     return min(max(delay, timedelta(0)), LONGEST_DELAY).total_seconds()

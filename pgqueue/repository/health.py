@@ -1,4 +1,4 @@
-"""What may be wrong around the tables, asked of the server."""
+"""Queries the server for problems around the tables."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -12,11 +12,11 @@ from pgqueue.repository.rows import StatusCount
 from pgqueue.statements import counts, health
 
 LIMITS = ("statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout")
-"""Settings by which the server ends what takes too long."""
+"""Settings by which the server ends long statements and transactions."""
 
 
 class Waiting(NamedTuple):
-    """Due jobs that nobody runs, by task or by queue."""
+    """Due jobs that no worker runs, by task or by queue."""
 
     name: str
     jobs: int
@@ -27,7 +27,7 @@ class Setting(NamedTuple):
     name: str
     value: str
     source: str
-    """What has set it: a file, the database, the role, the session."""
+    """Where the value was set: a file, the database, the role, the session."""
 
 
 class RoleSetting(NamedTuple):
@@ -37,7 +37,7 @@ class RoleSetting(NamedTuple):
 
 
 class OldTransaction(NamedTuple):
-    """Dead rows that are younger than it stay, in every table."""
+    """A transaction that keeps vacuum from removing newer dead rows, in every table."""
 
     who: str
     state: str
@@ -51,21 +51,21 @@ class Slot(NamedTuple):
     name: str
     is_active: bool
     transactions_held: int | None
-    """How far back it keeps dead rows from vacuum; None where it keeps none."""
+    """From how many transactions ago the slot keeps dead rows; None if it keeps none."""
 
 
 class Creator(NamedTuple):
-    """A role that may create in a schema of the search_path."""
+    """A role that may create objects in a schema of the search_path."""
 
     schema: str
     role: str | None
-    """None: everybody."""
+    """None: every role."""
     is_before_catalog: bool
-    """Whether the path names the schema before ``pg_catalog``."""
+    """Whether the path lists the schema before ``pg_catalog``."""
 
 
 class TableHealth(NamedTuple):
-    """What the statistics know of a table."""
+    """The statistics of a table."""
 
     name: str
     live: int
@@ -80,22 +80,22 @@ class Health:
         self._executor = executor
 
     def counts_but_succeeded(self) -> list[StatusCount]:
-        """How many jobs stand where, without those that have succeeded."""
+        """The number of jobs by queue and status, without succeeded jobs."""
         rows = self._executor.execute(counts.count_jobs_but_succeeded())
         return [StatusCount(queue, JobStatus(status), count) for queue, status, count in rows]
 
     def about_jobs(self) -> int:
-        """How many jobs there are, as the server's statistics have it."""
+        """The approximate number of jobs, from the server's statistics."""
         return max(0, int(self._executor.execute(counts.estimate_jobs()).scalar_one()))
 
     def unknown_tasks(self, known: Iterable[str]) -> list[Waiting]:
-        """Due jobs of tasks that are not among those known."""
+        """Due jobs whose tasks are not in ``known``."""
         parameters = {"known": sorted(known)}
         rows = self._executor.execute(health.due_jobs_of_unknown_tasks(), parameters)
         return [Waiting(*row) for row in rows]
 
     def unserved_queues(self) -> list[Waiting]:
-        """Due jobs in queues that no living worker serves."""
+        """Due jobs in queues that no live worker serves."""
         rows = self._executor.execute(health.due_jobs_nobody_serves())
         return [Waiting(*row) for row in rows]
 
@@ -108,7 +108,7 @@ class Health:
         return [RoleSetting(*row) for row in rows]
 
     def old_transactions(self, age: timedelta) -> list[OldTransaction]:
-        """What keeps vacuum from removing what has been dead for this long."""
+        """What keeps vacuum from removing rows that have been dead for ``age``."""
         rows = self._executor.execute(health.old_transactions(), {"age": age})
         return [OldTransaction(row[0], row[1], float(row[2]), row[3]) for row in rows]
 
@@ -120,7 +120,7 @@ class Health:
         return [RoleSetting(*row) for row in rows]
 
     def creators_in_search_path(self) -> list[Creator]:
-        """Who else may create in the schemas where this session looks names up."""
+        """Which other roles may create objects in the schemas where this session looks up names."""
         return [Creator(*row) for row in self._executor.execute(health.creators_in_search_path())]
 
     def slots(self) -> list[Slot]:
@@ -131,7 +131,7 @@ class Health:
         return [TableHealth(*row) for row in rows]
 
     def connection(self) -> tuple[str | None, bool]:
-        """The server's address, None for a socket of this machine, and whether it is encrypted."""
+        """The server's address, None for a local socket, and whether the connection uses TLS."""
         address, is_encrypted = self._executor.execute(health.connection()).one()
         return address, is_encrypted
 

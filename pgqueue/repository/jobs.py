@@ -1,4 +1,4 @@
-"""What an application does to jobs: enqueue, cancel, requeue, look."""
+"""An application's operations on jobs: enqueue, cancel, requeue, inspect."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -22,11 +22,11 @@ TRIES_FOR_A_KEY = 20
 
 
 class Change(StrEnum):
-    """What an operator's call has done.  ``UNCHANGED`` is false, the others are true."""
+    """The result of an operator's call.  ``UNCHANGED`` is false, the others are true."""
 
     CANCELLED = "cancelled"
     CANCEL_REQUESTED = "cancel requested"
-    """The job is running: it ends as cancelled when its handler does."""
+    """The job is running; it ends as cancelled when its handler ends."""
     REQUEUED = "requeued"
     UNCHANGED = "unchanged"
 
@@ -36,7 +36,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What all jobs of one enqueue have in common."""
+    """The values that all jobs of one enqueue have in common."""
 
     task: str
     queue: str
@@ -67,7 +67,7 @@ class NewJob:
 
 
 class Enqueued(NamedTuple):
-    """What the database chose for a new job."""
+    """The values that the database chose for a new job."""
 
     id: int
     run_at: datetime
@@ -86,7 +86,7 @@ class KeyHolder(NamedTuple):
 
     id: int
     is_readable: bool
-    """Whether the role may read all of it, or only what enqueuing needs."""
+    """Whether the role may read the whole job, or only the columns needed to enqueue."""
 
 
 class Jobs:
@@ -96,7 +96,7 @@ class Jobs:
         self._executor = executor
 
     def enqueue(self, new: NewJob, *, args: str, unique_key: str | None) -> Enqueued | KeyHolder:
-        """Insert a job; returns what the database chose, or the job that has the key."""
+        """Insert a job; returns the values that the database chose, or the job that has the key."""
         statement = enqueueing.enqueue_job(
             start=new.start, unique=unique_key is not None, notify=new.notify
         )
@@ -108,7 +108,7 @@ class Jobs:
         for _ in range(TRIES_FOR_A_KEY):
             if rows := fetch(self._executor, statement, parameters):
                 return Enqueued(*rows[0][:3])
-            # Not visible: the holder has ended between the two statements, so the key is free.
+            # Not visible: the holder ended between the two statements, so the key is free.
             holder = self._holders(new.queue, [unique_key]).get(unique_key)
             if holder is not None:
                 return holder
@@ -118,15 +118,15 @@ class Jobs:
         """Insert a chunk of jobs from a JSON array of their arguments; returns ids in order."""
         statement = enqueueing.enqueue_jobs(start=new.start, notify=new.notify)
         rows = fetch(self._executor, statement, {**new.parameters(), "documents": documents})
-        # Identities are drawn in the order of the array.
+        # Identity values are drawn in the order of the array.
         return sorted(row[0] for row in rows)
 
     def enqueue_unique_chunk(
         self, new: NewJob, *, payloads: Sequence[Any], keys: Sequence[str | None]
     ) -> list[int]:
-        """The same with unique keys, ascending; a taken key gives the id of the job that holds it.
+        """The same with unique keys, ascending; for a taken key, the id of the job that holds it.
 
-        Two callers that want the same keys then wait for each other in one order.
+        Two callers that use the same keys then wait for each other in one order.
         """
         rows = [Row(*row) for row in zip(payloads, keys, strict=True)]
         return self._enqueue_in_order(new, rows)
@@ -134,9 +134,9 @@ class Jobs:
     def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[int]:
         """Insert rows by ascending keys, and never a key after a later one.
 
-        A key may be taken when its turn comes and have no holder any more when we look for it,
-        after the others.  To go back for it alone would deadlock with who has taken it by now
-        and waits for one of ours: a savepoint lets ours go, and the halves are tried in turn.
+        A taken key may have no holder any more when the holders are read, after the insert.  To
+        retry that key alone could deadlock with another caller that has since taken it and waits
+        for one of our keys: a rollback to the savepoint frees ours, and each half is tried in turn.
         """
         for _ in range(1 if len(rows) > 1 else TRIES_FOR_A_KEY):
             with self._executor.begin_nested() as savepoint:
@@ -152,7 +152,7 @@ class Jobs:
         return first + self._enqueue_in_order(new, rows[middle:])
 
     def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[Row]) -> list[int | None]:
-        """The ids of new jobs and of the holders of taken keys; None for a holder that is gone."""
+        """The ids of new jobs and of holders of taken keys; None for a holder that has ended."""
         statement = enqueueing.enqueue_unique_jobs(start=new.start, notify=new.notify)
         documents = json.dumps([row._asdict() for row in rows])
         written = self._executor.execute(statement, {**new.parameters(), "documents": documents})
@@ -177,10 +177,10 @@ class Jobs:
         self._executor.execute(statement, {"job_id": job_id})
 
     def cancel(self, job_id: int) -> Change:
-        """End a waiting job as cancelled, or ask the worker of a running one to.
+        """End a waiting job as cancelled, or ask the worker of a running job to cancel it.
 
-        The job's row is locked first; its message only if nobody holds it.  A message that
-        could be taken proves that the job does not run, whatever a crash has left behind.
+        Locks the job's row first, and its message only if no transaction holds it.  A message that
+        could be locked proves that the job does not run, whatever a crash has left behind.
         """
         job = self._locked(job_id)
         if job.outcome is not None:
@@ -196,19 +196,19 @@ class Jobs:
 
     def requeue(self, job_id: int, *, notify: bool) -> Change:
         """Put a failed or cancelled job back as if new; its old attempts stay on record."""
-        # Leases before jobs, as everywhere: a late settle of this job takes them in that order.
+        # Leases before jobs, as everywhere: a late settle of this job locks them in that order.
         self._run(operations.delete_lease_of_ended_job(), job_id)
         job = self._locked(job_id)
         if job.outcome not in (JobStatus.FAILED, JobStatus.CANCELLED):
             return Change.UNCHANGED
         self._run(operations.delete_messages(), job_id)
         if self._run(operations.is_with_a_worker(), job_id).scalar():
-            # Held by a worker since before the cancel.  Should its transaction roll back, or its
-            # claim be settled after all, the job would have two messages, and twice its attempts.
+            # A worker has held the job since before the cancel.  If its transaction rolls back, or
+            # its claim is settled after all, the job would get two messages and twice its attempts.
             return Change.UNCHANGED
 
         def requeue() -> None:
-            # A savepoint: a taken key must leave the caller's transaction as it was.
+            # In a savepoint: a taken key must leave the caller's transaction as it was.
             with self._executor.begin_nested():
                 self._run(operations.requeue_job(notify=notify), job_id)
 
@@ -217,10 +217,10 @@ class Jobs:
         return Change.REQUEUED
 
     def delete_belongings(self, job_id: int) -> None:
-        """Delete what else there is of a job, right before the job itself is deleted.
+        """Delete the other rows of a job, right before the job itself is deleted.
 
-        Lease and job first, in the order of the settle: what a settle or a requeue in flight
-        still writes about the job is then there to be deleted.
+        Locks lease and job first, in the order of the settle, so that rows which a concurrent
+        settle or requeue still writes for the job are there to be deleted.
         """
         self._run(operations.delete_lease(), job_id)
         self._run(operations.lock_job(), job_id)
@@ -268,7 +268,7 @@ def raising_duplicate(
     unique_key: str | None,
     holder: Callable[[], KeyHolder | None] = lambda: None,
 ) -> Any:
-    """Run what may take a unique key, and say which key it was if another job has it."""
+    """Run a statement that may take a unique key; if another job has it, raise DuplicateJob."""
     try:
         return action()
     except IntegrityError as error:

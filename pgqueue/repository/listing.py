@@ -1,4 +1,4 @@
-"""What an operator looks at: pages of jobs, and everything about one of them."""
+"""What an operator reads: pages of jobs, and all rows about one job."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,15 +34,15 @@ class JobLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Some jobs, the newest first."""
+    """Some jobs, newest first."""
 
     jobs: Sequence[JobLine]
     next_before: int | None
-    """What the filter of the next page has as ``before``; None on the last page."""
+    """The ``before`` of the next page's filter; None on the last page."""
 
 
 class Holder(NamedTuple):
-    """The worker that runs a job.  A worker that has left no row has no name any more."""
+    """The worker that runs a job; hostname and pid are None if its row is deleted."""
 
     worker_id: UUID
     hostname: str | None
@@ -53,7 +53,7 @@ class Holder(NamedTuple):
 
 
 class PastAttempt(NamedTuple):
-    """An attempt that did not end well."""
+    """An unsuccessful attempt."""
 
     attempt: int
     outcome: str
@@ -69,7 +69,7 @@ class PastAttempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """Everything that is known of one job."""
+    """Everything on record about one job."""
 
     status: JobStatus
     columns: dict[str, Any]
@@ -79,30 +79,30 @@ class JobDetails:
 
 
 class Listing:
-    """The jobs behind one Session or Connection, to be looked at."""
+    """Reads the jobs behind one Session or Connection for an operator."""
 
     def __init__(self, executor: Session | Connection) -> None:
         self._executor = executor
 
     def page(self, which: JobFilter, *, limit: int) -> JobPage:
-        """The newest jobs that fit; one more is read, to know whether that is all."""
+        """The newest matching jobs; reads one more, to know whether there is another page."""
         rows = self._executor.execute(listing.list_jobs(which, limit=limit + 1))
         found = [JobLine(*row) for row in rows]
         shown = found[:limit]
         return JobPage(shown, shown[-1].id if len(found) > limit else None)
 
     def ids(self, which: JobFilter, *, limit: int | None = None) -> list[int]:
-        """The ids of all jobs that fit, or of the oldest of them, in ascending order."""
+        """The ids of all matching jobs, or of the oldest of them, in ascending order."""
         ids = listing.job_ids(which, limit=limit, newest_first=False)
         return [row[0] for row in self._executor.execute(ids)]
 
     def status(self, job_id: int) -> JobStatus | None:
-        """Where a job stands; None where there is no such job."""
+        """The status of a job; None if there is no such job."""
         found = self._executor.execute(listing.status_of_job(), {"job_id": job_id}).scalar()
         return None if found is None else JobStatus(found)
 
     def job(self, job_id: int) -> JobDetails:
-        """Everything of one job that this role may read; raises JobNotFound."""
+        """Everything about one job that this role may read; raises JobNotFound."""
         one = {"job_id": job_id}
         hidden = frozenset(row[0] for row in self._executor.execute(listing.hidden_columns()))
         row = self._executor.execute(listing.job_details(hidden), one).mappings().one_or_none()

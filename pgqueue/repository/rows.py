@@ -1,4 +1,4 @@
-"""What claims and settles bring back, and looks at all jobs."""
+"""The rows that claims, settles and queries over all jobs return."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from pgqueue.models import JobStatus
 
 
 class Claimed(NamedTuple):
-    """A job this worker may run.  Sorts in the order in which jobs start.
+    """A job that this worker may run.  Sorts in the order in which jobs start.
 
-    Time and arguments are text as the database wrote them, unread so far.
+    Time and arguments are text as the database wrote it, not parsed yet.
     """
 
     priority: int
@@ -26,12 +26,12 @@ class Claimed(NamedTuple):
 
     @property
     def is_alone(self) -> bool:
-        """Whether it must not wait in a worker that may die: what ``message_queue.alone`` says."""
+        """Whether the job must not wait in the job buffer, as ``message_queue.alone`` says."""
         return self.crashes > 0 or self.max_attempts == 1
 
 
 class Locked(NamedTuple):
-    """A job whose message this transaction holds, and the stamp a crash may have left."""
+    """A job whose message this transaction holds, and the stamp that a crash may have left."""
 
     priority: int
     run_at: str
@@ -49,12 +49,12 @@ class Locked(NamedTuple):
 
     @property
     def crashes(self) -> int:
-        """Those on record, and the one that has left a stamp."""
+        """The recorded crashes, and the one that has left a stamp."""
         return self.past_crashes + (self.seen_attempt is not None)
 
     @property
     def is_alone(self) -> bool:
-        """As of :class:`Claimed`."""
+        """The same as of :class:`Claimed`."""
         return self.crashes > 0 or self.max_attempts == 1
 
     def claimed(self, *, attempt: int, crashes: int) -> Claimed:
@@ -65,7 +65,7 @@ Kind = TypeVar("Kind", Claimed, Locked)
 
 
 class ClaimCursor(NamedTuple):
-    """A queue and a priority, and the key behind which a claim looks."""
+    """A queue and a priority, and the key after which a claim looks."""
 
     queue: str
     priority: int
@@ -74,30 +74,30 @@ class ClaimCursor(NamedTuple):
 
 
 class Upcoming(NamedTuple):
-    """What waits, seen without a lock."""
+    """The waiting messages, read without a lock."""
 
     is_due: bool
-    """Whether a message is due, perhaps one that another transaction holds."""
+    """Whether a message is due; another transaction may hold it."""
     seconds: float | None
-    """Until the next one is due; None when there is none."""
+    """Seconds until the next one is due; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim(Generic[Kind]):
-    """What one claim brought."""
+    """The result of one claim."""
 
     rows: list[Kind]
     taken: int
-    """Messages found: more than ``rows`` when some had no unfinished job, and are dropped."""
+    """Messages found: more than ``rows`` if some had no unfinished job and were dropped."""
     read_at: str
     quiet_until: str
-    """A second before the claim, by the database's clock."""
+    """One second before the claim, by the database's clock."""
     passed: Sequence[int] = ()
-    """The priorities of the messages that a claim ahead has left: their jobs must not wait."""
+    """Priorities of the messages that a claim ahead has left, because their jobs must not wait."""
 
 
 class Settled(NamedTuple):
-    """An attempt that was ours to settle, and how its job stands now."""
+    """An attempt that was ours to settle, and the outcome of its job if it has ended."""
 
     job_id: int
     outcome: str | None
@@ -111,7 +111,7 @@ class StatusCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A row that breaks a rule which must always hold."""
+    """A row that breaks an invariant."""
 
     rule: str
     job_id: int | None

@@ -1,4 +1,4 @@
-"""What workers do to each other: say that they live, see who does not, rescue what it held."""
+"""What workers write and read about each other: heartbeats, deaths, rescues."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ RESCUE_BATCH = 500
 
 
 class SeenWorker(NamedTuple):
-    """A worker as another one sees it."""
+    """A worker as other workers see it."""
 
     id: UUID
     heartbeat_at: datetime
@@ -24,15 +24,15 @@ class SeenWorker(NamedTuple):
 
 
 class Notices(NamedTuple):
-    """What a worker must know of the decisions of others."""
+    """What a worker must know of operators' calls and of other workers."""
 
     paused: list[str]
     cancelled: set[int]
-    """Those of its running jobs that somebody has asked to cancel."""
+    """Those of its running jobs that were asked to cancel."""
     has_died_lately: bool
-    """Whether somebody may still have leases of the newly dead to give back."""
+    """Whether workers declared dead just now may have leases to rescue."""
     has_orphans: bool | None
-    """Whether dead workers have left leases; None where that was not asked."""
+    """Whether dead workers have left leases; None if the search was not requested."""
     has_stamps: bool | None
 
 
@@ -45,7 +45,7 @@ class Workers:
     def register(
         self, worker_id: UUID, *, hostname: str, pid: int, queues: Sequence[str], slots: int
     ) -> None:
-        """Write a new worker's row."""
+        """Insert a new worker's row."""
         row = {
             "worker_id": worker_id,
             "hostname": hostname,
@@ -56,18 +56,18 @@ class Workers:
         self._executor.execute(workers.register_worker(), row)
 
     def lock_presence(self, worker_id: UUID) -> bool:
-        """Take the lock that ends with this connection; False while another connection has it."""
+        """Take the lock that ends with this connection; False if another connection has it."""
         return bool(
             self._executor.execute(workers.lock_presence(), {"worker_id": worker_id}).scalar()
         )
 
     def beat(self, worker_id: UUID) -> list[SeenWorker] | None:
-        """Beat; returns the other workers, or None for a worker declared dead."""
+        """Write a heartbeat; returns the other workers, or None for a worker declared dead."""
         rows = list(self._executor.execute(workers.beat(), {"worker_id": worker_id}))
         return [SeenWorker(*row) for row in rows if row[0] is not None] if rows else None
 
     def notices(self, *, running: Sequence[int], search: bool) -> Notices:
-        """What others have decided, and with ``search`` what the dead have left."""
+        """Read pauses, cancels and deaths; with ``search``, also orphaned leases and stamps."""
         statement = workers.notices(running=bool(running), search=search)
         jobs = {"job_ids": list(running)} if running else {}
         paused, cancelled, *found = self._executor.execute(statement, jobs).one()
@@ -80,12 +80,12 @@ class Workers:
         return [SeenWorker(*row) for row in self._executor.execute(workers.all_workers())]
 
     def leases_of(self, worker_id: UUID) -> list[tuple[int, int, int]]:
-        """(job, message, attempt) of every lease the database says this worker holds."""
+        """(job, message, attempt) of every lease that this worker holds in the database."""
         rows = self._executor.execute(workers.leases_of(), {"worker_id": worker_id})
         return [(row[0], row[1], row[2]) for row in rows]
 
     def has_settled(self, worker_id: UUID, claimed: Claimed) -> bool | None:
-        """Whether a worker's settle of an attempt was committed; None while that is not decided."""
+        """Whether a worker's settle of an attempt was committed; None while this is undecided."""
         fence = {
             "job_id": claimed.job_id,
             "message_id": claimed.message_id,
@@ -99,23 +99,23 @@ class Workers:
         self._executor.execute(workers.terminate_backend(), {"pid": pid})
 
     def declare_dead(self, member: SeenWorker) -> bool:
-        """Declare a worker dead unless it has beaten since it was seen."""
+        """Declare a worker dead unless it has sent a heartbeat since it was seen."""
         parameters = {"dead_id": member.id, "seen_at": member.heartbeat_at}
         return self._executor.execute(rescuing.declare_dead(), parameters).first() is not None
 
     def end_transactions(self) -> list[int]:
-        """End the transactions in which dead workers still hold messages; returns their jobs."""
+        """End the transactions in which dead workers still hold messages; returns the jobs."""
         return [row[0] for row in self._executor.execute(rescuing.end_transactions())]
 
     def rescue(self) -> list[Settled]:
-        """Give back a batch of what dead workers held; empty when nothing is left."""
+        """Give back a batch of the leases of dead workers; empty if none is left."""
         limit = {"limit": RESCUE_BATCH}
         rows = list(self._executor.execute(rescuing.rescue_leases(), limit))
         rows += self._executor.execute(rescuing.rescue_lost_messages(), limit)
         return [Settled(row[0], row[1]) for row in rows]
 
     def drop_left_stamps(self) -> None:
-        """Clear away the stamps that their jobs have gone on without: nobody else would."""
+        """Delete stamps that their jobs no longer need; nothing else deletes them."""
         self._executor.execute(rescuing.drop_left_stamps())
 
     def forget_dead(self) -> None:

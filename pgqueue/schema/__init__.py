@@ -1,8 +1,8 @@
-"""Brings the tables to the version this code is written for, or says what to run.
+"""Upgrades the tables to the version this code is written for, or says what to run.
 
-The revisions lie in ``pgqueue/migrations`` and are run in one of two ways: in a history of their
-own (:func:`upgrade_database`), or inside the application's own Alembic history, where a revision
-calls :func:`upgrade`.  A database is brought up by one of the two.
+The revisions are in ``pgqueue/migrations`` and run in one of two ways: in a history of their own
+(:func:`upgrade_database`), or in the application's own Alembic history, where a revision calls
+:func:`upgrade`.  Use exactly one of the two for a database.
 """
 
 from pgqueue.schema.host_history import downgrade, include_name, upgrade

@@ -1,4 +1,4 @@
-"""The way of an application with Alembic: its own revisions call ours, and there is one history."""
+"""For applications with Alembic: their own revisions call ours, in one common history."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def upgrade(*, to: int, base: int | None = None) -> None:
-    """Bring the tables to a version, inside a revision of the application's own history.
+    """Upgrade the tables to a version, inside a revision of the application's own history.
 
-    Steps the database already has are skipped.  Offline (``--sql``) there is no database to ask:
-    ``base`` says which version it has, 0 where there are no tables yet.
+    Steps that the database already has are skipped.  Offline (``--sql``) there is no database to
+    query: ``base`` gives its version, 0 if there are no tables yet.
     """
     _refuse_unknown(to, lowest=1)
     found = _version_found("upgrade", to=to, base=base, offline_default=0)
@@ -36,10 +36,10 @@ def upgrade(*, to: int, base: int | None = None) -> None:
 
 
 def downgrade(*, to: int, base: int | None = None) -> None:
-    """Take the tables back to a version, inside a revision of the application's own history.
+    """Downgrade the tables to a version, inside a revision of the application's own history.
 
-    Version 0 has no tables.  Offline ``base`` says which version the database has, by default
-    the newest.
+    Version 0 has no tables.  Offline, ``base`` gives the version of the database, by default the
+    newest.
     """
     _refuse_unknown(to, lowest=0)
     found = _version_found("downgrade", to=to, base=base, offline_default=SCHEMA_VERSION)
@@ -58,9 +58,9 @@ def include_name(
     type_: str,
     parent_names: Mapping[Any, str | None],  # Any: Alembic's own key type is not public
 ) -> bool:
-    """Keep pgqueue's schema out of autogenerate, for hosts that set ``include_schemas=True``.
+    """Keep pgqueue's schema out of autogenerate, for applications with ``include_schemas=True``.
 
-    Alembic asks before it reads a schema, and reads nothing of one that is refused.
+    Alembic calls this before it reads a schema, and reads nothing of a schema that is refused.
     """
     return not (type_ == "schema" and name == SCHEMA)
 
@@ -102,7 +102,7 @@ def _version_in_database(connection: Connection) -> int:
 
 
 def _take_over(connection: Connection) -> None:
-    """From here on the host's history brings the tables: two would each run the next revision."""
+    """Leave the tables to the host's history: two histories would each run the next revision."""
     connection.execute(
         text(
             f"""
@@ -115,10 +115,10 @@ def _take_over(connection: Connection) -> None:
 
 @contextmanager
 def _search_path_of_ours() -> Iterator[None]:
-    """What the tables and views are made of is looked up now, once and for all.
+    """Set our search_path while the tables and views are created: names are resolved only then.
 
-    The rest of the host's revision has its own path again.  A setting of the transaction keeps it:
-    offline there is nobody to ask for it.
+    The rest of the host's revision gets its own path back.  A transaction setting keeps it, because
+    offline it cannot be queried.
     """
     from alembic import op
 

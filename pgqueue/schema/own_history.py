@@ -1,4 +1,4 @@
-"""The stand-alone way: pgqueue's revisions in a history of their own."""
+"""The stand-alone way: pgqueue's revisions in their own history."""
 
 from sqlalchemy import Connection, Engine
 
@@ -12,8 +12,8 @@ from pgqueue.schema.state import (
 
 
 def upgrade_database(engine: Engine) -> None:
-    """Create or upgrade the tables; any number of processes may do so at once."""
-    # READ COMMITTED: whoever waited for the lock must see what the one before it has done.
+    """Create or upgrade the tables; safe to call from several processes at once."""
+    # READ COMMITTED: a process that waited for the lock must see what the previous one has done.
     with (
         engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
         connection.begin(),

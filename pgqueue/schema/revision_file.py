@@ -1,4 +1,4 @@
-"""Writes the revision file by which an application's own history brings pgqueue."""
+"""Writes the revision file by which an application's own history upgrades pgqueue's tables."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OURS = Path(__file__).parents[1] / "migrations"
 def write_revision(
     host: Config | Path | str, *, message: str = "add pgqueue", head: str = "head"
 ) -> Path:
-    """Write the next revision of an application's own history, and say where it is.
+    """Write the next revision of an application's own history; returns its path.
 
-    The revision brings the tables from the version an earlier one brought to the newest.
+    The revision upgrades the tables from the version of the last such revision to the newest.
     ``host`` is the application's Alembic ``Config``, its ``alembic.ini``, or its directory of
     migrations.
     """
@@ -39,7 +39,7 @@ def write_revision(
 
 
 def _config_of(path: Path) -> Config:
-    """Plain Alembic keeps its ini beside the directory of migrations, Flask-Migrate inside."""
+    """Alembic keeps its ini file beside the directory of migrations, Flask-Migrate inside it."""
     from alembic.config import Config
 
     if path.is_file():
@@ -85,7 +85,7 @@ def _version_brought_by(scripts: ScriptDirectory) -> int:
 
 
 def _refuse_empty(path: Path) -> None:
-    """The templates for several databases have a function for each, and no place for the call."""
+    """Refuse templates for several databases: they have one function for each and none for all."""
     if "pgqueue.schema.upgrade" not in path.read_text("utf-8"):
         raise SchemaError(
             f"The template of {path} has no place for the call. In the functions for the database "

@@ -1,8 +1,8 @@
-"""Who may do what with the tables: five roles, each with the least its work needs.
+"""The rights on the tables: five roles, each with the fewest that its work needs.
 
-The roles are made by whoever runs the server; here they are given their rights, and lose them.
-A role has afterwards what is written here and nothing else, whatever it had before, so the call
-can be repeated, and has to be after each upgrade of the tables.
+The server's administrator creates the roles; the functions here grant and revoke their rights.
+After a grant a role has exactly the rights written here, whatever it had before, so the call can be
+repeated.  It must be repeated after each upgrade of the tables.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def grant(
     owner: str | None = None,
     connection: Connection | None = None,
 ) -> None:
-    """Give roles their rights on the tables: in a revision of yours, or on a connection.
+    """Grant roles their rights on the tables, in one of your revisions or on a connection.
 
-    ``worker`` runs jobs, ``enqueue`` only writes them, ``dashboard`` looks at them without
-    arguments, results and tracebacks, and may cancel, requeue and pause; ``owner`` is made the
-    owner of the tables, and ``migrator`` a member of it.  The roles have to exist.
+    ``worker`` runs jobs, ``enqueue`` only writes them, ``dashboard`` reads them without arguments,
+    results and tracebacks, and may cancel, requeue and pause; ``owner`` becomes the owner of the
+    tables, and ``migrator`` a member of ``owner``.  The roles must exist.
 
-    Works offline (``--sql``) too.  Repeat it after each upgrade of the tables.
+    Works offline (``--sql``) too.  Repeat the call after each upgrade of the tables.
     """
     roles = Roles(
         worker=worker, enqueue=enqueue, dashboard=dashboard, migrator=migrator, owner=owner
@@ -47,10 +47,10 @@ def revoke(
     owner: str | None = None,
     connection: Connection | None = None,
 ) -> None:
-    """Undo :func:`grant`: the roles keep no right on the tables.
+    """Undo :func:`grant`: the roles keep no rights on the tables.
 
-    The tables of ``owner`` become those of the role that runs this, and ``migrator`` is no
-    member of it any more.
+    The tables of ``owner`` pass to the role that runs this, and ``migrator`` is removed from
+    ``owner``.
     """
     roles = Roles(
         worker=worker, enqueue=enqueue, dashboard=dashboard, migrator=migrator, owner=owner
@@ -59,11 +59,11 @@ def revoke(
 
 
 def grant_statements(roles: Roles) -> list[str]:
-    """The SQL of :func:`grant`, to be run in one transaction."""
+    """Return the SQL of :func:`grant`, to run in one transaction."""
     return [
         *_owned_by(_literal(roles.owner) if roles.owner else None),
         *_membership(roles),
-        # All of them first: one role may serve two purposes.
+        # Revoke from all roles first: one role may serve two purposes.
         *_nothing_for(roles),
         *(f'GRANT USAGE ON SCHEMA "{SCHEMA}" TO {_quoted(name)}' for name, _ in roles.users),
         *(_rights_of(name, rights) for name, rights in roles.users),
@@ -71,7 +71,7 @@ def grant_statements(roles: Roles) -> list[str]:
 
 
 def revoke_statements(roles: Roles) -> list[str]:
-    """The SQL of :func:`revoke`, to be run in one transaction."""
+    """Return the SQL of :func:`revoke`, to run in one transaction."""
     members = []
     if roles.migrator and roles.owner:
         members.append(f"REVOKE {_quoted(roles.owner)} FROM {_quoted(roles.migrator)}")
@@ -91,7 +91,7 @@ def _literal(value: str) -> str:
 
 
 def _owned_by(owner: str | None) -> Iterator[str]:
-    """Hand over schema, tables and views; ``owner`` is an expression.  No lock where it is so."""
+    """Change the owner of schema, tables and views if it differs; ``owner`` is an expression."""
     if owner is None:
         return
     schema = _literal(SCHEMA)
@@ -116,7 +116,7 @@ def _owned_by(owner: str | None) -> Iterator[str]:
 
 
 def _membership(roles: Roles) -> Iterator[str]:
-    """Only where it is missing: a migrator that runs this itself may not grant it."""
+    """Only if it is missing: a migrator that runs this itself may not grant it."""
     if roles.migrator and roles.owner:
         migrator, owner = _literal(roles.migrator), _literal(roles.owner)
         yield _run_each(
@@ -129,16 +129,16 @@ def _membership(roles: Roles) -> Iterator[str]:
 
 
 def _nothing_for(roles: Roles) -> Iterator[str]:
-    # With the right on a table go those on its columns.
+    # Revoking a right on a table also revokes it on the columns.
     for name, _ in roles.users:
         yield f'REVOKE ALL ON ALL TABLES IN SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
         yield f'REVOKE ALL ON SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
 
 
 def _rights_of(name: str, rights: Rights) -> str:
-    """Rights on what there is: a table or a column of a later version is passed by.
+    """Grant rights on existing tables and columns; skip those of a later version.
 
-    So a revision of an application can be run again years later, from the beginning.
+    So an application's revision can be run again years later, from the beginning.
     """
     wanted = ",\n                ".join(
         f"({_literal(table)}, {_literal(privilege)}, {_literal('{' + columns + '}')})"

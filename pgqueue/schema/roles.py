@@ -1,25 +1,25 @@
-"""Five roles, and the least that the work of each needs."""
+"""Five roles, each with the fewest rights that its work needs."""
 
 from dataclasses import dataclass
 
 from pgqueue.errors import OptionError
 
 LONGEST_NAME = 63
-"""Bytes; PostgreSQL cuts what is longer, and would find another role."""
+"""Bytes; PostgreSQL truncates longer names, and would find another role."""
 
 QUOTE = "$pgqueue$"
 
 ALL_OF_IT = ""
-"""A right on all columns of a table, also on those that later versions add."""
+"""A right on all columns of a table, including those that later versions add."""
 
 MESSAGE = "queue, priority, run_at, target_id, task, alone"
 
 TO_LOCK = "alone"
-"""SELECT ... FOR UPDATE asks for the right to update one column, and of those of a message this
-does least harm; of those of a lease, when it began."""
+"""SELECT ... FOR UPDATE requires the right to update one column; of a message's columns this one
+does least harm, of a lease's its start time."""
 
 Rights = dict[str, dict[str, str]]
-"""By table and privilege: the columns."""
+"""Column names, by table and privilege."""
 
 VERSION: Rights = {
     "schema_version": {"SELECT": ALL_OF_IT},
@@ -29,12 +29,12 @@ ENQUEUE: Rights = {
     **VERSION,
     "jobs": {
         "INSERT": ALL_OF_IT,
-        # What RETURNING gives back, and what ON CONFLICT compares.
+        # Columns that RETURNING returns and ON CONFLICT compares.
         "SELECT": (
             "id, queue, task, priority, run_at, max_attempts, attempts, snoozes, created_at, "
             "unique_key, held_unique_key"
         ),
-        # session.add() of a job with a unique key takes it in a statement of its own.
+        # For session.add() of a job with a unique key, a separate statement takes the key.
         "UPDATE": "held_unique_key",
     },
     "message_queue": {"INSERT": MESSAGE},
@@ -62,7 +62,7 @@ DASHBOARD: Rights = {
             "last_error, unique_key, held_unique_key, tags, meta, created_at, started_at, "
             "finished_at, cancel_requested_at"
         ),
-        # What cancel and requeue write.
+        # The columns that cancel and requeue write.
         "UPDATE": (
             "outcome, attempts, snoozes, run_at, result, started_at, finished_at, "
             "cancel_requested_at, held_unique_key"
@@ -93,7 +93,7 @@ DASHBOARD: Rights = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """Names of roles that exist on the server; None for those that are not meant."""
+    """Names of roles that exist on the server; None for purposes without a role."""
 
     worker: str | None = None
     enqueue: str | None = None
@@ -117,7 +117,7 @@ class Roles:
 
     @property
     def users(self) -> list[tuple[str, Rights]]:
-        """Those that get rights on the tables, and which."""
+        """The roles that get rights on the tables, with these rights."""
         wanted = ((self.worker, WORKER), (self.enqueue, ENQUEUE), (self.dashboard, DASHBOARD))
         return [(name, rights) for name, rights in wanted if name is not None]
 

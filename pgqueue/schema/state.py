@@ -1,4 +1,4 @@
-"""What a database holds of pgqueue, and whether this code can work with it."""
+"""The state of pgqueue's tables in a database, and whether this code can work with them."""
 
 from dataclasses import dataclass
 from importlib import metadata
@@ -11,7 +11,7 @@ from pgqueue.models.schema_version import SchemaVersion
 from pgqueue.statements.tables import pg
 
 SCHEMA_VERSION = 2
-"""What this code is written for.  Version N is brought by revision ``pgqueue_000N``."""
+"""The version this code is written for.  Revision ``pgqueue_000N`` creates version N."""
 
 BY_PLACE = ("message_queue", "leases")
 
@@ -19,7 +19,7 @@ _UPGRADE_COMMAND = "pgqueue --app module:queue upgrade"
 
 
 def verify(connection: Connection) -> None:
-    """Raise an error that says what to run, unless this code can work with the tables."""
+    """Raise an error that says what to run if this code cannot work with the tables."""
     found = read_state(connection)
     if found.version is None or found.oldest_code is None:
         raise found.damage() or _no_tables()
@@ -41,18 +41,18 @@ def verify(connection: Connection) -> None:
 
 @dataclass(frozen=True)
 class State:
-    """What a database holds of pgqueue; the version is None where its row is missing."""
+    """What a database contains of pgqueue; the version is None if its row is missing."""
 
     tables: frozenset[str]
     not_plain: tuple[str, ...]
-    """Tables whose rows are deleted by their place, and are not one plain table each."""
+    """Tables whose rows are deleted by ctid and that are not plain tables."""
     version: int | None
     oldest_code: int | None
     revision: str | None
-    """Where our own history stands; None where the application's history brings the tables."""
+    """The revision of our own history; None if the application's history upgrades the tables."""
 
     def damage(self) -> SchemaError | None:
-        """What is wrong with a database that has no version, unless it is new to pgqueue."""
+        """The error for a database that has lost its version; None for a new database."""
         if self.version is not None:
             return None
         if "schema_version" in self.tables:
@@ -68,7 +68,7 @@ class State:
         return None
 
     def too_old(self) -> SchemaTooOld:
-        """Names what brings the tables up in the history they came by."""
+        """Name the command that upgrades the tables in the history that created them."""
         way_up = f"Run `{_UPGRADE_COMMAND}`."
         if self.revision is None:
             way_up = (
@@ -83,7 +83,7 @@ class State:
 
 
 def read_state(connection: Connection) -> State:
-    """Asks the catalog first: a missing table must not fail the caller's transaction."""
+    """Queries the catalog first: a missing table must not fail the caller's transaction."""
     found = connection.execute(_TABLES)
     plain = {table.name: table.is_plain for table in found}
     row = connection.execute(_VERSION).first() if "schema_version" in plain else None
@@ -98,13 +98,13 @@ def read_state(connection: Connection) -> State:
 
 
 def wait_for_other_upgrades(connection: Connection) -> None:
-    """Held until the transaction ends, whichever history upgrades."""
+    """Take a lock until the transaction ends, in whichever history the upgrade runs."""
     key = pg.hashtextextended(f"pgqueue upgrades schema {SCHEMA}", 0)
     connection.execute(select(pg.pg_advisory_xact_lock(key)))
 
 
 def installed() -> str:
-    """The distribution by name and version, for messages."""
+    """The name and version of the distribution, for messages."""
     try:
         return f"the installed sqlalchemy-pgqueue {metadata.version('sqlalchemy-pgqueue')}"
     except metadata.PackageNotFoundError:
@@ -124,7 +124,7 @@ _TABLES = text(
     """  # noqa: S608  # the schema name is checked where it is read
 )
 _VERSION = select(SchemaVersion.version, SchemaVersion.oldest_code)
-# A host may keep the version table of its own history in the same schema.
+# A host may keep its own history's version table in the same schema.
 _REVISION = text(
     f"""
     SELECT version_num FROM "{SCHEMA}".alembic_version

@@ -1,1 +1,1 @@
-"""The application's Session, the handler's, and the door for AsyncSession."""
+"""The application's Session, the handler's Session, and support for AsyncSession."""

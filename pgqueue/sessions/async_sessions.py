@@ -1,7 +1,7 @@
-"""The door for AsyncSession: the one sync core, run in the greenlet SQLAlchemy itself uses.
+"""AsyncSession: runs the synchronous core in the greenlet that SQLAlchemy itself uses.
 
-``AsyncSession.execute`` is such a door too, so nothing is lost by walking through this one.
-SQLAlchemy 2.1 installs greenlet only with its extra ``asyncio``; hence the lazy imports.
+``AsyncSession.execute`` uses such a greenlet too, so this costs no more.  SQLAlchemy 2.1 installs
+greenlet only with its extra ``asyncio``; hence the lazy imports.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     )
 
 Parameters = Callable[[], dict[str, Any]]
-"""Gives what libpq needs to connect."""
+"""Returns the parameters with which libpq connects."""
 
 
 def actual(session: Any, where: str) -> "AsyncSession":
-    """The AsyncSession itself, also when it is scoped."""
+    """Return the AsyncSession itself; resolves an async_scoped_session."""
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
     if isinstance(session, async_scoped_session):
@@ -41,7 +41,7 @@ def actual(session: Any, where: str) -> "AsyncSession":
 
 
 def is_async_session(annotation: Any) -> bool:
-    """Whether an annotation is AsyncSession; imports nothing if nobody else has."""
+    """Whether an annotation is AsyncSession; does not import sqlalchemy.ext.asyncio itself."""
     import sys
 
     module = sys.modules.get("sqlalchemy.ext.asyncio")
@@ -55,11 +55,11 @@ def is_async_session(annotation: Any) -> bool:
 def new_session(
     sessions: sessionmaker[Session], engine: Engine, parameters: Parameters
 ) -> "AsyncSession":
-    """An AsyncSession around a Session of the application's, on a psycopg engine that keeps no
-    connection: any event loop may use it."""
+    """An AsyncSession around one of the application's Sessions, on a psycopg engine that keeps no
+    connection, so that any event loop may use it."""
     own = create_engine(engine.url, parameters, poolclass=NullPool)
     own = own.execution_options(**engine.get_execution_options())
-    # Two phases are for two databases, and it reaches one.
+    # Two-phase commits are for two databases; this session reaches only one.
     return _around(sessions_of_jobs(sessions, engine), bind=own.sync_engine, twophase=False)
 
 
@@ -69,10 +69,10 @@ def joined_session(
     *,
     begin_again: Callable[[Connection], None],
 ) -> "AsyncSession":
-    """An AsyncSession inside a transaction that is not its own.
+    """An AsyncSession inside a transaction that it does not own.
 
-    On a plain Connection it blocks the thread, so that is for an event loop which runs nothing
-    else.
+    On a plain Connection it blocks the thread, so it may run there only in an event loop that
+    runs nothing else.
     """
     sync_connection: Any = getattr(connection, "sync_connection", connection)
     session = _around(sessions, bind=sync_connection)
@@ -84,16 +84,16 @@ def joined_session(
 
 
 def _around(sessions: sessionmaker[Session], **options: Any) -> "AsyncSession":
-    """An AsyncSession around a Session of the application's: what that filters or listens to
-    holds here too."""
+    """An AsyncSession around one of the application's Sessions, with the filters and listeners of
+    that Session."""
     from sqlalchemy.ext.asyncio import AsyncSession
 
     def make_session(**_: Any) -> Session:
-        # Expired, an attribute could not be read again without an await.
+        # An expired attribute could not be loaded again without an await.
         return sessions(**options, expire_on_commit=False)
 
-    # All that AsyncSession does with the class is to call it; the Session's binds are no concern
-    # of its own, which takes none but async engines.
+    # AsyncSession only calls the class.  The Session's binds are not passed through AsyncSession,
+    # which accepts only async engines.
     make: Any = make_session
     session = AsyncSession(sync_session_class=make)
     session.sync_session_class = sessions.class_
@@ -102,7 +102,7 @@ def _around(sessions: sessionmaker[Session], **options: Any) -> "AsyncSession":
 
 @cache
 def _cursor_class() -> type:
-    """psycopg's cursor with the one method that an AsyncSession awaits on a cursor."""
+    """psycopg's cursor with the one cursor method that AsyncSession awaits."""
     from psycopg import Cursor
 
     class AwaitableCursor(Cursor[Any]):
@@ -112,9 +112,9 @@ def _cursor_class() -> type:
 
 
 def create_engine(url: URL, parameters: Parameters, **options: Any) -> "AsyncEngine":
-    """An async engine on psycopg, to be used by one event loop only.
+    """An async engine on psycopg, for use by one event loop only.
 
-    Each connection asks for its parameters anew: a password may be a token that expires.
+    Each connection gets its parameters anew: a password may be a token that expires.
     """
     from psycopg import AsyncConnection
     from sqlalchemy.ext.asyncio import create_async_engine

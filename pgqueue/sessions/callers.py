@@ -1,4 +1,4 @@
-"""The caller's transaction: pgqueue joins it, and never ends it."""
+"""The caller's transaction, which pgqueue joins and never ends."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ UNDEFINED_COLUMN = "42703"
 
 
 def sync_session(session: Any, where: str) -> Session:
-    """The Session itself, also when it is scoped."""
+    """Return the Session itself; resolves a scoped_session."""
     if isinstance(session, scoped_session):
         session = session()
     if isinstance(session, Session):
@@ -31,7 +31,7 @@ def sync_session(session: Any, where: str) -> Session:
 
 
 def joined(session: Session, where: str) -> Connection:
-    """The connection by which the transaction of a session writes jobs."""
+    """Return the connection on which the session's transaction writes jobs."""
     try:
         connection = session.connection(bind_arguments={"mapper": Job})
     except UnboundExecutionError as error:
@@ -48,27 +48,27 @@ def joined(session: Session, where: str) -> Connection:
 
 
 def executor(session: Any, where: str = "this call") -> Connection:
-    """What an operator's session, or connection, sends its statements by."""
+    """Return the connection of an operator's session, or the connection that was passed."""
     if isinstance(session, Connection):
         return session
     return joined(sync_session(session, where), where)
 
 
 def in_transaction(session: Any, where: str) -> Connection:
-    """The same for what takes several statements."""
+    """The same for calls that send several statements: refuses autocommit."""
     connection = executor(session, where)
     refuse_autocommit(connection, where)
     return connection
 
 
 def may_notify(connection: Connection) -> bool:
-    """PostgreSQL does not prepare a transaction that has sent a notification."""
+    """Whether NOTIFY is allowed: PostgreSQL cannot prepare a transaction that has sent one."""
     return not isinstance(connection.get_transaction(), TwoPhaseTransaction)
 
 
 @contextmanager
 def telling_failures() -> Iterator[None]:
-    """Say what to run where tables or columns are missing; and in no error a job's arguments."""
+    """Say what to run if tables or columns are missing; hide the parameters of every error."""
     try:
         yield
     except DBAPIError as error:
@@ -88,7 +88,7 @@ _UPGRADE = (
 
 
 def _sqlstate(error: DBAPIError) -> str | None:
-    # psycopg and asyncpg say sqlstate, psycopg2 says pgcode.
+    # The attribute is sqlstate in psycopg and asyncpg, pgcode in psycopg2.
     state: str | None = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
     return state
 

@@ -1,4 +1,4 @@
-"""The Job objects of a Session: loaded by an enqueue, or given their message by a flush."""
+"""The Job objects of a Session: loaded by an enqueue, or given a message by a flush."""
 
 from datetime import datetime
 from typing import Any
@@ -14,15 +14,15 @@ from pgqueue.sessions.callers import may_notify
 
 MADE_BY_HAND = "pgqueue.made_by_hand"
 WITHOUT_NOTIFY = "pgqueue.without_notify"
-"""In the ``info`` of a Job's state, which only the Job itself and its pickles have."""
+"""Set in the ``info`` of a Job's state, which is copied by pickle and by nothing else."""
 
 
 def loaded_job(id: int, run_at: datetime, created_at: datetime, **values: Any) -> Job:
-    """A Job that was inserted by a statement of ours, as a SELECT would load it."""
-    job = dispatch_at_flush(Job())  # a copy of it may be added
+    """Return a Job that one of our statements has inserted, as a SELECT would load it."""
+    job = dispatch_at_flush(Job())  # a copy of the job may be added
     held = {"held_unique_key": values["unique_key"]}
     vars(job).update(_AS_NEW, id=id, run_at=run_at, created_at=created_at, **values, **held)
-    # What is in its dict by now counts as loaded, and nothing as changed.
+    # The attributes in its dict now count as loaded, and none as changed.
     make_transient_to_detached(job)
     return job
 
@@ -37,7 +37,7 @@ _AS_NEW: dict[str, Any] = {
 
 
 def held_job(session: Session, holding: KeyHolder) -> Job:
-    """The job that has a unique key; to a role that may only enqueue, what it may read of it."""
+    """Return the job that has a unique key, with the columns that the role may read."""
     with session.no_autoflush:
         if holding.is_readable:
             return session.get_one(Job, holding.id)
@@ -49,7 +49,7 @@ READ_BY_ENQUEUERS = (Job.id, Job.queue, Job.task, Job.priority, Job.run_at, Job.
 
 
 def dispatch_at_flush(job: Job, *, notify: bool = True) -> Job:
-    """Have the flush that inserts this new job insert its message too."""
+    """Make the flush that inserts this new job insert its message too."""
     info = inspect(job, raiseerr=True).info
     del info[MADE_BY_HAND]
     if not notify:
@@ -59,13 +59,13 @@ def dispatch_at_flush(job: Job, *, notify: bool = True) -> Job:
 
 @event.listens_for(Job, "init", propagate=True)
 def _mark_as_made_by_hand(job: Job, _args: Any, _values: Any) -> None:
-    # What is to have no message is marked, not what is to have one: merge() copies no mark, and
-    # constructs its copies in a way that comes by here as little as pickle's.
+    # The mark is on jobs without a message, not on those with one: merge() copies no mark, and
+    # the copies made by merge() and pickle do not call this listener.
     inspect(job, raiseerr=True).info[MADE_BY_HAND] = True
 
 
 def _gets_message(job: Job) -> bool:
-    # One that has ended is a copy of a row, of another database's, say.
+    # A job that has ended is a copy of a row, for example from another database.
     return job.outcome is None and MADE_BY_HAND not in inspect(job, raiseerr=True).info
 
 
@@ -73,13 +73,13 @@ def _gets_message(job: Job) -> bool:
 def _refuse_to_part_from_message(_mapper: Any, connection: Connection, job: Job) -> None:
     if _gets_message(job):
         refuse_autocommit(connection, f"task {job.task}: session.add(task.job(...))")
-        job.held_unique_key = None  # taken with the message, also by a copy
+        job.held_unique_key = None  # set together with the message, also for a copy
 
 
 @event.listens_for(Job, "after_insert", propagate=True)
 def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
     if not _gets_message(job):
-        return  # PgQueue.check reports one that has not ended
+        return  # PgQueue.check reports the job unless it has ended
     is_quiet = WITHOUT_NOTIFY in inspect(job, raiseerr=True).info
     notify = not is_quiet and may_notify(connection)
     unique_key = job.unique_key

@@ -1,4 +1,4 @@
-"""The Session of a handler: it joins a transaction of the worker's, which it cannot end."""
+"""The Session of a handler: it joins a transaction of the worker, which it cannot end."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,21 +22,21 @@ CHANGE_NO_MEANING = {
     "stream_results",
     "yield_per",
 }
-"""Options of an engine without which its statements do the same."""
+"""Engine options that do not change what a statement does."""
 
 OF_TRANSACTIONS = {"isolation_level", "postgresql_readonly", "postgresql_deferrable"}
-"""Options that no connection takes while it has a transaction."""
+"""Options that a connection refuses while it has a transaction."""
 
 
 def sessions_of_jobs(sessions: sessionmaker[Session], engine: Engine) -> sessionmaker[Session]:
-    """The application's Sessions, made so that their ``bind`` stands for ``engine``.
+    """The application's Sessions, changed so that their ``bind`` replaces ``engine``.
 
-    A Session may choose its bind itself, by ``binds`` or by a ``get_bind`` of the application's.
-    What it sends to the engine of the jobs goes by its ``bind``, or it would be another
-    transaction; what it sends to other databases still goes there.
+    A Session may choose its bind itself, by ``binds`` or by its own ``get_bind``.  What it would
+    send to the engine of the jobs goes to its ``bind`` instead, because that engine would begin
+    another transaction.  Statements for other databases still go there.
     """
 
-    class OfJobs(sessions.class_):  # type: ignore[name-defined, misc]  # a class of run time
+    class OfJobs(sessions.class_):  # type: ignore[name-defined, misc]  # made at run time
         def get_bind(self, *args: Any, **kwargs: Any) -> Any:
             bind = super().get_bind(*args, **kwargs)
             if bind is self.bind or _is_engine_of_jobs(bind, engine):
@@ -49,12 +49,12 @@ def sessions_of_jobs(sessions: sessionmaker[Session], engine: Engine) -> session
 
 
 def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> sessionmaker[Session]:
-    """The application's Sessions, made so that they can join a transaction on ``engine``."""
+    """The application's Sessions, changed so that they can join a transaction on ``engine``."""
     of_jobs = sessions_of_jobs(sessions, engine)
 
-    class Joining(of_jobs.class_):  # type: ignore[name-defined, misc]  # a class of run time
+    class Joining(of_jobs.class_):  # type: ignore[name-defined, misc]  # made at run time
         def prepare(self) -> None:
-            """Only flush: the transaction of the job is committed in one phase."""
+            """Only flush: the transaction of the job commits in one phase."""
             self.flush()
 
     event.listen(Joining, "after_transaction_end", _undo_unkept)
@@ -62,8 +62,8 @@ def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> session
 
 
 def check_binds(sessions: sessionmaker[Session], engine: Engine) -> None:
-    """Refuse, at the start of a worker, binds that no handler could use; warn of those that have
-    their own transactions, though they look as if they had not."""
+    """At the start of a worker, refuse binds that no handler could use; warn of binds that look
+    like the queue's but have transactions of their own."""
     binds = set((sessions.kw.get("binds") or {}).values())
     others = [bind for bind in binds if not _is_engine_of_jobs(bind, engine)]
     if sessions.kw.get("twophase") and others:
@@ -82,10 +82,10 @@ def check_binds(sessions: sessionmaker[Session], engine: Engine) -> None:
 
 
 def _is_engine_of_jobs(bind: Any, engine: Engine) -> bool:
-    """Whether what is sent to an engine belongs in the transaction of a handler's job.
+    """Whether statements for an engine belong in the transaction of a handler's job.
 
-    A clone, made by ``execution_options``, has the same pool.  Its options cannot be had there:
-    a Connection has one set of them.  Where they would be missed, it is refused.
+    A clone, made by ``execution_options``, has the same pool.  A Connection has only one set of
+    options, so the clone's cannot apply; the clone is refused if they would be needed.
     """
     if bind is engine:
         return True
@@ -94,7 +94,7 @@ def _is_engine_of_jobs(bind: Any, engine: Engine) -> bool:
     theirs, ours = bind.get_execution_options(), engine.get_execution_options()
     changed = {name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name)}
     if "isolation_level" in changed and theirs.get("isolation_level") == "AUTOCOMMIT":
-        return False  # it asks for statements that are in no transaction
+        return False  # its statements must not be in a transaction
     if changed <= CHANGE_NO_MEANING:
         return True
     raise OptionError(
@@ -122,8 +122,9 @@ def _database_of(bind: Any) -> tuple[str | None, int, str | None]:
 def options_of(engine: Engine, connection: Connection) -> Iterator[None]:
     """Give a connection the options of the application's engine while a handler uses it.
 
-    A connection of a worker's own engine has none of them.  What the handler adds, by
-    ``session.connection(execution_options=...)``, is taken back: the next one may have the same.
+    A connection of a worker's own engine has none of them.  Options that the handler adds by
+    ``session.connection(execution_options=...)`` are removed: the next handler may get the same
+    connection.
     """
     before = connection.get_execution_options()
     options = engine.get_execution_options()
@@ -143,8 +144,8 @@ def _set_options(connection: Connection, options: dict[str, Any]) -> None:
     try:
         connection.execution_options(**options)
     except AttributeError:
-        # SQLAlchemy sets a `logging_token` and then notes in the pool that it must be reset there;
-        # a connection of a worker's own is in no pool.
+        # SQLAlchemy sets a `logging_token` and then records in the pool that it must be reset; a
+        # worker's own connection is in no pool.
         if not connection.connection.is_detached:
             raise
 
@@ -152,25 +153,25 @@ def _set_options(connection: Connection, options: dict[str, Any]) -> None:
 def join_transaction(
     session: Session, connection: Connection, *, begin_again: Callable[[Connection], None]
 ) -> None:
-    """Have a Session of :func:`joining_sessions` live in the transaction, or savepoint, that its
+    """Join a Session of :func:`joining_sessions` to the transaction, or savepoint, that its
     connection is in.
 
-    What it commits is not committed, and what it rolls back is undone to its last commit, or to
-    the beginning: as with a savepoint of its own.  But that is two round trips, so it is made
-    when the Session first commits or rolls back, which in most handlers only their end does.
-    ``begin_again`` begins the transaction anew when the Session has rolled it back.
+    The Session's commits do not commit the transaction, and its rollbacks go back to its last
+    commit, or to the beginning, as with a savepoint of its own.  A savepoint costs two round trips,
+    so it is made when the Session first commits or rolls back; most handlers do so only at their
+    end.  ``begin_again`` begins the transaction anew when the Session has rolled it back.
     """
     session.join_transaction_mode = "rollback_only"
-    session.twophase = False  # the transaction has begun already, and not as one of two phases
-    session.autobegin = True  # a handler finds a transaction, and may begin the next one itself
+    session.twophase = False  # the transaction has begun already, in one phase
+    session.autobegin = True  # after the first transaction a handler may begin another
     dispatch: Any = session.dispatch
     dispatch.after_commit = AfterCommit(dispatch.after_commit)
     host = connection.get_nested_transaction() or connection.get_transaction()
-    vars(session)[HOST] = connection, host, begin_again  # not in its info, which is the user's
+    vars(session)[HOST] = connection, host, begin_again  # not in info, which belongs to the user
 
 
 class AfterCommit:
-    """In the place of a Session's ``after_commit`` listeners, which it calls after the COMMIT.
+    """Replaces a Session's ``after_commit`` listeners and calls them after the COMMIT.
 
     SQLAlchemy dispatches the event whenever the Session commits, which here ends a savepoint.
     """
@@ -180,7 +181,7 @@ class AfterCommit:
         self._is_due = False
 
     def __call__(self, session: Session) -> None:
-        """What SQLAlchemy calls."""
+        """Called by SQLAlchemy when the Session commits."""
         self._is_due = True
         session.join_transaction_mode = "create_savepoint"
 
@@ -188,20 +189,20 @@ class AfterCommit:
         return getattr(self._listeners, name)
 
     def for_modify(self, dispatch: Any) -> Any:
-        """What SQLAlchemy asks for when a listener is added to this one Session."""
+        """Called by SQLAlchemy when a listener is added to this one Session."""
         dispatch.after_commit = self._listeners
         self._listeners = self._listeners.for_modify(dispatch)
         dispatch.after_commit = self
         return self._listeners
 
     def due(self) -> list[Callable[[Session], None]]:
-        """The listeners to call, once."""
+        """Return the listeners to call; empty on the second call."""
         was_due, self._is_due = self._is_due, False
         return list(self._listeners) if was_due else []
 
 
 def listeners_to_commit(session: Session) -> list[Callable[[Session], None]]:
-    """Who is to be told of what this Session has published; empty when asked again."""
+    """Return the listeners to call after the COMMIT; empty on the second call."""
     dispatch: Any = session.dispatch
     due: list[Callable[[Session], None]] = dispatch.after_commit.due()
     return due
@@ -213,9 +214,9 @@ def _undo_unkept(session: Session, ended: SessionTransaction) -> None:
     session.join_transaction_mode = "create_savepoint"
     connection, host, begin_again = vars(session)[HOST]
     if host.is_active:
-        host.rollback()  # it was closed, and not rolled back
+        host.rollback()  # the Session was closed without a rollback
     if connection.invalidated:
-        connection.close()  # or it would open another, whose transaction is nobody's
+        connection.close()  # otherwise it would reconnect, outside the job's transaction
     elif isinstance(host, NestedTransaction):
         connection.begin_nested()
     else:
@@ -228,10 +229,10 @@ def joined_session(
     *,
     begin_again: Callable[[Connection], None],
 ) -> Session:
-    """A Session inside a transaction that is not its own.
+    """A Session inside a transaction that it does not own.
 
     A handler that calls its commit() and rollback() can neither drop the lock on its message
-    nor publish half of its work.
+    nor commit half of its work.
     """
     session = sessions(bind=connection)
     join_transaction(session, connection, begin_again=begin_again)

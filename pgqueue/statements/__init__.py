@@ -1,8 +1,7 @@
-"""Every SQL statement, each returned as a value: building one needs no engine.
+"""Every SQL statement, returned as a value: building one needs no engine.
 
-Statements are built once and cached, so that a call costs its parameters and nothing else.
-They are run in :mod:`pgqueue.repository`, and committed by whoever opened the transaction.
-Two rules hold for all of them: what is compared in a claim is ``statement_timestamp()``, which
-an index can use as a bound, and what is written is ``clock_timestamp()``, because ``now()`` is
-as old as the transaction.
+Statements are built once and cached, so that a call only binds its parameters.
+:mod:`pgqueue.repository` runs them, and the code that began the transaction commits them.  Two
+rules hold for all: comparisons in a claim use ``statement_timestamp()``, which can be an index
+bound, and writes use ``clock_timestamp()``, because ``now()`` is the start of the transaction.
 """

@@ -1,7 +1,7 @@
 """Claim: take due messages in order, and with them the right to run their jobs.
 
-One index scan per (queue, priority) pair, in the order the pairs are given, each starting
-behind the cursor of that pair and stopping as soon as the batch is full.
+One index scan per (queue, priority) pair, in the order the pairs are given.  Each scan starts
+after the cursor of its pair and stops as soon as the batch is full.
 """
 
 from functools import cache
@@ -62,13 +62,13 @@ def claim(*, ahead: bool, suspects: bool) -> Executable:
 
     ``ahead`` claims for slots that are not free yet.  It leaves messages whose jobs must not wait
     in a worker that may die, and returns their priorities; they count towards the limit, so that
-    it reads no more of them however many there are.  Without ``suspects``, the claim ignores jobs
-    that a crash has left.  At least one row comes back, with the database's time; its other columns
-    are empty when nothing was claimed.
+    their number does not slow the claim down.  Without ``suspects``, the claim ignores jobs that a
+    crash has left.  At least one row is returned, with the database's time; its other columns are
+    NULL if nothing was claimed.
     """
     found = _due_messages(ahead=ahead, suspects=suspects)
     columns = found.selected_columns
-    # No more than is needed: what is read twice is copied first.
+    # No more columns than needed: a CTE that is read twice is materialized.
     needed = [columns.ctid, columns.priority, columns.must_not_wait] if ahead else [columns.ctid]
     due = found.with_only_columns(*needed).cte("due")
     message = _taken_messages(due, ahead=ahead)
@@ -86,14 +86,14 @@ def claim(*, ahead: bool, suspects: bool) -> Executable:
 
 @cache
 def lock(*, suspects: bool) -> Executable:
-    """Transaction mode: lock the messages until this transaction ends, and see the leases that
+    """Transaction mode: lock the messages until this transaction ends, and read the leases that
     crashed attempts have left."""
     message = _due_messages(suspects=suspects).cte("message")
     started = _unfinished_jobs_of(message)
     stamp = (
         select(leases.c.message_id, leases.c.attempt, leases.c.held)
         .where(leases.c.target_id == started.c.target_id)
-        .offset(literal_column("0"))  # by key, however few leases the planner knows of
+        .offset(literal_column("0"))  # by key, however few leases the planner expects
         .lateral("stamp")
     )
     claimed = (
@@ -108,7 +108,7 @@ def lock(*, suspects: bool) -> Executable:
         .select_from(started.outerjoin(stamp, true()))
         .subquery("claimed")
     )
-    # Against what was just found: misled about the messages, the planner would hash all of jobs.
+    # Compared with the rows just found: a planner with wrong statistics would hash all of jobs.
     useless = select(message.c.ctid).where(~exists().where(started.c.id == message.c.id))
     dropped = delete(message_queue).where(any_(func.array(useless.scalar_subquery())) == CTID)
     moment = _moment(message, passed=null())
@@ -122,7 +122,7 @@ def lock(*, suspects: bool) -> Executable:
 @cache
 def upcoming() -> Executable:
     """Whether a message of these pairs is due, and how many seconds until the next one is; NULL
-    when none waits.
+    if none waits.
 
     Locks nothing: a message that another transaction holds is due here, although no claim takes it.
     """
@@ -148,11 +148,11 @@ def upcoming() -> Executable:
 
 
 def _taken_messages(due: CTE, *, ahead: bool) -> CTE:
-    """The due messages, deleted, but for those that a claim ahead leaves.
+    """The due messages, deleted, except those that a claim ahead leaves.
 
-    By ctid, because that is a Tid Scan whatever the statistics say, and an array is read once:
+    By ctid, because it gives a Tid Scan whatever the statistics, and an array is read once:
     ``id IN (SELECT ... LIMIT 2 FOR UPDATE SKIP LOCKED)`` may run its sub-query once per outer
-    row and then deletes far more than two.
+    row, and would then delete far more than two.
     """
     places = select(due.c.ctid)
     if ahead:
@@ -170,7 +170,7 @@ def _passed_priorities(due: CTE) -> ColumnElement[Any]:
 
 
 def _due_messages(*, ahead: bool = False, suspects: bool) -> Select[*tuple[Any, ...]]:
-    """The first due messages of the pairs, locked: LIMIT inside each probe and around all."""
+    """The first due messages of the pairs, locked: LIMIT in each probe and around all."""
     pair = _pairs()
     due = (
         select(CTID, message_queue, *([_must_not_wait(suspects=suspects)] if ahead else []))
@@ -197,7 +197,7 @@ def _must_not_wait(*, suspects: bool) -> ColumnElement[bool]:
 def _has_stamp() -> ColumnElement[bool]:
     """Whether a crash in transaction mode has left a stamp."""
     stamp = select(leases.c.target_id).where(leases.c.target_id == message_queue.c.target_id)
-    # One look by key for each message; an EXISTS could be planned as a join that reads all leases.
+    # One probe by key for each message; an EXISTS could become a join that reads all leases.
     return stamp.scalar_subquery().is_not(None)
 
 
@@ -212,7 +212,7 @@ def _pairs() -> TableValuedAlias:
 
 
 def _of_pair(pair: TableValuedAlias) -> ColumnElement[bool]:
-    """Of the pair, and of a task this worker knows: an unknown task waits for a newer worker."""
+    """Of the pair, and of a task that this worker knows; other tasks wait for a newer worker."""
     known_tasks = cast(bindparam("tasks", type_=Text), ARRAY(Text))
     return and_(
         message_queue.c.queue == pair.c.queue,
@@ -227,17 +227,17 @@ def _is_behind_frontier(pair: TableValuedAlias) -> ColumnElement[bool]:
 
 
 def _worker_is_alive() -> ColumnElement[bool]:
-    """A worker that was declared dead may not take anything more under that name."""
+    """A worker that was declared dead cannot claim anything more under its id."""
     this_worker = select(workers.c.dead_at.is_(None)).where(workers.c.id == WORKER)
     return this_worker.scalar_subquery()
 
 
 def _unfinished_jobs_of(message: CTE) -> CTE:
-    """Each message with its job; a message without an unfinished job is dropped here.
+    """Each message with its job; messages without an unfinished job are left out here.
 
-    Keys, time and payload as text: a row that Python cannot read must fail alone, in its own
-    job, and not the claim of its neighbours.  OFFSET keeps the planner from joining ``jobs``
-    in an order of its own.
+    Keys, time and payload are text: a row that Python cannot read must fail only its own job,
+    not the claim of the others.  OFFSET keeps the planner from joining ``jobs`` in another
+    order.
     """
     job = (
         select(jobs.c.max_attempts, cast(jobs.c.args, Text).label("args"))
@@ -261,16 +261,16 @@ def _unfinished_jobs_of(message: CTE) -> CTE:
 
 
 def _claimed_columns(started: CTE) -> list[ColumnElement[Any]]:
-    """The first three are the order in which jobs start, so that rows sort by themselves."""
+    """The first three are the order in which jobs start, so that plain rows sort in it."""
     names = ["priority", "run_at", "id", "target_id", "queue", "task", "args", "max_attempts"]
     return [started.c[name] for name in names]
 
 
 def _leases_for(started: CTE) -> CTE:
-    """A lease each, taking over the stamp that transaction mode has left.
+    """One lease each; takes over a stamp that transaction mode has left.
 
-    Of the same message it is a crash, and counts; of an older one it came too late, and nothing
-    has started.  Any other second message of a leased job gets nothing.
+    A stamp of the same message shows a crash, and counts.  A stamp of an older message came too
+    late, and nothing was started.  Any other second message of a leased job gets no lease.
     """
     first = started.alias("first")
     twin = exists().where(first.c.target_id == started.c.target_id, first.c.id < started.c.id)
@@ -303,7 +303,7 @@ def _leases_for(started: CTE) -> CTE:
 
 
 def _crashed_attempts(started: CTE, lease: CTE) -> CTE:
-    """The attempt that a take-over proves crashed, as its lease still stands in the snapshot."""
+    """The attempts that a take-over proves crashed, read from the old lease in the snapshot."""
     old = (
         select(leases.c.worker_id, leases.c.started_at)
         .where(leases.c.target_id == started.c.target_id)
@@ -324,7 +324,7 @@ def _crashed_attempts(started: CTE, lease: CTE) -> CTE:
 
 def _moment(message: CTE, *, passed: ColumnElement[Any]) -> Subquery:
     """The database's time, how many messages were taken, and the priorities of those that a claim
-    ahead has left, in one row that is always there."""
+    ahead has left, in one row that always exists."""
     second_ago = pg.statement_timestamp() - literal_column("interval '1 second'")
     return select(
         cast(pg.statement_timestamp(), Text).label("read_at"),

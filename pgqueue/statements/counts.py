@@ -1,4 +1,4 @@
-"""How many jobs stand where."""
+"""The number of jobs by queue and status."""
 
 from functools import cache
 
@@ -26,7 +26,7 @@ def count_jobs() -> Executable:
 
 @cache
 def count_jobs_but_succeeded() -> Executable:
-    """The same without the succeeded, who are the many: reads only the narrow tables."""
+    """The same without succeeded jobs, which are the most: reads only the narrow tables."""
 
     leased = exists().where(leases.c.target_id == message_queue.c.target_id)
     pending = _count(message_queue.c.queue, "pending").where(~leased)
@@ -43,7 +43,7 @@ def _count(queue: ColumnElement[str], status: str) -> Select[str, str, int]:
 
 @cache
 def estimate_jobs() -> Executable:
-    """How many jobs the last VACUUM or ANALYZE has found; -1 before the first."""
+    """The number of jobs that the last VACUUM or ANALYZE has found; -1 before the first."""
     return text(
         f"""
         SELECT reltuples::bigint FROM pg_catalog.pg_class

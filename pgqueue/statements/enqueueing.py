@@ -43,7 +43,7 @@ from pgqueue.statements.tables import (
 
 
 class Start(StrEnum):
-    """When a job may start, as the enqueuer said it."""
+    """When a job may start, as the caller of the enqueue requested."""
 
     NOW = "now"
     AFTER = "after"
@@ -58,16 +58,16 @@ DISPATCHED = (
     jobs.c.task,
     jobs.c.max_attempts,
 )
-"""What a message takes from its job.  Whoever may only enqueue may not read arguments."""
+"""The columns a message copies from its job.  A role that may only enqueue reads no arguments."""
 
 MESSAGE_COLUMNS = ["queue", "priority", "run_at", "target_id", "task", "alone"]
 
 
 @cache
 def enqueue_job(*, start: Start, unique: bool, notify: bool) -> Executable:
-    """Insert one job and its message; returns what the database chose.
+    """Insert one job and its message; returns the values that the database chose.
 
-    No row comes back when another unfinished job holds the unique key.  DO NOTHING, because
+    Returns no row if another unfinished job holds the unique key.  DO NOTHING, because
     DO UPDATE of the holder costs twelve times as much under contention.
     """
     values: dict[str, Any] = {
@@ -100,10 +100,10 @@ def enqueue_jobs(*, start: Start, notify: bool) -> Executable:
 
 @cache
 def enqueue_unique_jobs(*, start: Start, notify: bool) -> Executable:
-    """The same with a unique key each; returns the new jobs, and those that held a key before.
+    """The same with a unique key each; returns the new jobs and the holders of taken keys.
 
-    The holders are those of the statement's snapshot: one that ends while it runs, which may
-    wait for other enqueuers, is found all the same.
+    The holders are read in the statement's snapshot, so that a holder which ends while the
+    statement runs, perhaps waiting for other enqueuers, is still found.
     """
     payloads = document("documents", column("args", JSONB), column("unique_key", Text))
     key = payloads.c.unique_key
@@ -126,7 +126,7 @@ def holders_of_unique_keys() -> Executable:
 
 @cache
 def dispatch_flushed_job(*, unique: bool, notify: bool) -> Executable:
-    """Give a job that a flush has just inserted its message, and let it take its unique key."""
+    """Insert the message of a job that a flush has just inserted, and take its unique key."""
     this_job = jobs.c.id == bindparam("job_id", type_=BigInteger)
     if unique:
         taken = update(jobs).where(this_job).values(held_unique_key=jobs.c.unique_key)
@@ -138,7 +138,7 @@ def dispatch_flushed_job(*, unique: bool, notify: bool) -> Executable:
 
 
 def start_time(start: Start) -> ColumnElement[Any]:
-    """Never in the past: a message behind the cursors of the workers is found late."""
+    """Never in the past: claims find a message behind their cursors late."""
     if start is Start.NOW:
         return clock()
     if start is Start.AFTER:
@@ -168,7 +168,7 @@ def _enqueue_from(
     rows = select(*values.values()).select_from(payloads)
     job = _unless_taken(insert_or_skip(jobs).from_select(list(values), rows), unique)
     woken = wake_up_call() if notify else true()
-    # An uncorrelated sub-select is evaluated once, however many jobs there are.
+    # An uncorrelated sub-select is evaluated once, whatever the number of jobs.
     told = select(woken).scalar_subquery()
     columns = (job.c.id, job.c.held_unique_key, true(), told)
     return select(*columns).add_cte(message_of(job).cte("message"))
@@ -185,7 +185,7 @@ def _unless_taken(job: Any, unique: bool) -> CTE:
 
 
 def message_of(job: CTE) -> Any:
-    """The message comes from the job's own row, never from the caller: they cannot differ."""
+    """Built from the job's own row, not from the caller's values: they cannot differ."""
     rows = select(
         job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task, job.c.max_attempts == 1
     )

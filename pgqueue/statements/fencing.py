@@ -1,7 +1,7 @@
-"""The fence: only the worker that still holds the lease may write down what became of it.
+"""The fence: only the worker that still holds the lease may write an attempt's outcome.
 
-The lease row itself is the fence.  It is deleted under all of its four names, job, message,
-attempt and worker, and once it has passed to another, or was given back, no row has them.
+The lease row is the fence.  It is deleted by all four of its keys: job, message, attempt and
+worker.  Once another worker has the lease, or it was given back, no row matches them.
 """
 
 from functools import cache
@@ -32,11 +32,11 @@ ONE = (
     bindparam("of_message_id", type_=BigInteger),
     bindparam("of_attempt", type_=SmallInteger),
 )
-"""The names of one attempt, beside its worker's."""
+"""The keys of one attempt, without its worker's."""
 
 
 def deleted_lease(message: ColumnElement[bool], *, held: bool) -> CTE:
-    """The fence for one attempt; ``message``: whether its message was taken along."""
+    """The fence for one attempt; ``message``: whether its message was deleted too."""
     ours = _is_ours(*ONE, held=held)
     return delete(leases).where(ours, message).returning(*lease_columns()).cte("gone")
 
@@ -45,8 +45,8 @@ def deleted_lease(message: ColumnElement[bool], *, held: bool) -> CTE:
 def keep_lease() -> Executable:
     """Lock the lease of one held attempt until this transaction ends; no row if it is not ours.
 
-    Whoever meets the job's message meanwhile cannot stamp it: to them nobody has crashed yet.
-    Never waits: the handler's own transaction may have it, which is then to be ended all the same.
+    A worker that finds the job's message meanwhile cannot stamp it, so it records no crash.
+    Never waits: the handler's own transaction may have the lock, and has to be ended anyway.
     """
     lease = select(leases.c.target_id).where(_is_ours(*ONE, held=True))
     return lease.with_for_update(skip_locked=True)
@@ -62,12 +62,12 @@ def is_cancelled() -> Executable:
 
 
 def deleted_leases(said: Any, *, held: bool) -> CTE:
-    """The fence: the leases that are still exactly what was said, deleted.
+    """The fence: deletes the leases that still match the settled attempts exactly.
 
-    Each is looked up by its key, in a sub-query the planner cannot turn round: from an empty
-    table's statistics it would read all leases for each of the attempts.  A lease that is taken
-    over meanwhile has moved from its ctid, and stays; its worker is compared again, because
-    servers before 18, 17.7, 16.11 and 15.15 do not look at a ctid twice.
+    Each is looked up by its key, in a sub-query that the planner cannot reorder: with the
+    statistics of an empty table it would read all leases for each attempt.  A lease that is
+    taken over meanwhile has another ctid, and stays.  Its worker is compared again, because
+    servers before 18, 17.7, 16.11 and 15.15 do not recheck a ctid.
     """
     lease = (
         select(CTID)
@@ -99,7 +99,7 @@ def _is_ours(job_id: Any, message_id: Any, attempt: Any, *, held: bool) -> Colum
 
 
 def lease_columns() -> list[ColumnElement[Any]]:
-    """What a settle has to know of the leases that were its own."""
+    """The columns that a settle needs of the leases that were its own."""
     return [
         leases.c.target_id,
         leases.c.message_id,

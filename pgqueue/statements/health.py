@@ -1,4 +1,4 @@
-"""What may be wrong around the tables: the server's settings, other sessions, jobs nobody runs."""
+"""Problems around the tables: server settings, other sessions, jobs that no worker runs."""
 
 from datetime import timedelta
 from functools import cache
@@ -21,7 +21,7 @@ from pgqueue.statements.tables import count_rows, message_queue, pg, workers
 
 @cache
 def due_jobs_of_unknown_tasks() -> Executable:
-    """Tasks that these are not, with their due messages.  Reads all messages."""
+    """Tasks other than these, with their due messages.  Reads all messages."""
     unknown = message_queue.c.task != all_(bindparam("known", type_=ARRAY(Text)))
     return (
         select(message_queue.c.task, count_rows(), _waits())
@@ -33,7 +33,7 @@ def due_jobs_of_unknown_tasks() -> Executable:
 
 @cache
 def due_jobs_nobody_serves() -> Executable:
-    """Queues with due messages that no living worker looks at.  Reads all messages."""
+    """Queues with due messages that no live worker serves.  Reads all messages."""
     due = (
         select(message_queue.c.queue, count_rows().label("jobs"), _waits().label("waits"))
         .where(_is_due())
@@ -46,7 +46,7 @@ def due_jobs_nobody_serves() -> Executable:
 
 @cache
 def settings() -> Executable:
-    """Settings of this session, and what set them."""
+    """Settings of this session, and their sources."""
     return text("SELECT name, setting, source FROM pg_catalog.pg_settings WHERE name = ANY(:names)")
 
 
@@ -71,9 +71,9 @@ def settings_of_others() -> Executable:
 
 @cache
 def old_transactions() -> Executable:
-    """Sessions and prepared transactions that vacuum has to wait for: who, state, seconds, remedy.
+    """Sessions and prepared transactions that hold back vacuum: who, state, seconds, remedy.
 
-    Snapshots of other databases hold back nothing here, but for the shared catalogs.
+    Snapshots of other databases hold back only the shared catalogs here.
     """
     return text(
         """
@@ -141,10 +141,11 @@ def limits_of_others() -> Executable:
 
 @cache
 def creators_in_search_path() -> Executable:
-    """Who else may create in a schema of the path: schema, role, whether it precedes pg_catalog.
+    """Other roles that may create in a schema of the path: schema, role, whether it precedes
+    pg_catalog.
 
-    The role is NULL where it is everybody.  Left out is whom the current role has to trust anyway:
-    superusers, its own members, the owner of that schema and of ours.
+    The role is NULL if every role may.  Roles that the current role must trust anyway are left
+    out: superusers, its own members, the owners of that schema and of ours.
     """
     return text(
         f"""
@@ -167,7 +168,7 @@ def creators_in_search_path() -> Executable:
 
 @cache
 def replication_slots() -> Executable:
-    """Slots that may hold back this database: name, whether somebody reads, transactions held."""
+    """Slots that may hold back this database: name, whether active, transactions held."""
     return text(
         """
         SELECT slot_name, active,
@@ -181,7 +182,7 @@ def replication_slots() -> Executable:
 
 @cache
 def tables() -> Executable:
-    """Our tables with the rows that live, those that are dead, and the last autovacuum."""
+    """Our tables with their numbers of live and dead rows, and the last autovacuum."""
     return text(
         f"""
         SELECT relname, n_live_tup, n_dead_tup, last_autovacuum
@@ -192,7 +193,7 @@ def tables() -> Executable:
 
 @cache
 def connection() -> Executable:
-    """The server's address as this connection reaches it, and whether it is encrypted."""
+    """The server's address for this connection, and whether the connection is encrypted."""
     return text(
         """
         SELECT pg_catalog.host(pg_catalog.inet_server_addr()),

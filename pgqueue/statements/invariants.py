@@ -1,8 +1,8 @@
-"""Check: what must hold for every row, as queries that return whatever breaks it.
+"""Check: the invariants of all rows, as queries that return the rows that break them.
 
-One statement, so that one snapshot answers for all of it.  A message or a lease of a job that
-has *ended* is no damage: a cancel never waits for whoever holds it, and the next claim drops the
-message, a rescuer the lease.
+One statement, so that all rules are checked in one snapshot.  A message or a lease of a job that
+has *ended* breaks no rule: a cancel never waits for the holder of either; the next claim deletes
+the message, a rescuer the lease.
 """
 
 from functools import cache
@@ -42,15 +42,15 @@ from pgqueue.statements.tables import (
 
 @cache
 def invariant_violations() -> Executable:
-    """Every row that breaks a rule: the rule, the job, and what was found."""
+    """Every row that breaks a rule: the rule, the job, and the values found."""
     return union_all(
         *_of_unfinished_jobs(), *_of_messages(), *_of_leases(), *_of_ended_jobs()
     ).order_by(literal_column("2"), literal_column("1"))
 
 
 def _of_unfinished_jobs() -> list[Select[*tuple[Any, ...]]]:
-    # A difference of sets: whatever the statistics say, it takes one pass over each table.
-    # NOT IN would look through all messages for each job, once they do not fit into work_mem.
+    # EXCEPT takes one pass over each table, whatever the statistics.  NOT IN would search all
+    # messages for each job, once they do not fit into work_mem.
     runnable = union_all(select(message_queue.c.target_id), select(leases.c.target_id))
     lost = select(jobs.c.id).where(jobs.c.outcome.is_(None)).except_(runnable).subquery("lost")
     overrun = jobs.c.attempts > jobs.c.max_attempts
@@ -111,7 +111,7 @@ def _of_places() -> list[Select[*tuple[Any, ...]]]:
 
 
 def _unfinished() -> FromClause:
-    """Messages with their jobs, as far as these have not ended."""
+    """Messages with their jobs, if these are unfinished."""
     mine = jobs.c.id == message_queue.c.target_id
     return message_queue.join(jobs, and_(mine, jobs.c.outcome.is_(None)))
 
@@ -123,7 +123,7 @@ def _of_leases() -> list[Select[*tuple[Any, ...]]]:
         workers.c.id == leases.c.worker_id,
         or_(workers.c.dead_at.is_(None), workers.c.dead_at > minute_ago),
     )
-    # In transaction mode a message beside the lease brings the job back by itself.
+    # In transaction mode, a message beside the lease makes the job due again.
     comes_back = and_(
         leases.c.held, exists().where(message_queue.c.target_id == leases.c.target_id)
     )

@@ -1,9 +1,9 @@
-"""What an operator looks at: pages of jobs, and everything about one of them.
+"""What an operator reads: pages of jobs, and all rows about one job.
 
-A page must come at once beside millions of ended jobs.  So each status is read where its jobs
-stand, in the order of their ids: pending in the messages, running in the leases, failed and
-cancelled in the dead letters.  Only succeeded jobs, and jobs of any status, are read back from
-the newest row of ``jobs``.
+A page must be fast beside millions of ended jobs.  So each status is read from the table that has
+its jobs, in the order of their ids: pending from the messages, running from the leases, failed and
+cancelled from the dead letters.  Only succeeded jobs, and jobs of any status, are read backwards
+from the newest row of ``jobs``.
 """
 
 from dataclasses import dataclass
@@ -45,10 +45,10 @@ JOB = bindparam("job_id", type_=BigInteger)
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs are meant: all that fit every word given here."""
+    """A filter for jobs; a job matches if all conditions given here hold."""
 
     statuses: frozenset[JobStatus] = frozenset()
-    """Empty: whatever the status."""
+    """Empty: any status."""
     task: str | None = None
     queue: str | None = None
     before: int | None = None
@@ -57,7 +57,7 @@ class JobFilter:
     """Only jobs with a larger id: newer ones."""
 
     def words(self, table: Table, id: ColumnElement[int]) -> list[ColumnElement[bool]]:
-        """The conditions on a table that names task and queue, but for the status."""
+        """The conditions, without the status, for a table with columns task and queue."""
         found = [
             None if self.task is None else table.c.task == cast(self.task, Text),
             None if self.queue is None else table.c.queue == cast(self.queue, Text),
@@ -81,18 +81,18 @@ SHOWN = (
     Job.finished_at,
     Job.last_error,
 )
-"""Without arguments and results, which may be large, and secret."""
+"""No arguments and results, which may be large and secret."""
 
 
 def list_jobs(which: JobFilter, *, limit: int) -> Executable:
-    """The newest jobs that fit, by descending id."""
+    """The newest matching jobs, by descending id."""
     ids = job_ids(which, limit=limit, newest_first=True)
     found = ids.subquery("found")
     return select(*SHOWN).join(found, found.c.id == Job.id).order_by(Job.id.desc())
 
 
 def job_ids(which: JobFilter, *, limit: int | None, newest_first: bool) -> Select[*tuple[Any, ...]]:
-    """The ids of jobs that fit, in their order."""
+    """The ids of matching jobs, in order."""
 
     def first(ids: Select[*tuple[Any, ...]], id: ColumnElement[int]) -> Select[*tuple[Any, ...]]:
         return ids.order_by(id.desc() if newest_first else id).limit(limit)
@@ -102,7 +102,7 @@ def job_ids(which: JobFilter, *, limit: int | None, newest_first: bool) -> Selec
     branches = []
     for status in sorted(which.statuses):
         ids, id = _standing_in(status, which, newest_first=newest_first)
-        # Each in a subquery of its own, or the limit of one would be that of all.
+        # Each in a subquery of its own; otherwise the limit of one would apply to all.
         branches.append(select(first(ids, id).subquery()))
     found = union(*branches).subquery("ids")
     return first(select(found.c.id), found.c.id)
@@ -113,7 +113,7 @@ NOT_YOURS = "(not readable by this role)"
 
 @cache
 def hidden_columns() -> Executable:
-    """What this role may not read of a job and its attempts, as ``table.column``."""
+    """The columns of a job and its attempts that this role may not read, as ``table.column``."""
     return text(
         f"""
         SELECT pg_catalog.concat(relname, '.', attname)
@@ -128,7 +128,7 @@ def hidden_columns() -> Executable:
 
 
 def job_details(hidden: frozenset[str]) -> Executable:
-    """Everything in the row of one job, and its status."""
+    """The row of one job, and its status."""
     columns = [_if_shown(one, hidden) for one in jobs.c]
     return select(*columns, Job.status.label("status")).where(Job.id == JOB)
 
@@ -140,7 +140,7 @@ def status_of_job() -> Executable:
 
 @cache
 def holder_of_job() -> Executable:
-    """Who has the lease of a job, and how long ago that worker was heard of."""
+    """The worker that has the lease of a job, and the age of its last heartbeat."""
     return (
         select(
             leases.c.worker_id,
@@ -156,7 +156,7 @@ def holder_of_job() -> Executable:
 
 
 def attempts_of_job(hidden: frozenset[str]) -> Executable:
-    """Every attempt of a job that did not end well, the oldest first."""
+    """Every unsuccessful attempt of a job, oldest first."""
     return (
         select(
             job_attempts.c.attempt,
@@ -204,10 +204,10 @@ def _standing_in(
 def _pending(
     which: JobFilter, *, newest_first: bool
 ) -> tuple[Select[*tuple[Any, ...]], ColumnElement[int]]:
-    """By messages: their number is bounded by the backlog, that of jobs by nothing.
+    """Reads messages: the backlog limits their number, and nothing limits that of jobs.
 
-    OFFSET 0 has each job read by its key while messages are read in their order: the planner
-    would otherwise hash all of ``jobs`` to find twenty rows.
+    OFFSET 0 makes the planner read each job by its key, while messages are read in their order;
+    otherwise it would hash all of ``jobs`` to find twenty rows.
     """
     target = message_queue.c.target_id
     leased = exists().where(leases.c.target_id == target)

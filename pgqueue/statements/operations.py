@@ -1,4 +1,4 @@
-"""What an operator may do to one job: look at it, cancel it, put it back; and pause a queue."""
+"""An operator's statements: inspect, cancel and requeue one job; pause a queue."""
 
 from functools import cache
 
@@ -42,13 +42,13 @@ from pgqueue.statements.tables import notify as tell
 
 JOB = bindparam("job_id", type_=BigInteger)
 HELD_HERE = literal_column("xmax = pg_catalog.pg_current_xact_id()::xid", Boolean)
-"""A message that this very transaction has locked: xmax names who locked or deleted a row last.
+"""A message that this transaction has locked: xmax is the last transaction to lock or delete a row.
 https://www.postgresql.org/docs/current/ddl-system-columns.html"""
 
 
 @cache
 def lock_job() -> Executable:
-    """Read where a job stands and keep it there: no worker settles it meanwhile.
+    """Read the state of a job and lock its row, so that no worker settles it meanwhile.
 
     NO KEY UPDATE, so that rows which refer to the job can still be written.
     """
@@ -63,9 +63,9 @@ def lock_job() -> Executable:
 
 @cache
 def delete_messages() -> Executable:
-    """Delete the messages of a job that nobody holds.  Never waits for a handler.
+    """Delete the messages of a job that no transaction holds.  Never waits for a handler.
 
-    The transaction of a handler holds the message of its own job: SKIP LOCKED would not skip it.
+    A handler's transaction holds its own job's message, which SKIP LOCKED would not skip.
     """
     message = (
         select(CTID)
@@ -82,7 +82,7 @@ def delete_messages() -> Executable:
 
 @cache
 def is_held_here() -> Executable:
-    """Whether the asking transaction itself holds the job's message, to run it."""
+    """Whether this transaction itself holds the job's message, to run it."""
     return select(exists().where(stands_at_place_of(JOB), HELD_HERE))
 
 
@@ -90,7 +90,7 @@ def is_held_here() -> Executable:
 def is_with_a_worker() -> Executable:
     """Whether a job has a message, which another transaction holds, or a lease.
 
-    Asked at once: a claim that is committed between two questions would hide from both.
+    One query for both: both would miss a claim that commits between two queries.
     """
     leased = exists().where(leases.c.target_id == JOB)
     return select(or_(exists().where(stands_at_place_of(JOB)), leased))
@@ -98,11 +98,11 @@ def is_with_a_worker() -> Executable:
 
 @cache
 def delete_left_lease() -> Executable:
-    """Delete the lease that a crash left beside a message, once the message is ours.
+    """Delete the lease that a crash left beside a message, once we have the message.
 
-    Never waits for it, with the job's row locked: all others lock leases before jobs.  Who has
-    it deletes the job, stamps an attempt that the ended job refuses, or settles one, and takes
-    the lease along.
+    Does not wait for the lease while it holds the job's row: all others lock leases before jobs.
+    A transaction that has the lease deletes the job, stamps an attempt that the ended job
+    refuses, or settles one; each deletes the lease too.
     """
     lease = (
         select(CTID)
@@ -115,13 +115,13 @@ def delete_left_lease() -> Executable:
 
 @cache
 def delete_lease() -> Executable:
-    """Fence whoever runs a job that is about to be deleted; waits for a settle in flight."""
+    """Fence off the worker of a job that is about to be deleted; waits for a concurrent settle."""
     return delete(leases).where(leases.c.target_id == JOB)
 
 
 @cache
 def delete_records() -> Executable:
-    """Delete what is on record about a job, once nobody can write more about it."""
+    """Delete the records of a job, once nothing more can be written about it."""
     attempts = delete(job_attempts).where(job_attempts.c.job_id == JOB)
     letter = delete(dead_letters).where(dead_letters.c.job_id == JOB)
     return select(JOB).add_cte(attempts.cte("attempts")).add_cte(letter.cte("letter"))
@@ -129,14 +129,14 @@ def delete_records() -> Executable:
 
 @cache
 def delete_lease_of_ended_job() -> Executable:
-    """Fence whoever still runs a job that has ended: its late settle finds no lease."""
+    """Fence off a worker that still runs an ended job: its late settle finds no lease."""
     ended = exists(jobs.c.id).where(jobs.c.id == JOB, _is_dead())
     return delete(leases).where(leases.c.target_id == JOB, ended)
 
 
 @cache
 def request_cancel() -> Executable:
-    """Flag a running job.  Its owner reads the flag, and whoever settles it obeys it."""
+    """Flag a running job.  Its worker reads the flag, and each settle of the job obeys it."""
     return (
         update(jobs)
         .where(jobs.c.id == JOB, jobs.c.outcome.is_(None))
@@ -146,7 +146,7 @@ def request_cancel() -> Executable:
 
 @cache
 def cancel_job() -> Executable:
-    """End a job that does not run as cancelled."""
+    """End a job as cancelled that is not running."""
     job = (
         update(jobs)
         .where(jobs.c.id == JOB, jobs.c.outcome.is_(None))
@@ -162,7 +162,7 @@ def cancel_job() -> Executable:
 
 @cache
 def requeue_job(*, notify: bool) -> Executable:
-    """Put a failed or cancelled job back, as new, with its unique key."""
+    """Put a failed or cancelled job back as if new, with its unique key."""
     job = (
         update(jobs)
         .where(jobs.c.id == JOB, _is_dead())

@@ -1,7 +1,7 @@
-"""Rescue: give back what a dead worker held, and clear away what nobody needs.
+"""Rescue: give back the leases of dead workers, and delete rows that are no longer needed.
 
-Attempts end here only for workers that are declared dead, or that no longer exist; who is dead
-is decided by witnessed time in :mod:`pgqueue.worker.rescue`.
+Attempts end here only for workers that are declared dead or no longer exist.
+:mod:`pgqueue.worker.rescue` decides which workers are dead, by the time it has observed them.
 """
 
 from functools import cache
@@ -51,14 +51,14 @@ from pgqueue.statements.tables import (
 
 LIMIT = bindparam("limit", type_=Integer)
 AS_IT_STANDS: ColumnElement[Any] = literal_column("0")
-"""An OFFSET that keeps the planner from turning a sub-query round: one look for each lease."""
+"""An OFFSET that keeps the planner from reordering a sub-query: one probe for each lease."""
 
 
 @cache
 def declare_dead() -> Executable:
-    """Declare a worker dead, if it has not beaten since it was last seen.
+    """Declare a worker dead, if it has sent no heartbeat since it was last seen.
 
-    Waits for a beat in flight and then looks again, so a worker that revives is spared.
+    Waits for a concurrent heartbeat and then checks again, so a worker that revives is spared.
     """
     return (
         update(workers)
@@ -73,12 +73,12 @@ def declare_dead() -> Executable:
 
 
 def died_lately() -> ColumnElement[bool]:
-    """Of a worker: whether it was declared dead in the last ten seconds, by whomever."""
+    """Whether a worker was declared dead in the last ten seconds, by any other."""
     return workers.c.dead_at > clock() - literal_column("interval '10 seconds'")
 
 
 def orphaned_leases() -> Select[Any]:
-    """The leases of workers that are dead, or that no longer exist."""
+    """The leases of workers that are dead or no longer exist."""
     return (
         select(leases.c.target_id)
         .select_from(leases.outerjoin(workers, workers.c.id == leases.c.worker_id))
@@ -88,20 +88,20 @@ def orphaned_leases() -> Select[Any]:
 
 @cache
 def rescue_leases() -> Executable:
-    """Record the attempts of dead workers as crashed; returns their jobs and how they stand.
+    """Record the attempts of dead workers as crashed; returns the jobs and their outcomes.
 
-    A lease that another rescuer works on is passed by.  Held leases are left alone: their
-    messages come back when the transaction ends.
+    Skips leases that another rescuer works on.  Leaves held leases alone: their messages become
+    visible again when the transaction ends.
     """
     return _rescue(~leases.c.held)
 
 
 @cache
 def rescue_lost_messages() -> Executable:
-    """Repair a held lease whose message is gone and whose owner is dead: damage, not a crash.
+    """Repair a held lease whose message is missing and whose owner is dead: damage, not a crash.
 
-    The lease is locked first and its message looked for again, so a transaction that ended
-    meanwhile is not taken for damage.
+    Locks the lease first and checks the message again, so that a transaction which ended
+    meanwhile is not mistaken for damage.
     """
     none = ~exists().where(stands_at_place_of(leases.c.target_id))
     return _rescue(and_(leases.c.held, and_(~exists().where(_is_own_message()), none)))
@@ -109,13 +109,13 @@ def rescue_lost_messages() -> Executable:
 
 @cache
 def drop_left_stamps() -> Executable:
-    """Delete the stamps that their jobs have gone on without, whoever made them and lives.
+    """Delete stamps that their jobs no longer need, even if the worker that made them lives.
 
-    The job has ended, or was deleted, or has a later message.  It was cancelled between lock and
-    stamp; or the stamp came late, while another was committing what had become of the job.  A
-    stamp that passes on to the later message meanwhile is another row by then, and stays.
+    The job has ended, was deleted, or has a later message.  It was cancelled between lock and
+    stamp; or the stamp came late, while another transaction committed the job's outcome.  A stamp
+    that moves to the later message meanwhile is a new row version, and stays.
     """
-    # One look by key for each; an EXISTS could be planned as a join that reads all jobs.
+    # One probe by key for each; an EXISTS could become a join that reads all jobs.
     job = select(jobs.c.id).where(jobs.c.id == leases.c.target_id, jobs.c.outcome.is_(None))
     later = exists().where(
         stands_at_place_of(leases.c.target_id), message_queue.c.id > leases.c.message_id
@@ -132,9 +132,9 @@ def drop_left_stamps() -> Executable:
 
 @cache
 def end_transactions() -> Executable:
-    """End the transactions in which dead workers hold messages; returns their jobs.
+    """End the transactions in which dead workers hold messages; returns the jobs.
 
-    Of a frozen process the server sees no end: its kernel still answers for it.
+    The server does not notice a frozen process, because its kernel still answers.
     """
     owner: ColumnElement[Any] = literal_column("message_queue.xmax").label("owner")
     message = select(owner).select_from(message_queue).where(_is_own_message())
@@ -153,19 +153,19 @@ def end_transactions() -> Executable:
 
 
 def _is_own_message() -> ColumnElement[bool]:
-    """The message that a lease was stamped for: one look by the whole key.
+    """The message for which a lease was stamped: one probe by the whole key.
 
-    Asked first.  Without the id it would read all messages that are due at the same moment, and
-    an application may have enqueued a million of them for eight o'clock.
+    Probed first.  Without the id, the probe would read all messages that are due at the same
+    moment, and an application may have enqueued a million of them for eight o'clock.
     """
     return and_(stands_at_place_of(leases.c.target_id), message_queue.c.id == leases.c.message_id)
 
 
 def _holder(held: CTE) -> Select[Any]:
-    """The server process whose transaction has locked a message, and has been stamped for it.
+    """The server process whose transaction has locked a message and was stamped for it.
 
-    It began before the stamp; whoever has taken the message after it began later.  Of other
-    roles' the server tells no time, and they are left alone.
+    That transaction began before the stamp; any later holder of the message began after it.  The
+    server hides the start times of other roles' transactions, so these are left alone.
     https://www.postgresql.org/docs/current/view-pg-locks.html
     """
     locks = _catalog("pg_locks", "pid", "locktype", "transactionid", "granted")
@@ -189,7 +189,7 @@ def _catalog(name: str, *columns: str) -> TableClause:
 
 
 def _rescue(condition: ColumnElement[bool]) -> Executable:
-    # Whoever has locked the row of one job must not keep all others from being rescued.
+    # A transaction that has locked one job's row must not keep all others from being rescued.
     orphan = free_among(_orphans(condition).cte("any_orphan")).limit(LIMIT).cte("orphan")
     lease = (
         delete(leases)
@@ -210,7 +210,7 @@ def _rescue(condition: ColumnElement[bool]) -> Executable:
 
 @cache
 def forget_workers() -> Executable:
-    """Delete workers that have been dead for a day and hold nothing."""
+    """Delete workers that have been dead for a day and have no leases."""
     day_ago = clock() - literal_column("interval '1 day'")
     holds = exists().where(leases.c.worker_id == workers.c.id)
     return delete(workers).where(workers.c.dead_at < day_ago, ~holds)
@@ -230,7 +230,7 @@ def _is_orphan() -> ColumnElement[bool]:
 
 
 def _crashed() -> list[Any]:
-    """The verdict on every rescued attempt, in the columns that :func:`settling.settle` uses."""
+    """The outcome of every rescued attempt, in the columns that :func:`settling.settle` uses."""
     return [
         cast(null(), Text).label("ending"),
         cast(null(), Float).label("delay"),

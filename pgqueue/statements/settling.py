@@ -1,7 +1,7 @@
-"""Settle: write down what became of an attempt, if the lease is still ours.
+"""Settle: write the outcome of an attempt, if the lease is still ours.
 
-Whatever a worker writes begins at the fence (:mod:`pgqueue.statements.fencing`), and everything
-else is made from the leases that were deleted there: a worker that has lost its lease changes
+Every write of a worker begins at the fence (:mod:`pgqueue.statements.fencing`), and everything
+else is derived from the leases that were deleted there: a worker that has lost its lease changes
 nothing.
 """
 
@@ -63,8 +63,8 @@ KEPT = 0
 def settle(*, held: bool) -> Executable:
     """Settle a batch of attempts, each as its document says; returns those that were ours.
 
-    ``held`` settles attempts of transaction mode, and may only be run in the transaction that
-    holds their messages.
+    ``held`` settles attempts of transaction mode; it must run in the transaction that holds
+    their messages.
     """
     said = document(
         "said",
@@ -85,7 +85,7 @@ def settle(*, held: bool) -> Executable:
     gone = fencing.deleted_leases(said, held=held)
     key = ("target_id", "message_id", "attempt")
     same_lease = and_(*(said.c[name] == gone.c[name] for name in key))
-    # A crash of the handler's process counts as one of the worker's does: the job travels alone.
+    # A crash of the child process counts as one of the worker: the job is then claimed alone.
     crashes = (gone.c.crashes + said.c.crashed).label("crashes")
     rest = [column for column in gone.c if column.name != "crashes"]
     lease = select(*rest, crashes, *_verdict_columns(said)).select_from(gone.join(said, same_lease))
@@ -94,13 +94,13 @@ def settle(*, held: bool) -> Executable:
 
 @cache
 def settle_succeeded() -> Executable:
-    """The common case of :func:`settle` in lease mode, lean: success, nothing to keep.
+    """The common case of :func:`settle` in lease mode, with less work: success without a result.
 
     Returns one row: how many were ours, which of them ended as cancelled, and, only if some
-    were not ours, which were.  The arrays come as text: psycopg would write them item by item.
+    were not ours, which were.  The arrays are sent as text: psycopg would adapt each item.
     """
     said = (
-        # Of several arrays it is grammar, which knows no other name.
+        # unnest with several arrays is syntax, and takes no schema name.
         func.unnest(*(cast(bindparam(name, type_=Text), ARRAY(kind)) for name, kind in _SAID))
         .table_valued(
             column("target_id", BigInteger),
@@ -122,9 +122,9 @@ def settle_succeeded() -> Executable:
 
 @cache
 def settle_one_success(*, held: bool) -> Executable:
-    """End one attempt that has succeeded, in its handler's transaction; no row if it was not ours.
+    """End one successful attempt in its handler's transaction; no row if it was not ours.
 
-    ``held`` takes the message along that this transaction holds: without it, nothing is settled.
+    ``held`` also deletes the message that this transaction holds; without it, nothing is settled.
     """
     message = exists().where(take_message().cte("message").c.id.is_not(None)) if held else true()
     job = _succeeded_jobs(fencing.deleted_lease(message, held=held))
@@ -133,7 +133,7 @@ def settle_one_success(*, held: bool) -> Executable:
 
 @cache
 def free_jobs() -> Executable:
-    """Which of these jobs no other transaction has locked, be it for a moment or for hours."""
+    """Which of these jobs no other transaction has locked, for however short a time."""
     ids = pg.unnest(cast(bindparam("target_ids", type_=Text), ARRAY(BigInteger)))
     said = ids.table_valued(column("target_id", BigInteger)).render_derived(name="said")
     return free_among(said)
@@ -142,8 +142,8 @@ def free_jobs() -> Executable:
 def free_among(said: FromClause) -> Select[Any]:
     """Those of these jobs that can be updated without waiting for another transaction.
 
-    Whoever has cancelled a job and not committed yet, say.  Locks them; one look by key for each.
-    Of a job that is gone there is nothing to wait for.
+    Such a transaction may have cancelled a job and not committed yet.  Locks the jobs, with one
+    probe by key for each.  A deleted job counts as free.
     """
     job = select(jobs.c.id).where(jobs.c.id == said.c.target_id)
     unlocked = job.with_for_update(key_share=True, skip_locked=True).offset(literal_column("0"))
@@ -176,11 +176,11 @@ def _succeeded_jobs(lease: CTE) -> CTE:
 
 
 def write_verdicts(lease: CTE) -> Executable:
-    """Carry out what was decided about these deleted leases: the one place where it is written.
+    """Apply the outcomes of these deleted leases: the only place where they are written.
 
-    The job's row is the arbiter: a job that has ended meanwhile stays as it ended.  Three rules
-    hold whatever was decided: a cancel that was asked for wins; an attempt that used up the last
-    one fails the job; and a job goes on exactly if it gets a message here.
+    The job's row decides: a job that has ended meanwhile keeps its outcome.  Three rules hold for
+    every outcome: a requested cancel takes precedence; a last attempt that was used up fails the
+    job; and a job goes on exactly if it gets a message here.
     """
     job = (
         update(jobs)
@@ -217,29 +217,29 @@ def _ending(lease: CTE) -> ColumnElement[Any]:
 
 
 def _attempts(lease: CTE) -> ColumnElement[Any]:
-    """Never over max_attempts: the attempt that only found the job exhausted may crash too."""
+    """At most max_attempts: the attempt that only finds the job exhausted may crash too."""
     return func.least(lease.c.attempt - 1 + lease.c.burned, jobs.c.max_attempts)
 
 
 def _last_error(lease: CTE) -> ColumnElement[Any]:
-    """None after an attempt that has succeeded; the earlier ones keep theirs on record."""
+    """NULL after a successful attempt; earlier attempts keep their errors on record."""
     kept = case((lease.c.ending.is_distinct_from(SUCCEEDED), jobs.c.last_error))
     return func.coalesce(lease.c.error, kept)
 
 
 def _snoozes(lease: CTE) -> ColumnElement[Any]:
-    """A job that snoozes for ever must not be stopped by the end of its counter."""
+    """Limited: a job that snoozes for ever must not fail when the counter reaches its maximum."""
     return func.least(cast(jobs.c.snoozes, Integer) + lease.c.snoozed, MOST_SNOOZES)
 
 
 def _next_run_at(lease: CTE) -> ColumnElement[Any]:
-    """Without a delay the job keeps its place: a new time would put it behind the backlog."""
+    """Without a delay the job keeps its run_at: a new one would put it behind the backlog."""
     again = and_(_ending(lease).is_(None), lease.c.delay.is_not(None))
     return case((again, clock() + seconds(lease.c.delay)), else_=jobs.c.run_at)
 
 
 def _next_messages_of(job: CTE) -> CTE:
-    """A job that crashed before, or has one attempt to lose, is not claimed ahead of a slot."""
+    """A job that crashed before, or has only one attempt, is not claimed ahead of a slot."""
     alone = or_(job.c.lease_crashes > 0, job.c.max_attempts == 1)
     rows = select(
         job.c.queue,

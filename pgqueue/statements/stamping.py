@@ -1,7 +1,7 @@
 """Stamp: in transaction mode, commit that an attempt has started before its handler starts.
 
-The message is deleted in a transaction that a crash undoes, so the attempt it used up must be
-written elsewhere: the lease, committed on a side connection.
+The message is deleted in a transaction that a crash undoes, so the used attempt must be recorded
+elsewhere: in the lease, committed on a separate connection.
 """
 
 from functools import cache
@@ -45,22 +45,22 @@ from pgqueue.statements.tables import (
 JOB = bindparam("job_id", type_=BigInteger)
 MESSAGE = bindparam("of_message_id", type_=BigInteger)
 WORKER = bindparam("by_worker_id", type_=Uuid)
-# Named unlike the columns: in an UPDATE a parameter of a column's name would be SET.
+# Not the column's names: in an UPDATE, such a parameter would be added to SET.
 SEEN = bindparam("seen_attempt", type_=SmallInteger)
 SEEN_MESSAGE = bindparam("seen_message_id", type_=BigInteger)
 NEXT = bindparam("next_attempt", type_=SmallInteger)
 CRASHES = bindparam("past_crashes", type_=SmallInteger)
 LAZILY = pg.set_config("synchronous_commit", "off", true()).label("lazily")
-"""A stamp has to survive the worker, not the server: its commit need not wait for the disk.  Said
-for this transaction only, so that no other client of a pooler commits like that."""
+"""A stamp must survive the worker, not the server: its commit need not wait for the disk.  Set for
+this transaction only, so that other clients of a pooler are not affected."""
 
 
 @cache
 def stamp_first() -> Executable:
-    """Stamp an attempt whose job has no lease.  No row: someone was first, or the job ended.
+    """Stamp an attempt whose job has no lease.  No row: another was first, or the job has ended.
 
-    Or the message is gone, because the transaction that held it has broken: a stamp that comes
-    so late would be a lease that nobody settles and nobody rescues.
+    Or the message is gone, because the transaction that held it has broken: a late stamp would
+    be a lease that no worker settles and no worker rescues.
     """
     unfinished = select(
         jobs.c.id,
@@ -84,8 +84,8 @@ def stamp_first() -> Executable:
 def stamp_after_crash() -> Executable:
     """Take over the stamp that was seen: compare its attempt, and set the next.
 
-    No row: another worker was first.  Of the same message it was left by a crash, which is
-    recorded in passing; of an older one it came too late, and nothing has started.
+    No row: another worker was first.  A stamp of the same message was left by a crash, which is
+    recorded here too; a stamp of an older message came too late, and nothing was started.
     """
     old = (
         select(leases.c.worker_id, leases.c.started_at).where(leases.c.target_id == JOB).cte("old")
@@ -119,7 +119,7 @@ def stamp_after_crash() -> Executable:
 
 @cache
 def take_message() -> ReturningDelete[int]:
-    """Delete a message that this transaction holds, or that nobody holds; no row otherwise."""
+    """Delete a message that this transaction holds or that is not locked; otherwise no row."""
     message = (
         select(CTID)
         .select_from(message_queue)
@@ -135,12 +135,12 @@ def take_message() -> ReturningDelete[int]:
 
 @cache
 def wait_for_message() -> Executable:
-    """Lock a message as soon as whoever holds it lets go: before all who would skip it."""
+    """Lock a message as soon as its holder releases it, before claims that would skip it."""
     return select(message_queue.c.id).where(_is_the_message()).with_for_update()
 
 
 def _is_the_message() -> ColumnElement[bool]:
-    """By its own key, wherever its job says that it stands: somebody may have moved the job."""
+    """By its own key, not by its job's columns: another transaction may have changed these."""
     run_at = cast(bindparam("of_run_at", type_=Text), DateTime(timezone=True))
     return and_(
         message_queue.c.queue == text_parameter("of_queue"),

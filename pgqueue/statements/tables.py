@@ -1,4 +1,4 @@
-"""The tables as Core sees them, and the few expressions every statement shares."""
+"""The tables as SQLAlchemy Core sees them, and expressions that all statements share."""
 
 from collections.abc import Iterable
 from hashlib import sha256
@@ -52,8 +52,8 @@ workers = _table(WorkerProcess)
 queues = _table(QueueSettings)
 
 CTID: ColumnElement[Any] = column("ctid")
-"""Where a row lies.  Safe in a statement that has locked the row itself, and only on a plain
-table: on a partitioned one the same ctid names a row in every partition."""
+"""The place of a row.  Safe in a statement that has itself locked the row, and only on a plain
+table: in a partitioned one, each partition may have a row with the same ctid."""
 
 SUCCEEDED = literal_column("'succeeded'", Text)
 FAILED = literal_column("'failed'", Text)
@@ -63,27 +63,27 @@ CRASHED = "The worker that ran this attempt died, or was cut off from the databa
 
 
 def lock_key(purpose: str) -> int:
-    """An advisory lock of this schema, so that two schemas in one database never meet."""
+    """The key of an advisory lock of this schema; another schema of the database has other keys."""
     digest = sha256(f"pgqueue:{SCHEMA}:{purpose}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
 SLEEPERS = lock_key("sleepers")
-"""Held shared by every sleeping worker."""
+"""Held in shared mode by every sleeping worker."""
 
 CHANNEL = f"pgqueue_{sha256(SCHEMA.encode()).hexdigest()[:8]}"
-"""One fixed channel for a schema: no user's text is ever part of an identifier."""
+"""One fixed channel for each schema: no user's text becomes part of an identifier."""
 
 SEARCH_PATH = "pg_catalog, pg_temp"
-"""Where connections that are ours alone look names up: where nobody else can create anything.
-pg_temp is searched first by a path that does not name it.
+"""Where our own connections look up names: only schemas in which no other role can create objects.
+A path that does not name pg_temp searches it first.
 https://www.postgresql.org/docs/current/runtime-config-client.html#GUC-SEARCH-PATH"""
 
 pg = func.pg_catalog
-"""Functions by their full names.  Where others may create functions in a schema of the path, one
-of theirs may fit the arguments better than PostgreSQL's, and would run with our rights.  What is
-left with ``func`` is grammar.  Operators have no short full name: their operands have exactly the
-types of an operator of PostgreSQL's, which then wins.
+"""Functions by their full names.  If other roles may create functions in a schema of the path, one
+of these may match the arguments better than PostgreSQL's, and would run with our rights.  Names
+that remain with ``func`` are syntax.  Operators have no short full name: their operands have
+exactly the types of one of PostgreSQL's operators, which then takes precedence.
 https://www.postgresql.org/docs/current/typeconv-oper.html"""
 
 clock = pg.clock_timestamp
@@ -94,18 +94,18 @@ def count_rows() -> Function[int]:
 
 
 def text_parameter(name: str) -> ColumnElement[str]:
-    """A text to compare with: a driver may send it as varchar, which no operator takes as such."""
+    """A text to compare with, cast because a driver may send it as varchar."""
     return sql_cast(bindparam(name, type_=Text), Text)
 
 
 def wake_up_call(word: str = "enqueued") -> ColumnElement[bool]:
-    """Notify, but only when some worker sleeps.
+    """Notify, but only if some worker sleeps.
 
-    A sleeper holds the lock shared, so taking it exclusively fails exactly then; it is given
-    back at once, and nobody waits for it.  NOTIFY on every commit would serialise the commits
-    of all enqueuers behind a lock on the whole database.
+    A sleeper holds the lock in shared mode, so an exclusive lock fails exactly then; otherwise
+    it is released at once.  Nothing waits for it.  NOTIFY on every commit would serialise the
+    commits of all enqueuers behind a lock on the whole database.
     """
-    # A column, not a literal_execute: that would be put into the text anew at every enqueue.
+    # A literal column: literal_execute would render the key anew at every enqueue.
     key = literal_column(str(SLEEPERS), BigInteger)
     return case(
         (pg.pg_try_advisory_lock(key), pg.pg_advisory_unlock(key)),
@@ -120,15 +120,15 @@ def notify(word: str) -> ColumnElement[bool]:
 def document(name: str, *columns: ColumnElement[Any]) -> TableValuedAlias:
     """One JSON document as rows.
 
-    A bulk parameter travels so because psycopg adapts a list of strings in Python, item by
-    item, which costs more than the statement.
+    Bulk parameters are sent so because psycopg adapts a list of strings in Python, item by item,
+    which costs more than the statement.
     """
     recordset = pg.jsonb_to_recordset(sql_cast(bindparam(name, type_=Text), JSONB))
     return recordset.table_valued(*columns).render_derived(name=name, with_types=True)
 
 
 def array_of(names: Iterable[str]) -> str:
-    """Names as the text of a PostgreSQL array: one string to send, and a constant to plan with."""
+    """Names as the text of a PostgreSQL array: sent as one string, planned as one constant."""
     quoted = (name.replace("\\", "\\\\").replace('"', '\\"') for name in names)
     return "{" + ",".join(f'"{name}"' for name in quoted) + "}"
 
@@ -141,9 +141,9 @@ def seconds(value: ColumnElement[Any]) -> ColumnElement[Any]:
 def stands_at_place_of(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
     """A message of this job, found by the job's queue, priority and time.
 
-    Those are the key of the message but for its id: no index finds a message by its job alone.
+    These are the key of the message without its id: no index finds a message by its job alone.
     """
-    # Correlated by name: of an enclosing DELETE, SQLAlchemy would put the table in here again.
+    # Correlated by name: SQLAlchemy would otherwise repeat the table of an enclosing DELETE here.
     job = select(jobs).where(jobs.c.id == job_id).correlate_except(jobs)
     place = [
         message_queue.c[name] == job.with_only_columns(jobs.c[name]).scalar_subquery()
@@ -153,7 +153,7 @@ def stands_at_place_of(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
 
 
 def left_of_older_message(message_id: ColumnElement[Any]) -> ColumnElement[bool]:
-    """A stamp whose own message is gone: where a newer one is, nobody runs the older."""
+    """A stamp whose own message is gone: if a newer message exists, no attempt runs the older."""
     return and_(leases.c.held, leases.c.message_id < message_id)
 
 
@@ -168,7 +168,7 @@ def crashed(attempts: Select[*tuple[Any, ...]]) -> CTE:
 
 
 def crash_words() -> list[ColumnElement[Any]]:
-    """How an attempt ended that nobody could say anything about, its error's type and words."""
+    """The outcome, error type and message of a crashed attempt."""
     return [
         literal_column("'crashed'").label("end"),
         literal_column("'WorkerCrashed'").label("error_type"),

@@ -1,17 +1,17 @@
-"""Statements around a transaction: how it begins, how it is planned, what guards a handler in it.
+"""Statements around a transaction: its beginning, its planner settings, a handler's savepoint.
 
-They are sent as they are, several in one message, and return nothing.
+They are sent unchanged, several in one message, and return nothing.
 """
 
 from collections.abc import Iterable
 
 PLANNER = ("enable_sort", "enable_bitmapscan", "enable_seqscan")
-"""Off where claims are planned: a plan cached while a table was small would sort or scan it
-when it is large.  The statements reach every row by a key and need none of the three."""
+"""Off where claims are planned: a plan cached while a table was small would sort or scan it when
+it is large.  The statements reach every row by a key and need none of the three."""
 
 PLAN_ONCE = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
-"""There is one good plan for each of these statements, and planning costs more than running it.
-Made for any number of rows it looks dear, and compiling it would take ten times as long again."""
+"""Each of these statements has one good plan, and planning costs more than execution.  A
+generic plan looks expensive, so JIT would compile it, which takes ten times as long again."""
 
 LOCAL = {
     **dict.fromkeys(PLANNER, "off"),
@@ -22,7 +22,7 @@ LOCAL = {
 PLAN_BY_KEY = "; ".join(f"SET LOCAL {name} = {value}" for name, value in LOCAL.items())
 
 BEFORE_SETTLE = f"SET CONSTRAINTS ALL IMMEDIATE; {PLAN_BY_KEY}"
-"""At the end of a handler in transaction mode: what would fail its COMMIT fails now."""
+"""At the end of a handler in transaction mode: errors that would fail the COMMIT occur now."""
 BEFORE_SETTLE_IN_BATCH = f"""
     DO $$ BEGIN
         SET CONSTRAINTS ALL IMMEDIATE;
@@ -31,19 +31,19 @@ BEFORE_SETTLE_IN_BATCH = f"""
     END $$;
     {PLAN_BY_KEY}
 """
-"""The same where other handlers follow in the transaction: their constraints stay deferred, as
-they were before the block.  Not by ROLLBACK TO SAVEPOINT: whenever the driver reads ROLLBACK it
-throws away what it has prepared, and each statement would be planned anew for each job."""
+"""The same if other handlers follow in the transaction: constraints stay deferred, as they were
+before the block.  Not by ROLLBACK TO SAVEPOINT: at each ROLLBACK psycopg discards its prepared
+statements, and each statement would be planned anew for each job."""
 
 GUARD = "SAVEPOINT pgqueue_handler"
 RELEASE_GUARD = "RELEASE SAVEPOINT pgqueue_handler"
 UNDO_HANDLER = "ROLLBACK TO SAVEPOINT pgqueue_handler"
 ONLY_SETTLE_FOLLOWS = "SET LOCAL idle_in_transaction_session_timeout = 20000"
-"""A worker that is frozen between its settle and its COMMIT has a lock on the lease.  It is gone
-before the grace of such workers is over, and others may rescue."""
+"""A worker that is frozen between its settle and its COMMIT has a lock on the lease.  This timeout
+ends it before the grace period of such workers, so that others may rescue."""
 AFTER_HANDLER = f"{RELEASE_GUARD}; {PLAN_BY_KEY}; {ONLY_SETTLE_FOLLOWS}"
-"""Around a handler.  Whoever has ended the transaction has ended the savepoint as well, and its
-job fails: the server knows it whatever the handler did, and whatever SQLAlchemy believes."""
+"""Sent after a handler.  A handler that has ended the transaction has ended the savepoint too, and
+its job fails: the server reports it, whatever the handler did or SQLAlchemy assumes."""
 
 NOTHING = "SELECT 1"
 
@@ -53,18 +53,18 @@ def begin(isolation_level: str, statements: str) -> str:
 
 
 def set_local(values: Iterable[tuple[str, object]]) -> str:
-    """Settings for the rest of a transaction."""
+    """Return settings for the rest of a transaction."""
     return "; ".join(f"SET LOCAL {name} = {value}" for name, value in values)
 
 
 def set_config(number: int) -> str:
-    """So many settings for a session; the parameters are their names and values in turn."""
+    """Return SQL for this number of session settings; parameters are names and values in turn."""
     calls = ", ".join(["pg_catalog.set_config(%s, %s, false)"] * number)
     return f"SELECT {calls}"
 
 
 def quoted_settings(names: Iterable[str]) -> str:
-    """The values that settings have now, each as a literal."""
+    """Return a query for the current values of settings, each as a literal."""
     values = ", ".join(
         f"pg_catalog.quote_literal(pg_catalog.current_setting('{name}'))" for name in names
     )

@@ -1,4 +1,4 @@
-"""How a worker says that it lives, and how the others see it."""
+"""Heartbeats of workers, and how other workers read them."""
 
 from functools import cache
 from typing import Any
@@ -44,7 +44,7 @@ WORKER = bindparam("worker_id", type_=Uuid)
 
 @cache
 def register_worker() -> Executable:
-    """Write the row of a new worker process and take the lock that dies with its connection."""
+    """Insert the row of a new worker process."""
     row = insert_or_skip(workers).values(
         id=WORKER,
         hostname=bindparam("hostname", type_=Text),
@@ -53,26 +53,26 @@ def register_worker() -> Executable:
         queues=cast(bindparam("queues", type_=Text), JSONB),
         slots=bindparam("slots", type_=SmallInteger),
     )
-    # Registered before, if the answer to the first try was lost.
+    # The row exists if the answer to the first try was lost.
     return row.on_conflict_do_nothing()
 
 
 @cache
 def lock_presence() -> Executable:
-    """Session level: held until the connection ends, however it ends.
+    """A session-level lock, held until the connection ends, however it ends.
 
-    Tried, not waited for: after a reconnect the old connection may still be there for a while.
+    Does not wait: after a reconnect the old connection may still exist for a while.
     """
     return select(pg.pg_try_advisory_lock(_lock_key(WORKER)))
 
 
 @cache
 def beat() -> Executable:
-    """Beat, and look at the other workers.  No row: this worker has been declared dead.
+    """Write a heartbeat and read the other workers.  No row: this worker was declared dead.
 
-    Reads and writes `workers` and no other table: whoever waits for a lock on another must not
-    seem dead.  And what holds up the beats on `workers` holds up the looks, so that nobody judges
-    meanwhile.  One row with a NULL id: there are no others.
+    Uses no table but `workers`: a worker that waits for a lock on another table must not seem
+    dead.  A lock that delays the heartbeats on `workers` also delays the reads, so no worker is
+    declared dead meanwhile.  One row with a NULL id: there are no other workers.
     """
     beaten = (
         update(workers)
@@ -87,20 +87,20 @@ def beat() -> Executable:
 
 @cache
 def deregister_worker() -> Executable:
-    """Delete the row of a worker that has nothing left."""
+    """Delete the row of a worker that has no leases left."""
     holds = exists().where(leases.c.worker_id == WORKER)
     return delete(workers).where(workers.c.id == WORKER, ~holds)
 
 
 @cache
 def all_workers() -> Executable:
-    """Every worker not declared dead, with its last beat and whether its lock is still held."""
+    """Every worker not declared dead, with its last heartbeat and whether it holds its lock."""
     return _members()
 
 
 def _members() -> Select[Any]:
-    """The lock is looked for in that backend: behind a pooler the lock of a dead client may be in
-    another's hands."""
+    """Looks for the lock in the worker's backend: behind a pooler, another client may have
+    inherited the lock of a dead one."""
     locks = table(
         "pg_locks",
         column("pid", Integer),
@@ -125,7 +125,7 @@ def _members() -> Select[Any]:
 
 @cache
 def leases_of() -> Executable:
-    """What the database thinks this worker holds in lease mode."""
+    """The leases that this worker holds in lease mode, according to the database."""
     return select(leases.c.target_id, leases.c.message_id, leases.c.attempt).where(
         leases.c.worker_id == WORKER, ~leases.c.held
     )
@@ -133,9 +133,9 @@ def leases_of() -> Executable:
 
 @cache
 def was_settled() -> Executable:
-    """Whether a worker has settled an attempt: its lease is gone, and nobody rescued it.
+    """Whether a worker has settled an attempt: its lease is gone, and no rescue recorded a crash.
 
-    NULL while a transaction is open that has deleted the lease, and may still commit.
+    NULL while a transaction that has deleted the lease is open and may still commit.
     """
     lease = select(leases.c.target_id).where(_is_the_attempt(leases, leases.c.target_id))
     stands = lease.with_for_update(skip_locked=True).exists()
@@ -157,7 +157,7 @@ def _is_the_attempt(source: Table, job_id: ColumnElement[Any]) -> ColumnElement[
 
 @cache
 def terminate_backend() -> Executable:
-    """End a server process of our own role: its transaction rolls back."""
+    """End a server process of our own role; its transaction rolls back."""
     return select(pg.pg_terminate_backend(bindparam("pid", type_=Integer)))
 
 
@@ -165,9 +165,9 @@ def terminate_backend() -> Executable:
 def notices(*, running: bool, search: bool) -> Executable:
     """What a worker must know: the paused queues, and whether there is something to rescue.
 
-    ``running``: also which of these running jobs somebody has asked to cancel, or has cancelled
-    already while they were being claimed.  ``search``: also whether dead workers have left a
-    lease, and whether there are stamps; that reads all leases.
+    ``running``: also which of these running jobs were asked to cancel, or were already cancelled
+    while they were being claimed.  ``search``: also whether dead workers have left a lease, and
+    whether there are stamps; this reads all leases.
     """
     paused = select(func.coalesce(pg.jsonb_agg(queues.c.name), literal_column("'[]'"))).where(
         queues.c.paused_at.is_not(None)

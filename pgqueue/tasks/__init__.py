@@ -1,4 +1,4 @@
-"""What a task is, and how a call of it is written down."""
+"""Tasks, and how a call of a task is bound to arguments and options."""
 
 from pgqueue.tasks.task import Task
 

@@ -1,4 +1,4 @@
-"""Where a function is found: its module and its name in there."""
+"""Where a function is found: its module and its name in the module."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pgqueue.errors import TaskDefinitionError
 
 MAINS = ("__main__", "__mp_main__")
-"""The script that a process was started with, and the same in a child that imports it again."""
+"""The script that a process was started with; the same in a child process that reimports it."""
 
 
 class Address(NamedTuple):
@@ -21,7 +21,7 @@ def address_of(function: Callable[..., Any]) -> Address:
 
 
 def default_name(function: Callable[..., Any]) -> str:
-    """Module and function; a script names itself as the worker that imports it will."""
+    """Module and function; a script has the module name under which a worker imports it."""
     module, name = address_of(function)
     if module in MAINS:
         main = sys.modules[module]
@@ -31,7 +31,7 @@ def default_name(function: Callable[..., Any]) -> str:
 
 
 def importable_address(function: Callable[..., Any], task_name: str) -> Address:
-    """Where another process finds the function; refuses one that it could not find."""
+    """Where a child process finds the function; refuses one that it could not find."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or "<" in name:
         raise TaskDefinitionError(

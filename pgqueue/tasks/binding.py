@@ -1,4 +1,4 @@
-"""What an enqueue is given, as it is stored: the arguments as JSON, and the unique key."""
+"""The input of an enqueue in its stored form: arguments as JSON, and the unique key."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pgqueue.errors import ArgumentsError, OptionError, PayloadError
 from pgqueue.options import Options, names_wanted_by, refuse_unknown_secrets, storable_key
 
 CHUNK = 1000
-"""Jobs to one statement of ``enqueue_many``."""
+"""Jobs in one statement of ``enqueue_many``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,17 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
-    """Many calls; the texts are those of all, in their order, a statement each."""
+    """Many calls; ``texts`` has the arguments of all calls in order, one text per statement."""
 
     args: list[dict[str, Any]]
     texts: list[str]
     unique_keys: list[str | None]
     to_a_statement: int
-    """How many of them a statement may take, in whatever order."""
+    """How many calls one statement may take, in any order."""
 
 
 class Arguments:
-    """Writes the arguments of one task; refuses what could not be read back."""
+    """Encodes the arguments of one task; refuses values that could not be read back."""
 
     def __init__(self, payload: Payload, options: Options) -> None:
         self._payload = payload
@@ -56,7 +56,7 @@ class Arguments:
         return Written(encoded, text, self._key(values))
 
     def of_rows(self, rows: Any, *, max_bytes: int) -> WrittenRows:
-        """Every row before any is stored: a bad one at the end costs nothing."""
+        """Encode every row before any is stored: if one is refused, none is written."""
         if not isinstance(rows, Iterable):
             raise ArgumentsError(
                 f"{self._where}: the rows of enqueue_many are {type(rows).__name__}; give a list "

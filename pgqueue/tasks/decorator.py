@@ -1,4 +1,4 @@
-"""What ``queue.task(...)`` with options returns."""
+"""The type that ``queue.task(...)`` with options returns."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class TaskDecorator(Protocol):
-    """It makes a function a task, as type checkers see it: each keeps its own parameters."""
+    """Makes a function a task; type checkers see the parameters of the function."""
 
     @overload
     def __call__(

@@ -1,4 +1,4 @@
-"""Which leading parameters of a task pgqueue fills in: a session, a context."""
+"""Which leading parameters of a task pgqueue supplies: a session, a context."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ class Injected(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What a task asks for in its first parameters, in that order."""
+    """The types of a task's leading parameters that pgqueue supplies, in their order."""
 
     parameters: tuple[Injected, ...]
     hints: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Injection:
         return [context if kind is Injected.CONTEXT else session for kind in self.parameters]
 
     def refuse_process(self, task_name: str) -> None:
-        """Refuse what cannot be filled in, or awaited, in a process of its own."""
+        """Refuse parameters that cannot be supplied, and coroutines, in a child process."""
         if self.is_async:
             raise TaskDefinitionError(
                 f"task {task_name}: executor='process' runs plain functions, one at a time; make "
@@ -54,11 +54,11 @@ class Injection:
 
 
 _MEANT = {"session": "Session", "ctx": "JobContext", "async_session": "AsyncSession"}
-"""What a parameter of such a name is meant to be filled in with."""
+"""The type that a parameter of this name is expected to have."""
 
 
 def injection_of(function: Callable[..., Any], *, task_name: str) -> Injection:
-    """Read a task's signature; refuses what would be filled in wrongly or not at all."""
+    """Read a task's signature; refuses parameters that would be supplied wrongly or not at all."""
     hints = _hints(function, task_name)
     parameters = list(inspect.signature(function).parameters.values())
     kinds = [_kind(hints.get(parameter.name)) for parameter in parameters]
@@ -101,7 +101,7 @@ def _kind(annotation: Any) -> Injected | None:
 
 
 def _refuse_vague_first(first: inspect.Parameter, hints: Mapping[str, Any], name: str) -> None:
-    """A type checker takes such a parameter for a session, and drops it from the signature."""
+    """A type checker treats such a parameter as a session and drops it from the signature."""
     if first.name in _MEANT and first.name not in hints:
         raise TaskDefinitionError(
             f"task {name}: the first parameter {first.name!r} has no annotation, and pgqueue fills "

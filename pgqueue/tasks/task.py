@@ -1,4 +1,4 @@
-"""A task: a function that can be called here and now, or enqueued to be called later."""
+"""A task: a function that can be called directly, or enqueued for a worker to call."""
 
 import copy
 import functools
@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class Owner(Protocol):
-    """What a task asks of the queue it belongs to."""
+    """What a task needs of the queue to which it belongs."""
 
     notify: bool
     max_payload_bytes: int
@@ -50,9 +50,9 @@ class Owner(Protocol):
 
 
 class Task(Generic[P, R]):
-    """A function, its options, and the ways to have it run.
+    """A function, its options, and the methods that enqueue it.
 
-    Calling the task runs the function here and now; everything else writes a job.
+    Calling the task runs the function directly and writes no job.
     """
 
     def __init__(self, function: Callable[..., R], options: Options, owner: Owner) -> None:
@@ -67,7 +67,7 @@ class Task(Generic[P, R]):
             hints=self.injection.hints,
         )
         self.address: Address | None = None
-        """Where a process of its own finds it, if it is to run in one."""
+        """Where a child process finds the function, if handlers of this task run in one."""
         if options.executor == "process":
             self.injection.refuse_process(self.name)
             self.address = importable_address(function, self.name)
@@ -89,10 +89,10 @@ class Task(Generic[P, R]):
         return self._options
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function here and now.
+        """Run the function directly.
 
-        What pgqueue injects is a session of its own, which is committed when the function
-        returns and rolled back when it raises.
+        An injected session is a new one, committed when the function returns and rolled back when
+        it raises.
         """
         if not self.injection.parameters:
             return self.function(*args, **kwargs)
@@ -105,12 +105,11 @@ class Task(Generic[P, R]):
     def enqueue(
         self, session: "Session | scoped_session[Any]", /, *args: P.args, **kwargs: P.kwargs
     ) -> Job:
-        """Enqueue a job in the caller's transaction; it runs if, and only after, that commits.
+        """Enqueue a job in the caller's transaction; it runs only after the transaction commits.
 
-        The job's rows are written at once and ``job.id`` is loaded; nothing else of the session
-        is flushed, and nothing is committed.  When an unfinished job of the queue holds the
-        unique key, that job is returned.  Raises ArgumentsError or PayloadError before anything
-        is written.
+        Writes the rows of the job at once and loads ``job.id``; flushes nothing else of the session
+        and commits nothing.  If an unfinished job of the queue holds the unique key, returns that
+        job.  Raises ArgumentsError or PayloadError before anything is written.
         """
         target = sync_session(session, self._where)
         written = self._written(args, kwargs)
@@ -122,8 +121,8 @@ class Task(Generic[P, R]):
         if isinstance(found, KeyHolder):
             return held_job(target, found)
         job = self._loaded_job(found, written)
-        # Its row is written and nothing is left for a flush, so a mapper event may do this too:
-        # SQLAlchemy warns of an add there, because what is new or changed would be missed.
+        # The row is written and needs no flush, so a mapper event may enqueue too: SQLAlchemy warns
+        # of an add there, because the flush would miss new or changed objects.
         Session.add(target, job, _warn=False)
         return job
 
@@ -136,8 +135,8 @@ class Task(Generic[P, R]):
     ) -> Job:
         """:meth:`enqueue` for an AsyncSession.
 
-        As with every object of an AsyncSession, read what you need of the job before you
-        commit, or make the session with ``expire_on_commit=False``.
+        As with every object of an AsyncSession, read the job's attributes before the commit, or
+        create the session with ``expire_on_commit=False``.
         """
         actual = async_sessions.actual(session, self._where)
         return await actual.run_sync(self.enqueue, *args, **kwargs)
@@ -153,7 +152,7 @@ class Task(Generic[P, R]):
         checked before the first is written.
         """
         target = sync_session(session, self._where)
-        # Every row before the first statement: one that cannot be written loses nothing.
+        # Encode every row before the first statement: if one is refused, none is written.
         written = self._arguments.of_rows(rows, max_bytes=self.owner.max_payload_bytes)
         connection = joined(target, self._where)
         refuse_autocommit(connection, f"{self._where}: enqueue_many")
@@ -173,11 +172,10 @@ class Task(Generic[P, R]):
         return await actual.run_sync(self.enqueue_many, rows)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """A new Job for ``session.add``; the flush that inserts it inserts its message too.
+        """Return a new Job for ``session.add``; the flush that inserts it also inserts its message.
 
-        So does a flush that gets it by ``merge``, a cascade or a pickle; a bulk insert does not.
-
-        A taken unique key raises DuplicateJob at that flush.
+        This holds also for a Job that reaches a flush by ``merge``, a cascade or a pickle, but not
+        for a bulk insert.  The flush raises DuplicateJob if the unique key is taken.
         """
         written = self._written(args, kwargs)
         job = Job(
@@ -195,9 +193,9 @@ class Task(Generic[P, R]):
         return dispatch_at_flush(job, notify=self.owner.notify)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """Enqueue a job in a transaction of its own, committed when this returns."""
+        """Enqueue a job in its own transaction, committed when this method returns."""
         written = self._written(args, kwargs)
-        # One statement is one transaction: autocommit saves two round trips.
+        # In autocommit one statement is one transaction, which saves two round trips.
         with self.owner.autocommitting() as connection, telling_failures():
             found = Jobs(connection).enqueue(
                 self._new, args=written.text, unique_key=written.unique_key
@@ -205,13 +203,13 @@ class Task(Generic[P, R]):
         if isinstance(found, Enqueued):
             return self._loaded_job(found, written)
         with self.owner.session() as session:
-            session.begin()  # not by itself, if its sessionmaker has autobegin=False
+            session.begin()  # if its sessionmaker has autobegin=False
             job = held_job(session, found)
             session.expunge(job)
             return job
 
     def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
-        """The same task with other options for what is enqueued through it.
+        """Return the same task with other options for the jobs enqueued through it.
 
         ``delay`` (a timedelta) or ``run_at`` (a datetime with a time zone), ``priority`` (0 to
         9, 0 first), ``queue``, ``unique_key``, ``max_attempts``.  Raises OptionError.
@@ -275,7 +273,7 @@ class Task(Generic[P, R]):
 
 
 def _enqueue_unique(jobs: Jobs, new: NewJob, written: WrittenRows) -> list[int]:
-    # In the order of the keys, over all chunks: two callers in opposite orders would deadlock.
+    # By ascending key, over all chunks: two callers in opposite orders would deadlock.
     keys = written.unique_keys
     order = sorted(range(len(keys)), key=lambda index: keys[index] or "")
     found: dict[int, int] = {}
