@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from worker_rig import MODES
+from worker_rig import MODES, endings
 
 from pgqueue import Cancel, Discard, Job, JobContext, PgQueue, Retry, Snooze, Worker
 
@@ -61,7 +61,7 @@ def test_a_job_ends_as_its_handler_says(queue: PgQueue, mode: str, kind: str) ->
         neighbour = _neighbour(queue).enqueue(session).id
         session.commit()
 
-    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
+    counts = endings(Worker(queue, concurrency=1, mode=mode))
 
     with queue.session() as session:
         found = {}

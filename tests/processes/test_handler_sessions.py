@@ -19,7 +19,7 @@ from sqlalchemy.orm import (
     sessionmaker,
     with_loader_criteria,
 )
-from worker_rig import MODES
+from worker_rig import MODES, endings
 
 from pgqueue import ArgumentsError, Job, JobContext, OptionError, PgQueue, Retry, Worker
 
@@ -112,7 +112,7 @@ class TestHowASessionmakerMayBeMade:
         with own.session() as session, session.begin():
             session.add_all([write.job(True), write.job(False)])
 
-        counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
+        counts = endings(Worker(queue, mode=mode, concurrency=1))
 
         assert counts == {"succeeded": 1, "cancelled": 1}
         first = ["begun by itself"] if options.get("autobegin", True) else []
@@ -215,7 +215,7 @@ class TestAnEngineOfATenant:
         write.delay(True)
         write.delay(False)
 
-        counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
+        counts = endings(Worker(queue, mode=mode, concurrency=1))
 
         assert counts == {"succeeded": 1, "cancelled": 1}
         assert (words(engine), words(engine, "tenant.notes")) == ([], ["of the tenant"])
@@ -237,7 +237,7 @@ class TestAnEngineOfATenant:
         change.delay()
         change.delay()
 
-        counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
+        counts = endings(Worker(queue, mode=mode, concurrency=1))
 
         assert (counts, found) == ({"succeeded": 2}, ["4MB", "4MB"])
         if mode == "lease":  # in transaction mode the connection is of the worker's own engine
@@ -327,7 +327,7 @@ class TestAnEngineOfATenant:
                 [write.job(tenant, False), write.job(tenant, True), write.job("", True)]
             )
 
-        counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
+        counts = endings(Worker(queue, mode=mode, concurrency=1))
 
         assert counts == {"succeeded": 2, "cancelled": 1}
         assert words(engine) == ["of all", "and after its commit"]
@@ -584,7 +584,7 @@ class TestTheIsolationOfTheApplication:
         look.delay()
         look_async.delay()
 
-        assert Worker(queue, concurrency=1).run_until_empty(timeout=60) == {"succeeded": 2}
+        assert endings(Worker(queue, concurrency=1)) == {"succeeded": 2}
         assert found == [level.lower()] * 4
         own.dispose()
 
@@ -664,7 +664,7 @@ class TestATransactionThatCannotBeSerialized:
                     await session.run_sync(write, ctx)
 
                 queue.task(**options)(write_async).delay()
-            return Worker(queue, concurrency=1).run_until_empty(timeout=60), begun
+            return endings(Worker(queue, concurrency=1)), begun
 
         yield run
         own[0].dispose()
@@ -826,7 +826,7 @@ class TestTheServersLimitsOnTransactions:
             session.add_all([compute.job(), look.job()])
         options: dict[str, Any] = {"batch": 2} if mode == "transaction" else {}
 
-        counts = Worker(queue, mode=mode, concurrency=1, **options).run_until_empty(timeout=60)
+        counts = endings(Worker(queue, mode=mode, concurrency=1, **options))
 
         assert counts == {"succeeded": 2}
         assert found == {"compute": "80s", "look": "2s"}

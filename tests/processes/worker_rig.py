@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
 from chaos.workers import FORKS, rest
-from pgqueue import Violation
+from pgqueue import Violation, Worker
 
 T = TypeVar("T")
 
@@ -29,6 +29,16 @@ EFFECTS = "CREATE TABLE IF NOT EXISTS effects (id serial, job bigint, attempt in
 def promised(seconds: float) -> float:
     """The bound of a promise about time; a busy machine is held to one that it can keep."""
     return seconds if "PGQUEUE_TIMED" in os.environ else max(PATIENCE, seconds)
+
+
+def endings(worker: Worker) -> dict[str, int]:
+    """Work until nothing is left; returns how often attempts have ended how.
+
+    On a slow machine the worker also gives jobs back that it has claimed ahead: not counted.
+    """
+    counts = worker.run_until_empty(timeout=60)
+    counts.pop("released", None)
+    return counts
 
 
 def wait_until(condition: Callable[[], T], *, seconds: float = PATIENCE, what: str = "") -> T:
