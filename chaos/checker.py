@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from chaos.broken import Broken
 from chaos.history import START, Event
-from chaos.scenario import Broken
 
 if TYPE_CHECKING:
     from chaos.environment import Environment

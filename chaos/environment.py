@@ -19,10 +19,10 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from chaos import history, sample_tasks
+from chaos.broken import Broken
 from chaos.checker import Checker
 from chaos.machine import Machine
 from chaos.sampler import Sampler
-from chaos.scenario import Broken
 from chaos.workers import PATIENCE, Member, Workers, wait_until
 from pgqueue import Task
 from pgqueue.embedded import EmbeddedPostgres

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from chaos.broken import Broken
 from chaos.environment import Environment, describe
 from chaos.mutations import mutated
-from chaos.scenario import Broken, Scenario, Server, Size
+from chaos.scenario import Scenario, Server, Size
 from pgqueue import PgQueueError
 from pgqueue.embedded import EmbeddedPostgres
 

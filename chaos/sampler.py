@@ -8,7 +8,7 @@ from threading import Event, Thread
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from chaos.scenario import Broken
+from chaos.broken import Broken
 from pgqueue import PgQueue, Violation
 
 EVERY = 0.2

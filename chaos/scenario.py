@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from chaos.environment import Environment
 
 
-class Broken(AssertionError):
-    """A promise was broken; the message says which, and by which job."""
-
-
 @dataclass(frozen=True, slots=True)
 class Size:
     """How large a run is; what each number counts is said by the scenario that reads it."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import make_url
 
-from chaos.scenario import Broken
+from chaos.broken import Broken
 from chaos.worker import run
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
+from chaos.broken import Broken
 from chaos.interleavings.actors import Actor, Scene
 from chaos.interleavings.logical_workers import TASKS, enqueue, pairs, worker_settings
 from chaos.interleavings.scheduler import Player, Scheduler, raise_errors, run_in_order
 from chaos.interleavings.scripts import OPENINGS, SCRIPTS, Play
-from chaos.scenario import Broken
 from pgqueue import PgQueue
 from pgqueue.outcomes import Exhausted, Succeeded
 from pgqueue.repository import Attempts, Workers

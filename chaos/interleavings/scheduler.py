@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, event, text
 
-from chaos.scenario import Broken
+from chaos.broken import Broken
 from chaos.workers import wait_until
 
 SOON = 0.004

@@ -19,7 +19,7 @@ from pathlib import Path
 from sqlalchemy import NullPool, create_engine, make_url, text
 
 from benchmarks.environments import python_with, version_in
-from chaos.scenario import Broken
+from chaos.broken import Broken
 from chaos.workers import wait_until
 
 HERE = Path(__file__).parent

@@ -6,10 +6,11 @@ from typing import Any
 
 from sqlalchemy import delete
 
+from chaos.broken import Broken
 from chaos.environment import Environment
 from chaos.interleavings.logical_workers import rescue
 from chaos.mutations import Patch, mutation
-from chaos.scenario import Broken, Size, scenario
+from chaos.scenario import Size, scenario
 from chaos.stress import SESSIONS, STRICT, Storm, once
 from pgqueue.repository import Jobs, NewJob
 from pgqueue.statements import operations

@@ -6,10 +6,11 @@ import time
 
 from sqlalchemy import text
 
+from chaos.broken import Broken
 from chaos.environment import Environment
 from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import call
-from chaos.scenario import Broken, Server, Size, scenario
+from chaos.scenario import Server, Size, scenario
 from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import CLAIMING
 from pgqueue.repository import Attempts, ClaimCursor, Workers
