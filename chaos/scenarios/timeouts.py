@@ -228,7 +228,7 @@ def _coroutines_were_cancelled(environment: Environment) -> None:
     coroutines = "SELECT id FROM pgqueue.jobs WHERE queue = 'lease' AND task LIKE '%async'"
     log = environment.members[0].log.read_text()
     for (job,) in environment.rows(coroutines):
-        given_up = f"job {job}: past its timeout; its thread is given up" in log
+        given_up = f"job {job}: past its timeout; its thread is abandoned" in log
         environment.expect(not given_up, f"a thread was given up for the coroutine of job {job}")
 
 

@@ -25,7 +25,7 @@ class WorkerThread(Thread, ABC):
             self.work()
         except BaseException as failure:
             # Only an error in pgqueue itself comes here: after database errors, threads retry.
-            logger.exception("%s ended by a mistake", self.name)
+            logger.exception("%s ended with an unexpected error", self.name)
             self.failure = failure
 
 

@@ -57,7 +57,7 @@ def staying(runs: Iterable[RunningAttempt]) -> Iterator[None]:
 
 def late(run: RunningAttempt) -> Outcome:
     """The outcome of an attempt that is past its timeout."""
-    logger.error("job %s: past its timeout; its thread is given up", run.claimed.job_id)
+    logger.error("job %s: past its timeout; its thread is abandoned", run.claimed.job_id)
     error = too_late(run.task)
     return after_error(run.task, run.claimed, error, end=AttemptEnd.TIMEOUT)
 

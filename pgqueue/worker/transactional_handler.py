@@ -249,7 +249,7 @@ def was_committed(runtime: WorkerRuntime, run: RunningAttempt) -> bool:
                 if settled is not None:
                     return settled
         except DBAPIError as error:
-            logger.debug("job %s: nobody knows yet: %s", run.claimed.job_id, error)
+            logger.debug("job %s: not known yet: %s", run.claimed.job_id, error)
         runtime.stopping.wait(wait) if not runtime.stopping.is_set() else time.sleep(wait)
         wait = min(2 * wait, LOOK_EVERY)  # each look is a connection
     return False

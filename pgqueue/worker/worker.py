@@ -58,7 +58,7 @@ class Worker:
         self._config = checked_config(queues, concurrency, mode, batch, poll_interval, grace)
         for name in sorted(set(self._config.queues) - named - {DEFAULT_QUEUE}):
             logger.warning(
-                "queue %r: no task of this application names it; a slip of the pen?", name
+                "queue %r: no task of this application uses it; is the name misspelt?", name
             )
         self._pid = os.getpid()
         self._stopping = Event()

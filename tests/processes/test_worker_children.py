@@ -110,7 +110,7 @@ def test_a_timeout_ends_whatever_the_handler_does(
             assert is_gone(pid)
         [program] = [note["program"] for note in rig.notes("program")]
         rig.until(lambda: is_gone(program), what="what the handler has started is gone")
-        assert "its thread is given up" not in worker.log.read_text()
+        assert "its thread is abandoned" not in worker.log.read_text()
         assert worker.terminate() == 0
         assert rig.check() == []
 

@@ -91,7 +91,7 @@ def test_what_a_settler_has_not_written_when_it_gives_up_is_named(
             settler.finish(seconds=0.1)
             settler.join(60)
 
-    [said] = [line for line in caplog.messages if "not written down" in line]
+    [said] = [line for line in caplog.messages if "are not recorded" in line]
     assert all(str(claimed.job_id) in said for claimed in jobs)
 
 

@@ -172,7 +172,7 @@ def test_a_worker_whose_event_loop_ends_says_so_and_ends(
         with pytest.raises(WorkerBroken, match="event-loop"):
             Worker(queue, concurrency=2, mode=mode, grace=timedelta(seconds=PATIENCE)).run()
 
-        assert "pgqueue-event-loop ended by a mistake" in caplog.text
+        assert "pgqueue-event-loop ended with an unexpected error" in caplog.text
         ended = [session.get_one(Job, job) for job in jobs]
         assert [(job.outcome, job.attempts) for job in ended] == [(None, 1), (None, 1)]
         assert queue.check(session) == []

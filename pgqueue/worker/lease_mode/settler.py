@@ -99,7 +99,7 @@ class Settler(WorkerThread):
                 self._reconnecting.rest()
         if unwritten := self._unwritten():
             ids = _named(unwritten)
-            logger.warning("jobs %s: what has become of them is not written down", ids)
+            logger.warning("jobs %s: their outcomes are not recorded", ids)
         self._reconnecting.close()
 
     def _unwritten(self) -> list[Settlement]:
