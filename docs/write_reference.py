@@ -66,6 +66,7 @@ TABLES = Page(
         "MessageQueue",
         "Lease",
         "DeadLetter",
+        "UnreadableJob",
         "WorkerProcess",
         "QueueSettings",
         "Change",

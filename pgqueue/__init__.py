@@ -33,6 +33,7 @@ from pgqueue.models import (
     Lease,
     MessageQueue,
     QueueSettings,
+    UnreadableJob,
     WorkerProcess,
 )
 from pgqueue.outcomes import Cancel, Discard, Snooze
@@ -61,6 +62,7 @@ __all__ = [
     "Lease",
     "JobAttempt",
     "DeadLetter",
+    "UnreadableJob",
     "WorkerProcess",
     "QueueSettings",
     # results of operators' calls

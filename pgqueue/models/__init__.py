@@ -14,6 +14,7 @@ from pgqueue.models.lease import Lease
 from pgqueue.models.message_queue import MessageQueue
 from pgqueue.models.queue_settings import QueueSettings
 from pgqueue.models.schema_version import SchemaVersion
+from pgqueue.models.unreadable_job import UnreadableJob
 from pgqueue.models.worker_process import WorkerProcess
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Lease",
     "JobAttempt",
     "DeadLetter",
+    "UnreadableJob",
     "WorkerProcess",
     "QueueSettings",
     "SchemaVersion",

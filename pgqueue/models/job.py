@@ -45,6 +45,9 @@ class Job(Base):
     )
     attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     snoozes: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    interruptions: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    """Attempts that a stopping worker interrupted; they do not count as attempts."""
+
     outcome: Mapped[str | None] = mapped_column()
     """NULL until the job ends, then succeeded, failed or cancelled."""
 
@@ -59,6 +62,9 @@ class Job(Base):
 
     tags: Mapped[list[str] | None]
     meta: Mapped[dict[str, Any] | None]
+    progress: Mapped[dict[str, Any] | None]
+    """What the handler last reported: ``done``, ``total`` and ``note``."""
+
     created_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]

@@ -31,8 +31,8 @@ ENQUEUE: Rights = {
         "INSERT": ALL_OF_IT,
         # Columns that RETURNING returns and ON CONFLICT compares.
         "SELECT": (
-            "id, queue, task, priority, run_at, max_attempts, attempts, snoozes, created_at, "
-            "unique_key, held_unique_key"
+            "id, queue, task, priority, run_at, max_attempts, attempts, snoozes, interruptions, "
+            "created_at, unique_key, held_unique_key"
         ),
         # For session.add() of a job with a unique key, a separate statement takes the key.
         "UPDATE": "held_unique_key",
@@ -51,6 +51,7 @@ WORKER: Rights = {
     "job_attempts": dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT),
     # DELETE for handlers that requeue.
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+    "unreadable_jobs": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "queues": {"SELECT": ALL_OF_IT},
 }
 DASHBOARD: Rights = {
@@ -58,14 +59,14 @@ DASHBOARD: Rights = {
     "jobs": {
         # All but args and result.
         "SELECT": (
-            "id, queue, task, priority, run_at, max_attempts, attempts, snoozes, outcome, "
-            "last_error, unique_key, held_unique_key, tags, meta, created_at, started_at, "
-            "finished_at, cancel_requested_at"
+            "id, queue, task, priority, run_at, max_attempts, attempts, snoozes, "
+            "interruptions, outcome, last_error, unique_key, held_unique_key, tags, meta, "
+            "progress, created_at, started_at, finished_at, cancel_requested_at"
         ),
         # The columns that cancel and requeue write.
         "UPDATE": (
-            "outcome, attempts, snoozes, run_at, result, started_at, finished_at, "
-            "cancel_requested_at, held_unique_key"
+            "outcome, attempts, snoozes, interruptions, run_at, result, progress, started_at, "
+            "finished_at, cancel_requested_at, held_unique_key"
         ),
     },
     "message_queue": {
@@ -78,6 +79,7 @@ DASHBOARD: Rights = {
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "queues": {"SELECT": ALL_OF_IT, "INSERT": "name, paused_at", "UPDATE": "paused_at"},
     "workers": {"SELECT": ALL_OF_IT},
+    "unreadable_jobs": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
     "job_attempts": {
         # All but the traceback.
         "SELECT": (

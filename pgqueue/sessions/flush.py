@@ -28,11 +28,12 @@ def loaded_job(id: int, run_at: datetime, created_at: datetime, **values: Any) -
 
 
 _AS_NEW: dict[str, Any] = {
-    **dict.fromkeys(("outcome", "result", "last_error", "tags", "meta")),
+    **dict.fromkeys(("outcome", "result", "last_error", "tags", "meta", "progress")),
     **dict.fromkeys(("started_at", "finished_at", "cancel_requested_at")),
     "status": JobStatus.PENDING,
     "attempts": 0,
     "snoozes": 0,
+    "interruptions": 0,
 }
 
 

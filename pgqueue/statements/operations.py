@@ -37,6 +37,7 @@ from pgqueue.statements.tables import (
     queues,
     stands_at_place_of,
     text_parameter,
+    unreadable_jobs,
 )
 from pgqueue.statements.tables import notify as tell
 
@@ -124,7 +125,9 @@ def delete_records() -> Executable:
     """Delete the records of a job, once nothing more can be written about it."""
     attempts = delete(job_attempts).where(job_attempts.c.job_id == JOB)
     letter = delete(dead_letters).where(dead_letters.c.job_id == JOB)
-    return select(JOB).add_cte(attempts.cte("attempts")).add_cte(letter.cte("letter"))
+    unreadable = delete(unreadable_jobs).where(unreadable_jobs.c.job_id == JOB)
+    ctes = (attempts.cte("attempts"), letter.cte("letter"), unreadable.cte("unreadable"))
+    return select(JOB).add_cte(*ctes)
 
 
 @cache
@@ -170,8 +173,10 @@ def requeue_job(*, notify: bool) -> Executable:
             outcome=null(),
             attempts=0,
             snoozes=0,
+            interruptions=0,
             run_at=clock(),
             result=null(),
+            progress=null(),
             started_at=null(),
             finished_at=null(),
             cancel_requested_at=null(),

@@ -35,6 +35,7 @@ from pgqueue.models import (
     Lease,
     MessageQueue,
     QueueSettings,
+    UnreadableJob,
     WorkerProcess,
 )
 
@@ -48,6 +49,7 @@ message_queue = _table(MessageQueue)
 leases = _table(Lease)
 job_attempts = _table(JobAttempt)
 dead_letters = _table(DeadLetter)
+unreadable_jobs = _table(UnreadableJob)
 workers = _table(WorkerProcess)
 queues = _table(QueueSettings)
 

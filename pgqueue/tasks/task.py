@@ -184,6 +184,7 @@ class Task(Generic[P, R]):
             queue=self._options.queue,
             priority=self._options.priority,
             max_attempts=self._options.max_attempts,
+            interruptions=0,  # a value that the database chose would have to be read back
             unique_key=written.unique_key,
         )
         if self._options.run_at is not None:

@@ -8,26 +8,31 @@ from pathlib import Path
 
 from hosts import CHECKOUT
 
+from pgqueue.schema import SCHEMA_VERSION
+
 SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "alembic.ini", "alembic", "pgqueue")
 HELPERS = Path(__file__).parent
 
-NEXT_REVISION = """
+NOW = SCHEMA_VERSION
+NEXT = NOW + 1
+
+NEXT_REVISION = f"""
 import sqlalchemy as sa
 from alembic import op
 
 from pgqueue.models.base import SCHEMA
 
-revision, down_revision = "pgqueue_0003", "pgqueue_0002"
+revision, down_revision = "pgqueue_{NEXT:04}", "pgqueue_{NOW:04}"
 
 
 def upgrade():
     op.add_column("queues", sa.Column("note", sa.Text), schema=SCHEMA)
-    op.execute(f"UPDATE {SCHEMA}.schema_version SET version = 3")
+    op.execute(f"UPDATE {{SCHEMA}}.schema_version SET version = {NEXT}")
 
 
 def downgrade():
     op.drop_column("queues", "note", schema=SCHEMA)
-    op.execute(f"UPDATE {SCHEMA}.schema_version SET version = 2")
+    op.execute(f"UPDATE {{SCHEMA}}.schema_version SET version = {NOW}")
 """
 
 
@@ -47,11 +52,11 @@ def copy_of_checkout(directory: Path) -> Path:
 def checkout_of_next_version(directory: Path) -> Path:
     """This code as it will be when there is one revision more."""
     copy_of_checkout(directory)
-    (directory / "alembic" / "versions" / "0003_note_on_queues.py").write_text(NEXT_REVISION)
+    (directory / "alembic" / "versions" / f"{NEXT:04}_note_on_queues.py").write_text(NEXT_REVISION)
     state = directory / "pgqueue" / "schema" / "state.py"
     before = state.read_text()
-    assert "SCHEMA_VERSION = 2\n" in before
-    state.write_text(before.replace("SCHEMA_VERSION = 2\n", "SCHEMA_VERSION = 3\n"))
+    assert f"SCHEMA_VERSION = {NOW}\n" in before
+    state.write_text(before.replace(f"SCHEMA_VERSION = {NOW}\n", f"SCHEMA_VERSION = {NEXT}\n"))
     return directory
 
 

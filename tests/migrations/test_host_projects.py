@@ -11,7 +11,7 @@ from hosts import ORDERS_WITH_JOBS, Host, alembic_host, flask_host
 from sqlalchemy import Engine, create_engine, inspect
 
 from pgqueue.errors import SchemaError
-from pgqueue.schema import write_revision
+from pgqueue.schema import SCHEMA_VERSION, write_revision
 
 MAKERS: dict[str, Callable[[Path, str], Host]] = {"alembic": alembic_host, "flask": flask_host}
 CLEAN = "No new upgrade operations detected."
@@ -96,14 +96,16 @@ def test_the_revision_is_written_wherever_the_host_is_named(unused_host: Host, g
 
     assert path.parent == unused_host.migrations / "versions"
     assert "jobs_please" in path.name
-    assert "pgqueue.schema.upgrade(to=2, base=0)" in path.read_text()
-    assert "pgqueue.schema.downgrade(to=0, base=2)" in path.read_text()
+    assert f"pgqueue.schema.upgrade(to={SCHEMA_VERSION}, base=0)" in path.read_text()
+    assert f"pgqueue.schema.downgrade(to=0, base={SCHEMA_VERSION})" in path.read_text()
 
 
 def test_a_second_revision_for_the_same_version_is_refused(unused_host: Host) -> None:
     write_revision(unused_host.migrations)
 
-    with pytest.raises(SchemaError, match=r"already calls pgqueue\.schema\.upgrade\(to=2\)"):
+    with pytest.raises(
+        SchemaError, match=rf"already calls pgqueue\.schema\.upgrade\(to={SCHEMA_VERSION}\)"
+    ):
         write_revision(unused_host.migrations)
 
     assert len(list(unused_host.migrations.glob("versions/*.py"))) == 1

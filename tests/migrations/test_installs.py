@@ -20,17 +20,17 @@ EVERY_WAY = """
 import io, sys
 import pgqueue
 from hosts import host_revision, offline_revision
-from pgqueue.schema import downgrade, upgrade, upgrade_database, verify
+from pgqueue.schema import SCHEMA_VERSION, downgrade, upgrade, upgrade_database, verify
 from sqlalchemy import create_engine
 
 engine = create_engine(sys.argv[1])
 upgrade_database(engine)
 with engine.begin() as connection, host_revision(connection):
     downgrade(to=0)
-    upgrade(to=2)
+    upgrade(to=SCHEMA_VERSION)
     verify(connection)
 with offline_revision(io.StringIO()):
-    upgrade(to=2, base=0)
+    upgrade(to=SCHEMA_VERSION, base=0)
 print(pgqueue.__file__)
 """
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from catalog import facts
-from checkouts import checkout_of_next_version, run_program
+from checkouts import NEXT, NOW, checkout_of_next_version, run_program
 from hosts import Host, alembic_host
 from sqlalchemy import Engine, create_engine, select, text
 
@@ -45,12 +45,12 @@ def test_our_history_takes_the_step_and_older_code_works_on(
 
     output = run_program(program, url_of(engine), path=next_version)
 
-    assert output == "3\n"
+    assert output == f"{NEXT}\n"
     upgrade_database(engine)
     with engine.connect() as connection:
         verify(connection)
         history = connection.scalars(text("SELECT version_num FROM pgqueue.alembic_version"))
-        assert history.all() == ["pgqueue_0003"]
+        assert history.all() == [f"pgqueue_{NEXT:04}"]
 
 
 def test_a_host_revision_takes_over_in_the_middle_of_our_history(
@@ -58,11 +58,11 @@ def test_a_host_revision_takes_over_in_the_middle_of_our_history(
 ) -> None:
     program = f"""{BEGIN}
 with engine.begin() as connection, host_revision(connection):
-    upgrade(to=3, base=0)
+    upgrade(to={NEXT}, base=0)
 print(version(), refusal(lambda: upgrade_database(engine)))
 """
 
-    assert run_program(program, url_of(engine), path=next_version) == "3 None\n"
+    assert run_program(program, url_of(engine), path=next_version) == f"{NEXT} None\n"
 
 
 def test_a_host_takes_the_step_by_a_second_revision(
@@ -75,11 +75,11 @@ def test_a_host_takes_the_step_by_a_second_revision(
 
     write_second = f"{BEGIN}print(write_revision({str(host.migrations)!r}))"
     second = run_program(write_second, host.url, path=next_version).splitlines()[-1]
-    assert "pgqueue.schema.upgrade(to=3, base=2)" in Path(second).read_text()
-    assert "pgqueue.schema.downgrade(to=2, base=3)" in Path(second).read_text()
+    assert f"pgqueue.schema.upgrade(to={NEXT}, base={NOW})" in Path(second).read_text()
+    assert f"pgqueue.schema.downgrade(to={NOW}, base={NEXT})" in Path(second).read_text()
 
     run_on(next_version, host, "upgrade", "head")
-    assert version_in(host.url) == 3
+    assert version_in(host.url) == NEXT
 
     run_on(next_version, host, "downgrade", "-1")
     assert facts(host.url) == facts(database_url)
@@ -99,31 +99,31 @@ print(refusal(lambda: upgrade_database(engine)))
 
     assert by_verify.startswith("SchemaTooOld")
     assert by_upgrade.startswith("SchemaTooOld")
-    assert "`pgqueue.schema.upgrade(to=3, base=2)`" in by_verify
-    assert "`pgqueue.schema.upgrade(to=3, base=2)`" in by_upgrade
+    assert f"`pgqueue.schema.upgrade(to={NEXT}, base={NOW})`" in by_verify
+    assert f"`pgqueue.schema.upgrade(to={NEXT}, base={NOW})`" in by_upgrade
 
 
 def test_offline_several_steps_need_to_be_told_where_they_begin(next_version: Path) -> None:
     program = f"""{BEGIN}
 with offline_revision(io.StringIO()):
-    print(refusal(lambda: upgrade(to=3)))
+    print(refusal(lambda: upgrade(to={NEXT})))
     print(refusal(lambda: downgrade(to=0)))
     print(refusal(lambda: upgrade(to=1)))
-    print(refusal(lambda: downgrade(to=2)))
+    print(refusal(lambda: downgrade(to={NOW})))
 """
 
     up, down, one_up, one_down = run_program(
         program, "postgresql+psycopg:///none", path=next_version
     ).splitlines()
 
-    assert "say pgqueue.schema.upgrade(to=3, base=...)" in up
+    assert f"say pgqueue.schema.upgrade(to={NEXT}, base=...)" in up
     assert "say pgqueue.schema.downgrade(to=0, base=...)" in down
     assert (one_up, one_down) == ("None", "None")
 
 
 def test_offline_steps_begin_where_they_are_told(next_version: Path, engine: Engine) -> None:
     program = f"""{BEGIN}
-for steps in (lambda: upgrade(to=3, base=2), lambda: downgrade(to=0, base=3)):
+for steps in (lambda: upgrade(to={NEXT}, base={NOW}), lambda: downgrade(to=0, base={NEXT})):
     script = io.StringIO()
     with offline_revision(script):
         steps()

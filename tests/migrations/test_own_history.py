@@ -14,7 +14,7 @@ from hosts import host_revision
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from pgqueue.errors import SchemaError
-from pgqueue.schema import upgrade, upgrade_database, verify
+from pgqueue.schema import SCHEMA_VERSION, upgrade, upgrade_database, verify
 
 PROCESSES = 8
 ISOLATION_LEVELS = ["AUTOCOMMIT", "READ COMMITTED", "SERIALIZABLE"]
@@ -46,8 +46,8 @@ def test_eight_processes_at_once_write_one_history(
 
     assert [process.exitcode for process in processes] == [0] * PROCESSES
     with empty_engine.connect() as connection:
-        assert connection.execute(HISTORY).all() == [("pgqueue_0002",)]
-        assert connection.execute(VERSIONS).all() == [(2, 1)]
+        assert connection.execute(HISTORY).all() == [(f"pgqueue_{SCHEMA_VERSION:04}",)]
+        assert connection.execute(VERSIONS).all() == [(SCHEMA_VERSION, 1)]
 
 
 def upgrade_when(start: Barrier, url: str, isolation_level: Any) -> None:
@@ -109,20 +109,20 @@ def test_a_role_that_may_only_fill_a_given_schema_can_upgrade(empty_engine: Engi
 
 def test_an_older_process_leaves_newer_tables_alone(engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.execute(text("UPDATE pgqueue.schema_version SET version = 3"))
-        connection.execute(text("UPDATE pgqueue.alembic_version SET version_num = 'pgqueue_0003'"))
+        connection.execute(text("UPDATE pgqueue.schema_version SET version = 99"))
+        connection.execute(text("UPDATE pgqueue.alembic_version SET version_num = 'pgqueue_0099'"))
 
     upgrade_database(engine)
 
     with engine.connect() as connection:
-        assert connection.execute(VERSIONS).all() == [(3, 1)]
+        assert connection.execute(VERSIONS).all() == [(99, 1)]
 
 
 def test_tables_a_host_brought_are_left_alone_while_they_are_current(
     empty_engine: Engine,
 ) -> None:
     with empty_engine.begin() as connection, host_revision(connection):
-        upgrade(to=2)
+        upgrade(to=SCHEMA_VERSION)
 
     upgrade_database(empty_engine)
 
@@ -132,10 +132,12 @@ def test_tables_a_host_brought_are_left_alone_while_they_are_current(
 
 def test_tables_a_host_brought_are_upgraded_by_the_host_alone(empty_engine: Engine) -> None:
     with empty_engine.begin() as connection, host_revision(connection):
-        upgrade(to=2)
+        upgrade(to=SCHEMA_VERSION)
         connection.execute(text("UPDATE pgqueue.schema_version SET version = 0"))
 
-    with pytest.raises(SchemaError, match=r"`pgqueue\.schema\.upgrade\(to=2, base=0\)`"):
+    with pytest.raises(
+        SchemaError, match=rf"`pgqueue\.schema\.upgrade\(to={SCHEMA_VERSION}, base=0\)`"
+    ):
         upgrade_database(empty_engine)
 
 

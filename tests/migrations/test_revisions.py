@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, insert, sele
 import pgqueue
 from pgqueue.errors import SchemaTooOld
 from pgqueue.models import Base, DeadLetter, Job, Lease, MessageQueue, SchemaVersion
-from pgqueue.schema import upgrade_database, verify
+from pgqueue.schema import SCHEMA_VERSION, upgrade_database, verify
 
 REVISIONS = sorted(Path(pgqueue.__file__).parent.glob("migrations/versions/*.py"))
 
@@ -135,15 +135,15 @@ def test_the_first_revision_writes_version_one(connection: Connection) -> None:
     assert row == (1, 1)
 
 
-def test_the_second_revision_serves_code_of_the_first(connection: Connection) -> None:
+@pytest.mark.parametrize("version", range(2, SCHEMA_VERSION + 1))
+def test_a_revision_serves_code_of_the_version_before(connection: Connection, version: int) -> None:
+    command.downgrade(our_history(connection), f"pgqueue_{version:04}")
     row = connection.execute(select(SchemaVersion.version, SchemaVersion.oldest_code)).one()
-    assert row == (2, 1)
+    assert row == (version, 1)
 
-    command.downgrade(our_history(connection), "pgqueue_0001")
+    command.downgrade(our_history(connection), f"pgqueue_{version - 1:04}")
 
-    row = connection.execute(select(SchemaVersion.version, SchemaVersion.oldest_code)).one()
-    assert row == (1, 1)
-    with pytest.raises(SchemaTooOld, match="needs version 2"):
+    with pytest.raises(SchemaTooOld, match=f"needs version {SCHEMA_VERSION}"):
         verify(connection)
 
 

@@ -102,5 +102,5 @@ def test_a_truncated_version_row_is_said_to_be_lost(connection: Connection) -> N
 def test_a_history_without_its_tables_is_said_to_be_damaged(connection: Connection) -> None:
     connection.execute(text("DROP TABLE pgqueue.schema_version"))
 
-    with pytest.raises(SchemaError, match="alembic_version says pgqueue_0002"):
+    with pytest.raises(SchemaError, match=f"alembic_version says pgqueue_{SCHEMA_VERSION:04}"):
         verify(connection)
