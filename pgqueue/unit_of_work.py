@@ -10,12 +10,9 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from pgqueue import redaction
 from pgqueue.connections.opening import READ_COMMITTED, driver_connection
 from pgqueue.connections.settings import FIRST_WITH_TRANSACTION_TIMEOUT, LIMITS
 from pgqueue.statements.transactions import GUARD, LOCAL, begin, quoted_settings, set_local
-
-logger = redaction.logger(__name__)
 
 
 def begin_now(

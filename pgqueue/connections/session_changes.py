@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.event.registry import _EventKey
 from sqlalchemy.exc import InvalidRequestError
 
 from pgqueue.connections.fast_path import ONLY_WATCHED, is_listened_to
@@ -58,6 +57,8 @@ def _listen(target: Engine | Connection, name: str, listener: Callable[..., None
     except InvalidRequestError:
         # SQLAlchemy before 2.0.38 refuses an engine made by `execution_options` from an engine that
         # was itself made so (its issue 12289), yet calls the listeners of such an engine.
+        from sqlalchemy.event.registry import _EventKey
+
         _EventKey(target, name, listener, target).listen()
 
 

@@ -18,6 +18,5 @@ def run(*, url: str | None, workers: int, limit: int, seed: int, keep: bool) -> 
 
 def restart(arguments: list[str]) -> None:
     """Start ``pgqueue`` anew in this process: the name of the schema is read once, at import."""
-    command = [sys.executable, "-m", "pgqueue", *arguments]
     os.environ["PGQUEUE_SCHEMA"] = DEMO_SCHEMA
-    os.execv(sys.executable, command)  # noqa: S606  # no shell is needed
+    os.execv(sys.executable, [sys.executable, "-m", "pgqueue", *arguments])  # noqa: S606

@@ -90,12 +90,10 @@ def start_worker(stack: ExitStack) -> subprocess.Popen[bytes]:
 def watch(stack: ExitStack, processes: list[subprocess.Popen[bytes]], jobs: int) -> Any:
     """Wait until all jobs have ended; after a third of them, kill a worker and start another."""
     killed: Any = None
+    looks = count()
     with progress(jobs) as show:
-        for look in count():
-            [ended] = ask(select(func.count(Job.outcome)))
-            if ended == jobs:
-                break
-            if look % 20 == 0:
+        while (ended := ask(select(func.count(Job.outcome)))[0]) < jobs:
+            if next(looks) % 20 == 0:
                 show(ended)
             if not killed and ended >= jobs // 3 and (killed := kill_worker()):
                 processes.append(new := start_worker(stack))

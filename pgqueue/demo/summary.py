@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 from sqlalchemy import Row, extract, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from pgqueue.demo.indexer import ModuleStats, queue
 from pgqueue.models import Job, JobAttempt, JobStatus
@@ -21,8 +21,7 @@ def show_summary(session: Session, killed: Row[Any] | None, seconds: float) -> b
     show_modules(session)
     show_failures(session)
     was_killed = show_killed(session, killed)
-    rows = session.scalars(select(func.count(ModuleStats.job_id))).one()
-    violations = len(queue.check(session))
+    rows, violations = session.query(ModuleStats).count(), len(queue.check(session))
     checks = {
         f"{rows:,} rows in module_stats = {succeeded:,} jobs succeeded": rows == succeeded,
         f"{violations} invariant violations": violations == 0,
@@ -61,8 +60,12 @@ def show_killed(session: Session, killed: Row[Any] | None) -> bool:
     if killed is None:
         click.echo("\nAll jobs ended before a worker could be killed. Use a larger --limit.")
         return False
+    later = aliased(JobAttempt)
+    is_later = (later.job_id == JobAttempt.job_id) & (later.attempt > JobAttempt.attempt)
+    next_failed = select(func.min(later.started_at)).where(is_later).scalar_subquery()
+    started_again = func.coalesce(next_failed, Job.started_at)
     crashed = (
-        select(func.count(), extract("epoch", func.max(Job.started_at) - killed.killed_at))
+        select(func.count(), extract("epoch", func.max(started_again) - killed.killed_at))
         .join(JobAttempt, JobAttempt.job_id == Job.id)
         .where(JobAttempt.worker_id == killed.id, JobAttempt.outcome == "crashed")
     )

@@ -56,7 +56,6 @@ from pgqueue.statements.tables import (
 
 MOST_SNOOZES = literal_column("32767", Integer)
 BURNED = 1
-KEPT = 0
 
 
 @cache

@@ -117,7 +117,7 @@ class Supervisor:
 
     def _verify(self, is_over: Callable[[], bool]) -> None:
         """Wait for the database, and refuse a schema version this code does not support."""
-        line = ReconnectingConnection(
+        connection = ReconnectingConnection(
             self._engine, OWN, self._runtime.outage, name="start", stopping=self._stopping
         )
 
@@ -127,10 +127,10 @@ class Supervisor:
             return True
 
         try:
-            while not is_over() and not line.attempt(verify):
+            while not is_over() and not connection.attempt(verify):
                 pass
         finally:
-            line.close()
+            connection.close()
 
     def _take_isolation(self) -> None:
         """Run handlers at the isolation level of the application's engine, if the mode can."""

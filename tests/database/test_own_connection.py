@@ -47,7 +47,7 @@ def test_a_worker_and_its_application_may_connect_first_at_the_same_moment(
         engine.dispose()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nobody forks here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is missing")
 def test_a_forked_child_has_no_socket_of_it_and_the_parent_keeps_its_own(
     engine: Engine,
 ) -> None:
@@ -65,7 +65,7 @@ def test_a_forked_child_has_no_socket_of_it_and_the_parent_keeps_its_own(
         assert connection.scalar(text("SELECT 1")) == 1
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nobody forks here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is missing")
 def test_a_forked_child_has_no_socket_of_it_where_no_more_files_can_be_opened(
     engine: Engine,
 ) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 
 from pgqueue.embedded import EmbeddedPostgres, PostgresFailed, find_binaries
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root lends an account to its server")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another user")
 
 
 @pytest.fixture

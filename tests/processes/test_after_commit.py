@@ -157,7 +157,7 @@ def test_never_when_nothing_was_committed(
 
     word = {"cancelled": "cancelled", "stale": "stale"}.get(ending, "failed")
     if (mode, ending) == ("transaction", "stale"):
-        pytest.skip("its message is back when T ends, and the job runs again")
+        pytest.skip("in transaction mode the job runs again")
     assert run(queue, kind, mode, act) == {word: 1}
     assert (INDEX, words(engine)) == ([], [])
 

@@ -1,10 +1,47 @@
-"""Payloads for tests: of a function, or of one parameter of any annotation."""
+"""Types of arguments, and payloads of a function or of one parameter of any annotation."""
 
+import enum
 import typing
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, NotRequired, TypedDict
 
 from pgqueue.arguments import Payload
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    DEEP = 3
+    HALF = 0.5
+    YES = True
+    NONE = None
+
+
+class Access(enum.Flag):
+    READ = enum.auto()
+    WRITE = enum.auto()
+
+
+@dataclass(frozen=True)
+class Item:
+    name: str
+    price: Decimal
+    tags: frozenset[str] = frozenset()
+
+
+@dataclass
+class Basket:
+    items: list[Item]
+    bought_at: datetime | None = None
+    parent: "Basket | None" = None
+    count: int = field(init=False, default=0)
+
+
+class Address(TypedDict):
+    street: str
+    moved_at: NotRequired[date]
 
 
 def payload_of(function: Callable[..., Any], *, injected: int = 0) -> Payload:

@@ -2,48 +2,15 @@
 
 import enum
 import json
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NewType, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NewType
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from payloads import payload_for, travelled, written
-
-
-class Colour(enum.Enum):
-    RED = "red"
-    DEEP = 3
-    NONE = None
-
-
-class Access(enum.Flag):
-    READ = enum.auto()
-    WRITE = enum.auto()
-
-
-@dataclass(frozen=True)
-class Item:
-    name: str
-    price: Decimal
-    tags: frozenset[str] = frozenset()
-
-
-@dataclass
-class Basket:
-    items: list[Item]
-    bought_at: datetime | None = None
-    parent: "Basket | None" = None
-    count: int = field(init=False, default=0)
-
-
-class Address(TypedDict):
-    street: str
-    moved_at: NotRequired[date]
-
+from payloads import Access, Address, Basket, Colour, Item, payload_for, travelled, written
 
 UserId = NewType("UserId", int)
 

@@ -8,15 +8,14 @@ an argument is stored adds rows.
 import enum
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, NewType, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NewType
 from uuid import UUID
 
 import pytest
-from payloads import payload_for, written
+from payloads import Access, Address, Basket, Colour, Item, payload_for, written
 from pydantic import BaseModel, Field
 from typing_extensions import TypeAliasType
 from typing_extensions import TypedDict as ExtendedTypedDict
@@ -28,45 +27,12 @@ STORED: dict[str, dict[str, str]] = json.loads(
 )
 
 
-class Colour(enum.Enum):
-    RED = "red"
-    DEEP = 3
-    HALF = 0.5
-    YES = True
-    NONE = None
-
-
 class Suit(enum.StrEnum):
     HEARTS = "hearts"
 
 
 class Level(enum.IntEnum):
     LOW = 1
-
-
-class Access(enum.Flag):
-    READ = enum.auto()
-    WRITE = enum.auto()
-
-
-@dataclass(frozen=True)
-class Item:
-    name: str
-    price: Decimal
-    tags: frozenset[str] = frozenset()
-
-
-@dataclass
-class Basket:
-    items: list[Item]
-    bought_at: datetime | None = None
-    parent: "Basket | None" = None
-    count: int = field(init=False, default=0)
-
-
-class Address(TypedDict):
-    street: str
-    moved_at: NotRequired[date]
 
 
 class Place(ExtendedTypedDict, total=False):

@@ -291,7 +291,7 @@ def test_a_record_whose_types_only_its_own_library_can_find_is_read_as_it_is_wri
     assert PgQueue().task(keep).settings.secret_args == ("purse",)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="type aliases are newer")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="needs Python 3.12")
 def test_an_argument_is_secret_by_the_alias_of_its_type() -> None:
     names: dict[str, Any] = {"Secret": Secret}
     exec("type Chain = tuple[Secret[str], Chain] | None\ntype Plain = list[Plain]", names)

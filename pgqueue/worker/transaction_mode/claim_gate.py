@@ -27,7 +27,7 @@ class ClaimGate:
         self.claiming = Lock()
         self.finished = Event()
         self._stamping = Lock()
-        self._side_line = ReconnectingConnection(
+        self._stamp_connection = ReconnectingConnection(
             runtime.engine, STAMPING, runtime.outage, name="stamps", stopping=runtime.stopping
         )
 
@@ -40,26 +40,26 @@ class ClaimGate:
         return not self.runtime.stopping.is_set() and not self.finished.is_set()
 
     def close(self) -> None:
-        self._side_line.close()
+        self._stamp_connection.close()
 
     def rest(self) -> None:
         """Close the connection of the stamps if it is idle; called when nothing was claimed."""
         with self._stamping:
-            self._side_line.rest()
+            self._stamp_connection.rest()
 
     def stamp(self, locked: Locked, holder: Connection) -> Claimed | None:
         """Commit the start of an attempt; None if another worker was first or this failed."""
 
-        def stamp(line: Connection) -> Claimed | None:
+        def stamp(connection: Connection) -> Claimed | None:
             try:
-                return Attempts(line, self.runtime.identity.worker_id).stamp(locked)
+                return Attempts(connection, self.runtime.identity.worker_id).stamp(locked)
             except OperationalError as error:
                 if not is_lock_timeout(error):
                     raise
-                line.rollback()
+                connection.rollback()
                 return None
 
         with self._stamping:
             if has_ended(driver_connection(holder)):
                 return None  # its message is free again: the stamp would count as a crash
-            return self._side_line.attempt(stamp)
+            return self._stamp_connection.attempt(stamp)
