@@ -16,8 +16,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # More processes than cores: most tests wait for other processes, half of the time.
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
-STATEMENTS := claiming enqueueing fence listing operating settling unique_keys
-QUICK := tests/unit tests/contract $(STATEMENTS:%=tests/database/test_%.py)
+STATEMENTS := claiming enqueueing fencing listing operations settling unique_keys
+QUICK := tests/arguments tests/execution tests/worker/claiming tests/test_*.py \
+  $(STATEMENTS:%=tests/statements/test_%.py)
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,7 +67,7 @@ chaos: setup ## Run the chaos battery (ARGS="--seed 7 --only kills_in_lease_mode
 soak: setup ## Run half an hour of faults of every kind
 	@$(BIN)/python -m chaos --only soak $(ARGS)
 
-test-matrix: setup ## Run the tests on the oldest and newest versions (ARGS="-s 'tests(oldest)' -- tests/unit")
+test-matrix: setup ## Run the tests on the oldest and newest versions (ARGS="-s 'tests(oldest)' -- tests/arguments")
 	@$(BIN)/nox $(ARGS)
 
 smoke: setup ## Try imports, commands and a few jobs beside the oldest and the newest versions

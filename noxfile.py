@@ -20,7 +20,7 @@ OLDEST = (
     "pydantic==2.6.0",
     "rich==13.0.0",
 )
-"""The least that pyproject.toml asks for; tests/unit/test_matrix.py compares the two."""
+"""The least that pyproject.toml asks for; tests/test_matrix.py compares the two."""
 
 OLDEST_SQLALCHEMY = "sqlalchemy==2.0.30"
 
