@@ -19,6 +19,7 @@ OLDEST = (
     "psycopg[binary]==3.2.1",
     "pydantic==2.6.0",
     "rich==13.0.0",
+    "watchfiles==0.21.0",
 )
 """The least that pyproject.toml asks for; tests/test_matrix.py compares the two."""
 

@@ -1,5 +1,6 @@
 """The commands.  Their imports are made when they run, so that help appears at once."""
 
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -148,10 +149,18 @@ def revision(host: Path | None, message: str, head: str) -> None:
     help="The longest a job waits when a wake-up is lost.",
 )
 @click.option("--until-empty", is_flag=True, help="Stop when nothing is due.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Worker processes; one that dies is replaced.",
+)
+@click.option("--reload", is_flag=True, help="Restart when a Python file here changes.")
 @app_option
 @verbose_option
 @click.pass_obj
-def worker(given: CliState, /, **options: Any) -> None:
+def worker(given: CliState, /, processes: int, reload: bool, **options: Any) -> None:
     """Run jobs until SIGTERM or Ctrl-C; a second signal ends the grace period.
 
     After the signal, starts no more jobs and lets the running ones finish.  Logs to stderr.
@@ -159,9 +168,15 @@ def worker(given: CliState, /, **options: Any) -> None:
     \b
     Example:  pgqueue --app shop.jobs:queue worker --queues mail,default --concurrency 20
     """
+    from pgqueue.cli.worker_processes import end_with_parent, is_under_parent, run_processes
     from pgqueue.cli.working import work
 
     log_to_stderr(given)
+    if is_under_parent():
+        end_with_parent()
+    elif processes > 1 or reload:
+        code = run_processes(processes, reload=reload, until_empty=options["until_empty"])
+        sys.exit(code)
     work(given.application(), **options)
 
 

@@ -213,7 +213,7 @@ class TestUpgrade:
         status = pgqueue(shop, "--url", empty_database_url, "status")
 
         assert (first.returncode, second.returncode, status.returncode) == (0, 0, 0)
-        assert "version 2" in first.stdout
+        assert "version 3" in first.stdout
 
     @pytest.mark.parametrize("command", ["status", "worker", "jobs", "jobs 1", "requeue 1"])
     def test_is_what_a_missing_schema_asks_for(

@@ -1,0 +1,204 @@
+"""Several worker processes under one parent: ``--processes`` and ``--reload``.
+
+The parent loads no application and holds no connection.  It starts the workers, starts another one
+for each that ends by itself, and forwards signals.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import click
+
+from pgqueue import redaction
+
+logger = redaction.logger(__name__)
+
+PARENT = "PGQUEUE_PARENT"
+"""In the environment of a worker under a parent: the descriptor of a pipe that the parent alone
+holds open, and that ends with the parent, however it ends."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+LONG_RUN = 60.0
+"""Seconds after which a worker counts as healthy: the pause before its successor is short again."""
+USAGE_ERROR = 2
+"""The exit code for a wrong command line, which a restart does not correct."""
+
+
+def is_under_parent() -> bool:
+    return PARENT in os.environ
+
+
+def end_with_parent() -> None:
+    """Stop this worker as SIGTERM does when its parent ends, also if the parent is killed."""
+    pipe = int(os.environ.pop(PARENT))
+    os.set_inheritable(pipe, False)  # a handler may start processes of its own
+
+    def wait() -> None:
+        os.read(pipe, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="pgqueue-parent", daemon=True).start()
+
+
+def run_processes(number: int, *, reload: bool, until_empty: bool) -> int:
+    """Run this command in ``number`` processes until all have ended; returns the exit code."""
+    if os.name != "posix":
+        raise click.ClickException("--processes and --reload need a POSIX system")
+    return ProcessGroup(number, reload=reload, until_empty=until_empty).run()
+
+
+class Place:
+    """One of the processes: the worker that runs there, or the time at which one is started."""
+
+    def __init__(self) -> None:
+        self.worker: subprocess.Popen[bytes] | None = None
+        self.starts_at: float | None = time.monotonic()
+        """None while a worker runs here, and when no other is wanted."""
+        self.is_reloading = False
+        self.pause = 0.0
+        self._began = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self.worker is None and self.starts_at is None
+
+    def start(self, pipe: int) -> subprocess.Popen[bytes]:
+        self.starts_at, self.is_reloading, self._began = None, False, time.monotonic()
+        self.worker = subprocess.Popen(  # noqa: S603
+            [sys.executable, *sys.orig_argv[1:]],
+            env={**os.environ, PARENT: str(pipe)},
+            pass_fds=[pipe],
+            # In a session of its own: Ctrl-C reaches only the parent, which forwards it once.
+            start_new_session=True,
+        )
+        return self.worker
+
+    def start_again(self) -> None:
+        """Plan the next start: each pause is twice the one before, except after a long run."""
+        now = time.monotonic()
+        if self.is_reloading or now - self._began > LONG_RUN:
+            self.pause = 0.0
+        longer = min(max(2 * self.pause, FIRST_PAUSE), LONGEST_PAUSE)
+        self.pause = 0.0 if self.is_reloading else longer
+        self.starts_at = now + self.pause
+
+
+class ProcessGroup:
+    """The parent of the workers."""
+
+    def __init__(self, number: int, *, reload: bool, until_empty: bool) -> None:
+        self._places = [Place() for _ in range(number)]
+        self._reload = reload
+        self._until_empty = until_empty
+        self._is_stopping = False
+        self._exit_code = 0
+        self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._pipe, self._never_written = os.pipe()
+
+    def run(self) -> int:
+        with self._forwarding_signals(), self._watching_files():
+            while not all(place.is_over for place in self._places):
+                self._start_due()
+                try:
+                    self._events.get(timeout=self._next_start())()
+                except Empty:
+                    continue
+        return self._exit_code
+
+    def _start_due(self) -> None:
+        for place in self._places:
+            if place.starts_at is not None and place.starts_at <= time.monotonic():
+                worker = place.start(self._pipe)
+                wait = partial(self._wait, place, worker)
+                threading.Thread(target=wait, name=f"pgqueue-{worker.pid}", daemon=True).start()
+
+    def _next_start(self) -> float | None:
+        starts = [place.starts_at for place in self._places if place.starts_at is not None]
+        return max(0.0, min(starts) - time.monotonic()) if starts else None
+
+    def _wait(self, place: Place, worker: subprocess.Popen[bytes]) -> None:
+        code = worker.wait()
+        self._events.put(partial(self._has_ended, place, worker.pid, code))
+
+    def _has_ended(self, place: Place, pid: int, code: int) -> None:
+        place.worker = None
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        is_done = code == 0 and self._until_empty
+        if code == USAGE_ERROR:
+            self._stop(signal.SIGTERM)
+        if self._is_stopping or is_done:
+            self._exit_code = max(self._exit_code, code if code >= 0 else 1)
+            logger.info("worker %d has ended %s", pid, how)
+            return
+        place.start_again()
+        message = "worker %d has ended %s; another one is started in %.0f s"
+        logger.log(20 if place.is_reloading else 30, message, pid, how, place.pause)
+
+    def _stop(self, number: int) -> None:
+        """Forward a signal, and start no more workers."""
+        self._is_stopping = True
+        for place in self._places:
+            place.starts_at = None
+            if place.worker is not None:
+                place.worker.send_signal(number)
+
+    def _restart(self, changed: str) -> None:
+        """Restart all workers, each when its running jobs have ended or its grace is over."""
+        if self._is_stopping:
+            return
+        logger.info("%s has changed: the workers are restarted", changed)
+        for place in self._places:
+            if place.worker is None:
+                place.starts_at = time.monotonic()
+            elif not place.is_reloading:
+                place.is_reloading = True
+                place.worker.send_signal(signal.SIGTERM)
+
+    @contextmanager
+    def _forwarding_signals(self) -> Iterator[None]:
+        def forward(number: int, _frame: Any) -> None:
+            self._events.put(partial(self._stop, number))
+
+        before = {number: signal.signal(number, forward) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def _watching_files(self) -> Iterator[None]:
+        if not self._reload:
+            yield
+            return
+        try:
+            from watchfiles import PythonFilter, watch
+        except ImportError as error:
+            raise click.ClickException(
+                "--reload needs watchfiles: pip install 'sqlalchemy-pgqueue[reload]'"
+            ) from error
+        ended = threading.Event()
+
+        def watch_files() -> None:
+            for changes in watch(".", watch_filter=PythonFilter(), stop_event=ended):
+                path = min(path for _, path in changes)
+                self._events.put(partial(self._restart, os.path.relpath(path)))
+
+        thread = threading.Thread(target=watch_files, name="pgqueue-reload", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()

@@ -1,0 +1,164 @@
+"""``--processes`` and ``--reload``: workers are replaced, stopped and restarted by their parent."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from shop_rig import (
+    PATIENCE,
+    enqueue,
+    pgqueue,
+    running,
+    running_worker,
+    wait_until,
+    write_shop,
+)
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+from pgqueue import Job, JobStatus, WorkerProcess
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    return write_shop(tmp_path)
+
+
+@pytest.fixture
+def parent(
+    shop: Path, engine: Engine, database_url: str, request: pytest.FixtureRequest
+) -> Iterator[subprocess.Popen[str]]:
+    options = getattr(request, "param", ["--processes", "2"])
+    with running_worker(shop, database_url, *options) as process:
+        number = int(options[1]) if options[0] == "--processes" else 1
+        wait_until(lambda: len(pids(engine)) == number)
+        yield process
+
+
+def pids(engine: Engine) -> set[int]:
+    with Session(engine) as session:
+        return set(
+            session.scalars(select(WorkerProcess.pid).where(WorkerProcess.dead_at.is_(None)))
+        )
+
+
+def have_ended(processes: set[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in processes)
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
+
+
+@needs_proc
+def test_the_parent_has_no_connection(parent: subprocess.Popen[str], engine: Engine) -> None:
+    files = Path(f"/proc/{parent.pid}/fd").iterdir()
+
+    assert not [file for file in files if "socket" in os.readlink(file)]
+    assert parent.pid not in pids(engine)
+
+
+def test_a_killed_worker_is_replaced(parent: subprocess.Popen[str], engine: Engine) -> None:
+    killed, other = pids(engine)
+    os.kill(killed, signal.SIGKILL)
+
+    wait_until(lambda: len(pids(engine) - {killed}) == 2)
+
+    assert other in pids(engine)
+    assert parent.stderr is not None
+    line = next(line for line in parent.stderr if f"worker {killed} has ended" in line)
+    assert "by signal 9; another one is started in 1 s" in line
+
+
+@needs_proc
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_forwarded_once_and_running_jobs_end(
+    parent: subprocess.Popen[str], shop: Path, engine: Engine, tmp_path: Path, number: int
+) -> None:
+    enqueue(engine, shop, "wait_for_file", (str(tmp_path / "go"),))
+    wait_until(running(engine, 1))
+    workers = pids(engine)
+
+    parent.send_signal(number)
+    wait_until(lambda: len(pids(engine)) == 1)  # the idle one has ended
+    (tmp_path / "go").touch()
+    parent.communicate(timeout=PATIENCE)
+
+    assert parent.returncode == 0
+    assert have_ended(workers)
+    with Session(engine) as session:
+        assert session.scalars(select(Job)).one().status is JobStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize("parent", [["--processes", "2", "--grace", "600"]], indirect=True)
+def test_a_second_signal_ends_the_grace_and_the_exit_code_tells(
+    parent: subprocess.Popen[str], shop: Path, engine: Engine
+) -> None:
+    enqueue(engine, shop, "never_end", (True,))
+    wait_until(running(engine, 1))
+
+    parent.send_signal(signal.SIGTERM)
+    wait_until(lambda: len(pids(engine)) == 1)
+    parent.send_signal(signal.SIGTERM)
+    parent.communicate(timeout=PATIENCE)
+
+    assert parent.returncode == 3
+
+
+@needs_proc
+def test_the_workers_of_a_killed_parent_stop(parent: subprocess.Popen[str], engine: Engine) -> None:
+    workers = pids(engine)
+
+    parent.kill()
+    parent.wait()
+
+    wait_until(lambda: have_ended(workers))
+    assert pids(engine) == set()
+
+
+def test_until_empty_ends_when_all_workers_have_ended(
+    shop: Path, engine: Engine, database_url: str
+) -> None:
+    enqueue(engine, shop, "add", *[(n, n) for n in range(20)])
+    command = [sys.executable, "-m", "pgqueue", "--app", "shop:queue", "worker"]
+
+    ended = subprocess.run(
+        [*command, "--processes", "2", "--until-empty"],
+        cwd=shop,
+        env={**os.environ, "SHOP_DATABASE": database_url},
+        timeout=PATIENCE,
+    )
+
+    assert ended.returncode == 0
+    with Session(engine) as session:
+        assert {job.status for job in session.scalars(select(Job))} == {JobStatus.SUCCEEDED}
+
+
+def test_a_wrong_command_line_is_not_started_again(shop: Path, database_url: str) -> None:
+    command = [sys.executable, "-m", "pgqueue", "worker", "--processes", "2"]
+
+    ended = subprocess.run(command, cwd=shop, capture_output=True, text=True, timeout=PATIENCE)
+
+    assert ended.returncode == 2
+    assert "--app module:queue" in ended.stderr
+
+
+@pytest.mark.parametrize("parent", [["--reload"]], indirect=True)
+def test_a_changed_file_restarts_the_worker_with_the_new_code(
+    parent: subprocess.Popen[str], shop: Path, engine: Engine
+) -> None:
+    before = pids(engine)
+    with (shop / "shop.py").open("a") as file:
+        file.write("\n\n@queue.task(name='shop.new')\ndef new() -> str:\n    return 'new'\n")
+
+    wait_until(lambda: bool(pids(engine) - before))
+
+    assert len(pids(engine) - before) == 1
+
+
+@pytest.mark.parametrize("option", ["--processes", "--reload"])
+def test_help_names_it(shop: Path, option: str) -> None:
+    assert option in pgqueue(shop, "worker", "--help").stdout
