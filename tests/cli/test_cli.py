@@ -24,6 +24,7 @@ from sqlalchemy import Engine, func, make_url, select, text
 from sqlalchemy.orm import Session
 
 from pgqueue import Job, JobAttempt, Lease, MessageQueue, PgQueue, WorkerProcess
+from pgqueue.schema import SCHEMA_VERSION
 
 
 @pytest.fixture
@@ -213,7 +214,7 @@ class TestUpgrade:
         status = pgqueue(shop, "--url", empty_database_url, "status")
 
         assert (first.returncode, second.returncode, status.returncode) == (0, 0, 0)
-        assert "version 3" in first.stdout
+        assert f"version {SCHEMA_VERSION}" in first.stdout
 
     @pytest.mark.parametrize("command", ["status", "worker", "jobs", "jobs 1", "requeue 1"])
     def test_is_what_a_missing_schema_asks_for(
@@ -236,7 +237,7 @@ class TestRevision:
 
         written = next((shop / "migrations" / "versions").glob("*bring_the_jobs.py"))
         assert ended.returncode == 0
-        assert "pgqueue.schema.upgrade(to=2" in written.read_text()
+        assert f"pgqueue.schema.upgrade(to={SCHEMA_VERSION}" in written.read_text()
 
     def test_needs_a_history(self, shop: Path) -> None:
         assert_one_line(pgqueue(shop, "revision"), "alembic.ini")
