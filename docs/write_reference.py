@@ -27,7 +27,7 @@ TIDY = (
     # a role of reStructuredText: the name is what matters here
     (re.compile(r":(?:class|meth|func|attr|mod):`~?\.?([^`]+)`"), r"`\1`"),
     # where a class lives inside of the package is nobody's business
-    (re.compile(r"^(#+) `pgqueue\.(?:[a-z_]+\.)*([A-Z]\w*(?:\.\w+)?)`", re.MULTILINE), r"\1 `\2`"),
+    (re.compile(r"^(#+) `pgqueue\.(?:[a-z_]+\.)*(\w+(?:\.\w+)?)`", re.MULTILINE), r"\1 `\2`"),
     (re.compile(r"<code>\[(\w+)\]\(#[^)]*\)</code>"), r"`\1`"),
     (re.compile(r"^Bases: .*Generic.*\n\n", re.MULTILINE), ""),
     # how a column is declared: its type says what a reader needs
@@ -92,6 +92,20 @@ CONTENTS = (
         "The process that runs jobs. On the command line: `pgqueue --app module:queue worker`.",
         ("Worker",),
     ),
+    Page(
+        "testing.md",
+        "Testing",
+        "What tests import from `pgqueue.testing`. The fixtures and the marker for pytest are on "
+        "the page [test your jobs](../how-to/testing.md).",
+        (
+            "run_jobs",
+            "enqueued",
+            "assert_enqueued",
+            "crash_job",
+            "time_out_job",
+            "lose_lease",
+        ),
+    ),
     TABLES,
     Page(
         "errors.md",
@@ -116,6 +130,7 @@ CONTENTS = (
             "TooManyStuck",
             "UsedAcrossFork",
             "WorkerBroken",
+            "AttemptFailed",
         ),
     ),
 )
@@ -139,9 +154,9 @@ def text_of(page: Page, package: griffe.Module) -> str:
 
 
 def _public(package: griffe.Module, name: str) -> griffe.Object:
-    found: griffe.Object | griffe.Alias = (
-        package[name] if name in package.members else package["options"][name]
-    )
+    holders = (package, package["options"], package["testing"])
+    holder = next(each for each in holders if name in each.members)
+    found: griffe.Object | griffe.Alias = holder[name]
     return found.final_target if isinstance(found, griffe.Alias) else found
 
 

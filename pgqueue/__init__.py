@@ -6,6 +6,7 @@ docs/explanation/architecture.md describes the packages and the order of their i
 from pgqueue.context import JobContext
 from pgqueue.errors import (
     ArgumentsError,
+    AttemptFailed,
     DuplicateJob,
     JobNotFound,
     NotBound,
@@ -71,6 +72,7 @@ __all__ = [
     # errors
     "PgQueueError",
     "ArgumentsError",
+    "AttemptFailed",
     "DuplicateJob",
     "JobNotFound",
     "NotBound",

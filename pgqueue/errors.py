@@ -74,3 +74,10 @@ class WorkerBroken(PgQueueError, RuntimeError):
 
 class TooManyStuck(PgQueueError, RuntimeError):
     """As many handlers are stuck past their timeout as the worker has slots; end the process."""
+
+
+class AttemptFailed(PgQueueError):
+    """An attempt failed without an exception that could be raised here: ``raise_errors`` was given.
+
+    For example it has timed out, its arguments cannot be decoded, or its child process has died.
+    """

@@ -1,16 +1,17 @@
 """The object that an application holds: its tasks, its database and operators' calls."""
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Union, Unpack, overload
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from pgqueue import schema
 from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
-from pgqueue.connections.autocommit import autocommitting
+from pgqueue.connections.autocommit import autocommitting, in_savepoint
 from pgqueue.connections.opening import DRIVER, connection_parameters, worker_engine_for_now
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
@@ -19,23 +20,27 @@ from pgqueue.redaction import redacted
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import executor, in_transaction, may_notify, telling_failures
+from pgqueue.sessions.handlers import session_in_savepoint
 from pgqueue.tasks import Task
 from pgqueue.tasks.address import address_of, default_name
 from pgqueue.tasks.decorator import TaskDecorator
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Bind = str | Engine | sessionmaker[Any]
+_queues: WeakSet["PgQueue"] = WeakSet()
+
+Bind = Union[str, Engine, Connection, "AsyncConnection", sessionmaker[Any]]
 
 
 class PgQueue:
     """The tasks of an application, and the database that stores their jobs.
 
-    ``bind``: URL, Engine or sessionmaker.  Omit it to call :meth:`bind` later.
+    ``bind``: URL, Engine, sessionmaker, or in a test a Connection.  Omit it to call :meth:`bind`
+    later.
     ``notify=False`` turns notifications off, for poolers that do not support them: workers then
     find new jobs by polling.  ``max_payload_bytes`` limits the JSON size of one job's arguments;
     enqueuing checks the limit, workers do not.
@@ -54,15 +59,21 @@ class PgQueue:
         self.tasks: dict[str, Task[..., Any]] = {}
         self._sessions: sessionmaker[Session] | None = None
         self._pid = os.getpid()
+        _queues.add(self)
         if bind is not None:
             self.bind(bind)
 
     def bind(self, bind: "Bind") -> None:
-        """Set the database that stores the jobs."""
+        """Set the database that stores the jobs.
+
+        Give a Connection or AsyncConnection in a test: all that the queue does is then in the
+        transaction of this connection, and nothing outlives its rollback.
+        """
+        bind = async_sessions.sync_connection_of(bind)
         _refuse_async(bind)
         if isinstance(bind, sessionmaker):
             self._sessions = bind
-        elif isinstance(bind, Engine):
+        elif isinstance(bind, Engine | Connection):
             self._sessions = sessionmaker(bind)
         elif isinstance(bind, str):
             # Every slot of a worker may need a connection; the default pool has 15.
@@ -70,16 +81,35 @@ class PgQueue:
             self._sessions = sessionmaker(engine)
         else:
             raise ArgumentsError(
-                f"PgQueue is bound to a URL, an Engine or a sessionmaker, not {type(bind).__name__}"
+                "PgQueue is bound to a URL, an Engine, a Connection or a sessionmaker, not "
+                f"{type(bind).__name__}"
             )
         bound = self._sessions.kw.get("bind")
-        if isinstance(bound, Engine):
+        if isinstance(bound, Engine | Connection):
             _refuse_others(bound.dialect.name)
+
+    @contextmanager
+    def bound_to(self, bind: "Bind") -> Iterator[None]:
+        """Bind the queue to a Connection or an Engine for a ``with`` block, as in a test.
+
+        The Sessions in the block have the options of the sessionmaker that the queue had before.
+        """
+        before = self._sessions
+        self.bind(bind)
+        try:
+            if before is not None and not isinstance(bind, sessionmaker):
+                now = self.sessions.kw["bind"]
+                self.bind(sessionmaker(**{**before.kw, "class_": before.class_, "bind": now}))
+            yield
+        finally:
+            self._sessions = before
 
     @property
     def engine(self) -> Engine:
         """The engine that :meth:`session` uses."""
         engine = self.sessions.kw.get("bind")
+        if isinstance(engine, Connection):
+            return engine.engine
         if not isinstance(engine, Engine):
             raise NotBound("the sessionmaker of this PgQueue has no engine: give it bind=engine")
         if os.getpid() != self._pid:
@@ -88,9 +118,19 @@ class PgQueue:
             self._pid = os.getpid()
         return engine
 
+    @property
+    def connection(self) -> Connection | None:
+        """The Connection that the queue is bound to, as in a test; None if it has an engine."""
+        bound = self.sessions.kw.get("bind")
+        return bound if isinstance(bound, Connection) else None
+
     def autocommitting(self) -> AbstractContextManager[Connection]:
-        """A connection of :attr:`engine`, on which each statement is its own transaction."""
-        return autocommitting(self.engine)
+        """A connection of :attr:`engine`, on which each statement is its own transaction.
+
+        If the queue is bound to a Connection: this connection, in a savepoint.
+        """
+        connection = self.connection
+        return autocommitting(self.engine) if connection is None else in_savepoint(connection)
 
     @property
     def sessions(self) -> sessionmaker[Session]:
@@ -99,15 +139,23 @@ class PgQueue:
         return self._sessions
 
     def session(self) -> Session:
-        """A new Session; close it, or use it in a ``with`` block."""
+        """A new Session; close it, or use it in a ``with`` block.
+
+        If the queue is bound to a Connection, the Session is in a savepoint of its transaction.
+        """
+        if (connection := self.connection) is not None:
+            return session_in_savepoint(self.sessions, connection)
         self.engine  # noqa: B018  # forgets connections inherited by a fork
         return self.sessions()
 
     def async_session(self) -> "AsyncSession":
         """Return a new AsyncSession on psycopg, around a Session of the sessionmaker.
 
-        It connects as :attr:`engine` does and uses no other engine.
+        It connects as :attr:`engine` does and uses no other engine.  If the queue is bound to a
+        Connection, it uses this connection, and blocks the event loop if that is a plain one.
         """
+        if (connection := self.connection) is not None:
+            return async_sessions.session_in_savepoint(self.sessions, connection)
         engine = self.engine
         return async_sessions.new_session(
             self.sessions, engine, lambda: connection_parameters(engine)
@@ -119,6 +167,11 @@ class PgQueue:
         The tables get a migration history of their own.  An application that uses Alembic should
         call :func:`pgqueue.schema.upgrade` from one of its revisions instead.
         """
+        if self.connection is not None:
+            raise NotBound(
+                "this PgQueue is bound to a Connection, and the tables are not made in its "
+                "transaction: call upgrade() on a PgQueue that is bound to the engine, before"
+            )
         with worker_engine_for_now(self.engine) as engine:
             schema.upgrade_database(engine)
 
@@ -263,6 +316,11 @@ class PgQueue:
         return task
 
 
+def queues_with_tasks() -> list[PgQueue]:
+    """Return the queues of this process that have tasks."""
+    return [queue for queue in _queues if queue.tasks]
+
+
 def _on_psycopg(url: str) -> Any:
     """Make ``postgres://`` and ``postgresql://`` mean psycopg 3 in every SQLAlchemy version.
 
@@ -280,7 +338,9 @@ def _refuse_async(bind: Any) -> None:
     """Refuse an async bind now; its first use would fail with MissingGreenlet."""
     bound = bind.kw.get("bind") if isinstance(bind, sessionmaker) else bind
     makes_async = async_sessions.is_async_session(getattr(bind, "class_", None))
-    if makes_async or getattr(getattr(bound, "dialect", None), "is_async", False):
+    # The Connection of an AsyncConnection is used where the AsyncSession of a test runs.
+    is_async = getattr(getattr(bound, "dialect", None), "is_async", False)
+    if makes_async or (is_async and not isinstance(bound, Connection)):
         raise ArgumentsError(
             "PgQueue works synchronously, and is bound here to an async engine: give it the URL, "
             "or an Engine of create_engine(url.set(drivername='postgresql+psycopg')); "

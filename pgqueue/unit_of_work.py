@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus
-from sqlalchemy import Connection
+from sqlalchemy import Connection, NestedTransaction
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -91,10 +91,19 @@ def end(connection: Connection) -> None:
     connection.commit()
 
 
-def release_savepoints(connection: Connection) -> None:
-    """Release the savepoints that a handler has left open; their writes stay."""
-    while (savepoint := connection.get_nested_transaction()) is not None:
+def release_savepoints(connection: Connection, *, outer: NestedTransaction | None = None) -> None:
+    """Release the savepoints that a handler has left open; their writes stay.
+
+    ``outer``: the savepoint that was open before, and stays so.
+    """
+    while (savepoint := connection.get_nested_transaction()) is not None and savepoint is not outer:
         savepoint.commit()
+
+
+def undo_savepoints(connection: Connection, *, outer: NestedTransaction | None) -> None:
+    """Roll back to where only the savepoint ``outer`` was open."""
+    while (savepoint := connection.get_nested_transaction()) is not None and savepoint is not outer:
+        savepoint.rollback()
 
 
 def write_pending(session: Session) -> None:

@@ -29,6 +29,13 @@ def autocommitting(engine: Engine) -> Iterator[Connection]:
                 driver.autocommit = False
 
 
+@contextmanager
+def in_savepoint(connection: Connection) -> Iterator[Connection]:
+    """A connection whose transaction belongs to a test: what fails here does not end it."""
+    with connection.begin_nested():
+        yield connection
+
+
 def refuse_autocommit(connection: Connection, where: str) -> None:
     """Refuse autocommit for statements that need a common transaction."""
     # All drivers have this attribute; asking SQLAlchemy could cost a round trip.

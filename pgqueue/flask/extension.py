@@ -68,7 +68,8 @@ class PgQueue(job_queue.PgQueue):
         """Always raises PgQueueError: ``init_app`` sets the database of this queue."""
         raise PgQueueError(
             "the PgQueue of a Flask application uses the database of its app: give it with "
-            "queue.init_app(app, db), or use pgqueue.PgQueue"
+            "queue.init_app(app, db), or use pgqueue.PgQueue; in a test, replace db.engines[None] "
+            "by the Connection"
         )
 
     @property
@@ -122,12 +123,16 @@ class Host:
         self._db = db
         self._notify = notify
         self._queue: job_queue.PgQueue | None = None
+        self._engine: Engine | None = None
 
     @property
     def queue(self) -> job_queue.PgQueue:
         """A queue without tasks, bound to the app's engine; needs an application context."""
-        if self._queue is None:  # not in init_app: the app may get its engine only later
+        # Not in init_app: the app may get its engine only later, and a test replaces it.
+        engine = self._db.engine
+        if self._queue is None or self._engine is not engine:
             self._queue = job_queue.PgQueue(session_maker(self._db), notify=self._notify)
+            self._engine = engine
         return self._queue
 
     @contextmanager

@@ -1,6 +1,7 @@
 """Runs statements on a given Session or Connection; never commits and never opens one."""
 
 from pgqueue.repository.attempts import Attempts
+from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.health import (
     LIMITS,
     Creator,
@@ -31,6 +32,7 @@ __all__ = [
     "Claim",
     "Claimed",
     "Creator",
+    "DueTimes",
     "Enqueued",
     "Workers",
     "Health",

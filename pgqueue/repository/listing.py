@@ -101,6 +101,13 @@ class Listing:
         found = self._executor.execute(listing.status_of_job(), {"job_id": job_id}).scalar()
         return None if found is None else JobStatus(found)
 
+    def first_failure(self, worker_id: UUID) -> str | None:
+        """In words, the first attempt of a worker that has failed; None if there is none."""
+        row = self._executor.execute(listing.first_failure(), {"worker_id": worker_id}).first()
+        if row is None:
+            return None
+        return f"job {row[0]}: attempt {row[1]} ended as {row[2]}: {row[3]}: {row[4]}"
+
     def job(self, job_id: int) -> JobDetails:
         """Everything about one job that this role may read; raises JobNotFound."""
         one = {"job_id": job_id}

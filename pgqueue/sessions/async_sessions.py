@@ -6,14 +6,20 @@ greenlet only with its extra ``asyncio``; hence the lazy imports.
 
 import asyncio
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, Engine, NullPool
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.errors import ArgumentsError
-from pgqueue.sessions.handlers import join_transaction, sessions_of_jobs
+from pgqueue.sessions.handlers import (
+    join_transaction,
+    sessions_of_jobs,
+)
+from pgqueue.sessions.handlers import (
+    session_in_savepoint as sync_session_in_savepoint,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import (
@@ -38,6 +44,18 @@ def actual(session: Any, where: str) -> "AsyncSession":
             f"{type(session).__name__}; with a Session, call the method without _async"
         )
     return session
+
+
+def sync_connection_of(bind: Any) -> Any:
+    """Return the Connection of an AsyncConnection, and anything else as it is."""
+    import sys
+
+    module = sys.modules.get("sqlalchemy.ext.asyncio")
+    if module is None or not isinstance(bind, module.AsyncConnection):
+        return bind
+    if bind.sync_connection is None:
+        raise ArgumentsError("the AsyncConnection is not open yet: `await connection` first")
+    return bind.sync_connection
 
 
 def is_async_session(annotation: Any) -> bool:
@@ -77,25 +95,45 @@ def joined_session(
     sync_connection: Any = getattr(connection, "sync_connection", connection)
     session = _around(sessions, bind=sync_connection)
     join_transaction(session.sync_session, sync_connection, begin_again=begin_again)
-    if sync_connection is connection:
-        driver_connection: Any = sync_connection.connection.dbapi_connection
-        driver_connection.cursor_factory = _cursor_class()
+    _let_cursors_be_awaited(sync_connection)
     return session
 
 
-def _around(sessions: sessionmaker[Session], **options: Any) -> "AsyncSession":
+def session_in_savepoint(sessions: sessionmaker[Session], connection: Connection) -> "AsyncSession":
+    """An AsyncSession in a savepoint of a test's connection, which may be a plain one."""
+    _let_cursors_be_awaited(connection)
+    make = partial(sync_session_in_savepoint, sessions, connection)
+    return _around(sessions, make=make)
+
+
+def _let_cursors_be_awaited(connection: Connection) -> None:
+    """Make a plain connection of psycopg fit for an AsyncSession."""
+    if connection.dialect.is_async:
+        return
+    if connection.dialect.driver != "psycopg":
+        raise ArgumentsError(
+            f"an AsyncSession cannot use a Connection of {connection.dialect.driver}: make the "
+            "test's engine with postgresql+psycopg, or give an AsyncConnection"
+        )
+    driver_connection: Any = connection.connection.dbapi_connection
+    driver_connection.cursor_factory = _cursor_class()
+
+
+def _around(
+    sessions: sessionmaker[Session], *, make: Callable[..., Session] | None = None, **options: Any
+) -> "AsyncSession":
     """An AsyncSession around one of the application's Sessions, with the filters and listeners of
     that Session."""
     from sqlalchemy.ext.asyncio import AsyncSession
 
     def make_session(**_: Any) -> Session:
         # An expired attribute could not be loaded again without an await.
-        return sessions(**options, expire_on_commit=False)
+        return (make or sessions)(**options, expire_on_commit=False)
 
     # AsyncSession only calls the class.  The Session's binds are not passed through AsyncSession,
     # which accepts only async engines.
-    make: Any = make_session
-    session = AsyncSession(sync_session_class=make)
+    factory: Any = make_session
+    session = AsyncSession(sync_session_class=factory)
     session.sync_session_class = sessions.class_
     return session
 

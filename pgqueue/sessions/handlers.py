@@ -61,6 +61,19 @@ def joining_sessions(sessions: sessionmaker[Session], engine: Engine) -> session
     return sessionmaker(**{**of_jobs.kw, "class_": Joining})
 
 
+def session_in_savepoint(
+    sessions: sessionmaker[Session], connection: Connection, **options: Any
+) -> Session:
+    """A Session of the application in the transaction of a test's connection.
+
+    Its commits and rollbacks end a savepoint, unless the sessionmaker says otherwise.
+    """
+    joining = {"join_transaction_mode": "create_savepoint", **sessions.kw, **options}
+    of_jobs = sessions_of_jobs(sessions, connection.engine)
+    # The transaction has begun already, in one phase.
+    return of_jobs.class_(**{**joining, "bind": connection, "twophase": False})
+
+
 def check_binds(sessions: sessionmaker[Session], engine: Engine) -> None:
     """At the start of a worker, refuse binds that no handler could use; warn of binds that look
     like the queue's but have transactions of their own."""

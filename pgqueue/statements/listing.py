@@ -18,6 +18,7 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
+    Uuid,
     bindparam,
     cast,
     exists,
@@ -221,3 +222,17 @@ def _pending(
     )
     ids = select(ordered.c.target_id.label("id")).join(unfinished, true())
     return ids, ordered.c.target_id
+
+
+@cache
+def first_failure() -> Executable:
+    """The first attempt of a worker that has failed without being asked to.  Reads all attempts."""
+    attempt = job_attempts.c
+    asked_for = [literal_column("'cancelled'", Text), literal_column("'discarded'", Text)]
+    return (
+        select(attempt.job_id, attempt.attempt, attempt.outcome, attempt.error_type, attempt.error)
+        .where(attempt.worker_id == bindparam("worker_id", type_=Uuid))
+        .where(attempt.outcome.not_in(asked_for))
+        .order_by(attempt.finished_at)
+        .limit(1)
+    )

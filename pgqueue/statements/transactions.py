@@ -23,17 +23,18 @@ PLAN_BY_KEY = "; ".join(f"SET LOCAL {name} = {value}" for name, value in LOCAL.i
 
 BEFORE_SETTLE = f"SET CONSTRAINTS ALL IMMEDIATE; {PLAN_BY_KEY}"
 """At the end of a handler in transaction mode: errors that would fail the COMMIT occur now."""
-BEFORE_SETTLE_IN_BATCH = f"""
+CHECK_CONSTRAINTS = """
     DO $$ BEGIN
         SET CONSTRAINTS ALL IMMEDIATE;
         RAISE EXCEPTION USING ERRCODE = 'PGQ00';
     EXCEPTION WHEN SQLSTATE 'PGQ00' THEN
-    END $$;
-    {PLAN_BY_KEY}
+    END $$
 """
-"""The same if other handlers follow in the transaction: constraints stay deferred, as they were
-before the block.  Not by ROLLBACK TO SAVEPOINT: at each ROLLBACK psycopg discards its prepared
-statements, and each statement would be planned anew for each job."""
+"""Raise the errors of deferred constraints; they stay deferred, as they were before the block."""
+BEFORE_SETTLE_IN_BATCH = f"{CHECK_CONSTRAINTS}; {PLAN_BY_KEY}"
+"""The same as BEFORE_SETTLE if other handlers follow in the transaction.  Not by ROLLBACK TO
+SAVEPOINT: at each ROLLBACK psycopg discards its prepared statements, and each statement would be
+planned anew for each job."""
 
 GUARD = "SAVEPOINT pgqueue_handler"
 RELEASE_GUARD = "RELEASE SAVEPOINT pgqueue_handler"

@@ -58,3 +58,10 @@ def checked_config(
         poll_interval=poll_interval,
         grace=grace,
     )
+
+
+def checked_ahead(ahead: timedelta) -> float:
+    """Return the seconds of ``run_until_empty(ahead=...)``."""
+    if not isinstance(ahead, timedelta) or ahead < timedelta(0):
+        raise OptionError(f"ahead is {ahead!r}; give a timedelta of 0 seconds or more")
+    return ahead.total_seconds()

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 
@@ -23,6 +24,7 @@ from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.config import Mode, WorkerConfig
 from pgqueue.worker.event_loop import EventLoop
+from pgqueue.worker.handler_errors import HandlerErrors
 from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
 from pgqueue.worker.lease_mode.mode import LeaseMode
 from pgqueue.worker.mode import Ended, Slot, WorkerMode
@@ -55,7 +57,13 @@ class Supervisor:
     """The threads of one run and their end.  :meth:`work` runs in the caller's thread."""
 
     def __init__(
-        self, queue: PgQueue, config: WorkerConfig, *, stopping: Event, until_empty: bool
+        self,
+        queue: PgQueue,
+        config: WorkerConfig,
+        *,
+        stopping: Event,
+        until_empty: bool,
+        errors: HandlerErrors | None = None,
     ) -> None:
         self._config = config
         self._stopping = stopping
@@ -68,7 +76,7 @@ class Supervisor:
         self._has_interrupted = False
         self._application_engine = queue.engine
         self._engine = worker_engine(queue.engine)
-        self._runtime = _runtime_of(queue, config, self._engine, stopping)
+        self._runtime = _runtime_of(queue, config, self._engine, stopping, errors)
         identity = self._runtime.identity
         outage = self._runtime.outage
         self._rescuer = Rescuer(
@@ -78,6 +86,10 @@ class Supervisor:
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
         mode = LeaseMode if config.mode is Mode.LEASE else TransactionMode
         self._mode: WorkerMode = mode(self._runtime, config, until_empty=until_empty)
+
+    @property
+    def worker_id(self) -> UUID:
+        return self._runtime.identity.worker_id
 
     def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
         """Run until ``is_over()`` or, with ``until_empty``, until no job is left."""
@@ -308,14 +320,19 @@ def _is_stuck(slot: Slot) -> bool:
 
 
 def _runtime_of(
-    queue: PgQueue, config: WorkerConfig, engine: Engine, stopping: Event
+    queue: PgQueue,
+    config: WorkerConfig,
+    engine: Engine,
+    stopping: Event,
+    errors: HandlerErrors | None = None,
 ) -> WorkerRuntime:
+    around = queue.around_jobs()
     if any(task.is_transactional for task in queue.tasks.values()):
         check_binds(queue.sessions, queue.engine)
     return WorkerRuntime(
         engine=watched(engine),
         sessions=joining_sessions(queue.sessions, queue.engine),
-        around=queue.around_jobs(),
+        around=around if errors is None else errors.around(around),
         tasks=dict(queue.tasks),
         identity=WorkerIdentity(queues=config.queues, slots=config.slots),
         buffer=JobBuffer(),

@@ -6,19 +6,25 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy.orm import configure_mappers
 
 from pgqueue import redaction
-from pgqueue.errors import OptionError, PgQueueError, UsedAcrossFork, WorkerBroken
+from pgqueue.errors import AttemptFailed, OptionError, PgQueueError, UsedAcrossFork, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
-from pgqueue.worker.config import Mode, checked_config
+from pgqueue.repository import Listing
+from pgqueue.worker.ahead import drain_ahead
+from pgqueue.worker.config import Mode, checked_ahead, checked_config
+from pgqueue.worker.handler_errors import HandlerErrors
+from pgqueue.worker.inline import InlineWorker
 from pgqueue.worker.supervisor import Supervisor
 
 logger = redaction.logger(__name__)
@@ -76,17 +82,47 @@ class Worker:
         raises SchemaError if its tables are missing or of another version, and PgQueueError if a
         mapped class of the application is wrong.
         """
+        self._check_process()
+        if self._queue.connection is not None:
+            raise OptionError(
+                "this PgQueue is bound to a Connection, on which a worker cannot wait for jobs; "
+                "call run_until_empty()"
+            )
         with _past_left_alone():
-            self._work(until_empty=False, timeout=None)
+            self._work(until_empty=False, deadline=None)
 
-    def run_until_empty(self, timeout: float | None = None) -> dict[str, int]:
+    def run_until_empty(
+        self,
+        timeout: float | None = None,
+        *,
+        raise_errors: bool = False,
+        ahead: timedelta = timedelta(0),
+    ) -> dict[str, int]:
         """Work until no job is due or running, or for ``timeout`` seconds.
 
         Returns the number of attempts by ending: succeeded, failed, cancelled, retried, snoozed,
         released, stale.  Jobs may be left: those of tasks this application does not have, or all
         that did not run within ``timeout``, for example because the database was away.
+
+        For tests: with ``raise_errors``, raises the first error of a handler, when all jobs have
+        run.  ``ahead`` also runs the jobs that become due within this time, in the order of their
+        due times.  If the queue is bound to a Connection, the jobs run in this thread and in the
+        transaction of the connection, one after the other, without ``timeout``.
         """
-        return self._work(until_empty=True, timeout=timeout)
+        self._check_process()
+        seconds = checked_ahead(ahead)
+        if (connection := self._queue.connection) is not None:
+            worker = InlineWorker(self._queue, connection, self._config.queues)
+            return worker.counts_until_empty(ahead=seconds, raise_errors=raise_errors)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        counts: Counter[str] = Counter()
+        errors = HandlerErrors() if raise_errors else None
+
+        def drain() -> None:
+            counts.update(self._work(until_empty=True, deadline=deadline, errors=errors))
+
+        drain_ahead(self._queue, self._config.queues, drain, ahead=seconds, deadline=deadline)
+        return dict(counts)
 
     def stop(self) -> None:
         """Stop the worker.  Returns at once; may be called from any thread."""
@@ -100,7 +136,7 @@ class Worker:
         """
         return self._supervisor is not None and self._supervisor.interrupt()
 
-    def _work(self, *, until_empty: bool, timeout: float | None) -> dict[str, int]:
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise UsedAcrossFork(
                 f"this Worker was made in process {self._pid} and is run in {os.getpid()}; "
@@ -112,8 +148,10 @@ class Worker:
                 "is to run only once below `if __name__ == '__main__':`"
             )
         _configure_mappers()
-        deadline = None if timeout is None else time.monotonic() + timeout
 
+    def _work(
+        self, *, until_empty: bool, deadline: float | None, errors: HandlerErrors | None = None
+    ) -> dict[str, int]:
         def is_over() -> bool:
             out_of_time = deadline is not None and time.monotonic() >= deadline
             return self._stopping.is_set() or self._signals > 0 or out_of_time
@@ -123,12 +161,22 @@ class Worker:
 
         stopping = Event()
         self._supervisor = Supervisor(
-            self._queue, self._config, stopping=stopping, until_empty=until_empty
+            self._queue, self._config, stopping=stopping, until_empty=until_empty, errors=errors
         )
         with self._heeding_signals():
             counts = self._supervisor.work(is_over, grace)
         self._stopping.clear()
+        if errors is not None:
+            self._raise_first(errors, self._supervisor.worker_id)
         return dict(counts)
+
+    def _raise_first(self, errors: HandlerErrors, worker_id: UUID) -> None:
+        if (error := errors.take_first()) is not None:
+            raise error
+        with self._queue.autocommitting() as connection:
+            failure = Listing(connection).first_failure(worker_id)
+        if failure is not None:
+            raise AttemptFailed(failure)
 
     @contextmanager
     def _heeding_signals(self) -> Iterator[None]:

@@ -100,6 +100,7 @@ reveal_type(with_options.options(delay=timedelta(hours=1)))  # N: Task[[number: 
 def calls(session: Session, scoped: "scoped_session[Session]") -> None:
     assert_type(plain(1, word="x"), str)
     assert_type(with_session(1), str)
+    assert_type(with_session.run(session, 1), str)
     assert_type(plain.enqueue(session, 1, word="x"), Job)
     assert_type(with_session.enqueue(session, 1), Job)
     assert_type(with_session.enqueue(scoped, number=1), Job)
@@ -118,6 +119,7 @@ async def calls_of_async_code(
     assert_type(await plain.enqueue_many_async(session, [(1,)]), list[int])
     assert_type(await with_async_session(1), str)
     assert_type(await on_the_loop(1), str)
+    assert_type(await with_async_session.run(session, 1), str)
 
 
 def what_an_operator_does(session: Session) -> None:

@@ -1,0 +1,28 @@
+"""The due times of waiting jobs, for tests."""
+
+from datetime import datetime
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from pgqueue.statements import due_times
+
+
+class DueTimes:
+    """The due times of all waiting jobs, behind one Session or Connection."""
+
+    def __init__(self, executor: Session | Connection) -> None:
+        self._executor = executor
+
+    def waiting_queues(self) -> list[str]:
+        """The names of all queues that have messages."""
+        return [row[0] for row in self._executor.execute(due_times.waiting_queues())]
+
+    def seconds_until(self, moment: datetime) -> float:
+        """How many seconds a time is away."""
+        parameters = {"moment": moment}
+        return float(self._executor.execute(due_times.seconds_until(), parameters).scalar_one())
+
+    def bring_forward(self, seconds: float) -> None:
+        """Make the jobs that are not due yet due this much earlier."""
+        self._executor.execute(due_times.bring_forward(), {"seconds": seconds})

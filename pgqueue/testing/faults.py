@@ -1,0 +1,106 @@
+"""Faults on demand: what a job goes through when its worker dies, is cut off, or it is too slow.
+
+Each function runs the handler of one due job, once, in the transaction of the test.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, select
+from sqlalchemy.orm import Session, scoped_session
+
+from pgqueue.errors import PgQueueError
+from pgqueue.execution import after_error, too_late
+from pgqueue.job_queue import PgQueue
+from pgqueue.models import Job, MessageQueue
+from pgqueue.outcomes import AttemptEnd
+from pgqueue.repository import ClaimCursor, Claimed, Workers
+from pgqueue.sessions.callers import telling_failures
+from pgqueue.testing.running import expire, joined_connection, queue_of
+from pgqueue.worker.inline import InlineWorker
+
+AnySession = Session | scoped_session[Any]
+
+
+@telling_failures()
+def crash_job(session: AnySession, job: Job, *, queue: PgQueue | None = None) -> None:
+    """Run the handler of a due job, and then let its worker die before it can settle.
+
+    The writes of a transactional handler are undone.  The attempt is recorded as ``crashed``, and
+    the job is due again, or has failed if that was its last attempt.
+    """
+    with _claimed(session, job, queue) as (worker, claimed, connection):
+        attempt = worker.attempt(claimed)
+        with attempt.savepoint():
+            attempt.verdict(lambda: False)
+        _let_die(connection, worker)
+
+
+@telling_failures()
+def time_out_job(session: AnySession, job: Job, *, queue: PgQueue | None = None) -> None:
+    """Run the handler of a due job, and settle its attempt as past the task's timeout.
+
+    ``ctx.is_cancelled()`` is true while the handler runs.  Its result is dropped, and the writes of
+    a transactional handler are undone.
+    """
+    with _claimed(session, job, queue) as (worker, claimed, _):
+        attempt = worker.attempt(claimed)
+        task = attempt.task
+        attempt.run(
+            worker.attempts,
+            is_cancelled=lambda: True,
+            instead=lambda _: after_error(task, claimed, too_late(task), end=AttemptEnd.TIMEOUT),
+        )
+
+
+@telling_failures()
+def lose_lease(session: AnySession, job: Job, *, queue: PgQueue | None = None) -> None:
+    """Let the lease of a due job pass on while its handler runs.
+
+    The worker is declared dead and the job is rescued, as when the worker was cut off for longer
+    than its grace period.  ``ctx.is_cancelled()`` is true.  The settle finds that the attempt is
+    stale: its result is dropped, and the writes of a transactional handler are undone.
+    """
+    with _claimed(session, job, queue) as (worker, claimed, connection):
+        _let_die(connection, worker)
+        worker.attempt(claimed).run(worker.attempts, is_cancelled=lambda: True)
+
+
+Claim = tuple[InlineWorker, Claimed, Connection]
+
+
+@contextmanager
+def _claimed(session: AnySession, job: Job, queue: PgQueue | None) -> Iterator[Claim]:
+    """A worker that has claimed this job and no other."""
+    session, connection = joined_connection(session)
+    find = select(MessageQueue).where(MessageQueue.target_id == job.id)
+    message = session.scalars(find).one_or_none()
+    worker = InlineWorker(queue_of(session, queue), connection)
+    try:
+        with worker.registered():
+            place = () if message is None else (_just_before(message),)
+            claimed = worker.claim(place)
+            if claimed is None or claimed.job_id != job.id:
+                raise PgQueueError(
+                    f"job {job.id} {job.task} cannot be started: it is {job.status}, to run at "
+                    f"{job.run_at}; give a job that is due and whose task the queue knows"
+                )
+            yield worker, claimed, connection
+    finally:
+        expire(session)
+
+
+def _just_before(message: MessageQueue) -> ClaimCursor:
+    """The cursor after which a claim finds this message first."""
+    run_at = message.run_at.isoformat()
+    return ClaimCursor(message.queue, message.priority, run_at, message.id - 1)
+
+
+def _let_die(connection: Connection, worker: InlineWorker) -> None:
+    """Declare the worker dead and rescue its job, as another worker does."""
+    workers = Workers(connection)
+    for member in workers.members():
+        if member.id == worker.worker_id:
+            workers.declare_dead(member)
+    workers.rescue()

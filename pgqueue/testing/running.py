@@ -1,0 +1,93 @@
+"""Runs jobs in the transaction and the thread of a test."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session, scoped_session
+
+from pgqueue.errors import ArgumentsError, PgQueueError
+from pgqueue.job_queue import PgQueue, queues_with_tasks
+from pgqueue.models import Job
+from pgqueue.repository import DueTimes
+from pgqueue.sessions.callers import in_transaction, sync_session, telling_failures
+from pgqueue.worker.inline import InlineWorker
+from pgqueue.worker.inline_attempt import Ended
+
+QUEUE = "pgqueue.testing.queue"
+"""The name in ``session.info`` of the queue that a fixture has chosen."""
+
+
+@telling_failures()
+def run_jobs(
+    session: "Session | scoped_session[Any]",
+    *,
+    until: datetime | timedelta | None = None,
+    queue: PgQueue | None = None,
+    raise_errors: bool = True,
+) -> list[Job]:
+    """Run the jobs that are due, and those they enqueue, in this thread and this transaction.
+
+    Returns the jobs in the order in which they ran, once for each attempt.  Claims and settles
+    with the statements of a worker; commits nothing.
+
+    ``until``: also run the jobs that become due within this time, or until this moment, in the
+    order of their due times.  ``raise_errors``: settle a failed attempt, then raise the error of
+    its handler; with False go on, as a worker does.  ``queue`` may be omitted if the process has
+    one PgQueue with tasks.
+
+    With an AsyncSession: ``await session.run_sync(run_jobs)``.
+    """
+    session, connection = joined_connection(session)
+    ended: list[Ended] = []
+    worker = InlineWorker(queue_of(session, queue), connection)
+    try:
+        worker.run_until_empty(
+            ended.append, ahead=_seconds(connection, until), raise_errors=raise_errors
+        )
+    finally:
+        expire(session)
+    return [session.get_one(Job, each.claimed.job_id) for each in ended]
+
+
+def joined_connection(session: "Session | scoped_session[Any]") -> tuple[Session, Connection]:
+    """Flush a session, and return its connection."""
+    session = sync_session(session, "pgqueue.testing")
+    session.flush()
+    return session, in_transaction(session, "pgqueue.testing")
+
+
+def queue_of(session: Session, queue: PgQueue | None) -> PgQueue:
+    """Return the queue that was given, or chosen by a fixture, or the only one."""
+    chosen = queue or session.info.get(QUEUE)
+    if chosen is not None:
+        return _checked(chosen)
+    queues = queues_with_tasks()
+    if len(queues) != 1:
+        raise PgQueueError(
+            f"this process has {len(queues)} PgQueues with tasks: name the one to run, as in "
+            "run_jobs(session, queue=queue)"
+        )
+    return queues[0]
+
+
+def expire(session: Session) -> None:
+    """Let the session read anew what handlers have written, as after a commit of its own."""
+    if session.expire_on_commit:
+        session.expire_all()
+
+
+def _checked(queue: Any) -> PgQueue:
+    if not isinstance(queue, PgQueue):
+        raise ArgumentsError(f"queue is {type(queue).__name__}; give the PgQueue of the tasks")
+    return queue
+
+
+def _seconds(connection: Connection, until: datetime | timedelta | None) -> float:
+    if until is None:
+        return 0.0
+    if isinstance(until, timedelta):
+        return until.total_seconds()
+    if isinstance(until, datetime) and until.tzinfo is not None:
+        return DueTimes(connection).seconds_until(until)
+    raise ArgumentsError(f"until is {until!r}; give a timedelta, or a datetime with a time zone")

@@ -1,0 +1,113 @@
+"""Runs jobs in this thread and in the transaction of one connection, which a test rolls back.
+
+Claims, runs and settles with the statements of lease mode.
+"""
+
+import os
+import socket
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from pgqueue.job_queue import PgQueue
+from pgqueue.repository import Attempts, ClaimCursor, Claimed, DueTimes, Workers
+from pgqueue.sessions.handlers import joining_sessions
+from pgqueue.statements.tables import array_of
+from pgqueue.worker.ahead import run_ahead
+from pgqueue.worker.claiming.cursors import ClaimCursors
+from pgqueue.worker.inline_attempt import Ended, InlineAttempt, raise_error
+
+
+class InlineWorker:
+    """A worker without threads and connections of its own.
+
+    ``queues``: the names to serve; None serves every queue that has jobs.
+    """
+
+    def __init__(
+        self, queue: PgQueue, connection: Connection, queues: Sequence[str] | None = None
+    ) -> None:
+        self.worker_id = uuid.uuid4()
+        self.attempts = Attempts(connection, self.worker_id)
+        self._tasks = queue.tasks
+        self._sessions = joining_sessions(queue.sessions, queue.engine)
+        self._around = queue.around_jobs()
+        self._connection = connection
+        self._queues = queues
+        self._due_times = DueTimes(connection)
+        self._task_names = array_of(sorted(queue.tasks))
+
+    @contextmanager
+    def registered(self) -> Iterator[None]:
+        """Insert the row without which no worker can claim, and delete it at the end."""
+        workers = Workers(self._connection)
+        workers.register(
+            self.worker_id,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            queues=list(self._queues or []),
+            slots=1,
+        )
+        try:
+            yield
+        except BaseException:
+            with suppress(DBAPIError):  # the transaction may have failed, and is rolled back then
+                workers.deregister(self.worker_id)
+            raise
+        workers.deregister(self.worker_id)
+
+    def counts_until_empty(self, *, ahead: float, raise_errors: bool) -> dict[str, int]:
+        """Run as :meth:`run_until_empty`; returns the number of attempts by ending."""
+        counts: Counter[str] = Counter()
+
+        def count(ended: Ended) -> None:
+            counts[ended.word] += 1
+
+        self.run_until_empty(count, ahead=ahead, raise_errors=raise_errors)
+        return dict(counts)
+
+    def run_until_empty(
+        self, on_end: Callable[[Ended], None], *, ahead: float = 0.0, raise_errors: bool
+    ) -> None:
+        """Run what is due or becomes due within ``ahead`` seconds, with the jobs it enqueues."""
+
+        def drain() -> None:
+            while (claimed := self.claim(self._pairs())) is not None:
+                ended = self.attempt(claimed).run(self.attempts)
+                on_end(ended)
+                if raise_errors:
+                    raise_error(ended)
+
+        def seconds_to_next() -> float | None:
+            pairs = self._pairs()
+            if not pairs:
+                return None
+            return self.attempts.upcoming(pairs, tasks=self._task_names).seconds
+
+        with self.registered():
+            run_ahead(self._due_times, drain, seconds_to_next, ahead=ahead)
+
+    def claim(self, pairs: Sequence[ClaimCursor]) -> Claimed | None:
+        """Claim the first job that is due; messages without a job are dropped."""
+        while True:
+            claim = self.attempts.claim(pairs, tasks=self._task_names, limit=1)
+            if claim.rows:
+                return claim.rows[0]
+            if not claim.taken:
+                return None
+
+    def attempt(self, claimed: Claimed) -> InlineAttempt:
+        """The attempt of a claimed job, not started yet."""
+        task = self._tasks[claimed.task]
+        return InlineAttempt(
+            self._connection, task, claimed, sessions=self._sessions, around=self._around
+        )
+
+    def _pairs(self) -> list[ClaimCursor]:
+        paused = Workers(self._connection).notices(running=[], search=False).paused
+        names = self._due_times.waiting_queues() if self._queues is None else self._queues
+        return ClaimCursors(names).pairs(paused=paused, from_start=True)

@@ -1,0 +1,247 @@
+"""run_jobs: what a worker would do, in the thread and the transaction of a test."""
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Connection, Engine, ForeignKey, func, select, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from pgqueue import (
+    AttemptFailed,
+    Job,
+    JobAttempt,
+    JobContext,
+    JobStatus,
+    Lease,
+    PgQueue,
+    PgQueueError,
+    Retry,
+    Snooze,
+    WorkerProcess,
+)
+from pgqueue.testing import enqueued, run_jobs
+
+
+class Base(DeclarativeBase): ...
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    is_paid: Mapped[bool] = mapped_column(default=False)
+    first_id: Mapped[int | None] = mapped_column(
+        ForeignKey("orders.id", deferrable=True, initially="DEFERRED")
+    )
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    Base.metadata.create_all(engine)
+    with engine.connect() as connection, connection.begin() as transaction:
+        yield connection
+        transaction.rollback()
+
+
+@pytest.fixture
+def queue(connection: Connection) -> PgQueue:
+    return PgQueue(connection)
+
+
+@pytest.fixture
+def session(queue: PgQueue) -> Iterator[Session]:
+    with queue.session() as session:
+        yield session
+
+
+def test_due_jobs_run_in_order_with_what_they_enqueue(queue: PgQueue, session: Session) -> None:
+    ran_in = set()
+
+    @queue.task
+    def pay(session: Session, order_id: int) -> str:
+        ran_in.add(threading.current_thread())
+        session.get_one(Order, order_id).is_paid = True
+        session.commit()
+        tell.enqueue(session, order_id)
+        return "paid"
+
+    @queue.task
+    async def tell(session: AsyncSession, order_id: int) -> None:
+        order = await session.get_one(Order, order_id)
+        assert order.is_paid
+        ran_in.add(threading.current_thread())
+
+    order = Order(id=7)
+    session.add(order)
+    pay.options(priority=9).enqueue(session, 7)
+    tell.options(queue="other", delay=timedelta(hours=1)).enqueue(session, 7)
+
+    ran = run_jobs(session, queue=queue)
+
+    assert [(job.task, job.status, job.result) for job in ran] == [
+        (pay.name, JobStatus.SUCCEEDED, "paid"),
+        (tell.name, JobStatus.SUCCEEDED, None),
+    ]
+    assert order.is_paid
+    assert ran_in == {threading.current_thread()}
+    assert [job.queue for job in enqueued(session)] == ["other"]
+    assert queue.check(session) == []
+    assert [session.scalars(select(table)).all() for table in (Lease, WorkerProcess)] == [[], []]
+
+
+def test_nothing_escapes_the_rollback(engine: Engine, queue: PgQueue, session: Session) -> None:
+    @queue.task
+    def add(session: Session, order_id: int) -> None:
+        session.add(Order(id=order_id))
+        session.commit()
+
+    @queue.task
+    def add_alone(order_id: int) -> None:
+        with queue.session() as own, own.begin():
+            own.add(Order(id=order_id))
+
+    @queue.task
+    async def add_async(session: AsyncSession, order_id: int) -> None:
+        session.add(Order(id=order_id))
+
+    add.delay(1)
+    add_alone.delay(2)
+    add_async.enqueue(session, 3)
+    run_jobs(session, queue=queue)
+    add(4)  # a plain call
+    session.commit()
+
+    assert session.scalars(select(Order.id).order_by(Order.id)).all() == [1, 2, 3, 4]
+    with Session(engine) as other:
+        assert [other.scalar(select(func.count()).select_from(t)) for t in (Order, Job)] == [0, 0]
+
+
+def test_an_error_is_raised_as_it_is_after_its_attempt_is_settled(
+    queue: PgQueue, session: Session
+) -> None:
+    @queue.task(retry=Retry.constant(timedelta(minutes=5)), max_attempts=2)
+    def fail(session: Session) -> None:
+        session.add(Order(id=1))
+        session.flush()
+        raise LookupError("no such card")
+
+    job = fail.enqueue(session)
+
+    with pytest.raises(LookupError, match="no such card"):
+        run_jobs(session, queue=queue)
+
+    assert (job.status, job.attempts) == (JobStatus.PENDING, 1)
+    assert session.scalars(select(Order)).all() == []
+    assert session.scalars(select(JobAttempt.error)).all() == ["no such card"]
+    assert run_jobs(session, queue=queue) == []  # its retry is in five minutes
+    ran = run_jobs(session, until=timedelta(minutes=5), queue=queue, raise_errors=False)
+    assert ran == [job]
+    assert job.status is JobStatus.FAILED
+
+
+def test_arguments_that_cannot_be_read_are_an_error(queue: PgQueue, session: Session) -> None:
+    @queue.task
+    def count(number: int) -> None: ...
+
+    count.enqueue(session, 1)
+    session.execute(text("""UPDATE pgqueue.jobs SET args = '{"number": "x"}'"""))
+
+    with pytest.raises(AttemptFailed, match="PayloadError"):
+        run_jobs(session, queue=queue)
+
+
+def test_a_deferred_constraint_fails_the_job_and_not_the_transaction(
+    queue: PgQueue, session: Session
+) -> None:
+    @queue.task
+    def copy(session: Session) -> None:
+        session.add(Order(id=1, first_id=99))
+
+    job = copy.enqueue(session)
+
+    with pytest.raises(IntegrityError):
+        run_jobs(session, queue=queue)
+
+    assert job.status is JobStatus.PENDING
+    assert session.scalars(select(Order)).all() == []
+
+
+def test_until_runs_the_future_in_the_order_of_its_times(queue: PgQueue, session: Session) -> None:
+    seen: list[str] = []
+
+    @queue.task
+    def note(word: str) -> None:
+        seen.append(word)
+
+    @queue.task
+    def tick(session: Session) -> None:
+        seen.append("tick")
+        tick.options(delay=timedelta(hours=1)).enqueue(session)
+
+    @queue.task
+    def wait(ctx: JobContext) -> Snooze | None:
+        seen.append("snooze")
+        return Snooze(timedelta(hours=1)) if seen.count("snooze") < 2 else None
+
+    now = datetime.now(UTC)
+    later = note.options(run_at=now + timedelta(days=2)).enqueue(session, "too late")
+    due_at = later.run_at
+    note.options(delay=timedelta(hours=3, minutes=30), priority=0).enqueue(session, "half past 3")
+    note.options(delay=timedelta(minutes=30)).enqueue(session, "half past 0")
+    tick.enqueue(session)
+    wait.options(delay=timedelta(minutes=90)).enqueue(session)
+
+    run_jobs(session, until=now + timedelta(hours=4), queue=queue)
+
+    assert seen == [
+        "tick", "half past 0", "tick", "snooze", "tick", "snooze", "tick", "half past 3"
+    ]  # fmt: skip
+    assert later.run_at == due_at
+    (next_tick,) = enqueued(session, tick)
+    assert timedelta(hours=3, minutes=59) < next_tick.run_at - now < timedelta(hours=4, minutes=5)
+    assert queue.check(session) == []
+    assert [job.id for job in run_jobs(session, until=timedelta(days=1), queue=queue)] != []
+    assert [job.status for job in enqueued(session, note)] == [JobStatus.PENDING]
+
+
+def test_a_session_of_the_engine_needs_no_bound_queue(engine: Engine) -> None:
+    """An application's queue stays bound to its engine; only what the session does is in it."""
+    Base.metadata.create_all(engine)
+    queue = PgQueue(sessionmaker(engine, expire_on_commit=False))
+
+    @queue.task
+    def add(session: Session) -> None:
+        session.add(Order(id=1))
+
+    with queue.session() as session:
+        add.enqueue(session)
+        assert [job.status for job in run_jobs(session, queue=queue)] == [JobStatus.SUCCEEDED]
+        assert session.get(Order, 1) is not None
+        session.rollback()
+        assert session.get(Order, 1) is None
+
+
+def test_run_gives_the_arguments_as_a_worker_reads_them(queue: PgQueue, session: Session) -> None:
+    @queue.task
+    def add(session: Session, ctx: JobContext, order_ids: tuple[int, ...]) -> object:
+        session.add_all(Order(id=order_id) for order_id in order_ids)
+        return order_ids, ctx.session is session
+
+    assert add.run(session, (1, 2)) == ((1, 2), True)
+    assert session.scalar(select(func.count()).select_from(Order)) == 2
+    assert session.scalar(select(func.count()).select_from(Job)) == 0
+
+
+def test_the_queue_must_be_named_if_there_are_several(queue: PgQueue, session: Session) -> None:
+    other = PgQueue()
+    for each in (queue, other):
+        each.task(name="same")(print_nothing)
+
+    with pytest.raises(PgQueueError, match=r"PgQueues with tasks: name the one"):
+        run_jobs(session)
+
+
+def print_nothing() -> None: ...
