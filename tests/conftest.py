@@ -5,18 +5,17 @@ import os
 import shutil
 import signal
 import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL, Engine, NullPool, create_engine, make_url, text
+from sqlalchemy import Engine, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session
 
 from pgqueue.embedded import EmbeddedPostgres
+from pgqueue.testing.databases import as_text, fresh_database, memory_directory
 
-_MEMORY = "/dev/shm"
 _OF_THE_TESTS = {"PGQUEUE_TEST_URL", "PGQUEUE_PG_BIN", "PGQUEUE_TIMED", "PGPASSWORD", "PGPASSFILE"}
 _SETTINGS = {"max_connections": "200", "max_wal_size": "256MB", "max_prepared_transactions": "10"}
 
@@ -47,12 +46,12 @@ def pytest_collection_finish() -> None:
 def server_url() -> Iterator[str]:
     """The URL of a role that may create databases; each xdist worker has a server of its own."""
     if given := os.environ.get("PGQUEUE_TEST_URL"):
-        yield _as_text(make_url(given).set(drivername="postgresql+psycopg"))
+        yield as_text(make_url(given).set(drivername="postgresql+psycopg"))
         return
     server = EmbeddedPostgres(durable=False, settings=_SETTINGS)
     with pytest.MonkeyPatch.context() as patched:
-        if _has_room_in_memory():
-            patched.setattr(tempfile, "tempdir", _MEMORY)
+        if (memory := memory_directory()) is not None:
+            patched.setattr(tempfile, "tempdir", memory)
         server.start()
     yield server.url
     server.stop()
@@ -109,45 +108,9 @@ def server_directory() -> Iterator[Path]:
 def directory_for_server() -> Iterator[Path]:
     """A folder, gone afterwards, to which the account that runs the server of root has a way."""
     # pytest's folders are closed to the account that runs the server of root.
-    path = Path(
-        tempfile.mkdtemp(prefix="pgqueue-test-", dir=_MEMORY if _has_room_in_memory() else None)
-    )
+    path = Path(tempfile.mkdtemp(prefix="pgqueue-test-", dir=memory_directory()))
     path.chmod(0o711)
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def fresh_database(server_url: str, *, template_url: str | None = None) -> Iterator[str]:
-    """A new database, empty or a copy of the template, which is gone afterwards."""
-    url = make_url(server_url).set(database=f"pgqueue_test_{uuid.uuid4().hex[:16]}")
-    server = create_engine(server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-    with server.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {url.database} {_copying(template_url, server)}"))
-    try:
-        yield _as_text(url)
-    finally:
-        with server.connect() as connection:
-            connection.execute(text(f"DROP DATABASE {url.database} WITH (FORCE)"))
-
-
-def _has_room_in_memory() -> bool:
-    # A database is three hundred files, and on some disks making them takes a fifth of a second.
-    if not os.path.isdir(_MEMORY) or shutil.disk_usage(_MEMORY).free < 4 * 2**30:
-        return False
-    return not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC  # root's server may keep programs there
-
-
-def _copying(template_url: str | None, server: Engine) -> str:
-    if template_url is None:
-        return "TEMPLATE template0"
-    template = f"TEMPLATE {make_url(template_url).database}"
-    # Copying files beats writing every page to the log, and was the only way before version 15.
-    version = server.dialect.server_version_info or (0,)
-    return f"{template} STRATEGY file_copy" if version >= (15,) else template
-
-
-def _as_text(url: URL) -> str:
-    return url.render_as_string(hide_password=False)

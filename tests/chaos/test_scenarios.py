@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import directory_for_server, fresh_database
+from conftest import directory_for_server
 from sqlalchemy import text
 
 from chaos import scenario
@@ -16,6 +16,7 @@ from chaos.running import SETTINGS, play
 from chaos.scenario import Scenario, Server, Size
 from pgqueue import PgQueue
 from pgqueue.embedded import EmbeddedPostgres
+from pgqueue.testing.databases import fresh_database
 
 SCENARIOS = scenario.load()
 SEED = 7

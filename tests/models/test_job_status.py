@@ -6,7 +6,6 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from conftest import fresh_database
 from sqlalchemy import (
     Connection,
     Engine,
@@ -28,6 +27,7 @@ from chaos.plans import AUTO_EXPLAIN, plans_of
 from pgqueue import Job, JobStatus, OptionError, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Succeeded
 from pgqueue.repository import Health
+from pgqueue.testing.databases import fresh_database
 
 JOBS = 200_000
 STALE_CROWD = f"""

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from conftest import fresh_database
 from sqlalchemy import URL, Engine, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -27,6 +26,7 @@ from chaos.interleavings.logical_workers import (
 from pgqueue import Cancel, Change, PgQueue, Retry, Snooze, Worker
 from pgqueue.errors import OptionError
 from pgqueue.schema import grant, revoke, upgrade_database, verify
+from pgqueue.testing.databases import fresh_database
 
 PURPOSES = ("worker", "enqueue", "dashboard", "migrator", "owner")
 INSUFFICIENT_PRIVILEGE = "42501"

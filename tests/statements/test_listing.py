@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from conftest import fresh_database
 from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
@@ -12,6 +11,7 @@ from chaos.plans import AUTO_EXPLAIN, Plan, plans_of
 from pgqueue import JobNotFound, JobStatus
 from pgqueue.repository import Health, Listing
 from pgqueue.statements.listing import JobFilter
+from pgqueue.testing.databases import fresh_database
 
 ENDED = 100_000
 LIMIT = 20

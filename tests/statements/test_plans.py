@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from conftest import fresh_database
 from sqlalchemy import Engine, create_engine, text
 
 from chaos.interleavings.logical_workers import (
@@ -20,6 +19,7 @@ from chaos.interleavings.logical_workers import (
 from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
 from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
 from pgqueue.repository import Attempts, Claimed, Workers
+from pgqueue.testing.databases import fresh_database
 
 BATCH = 100
 PLAN_CACHES = ["auto", "force_generic_plan", "force_custom_plan"]

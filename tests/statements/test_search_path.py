@@ -19,7 +19,6 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from click.testing import CliRunner
-from conftest import fresh_database
 from sqlalchemy import URL, Engine, NullPool, create_engine, make_url, select, text
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -42,6 +41,7 @@ from pgqueue.schema import (
     verify,
 )
 from pgqueue.statements.listing import JobFilter
+from pgqueue.testing.databases import fresh_database
 
 PURPOSES = ("worker", "enqueue", "dashboard", "migrator", "owner")
 PACKAGE = Path(pgqueue.__file__).parent

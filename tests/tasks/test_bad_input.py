@@ -30,7 +30,6 @@ from bad_calls import (
     row_of,
 )
 from bad_options import DECLARED, OPTIONS
-from conftest import fresh_database
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -45,6 +44,7 @@ from pgqueue import (
 )
 from pgqueue.errors import NotBound
 from pgqueue.statements.tables import CHANNEL
+from pgqueue.testing.databases import fresh_database
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ from bad_input_cases import CASES
 from bad_input_jobs import UNKEPT
 from bad_input_kinds import Attempt, Case, Checked, Damaged, Ending, Kept, Refused
 from bad_input_runs import Seen, run_damaged, run_endings, run_kept
-from conftest import fresh_database
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from pgqueue import JobStatus, PgQueue
+from pgqueue.testing.databases import fresh_database
 
 K = TypeVar("K", Kept, Damaged, Ending)
 
