@@ -29,7 +29,7 @@ PROMPT = "$ "
 PORT = "5000"
 """Of `flask run`; a test takes a free one in its place."""
 
-PATIENCE = 120.0
+PATIENCE = 250.0
 LOOK_EVERY = 0.05
 
 
