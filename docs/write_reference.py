@@ -105,6 +105,10 @@ CONTENTS = (
             "time_out_job",
             "lose_lease",
         ),
+        "events.md",
+        "Events",
+        "What a worker tells an application: `@queue.on_attempt_end`.",
+        ("AttemptEnded", "AttemptOutcome", "AttemptEnd", "ErrorReport"),
     ),
     TABLES,
     Page(

@@ -25,6 +25,7 @@ from pgqueue.errors import (
     UsedAcrossFork,
     WorkerBroken,
 )
+from pgqueue.events import AttemptEnded, AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import (
     DeadLetter,
@@ -37,7 +38,7 @@ from pgqueue.models import (
     UnreadableJob,
     WorkerProcess,
 )
-from pgqueue.outcomes import Cancel, Discard, Snooze
+from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze
 from pgqueue.redaction import Secret
 from pgqueue.repository import Change, Violation
 from pgqueue.retry import Retry
@@ -56,6 +57,11 @@ __all__ = [
     "Cancel",
     "Discard",
     "Snooze",
+    # events
+    "AttemptEnded",
+    "AttemptEnd",
+    "AttemptOutcome",
+    "ErrorReport",
     # tables
     "Job",
     "JobStatus",

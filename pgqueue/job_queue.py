@@ -15,6 +15,7 @@ from pgqueue.connections.autocommit import autocommitting, in_savepoint
 from pgqueue.connections.opening import DRIVER, connection_parameters, worker_engine_for_now
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
+from pgqueue.events import AttemptCallback
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole
 from pgqueue.redaction import redacted
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C", bound=AttemptCallback)
 
 _queues: WeakSet["PgQueue"] = WeakSet()
 
@@ -57,6 +59,7 @@ class PgQueue:
         self.notify = notify
         self.max_payload_bytes = max_payload_bytes
         self.tasks: dict[str, Task[..., Any]] = {}
+        self.attempt_callbacks: list[AttemptCallback] = []
         self._sessions: sessionmaker[Session] | None = None
         self._pid = os.getpid()
         _queues.add(self)
@@ -235,6 +238,22 @@ class PgQueue:
         if function is not None:
             return self._register(function, options)
         return lambda function: self._register(function, options)
+
+    def on_attempt_end(self, callback: C) -> C:
+        """Register a function that workers call after each attempt; usable as a decorator.
+
+        It receives an :class:`AttemptEnded` after the COMMIT of the outcome, however the attempt
+        ended: also after a timeout, after unreadable arguments, and, in the worker that rescues
+        the job, after the crash of a worker.  A worker calls its callbacks one at a time, in a
+        thread of their own, and logs their errors.  An event that was not told before the process
+        ends is lost.
+        """
+        if not callable(callback):
+            raise ArgumentsError(
+                f"on_attempt_end takes a function of one AttemptEnded, not {callback!r}"
+            )
+        self.attempt_callbacks.append(callback)
+        return callback
 
     def find(self, name: str) -> Task[..., Any]:
         """Return the task with this name.  Raises UnknownTask."""

@@ -134,7 +134,7 @@ def rescue(engine: Engine) -> dict[int, str | None]:
     rescued: dict[int, str | None] = {}
     with engine.begin() as connection:
         while batch := Workers(connection).rescue():
-            rescued |= dict(batch)
+            rescued |= {each.job_id: each.outcome for each in batch}
     return rescued
 
 

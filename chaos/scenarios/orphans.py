@@ -52,7 +52,7 @@ def rescue_writes_two_messages(patch: Patch) -> None:
     def twice(self):  # type: ignore[no-untyped-def]
         rescued = real(self)
         if rescued:
-            self._executor.execute(again, {"jobs": [job for job, _ in rescued]})
+            self._executor.execute(again, {"jobs": [each.job_id for each in rescued]})
         return rescued
 
     patch.set(Workers, "rescue", twice)

@@ -13,6 +13,7 @@ from pgqueue.execution.attempt import (
     run,
     run_async,
     tell,
+    tell_final_failure,
     too_late,
 )
 
@@ -29,5 +30,6 @@ __all__ = [
     "run",
     "run_async",
     "tell",
+    "tell_final_failure",
     "too_late",
 ]

@@ -27,7 +27,7 @@ from pgqueue.outcomes import (
     is_plain_success,
 )
 from pgqueue.redaction import secrets_among
-from pgqueue.repository import Attempts, Claimed
+from pgqueue.repository import Attempts, Claimed, Settled
 from pgqueue.tasks import Task
 
 logger = redaction.logger(__name__)
@@ -227,7 +227,14 @@ def tell(task: Task[..., Any], claimed: Claimed, outcome: Retried | Failed) -> N
     )
 
 
-def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool) -> None:
+def tell_final_failure(job_id: int, task_name: str, reason: str) -> None:
+    """Log that a job has failed, if no error of its handler has told so."""
+    logger.error(
+        "job %d %s has failed: %s (pgqueue jobs %d tells more)", job_id, task_name, reason, job_id
+    )
+
+
+def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool) -> Settled:
     """Settle an attempt inside the handler's own transaction; the caller commits."""
     if is_plain_success(outcome):
         settled = attempts.settle_one_success(claimed, held=held)
@@ -239,6 +246,7 @@ def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bo
         raise Stale
     if settled[0].outcome == "cancelled" and not isinstance(outcome, Cancelled):
         raise CancelWins
+    return settled[0]
 
 
 def _secrets(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:

@@ -103,6 +103,18 @@ class Settled(NamedTuple):
     outcome: str | None
 
 
+class Rescued(NamedTuple):
+    """An attempt of a dead worker that was recorded as crashed."""
+
+    job_id: int
+    outcome: str | None
+    """How the job has ended; None if it goes on."""
+    task: str
+    queue: str
+    attempt: int
+    max_attempts: int
+
+
 class StatusCount(NamedTuple):
     queue: str
     status: JobStatus

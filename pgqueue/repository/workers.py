@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from pgqueue.repository.rows import Claimed, Settled
+from pgqueue.repository.rows import Claimed, Rescued
 from pgqueue.statements import rescuing, workers
 
 RESCUE_BATCH = 500
@@ -107,12 +107,12 @@ class Workers:
         """End the transactions in which dead workers still hold messages; returns the jobs."""
         return [row[0] for row in self._executor.execute(rescuing.end_transactions())]
 
-    def rescue(self) -> list[Settled]:
+    def rescue(self) -> list[Rescued]:
         """Give back a batch of the leases of dead workers; empty if none is left."""
         limit = {"limit": RESCUE_BATCH}
         rows = list(self._executor.execute(rescuing.rescue_leases(), limit))
         rows += self._executor.execute(rescuing.rescue_lost_messages(), limit)
-        return [Settled(row[0], row[1]) for row in rows]
+        return [Rescued(*row) for row in rows]
 
     def drop_left_stamps(self) -> None:
         """Delete stamps that their jobs no longer need; nothing else deletes them."""

@@ -205,7 +205,7 @@ def _rescue(condition: ColumnElement[bool]) -> Executable:
         )
         .cte("lease")
     )
-    return write_verdicts(lease)
+    return write_verdicts(lease, "task", "queue", "lease_attempt", "max_attempts")
 
 
 @cache

@@ -174,8 +174,10 @@ def _succeeded_jobs(lease: CTE) -> CTE:
     )
 
 
-def write_verdicts(lease: CTE) -> Executable:
+def write_verdicts(lease: CTE, *more: str) -> Executable:
     """Apply the outcomes of these deleted leases: the only place where they are written.
+
+    Returns each job and its outcome, and ``more`` of its columns.
 
     The job's row decides: a job that has ended meanwhile keeps its outcome.  Three rules hold for
     every outcome: a requested cancel takes precedence; a last attempt that was used up fails the
@@ -199,7 +201,7 @@ def write_verdicts(lease: CTE) -> Executable:
         .cte("job")
     )
     return (
-        select(job.c.id, job.c.outcome)
+        select(job.c.id, job.c.outcome, *(job.c[name] for name in more))
         .add_cte(_next_messages_of(job))
         .add_cte(_bad_attempts_of(job))
         .add_cte(_letters_of(job))

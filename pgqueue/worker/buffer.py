@@ -5,8 +5,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from threading import Condition, Event
+from typing import NamedTuple
 
 from pgqueue import redaction
+from pgqueue.events import AttemptOutcome
+from pgqueue.execution import tell_final_failure
 from pgqueue.outcomes import (
     Cancelled,
     Exhausted,
@@ -18,21 +21,33 @@ from pgqueue.outcomes import (
     Succeeded,
 )
 from pgqueue.repository import Claimed, Settled
+from pgqueue.statements.tables import CRASHED
 
 logger = redaction.logger(__name__)
 
 BATCH = 2000
 FEW = 10
 STALE = "stale"
-WORDS: dict[type[Outcome], str] = {
-    Succeeded: "succeeded",
-    Retried: "retried",
-    Failed: "failed",
-    Exhausted: "failed",
-    Cancelled: "cancelled",
-    Snoozed: "snoozed",
-    Released: "released",
+WORDS: dict[type[Outcome], AttemptOutcome] = {
+    Succeeded: AttemptOutcome.SUCCEEDED,
+    Retried: AttemptOutcome.RETRIED,
+    Failed: AttemptOutcome.FAILED,
+    Exhausted: AttemptOutcome.FAILED,
+    Cancelled: AttemptOutcome.CANCELLED,
+    Snoozed: AttemptOutcome.SNOOZED,
+    Released: AttemptOutcome.RELEASED,
 }
+
+
+class Ending(NamedTuple):
+    """An outcome that is committed."""
+
+    claimed: Claimed
+    outcome: Outcome
+    job_outcome: str | None
+    """How the job has ended; None if it goes on."""
+    times: tuple[float, float] | None
+    """When the handler started and ended; None if it has not run."""
 
 
 class JobBuffer:
@@ -58,6 +73,10 @@ class JobBuffer:
         self.room = Event()
         """Set when the claimer should look: the heap is low, or all jobs are settled."""
         self.low_water = 0
+        self.on_end: Callable[[Ending], object] | None = None
+        """Called for each outcome that is committed, if anybody wants to know."""
+        self.times: dict[int, tuple[float, float]] = {}
+        """When the handlers of unsettled attempts ran, by message; only for :attr:`on_end`."""
         self.wake: Callable[[], object] = lambda: None
         """Called when a suspect is settled: the claiming thread may sleep, the next may start."""
         self._put = 0
@@ -146,28 +165,38 @@ class JobBuffer:
     def settled(
         self, batch: Sequence[tuple[Claimed, Outcome]], settled: list[Settled] | None
     ) -> None:
-        """Forget and count settled jobs; ``settled`` is None if all have succeeded."""
+        """Forget and count attempts whose settle is committed; ``settled`` is None if all have
+        succeeded.
+
+        Every outcome of this worker that is accepted passes here.
+        """
         if settled is None:
             self.counts["succeeded"] += len(batch)
+            if self.on_end is not None:
+                for claimed, outcome in batch:
+                    self._tell(claimed, outcome, AttemptOutcome.SUCCEEDED)
         else:
             endings = dict(settled)
             for claimed, outcome in batch:
                 if claimed.job_id in endings:
-                    self.counts[endings[claimed.job_id] or WORDS[type(outcome)]] += 1
+                    self._accept(claimed, outcome, endings[claimed.job_id])
                 else:
                     self.counts[STALE] += 1
                     logger.warning("job %s: its result is not kept: too late", claimed.job_id)
         for claimed, _ in batch:
             self.in_flight.pop(claimed.message_id, None)
+            if self.times:
+                self.times.pop(claimed.message_id, None)
         self._forgotten(has_suspect=any(claimed.crashes for claimed, _ in batch))
 
-    def settled_already(self, claimed: Claimed, word: str) -> None:
-        """Forget and count an attempt whose outcome is written or discarded."""
+    def discarded(self, claimed: Claimed, word: str) -> None:
+        """Forget and count an attempt whose outcome is not accepted, or not known."""
         self.counts[word] += 1
         self.forget(claimed.message_id)
 
     def forget(self, message_id: int) -> None:
         forgotten = self.in_flight.pop(message_id, None)
+        self.times.pop(message_id, None)
         self._forgotten(has_suspect=forgotten is not None and forgotten.crashes > 0)
 
     def close(self) -> None:
@@ -177,6 +206,20 @@ class JobBuffer:
             self._arrived.notify_all()
         self.room.set()
         self._has_done.set()
+
+    def _accept(self, claimed: Claimed, outcome: Outcome, job_outcome: str | None) -> None:
+        self.counts[job_outcome or str(WORDS[type(outcome)])] += 1
+        if job_outcome == AttemptOutcome.FAILED and not isinstance(outcome, Failed):
+            # A handler's own failure is logged with its error when it happens.
+            reason = outcome.error.message if isinstance(outcome, Retried) else CRASHED
+            tell_final_failure(claimed.job_id, claimed.task, reason)
+        if self.on_end is not None:
+            self._tell(claimed, outcome, job_outcome)
+
+    def _tell(self, claimed: Claimed, outcome: Outcome, job_outcome: str | None) -> None:
+        if self.on_end is not None:
+            times = self.times.get(claimed.message_id)
+            self.on_end(Ending(claimed, outcome, job_outcome, times))
 
     def _forgotten(self, *, has_suspect: bool) -> None:
         if has_suspect:

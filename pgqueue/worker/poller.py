@@ -83,6 +83,8 @@ class Poller:
         found = claim(pairs)
         if sweep:
             cursors.swept(began=began, ended=time.monotonic())
+        if self._runtime.events is not None:
+            self._runtime.events.read_clock(found.read_at, began)
         if found.taken > limit:
             logger.critical("a claim of %d messages took %d", limit, found.taken)
         cursors.advance(pairs, found, limit=limit)

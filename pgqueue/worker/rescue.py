@@ -4,14 +4,15 @@ Every worker rescues; there is no leader.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from sqlalchemy import Connection, select
 
 from pgqueue import redaction
-from pgqueue.repository import Notices, SeenWorker, Workers
-from pgqueue.statements.tables import lock_key, notify, pg
+from pgqueue.execution import tell_final_failure
+from pgqueue.repository import Notices, Rescued, SeenWorker, Workers
+from pgqueue.statements.tables import CRASHED, lock_key, notify, pg
 
 logger = redaction.logger(__name__)
 
@@ -31,8 +32,15 @@ a worker: any role that can connect can take the lock."""
 class Rescue:
     """Releases the jobs of dead workers, whichever worker declared them dead."""
 
-    def __init__(self, *, lock_wait: float = RESCUE_LOCK_WAIT) -> None:
+    def __init__(
+        self,
+        *,
+        lock_wait: float = RESCUE_LOCK_WAIT,
+        on_rescued: Callable[[Sequence[Rescued]], object] = lambda _: None,
+    ) -> None:
+        """``on_rescued`` is called with the attempts of each rescue, once it is committed."""
         self.searched_at = float("-inf")
+        self._on_rescued = on_rescued
         self._lock_wait = lock_wait
         self._refused_since: float | None = None
 
@@ -45,7 +53,7 @@ class Rescue:
     def rescue(self, connection: Connection, notices: Notices) -> int:
         """Rescue if the notices call for it; returns the number of leases."""
         now = time.monotonic()
-        rescued = 0
+        rescued: list[Rescued] = []
         # The first call always rescues: the statements are built before a rescue is urgent.
         is_first = self.searched_at == float("-inf")
         if not (notices.has_died_lately or notices.has_orphans or is_first):
@@ -55,11 +63,19 @@ class Rescue:
                 if not self._may(connection, now=now):
                     return 0
                 rescued = _rescue(connection)
+            self._tell(rescued)
         if notices.has_orphans is not None:
             self.searched_at = now
         if rescued or notices.has_stamps:
             drop_left_stamps(connection)
-        return rescued
+        return len(rescued)
+
+    def _tell(self, rescued: Sequence[Rescued]) -> None:
+        for each in rescued:
+            if each.outcome == "failed":
+                tell_final_failure(each.job_id, each.task, CRASHED)
+        if rescued:
+            self._on_rescued(rescued)
 
     def _may(self, connection: Connection, *, now: float) -> bool:
         """Whether to rescue now.  The lock only saves work: two rescues at once skip each other's
@@ -72,17 +88,17 @@ class Rescue:
         return now - self._refused_since >= self._lock_wait
 
 
-def _rescue(connection: Connection) -> int:
+def _rescue(connection: Connection) -> list[Rescued]:
     workers = Workers(connection)
-    rescued = 0
+    rescued: list[Rescued] = []
     while batch := workers.rescue():
-        rescued += len(batch)
+        rescued += batch
     ended = workers.end_transactions()
     if rescued or ended:
         # The jobs keep their due time, so they stand behind the cursors of all workers.
         connection.execute(select(notify("rewind")))
     if rescued:
-        logger.warning("rescued %d attempts of dead workers", rescued)
+        logger.warning("rescued %d attempts of dead workers", len(rescued))
     if ended:
         logger.warning("ended the transactions of dead workers that held jobs %s", ended)
     return rescued

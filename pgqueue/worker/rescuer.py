@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
 from pgqueue.connections.settings import UPKEEP
-from pgqueue.repository import SeenWorker
+from pgqueue.repository import Rescued, SeenWorker
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
@@ -44,6 +44,7 @@ class Rescuer(WorkerThread):
         *,
         running: Callable[[], list[int]],
         on_cancel: Callable[[set[int]], None],
+        on_rescued: Callable[[Sequence[Rescued]], object] = lambda _: None,
     ) -> None:
         super().__init__(name="upkeep")
         self.informed = Event()
@@ -62,7 +63,7 @@ class Rescuer(WorkerThread):
             stopping=self._stopping,
             isolation_level="READ COMMITTED",
         )
-        self._rescue = Rescue()
+        self._rescue = Rescue(on_rescued=on_rescued)
         self._forgot_at = time.monotonic()
 
     def work(self) -> None:

@@ -33,6 +33,7 @@ class RunningAttempt:
         "cancel_requested",
         "child",
         "claimed",
+        "ended_at",
         "has_begun",
         "is_abandoned",
         "is_lost",
@@ -48,7 +49,7 @@ class RunningAttempt:
         self.task = task
         self.worker_id = worker_id
         """The worker id of its lease: a worker that is declared dead takes another id."""
-        self.started_at = time.monotonic()
+        self.started_at = self.ended_at = time.monotonic()
         self.has_begun = False
         """Whether its transactional handler has been called."""
         self.cancel_requested = False
@@ -112,9 +113,16 @@ class RunningAttempt:
     def finish(self) -> bool:
         """Take the right to decide how this attempt ended; True for the first caller only."""
         try:
-            return self._unfinished.pop()
+            is_first = self._unfinished.pop()
         except IndexError:
             return False
+        self.ended_at = time.monotonic()
+        return is_first
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """When the attempt started and ended, by this process's clock."""
+        return self.started_at, self.ended_at
 
     def lose(self) -> bool:
         """Take the attempt away from its thread; False if it has ended already."""

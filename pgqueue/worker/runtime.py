@@ -15,6 +15,7 @@ from pgqueue.outcomes import Released
 from pgqueue.repository import Claimed
 from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
+from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
 from pgqueue.worker.claiming.cursors import ClaimCursors
@@ -42,6 +43,8 @@ class WorkerRuntime:
     loop: EventLoop
     children: ProcessPool
     stopping: Event
+    events: AttemptEvents | None
+    """Tells the application how attempts end, if it asks for that."""
     task_names: str = field(init=False)
     """The names of all tasks, as the array parameter of a claim."""
     crash_isolation: CrashIsolation = field(init=False)
@@ -51,6 +54,11 @@ class WorkerRuntime:
     def run_of(self, claimed: Claimed) -> RunningAttempt:
         """An attempt of this worker that begins now."""
         return RunningAttempt(claimed, self.tasks[claimed.task], worker_id=self.identity.worker_id)
+
+    def note_times(self, run: RunningAttempt) -> None:
+        """Keep for its event when an attempt ran; call it before the attempt is settled."""
+        if self.events is not None:
+            self.buffer.times[run.claimed.message_id] = run.times
 
     def may_start(self, claimed: Claimed) -> bool:
         """Whether a claimed job may start: only while no other worker can have rescued it.
@@ -75,3 +83,5 @@ class WorkerRuntime:
         self.task_names = array_of(sorted(self.tasks))
         self.crash_isolation = CrashIsolation(self.buffer.in_flight, self.cursors)
         self.buffer.wake = self.listener.poke
+        if self.events is not None:
+            self.buffer.on_end = self.events.ended

@@ -17,8 +17,10 @@ from pgqueue.connections.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.outcomes import Released
+from pgqueue.repository import Rescued
 from pgqueue.sessions.handlers import check_binds, joining_sessions
 from pgqueue.worker import timeouts
+from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.claiming.notifications import Listener
@@ -80,7 +82,12 @@ class Supervisor:
         identity = self._runtime.identity
         outage = self._runtime.outage
         self._rescuer = Rescuer(
-            self._engine, identity, outage, running=self._running, on_cancel=self._cancel
+            self._engine,
+            identity,
+            outage,
+            running=self._running,
+            on_cancel=self._cancel,
+            on_rescued=self._tell_rescued,
         )
         reap, give_up = self._rescuer.reap, self._give_up_all
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
@@ -101,8 +108,9 @@ class Supervisor:
                 self._engine.dispose()
             self._is_closed = True  # no thread was started
             raise
-        for thread in (self._heartbeat, self._rescuer):
-            thread.start()
+        for thread in (self._heartbeat, self._rescuer, self._runtime.events):
+            if thread is not None:
+                thread.start()
         try:
             self._supervise(is_over)
         finally:
@@ -161,10 +169,15 @@ class Supervisor:
             if run.claimed.job_id in job_ids:
                 run.ask_to_stop()
 
+    def _tell_rescued(self, attempts: Sequence[Rescued]) -> None:
+        if self._runtime.events is not None:
+            self._runtime.events.rescued(attempts)
+
     def _give_up_all(self) -> None:
         """Forget all jobs: this worker was declared dead, its leases belong to other workers."""
         self._runtime.buffer.drain()
         self._runtime.buffer.in_flight.clear()
+        self._runtime.buffer.times.clear()
         for run in self._runs():
             run.lose()
 
@@ -290,6 +303,8 @@ class Supervisor:
         self._mode.close(seconds=left())
         self._rescuer.stop(seconds=left())
         self._heartbeat.stop(seconds=left())
+        if self._runtime.events is not None:
+            self._runtime.events.finish(seconds=left())
         self._runtime.loop.stop()
         self._runtime.children.close()
         self._runtime.listener.close()
@@ -342,4 +357,5 @@ def _runtime_of(
         loop=EventLoop(engine),
         children=ProcessPool.of(queue, slots=config.slots),
         stopping=stopping,
+        events=AttemptEvents(queue.attempt_callbacks) if queue.attempt_callbacks else None,
     )

@@ -14,10 +14,9 @@ from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import OWN
 from pgqueue.execution import after_error, too_late
 from pgqueue.outcomes import AttemptEnd, Outcome
-from pgqueue.repository import Attempts, Workers
+from pgqueue.repository import Attempts, Settled, Workers
 from pgqueue.statements.transactions import set_local
 from pgqueue.unit_of_work import end
-from pgqueue.worker.buffer import WORDS
 from pgqueue.worker.reconnecting import BROKEN
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
@@ -106,9 +105,11 @@ def settle_from_outside(
         for place, (run, outcome) in enumerate(todo := tuple(left)):
             share = (deadline - time.monotonic()) / (len(todo) - place)
             with _reporting(f"job {run.claimed.job_id}"):
-                if _take_over(runtime, connection, run, outcome, seconds=share):
+                settled = _take_over(runtime, connection, run, outcome, seconds=share)
+                if settled is not None:
                     end(connection)
-                    runtime.buffer.settled_already(run.claimed, WORDS[type(outcome)])
+                    runtime.note_times(run)
+                    runtime.buffer.settled([(run.claimed, outcome)], settled)
                 left.remove((run, outcome))
             connection.rollback()
     return left
@@ -121,9 +122,10 @@ def _take_over(
     outcome: Outcome,
     *,
     seconds: float,
-) -> bool:
+) -> list[Settled] | None:
+    """The attempt if its outcome was written; None if there is nothing to commit."""
     if run.backend_pid is None:
-        return False
+        return None
     _wait_for_locks(connection, seconds)
     attempts = Attempts(connection, runtime.identity.worker_id)
     # First: the transaction's end frees the message, and the next claim would count a crash.
@@ -131,12 +133,12 @@ def _take_over(
     if (pid := run.server_process) is not None:
         Workers(connection).terminate_backend(pid)
     if not is_ours:
-        return False  # settled after all, or its job is being deleted
+        return None  # settled after all, or its job is being deleted
     if attempts.wait_for_message(run.claimed):
         attempts.take_message(run.claimed)
     _wait_for_locks(connection, min(seconds, FOR_JOB))
-    attempts.settle([(run.claimed, outcome)], held=True)  # if the job has ended, only its lease
-    return True
+    # If the job has ended, this deletes only its lease.
+    return attempts.settle([(run.claimed, outcome)], held=True)
 
 
 def _wait_for_locks(connection: Connection, seconds: float) -> None:

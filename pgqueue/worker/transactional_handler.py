@@ -19,10 +19,11 @@ from pgqueue import execution, redaction
 from pgqueue.connections.opening import leave_autocommit, let_server_notice_loss, own_connection
 from pgqueue.connections.session_changes import close_if_changed
 from pgqueue.connections.settings import OWN
+from pgqueue.events import AttemptOutcome
 from pgqueue.execution import CancelWins, Replay, Stale, never
 from pgqueue.execution.attempt import AttemptResult
-from pgqueue.outcomes import Cancelled, Outcome, Released
-from pgqueue.repository import Attempts, Claimed, Workers
+from pgqueue.outcomes import Cancelled, Outcome, Released, Succeeded
+from pgqueue.repository import Attempts, Claimed, Settled, Workers
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.handlers import joined_session, options_of
 from pgqueue.statements.transactions import AFTER_HANDLER, set_local
@@ -37,7 +38,7 @@ from pgqueue.unit_of_work import (
     write_pending,
 )
 from pgqueue.worker.after_commit import tell_of_commit
-from pgqueue.worker.buffer import STALE, WORDS
+from pgqueue.worker.buffer import STALE
 from pgqueue.worker.event_loop import run_alone
 from pgqueue.worker.outage import is_away, words_of
 from pgqueue.worker.replays import Replays
@@ -280,25 +281,29 @@ def _complete(
     attempts = Attempts(connection, runtime.identity.worker_id)
     try:
         set_now(connection, AFTER_HANDLER)
-        execution.complete(attempts, run.claimed, verdict.outcome, held=False)
+        settled = execution.complete(attempts, run.claimed, verdict.outcome, held=False)
         commit(connection)
     except (DBAPIError, TransactionEnded) as error:
         if replays.are_due(error):
             raise Replay from error
         transaction.rollback()
         return execution.after_error(run.task, run.claimed, told_by_server(error))
-    _tell_of_success(runtime, run, WORDS[type(verdict.outcome)])
+    _tell_of_success(runtime, run, verdict.outcome, settled)
     return None
 
 
-def _tell_of_success(runtime: WorkerRuntime, run: RunningAttempt, word: str) -> None:
-    runtime.buffer.settled_already(run.claimed, word)
+def _tell_of_success(
+    runtime: WorkerRuntime, run: RunningAttempt, outcome: Outcome, settled: Settled
+) -> None:
+    run.ended_at = time.monotonic()
+    runtime.note_times(run)
+    runtime.buffer.settled([(run.claimed, outcome)], [settled])
     tell_of_commit(runtime, run)
 
 
 def report_stale(runtime: WorkerRuntime, claimed: Claimed) -> None:
     logger.warning("job %s: its lease had passed on, its writes are undone", claimed.job_id)
-    runtime.buffer.settled_already(claimed, STALE)
+    runtime.buffer.discarded(claimed, STALE)
 
 
 def _after_broken_connection(
@@ -325,7 +330,8 @@ def _tell_of_no_connection(runtime: WorkerRuntime, run: RunningAttempt, error: E
 
 def _after_unknown_commit(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     if was_committed(runtime, run):
-        _tell_of_success(runtime, run, "succeeded")
+        settled = Settled(run.claimed.job_id, AttemptOutcome.SUCCEEDED)
+        _tell_of_success(runtime, run, Succeeded(), settled)
         return None
     # If the COMMIT was carried out after all, the lease is gone and this outcome is dropped.
     lost = ConnectionError("the connection broke during COMMIT, which was not carried out")

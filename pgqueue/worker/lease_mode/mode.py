@@ -71,6 +71,7 @@ class LeaseMode:
 
     def settle(self, ended: Sequence[Ended]) -> None:
         for run, outcome in ended:
+            self._runtime.note_times(run)
             self._runtime.buffer.done(run.claimed, outcome)
 
     def close(self, *, seconds: float) -> None:

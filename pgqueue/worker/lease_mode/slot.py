@@ -1,7 +1,6 @@
 """The slots of lease mode: the threads that run handlers."""
 
 import asyncio
-import time
 
 from pgqueue import execution, redaction
 from pgqueue.context import JobContext, nothing_around
@@ -52,10 +51,13 @@ class LeaseSlot(Slot):
     def _end(self, run: RunningAttempt, outcome: Outcome | None) -> bool:
         """Pass an attempt's outcome to the settler; False if another thread has the slot now."""
         self.current = None
+        is_first = run.finish()
         self.ran += 1
-        self.busy += time.monotonic() - run.started_at
-        if run.finish():
+        self.busy += run.ended_at - run.started_at
+        if is_first:
             if outcome is not None:
+                if self.runtime.events is not None:
+                    self.runtime.note_times(run)
                 self.runtime.buffer.done(run.claimed, outcome)
             return True
         return not run.is_abandoned

@@ -11,7 +11,7 @@ from pgqueue import execution
 from pgqueue.execution import CancelWins
 from pgqueue.execution.attempt import AttemptResult
 from pgqueue.outcomes import Cancelled, Exhausted, Outcome, is_plain_success
-from pgqueue.repository import Attempts
+from pgqueue.repository import Attempts, Settled
 from pgqueue.statements.transactions import (
     BEFORE_SETTLE,
     BEFORE_SETTLE_IN_BATCH,
@@ -52,6 +52,8 @@ class TransactionAttempt:
         *,
         others_follow: bool,
     ) -> None:
+        self.settled = Settled(run.claimed.job_id, None)
+        """What the settle in T has written."""
         self.has_lost_transaction = False
         """Whether its handler has ended T, and so undone the work of the other jobs in T."""
         self._runtime = runtime
@@ -142,7 +144,7 @@ class TransactionAttempt:
             before = BEFORE_SETTLE_IN_BATCH if self._others_follow else BEFORE_SETTLE
             self._connection.exec_driver_sql(before)
         attempts = Attempts(self._connection, self._runtime.identity.worker_id)
-        execution.complete(attempts, self._run.claimed, outcome, held=True)
+        self.settled = execution.complete(attempts, self._run.claimed, outcome, held=True)
 
 
 def _refuse_to_go_on_without_connection(error: Exception) -> None:

@@ -13,7 +13,7 @@ from pgqueue.connections.session_changes import close_if_changed, is_changed, wa
 from pgqueue.connections.settings import HANDLING
 from pgqueue.execution import Stale
 from pgqueue.outcomes import Outcome, Released, Succeeded
-from pgqueue.repository import Attempts, Claim, ClaimCursor, Locked, Upcoming
+from pgqueue.repository import Attempts, Claim, ClaimCursor, Locked, Settled, Upcoming
 from pgqueue.statements.transactions import PLAN_BY_KEY
 from pgqueue.unit_of_work import (
     CommitUnknown,
@@ -25,7 +25,6 @@ from pgqueue.unit_of_work import (
     settings_of,
 )
 from pgqueue.worker.after_commit import tell_of_commit
-from pgqueue.worker.buffer import WORDS
 from pgqueue.worker.mode import Slot
 from pgqueue.worker.poller import Ask
 from pgqueue.worker.reconnecting import ReconnectingConnection
@@ -36,7 +35,7 @@ from pgqueue.worker.transactional_handler import report_stale, was_committed
 
 logger = redaction.logger(__name__)
 
-Done = tuple[RunningAttempt, Outcome]
+Done = tuple[RunningAttempt, Outcome, Settled]
 
 
 class TransactionSlot(Slot):
@@ -109,11 +108,11 @@ class TransactionSlot(Slot):
             return True
         except Stale:
             connection.rollback()
-            for run, _ in done:
+            for run, *_ in done:
                 report_stale(self.runtime, run.claimed)
             return False
         finally:
-            for run, _ in done:
+            for run, *_ in done:
                 run.forget_session()
             for row in locked:
                 self.runtime.buffer.forget(row.message_id)
@@ -216,9 +215,11 @@ class TransactionSlot(Slot):
         claimed = self._claim_gate.stamp(row, connection)
         if claimed is None:
             return False
+        if self.runtime.events is not None and row.seen_message_id == row.message_id:
+            self.runtime.events.crashed(claimed)
         run = self.runtime.run_of(claimed)
         run.begin_on(connection)
-        done.append((run, Released()))
+        done.append((run, Released(), Settled(claimed.job_id, None)))
         attempt = TransactionAttempt(self.runtime, run, connection, others_follow=self._batch > 1)
         attempt.make_ready(plan_freely=self._plan_freely, own_limits=self._own_limits)
         self.current = run
@@ -227,12 +228,13 @@ class TransactionSlot(Slot):
             with run.leaving:
                 raise Stale  # another thread ends T, after it has locked the lease
         self.current = None
-        done[-1] = (run, attempt.complete(verdict))
+        outcome = attempt.complete(verdict)
+        done[-1] = (run, outcome, attempt.settled)
         if attempt.has_lost_transaction:
-            for neighbour in (each.claimed for each, _ in done[:-1]):
+            for neighbour in (each.claimed for each, *_ in done[:-1]):
                 logger.warning("job %s: its transaction was ended by another", neighbour.job_id)
-                self.runtime.buffer.settled_already(neighbour, "unknown")
-            for run, _ in done[:-1]:
+                self.runtime.buffer.discarded(neighbour, "unknown")
+            for run, *_ in done[:-1]:
                 run.forget_session()
             del done[:-1]
         return not attempt.has_lost_transaction
@@ -247,10 +249,11 @@ class TransactionSlot(Slot):
             self._reconnecting.close()  # the next connection is set up anew
             if not was_committed(self.runtime, done[-1][0]):
                 raise
-        for run, outcome in done:
-            self.runtime.buffer.settled_already(run.claimed, WORDS[type(outcome)])
+        for run, outcome, settled in done:
+            self.runtime.note_times(run)
+            self.runtime.buffer.settled([(run.claimed, outcome)], [settled])
             tell_of_commit(self.runtime, run)
-        if any(not isinstance(outcome, Succeeded) for _, outcome in done):
+        if any(not isinstance(outcome, Succeeded) for _, outcome, _ in done):
             self.runtime.listener.poke()  # a retry may be due before another slot wakes
 
 

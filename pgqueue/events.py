@@ -1,0 +1,48 @@
+"""Events: what the callbacks of ``queue.on_attempt_end`` receive."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from pgqueue.outcomes import AttemptEnd, ErrorReport
+
+
+class AttemptOutcome(StrEnum):
+    """What has become of an attempt, as it is written in the tables."""
+
+    SUCCEEDED = "succeeded"
+    RETRIED = "retried"
+    """The attempt failed, and the job goes on."""
+    FAILED = "failed"
+    """The job has failed for good."""
+    CANCELLED = "cancelled"
+    SNOOZED = "snoozed"
+    RELEASED = "released"
+    """The attempt was given back before it started; it does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """An attempt whose outcome is committed."""
+
+    job_id: int
+    task: str
+    queue: str
+    attempt: int
+    max_attempts: int
+    outcome: AttemptOutcome
+    is_final: bool
+    """Whether the job has ended: succeeded, failed or cancelled."""
+    end: AttemptEnd | None = None
+    """How an unsuccessful attempt ended, for example by its timeout."""
+    error: ErrorReport | None = None
+    """Type, message and traceback; secrets are masked, as in ``job_attempts``."""
+    waited: timedelta | None = None
+    """From the time the job was due to the start of the handler, by the clock of PostgreSQL.
+    None if the handler has not started, or was started by another worker."""
+    ran: timedelta | None = None
+    """How long the handler ran; None if it has not started, or was started by another worker."""
+
+
+AttemptCallback = Callable[[AttemptEnded], object]

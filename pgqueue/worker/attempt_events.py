@@ -1,0 +1,138 @@
+"""Calls the callbacks of ``queue.on_attempt_end``, on a thread of their own.
+
+The threads that settle only put the events into a queue: a slow callback delays no job.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from queue import SimpleQueue
+
+from pgqueue import redaction
+from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome
+from pgqueue.outcomes import AttemptEnd, ErrorReport, Exhausted, Failed, Outcome, Retried
+from pgqueue.repository import Claimed, Rescued
+from pgqueue.statements.tables import CRASHED
+from pgqueue.worker.buffer import WORDS, Ending
+from pgqueue.worker.threads import WorkerThread
+
+logger = redaction.logger(__name__)
+
+MOST = 100_000
+"""Events that wait for slow callbacks; further events are dropped."""
+
+CRASH = ErrorReport("WorkerCrashed", CRASHED, "")
+
+
+class AttemptEvents(WorkerThread):
+    """Calls each callback with each event, one at a time."""
+
+    def __init__(self, callbacks: Sequence[AttemptCallback]) -> None:
+        super().__init__(name="events")
+        self._callbacks = callbacks
+        self._waiting: SimpleQueue[AttemptEnded | None] = SimpleQueue()
+        self._dropped = 0
+        self._read_at: tuple[str, float] | None = None
+
+    def work(self) -> None:
+        while (event := self._waiting.get()) is not None:
+            for callback in self._callbacks:
+                _call(callback, event)
+
+    def finish(self, *, seconds: float) -> None:
+        """End after the last event; after ``seconds``, leave the rest untold."""
+        self._waiting.put(None)
+        if self.is_alive():
+            self.join(seconds)
+        if self._dropped or self.is_alive():
+            left = self._dropped + self._waiting.qsize()
+            logger.warning("%d events were not told: the callbacks are too slow", left)
+
+    def read_clock(self, read_at: str, began: float) -> None:
+        """Note what PostgreSQL's clock said at a moment of this process's own clock."""
+        self._read_at = read_at, began
+
+    def ended(self, ending: Ending) -> None:
+        """Tell the end of an attempt of this worker."""
+        claimed, outcome, job_outcome, times = ending
+        self._put(
+            AttemptEnded(
+                job_id=claimed.job_id,
+                task=claimed.task,
+                queue=claimed.queue,
+                attempt=min(claimed.attempt, claimed.max_attempts),
+                max_attempts=claimed.max_attempts,
+                outcome=AttemptOutcome(job_outcome or WORDS[type(outcome)]),
+                is_final=job_outcome is not None,
+                end=_end_of(outcome),
+                error=_error_of(outcome),
+                waited=None if times is None else self._waited(claimed, times[0]),
+                ran=None if times is None else timedelta(seconds=times[1] - times[0]),
+            )
+        )
+
+    def crashed(self, claimed: Claimed) -> None:
+        """Tell that the attempt before this one has crashed, in transaction mode."""
+        if claimed.attempt <= claimed.max_attempts:  # else the job fails, and that is told
+            before = Rescued(
+                claimed.job_id,
+                None,
+                claimed.task,
+                claimed.queue,
+                claimed.attempt - 1,
+                claimed.max_attempts,
+            )
+            self.rescued([before])
+
+    def rescued(self, attempts: Iterable[Rescued]) -> None:
+        """Tell the crashes of other workers that this worker has recorded."""
+        for job_id, outcome, task, queue, attempt, max_attempts in attempts:
+            self._put(
+                AttemptEnded(
+                    job_id=job_id,
+                    task=task,
+                    queue=queue,
+                    attempt=min(attempt, max_attempts),
+                    max_attempts=max_attempts,
+                    outcome=AttemptOutcome(outcome or AttemptOutcome.RETRIED),
+                    is_final=outcome is not None,
+                    end=AttemptEnd.CRASHED,
+                    error=CRASH,
+                )
+            )
+
+    def _put(self, event: AttemptEnded) -> None:
+        if self._waiting.qsize() < MOST:
+            self._waiting.put(event)
+        else:
+            self._dropped += 1
+
+    def _waited(self, claimed: Claimed, started_at: float) -> timedelta | None:
+        """By the clock of the last claim: PostgreSQL's and this machine's need not agree."""
+        if self._read_at is None:
+            return None
+        read_at, began = self._read_at
+        try:
+            since_due = datetime.fromisoformat(read_at) - datetime.fromisoformat(claimed.run_at)
+        except (TypeError, ValueError):  # an application's own datestyle, in transaction mode
+            return None
+        return max(since_due + timedelta(seconds=started_at - began), timedelta(0))
+
+
+def _call(callback: AttemptCallback, event: AttemptEnded) -> None:
+    try:
+        callback(event)
+    except BaseException:  # the application's code; its error must not end the events
+        name = getattr(callback, "__qualname__", repr(callback))
+        logger.exception("job %d: the on_attempt_end callback %s has failed", event.job_id, name)
+
+
+def _end_of(outcome: Outcome) -> AttemptEnd | None:
+    if isinstance(outcome, Exhausted):
+        return AttemptEnd.CRASHED
+    return outcome.end if isinstance(outcome, Retried | Failed) else None
+
+
+def _error_of(outcome: Outcome) -> ErrorReport | None:
+    if isinstance(outcome, Exhausted):
+        return CRASH
+    return outcome.error if isinstance(outcome, Retried | Failed) else None
