@@ -37,6 +37,9 @@ LEAST_LENGTH = 4
 MOST_SECRETS = 1000
 """If a job has more secret values, a text that may quote them is masked as a whole."""
 
+TRACEBACK = "pgqueue_traceback"
+"""The key in ``extra`` of a traceback as text, masked already, to print with a log line."""
+
 _URL_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s/]*@")
 _URL_PARAMETER = re.compile(r"([?&](?:ssl)?password=)[^\s&]*")
 
@@ -126,8 +129,11 @@ class _Redacting(logging.Filter):
             record.args = _masked_all(record.args)
         else:
             record.msg = redacted(record.getMessage())
-        if record.exc_info:
-            # If exc_text is set, a formatter prints it as the traceback.
+        # If exc_text is set, a formatter prints it as the traceback.
+        traceback = record.__dict__.pop(TRACEBACK, None)
+        if traceback is not None:
+            record.exc_text = traceback or None
+        elif record.exc_info:
             record.exc_text = redacted(_FORMATTER.formatException(record.exc_info))
         return True
 

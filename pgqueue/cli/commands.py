@@ -148,6 +148,11 @@ def revision(host: Path | None, message: str, head: str) -> None:
     show_default=True,
     help="The longest a job waits when a wake-up is lost.",
 )
+@click.option(
+    "--log-jobs",
+    type=click.Choice(["info", "debug"]),
+    help="Log the end of each attempt, at this level.",
+)
 @click.option("--until-empty", is_flag=True, help="Stop when nothing is due.")
 @click.option(
     "--processes",

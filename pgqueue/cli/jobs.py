@@ -136,8 +136,9 @@ def _lines(job: JobDetails) -> Iterator[str]:
         first, *others = value.split("\n")
         yield f"  {name:<14}{first}"
         yield from (f"  {'':<14}{line}" for line in others)
+    first_with: dict[str, int] = {}
     for attempt in job.past_attempts:
-        yield from _lines_of_attempt(attempt)
+        yield from _lines_of_attempt(attempt, first_with)
 
 
 def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
@@ -168,7 +169,8 @@ def _holder(holder: Holder) -> str:
     return f"{name}, attempt {holder.attempt} since {_local(holder.started_at)}{age}"
 
 
-def _lines_of_attempt(attempt: PastAttempt) -> Iterator[str]:
+def _lines_of_attempt(attempt: PastAttempt, first_with: dict[str, int]) -> Iterator[str]:
+    """The lines of an attempt; a traceback that an earlier attempt had is not repeated."""
     began = "" if attempt.started_at is None else f"{_local(attempt.started_at)} to "
     yield ""
     yield f"Attempt {attempt.attempt}  {attempt.outcome}  {began}{_local(attempt.finished_at)}"
@@ -177,6 +179,9 @@ def _lines_of_attempt(attempt: PastAttempt) -> Iterator[str]:
     # A traceback ends with the error itself.
     error = None if attempt.error_type is None else f"{attempt.error_type}: {attempt.error}"
     words = attempt.traceback or error or ""
+    first = first_with.setdefault(words, attempt.attempt)
+    if attempt.traceback and first != attempt.attempt:
+        words = f"{error}\n(with the traceback of attempt {first})"
     yield from (f"  {line}" for line in words.rstrip().split("\n"))
 
 

@@ -33,6 +33,10 @@ from pgqueue.tasks import Task
 logger = redaction.logger(__name__)
 
 
+LONGEST_LINE = 300
+"""Characters of an error's message in the line of a log."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
     """The outcome of an attempt, and whether its handler's writes are kept."""
@@ -85,7 +89,7 @@ def run(
     try:
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
-        return _unreadable(error, _secrets(task, claimed))
+        return _unreadable(task, claimed, error)
     try:
         with around(context):
             injected = task.injection.values(session=context.session, context=context)
@@ -113,7 +117,7 @@ async def run_async(
     try:
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
-        return _unreadable(error, _secrets(task, claimed))
+        return _unreadable(task, claimed, error)
     timeout, clock = task.settings.timeout, None
     try:
         with around(context):
@@ -191,7 +195,7 @@ def after_error(
         end=end,
         task_name=task.name,
     )
-    tell(task, claimed, outcome)
+    tell(task, claimed, outcome, None if told else error)
     return outcome
 
 
@@ -205,32 +209,56 @@ def after_crash(task: Task[..., Any], claimed: Claimed, reason: str) -> Outcome:
     outcome: Retried | Failed = Retried(None, error, AttemptEnd.CRASHED)
     if claimed.attempt >= claimed.max_attempts:
         outcome = Failed(error, AttemptEnd.CRASHED)
-    logger.warning("job %d: %s", claimed.job_id, reason)
     tell(task, claimed, outcome)
     return outcome
 
 
-def tell(task: Task[..., Any], claimed: Claimed, outcome: Retried | Failed) -> None:
-    """Log the end of an attempt in one line: tracebacks are in the tables, arguments in no log."""
-    ending = "is retried"
-    if isinstance(outcome, Failed):
-        ending = f"has failed (pgqueue jobs {claimed.job_id} tells why)"
+def tell(
+    task: Task[..., Any],
+    claimed: Claimed,
+    outcome: Retried | Failed,
+    error: BaseException | None = None,
+) -> None:
+    """Log a failed attempt with its error and its traceback, as they are stored.
+
+    The exception itself, which tools that collect errors read from the record, goes along unless
+    it may quote a secret argument.
+    """
+    is_safe = error is not None and not _secrets(task, claimed)
     logger.log(
         logging.WARNING if isinstance(outcome, Retried) else logging.ERROR,
-        "job %d %s: attempt %d of %d: %s; it %s",
+        "job %d %s: attempt %d of %d: %s: %s; %s",
         claimed.job_id,
         task.name,
         claimed.attempt,
         claimed.max_attempts,
         outcome.error.type,
-        ending,
+        _first_line(outcome.error.message),
+        "it is retried" if isinstance(outcome, Retried) else "the job has failed",
+        exc_info=error if is_safe else None,
+        extra={
+            "job_id": claimed.job_id,
+            "task": task.name,
+            "queue": claimed.queue,
+            "attempt": claimed.attempt,
+            redaction.TRACEBACK: outcome.error.traceback.rstrip(),
+        },
     )
+
+
+def _first_line(message: str) -> str:
+    line = message.strip().partition("\n")[0]
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}..."
 
 
 def tell_final_failure(job_id: int, task_name: str, reason: str) -> None:
     """Log that a job has failed, if no error of its handler has told so."""
     logger.error(
-        "job %d %s has failed: %s (pgqueue jobs %d tells more)", job_id, task_name, reason, job_id
+        "job %d %s has failed: %s",
+        job_id,
+        task_name,
+        _first_line(reason),
+        extra={"job_id": job_id, "task": task_name},
     )
 
 
@@ -254,9 +282,11 @@ def _secrets(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:
     return secrets_among(claimed.args, task.settings.secret_args)
 
 
-def _unreadable(error: PayloadError, secrets: tuple[str, ...]) -> AttemptResult:
+def _unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> AttemptResult:
     """Fail for good: arguments that cannot be decoded now cannot be decoded later."""
-    return AttemptResult(Failed(report(error, secrets=secrets)), keeps_writes=False)
+    outcome = Failed(report(error, secrets=_secrets(task, claimed)))
+    tell(task, claimed, outcome, error)
+    return AttemptResult(outcome, keeps_writes=False)
 
 
 def _returned(task: Task[..., Any], claimed: Claimed, returned: Any) -> AttemptResult:

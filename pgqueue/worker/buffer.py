@@ -11,6 +11,7 @@ from pgqueue import redaction
 from pgqueue.events import AttemptOutcome
 from pgqueue.execution import tell_final_failure
 from pgqueue.outcomes import (
+    AttemptEnd,
     Cancelled,
     Exhausted,
     Failed,
@@ -209,10 +210,8 @@ class JobBuffer:
 
     def _accept(self, claimed: Claimed, outcome: Outcome, job_outcome: str | None) -> None:
         self.counts[job_outcome or str(WORDS[type(outcome)])] += 1
-        if job_outcome == AttemptOutcome.FAILED and not isinstance(outcome, Failed):
-            # A handler's own failure is logged with its error when it happens.
-            reason = outcome.error.message if isinstance(outcome, Retried) else CRASHED
-            tell_final_failure(claimed.job_id, claimed.task, reason)
+        if job_outcome == AttemptOutcome.FAILED:
+            _tell_failure(claimed, outcome)
         if self.on_end is not None:
             self._tell(claimed, outcome, job_outcome)
 
@@ -259,6 +258,20 @@ class JobBuffer:
             self._arrived.wait()
             self.waiting -= 1
             return True
+
+
+def _tell_failure(claimed: Claimed, outcome: Outcome) -> None:
+    """Log why a job has failed, unless the error of its handler was logged when it happened."""
+    match outcome:
+        case Failed(error, AttemptEnd.DISCARDED):
+            reason = f"discarded: {error.message}"
+        case Failed():
+            return
+        case Retried(_, error):
+            reason = error.message
+        case _:
+            reason = CRASHED
+    tell_final_failure(claimed.job_id, claimed.task, reason)
 
 
 def _emptied(jobs: list[Claimed]) -> list[Claimed]:

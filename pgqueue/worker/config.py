@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from pgqueue.errors import OptionError
 from pgqueue.options import check_queue_name
+from pgqueue.worker.job_log import LogJobs
 
 
 class Mode(StrEnum):
@@ -28,6 +29,7 @@ class WorkerConfig:
     batch: int
     poll_interval: timedelta
     grace: timedelta
+    log_jobs: LogJobs | None = None
 
 
 def checked_config(
@@ -37,6 +39,7 @@ def checked_config(
     batch: int,
     poll_interval: timedelta,
     grace: timedelta,
+    log_jobs: str | None = None,
 ) -> WorkerConfig:
     if isinstance(queues, str) or not queues:
         raise OptionError(f"queues is {queues!r}; give a list of queue names, e.g. ['default']")
@@ -50,6 +53,8 @@ def checked_config(
     for option, span, least in (("poll_interval", poll_interval, 0.01), ("grace", grace, 0)):
         if not isinstance(span, timedelta) or span.total_seconds() < least:
             raise OptionError(f"{option} is {span!r}; give a timedelta of {least} seconds or more")
+    if log_jobs is not None and log_jobs not in list(LogJobs):
+        raise OptionError(f"log_jobs is {log_jobs!r}; give {', '.join(LogJobs)} or None")
     return WorkerConfig(
         queues=tuple(dict.fromkeys(queues)),
         slots=concurrency,
@@ -57,6 +62,7 @@ def checked_config(
         batch=batch,
         poll_interval=poll_interval,
         grace=grace,
+        log_jobs=None if log_jobs is None else LogJobs(log_jobs),
     )
 
 

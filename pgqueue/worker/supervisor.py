@@ -28,6 +28,7 @@ from pgqueue.worker.config import Mode, WorkerConfig
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.handler_errors import HandlerErrors
 from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
+from pgqueue.worker.job_log import job_log
 from pgqueue.worker.lease_mode.mode import LeaseMode
 from pgqueue.worker.mode import Ended, Slot, WorkerMode
 from pgqueue.worker.outage import Outage
@@ -334,6 +335,13 @@ def _is_stuck(slot: Slot) -> bool:
     return not slot.is_alive() or (run is not None and run.task.address is None)
 
 
+def _events_of(queue: PgQueue, config: WorkerConfig) -> AttemptEvents | None:
+    callbacks = [*queue.attempt_callbacks]
+    if config.log_jobs is not None:
+        callbacks.append(job_log(config.log_jobs))
+    return AttemptEvents(callbacks) if callbacks else None
+
+
 def _runtime_of(
     queue: PgQueue,
     config: WorkerConfig,
@@ -357,5 +365,5 @@ def _runtime_of(
         loop=EventLoop(engine),
         children=ProcessPool.of(queue, slots=config.slots),
         stopping=stopping,
-        events=AttemptEvents(queue.attempt_callbacks) if queue.attempt_callbacks else None,
+        events=_events_of(queue, config),
     )

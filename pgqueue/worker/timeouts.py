@@ -56,7 +56,7 @@ def staying(runs: Iterable[RunningAttempt]) -> Iterator[None]:
 
 def late(run: RunningAttempt) -> Outcome:
     """The outcome of an attempt that is past its timeout."""
-    logger.error("job %s: past its timeout; its thread is abandoned", run.claimed.job_id)
+    logger.warning("job %s: past its timeout; its thread is abandoned", run.claimed.job_id)
     error = too_late(run.task)
     return after_error(run.task, run.claimed, error, end=AttemptEnd.TIMEOUT)
 

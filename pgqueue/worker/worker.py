@@ -39,7 +39,8 @@ class Worker:
     handlers run at once, each in a thread.  ``mode`` is ``"lease"`` or ``"transaction"``; in
     the latter, ``batch`` jobs share a transaction.  ``poll_interval`` is the longest a due job
     waits if a wake-up is lost; ``grace`` is how long running handlers may take to end after the
-    worker is stopped.
+    worker is stopped.  ``log_jobs`` logs the end of each attempt, at the level
+    ``"info"`` or ``"debug"``.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Worker:
         batch: int = 1,
         poll_interval: timedelta = timedelta(seconds=1),
         grace: timedelta = timedelta(seconds=30),
+        log_jobs: str | None = None,
     ) -> None:
         if not isinstance(queue, PgQueue):
             raise OptionError(
@@ -61,7 +63,9 @@ class Worker:
         if queues is None:
             queues = sorted(named | {DEFAULT_QUEUE})
         self._queue = queue
-        self._config = checked_config(queues, concurrency, mode, batch, poll_interval, grace)
+        self._config = checked_config(
+            queues, concurrency, mode, batch, poll_interval, grace, log_jobs
+        )
         for name in sorted(set(self._config.queues) - named - {DEFAULT_QUEUE}):
             logger.warning(
                 "queue %r: no task of this application uses it; is the name misspelt?", name

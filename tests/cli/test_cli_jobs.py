@@ -128,6 +128,8 @@ class TestShow:
         assert "Attempt 1  failed" in ended.stdout
         assert "Attempt 2  failed" in ended.stdout
         assert ended.stdout.count("ValueError: no such address") == 2
+        assert ended.stdout.count("Traceback (most recent call last)") == 1, "the same both times"
+        assert "(with the traceback of attempt 1)" in ended.stdout
         assert "test_cli_jobs.py" in ended.stdout
 
     def test_of_a_success_tells_an_earlier_error_as_that_of_its_attempt(
