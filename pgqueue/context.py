@@ -1,6 +1,6 @@
 """What a handler can ask for about its job."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,8 @@ class JobContext:
     """The Session or AsyncSession of a transactional handler, else None.  Writes through it commit
     together with the job's completion, or not at all."""
     cancelled: Callable[[], bool] = field(default=_never, repr=False)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """What was noted with ``task.options(meta=...)`` or by ``queue.on_enqueue``."""
 
     def is_cancelled(self) -> bool:
         """Whether the handler should stop: its job was cancelled, its attempt has timed out or was
@@ -47,5 +49,5 @@ fails the attempt as an error of the handler does.
 _NOTHING = nullcontext()
 
 
-def nothing_around(_context: JobContext) -> AbstractContextManager[None]:
+def nothing_around(_context: JobContext) -> nullcontext[None]:
     return _NOTHING

@@ -16,6 +16,7 @@ from pgqueue.connections.opening import DRIVER, connection_parameters, worker_en
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
 from pgqueue.events import AttemptCallback
+from pgqueue.middleware import Middleware, as_context_manager
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole
 from pgqueue.redaction import redacted
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
@@ -25,6 +26,7 @@ from pgqueue.sessions.handlers import session_in_savepoint
 from pgqueue.tasks import Task
 from pgqueue.tasks.address import address_of, default_name
 from pgqueue.tasks.decorator import TaskDecorator
+from pgqueue.tasks.task import MetaSource
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=AttemptCallback)
+M = TypeVar("M", bound=Middleware)
+S = TypeVar("S", bound=MetaSource)
 
 _queues: WeakSet["PgQueue"] = WeakSet()
 
@@ -60,6 +64,8 @@ class PgQueue:
         self.max_payload_bytes = max_payload_bytes
         self.tasks: dict[str, Task[..., Any]] = {}
         self.attempt_callbacks: list[AttemptCallback] = []
+        self.middlewares: list[Callable[[JobContext], Any]] = []
+        self.meta_sources: list[MetaSource] = []
         self._sessions: sessionmaker[Session] | None = None
         self._pid = os.getpid()
         _queues.add(self)
@@ -238,6 +244,32 @@ class PgQueue:
         if function is not None:
             return self._register(function, options)
         return lambda function: self._register(function, options)
+
+    def middleware(self, function: M) -> M:
+        """Register a context manager that workers enter around each handler; the first one
+        registered is the outermost.
+
+        The function takes the :class:`JobContext` and yields once, or returns a context manager.
+        It runs in the handler's thread, coroutine or child process.  The pending changes of a
+        transactional handler's session are flushed before the exit, and committed after it.  An
+        error of the handler passes through and must not be suppressed; an error of the middleware
+        fails the attempt.  Async handlers may have async context managers; plain handlers need
+        plain ones.
+        """
+        self.middlewares.append(as_context_manager(function))
+        return function
+
+    def on_enqueue(self, function: S) -> S:
+        """Register a function whose dict is added to the ``meta`` of each job that is enqueued.
+
+        The function takes the :class:`Task` and returns a dict or None.  A key that
+        ``task.options(meta=...)`` sets keeps its value.  An error of the function is raised by the
+        enqueue.
+        """
+        if not callable(function):
+            raise ArgumentsError(f"on_enqueue takes a function of one Task, not {function!r}")
+        self.meta_sources.append(function)
+        return function
 
     def on_attempt_end(self, callback: C) -> C:
         """Register a function that workers call after each attempt; usable as a decorator.

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any, Literal, TypedDict
 
 from pgqueue.errors import OptionError, PayloadError, TaskDefinitionError, UnknownOption
+from pgqueue.meta import checked_meta, checked_tags
 from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE
 from pgqueue.retry import DEFAULT_RETRY, Retry
 
@@ -54,6 +55,8 @@ class JobOptions(TypedDict, total=False):
     queue: str
     unique_key: str | Callable[..., str | None] | None
     max_attempts: int
+    meta: Mapping[str, Any]
+    tags: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class Options:
     executor: str = "thread"
     memory_limit: int | None = None
     secret_args: Sequence[str] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    tags: Sequence[str] = ()
 
     @classmethod
     def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":
@@ -88,7 +93,9 @@ class Options:
         _refuse_unknown(f"task {self.task}", options, JobOptions.__annotations__)
         changed = replace(self, **options)
         changed._check()
-        return changed
+        where = f"task {self.task}: "
+        meta, tags = checked_meta(where, changed.meta), checked_tags(where, changed.tags)
+        return replace(changed, meta=meta, tags=tags)
 
     def hiding(self, names: Iterable[str]) -> "Options":
         """Return these options, with more secret arguments."""

@@ -51,6 +51,7 @@ _FILTERS = (
     click.option(
         "--queue", metavar="NAME", shell_complete=complete_queue, help="Only jobs of this queue."
     ),
+    click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
     click.option("--before", type=as_job_id, metavar="ID", help="Only jobs older than this one."),
     click.option("--after", type=as_job_id, metavar="ID", help="Only jobs newer than this one."),
 )

@@ -12,6 +12,7 @@ from pgqueue import redaction
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import PayloadError, TaskDefinitionError
 from pgqueue.execution.error_reports import UNKEPT, report, storable_result, storable_words
+from pgqueue.middleware import AsyncAround
 from pgqueue.outcomes import (
     AttemptEnd,
     Cancel,
@@ -109,7 +110,7 @@ async def run_async(
     claimed: Claimed,
     context: JobContext,
     *,
-    around: Around = nothing_around,
+    around: AsyncAround = nothing_around,
     write_pending: Callable[[], Awaitable[None]] | None = None,
     is_replayed: Callable[[BaseException], bool] = never,
 ) -> AttemptResult:
@@ -120,7 +121,7 @@ async def run_async(
         return _unreadable(task, claimed, error)
     timeout, clock = task.settings.timeout, None
     try:
-        with around(context):
+        async with around(context):
             injected = task.injection.values(session=context.session, context=context)
             if timeout is None:
                 returned = await task.function(*injected, **arguments)

@@ -43,17 +43,24 @@ class Attempts:
         limit: int,
         ahead: bool = False,
         suspects: bool = True,
+        meta: bool = False,
     ) -> Claim[Claimed]:
         """Claim due jobs, in the order in which they start."""
-        statement = claiming.claim(ahead=ahead, suspects=suspects)
+        statement = claiming.claim(ahead=ahead, suspects=suspects, meta=meta)
         rows = self._take(statement, pairs, tasks, limit)
         return _claim_of(rows, Claimed)
 
     def lock(
-        self, pairs: Iterable[ClaimCursor], *, tasks: str, limit: int, suspects: bool = True
+        self,
+        pairs: Iterable[ClaimCursor],
+        *,
+        tasks: str,
+        limit: int,
+        suspects: bool = True,
+        meta: bool = False,
     ) -> Claim[Locked]:
         """Lock due messages until this transaction ends."""
-        rows = self._take(claiming.lock(suspects=suspects), pairs, tasks, limit)
+        rows = self._take(claiming.lock(suspects=suspects, meta=meta), pairs, tasks, limit)
         return _claim_of(rows, Locked)
 
     def upcoming(self, pairs: Iterable[ClaimCursor], *, tasks: str) -> Upcoming:
@@ -182,7 +189,7 @@ def _claim_of(rows: Sequence[Any], kind: type[Kind]) -> Claim[Kind]:
     if rows[0][4] is None:
         return Claim([], taken, read_at, quiet_until, passed or ())
     # DELETE ... RETURNING guarantees no order, whatever the order of the probes.
-    found = sorted([kind._make(row[4:]) for row in rows])
+    found = sorted([kind(*row[4:]) for row in rows])
     return Claim(found, taken, read_at, quiet_until, passed or ())
 
 

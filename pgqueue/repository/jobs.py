@@ -45,6 +45,20 @@ class NewJob:
     notify: bool
     delay: timedelta | None = None
     run_at: datetime | None = None
+    meta: str | None = None
+    tags: Sequence[str] = ()
+
+    @property
+    def is_labelled(self) -> bool:
+        return self.meta is not None or bool(self.tags)
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """Meta and tags as attributes of a Job, if there are any."""
+        if not self.is_labelled:
+            return {}
+        meta = None if self.meta is None else json.loads(self.meta)
+        return {"meta": meta, "tags": list(self.tags) or None}
 
     @property
     def start(self) -> Start:
@@ -63,6 +77,9 @@ class NewJob:
             parameters["run_at"] = self.run_at
         elif self.delay is not None:
             parameters["delay"] = self.delay
+        if self.is_labelled:
+            parameters["meta"] = self.meta
+            parameters["tags"] = json.dumps(self.tags) if self.tags else None
         return parameters
 
 
@@ -98,7 +115,10 @@ class Jobs:
     def enqueue(self, new: NewJob, *, args: str, unique_key: str | None) -> Enqueued | KeyHolder:
         """Insert a job; returns the values that the database chose, or the job that has the key."""
         statement = enqueueing.enqueue_job(
-            start=new.start, unique=unique_key is not None, notify=new.notify
+            start=new.start,
+            unique=unique_key is not None,
+            notify=new.notify,
+            labelled=new.is_labelled,
         )
         parameters = {**new.parameters(), "args": args}
         if unique_key is None:
@@ -116,7 +136,9 @@ class Jobs:
 
     def enqueue_chunk(self, new: NewJob, *, documents: str) -> list[int]:
         """Insert a chunk of jobs from a JSON array of their arguments; returns ids in order."""
-        statement = enqueueing.enqueue_jobs(start=new.start, notify=new.notify)
+        statement = enqueueing.enqueue_jobs(
+            start=new.start, notify=new.notify, labelled=new.is_labelled
+        )
         rows = fetch(self._executor, statement, {**new.parameters(), "documents": documents})
         # Identity values are drawn in the order of the array.
         return sorted(row[0] for row in rows)
@@ -153,7 +175,9 @@ class Jobs:
 
     def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[Row]) -> list[int | None]:
         """The ids of new jobs and of holders of taken keys; None for a holder that has ended."""
-        statement = enqueueing.enqueue_unique_jobs(start=new.start, notify=new.notify)
+        statement = enqueueing.enqueue_unique_jobs(
+            start=new.start, notify=new.notify, labelled=new.is_labelled
+        )
         documents = json.dumps([row._asdict() for row in rows])
         written = self._executor.execute(statement, {**new.parameters(), "documents": documents})
         without_key: list[int] = []

@@ -23,6 +23,8 @@ class Claimed(NamedTuple):
     max_attempts: int
     attempt: int
     crashes: int
+    meta: str | None = None
+    """Read only if the worker asks for it."""
 
     @property
     def is_alone(self) -> bool:
@@ -46,6 +48,7 @@ class Locked(NamedTuple):
     seen_message_id: int | None
     seen_attempt: int | None
     seen_held: bool | None
+    meta: str | None = None
 
     @property
     def crashes(self) -> int:
@@ -58,7 +61,7 @@ class Locked(NamedTuple):
         return self.crashes > 0 or self.max_attempts == 1
 
     def claimed(self, *, attempt: int, crashes: int) -> Claimed:
-        return Claimed(*self[:8], attempt=attempt, crashes=crashes)
+        return Claimed(*self[:8], attempt=attempt, crashes=crashes, meta=self.meta)
 
 
 Kind = TypeVar("Kind", Claimed, Locked)

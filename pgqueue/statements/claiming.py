@@ -12,6 +12,7 @@ from sqlalchemy import (
     ColumnElement,
     DateTime,
     Executable,
+    FromClause,
     Integer,
     Select,
     SmallInteger,
@@ -57,14 +58,14 @@ WORKER = bindparam("worker_id", type_=Uuid)
 
 
 @cache
-def claim(*, ahead: bool, suspects: bool) -> Executable:
+def claim(*, ahead: bool, suspects: bool, meta: bool = False) -> Executable:
     """Lease mode: delete the messages, insert the leases, read the jobs.
 
     ``ahead`` claims for slots that are not free yet.  It leaves messages whose jobs must not wait
     in a worker that may die, and returns their priorities; they count towards the limit, so that
     their number does not slow the claim down.  Without ``suspects``, the claim ignores jobs that a
-    crash has left.  At least one row is returned, with the database's time; its other columns are
-    NULL if nothing was claimed.
+    crash has left.  ``meta`` reads the meta of the jobs too.  At least one row is returned, with
+    the database's time; its other columns are NULL if nothing was claimed.
     """
     found = _due_messages(ahead=ahead, suspects=suspects)
     columns = found.selected_columns
@@ -72,11 +73,11 @@ def claim(*, ahead: bool, suspects: bool) -> Executable:
     needed = [columns.ctid, columns.priority, columns.must_not_wait] if ahead else [columns.ctid]
     due = found.with_only_columns(*needed).cte("due")
     message = _taken_messages(due, ahead=ahead)
-    started = _unfinished_jobs_of(message)
+    started = _unfinished_jobs_of(message, meta=meta)
     lease = _leases_for(started)
     past = _crashed_attempts(started, lease)
     claimed = (
-        select(*_claimed_columns(started), lease.c.attempt, lease.c.crashes)
+        select(*_claimed_columns(started), lease.c.attempt, lease.c.crashes, *_meta_of(started))
         .select_from(started.join(lease, started.c.id == lease.c.message_id))
         .subquery("claimed")
     )
@@ -85,11 +86,11 @@ def claim(*, ahead: bool, suspects: bool) -> Executable:
 
 
 @cache
-def lock(*, suspects: bool) -> Executable:
+def lock(*, suspects: bool, meta: bool = False) -> Executable:
     """Transaction mode: lock the messages until this transaction ends, and read the leases that
     crashed attempts have left."""
     message = _due_messages(suspects=suspects).cte("message")
-    started = _unfinished_jobs_of(message)
+    started = _unfinished_jobs_of(message, meta=meta)
     stamp = (
         select(leases.c.message_id, leases.c.attempt, leases.c.held)
         .where(leases.c.target_id == started.c.target_id)
@@ -104,6 +105,7 @@ def lock(*, suspects: bool) -> Executable:
             stamp.c.message_id.label("seen_message_id"),
             stamp.c.attempt.label("seen_attempt"),
             stamp.c.held.label("seen_held"),
+            *_meta_of(started),
         )
         .select_from(started.outerjoin(stamp, true()))
         .subquery("claimed")
@@ -232,15 +234,16 @@ def _worker_is_alive() -> ColumnElement[bool]:
     return this_worker.scalar_subquery()
 
 
-def _unfinished_jobs_of(message: CTE) -> CTE:
+def _unfinished_jobs_of(message: CTE, *, meta: bool) -> CTE:
     """Each message with its job; messages without an unfinished job are left out here.
 
     Keys, time and payload are text: a row that Python cannot read must fail only its own job,
     not the claim of the others.  OFFSET keeps the planner from joining ``jobs`` in another
     order.
     """
+    more = [cast(jobs.c.meta, Text).label("meta")] if meta else []
     job = (
-        select(jobs.c.max_attempts, cast(jobs.c.args, Text).label("args"))
+        select(jobs.c.max_attempts, cast(jobs.c.args, Text).label("args"), *more)
         .where(jobs.c.id == message.c.target_id, jobs.c.outcome.is_(None))
         .offset(literal_column("0"))
         .lateral("job")
@@ -256,6 +259,7 @@ def _unfinished_jobs_of(message: CTE) -> CTE:
         message.c.crashes.label("past_crashes"),
         job.c.max_attempts,
         job.c.args,
+        *_meta_of(job),
     ).select_from(message.join(job, true()))
     return started.cte("started")
 
@@ -264,6 +268,10 @@ def _claimed_columns(started: CTE) -> list[ColumnElement[Any]]:
     """The first three are the order in which jobs start, so that plain rows sort in it."""
     names = ["priority", "run_at", "id", "target_id", "queue", "task", "args", "max_attempts"]
     return [started.c[name] for name in names]
+
+
+def _meta_of(rows: FromClause) -> list[ColumnElement[Any]]:
+    return [rows.c.meta] if "meta" in rows.c else []
 
 
 def _leases_for(started: CTE) -> CTE:

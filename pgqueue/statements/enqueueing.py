@@ -64,11 +64,12 @@ MESSAGE_COLUMNS = ["queue", "priority", "run_at", "target_id", "task", "alone"]
 
 
 @cache
-def enqueue_job(*, start: Start, unique: bool, notify: bool) -> Executable:
+def enqueue_job(*, start: Start, unique: bool, notify: bool, labelled: bool = False) -> Executable:
     """Insert one job and its message; returns the values that the database chose.
 
-    Returns no row if another unfinished job holds the unique key.  DO NOTHING, because
-    DO UPDATE of the holder costs twelve times as much under contention.
+    ``labelled`` writes meta and tags too.  Returns no row if another unfinished job holds the
+    unique key.  DO NOTHING, because DO UPDATE of the holder costs twelve times as much under
+    contention.
     """
     values: dict[str, Any] = {
         "queue": bindparam("queue", type_=Text),
@@ -77,6 +78,7 @@ def enqueue_job(*, start: Start, unique: bool, notify: bool) -> Executable:
         "priority": bindparam("priority", type_=SmallInteger),
         "max_attempts": bindparam("max_attempts", type_=SmallInteger),
         "run_at": start_time(start),
+        **(_labels() if labelled else {}),
     }
     if unique:
         values["unique_key"] = bindparam("unique_key", type_=Text)
@@ -88,18 +90,19 @@ def enqueue_job(*, start: Start, unique: bool, notify: bool) -> Executable:
 
 
 @cache
-def enqueue_jobs(*, start: Start, notify: bool) -> Executable:
+def enqueue_jobs(*, start: Start, notify: bool, labelled: bool = False) -> Executable:
     """Insert a chunk of jobs of one task from one JSON array of arguments; returns their ids."""
     payloads = (
         pg.jsonb_array_elements(cast(bindparam("documents", type_=Text), JSONB))
         .table_valued(column("args", JSONB))
         .render_derived(name="payload")
     )
-    return _enqueue_from(payloads, {"args": payloads.c.args}, start, unique=False, notify=notify)
+    own = {"args": payloads.c.args, **(_labels() if labelled else {})}
+    return _enqueue_from(payloads, own, start, unique=False, notify=notify)
 
 
 @cache
-def enqueue_unique_jobs(*, start: Start, notify: bool) -> Executable:
+def enqueue_unique_jobs(*, start: Start, notify: bool, labelled: bool = False) -> Executable:
     """The same with a unique key each; returns the new jobs and the holders of taken keys.
 
     The holders are read in the statement's snapshot, so that a holder which ends while the
@@ -108,6 +111,7 @@ def enqueue_unique_jobs(*, start: Start, notify: bool) -> Executable:
     payloads = document("documents", column("args", JSONB), column("unique_key", Text))
     key = payloads.c.unique_key
     own = {"args": payloads.c.args, "unique_key": key, "held_unique_key": key}
+    own |= _labels() if labelled else {}
     new = _enqueue_from(payloads, own, start, unique=True, notify=notify)
     wanted = document("documents", column("unique_key", Text))
     holder = select(jobs.c.id, jobs.c.held_unique_key, false(), null())
@@ -135,6 +139,13 @@ def dispatch_flushed_job(*, unique: bool, notify: bool) -> Executable:
         job = select(*DISPATCHED).where(this_job).cte("job")
     woken = wake_up_call() if notify else true()
     return select(woken).select_from(job).add_cte(message_of(job).cte("message"))
+
+
+def _labels() -> dict[str, Any]:
+    return {
+        "meta": cast(bindparam("meta", type_=Text), JSONB),
+        "tags": cast(bindparam("tags", type_=Text), JSONB),
+    }
 
 
 def start_time(start: Start) -> ColumnElement[Any]:

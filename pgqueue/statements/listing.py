@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     ColumnElement,
     Executable,
@@ -26,6 +27,7 @@ from sqlalchemy import (
     select,
     text,
     true,
+    type_coerce,
     union,
 )
 
@@ -56,6 +58,8 @@ class JobFilter:
     """Only jobs with a smaller id: older ones."""
     after: int | None = None
     """Only jobs with a larger id: newer ones."""
+    tag: str | None = None
+    """Only jobs with this tag; no index finds them, so every other condition helps."""
 
     def words(self, table: Table, id: ColumnElement[int]) -> list[ColumnElement[bool]]:
         """The conditions, without the status, for a table with columns task and queue."""
@@ -64,8 +68,18 @@ class JobFilter:
             None if self.queue is None else table.c.queue == cast(self.queue, Text),
             None if self.before is None else id < self.before,
             None if self.after is None else id > self.after,
+            None if self.tag is None else _has_tag(self.tag, table, id),
         ]
         return [condition for condition in found if condition is not None]
+
+
+def _has_tag(tag: str, table: Table, id: ColumnElement[int]) -> ColumnElement[bool]:
+    if table is jobs:
+        return type_coerce(jobs.c.tags.has_key(cast(tag, Text)), Boolean)
+    # One probe by key for each row; an EXISTS could become a join that reads all jobs.
+    tagged = jobs.alias("tagged")
+    has_it = select(tagged.c.tags.has_key(cast(tag, Text))).where(tagged.c.id == id)
+    return has_it.scalar_subquery().is_(true())
 
 
 SHOWN = (

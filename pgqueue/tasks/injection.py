@@ -35,6 +35,10 @@ class Injection:
     def wants_async_session(self) -> bool:
         return Injected.ASYNC_SESSION in self.parameters
 
+    @property
+    def wants_context(self) -> bool:
+        return Injected.CONTEXT in self.parameters
+
     def values(self, *, session: Any, context: JobContext) -> list[Any]:
         return [context if kind is Injected.CONTEXT else session for kind in self.parameters]
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, scoped_session
 from pgqueue.arguments import Payload
 from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.context import Around, JobContext
+from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret
@@ -47,6 +48,12 @@ class Owner(Protocol):
     def in_child(self, told: Mapping[str, str]) -> AbstractContextManager[object]: ...
 
     def around_jobs(self) -> Around: ...
+
+    @property
+    def middlewares(self) -> Sequence[Callable[[JobContext], Any]]: ...
+
+    @property
+    def meta_sources(self) -> "Sequence[MetaSource]": ...
 
 
 class Task(Generic[P, R]):
@@ -137,13 +144,12 @@ class Task(Generic[P, R]):
         target = sync_session(session, self._where)
         written = self._written(args, kwargs)
         connection = joined(target, self._where)
+        new = self._new_on(connection)
         with telling_failures():
-            found = Jobs(connection).enqueue(
-                self._new_on(connection), args=written.text, unique_key=written.unique_key
-            )
+            found = Jobs(connection).enqueue(new, args=written.text, unique_key=written.unique_key)
         if isinstance(found, KeyHolder):
             return held_job(target, found)
-        job = self._loaded_job(found, written)
+        job = self._loaded_job(found, written, new)
         # The row is written and needs no flush, so a mapper event may enqueue too: SQLAlchemy warns
         # of an add there, because the flush would miss new or changed objects.
         Session.add(target, job, _warn=False)
@@ -200,7 +206,7 @@ class Task(Generic[P, R]):
         This holds also for a Job that reaches a flush by ``merge``, a cascade or a pickle, but not
         for a bulk insert.  The flush raises DuplicateJob if the unique key is taken.
         """
-        written = self._written(args, kwargs)
+        written, new = self._written(args, kwargs), self._new_now()
         job = Job(
             task=self.name,
             args=written.args,
@@ -209,6 +215,7 @@ class Task(Generic[P, R]):
             max_attempts=self._options.max_attempts,
             interruptions=0,  # a value that the database chose would have to be read back
             unique_key=written.unique_key,
+            **new.labels,
         )
         if self._options.run_at is not None:
             job.run_at = func.greatest(self._options.run_at, clock())
@@ -218,14 +225,12 @@ class Task(Generic[P, R]):
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a job in its own transaction, committed when this method returns."""
-        written = self._written(args, kwargs)
+        written, new = self._written(args, kwargs), self._new_now()
         # In autocommit one statement is one transaction, which saves two round trips.
         with self.owner.autocommitting() as connection, telling_failures():
-            found = Jobs(connection).enqueue(
-                self._new, args=written.text, unique_key=written.unique_key
-            )
+            found = Jobs(connection).enqueue(new, args=written.text, unique_key=written.unique_key)
         if isinstance(found, Enqueued):
-            return self._loaded_job(found, written)
+            return self._loaded_job(found, written, new)
         with self.owner.session() as session:
             session.begin()  # if its sessionmaker has autobegin=False
             job = held_job(session, found)
@@ -236,7 +241,8 @@ class Task(Generic[P, R]):
         """Return the same task with other options for the jobs enqueued through it.
 
         ``delay`` (a timedelta) or ``run_at`` (a datetime with a time zone), ``priority`` (0 to
-        9, 0 first), ``queue``, ``unique_key``, ``max_attempts``.  Raises OptionError.
+        9, 0 first), ``queue``, ``unique_key``, ``max_attempts``, ``meta`` (a dict of JSON data for
+        ``ctx.meta`` and for your queries), ``tags`` (texts to find jobs by).  Raises OptionError.
         """
         changed = copy.copy(self)
         changed._set_options(self._options.of_job(options))
@@ -257,15 +263,28 @@ class Task(Generic[P, R]):
             notify=self.owner.notify,
             delay=options.delay,
             run_at=options.run_at,
+            meta=meta_text(f"{self._where}: ", options.meta),
+            tags=options.tags,
         )
 
     def _written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Written:
         return self._arguments.of_call(args, kwargs, max_bytes=self.owner.max_payload_bytes)
 
     def _new_on(self, connection: Connection) -> NewJob:
-        return self._new if may_notify(connection) else replace(self._new, notify=False)
+        new = self._new_now()
+        return new if may_notify(connection) else replace(new, notify=False)
 
-    def _loaded_job(self, found: Enqueued, written: Written) -> Job:
+    def _new_now(self) -> NewJob:
+        """The values of a job that is enqueued now, with the meta of ``queue.on_enqueue``."""
+        if not self.owner.meta_sources:
+            return self._new
+        where = f"{self._where}: on_enqueue: "
+        meta: dict[str, Any] = {}
+        for source in self.owner.meta_sources:
+            meta |= checked_meta(where, source(self) or {})
+        return replace(self._new, meta=meta_text(where, {**meta, **self._options.meta}))
+
+    def _loaded_job(self, found: Enqueued, written: Written, new: NewJob) -> Job:
         return loaded_job(
             *found,
             task=self.name,
@@ -274,6 +293,7 @@ class Task(Generic[P, R]):
             priority=self._new.priority,
             max_attempts=self._new.max_attempts,
             unique_key=written.unique_key,
+            **new.labels,
         )
 
     async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
@@ -301,6 +321,10 @@ class Task(Generic[P, R]):
             task=self.name,
             session=session,
         )
+
+
+MetaSource = Callable[[Task[..., Any]], Mapping[str, Any] | None]
+"""Returns what to add to the meta of a job of this task that is being enqueued."""
 
 
 def _enqueue_unique(jobs: Jobs, new: NewJob, written: WrittenRows) -> list[int]:

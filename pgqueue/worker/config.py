@@ -53,8 +53,6 @@ def checked_config(
     for option, span, least in (("poll_interval", poll_interval, 0.01), ("grace", grace, 0)):
         if not isinstance(span, timedelta) or span.total_seconds() < least:
             raise OptionError(f"{option} is {span!r}; give a timedelta of {least} seconds or more")
-    if log_jobs is not None and log_jobs not in list(LogJobs):
-        raise OptionError(f"log_jobs is {log_jobs!r}; give {', '.join(LogJobs)} or None")
     return WorkerConfig(
         queues=tuple(dict.fromkeys(queues)),
         slots=concurrency,
@@ -62,7 +60,7 @@ def checked_config(
         batch=batch,
         poll_interval=poll_interval,
         grace=grace,
-        log_jobs=None if log_jobs is None else LogJobs(log_jobs),
+        log_jobs=_checked_level(log_jobs),
     )
 
 
@@ -71,3 +69,11 @@ def checked_ahead(ahead: timedelta) -> float:
     if not isinstance(ahead, timedelta) or ahead < timedelta(0):
         raise OptionError(f"ahead is {ahead!r}; give a timedelta of 0 seconds or more")
     return ahead.total_seconds()
+
+
+def _checked_level(log_jobs: str | None) -> LogJobs | None:
+    if log_jobs is None:
+        return None
+    if log_jobs not in list(LogJobs):
+        raise OptionError(f"log_jobs is {log_jobs!r}; give {', '.join(LogJobs)} or None")
+    return LogJobs(log_jobs)

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from pgqueue.connections.keepalive import has_ended
 from pgqueue.connections.opening import backend_pid, driver_connection
 from pgqueue.context import JobContext
+from pgqueue.meta import read_meta
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository import Claimed
 from pgqueue.tasks import Task
@@ -178,4 +179,5 @@ class RunningAttempt:
             task=claimed.task,
             session=session,
             cancelled=self.is_cancelled,
+            meta=read_meta(claimed.meta),
         )

@@ -1,7 +1,7 @@
 """The objects that all threads of one worker share."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from threading import Event
 from typing import Any
 
@@ -11,6 +11,12 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.connections.opening import READ_COMMITTED
 from pgqueue.context import Around
+from pgqueue.middleware import (
+    AsyncAround,
+    around_async_handlers,
+    around_handlers,
+    layers_of,
+)
 from pgqueue.outcomes import Released
 from pgqueue.repository import Claimed
 from pgqueue.statements.tables import array_of
@@ -34,6 +40,8 @@ class WorkerRuntime:
     engine: Engine
     sessions: sessionmaker[Session]
     around: Around
+    """What a framework puts around handlers and ``after_commit`` listeners."""
+    middlewares: InitVar[Sequence[Any]]
     tasks: Mapping[str, Task[..., Any]]
     identity: WorkerIdentity
     buffer: JobBuffer
@@ -45,6 +53,10 @@ class WorkerRuntime:
     stopping: Event
     events: AttemptEvents | None
     """Tells the application how attempts end, if it asks for that."""
+    around_handlers: Around = field(init=False)
+    around_async_handlers: AsyncAround = field(init=False)
+    reads_meta: bool = field(init=False)
+    """Whether claims read the meta of jobs: a handler or something around it may ask for it."""
     task_names: str = field(init=False)
     """The names of all tasks, as the array parameter of a claim."""
     crash_isolation: CrashIsolation = field(init=False)
@@ -79,7 +91,12 @@ class WorkerRuntime:
         # A worker that was declared dead meanwhile has forgotten all its claimed jobs.
         return self.buffer.in_flight.get(claimed.message_id) is claimed
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, middlewares: Sequence[Any]) -> None:
+        layers = layers_of(self.around, middlewares)
+        self.around_handlers = around_handlers(layers)
+        self.around_async_handlers = around_async_handlers(layers)
+        takers = [task for task in self.tasks.values() if task.injection.wants_context]
+        self.reads_meta = bool(layers or takers)
         self.task_names = array_of(sorted(self.tasks))
         self.crash_isolation = CrashIsolation(self.buffer.in_flight, self.cursors)
         self.buffer.wake = self.listener.poke

@@ -356,6 +356,7 @@ def _runtime_of(
         engine=watched(engine),
         sessions=joining_sessions(queue.sessions, queue.engine),
         around=around if errors is None else errors.around(around),
+        middlewares=queue.middlewares,
         tasks=dict(queue.tasks),
         identity=WorkerIdentity(queues=config.queues, slots=config.slots),
         buffer=JobBuffer(),

@@ -160,7 +160,7 @@ def run_with_session(
                 run.task,
                 run.claimed,
                 run.context(session),
-                around=runtime.around,
+                around=runtime.around_handlers,
                 write_pending=write,
                 is_replayed=never if replays is None else replays.are_due,
             )
@@ -208,7 +208,7 @@ async def _run_with_async_session(
                 run.task,
                 run.claimed,
                 run.context(session),
-                around=runtime.around,
+                around=runtime.around_async_handlers,
                 write_pending=write,
                 is_replayed=never if replays is None else replays.are_due,
             )

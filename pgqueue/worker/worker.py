@@ -66,10 +66,7 @@ class Worker:
         self._config = checked_config(
             queues, concurrency, mode, batch, poll_interval, grace, log_jobs
         )
-        for name in sorted(set(self._config.queues) - named - {DEFAULT_QUEUE}):
-            logger.warning(
-                "queue %r: no task of this application uses it; is the name misspelt?", name
-            )
+        _warn_of_unused(set(self._config.queues) - named - {DEFAULT_QUEUE})
         self._pid = os.getpid()
         self._stopping = Event()
         self._signals = 0
@@ -198,6 +195,11 @@ class Worker:
     def _on_signal(self, number: int, _frame: Any) -> None:
         # Only counts: the signal may interrupt code that holds a lock.
         self._signals += 1
+
+
+def _warn_of_unused(queues: set[str]) -> None:
+    for name in sorted(queues):
+        logger.warning("queue %r: no task of this application uses it; is the name misspelt?", name)
 
 
 def _configure_mappers() -> None:

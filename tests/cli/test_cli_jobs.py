@@ -96,6 +96,16 @@ class TestList:
         assert listed(shop, database_url, "--task", "add") == [waiting]
         assert listed(shop, database_url, "--status", "failed", "--task", "add") == []
 
+    def test_is_told_which_tag(self, shop: Path, queue: PgQueue, database_url: str) -> None:
+        task = queue.tasks["add"]
+        tagged = task.options(tags=["a", "b"]).delay(1).id
+        task.options(tags=["b"]).delay(1)
+        task.delay(1)
+
+        assert listed(shop, database_url, "--tag", "a") == [tagged]
+        assert listed(shop, database_url, "--tag", "a", "--status", "pending") == [tagged]
+        assert listed(shop, database_url, "--tag", "a", "--status", "failed") == []
+
     def test_is_a_table_for_a_reader_and_names_the_next_page(
         self, shop: Path, queue: PgQueue, database_url: str
     ) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,21 @@ SOON = timedelta(seconds=0.5)
 MEBIBYTE = 2**20
 kept: list[Any] = []
 """What a handler leaves behind in its process."""
+
+
+tenants: list[str] = []
+
+
+@queue.middleware
+def keep_tenant(ctx: JobContext) -> Iterator[None]:
+    tenants.append(ctx.meta.get("tenant", ""))
+    yield
+    tenants.pop()
+
+
+@queue.task(executor="process", retry=AT_ONCE)
+def surrounded() -> list[str]:
+    return tenants
 
 
 @queue.task(executor="process", retry=AT_ONCE)

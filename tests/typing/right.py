@@ -1,12 +1,14 @@
 """Right uses of tasks: mypy --strict accepts each of them and knows what it gives."""
 
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import assert_type, reveal_type
+from typing import Any, assert_type, reveal_type
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from pgqueue import Job, JobContext, PgQueue, Retry, Secret
+from pgqueue import AttemptEnded, AttemptOutcome, Job, JobContext, PgQueue, Retry, Secret, Task
 
 queue = PgQueue()
 
@@ -108,6 +110,7 @@ def calls(session: Session, scoped: "scoped_session[Session]") -> None:
     assert_type(with_session.job(1), Job)
     assert_type(with_session.delay(number=1), Job)
     assert_type(with_session.enqueue_many(session, [(1,), {"number": 2}]), list[int])
+    assert_type(with_session.options(meta={"a": [1]}, tags=["b"]).delay(1), Job)
     assert_type(with_options.options(priority=0, unique_key="k").enqueue(session, 1), Job)
 
 
@@ -120,6 +123,31 @@ async def calls_of_async_code(
     assert_type(await with_async_session(1), str)
     assert_type(await on_the_loop(1), str)
     assert_type(await with_async_session.run(session, 1), str)
+
+
+@queue.middleware
+def surround(ctx: JobContext) -> Iterator[None]:
+    yield
+
+
+@queue.middleware
+async def surround_async(ctx: JobContext) -> AsyncIterator[None]:
+    yield
+
+
+@queue.middleware
+def surround_in_a_span(ctx: JobContext) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@queue.on_enqueue
+def note(task: Task[..., Any]) -> dict[str, Any]:
+    return {"task": task.name}
+
+
+@queue.on_attempt_end
+def tell(event: AttemptEnded) -> None:
+    assert_type(event.outcome, AttemptOutcome)
 
 
 def what_an_operator_does(session: Session) -> None:

@@ -106,10 +106,10 @@ class Claimer(WorkerThread):
     def _look(
         self, attempts: Attempts, *, limit: int, ahead: bool, sweep: bool, suspects: bool
     ) -> Claim[Claimed]:
-        tasks = self._runtime.task_names
+        tasks, meta = self._runtime.task_names, self._runtime.reads_meta
         return self._poller.look(
             lambda pairs: attempts.claim(
-                pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects
+                pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects, meta=meta
             ),
             limit=limit,
             sweep=sweep,

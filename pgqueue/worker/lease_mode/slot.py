@@ -103,7 +103,7 @@ def run_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     if task.is_transactional:
         return run_in_transaction(runtime, run)
     context = _context_of(runtime, run)
-    return execution.run(task, claimed, context, around=runtime.around).outcome
+    return execution.run(task, claimed, context, around=runtime.around_handlers).outcome
 
 
 async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
@@ -114,11 +114,12 @@ async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outc
     if task.is_transactional:
         return await run_in_async_transaction(runtime, run)
     context = _context_of(runtime, run)
-    return (await execution.run_async(task, claimed, context, around=runtime.around)).outcome
+    around = runtime.around_async_handlers
+    return (await execution.run_async(task, claimed, context, around=around)).outcome
 
 
 def _context_of(runtime: WorkerRuntime, run: RunningAttempt) -> JobContext:
-    is_asked_for = run.task.injection.parameters or runtime.around is not nothing_around
+    is_asked_for = run.task.injection.parameters or runtime.around_handlers is not nothing_around
     return run.context() if is_asked_for else NO_CONTEXT
 
 

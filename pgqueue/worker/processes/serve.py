@@ -18,6 +18,8 @@ from pgqueue.context import JobContext
 from pgqueue.errors import TaskDefinitionError
 from pgqueue.execution.attempt import logger as attempts_logger
 from pgqueue.execution.error_reports import report
+from pgqueue.meta import read_meta
+from pgqueue.middleware import around_handlers, layers_of
 from pgqueue.repository import Claimed
 from pgqueue.tasks import Task
 from pgqueue.worker.processes import protocol
@@ -37,7 +39,8 @@ def serve(
                 raise failure
             task = _find(told["task"], *told["address"])
             home.enter_context(task.owner.in_child(told["home"]))
-            around = task.owner.around_jobs()
+            owner = task.owner
+            around = around_handlers(layers_of(owner.around_jobs(), owner.middlewares))
             inbox = Inbox(lines)
             inbox.start()
             _limit_memory(told["memory_limit"], task.name)
@@ -82,6 +85,7 @@ class Inbox(Thread):
             queue=claimed.queue,
             task=claimed.task,
             cancelled=lambda: self._cancelled == of,
+            meta=read_meta(claimed.meta),
         )
 
 

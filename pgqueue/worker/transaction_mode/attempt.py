@@ -88,9 +88,11 @@ class TransactionAttempt:
             return run_with_session(runtime, run, self._connection)
         if task.is_async:
             return runtime.loop.wait_for(
-                execution.run_async(task, run.claimed, run.context(), around=runtime.around)
+                execution.run_async(
+                    task, run.claimed, run.context(), around=runtime.around_async_handlers
+                )
             )
-        return execution.run(task, run.claimed, run.context(), around=runtime.around)
+        return execution.run(task, run.claimed, run.context(), around=runtime.around_handlers)
 
     def complete(self, verdict: AttemptResult) -> Outcome:
         """Settle in T; undo the handler's writes only if it failed or its job was cancelled."""

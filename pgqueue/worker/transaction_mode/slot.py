@@ -159,9 +159,11 @@ class TransactionSlot(Slot):
     def _look(
         self, attempts: Attempts, *, limit: int, sweep: bool, suspects: bool
     ) -> Claim[Locked]:
-        tasks = self.runtime.task_names
+        tasks, meta = self.runtime.task_names, self.runtime.reads_meta
         return self._claim_gate.poller.look(
-            lambda pairs: attempts.lock(pairs, tasks=tasks, limit=limit, suspects=suspects),
+            lambda pairs: attempts.lock(
+                pairs, tasks=tasks, limit=limit, suspects=suspects, meta=meta
+            ),
             limit=limit,
             sweep=sweep,
         )

@@ -1,0 +1,73 @@
+"""The meta and the tags of a job: what an application notes beside the arguments."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pgqueue.arguments.json_copy import JsonCopy
+from pgqueue.arguments.refusals import Refusal
+from pgqueue.arguments.text import size_of, write
+from pgqueue.errors import OptionError
+
+MAX_META_BYTES = 16_384
+MAX_TAGS = 32
+LONGEST_TAG = 100
+
+RESERVED = "pgqueue."
+"""Keys of meta that begin so are written by pgqueue only."""
+
+
+def checked_meta(where: str, meta: Any) -> dict[str, Any]:
+    """Return a copy of meta as plain JSON data; raises OptionError."""
+    if not isinstance(meta, Mapping):
+        raise OptionError(f"{where}meta is {type(meta).__name__}; give a dict with str keys")
+    try:
+        copy: dict[str, Any] = JsonCopy().of(dict(meta))
+    except Refusal as refusal:
+        raise OptionError(f"{where}meta{refusal.path} {refusal.reason}") from None
+    for key in copy:
+        if key.startswith(RESERVED):
+            raise OptionError(f"{where}meta has the key {key!r}; keys of {RESERVED}* are ours")
+    return copy
+
+
+def meta_text(where: str, meta: Mapping[str, Any]) -> str | None:
+    """Return checked meta as JSON text; None if it is empty.  Raises OptionError."""
+    if not meta:
+        return None
+    text = write(meta)
+    if size_of(text) > MAX_META_BYTES:
+        raise OptionError(
+            f"{where}meta takes {size_of(text):,} bytes as JSON, more than {MAX_META_BYTES:,}; "
+            "pass large values as arguments, or keep them in a table of yours"
+        )
+    return text
+
+
+def read_meta(text: str | None) -> dict[str, Any]:
+    """Return the stored meta of a job, without the keys of pgqueue.
+
+    A row written by hand may have anything there, and must not fail its job.
+    """
+    if text is None:
+        return {}
+    try:
+        meta = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(meta, dict):
+        return {}
+    return {key: value for key, value in meta.items() if not key.startswith(RESERVED)}
+
+
+def checked_tags(where: str, tags: Any) -> list[str]:
+    """Return tags in their order, each once; raises OptionError."""
+    if not isinstance(tags, list | tuple | set | frozenset) or len(tags) > MAX_TAGS:
+        raise OptionError(f"{where}tags is {tags!r:.80}; give a list of at most {MAX_TAGS} texts")
+    for tag in tags:
+        is_text = isinstance(tag, str) and tag.isprintable()
+        if not is_text or not 0 < len(tag) <= LONGEST_TAG:
+            raise OptionError(
+                f"{where}tags has {tag!r:.120}; a tag has 1 to {LONGEST_TAG} printable characters"
+            )
+    return list(dict.fromkeys(tags))
