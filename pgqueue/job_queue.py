@@ -236,7 +236,8 @@ class PgQueue:
         ``executor`` ("thread"; "process" runs each handler in a child process, which a timeout
         kills), ``memory_limit`` (None; bytes of address space of the child process),
         ``secret_args`` (names of arguments to mask in errors, log lines and commands, as
-        ``Secret`` does for one argument).
+        ``Secret`` does for one argument), ``on_failed`` (None; a task to enqueue with the id of the
+        job, in the commit that records that the job has failed for good).
 
         A Session or AsyncSession and a JobContext among the first parameters are supplied when the
         job runs; they are not arguments of the job.

@@ -44,6 +44,7 @@ class TaskOptions(TypedDict, total=False):
     executor: Literal["thread", "process"]
     memory_limit: int | None
     secret_args: Sequence[str]
+    on_failed: Callable[[int], Any] | None
 
 
 class JobOptions(TypedDict, total=False):
@@ -76,6 +77,7 @@ class Options:
     executor: str = "thread"
     memory_limit: int | None = None
     secret_args: Sequence[str] = ()
+    on_failed: Any = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     tags: Sequence[str] = ()
 

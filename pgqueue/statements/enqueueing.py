@@ -196,8 +196,11 @@ def _unless_taken(job: Any, unique: bool) -> CTE:
 
 
 def message_of(job: CTE) -> Any:
+    return insert(message_queue).from_select(MESSAGE_COLUMNS, message_rows(job))
+
+
+def message_rows(job: CTE) -> Select[Any]:
     """Built from the job's own row, not from the caller's values: they cannot differ."""
-    rows = select(
+    return select(
         job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task, job.c.max_attempts == 1
     )
-    return insert(message_queue).from_select(MESSAGE_COLUMNS, rows)

@@ -38,6 +38,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.sql.selectable import CTE
 
 from pgqueue.statements import fencing
+from pgqueue.statements.follow_ups import follow_up_messages
 from pgqueue.statements.stamping import take_message
 from pgqueue.statements.tables import (
     CANCELLED,
@@ -181,7 +182,8 @@ def write_verdicts(lease: CTE, *more: str) -> Executable:
 
     The job's row decides: a job that has ended meanwhile keeps its outcome.  Three rules hold for
     every outcome: a requested cancel takes precedence; a last attempt that was used up fails the
-    job; and a job goes on exactly if it gets a message here.
+    job; and a job goes on exactly if it gets a message here.  A job that fails may name another,
+    which is enqueued here.
     """
     job = (
         update(jobs)
@@ -205,6 +207,7 @@ def write_verdicts(lease: CTE, *more: str) -> Executable:
         .add_cte(_next_messages_of(job))
         .add_cte(_bad_attempts_of(job))
         .add_cte(_letters_of(job))
+        .add_cte(follow_up_messages(job))
     )
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, scoped_session
 from pgqueue.arguments import Payload
 from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.context import Around, JobContext
+from pgqueue.errors import ArgumentsError, PayloadError, TaskDefinitionError
 from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
@@ -21,6 +22,7 @@ from pgqueue.repository import Enqueued, Jobs, KeyHolder, NewJob
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import joined, may_notify, sync_session, telling_failures
 from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job
+from pgqueue.statements.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
 from pgqueue.statements.tables import clock
 from pgqueue.tasks.address import Address, importable_address
 from pgqueue.tasks.binding import Arguments, Written, WrittenRows
@@ -255,6 +257,9 @@ class Task(Generic[P, R]):
         self._options = options
         self.is_transactional = options.transactional or self.injection.wants_session
         self._arguments = Arguments(self.payload, options)
+        self._follow_up: dict[str, Any] = {}
+        if options.on_failed is not None:
+            self._follow_up = {ON_FAILED: self._described(options.on_failed)}
         self._new = NewJob(
             task=self.name,
             queue=options.queue,
@@ -263,9 +268,37 @@ class Task(Generic[P, R]):
             notify=self.owner.notify,
             delay=options.delay,
             run_at=options.run_at,
-            meta=meta_text(f"{self._where}: ", options.meta),
+            meta=meta_text(f"{self._where}: ", {**options.meta, **self._follow_up}),
             tags=options.tags,
         )
+
+    def _described(self, follow_up: Any) -> dict[str, Any]:
+        """Return the values of the job that follows when a job of this task fails, as each job
+        keeps them in its meta."""
+        if not isinstance(follow_up, Task) or follow_up.owner is not self.owner:
+            raise TaskDefinitionError(
+                f"{self._where}: on_failed is {follow_up!r}; give another task of this queue"
+            )
+        new = follow_up._new
+        if new.delay is not None or new.run_at is not None or new.is_labelled:
+            raise TaskDefinitionError(
+                f"{self._where}: on_failed takes the queue, priority and max_attempts of its task, "
+                "and no delay, run_at, meta, tags or on_failed; leave them away"
+            )
+        try:
+            [argument] = follow_up._written((1,), {}).args
+        except (ArgumentsError, PayloadError, ValueError) as error:
+            raise TaskDefinitionError(
+                f"{self._where}: on_failed calls {follow_up.name} with the id of the failed job as "
+                f"its one argument, an int: {error}"
+            ) from error
+        return {
+            "task": new.task,
+            "argument": argument,
+            "queue": new.queue,
+            "priority": new.priority,
+            "max_attempts": min(new.max_attempts, MOST_ATTEMPTS_OF_FOLLOW_UP),
+        }
 
     def _written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Written:
         return self._arguments.of_call(args, kwargs, max_bytes=self.owner.max_payload_bytes)
@@ -279,10 +312,11 @@ class Task(Generic[P, R]):
         if not self.owner.meta_sources:
             return self._new
         where = f"{self._where}: on_enqueue: "
+        own = {**self._options.meta, **self._follow_up}
         meta: dict[str, Any] = {}
         for source in self.owner.meta_sources:
             meta |= checked_meta(where, source(self) or {})
-        return replace(self._new, meta=meta_text(where, {**meta, **self._options.meta}))
+        return replace(self._new, meta=meta_text(where, {**meta, **own}))
 
     def _loaded_job(self, found: Enqueued, written: Written, new: NewJob) -> Job:
         return loaded_job(

@@ -75,6 +75,11 @@ def with_a_secret(token: Secret[str]) -> str:
     return assert_type(token, str)
 
 
+@queue.task(on_failed=plain)
+def with_follow_up(number: int) -> str:
+    return str(number)
+
+
 @queue.task(executor="process", memory_limit=2**29)
 def in_a_process(ctx: JobContext, number: int) -> str:
     return str(number)

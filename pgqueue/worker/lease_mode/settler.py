@@ -224,7 +224,7 @@ class Settler(WorkerThread):
         Apart from the settles, which may be repeated; a woken worker may find no work left.
         """
         behind = any(_keeps_its_place(outcome) for _, outcome in batch)
-        if behind or any(isinstance(outcome, Retried | Snoozed) for _, outcome in batch):
+        if behind or any(isinstance(outcome, Retried | Snoozed | Failed) for _, outcome in batch):
             self._goes_on(behind)
         if behind:
             self._reconnecting.attempt(

@@ -1,0 +1,82 @@
+"""Follow-ups: the job that a failed job names in its meta, enqueued by the settle itself.
+
+The description is in the job and not in the worker, so any worker that settles or rescues the job
+can enqueue the follow-up, also one that does not know the task.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    SmallInteger,
+    Text,
+    case,
+    cast,
+    insert,
+    literal_column,
+    select,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY
+from pgqueue.statements.enqueueing import DISPATCHED, MESSAGE_COLUMNS, message_rows
+from pgqueue.statements.tables import FAILED, clock, jobs, message_queue, pg
+
+ON_FAILED = "pgqueue.on_failed"
+"""The key of the description in the meta of a job."""
+
+MOST_ATTEMPTS_OF_FOLLOW_UP = 9999
+
+_KEY = cast(literal_column(f"'{ON_FAILED}'", Text), Text)
+
+# The description may be written by hand.  A value that the tables refuse would fail the settle of
+# a whole batch: such a description counts as none.
+_QUEUE_NAME = literal_column("'^[A-Za-z0-9_.:-]{1,64}$'", Text)
+_TASK_NAME = literal_column(r"'^\S{1,200}$'", Text)
+_PRIORITY = literal_column("'^[0-9]$'", Text)
+_MAX_ATTEMPTS = literal_column("'^[1-9][0-9]{0,3}$'", Text)
+
+
+def follow_up_messages(job: CTE) -> CTE:
+    """Insert the follow-ups of those settled jobs that have failed, and their messages."""
+    follow_up = _follow_ups(job)
+    return (
+        insert(message_queue)
+        .from_select(MESSAGE_COLUMNS, message_rows(follow_up))
+        .cte("follow_up_message")
+    )
+
+
+def _follow_ups(job: CTE) -> CTE:
+    task, queue, argument = (_said(job, name) for name in ("task", "queue", "argument"))
+    values: dict[str, ColumnElement[Any]] = {
+        "queue": queue,
+        "task": task,
+        "args": pg.jsonb_build_object(argument, job.c.id),
+        "priority": _number(_said(job, "priority"), _PRIORITY, DEFAULT_PRIORITY),
+        "max_attempts": _number(_said(job, "max_attempts"), _MAX_ATTEMPTS, DEFAULT_MAX_ATTEMPTS),
+        "run_at": clock(),
+        "meta": job.c.meta.op("-", return_type=JSONB())(_KEY),
+    }
+    rows = select(*values.values()).where(
+        job.c.outcome == FAILED,
+        task.regexp_match(_TASK_NAME),
+        queue.regexp_match(_QUEUE_NAME),
+        argument.is_not(None),
+    )
+    inserted = insert(jobs).from_select(list(values), rows).returning(*DISPATCHED)
+    return inserted.cte("follow_up")
+
+
+def _said(job: CTE, name: str) -> ColumnElement[str]:
+    return pg.jsonb_extract_path_text(
+        job.c.meta, _KEY, literal_column(f"'{name}'", Text), type_=Text
+    )
+
+
+def _number(
+    text: ColumnElement[str], pattern: ColumnElement[str], default: int
+) -> ColumnElement[int]:
+    written = case((text.regexp_match(pattern), text), else_=literal_column(f"'{default}'", Text))
+    return cast(written, SmallInteger)
