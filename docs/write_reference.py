@@ -105,6 +105,8 @@ CONTENTS = (
             "time_out_job",
             "lose_lease",
         ),
+    ),
+    Page(
         "events.md",
         "Events",
         "What a worker tells an application: `@queue.on_attempt_end`.",

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue.job_queue import PgQueue
+from pgqueue.middleware import layers_of
 from pgqueue.repository import Attempts, ClaimCursor, Claimed, DueTimes, Workers
 from pgqueue.sessions.handlers import joining_sessions
 from pgqueue.statements.tables import array_of
@@ -35,7 +36,7 @@ class InlineWorker:
         self.attempts = Attempts(connection, self.worker_id)
         self._tasks = queue.tasks
         self._sessions = joining_sessions(queue.sessions, queue.engine)
-        self._around = queue.around_jobs()
+        self._layers = layers_of(queue.around_jobs(), queue.middlewares)
         self._connection = connection
         self._queues = queues
         self._due_times = DueTimes(connection)
@@ -94,7 +95,7 @@ class InlineWorker:
     def claim(self, pairs: Sequence[ClaimCursor]) -> Claimed | None:
         """Claim the first job that is due; messages without a job are dropped."""
         while True:
-            claim = self.attempts.claim(pairs, tasks=self._task_names, limit=1)
+            claim = self.attempts.claim(pairs, tasks=self._task_names, limit=1, meta=True)
             if claim.rows:
                 return claim.rows[0]
             if not claim.taken:
@@ -104,7 +105,7 @@ class InlineWorker:
         """The attempt of a claimed job, not started yet."""
         task = self._tasks[claimed.task]
         return InlineAttempt(
-            self._connection, task, claimed, sessions=self._sessions, around=self._around
+            self._connection, task, claimed, sessions=self._sessions, layers=self._layers
         )
 
     def _pairs(self) -> list[ClaimCursor]:

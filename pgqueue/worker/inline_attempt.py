@@ -4,7 +4,7 @@ A transactional handler gets a savepoint, where a worker would give it a transac
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,9 +15,11 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only
 
 from pgqueue import execution
-from pgqueue.context import Around, JobContext
+from pgqueue.context import JobContext, nothing_around
 from pgqueue.errors import ArgumentsError, AttemptFailed
 from pgqueue.execution import AttemptResult, CancelWins, Stale
+from pgqueue.meta import read_meta
+from pgqueue.middleware import around_async_handlers, around_handlers
 from pgqueue.outcomes import AttemptEnd, Cancelled, Exhausted, Failed, Outcome, Retried
 from pgqueue.repository import Attempts, Claimed
 from pgqueue.sessions import async_sessions
@@ -81,14 +83,16 @@ class InlineAttempt:
         claimed: Claimed,
         *,
         sessions: sessionmaker[Session],
-        around: Around,
+        layers: Sequence[Any],
     ) -> None:
         self.task = task
         self._connection = connection
         self._claimed = claimed
         self._sessions = sessions
         self._errors = HandlerErrors()
-        self._around = self._errors.around(around)
+        layers = [self._errors.around(nothing_around), *layers]
+        self._around = around_handlers(layers)
+        self._around_async = around_async_handlers(layers)
         self._outer = connection.get_nested_transaction()
         self._session: Session | None = None
 
@@ -145,7 +149,7 @@ class InlineAttempt:
             self.task,
             self._claimed,
             self._context(session, is_cancelled),
-            around=self._around,
+            around=self._around_async,
             write_pending=None if session is None else lambda: session.run_sync(write_pending),
         )
 
@@ -171,6 +175,7 @@ class InlineAttempt:
             queue=claimed.queue,
             task=claimed.task,
             session=session,
+            meta=read_meta(claimed.meta),
             cancelled=is_cancelled,
         )
 
