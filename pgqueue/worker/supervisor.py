@@ -80,20 +80,22 @@ class Supervisor:
         self._application_engine = queue.engine
         self._engine = worker_engine(queue.engine)
         self._runtime = _runtime_of(queue, config, self._engine, stopping, errors)
-        identity = self._runtime.identity
-        outage = self._runtime.outage
-        self._rescuer = Rescuer(
-            self._engine,
-            identity,
-            outage,
-            running=self._running,
-            on_cancel=self._cancel,
-            on_rescued=self._tell_rescued,
-        )
+        identity, outage = self._runtime.identity, self._runtime.outage
+        self._rescuer = self._new_rescuer()
         reap, give_up = self._rescuer.reap, self._give_up_all
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
         mode = LeaseMode if config.mode is Mode.LEASE else TransactionMode
         self._mode: WorkerMode = mode(self._runtime, config, until_empty=until_empty)
+
+    def _new_rescuer(self) -> Rescuer:
+        return Rescuer(
+            self._engine,
+            self._runtime.identity,
+            self._runtime.outage,
+            running=self._running,
+            on_cancel=self._cancel,
+            on_rescued=self._tell_rescued,
+        )
 
     @property
     def worker_id(self) -> UUID:
