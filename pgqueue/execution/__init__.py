@@ -1,7 +1,6 @@
 """One attempt of one job, from its arguments to its outcome."""
 
 from pgqueue.execution.attempt import (
-    INTERRUPTED,
     AttemptResult,
     CancelWins,
     Replay,
@@ -13,11 +12,11 @@ from pgqueue.execution.attempt import (
     run,
     run_async,
     tell,
+    tell_of_waiting,
     too_late,
 )
 
 __all__ = [
-    "INTERRUPTED",
     "AttemptResult",
     "CancelWins",
     "Replay",
@@ -29,5 +28,6 @@ __all__ = [
     "run",
     "run_async",
     "tell",
+    "tell_of_waiting",
     "too_late",
 ]

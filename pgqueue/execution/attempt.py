@@ -6,9 +6,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pgqueue import redaction
+from pgqueue.arguments import OtherVersion
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import PayloadError, TaskDefinitionError
 from pgqueue.execution.error_reports import UNKEPT, report, storable_result, storable_words
@@ -24,6 +26,7 @@ from pgqueue.outcomes import (
     Snooze,
     Snoozed,
     Succeeded,
+    Unreadable,
     is_plain_success,
 )
 from pgqueue.redaction import secrets_among
@@ -42,15 +45,6 @@ class AttemptResult:
 
 
 NOTHING_RETURNED = AttemptResult(Succeeded(), keeps_writes=True)
-
-INTERRUPTED = Retried(
-    None,
-    ErrorReport(
-        "Interrupted", "The worker was stopped, and the handler did not end within the grace.", ""
-    ),
-    AttemptEnd.INTERRUPTED,
-)
-"""The outcome of an attempt that runs after the grace period, whatever the task's retry policy."""
 
 
 class Stale(Exception):
@@ -85,7 +79,7 @@ def run(
     try:
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
-        return _unreadable(error, _secrets(task, claimed))
+        return _unreadable(task, claimed, error)
     try:
         with around(context):
             injected = task.injection.values(session=context.session, context=context)
@@ -113,7 +107,7 @@ async def run_async(
     try:
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
-        return _unreadable(error, _secrets(task, claimed))
+        return _unreadable(task, claimed, error)
     timeout, clock = task.settings.timeout, None
     try:
         with around(context):
@@ -227,6 +221,12 @@ def tell(task: Task[..., Any], claimed: Claimed, outcome: Retried | Failed) -> N
     )
 
 
+@lru_cache(maxsize=1000)
+def tell_of_waiting(reason: str) -> None:
+    """Log once, not for each job and look, why jobs wait: the cache knows the reasons logged."""
+    logger.warning("%s; its jobs wait for a worker that can read them (pgqueue status)", reason)
+
+
 def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool) -> None:
     """Settle an attempt inside the handler's own transaction; the caller commits."""
     if is_plain_success(outcome):
@@ -246,9 +246,14 @@ def _secrets(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:
     return secrets_among(claimed.args, task.settings.secret_args)
 
 
-def _unreadable(error: PayloadError, secrets: tuple[str, ...]) -> AttemptResult:
-    """Fail for good: arguments that cannot be decoded now cannot be decoded later."""
-    return AttemptResult(Failed(report(error, secrets=secrets)), keeps_writes=False)
+def _unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> AttemptResult:
+    """Let arguments of another version wait, and fail for damaged ones: they stay damaged."""
+    told = report(error, secrets=_secrets(task, claimed))
+    outcome: Outcome = Failed(told)
+    if isinstance(error, OtherVersion):
+        outcome = Unreadable(told, task.settings.max_unreadable)
+        tell_of_waiting(told.message)
+    return AttemptResult(outcome, keeps_writes=False)
 
 
 def _returned(task: Task[..., Any], claimed: Claimed, returned: Any) -> AttemptResult:

@@ -11,11 +11,13 @@ from pgqueue.outcomes import (
     Cancelled,
     Exhausted,
     Failed,
+    Interrupted,
     Outcome,
     Released,
     Retried,
     Snoozed,
     Succeeded,
+    Unreadable,
 )
 from pgqueue.repository import Claimed, Settled
 
@@ -32,6 +34,8 @@ WORDS: dict[type[Outcome], str] = {
     Cancelled: "cancelled",
     Snoozed: "snoozed",
     Released: "released",
+    Unreadable: "unreadable",
+    Interrupted: "interrupted",
 }
 
 

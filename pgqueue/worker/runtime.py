@@ -50,7 +50,12 @@ class WorkerRuntime:
 
     def run_of(self, claimed: Claimed) -> RunningAttempt:
         """An attempt of this worker that begins now."""
-        return RunningAttempt(claimed, self.tasks[claimed.task], worker_id=self.identity.worker_id)
+        return RunningAttempt(
+            claimed,
+            self.tasks[claimed.task],
+            worker_id=self.identity.worker_id,
+            stopping=self.stopping,
+        )
 
     def may_start(self, claimed: Claimed) -> bool:
         """Whether a claimed job may start: only while no other worker can have rescued it.

@@ -16,11 +16,13 @@ from pgqueue.outcomes import (
     Cancelled,
     ErrorReport,
     Failed,
+    Interrupted,
     Outcome,
     Released,
     Retried,
     Snoozed,
     Succeeded,
+    Unreadable,
     is_plain_success,
 )
 from pgqueue.repository import Attempts, Claimed
@@ -224,7 +226,9 @@ class Settler(WorkerThread):
         Apart from the settles, which may be repeated; a woken worker may find no work left.
         """
         behind = any(_keeps_its_place(outcome) for _, outcome in batch)
-        if behind or any(isinstance(outcome, Retried | Snoozed) for _, outcome in batch):
+        if behind or any(
+            isinstance(outcome, Retried | Snoozed | Unreadable) for _, outcome in batch
+        ):
             self._goes_on(behind)
         if behind:
             self._reconnecting.attempt(
@@ -242,7 +246,9 @@ def _job_id(claimed: Claimed) -> int:
 
 def _keeps_its_place(outcome: Outcome) -> bool:
     """Whether the next message keeps the old time, and so stands behind the cursors."""
-    return isinstance(outcome, Released) or (isinstance(outcome, Retried) and outcome.delay is None)
+    if isinstance(outcome, Retried):
+        return outcome.delay is None
+    return isinstance(outcome, Released | Interrupted)
 
 
 def _named(batch: list[Settlement]) -> str:
@@ -255,6 +261,6 @@ def _named(batch: list[Settlement]) -> str:
 def _bare(outcome: Outcome) -> Outcome:
     if isinstance(outcome, Succeeded):
         return Succeeded({"unserialisable_result": "the database refused it"})
-    if isinstance(outcome, Retried | Failed):
+    if isinstance(outcome, Retried | Failed | Unreadable):
         return replace(outcome, error=ErrorReport(outcome.error.type, "not storable", ""))
     return Cancelled("") if isinstance(outcome, Cancelled) else outcome
