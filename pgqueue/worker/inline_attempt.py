@@ -18,7 +18,7 @@ from pgqueue import execution
 from pgqueue.context import Around, JobContext
 from pgqueue.errors import ArgumentsError, AttemptFailed
 from pgqueue.execution import AttemptResult, CancelWins, Stale
-from pgqueue.outcomes import AttemptEnd, Cancelled, Exhausted, Failed, Outcome, Retried
+from pgqueue.outcomes import AttemptEnd, Cancelled, Exhausted, Failed, Outcome, Retried, Unreadable
 from pgqueue.repository import Attempts, Claimed
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.handlers import joined_session, listeners_to_commit
@@ -63,6 +63,8 @@ def raise_error(ended: Ended) -> None:
     match ended.outcome:
         case Failed(error, end) | Retried(_, error, end) if end is not AttemptEnd.DISCARDED:
             raise AttemptFailed(f"{_named(ended.claimed)}: {error.type}: {error.message}")
+        case Unreadable(error):
+            raise AttemptFailed(f"{_named(ended.claimed)} was not started: {error.message}")
         case Exhausted():
             raise AttemptFailed(f"{_named(ended.claimed)} was not started: {CRASHED}")
 
