@@ -89,20 +89,24 @@ class Checker:
         )
 
     def _starts_stay_below_max_attempts(self) -> None:
-        """F5, and no attempt starts twice: an attempt's number is given out once.
+        """F5, and no attempt starts twice: an attempt's number is given out once, and once more
+        for each time that a stop has interrupted it.
 
         A crash of the server may forget the stamps of the last moment, as is documented.
         """
+        interrupted = self._environment.interruptions()
         most = {
             r[0]: r[1] for r in self._environment.rows("SELECT id, max_attempts FROM pgqueue.jobs")
         }
         requeued = self._environment.counts["requeues"]
         starts = Counter(event.job for event in self._starts)
+        starts.subtract(Counter(job for job, _ in interrupted.elements()))
         over = [job for job, n in starts.items() if n > most.get(job, n) * (1 + requeued)]
         if over:
             self._wrong.append(f"F5: started more often than max_attempts: {over[:5]}")
         if not requeued and not self._environment.counts["server crashes"]:
             numbers = Counter((event.job, event.attempt) for event in self._starts)
+            numbers.subtract(interrupted)
             twice = [number for number, n in numbers.items() if n > 1]
             if twice:
                 self._wrong.append(f"F5: (job, attempt) has started twice: {twice[:5]}")

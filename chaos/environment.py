@@ -156,6 +156,13 @@ class Environment:
     def scalar(self, statement: str, **parameters: Any) -> Any:
         return self.rows(statement, **parameters)[0][0]
 
+    def interruptions(self) -> Counter[tuple[int, int]]:
+        """How often a stop has interrupted an attempt, by job and attempt."""
+        interrupted = (
+            "SELECT job_id, attempt FROM pgqueue.job_attempts WHERE outcome = 'interrupted'"
+        )
+        return Counter((row[0], row[1]) for row in self.rows(interrupted))
+
     def execute(self, statement: str, **parameters: Any) -> None:
         with self.engine.begin() as connection:
             connection.execute(text(statement), parameters)

@@ -27,6 +27,7 @@ class JobContext:
     cancelled: Callable[[], bool] = field(default=_never, repr=False)
     meta: Mapping[str, Any] = field(default_factory=dict)
     """What was noted with ``task.options(meta=...)`` or by ``queue.on_enqueue``."""
+    stopping: Callable[[], bool] = field(default=_never, repr=False)
 
     def is_cancelled(self) -> bool:
         """Whether the handler should stop: its job was cancelled, its attempt has timed out or was
@@ -35,6 +36,14 @@ class JobContext:
         Sends no query; a cancel is seen within a second.
         """
         return self.cancelled()
+
+    def is_stopping(self) -> bool:
+        """Whether the worker was asked to stop: the handler has the rest of the grace period.
+
+        A long handler saves its progress and returns ``Snooze(timedelta(0))``; another worker
+        goes on.  Sends no query.
+        """
+        return self.stopping()
 
 
 Around = Callable[[JobContext], AbstractContextManager[None]]

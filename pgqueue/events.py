@@ -20,6 +20,10 @@ class AttemptOutcome(StrEnum):
     SNOOZED = "snoozed"
     RELEASED = "released"
     """The attempt was given back before it started; it does not count."""
+    INTERRUPTED = "interrupted"
+    """The worker was stopped while the handler ran; it does not count as an attempt."""
+    UNREADABLE = "unreadable"
+    """The arguments are of another version of the task; the job waits for a worker that has it."""
 
 
 @dataclass(frozen=True, slots=True)

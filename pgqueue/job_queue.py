@@ -229,8 +229,12 @@ class PgQueue:
     def task(self, function: Any = None, /, **options: Any) -> Any:
         """Make a function a task; used bare or with options.
 
-        ``name`` (module and function name), ``queue`` ("default"), ``priority`` (0 first, 9
-        last, default 5), ``max_attempts`` (10), ``timeout`` (None), ``retry``
+        ``name`` (module and function name), ``aliases`` (names that the task had before: it runs
+        their jobs too), ``renamed`` (names that parameters had before, and their new names),
+        ``queue`` ("default"), ``priority`` (0 first, 9 last, default 5), ``max_attempts`` (10),
+        ``max_interruptions`` (20; a stop that interrupts a job uses up no attempt, but one of
+        these), ``max_unreadable`` (a day; how long a job waits for a worker that can read its
+        arguments before it fails), ``timeout`` (None), ``retry``
         (``Retry.exponential()``), ``unique_key`` (a callable that receives the arguments which its
         parameters name), ``transactional`` (True for a handler that asks for a Session),
         ``executor`` ("thread"; "process" runs each handler in a child process, which a timeout
@@ -359,18 +363,27 @@ class PgQueue:
             )
         name = options["name"] if "name" in options else default_name(function)
         task: Task[..., Any] = Task(function, Options.of_task(name, options), self)
-        known = self.tasks.get(name)
-        if known is not None and address_of(known.function) != address_of(function):
-            raise TaskDefinitionError(
-                f"task {name} is registered already, for {known.function!r}; give name=..."
-            )
-        self.tasks[name] = task
+        names = (name, *task.settings.aliases)
+        for each in names:
+            known = self.tasks.get(each)
+            if known is not None and not _is_redefined(known, task):
+                raise TaskDefinitionError(
+                    f"task {each} is registered already, for {known.function!r}; give task {name} "
+                    "another name=..., or remove the alias"
+                )
+        self.tasks.update(dict.fromkeys(names, task))
         return task
 
 
 def queues_with_tasks() -> list[PgQueue]:
     """Return the queues of this process that have tasks."""
     return [queue for queue in _queues if queue.tasks]
+
+
+def _is_redefined(known: Task[..., Any], task: Task[..., Any]) -> bool:
+    """Whether this is the same task once more, as when its module is reloaded."""
+    is_same_function = address_of(known.function) == address_of(task.function)
+    return is_same_function and known.name == task.name
 
 
 def _on_psycopg(url: str) -> Any:

@@ -34,9 +34,13 @@ class TaskOptions(TypedDict, total=False):
     """The options of ``@queue.task(...)``."""
 
     name: str
+    aliases: Sequence[str]
+    renamed: Mapping[str, str]
     queue: str
     priority: int
     max_attempts: int
+    max_interruptions: int
+    max_unreadable: timedelta
     timeout: timedelta | None
     transactional: bool
     retry: Retry
@@ -68,6 +72,8 @@ class Options:
     queue: str = DEFAULT_QUEUE
     priority: int = DEFAULT_PRIORITY
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    max_interruptions: int = 20
+    max_unreadable: timedelta = timedelta(days=1)
     timeout: timedelta | None = None
     transactional: bool = False
     retry: Retry = field(default=DEFAULT_RETRY)
@@ -80,6 +86,8 @@ class Options:
     on_failed: Any = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     tags: Sequence[str] = ()
+    aliases: Sequence[str] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":
@@ -108,6 +116,8 @@ class Options:
         check_queue_name(self.queue, where)
         check_whole(where, "priority", self.priority, 0, 9)
         check_whole(where, "max_attempts", self.max_attempts, 1, MOST_ATTEMPTS)
+        check_whole(where, "max_interruptions", self.max_interruptions, 1, MOST_ATTEMPTS)
+        _check_max_unreadable(where, self.max_unreadable)
         _check_times(where, self.timeout, self.delay, self.run_at)
         if not isinstance(self.retry, Retry):
             raise OptionError(f"{where}retry is {self.retry!r}; give a Retry, e.g. Retry.never()")
@@ -120,6 +130,8 @@ class Options:
         if isinstance(key, str):
             storable_key(key, self.task)
         _check_secret_args(where, self.secret_args)
+        _check_aliases(where, self.task, self.aliases)
+        _check_renamed(where, self.renamed)
 
 
 def names_wanted_by(
@@ -157,6 +169,21 @@ def refuse_unknown_secrets(options: Options, parameters: frozenset[str]) -> None
         )
 
 
+def refuse_wrong_renames(options: Options, parameters: Sequence[str]) -> None:
+    """Refuse old names that are parameters, and new names that are not."""
+    for old, new in options.renamed.items():
+        if old in parameters:
+            raise TaskDefinitionError(
+                f"task {options.task}: renamed has the old name {old!r}, which is a parameter of "
+                "the task; give the name that the parameter had before"
+            )
+        if new not in parameters:
+            raise TaskDefinitionError(
+                f"task {options.task}: renamed has the new name {new!r}, which is not a parameter "
+                f"of the task; it may name {', '.join(parameters) or 'nothing'}"
+            )
+
+
 def storable_key(key: Any, task_name: str) -> str | None:
     """Return a unique key as it is stored: a long key as a digest, which fits into an index."""
     if key is None:
@@ -188,6 +215,29 @@ def _refuse_unknown(where: str, options: Mapping[str, Any], known: Mapping[str, 
             raise UnknownOption(f"{where}: there is no option {name!r}; {hint}")
 
 
+def _check_aliases(where: str, task_name: str, aliases: Any) -> None:
+    if not isinstance(aliases, list | tuple | set | frozenset):
+        raise OptionError(
+            f"{where}aliases is {aliases!r}; give the names that the task had before, as in "
+            'aliases=("shop.old_name",)'
+        )
+    for alias in aliases:
+        if not isinstance(alias, str) or not TASK_NAME.fullmatch(alias) or alias == task_name:
+            raise OptionError(
+                f"{where}aliases has {repr(alias)[:60]}; give names that the task had before, of "
+                "1 to 200 characters without spaces"
+            )
+
+
+def _check_renamed(where: str, renamed: Any) -> None:
+    is_dict = isinstance(renamed, Mapping)
+    if not is_dict or not all(isinstance(name, str) for pair in renamed.items() for name in pair):
+        raise OptionError(
+            f"{where}renamed is {renamed!r}; give the old and the new names of parameters, as in "
+            'renamed={"customer": "customer_id"}'
+        )
+
+
 def _check_task_name(name: Any) -> None:
     if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
         raise OptionError(
@@ -206,6 +256,14 @@ def check_queue_name(queue: Any, where: str = "") -> None:
 def check_whole(where: str, name: str, value: Any, least: int, most: int) -> None:
     if type(value) is not int or not least <= value <= most:
         raise OptionError(f"{where}{name} is {value!r}; give a whole number from {least} to {most}")
+
+
+def _check_max_unreadable(where: str, span: Any) -> None:
+    if not _is_span(span, least=timedelta(0)):
+        raise OptionError(
+            f"{where}max_unreadable is {span!r}; give a timedelta from zero to "
+            f"{LONGEST_DELAY.days} days"
+        )
 
 
 def _check_times(where: str, timeout: Any, delay: Any, run_at: Any) -> None:

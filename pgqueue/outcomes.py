@@ -57,7 +57,8 @@ class AttemptEnd(StrEnum):
     """The worker died, or was cut off from the database for the whole grace period; or the
     handler's child process died."""
     INTERRUPTED = "interrupted"
-    """The worker was stopped and the handler did not end within the grace period."""
+    """The worker was stopped and the handler did not end within the grace period.  Counts towards
+    ``max_interruptions`` instead of ``max_attempts``."""
     CANCELLED = "cancelled"
     DISCARDED = "discarded"
 
@@ -115,11 +116,43 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The attempt never started: its arguments are those of another version of the task.
+
+    The job waits for a worker that can read them.  It fails once it has waited for
+    ``max_unreadable``.
+    """
+
+    error: ErrorReport
+    max_unreadable: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A stop has ended the attempt; the job starts again, unless this was its last interruption.
+
+    The attempt does not count towards ``max_attempts``.
+    """
+
+    max_interruptions: int
+
+
+@dataclass(frozen=True, slots=True)
 class Exhausted:
     """The attempt never started: crashes have used up all attempts of the job."""
 
 
-Outcome = Succeeded | Retried | Failed | Cancelled | Snoozed | Released | Exhausted
+Outcome = (
+    Succeeded
+    | Retried
+    | Failed
+    | Cancelled
+    | Snoozed
+    | Interrupted
+    | Released
+    | Unreadable
+    | Exhausted
+)
 
 
 def is_plain_success(outcome: Outcome) -> bool:

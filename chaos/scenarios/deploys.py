@@ -78,6 +78,24 @@ def unknown_tasks_are_claimed(patch: Patch) -> None:
 
 
 @mutation
+def arguments_of_another_release_fail(patch: Patch) -> None:
+    """A job fails in the first worker that cannot read its arguments."""
+    from pgqueue.arguments import Payload
+    from pgqueue.arguments.refusals import OtherVersion
+    from pgqueue.errors import PayloadError
+
+    real = Payload.loads
+
+    def loads(self, text):  # type: ignore[no-untyped-def]
+        try:
+            return real(self, text)
+        except OtherVersion as error:
+            raise PayloadError(*error.args) from error
+
+    patch.set(Payload, "loads", loads)
+
+
+@mutation
 def any_tables_will_do(patch: Patch) -> None:
     """A worker does not look at the version of the tables."""
     patch.set(schema, "verify", lambda _connection: None)
@@ -99,7 +117,10 @@ def only_its_own_tables_will_do(patch: Patch) -> None:
     research="T22",
     full=Size(jobs=5000, workers=4),
     short=Size(jobs=300, workers=1),
-    mutated={"unknown_tasks_are_claimed": "an old worker has ended|ended with 1|F[0-9]:"},
+    mutated={
+        "unknown_tasks_are_claimed": "an old worker has ended|ended with 1|F[0-9]:",
+        "arguments_of_another_release_fail": "has failed what it cannot read",
+    },
 )
 def two_releases_at_once(environment: Environment, size: Size) -> None:
     """Old and new workers together: what only the new know waits for them, and nothing fails."""
@@ -109,33 +130,48 @@ def two_releases_at_once(environment: Environment, size: Size) -> None:
         greetings = [(f"{mode}-{number}",) for number in range(jobs // 2)]
         before = environment.enqueue(old["greet"], greetings)
         unknown = environment.enqueue(new["wave"], greetings)
+        titled = [(name, "Dr.") for (name,) in greetings]
+        unreadable = environment.enqueue(new["greet"], titled)
         workers = environment.workers(
             mode, size.workers, imports=["chaos.releases.one"], poll_interval=0.1
         )
-        _until_left(environment, workers, len(unknown))
+        left = len(unknown) + len(unreadable)
+        _until_left(environment, workers, left, unreadable=unreadable)
         started = {event.job for event in environment.history(START)}
         environment.expect(started >= set(before), "a job was passed by")
         environment.expect(
-            not started & set(unknown), "an old worker has run a job it does not know"
+            not started & {*unknown, *unreadable}, "an old worker has run a job it does not know"
         )
         again = environment.enqueue(old["greet"], greetings)
         younger = environment.workers(mode, size.workers, imports=["chaos.releases.two"])
         environment.until_started(*again)  # by either release
         workers.stop()
         environment.count("restarts", size.workers)
-        environment.enqueue(new["greet"], [(name, "Dr.") for (name,) in greetings])
+        environment.enqueue(new["greet"], titled)
         environment.until_ended()
         younger.stop()
     environment.check()
 
 
-def _until_left(environment: Environment, workers: Workers, count: int) -> None:
+def _until_left(
+    environment: Environment, workers: Workers, count: int, *, unreadable: list[int]
+) -> None:
+    """Until the old workers have run what they can, and have given back what they cannot read."""
+    waiting = "SELECT count(*) FROM pgqueue.unreadable_jobs WHERE job_id = ANY(:jobs)"
+    used = """
+        SELECT count(*) FROM pgqueue.jobs
+        WHERE id = ANY(:jobs) AND (attempts > 0 OR outcome IS NOT NULL)
+    """
+
     def is_so() -> bool:
         alive = all(each.is_running for each in workers.members)
         environment.expect(alive, "an old worker has ended over what it does not know")
-        return environment.unfinished() <= count
+        failed = environment.scalar(used, jobs=unreadable)
+        environment.expect(failed == 0, f"an old worker has failed what it cannot read: {failed}")
+        met = environment.scalar(waiting, jobs=unreadable) == len(unreadable)
+        return met and environment.unfinished() <= count
 
-    environment.until(is_so, what="all that is known ends")
+    environment.until(is_so, what="all that is known ends, and the rest is met")
 
 
 @scenario(

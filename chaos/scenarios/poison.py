@@ -212,6 +212,7 @@ def _until_ended_under_a_supervisor(environment: Environment, workers: Workers) 
         if ended := workers.replace_ended():
             environment.count("deaths", ended)
         starts = Counter((event.job, event.attempt) for event in environment.history(START))
+        starts.subtract(environment.interruptions())  # a worker with too many stuck threads ends
         again = [start for start, times in starts.items() if times > 1]
         environment.expect(not again, f"a job starts the same attempt again: {again[:3]}")
 

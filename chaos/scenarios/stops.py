@@ -96,6 +96,22 @@ def interruptions_are_not_recorded(patch: Patch) -> None:
 
 
 @mutation
+def interruptions_use_up_attempts(patch: Patch) -> None:
+    """An attempt that a stop interrupts counts towards max_attempts."""
+    from pgqueue.outcomes import AttemptEnd, ErrorReport, Interrupted, Retried
+    from pgqueue.repository import attempts
+
+    real = attempts._verdict
+
+    def verdict(claimed, outcome):  # type: ignore[no-untyped-def]
+        if isinstance(outcome, Interrupted):
+            outcome = Retried(None, ErrorReport("Interrupted", "", ""), AttemptEnd.INTERRUPTED)
+        return real(claimed, outcome)
+
+    patch.set(attempts, "_verdict", verdict)
+
+
+@mutation
 def interruptions_wait_for_executors(patch: Patch) -> None:
     """What still runs is given back at the exit of Python, which waits for executors first."""
     import atexit
@@ -220,13 +236,14 @@ def _left_nothing(environment: Environment, member: Member) -> None:
     short=Size(jobs=1),
     mutated={
         "interruptions_are_not_recorded": "recorded as|left claimed|ended with 0",
+        "interruptions_use_up_attempts": "interruptions have used up",
         "interruptions_wait_for_executors": "recorded as|left claimed|ended with 0",
         "stop_does_not_wait": "recorded as|left claimed",
     },
     alone=True,
 )
 def stops_while_handlers_run(environment: Environment, size: Size) -> None:
-    """Handlers within the grace, past it, a second signal, SIGHUP: at most one attempt each."""
+    """Handlers within the grace, past it, a second signal: no attempt is used up; SIGHUP: one."""
     cases = [_Case(environment, size, mode, *case) for mode in MODES for case in CASES]
     for case in cases:
         environment.until_started(*case.jobs)
@@ -291,6 +308,12 @@ class _Case:
         expected = [] if self._end is None else [self._end] * len(self.jobs)
         words = f"what was stopped as {self.queue} is recorded as {found}"
         self._environment.expect(found == expected, words)
+        if self._end == "interrupted":
+            used = (
+                "SELECT sum(attempts) FROM pgqueue.jobs WHERE id = ANY(:jobs) AND outcome IS NULL"
+            )
+            count = self._environment.scalar(used, jobs=self.jobs) or 0
+            self._environment.expect(count == 0, f"interruptions have used up {count} attempts")
         left = "SELECT count(*) FROM pgqueue.leases WHERE target_id = ANY(:jobs)"
         count = self._environment.scalar(left, jobs=self.jobs)
         self._environment.expect(count == 0, f"{self.queue}: {count} jobs are left claimed")

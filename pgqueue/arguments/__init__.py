@@ -12,6 +12,14 @@ counts.
 
 from pgqueue.arguments.json_copy import MAX_DEPTH
 from pgqueue.arguments.payload import Payload, in_batch
+from pgqueue.arguments.refusals import OtherVersion
 from pgqueue.arguments.text import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 
-__all__ = ["LARGEST_TEXT", "MAX_DEPTH", "MAX_PAYLOAD_BYTES", "Payload", "in_batch"]
+__all__ = [
+    "LARGEST_TEXT",
+    "MAX_DEPTH",
+    "MAX_PAYLOAD_BYTES",
+    "OtherVersion",
+    "Payload",
+    "in_batch",
+]

@@ -7,7 +7,7 @@ from typing import Any
 
 from pgqueue.arguments.codec import Codec, any_unbounded
 from pgqueue.arguments.json_copy import PLAIN_TYPES, exact_if_whole
-from pgqueue.arguments.refusals import CannotTravel, Refusal, WrongType
+from pgqueue.arguments.refusals import CannotTravel, NotDeclared, Refusal, WrongType
 
 
 class Union:
@@ -53,12 +53,15 @@ class Union:
 
     def _read(self, value: Any) -> tuple[Codec, Any]:
         # Types with a form of their own come first: for str, every text is valid.
+        refusal: Refusal = WrongType(self.expects, value)
         for member in sorted(self._exact_first(value), key=lambda member: bool(member.natives)):
             try:
                 return member, member.decode(value)
+            except NotDeclared:
+                refusal = NotDeclared(refusal.reason)
             except Refusal:
                 continue
-        raise WrongType(self.expects, value)
+        raise refusal
 
 
 def literal_of(literals: Sequence[Any]) -> Codec:
@@ -95,21 +98,25 @@ def member_of(kind: type[Enum]) -> Codec:
                 return kind(value)
             return members[type(value) is bool, value]
         except (KeyError, ValueError):
-            raise Refusal(f"holds a value that no {kind.__name__} has") from None
+            raise NotDeclared(f"holds a value that no {kind.__name__} has") from None
 
     return Codec(expects, encode, decode)
 
 
 def _by_table(expects: str, written: dict[Any, Any], read: dict[Any, Any]) -> Codec:
-    def found_in(table: dict[Any, Any], value: Any) -> Any:
+    def encode(value: Any) -> Any:
         try:
-            return table[type(value), value]
+            return written[type(value), value]
         except (KeyError, TypeError):
             raise WrongType(expects, value, f"must be {expects}") from None
 
-    return Codec(
-        expects, lambda value: found_in(written, value), lambda value: found_in(read, value)
-    )
+    def decode(value: Any) -> Any:
+        try:
+            return read[type(value), value]
+        except (KeyError, TypeError):
+            raise NotDeclared(f"must be {expects}") from None
+
+    return Codec(expects, encode, decode)
 
 
 def _check_member(member: Enum) -> None:

@@ -1,18 +1,20 @@
 """The arguments of one task: checked at the call, written as JSON, read back unchanged."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pgqueue.arguments import text as json_text
 from pgqueue.arguments.annotations import Annotations
 from pgqueue.arguments.codec import Codec
 from pgqueue.arguments.json_copy import TOO_DEEP, JsonCopy, nests_too_deep
-from pgqueue.arguments.refusals import CannotTravel, Refusal, WrongType
+from pgqueue.arguments.refusals import CannotTravel, NotDeclared, OtherVersion, Refusal, WrongType
 from pgqueue.arguments.signature import Signature
 from pgqueue.arguments.text import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.errors import ArgumentsError, PayloadError, TaskDefinitionError
 
 T = TypeVar("T")
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Payload:
@@ -22,12 +24,21 @@ class Payload:
     ``dumps`` checks what text can hold: store nothing that has not passed both.
     """
 
-    def __init__(self, task_name: str, signature: Signature, codecs: dict[str, Codec]) -> None:
+    def __init__(
+        self,
+        task_name: str,
+        signature: Signature,
+        codecs: dict[str, Codec],
+        *,
+        renamed: Mapping[str, str] = NOTHING,
+    ) -> None:
         self.task_name = task_name
+        self._stored = f"task {task_name}: the stored arguments"
         self.names = signature.names
         self.bind = signature.bind
         self._signature = signature
         self._codecs = codecs
+        self._renamed = renamed
         self._natives = {name: codec.natives for name, codec in codecs.items()}
 
     @classmethod
@@ -38,8 +49,12 @@ class Payload:
         task_name: str,
         injected: int,
         hints: Mapping[str, Any],
+        renamed: Mapping[str, str] = NOTHING,
     ) -> "Payload":
-        """Read a task's signature, without the ``injected`` parameters at its beginning."""
+        """Read a task's signature, without the ``injected`` parameters at its beginning.
+
+        ``renamed`` maps names that parameters had before to those they have now.
+        """
         signature = Signature.of(function, task_name=task_name, injected=injected)
         annotations = Annotations()
         codecs = {}
@@ -49,7 +64,7 @@ class Payload:
             except CannotTravel as error:
                 what = f"task {task_name}: parameter {name!r} {error}"
                 raise TaskDefinitionError(what) from error
-        return cls(task_name, signature, codecs)
+        return cls(task_name, signature, codecs, renamed=renamed)
 
     def with_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Add the defaults of the parameters that were not given."""
@@ -122,11 +137,13 @@ class Payload:
             raise self._damaged(f"are not JSON that can be read ({error})") from error
         return self.decode(values)
 
-    def decode(self, values: Any) -> dict[str, Any]:
+    def decode(self, stored: Any) -> dict[str, Any]:
         """Turn plain JSON data, as stored, into keyword arguments of the declared types."""
-        if type(values) is not dict:
-            raise self._damaged(f"are a JSON {type(values).__name__}, not an object")
+        if type(stored) is not dict:
+            raise self._damaged(f"are a JSON {type(stored).__name__}, not an object")
+        values: dict[str, Any] = stored
         if values.keys() != self._codecs.keys():
+            values = self._under_new_names(values)
             self._check_names(values)
         natives = self._natives
         for name, value in values.items():
@@ -157,8 +174,8 @@ class Payload:
                 raise Refusal(TOO_DEEP)
             return codec.decode(value)
         except Refusal as refusal:
-            said = self._said(name, refusal, noun="stored argument")
-            raise PayloadError(said) from refusal.__cause__
+            kind = OtherVersion if isinstance(refusal, NotDeclared) else PayloadError
+            raise kind(self._said(name, refusal, noun="stored argument")) from refusal.__cause__
         except RecursionError:
             said = self._said(name, Refusal(TOO_DEEP), noun="stored argument")
             raise PayloadError(said) from None
@@ -166,16 +183,22 @@ class Payload:
             reason = Refusal(f"cannot be built: its type raised {type(error).__name__}")
             raise PayloadError(self._said(name, reason, noun="stored argument")) from error
 
+    def _under_new_names(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Rename old parameters; not if a job has two names of one, which are then refused."""
+        named = {self._renamed.get(name, name): value for name, value in values.items()}
+        return named if len(named) == len(values) else values
+
     def _check_names(self, values: dict[str, Any]) -> None:
         for name in sorted(values.keys() - self._codecs.keys()):
-            raise self._damaged(
-                f"name {name[:60]!a}, which the task does not take: the job was enqueued for "
-                "another version of it; keep the parameter, with a default, until such jobs ended"
+            raise OtherVersion(
+                f"{self._stored} name {name[:60]!a}, which the task does not take: the job was "
+                "enqueued for another version of it; keep the parameter, with a default, until "
+                "such jobs ended"
             )
         for name in sorted(self._signature.required - values.keys()):
-            raise self._damaged(
-                f"have no {name!r}: the job was enqueued before the parameter was added; "
-                "give it a default"
+            raise OtherVersion(
+                f"{self._stored} have no {name!r}: the job was enqueued before the parameter was "
+                "added; give it a default"
             )
 
     def _find_fault(self, encoded: dict[str, Any]) -> None:
@@ -190,7 +213,7 @@ class Payload:
         return f"task {self.task_name}: {noun} {name}{refusal.path} {refusal.reason}"
 
     def _damaged(self, what: str) -> PayloadError:
-        return PayloadError(f"task {self.task_name}: the stored arguments {what}")
+        return PayloadError(f"{self._stored} {what}")
 
     def _too_large(self, encoded: dict[str, Any], size: int, max_bytes: int) -> PayloadError:
         sizes = {name: len(json_text.write(value)) for name, value in encoded.items()}

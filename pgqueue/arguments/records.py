@@ -6,7 +6,7 @@ from typing import Any
 
 from pgqueue.arguments.codec import Codec, Convert, any_unbounded, each_named, each_of
 from pgqueue.arguments.json_copy import text_key
-from pgqueue.arguments.refusals import Refusal, WrongType
+from pgqueue.arguments.refusals import NotDeclared, Refusal, WrongType
 
 
 def array_of(kind: Any, item: Codec) -> Codec:
@@ -84,9 +84,9 @@ def record_of(kind: Any, fields: Mapping[str, Codec], required: Set[str]) -> Cod
     def declared(values: dict[str, Any]) -> dict[str, Any]:
         if values.keys() != fields.keys():
             for name in required - values.keys():
-                raise Refusal(f"has no field {name!r}")
+                raise NotDeclared(f"has no field {name!r}")
             for name in values.keys() - fields.keys():
-                raise Refusal(f"has {name[:60]!a}, which its type does not declare")
+                raise NotDeclared(f"has {name[:60]!a}, which its type does not declare")
         return values
 
     def encode(value: Any) -> dict[str, Any]:

@@ -2,6 +2,12 @@
 
 from typing import Any
 
+from pgqueue.errors import PayloadError
+
+
+class OtherVersion(PayloadError):
+    """Stored arguments do not fit the signature: another version of the task may read them."""
+
 
 class CannotTravel(Exception):
     """An annotation has no form in JSON; the message says what to write instead."""
@@ -22,6 +28,10 @@ class Refusal(Exception):
             f".{step[:60]}" if isinstance(step, str) and step.isidentifier() else f"[{step!a:.62}]"
             for step in self.steps
         )
+
+
+class NotDeclared(Refusal):
+    """A field or a member that the declared type does not have; another version of it may."""
 
 
 class WrongType(Refusal):

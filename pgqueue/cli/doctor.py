@@ -15,7 +15,7 @@ from pgqueue.errors import SchemaError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
 from pgqueue.redaction import redacted
-from pgqueue.repository import Health, Waiting
+from pgqueue.repository import Health, Unreadable, Waiting
 from pgqueue.terminal import harmless
 
 DURABILITY = {
@@ -81,6 +81,11 @@ def _waiting(queue: PgQueue, health: Health) -> Iterator[Finding]:
             yield Finding(Level.WARNING, "unknown task", words_for_unknown(task))
         if not unknown:
             yield Finding(Level.OK, "tasks", "no job is due of a task this app does not know")
+    unreadable = health.unreadable()
+    for each in unreadable[:SHOWN]:
+        yield Finding(Level.WARNING, "unreadable jobs", words_for_unreadable(each))
+    if not unreadable:
+        yield Finding(Level.OK, "arguments", "no job waits for code that can read its arguments")
     unserved = health.unserved_queues()
     for one in unserved[:SHOWN]:
         detail = f"no living worker serves queue {one.name}, where {_due(one)}"
@@ -96,6 +101,15 @@ def words_for_unknown(task: Waiting) -> str:
         "alone; have the module of --app import that task, or give it that name again, if it was "
         "renamed, by @queue.task(name=...), or run "
         f"pgqueue cancel --status pending --task {task.name}"
+    )
+
+
+def words_for_unreadable(found: Unreadable) -> str:
+    jobs = "1 job waits" if found.jobs == 1 else f"{found.jobs:,} jobs wait"
+    return (
+        f"{jobs} (the oldest since {age(found.since)}) for a worker that can read the arguments: "
+        f"{found.reason}; start workers with the code that has enqueued them, before they fail "
+        "after the max_unreadable of their task"
     )
 
 

@@ -8,10 +8,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from pgqueue.cli.app_loader import opened
-from pgqueue.cli.doctor import words_for_unknown
+from pgqueue.cli.doctor import words_for_unknown, words_for_unreadable
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus, Lease, QueueSettings, WorkerProcess
-from pgqueue.repository import Health, StatusCount
+from pgqueue.repository import Health, StatusCount, Unreadable, Waiting
 from pgqueue.statements.tables import clock, count_rows
 from pgqueue.terminal import harmless, print_table
 
@@ -28,13 +28,10 @@ def show_status(queue: PgQueue, *, exact: bool, as_json: bool) -> None:
         counts = queue.counts(session) if all_counted else Health(session).counts_but_succeeded()
         queues, workers = _queues(counts, session, all_counted), _workers(session)
         unknown = Health(session).unknown_tasks(queue.tasks) if queue.tasks else []
+        unreadable = Health(session).unreadable()
     if as_json:
-        tasks = [
-            {"name": task.name, "due_jobs": task.jobs, "oldest_age": task.since.total_seconds()}
-            for task in unknown
-        ]
-        found = {"queues": queues, "workers": workers, "unknown_tasks": tasks, "about_jobs": about}
-        click.echo(json.dumps(found, indent=2))
+        found = {"queues": queues, "workers": workers, **_waiting(unknown, unreadable)}
+        click.echo(json.dumps({**found, "about_jobs": about}, indent=2))
         return
     _print_queues(queues)
     if not all_counted:
@@ -45,6 +42,25 @@ def show_status(queue: PgQueue, *, exact: bool, as_json: bool) -> None:
     _print_workers(workers)
     for task in unknown:
         click.echo(harmless(f"\nWarning: {words_for_unknown(task)}"))
+    for each in unreadable:
+        click.echo(harmless(f"\nWarning: {words_for_unreadable(each)}"))
+
+
+def _waiting(unknown: list[Waiting], unreadable: list[Unreadable]) -> dict[str, Any]:
+    tasks = [
+        {"name": task.name, "due_jobs": task.jobs, "oldest_age": task.since.total_seconds()}
+        for task in unknown
+    ]
+    met = [
+        {
+            "task": each.task,
+            "jobs": each.jobs,
+            "oldest_age": each.since.total_seconds(),
+            "reason": each.reason,
+        }
+        for each in unreadable
+    ]
+    return {"unknown_tasks": tasks, "unreadable_jobs": met}
 
 
 def _queues(counts: list[StatusCount], session: Session, all_counted: bool) -> list[dict[str, Any]]:

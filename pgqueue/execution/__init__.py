@@ -1,7 +1,6 @@
 """One attempt of one job, from its arguments to its outcome."""
 
 from pgqueue.execution.attempt import (
-    INTERRUPTED,
     AttemptResult,
     CancelWins,
     Replay,
@@ -14,11 +13,11 @@ from pgqueue.execution.attempt import (
     run_async,
     tell,
     tell_final_failure,
+    tell_of_waiting,
     too_late,
 )
 
 __all__ = [
-    "INTERRUPTED",
     "AttemptResult",
     "CancelWins",
     "Replay",
@@ -31,5 +30,6 @@ __all__ = [
     "run_async",
     "tell",
     "tell_final_failure",
+    "tell_of_waiting",
     "too_late",
 ]

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pgqueue import redaction
+from pgqueue.arguments import OtherVersion
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import PayloadError, TaskDefinitionError
 from pgqueue.execution.error_reports import UNKEPT, report, storable_result, storable_words
@@ -25,6 +27,7 @@ from pgqueue.outcomes import (
     Snooze,
     Snoozed,
     Succeeded,
+    Unreadable,
     is_plain_success,
 )
 from pgqueue.redaction import secrets_among
@@ -47,15 +50,6 @@ class AttemptResult:
 
 
 NOTHING_RETURNED = AttemptResult(Succeeded(), keeps_writes=True)
-
-INTERRUPTED = Retried(
-    None,
-    ErrorReport(
-        "Interrupted", "The worker was stopped, and the handler did not end within the grace.", ""
-    ),
-    AttemptEnd.INTERRUPTED,
-)
-"""The outcome of an attempt that runs after the grace period, whatever the task's retry policy."""
 
 
 class Stale(Exception):
@@ -263,6 +257,12 @@ def tell_final_failure(job_id: int, task_name: str, reason: str) -> None:
     )
 
 
+@lru_cache(maxsize=1000)
+def tell_of_waiting(reason: str) -> None:
+    """Log once, not for each job and look, why jobs wait: the cache knows the reasons logged."""
+    logger.warning("%s; its jobs wait for a worker that can read them (pgqueue status)", reason)
+
+
 def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool) -> Settled:
     """Settle an attempt inside the handler's own transaction; the caller commits."""
     if is_plain_success(outcome):
@@ -284,9 +284,15 @@ def _secrets(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:
 
 
 def _unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> AttemptResult:
-    """Fail for good: arguments that cannot be decoded now cannot be decoded later."""
-    outcome = Failed(report(error, secrets=_secrets(task, claimed)))
-    tell(task, claimed, outcome, error)
+    """Let arguments of another version wait, and fail for damaged ones: they stay damaged."""
+    told = report(error, secrets=_secrets(task, claimed))
+    outcome: Outcome
+    if isinstance(error, OtherVersion):
+        outcome = Unreadable(told, task.settings.max_unreadable)
+        tell_of_waiting(told.message)
+    else:
+        outcome = Failed(told)
+        tell(task, claimed, outcome, error)
     return AttemptResult(outcome, keeps_writes=False)
 
 

@@ -9,6 +9,7 @@ from pgqueue.repository.health import (
     OldTransaction,
     Slot,
     TableHealth,
+    Unreadable,
     Waiting,
 )
 from pgqueue.repository.jobs import Change, Enqueued, Jobs, KeyHolder, NewJob, raising_duplicate
@@ -56,6 +57,7 @@ __all__ = [
     "Slot",
     "TableHealth",
     "StatusCount",
+    "Unreadable",
     "Upcoming",
     "Violation",
     "Waiting",

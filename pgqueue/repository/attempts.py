@@ -15,17 +15,20 @@ from pgqueue.options import LONGEST_DELAY
 from pgqueue.outcomes import (
     AttemptEnd,
     Cancelled,
+    ErrorReport,
     Exhausted,
     Failed,
+    Interrupted,
     Outcome,
     Released,
     Retried,
     Snoozed,
     Succeeded,
+    Unreadable,
 )
 from pgqueue.repository.rows import Claim, ClaimCursor, Claimed, Kind, Locked, Settled, Upcoming
 from pgqueue.statements import claiming, fencing, settling, stamping
-from pgqueue.statements.tables import CRASHED
+from pgqueue.statements.tables import CRASHED, INTERRUPTED
 
 
 class Attempts:
@@ -208,33 +211,45 @@ def _documents(pairs: Iterable[ClaimCursor]) -> str:
 
 def _verdict(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:
     """Return one attempt and its outcome, as the row that the settle statement reads."""
-    verdict: dict[str, Any] = {
+    return {
         "target_id": claimed.job_id,
         "message_id": claimed.message_id,
         "attempt": claimed.attempt,
         "burned": 1,
         "crashed": 0,
         "snoozed": 0,
+        **_said(outcome),
     }
+
+
+def _said(outcome: Outcome) -> dict[str, Any]:
     match outcome:
         case Succeeded(result):
-            verdict |= {"ending": "succeeded", "result": result}
+            return {"ending": "succeeded", "result": result}
         case Retried(delay, error, end):
-            verdict |= {"delay": _seconds(delay), **_error(error, end)}
-            verdict["crashed"] = int(end is AttemptEnd.CRASHED)
+            crashed = int(end is AttemptEnd.CRASHED)
+            return {"delay": _seconds(delay), "crashed": crashed, **_error(error, end)}
         case Failed(error, end):
-            verdict |= {"ending": "failed", **_error(error, end)}
+            return {"ending": "failed", **_error(error, end)}
         case Cancelled(reason):
-            verdict |= {"ending": "cancelled", "end": AttemptEnd.CANCELLED, "error": reason or None}
+            return {"ending": "cancelled", "end": AttemptEnd.CANCELLED, "error": reason or None}
         case Snoozed(delay):
-            verdict |= {"burned": 0, "snoozed": 1, "delay": _seconds(delay)}
+            return {"burned": 0, "snoozed": 1, "delay": _seconds(delay)}
+        case Interrupted(most):
+            report = ErrorReport("Interrupted", INTERRUPTED, "")
+            return {
+                "burned": 0,
+                "max_interruptions": most,
+                **_error(report, AttemptEnd.INTERRUPTED),
+            }
         case Released():
-            verdict["burned"] = 0
+            return {"burned": 0}
+        case Unreadable(error, longest):
+            failed = {"ending": "failed", **_error(error, AttemptEnd.FAILED)}
+            return {**failed, "max_unreadable": _seconds(longest)}
         case Exhausted():
-            verdict |= {"burned": 0, "ending": "failed", "error": CRASHED}
-        case _:
-            assert_never(outcome)
-    return verdict
+            return {"burned": 0, "ending": "failed", "error": CRASHED}
+    assert_never(outcome)
 
 
 def _seconds(delay: timedelta | None) -> float | None:

@@ -23,6 +23,17 @@ class Waiting(NamedTuple):
     since: timedelta
 
 
+class Unreadable(NamedTuple):
+    """Jobs of a task that wait because no worker could read their arguments so far."""
+
+    task: str
+    jobs: int
+    since: timedelta
+    """How long ago a worker has met the first of them."""
+    reason: str
+    """What this worker has said of that one."""
+
+
 class Setting(NamedTuple):
     name: str
     value: str
@@ -93,6 +104,10 @@ class Health:
         parameters = {"known": sorted(known)}
         rows = self._executor.execute(health.due_jobs_of_unknown_tasks(), parameters)
         return [Waiting(*row) for row in rows]
+
+    def unreadable(self) -> list[Unreadable]:
+        """Jobs whose arguments no worker could read so far, by task."""
+        return [Unreadable(*row) for row in self._executor.execute(health.unreadable())]
 
     def unserved_queues(self) -> list[Waiting]:
         """Due jobs in queues that no live worker serves."""

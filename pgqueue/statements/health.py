@@ -6,17 +6,27 @@ from functools import cache
 from sqlalchemy import (
     ColumnElement,
     Executable,
+    Integer,
     Text,
     all_,
     bindparam,
     exists,
+    literal_column,
     select,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from pgqueue.models import SCHEMA
-from pgqueue.statements.tables import count_rows, message_queue, pg, workers
+from pgqueue.statements.tables import (
+    count_rows,
+    jobs,
+    leases,
+    message_queue,
+    pg,
+    unreadable_jobs,
+    workers,
+)
 
 
 @cache
@@ -28,6 +38,25 @@ def due_jobs_of_unknown_tasks() -> Executable:
         .where(_is_due(), unknown)
         .group_by(message_queue.c.task)
         .order_by(count_rows().desc(), message_queue.c.task)
+    )
+
+
+@cache
+def unreadable() -> Executable:
+    """Tasks with jobs whose arguments no worker could read so far, and what the first one said.
+
+    A row that its job no longer needs stays until the job is deleted: one of a job that has ended,
+    or that a worker runs now.
+    """
+    met = unreadable_jobs
+    reasons = pg.array_agg(aggregate_order_by(met.c.reason, met.c.since), type_=ARRAY(Text))
+    oldest = pg.statement_timestamp() - pg.min(met.c.since)
+    return (
+        select(met.c.task, count_rows(), oldest, reasons[literal_column("1", Integer)])
+        .join_from(met, jobs, jobs.c.id == met.c.job_id)
+        .where(jobs.c.outcome.is_(None), ~exists().where(leases.c.target_id == met.c.job_id))
+        .group_by(met.c.task)
+        .order_by(count_rows().desc(), met.c.task)
     )
 
 

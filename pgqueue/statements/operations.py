@@ -187,8 +187,9 @@ def requeue_job(*, notify: bool) -> Executable:
     )
     message = message_of(job).cte("message")
     letter = delete(dead_letters).where(dead_letters.c.job_id.in_(select(job.c.id))).cte("letter")
+    met = delete(unreadable_jobs).where(unreadable_jobs.c.job_id.in_(select(job.c.id)))
     woken = tell("rewind") if notify else true()
-    return select(job.c.id, woken).add_cte(message).add_cte(letter)
+    return select(job.c.id, woken).add_cte(message, letter, met.cte("unreadable"))
 
 
 @cache

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Float,
     Integer,
     Select,
+    SmallInteger,
     TableClause,
     Text,
     Uuid,
@@ -25,6 +26,7 @@ from sqlalchemy import (
     column,
     delete,
     exists,
+    false,
     func,
     literal_column,
     null,
@@ -232,10 +234,12 @@ def _is_orphan() -> ColumnElement[bool]:
 def _crashed() -> list[Any]:
     """The outcome of every rescued attempt, in the columns that :func:`settling.settle` uses."""
     return [
+        false().label("waits"),
         cast(null(), Text).label("ending"),
         cast(null(), Float).label("delay"),
         literal_column("1").label("burned"),
         literal_column("0").label("snoozed"),
+        cast(null(), SmallInteger).label("max_interruptions"),
         cast(null(), JSONB).label("result"),
         *crash_words(),
         cast(null(), Text).label("traceback"),

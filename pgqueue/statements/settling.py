@@ -19,11 +19,14 @@ from sqlalchemy import (
     SmallInteger,
     Text,
     and_,
+    any_,
     bindparam,
     case,
     cast,
     column,
+    delete,
     exists,
+    extract,
     func,
     insert,
     literal_column,
@@ -35,7 +38,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
-from sqlalchemy.sql.selectable import CTE
+from sqlalchemy.sql.selectable import CTE, LateralFromClause
 
 from pgqueue.statements import fencing
 from pgqueue.statements.follow_ups import follow_up_messages
@@ -53,10 +56,17 @@ from pgqueue.statements.tables import (
     message_queue,
     pg,
     seconds,
+    unreadable_jobs,
 )
 
 MOST_SNOOZES = literal_column("32767", Integer)
-BURNED = 1
+HALF = literal_column("CAST(0.5 AS FLOAT)", Float)
+SHORTEST_PAUSE = literal_column("CAST(5 AS FLOAT)", Float)
+LONGEST_PAUSE = literal_column("CAST(60 AS FLOAT)", Float)
+BURNED = literal_column("1", SmallInteger)
+KEPT = cast(literal_column("0"), SmallInteger)
+ONE = literal_column("1", Integer)
+LAST_INTERRUPTION = literal_column("' The job has reached max_interruptions = '", Text)
 
 
 @cache
@@ -76,6 +86,8 @@ def settle(*, held: bool) -> Executable:
         column("burned", SmallInteger),
         column("crashed", SmallInteger),
         column("snoozed", SmallInteger),
+        column("max_interruptions", SmallInteger),
+        column("max_unreadable", Float),
         column("result", JSONB),
         column("end", Text),
         column("error_type", Text),
@@ -88,8 +100,10 @@ def settle(*, held: bool) -> Executable:
     # A crash of the child process counts as one of the worker: the job is then claimed alone.
     crashes = (gone.c.crashes + said.c.crashed).label("crashes")
     rest = [column for column in gone.c if column.name != "crashes"]
-    lease = select(*rest, crashes, *_verdict_columns(said)).select_from(gone.join(said, same_lease))
-    return write_verdicts(lease.cte("lease"))
+    met = _first_met(said)
+    verdict = (*_verdict_columns(said), *_columns_of_waiting(said, met.c.since))
+    ours = gone.join(said, same_lease).outerjoin(met, true())
+    return write_verdicts(select(*rest, crashes, *verdict).select_from(ours).cte("lease"))
 
 
 @cache
@@ -192,6 +206,7 @@ def write_verdicts(lease: CTE, *more: str) -> Executable:
             outcome=_ending(lease),
             attempts=_attempts(lease),
             snoozes=_snoozes(lease),
+            interruptions=_interruptions(lease),
             run_at=_next_run_at(lease),
             result=lease.c.result,
             last_error=_last_error(lease),
@@ -208,6 +223,8 @@ def write_verdicts(lease: CTE, *more: str) -> Executable:
         .add_cte(_bad_attempts_of(job))
         .add_cte(_letters_of(job))
         .add_cte(follow_up_messages(job))
+        .add_cte(_unreadable_jobs_of(job))
+        .add_cte(_readable_jobs_of(job))
     )
 
 
@@ -217,7 +234,13 @@ def _ending(lease: CTE) -> ColumnElement[Any]:
         (jobs.c.cancel_requested_at.is_not(None), CANCELLED),
         (lease.c.ending.is_not(None), lease.c.ending),
         (used_up, FAILED),
+        (_is_last_interruption(lease), FAILED),
     )
+
+
+def _is_last_interruption(lease: CTE) -> ColumnElement[bool]:
+    """NULL, which counts as false, if the attempt was not interrupted."""
+    return cast(jobs.c.interruptions, Integer) + ONE >= lease.c.max_interruptions
 
 
 def _attempts(lease: CTE) -> ColumnElement[Any]:
@@ -228,12 +251,20 @@ def _attempts(lease: CTE) -> ColumnElement[Any]:
 def _last_error(lease: CTE) -> ColumnElement[Any]:
     """NULL after a successful attempt; earlier attempts keep their errors on record."""
     kept = case((lease.c.ending.is_distinct_from(SUCCEEDED), jobs.c.last_error))
-    return func.coalesce(lease.c.error, kept)
+    limit = pg.concat(lease.c.error, LAST_INTERRUPTION, lease.c.max_interruptions)
+    return func.coalesce(case((_is_last_interruption(lease), limit)), lease.c.error, kept)
 
 
 def _snoozes(lease: CTE) -> ColumnElement[Any]:
     """Limited: a job that snoozes for ever must not fail when the counter reaches its maximum."""
     return func.least(cast(jobs.c.snoozes, Integer) + lease.c.snoozed, MOST_SNOOZES)
+
+
+def _interruptions(lease: CTE) -> ColumnElement[Any]:
+    return case(
+        (lease.c.max_interruptions.is_not(None), cast(jobs.c.interruptions, Integer) + ONE),
+        else_=jobs.c.interruptions,
+    )
 
 
 def _next_run_at(lease: CTE) -> ColumnElement[Any]:
@@ -288,7 +319,59 @@ def _letters_of(job: CTE) -> CTE:
     return letters.cte("letter")
 
 
+def _unreadable_jobs_of(job: CTE) -> CTE:
+    """A job that is met again keeps its row, and the time in it."""
+    rows = select(job.c.id, job.c.task, job.c.lease_error).where(
+        job.c.lease_waits, job.c.outcome.is_(None)
+    )
+    met = insert_or_skip(unreadable_jobs).from_select(["job_id", "task", "reason"], rows)
+    return met.on_conflict_do_nothing().cte("unreadable")
+
+
+def _readable_jobs_of(job: CTE) -> CTE:
+    """Forget that the arguments of these jobs were unreadable: an attempt has started, or the job
+    has ended.  Probes by key: a join might read the whole table."""
+    has_started = or_(job.c.lease_burned == BURNED, job.c.lease_snoozed == ONE)
+    was_interrupted = job.c.lease_max_interruptions.is_not(None)
+    ids = select(job.c.id).where(or_(has_started, was_interrupted, job.c.outcome.is_not(None)))
+    return (
+        delete(unreadable_jobs)
+        .where(unreadable_jobs.c.job_id == any_(func.array(ids.scalar_subquery())))
+        .cte("readable")
+    )
+
+
 def _verdict_columns(said: Any) -> list[ColumnElement[Any]]:
-    words = ("ending", "delay", "burned", "snoozed", "result")
-    error = ("end", "error_type", "error", "traceback")
+    words = ("snoozed", "max_interruptions", "result")
+    error = ("error_type", "error", "traceback")
     return [said.c[name] for name in (*words, *error)]
+
+
+def _first_met(said: Any) -> LateralFromClause:
+    """When the arguments of an unreadable job were first found unreadable, if that is recorded.
+
+    OFFSET keeps the planner from joining in another order: one probe by key for each such job.
+    """
+    row = select(unreadable_jobs.c.since).where(
+        unreadable_jobs.c.job_id == said.c.target_id, said.c.max_unreadable.is_not(None)
+    )
+    return row.offset(literal_column("0")).lateral("met")
+
+
+def _columns_of_waiting(said: Any, since: ColumnElement[Any]) -> list[ColumnElement[Any]]:
+    """The document says that an unreadable job fails; before ``max_unreadable`` the job waits.
+
+    The wait grows with its age: half of it, from 5 seconds to a minute.
+    """
+    now = pg.statement_timestamp()
+    waited = now - func.coalesce(since, now)
+    waits = waited < seconds(said.c.max_unreadable)
+    half = cast(extract("epoch", waited), Float) * HALF
+    pause = func.least(func.greatest(half, SHORTEST_PAUSE), LONGEST_PAUSE)
+    return [
+        waits.label("waits"),
+        case((waits, pause), else_=said.c.delay).label("delay"),
+        case((waits, KEPT), else_=said.c.burned).label("burned"),
+        case((waits, null()), else_=said.c.ending).label("ending"),
+        case((waits, null()), else_=said.c.end).label("end"),
+    ]

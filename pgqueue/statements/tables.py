@@ -62,6 +62,7 @@ FAILED = literal_column("'failed'", Text)
 CANCELLED = literal_column("'cancelled'", Text)
 
 CRASHED = "The worker that ran this attempt died, or was cut off from the database."
+INTERRUPTED = "The worker was stopped, and the handler did not end within the grace period."
 
 
 def lock_key(purpose: str) -> int:

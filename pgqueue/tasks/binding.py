@@ -7,7 +7,13 @@ from typing import Any
 from pgqueue.arguments.payload import Payload, in_batch
 from pgqueue.arguments.text import LARGEST_TEXT
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError
-from pgqueue.options import Options, names_wanted_by, refuse_unknown_secrets, storable_key
+from pgqueue.options import (
+    Options,
+    names_wanted_by,
+    refuse_unknown_secrets,
+    refuse_wrong_renames,
+    storable_key,
+)
 
 CHUNK = 1000
 """Jobs in one statement of ``enqueue_many``."""
@@ -43,7 +49,8 @@ class Arguments:
         self._unique_key = options.unique_key
         self._key_names: frozenset[str] = frozenset()
         names = frozenset(payload.names)
-        refuse_unknown_secrets(options, names)
+        refuse_wrong_renames(options, payload.names)
+        refuse_unknown_secrets(options, names.union(options.renamed))
         if callable(options.unique_key):
             self._key_names = names_wanted_by(options.unique_key, options.task, names)
 

@@ -74,6 +74,7 @@ class Task(Generic[P, R]):
             task_name=self.name,
             injected=len(self.injection.parameters),
             hints=self.injection.hints,
+            renamed=options.renamed,
         )
         self.address: Address | None = None
         """Where a child process finds the function, if handlers of this task run in one."""
@@ -86,7 +87,10 @@ class Task(Generic[P, R]):
         """Whether the handler's writes commit together with the job's completion."""
         hints = self.injection.hints
         secret = [name for name in self.payload.names if is_secret(hints.get(name))]
-        self._set_options(options.hiding(secret))
+        hidden = {*secret, *options.secret_args}
+        # Jobs that were enqueued before a renaming have the argument under its old name.
+        old = [name for name, new in options.renamed.items() if new in hidden]
+        self._set_options(options.hiding([*secret, *old]))
 
     @property
     def _where(self) -> str:

@@ -9,7 +9,16 @@ from queue import SimpleQueue
 
 from pgqueue import redaction
 from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome
-from pgqueue.outcomes import AttemptEnd, ErrorReport, Exhausted, Failed, Outcome, Retried
+from pgqueue.outcomes import (
+    AttemptEnd,
+    ErrorReport,
+    Exhausted,
+    Failed,
+    Interrupted,
+    Outcome,
+    Retried,
+    Unreadable,
+)
 from pgqueue.repository import Claimed, Rescued
 from pgqueue.statements.tables import CRASHED
 from pgqueue.worker.buffer import WORDS, Ending
@@ -127,12 +136,20 @@ def _call(callback: AttemptCallback, event: AttemptEnded) -> None:
 
 
 def _end_of(outcome: Outcome) -> AttemptEnd | None:
-    if isinstance(outcome, Exhausted):
-        return AttemptEnd.CRASHED
-    return outcome.end if isinstance(outcome, Retried | Failed) else None
+    match outcome:
+        case Exhausted():
+            return AttemptEnd.CRASHED
+        case Interrupted():
+            return AttemptEnd.INTERRUPTED
+        case Retried(_, _, end) | Failed(_, end):
+            return end
+    return None
 
 
 def _error_of(outcome: Outcome) -> ErrorReport | None:
-    if isinstance(outcome, Exhausted):
-        return CRASH
-    return outcome.error if isinstance(outcome, Retried | Failed) else None
+    match outcome:
+        case Exhausted():
+            return CRASH
+        case Retried() | Failed() | Unreadable():
+            return outcome.error
+    return None

@@ -15,11 +15,13 @@ from pgqueue.outcomes import (
     Cancelled,
     Exhausted,
     Failed,
+    Interrupted,
     Outcome,
     Released,
     Retried,
     Snoozed,
     Succeeded,
+    Unreadable,
 )
 from pgqueue.repository import Claimed, Settled
 from pgqueue.statements.tables import CRASHED
@@ -37,6 +39,8 @@ WORDS: dict[type[Outcome], AttemptOutcome] = {
     Cancelled: AttemptOutcome.CANCELLED,
     Snoozed: AttemptOutcome.SNOOZED,
     Released: AttemptOutcome.RELEASED,
+    Unreadable: AttemptOutcome.UNREADABLE,
+    Interrupted: AttemptOutcome.INTERRUPTED,
 }
 
 
@@ -267,8 +271,10 @@ def _tell_failure(claimed: Claimed, outcome: Outcome) -> None:
             reason = f"discarded: {error.message}"
         case Failed():
             return
-        case Retried(_, error):
+        case Retried(_, error) | Unreadable(error):
             reason = error.message
+        case Interrupted(limit):
+            reason = f"interrupted {limit} times, which is max_interruptions"
         case _:
             reason = CRASHED
     tell_final_failure(claimed.job_id, claimed.task, reason)

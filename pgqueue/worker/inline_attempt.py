@@ -20,7 +20,7 @@ from pgqueue.errors import ArgumentsError, AttemptFailed
 from pgqueue.execution import AttemptResult, CancelWins, Stale
 from pgqueue.meta import read_meta
 from pgqueue.middleware import around_async_handlers, around_handlers
-from pgqueue.outcomes import AttemptEnd, Cancelled, Exhausted, Failed, Outcome, Retried
+from pgqueue.outcomes import AttemptEnd, Cancelled, Exhausted, Failed, Outcome, Retried, Unreadable
 from pgqueue.repository import Attempts, Claimed
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.handlers import joined_session, listeners_to_commit
@@ -65,6 +65,8 @@ def raise_error(ended: Ended) -> None:
     match ended.outcome:
         case Failed(error, end) | Retried(_, error, end) if end is not AttemptEnd.DISCARDED:
             raise AttemptFailed(f"{_named(ended.claimed)}: {error.type}: {error.message}")
+        case Unreadable(error):
+            raise AttemptFailed(f"{_named(ended.claimed)} was not started: {error.message}")
         case Exhausted():
             raise AttemptFailed(f"{_named(ended.claimed)} was not started: {CRASHED}")
 

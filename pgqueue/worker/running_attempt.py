@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +18,6 @@ from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository import Claimed
 from pgqueue.tasks import Task
 from pgqueue.worker.processes.child import Child
-from pgqueue.worker.processes.protocol import AttemptKey
 
 CANCEL_WITHIN = 1.0
 """Seconds a cancelled async handler has to end."""
@@ -41,15 +40,19 @@ class RunningAttempt:
         "leaving",
         "session",
         "started_at",
+        "stopping",
         "task",
         "worker_id",
     )
 
-    def __init__(self, claimed: Claimed, task: Task[..., Any], *, worker_id: UUID) -> None:
+    def __init__(
+        self, claimed: Claimed, task: Task[..., Any], *, worker_id: UUID, stopping: Event
+    ) -> None:
         self.claimed = claimed
         self.task = task
         self.worker_id = worker_id
         """The worker id of its lease: a worker that is declared dead takes another id."""
+        self.stopping = stopping
         self.started_at = self.ended_at = time.monotonic()
         self.has_begun = False
         """Whether its transactional handler has been called."""
@@ -108,8 +111,14 @@ class RunningAttempt:
     def ask_to_stop(self) -> None:
         """Tell its handler to stop, which it does if it checks ``is_cancelled()``."""
         is_news, self.cancel_requested = not self.cancel_requested, True
-        if is_news and self.child is not None:
-            self.child.cancel(AttemptKey(self.claimed.message_id, self.claimed.attempt))
+        if is_news:
+            self.tell_child()
+
+    def tell_child(self) -> None:
+        """Tell the process of its handler of a cancel or of a stop."""
+        child = self.child  # its slot may take it away meanwhile
+        if child is not None:
+            child.tell(self)
 
     def finish(self) -> bool:
         """Take the right to decide how this attempt ended; True for the first caller only."""
@@ -134,6 +143,9 @@ class RunningAttempt:
 
     def is_cancelled(self) -> bool:
         return self.cancel_requested or self.is_lost
+
+    def is_stopping(self) -> bool:
+        return self.stopping.is_set()
 
     @property
     def server_process(self) -> int | None:
@@ -180,4 +192,5 @@ class RunningAttempt:
             session=session,
             cancelled=self.is_cancelled,
             meta=read_meta(claimed.meta),
+            stopping=self.is_stopping,
         )

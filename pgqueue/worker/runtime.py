@@ -65,7 +65,12 @@ class WorkerRuntime:
 
     def run_of(self, claimed: Claimed) -> RunningAttempt:
         """An attempt of this worker that begins now."""
-        return RunningAttempt(claimed, self.tasks[claimed.task], worker_id=self.identity.worker_id)
+        return RunningAttempt(
+            claimed,
+            self.tasks[claimed.task],
+            worker_id=self.identity.worker_id,
+            stopping=self.stopping,
+        )
 
     def note_times(self, run: RunningAttempt) -> None:
         """Keep for its event when an attempt ran; call it before the attempt is settled."""

@@ -10,13 +10,13 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 
-from pgqueue import execution, redaction, schema
+from pgqueue import redaction, schema
 from pgqueue.connections.opening import isolation_of, worker_engine
 from pgqueue.connections.session_changes import watched
 from pgqueue.connections.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
-from pgqueue.outcomes import Released
+from pgqueue.outcomes import Interrupted, Released
 from pgqueue.repository import Rescued
 from pgqueue.sessions.handlers import check_binds, joining_sessions
 from pgqueue.worker import timeouts
@@ -232,6 +232,8 @@ class Supervisor:
         runtime = self._runtime
         logger.info("stopping: %d handlers still run", len(self._runs()))
         self._stopping.set()
+        for run in self._runs():
+            run.tell_child()
         runtime.listener.poke()
         self._mode.end_claims()
         for claimed in runtime.buffer.drain():
@@ -285,7 +287,7 @@ class Supervisor:
         began = time.monotonic()
         with timeouts.staying(runs := self._runs()):
             lost = [run for run in runs if run.lose()]
-            outcomes = [(run, execution.INTERRUPTED) for run in lost]
+            outcomes = [(run, Interrupted(run.task.settings.max_interruptions)) for run in lost]
             self._settle_over(outcomes, seconds=LAST_TAKEOVER)
         self._has_interrupted = self._has_interrupted or bool(lost)
         self._close(LAST_SETTLE - (time.monotonic() - began))

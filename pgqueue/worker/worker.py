@@ -102,8 +102,9 @@ class Worker:
         """Work until no job is due or running, or for ``timeout`` seconds.
 
         Returns the number of attempts by ending: succeeded, failed, cancelled, retried, snoozed,
-        released, stale.  Jobs may be left: those of tasks this application does not have, or all
-        that did not run within ``timeout``, for example because the database was away.
+        released, interrupted, unreadable, stale.  Jobs may be left: those of tasks this application
+        does not have, those whose arguments it cannot read, or all that did not run within
+        ``timeout``, for example because the database was away.
 
         For tests: with ``raise_errors``, raises the first error of a handler, when all jobs have
         run.  ``ahead`` also runs the jobs that become due within this time, in the order of their

@@ -77,6 +77,42 @@ class TestJobsThatNobodyRuns:
         assert "Warning: this app knows no task shop.removed" in plain.stdout
 
 
+class TestJobsThatNobodyCanRead:
+    @pytest.fixture(autouse=True)
+    def unreadable(self, engine: Engine, orphan: int) -> None:
+        """One that waits, and one that was read meanwhile and has ended."""
+        row = """
+            INSERT INTO pgqueue.unreadable_jobs (job_id, task, reason, since)
+            VALUES (:job, 'shop.removed', :reason, now() - interval '5 minutes')
+        """
+        ended = PgQueue(engine).task(name="shop.ended")(_nothing).delay().id
+        with engine.begin() as connection:
+            connection.execute(text(row), {"job": orphan, "reason": "arguments name 'x'"})
+            connection.execute(text(row), {"job": ended, "reason": "arguments name 'y'"})
+            done = "UPDATE pgqueue.jobs SET outcome = 'succeeded', finished_at = now()"
+            connection.execute(text(f"{done} WHERE id = :id"), {"id": ended})
+
+    def test_are_told_with_the_age_of_the_oldest(self, shop: Path, database_url: str) -> None:
+        level, detail = about(findings(shop, database_url), "unreadable jobs")
+
+        assert level == "warning"
+        assert "1 job waits (the oldest since 5 minutes)" in detail
+        assert "arguments name 'x'; start workers with the code" in detail
+
+    def test_are_part_of_the_status(self, shop: Path, database_url: str) -> None:
+        app = ("--app", "shop:queue", "status")
+        found = json.loads(pgqueue(shop, *app, "--json", database_url=database_url).stdout)
+        plain = pgqueue(shop, *app, database_url=database_url)
+
+        [one] = found["unreadable_jobs"]
+        assert (one["task"], one["jobs"]) == ("shop.removed", 1)
+        assert one["oldest_age"] >= 300
+        assert "Warning: 1 job waits (the oldest since 5 minutes)" in plain.stdout
+
+
+def _nothing() -> None: ...
+
+
 class TestServer:
     def test_read_only_is_wrong(
         self, shop: Path, session: Session, database_name: str, database_url: str

@@ -8,7 +8,6 @@ UNREADABLE = {
     "7": "are a JSON int, not an object",
     '"text"': "are a JSON str, not an object",
     "[1]": "are a JSON list, not an object",
-    '{"n": 1, "colour": 2}': "name 'colour', which the task does not take",
     '{"n": "1"}': "argument n must be an int, not str",
     '{"n": null}': "argument n must be an int, not NoneType",
     '{"n": 1.5}': "argument n must be an int, not float",
@@ -16,9 +15,14 @@ UNREADABLE = {
     DIGITS: "are not JSON that can be read",
     # The json of newer Pythons reads it; then it is of the wrong type.
     DEPTH: "stored argument",
-    "{}": "have no 'milliseconds': the job was enqueued before",
 }
 """The arguments of a job, and why they cannot be read."""
+
+OF_ANOTHER_VERSION = {
+    '{"n": 1, "colour": 2}': "name 'colour', which the task does not take",
+    "{}": "have no 'milliseconds': the job was enqueued before",
+}
+"""The same for arguments that another version of the task may read: their jobs wait."""
 
 RUNS_ANYWAY = {
     "more attempts than there are": "jobs SET attempts = 32767 WHERE id = :id",

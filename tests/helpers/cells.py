@@ -129,6 +129,15 @@ def heed_in_cell(ctx: JobContext) -> None:
 
 
 @queue.task(executor="process", retry=AT_ONCE)
+def heed_stop_in_cell(ctx: JobContext) -> Snooze:
+    note("start", ctx)
+    while not ctx.is_stopping():
+        time.sleep(LOOK_EVERY)
+    note("stopping", ctx, cancelled=ctx.is_cancelled())
+    return Snooze(timedelta(0))
+
+
+@queue.task(executor="process", retry=AT_ONCE)
 def pay_in_cell(ctx: JobContext) -> None:
     with queue.session() as session, session.begin():
         session.execute(EFFECT, effect(ctx))

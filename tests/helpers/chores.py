@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from pgqueue import JobContext, PgQueue, Retry
+from pgqueue import JobContext, PgQueue, Retry, Snooze
 
 queue = PgQueue(os.environ.get("CHORES_URL"))
 
@@ -86,6 +86,12 @@ def wait(ctx: JobContext, gate: str) -> str:
     return gate
 
 
+@queue.task(retry=AT_ONCE, max_interruptions=2)
+def wait_twice(ctx: JobContext, gate: str) -> None:
+    note("start", ctx)
+    _until_open(gate)
+
+
 @queue.task(retry=AT_ONCE)
 def wait_and_pay(session: Session, ctx: JobContext, gate: str) -> str:
     session.execute(EFFECT, effect(ctx))
@@ -137,6 +143,34 @@ async def block_the_loop(ctx: JobContext, gate: str) -> None:
     while not is_open(gate):
         time.sleep(LOOK_EVERY)
     note("end", ctx)
+
+
+@queue.task(retry=AT_ONCE)
+def heed_stop(ctx: JobContext) -> Snooze:
+    note("start", ctx)
+    while not ctx.is_stopping():
+        time.sleep(LOOK_EVERY)
+    note("stopping", ctx, cancelled=ctx.is_cancelled())
+    return Snooze(timedelta(0))
+
+
+@queue.task(retry=AT_ONCE)
+def heed_stop_and_pay(session: Session, ctx: JobContext) -> Snooze:
+    session.execute(EFFECT, effect(ctx))
+    note("start", ctx)
+    while not ctx.is_stopping():
+        time.sleep(LOOK_EVERY)
+    note("stopping", ctx, cancelled=ctx.is_cancelled())
+    return Snooze(timedelta(0))
+
+
+@queue.task(retry=AT_ONCE)
+async def heed_stop_async(ctx: JobContext) -> Snooze:
+    note("start", ctx)
+    while not ctx.is_stopping():
+        await asyncio.sleep(LOOK_EVERY)
+    note("stopping", ctx, cancelled=ctx.is_cancelled())
+    return Snooze(timedelta(0))
 
 
 @queue.task(retry=AT_ONCE)

@@ -35,6 +35,7 @@ from pgqueue.outcomes import (
     Cancelled,
     Exhausted,
     Failed,
+    Interrupted,
     Outcome,
     Released,
     Retried,
@@ -54,6 +55,7 @@ OUTCOMES: st.SearchStrategy[Outcome] = st.sampled_from(
         Failed(ERROR),
         Cancelled("enough"),
         Snoozed(timedelta(0)),
+        Interrupted(max_interruptions=30_000),
         Released(),
     ]
 )
@@ -515,7 +517,7 @@ class Life(RuleBasedStateMachine):
         job = self.jobs[claimed.job_id]
         assert job.outcome is None
         job.lease, job.held = None, False
-        if isinstance(outcome, Snoozed):
+        if isinstance(outcome, Snoozed | Interrupted):
             job.starts -= 1
         used_up = claimed.attempt >= job.max_attempts
         if job.cancel_requested or isinstance(outcome, Cancelled):

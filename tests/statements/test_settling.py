@@ -17,8 +17,21 @@ from chaos.interleavings.logical_workers import (
     worker_settings,
 )
 from pgqueue import Job, JobAttempt, JobStatus, MessageQueue, PgQueueError, Snooze
-from pgqueue.outcomes import AttemptEnd, Failed, Outcome, Released, Retried, Snoozed, Succeeded
-from pgqueue.repository import Attempts
+from pgqueue.models import UnreadableJob
+from pgqueue.outcomes import (
+    AttemptEnd,
+    Failed,
+    Interrupted,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+    Unreadable,
+)
+from pgqueue.repository import Attempts, Claimed, Jobs
+
+DAY = timedelta(days=1)
 
 
 @pytest.fixture
@@ -189,13 +202,15 @@ def test_a_crash_of_a_handlers_process_is_counted_apart_from_failures(
 
 def test_a_batch_may_end_in_every_way_at_once(engine: Engine, worker: LogicalWorker) -> None:
     with engine.begin() as connection:
-        ids = [enqueue(connection, key=f"k{n}") for n in range(5)]
+        ids = [enqueue(connection, key=f"k{n}") for n in range(7)]
     outcomes: list[Outcome] = [
         Succeeded({"sum": 3}),
         Failed(ERROR),
         Retried(timedelta(0), ERROR),
         Snoozed(timedelta(hours=1)),
         Released(),
+        Unreadable(ERROR, DAY),
+        Interrupted(max_interruptions=1),
     ]
     claimed = worker.claim(10)
 
@@ -210,7 +225,129 @@ def test_a_batch_may_end_in_every_way_at_once(engine: Engine, worker: LogicalWor
             "pending",
             "pending",
             "pending",
+            "pending",
+            "failed",
         ]
-        assert [job.held_unique_key for job in jobs] == [None, None, "k2", "k3", "k4"]
+        assert [job.held_unique_key for job in jobs] == [None, None, "k2", "k3", "k4", "k5", None]
         assert jobs[0].result == {"sum": 3}
     assert violations(engine) == []
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_an_interruption_counts_towards_a_limit_of_its_own(
+    engine: Engine, worker: LogicalWorker, is_held: bool
+) -> None:
+    with engine.begin() as connection:
+        enqueue(connection, max_attempts=1)
+
+    for interruptions in (1, 2, 3):
+        assert only_job(engine).status is JobStatus.PENDING
+        if is_held:
+            _, claimed = worker.start()
+            assert worker.settle_in_transaction(claimed, Interrupted(max_interruptions=3))
+            worker.transaction.commit()
+        else:
+            [claimed] = worker.claim()
+            assert worker.settle(claimed, Interrupted(max_interruptions=3))
+        job = only_job(engine)
+        assert (claimed.attempt, job.attempts, job.interruptions) == (1, 0, interruptions)
+
+    assert job.status is JobStatus.FAILED
+    assert job.last_error is not None
+    assert "The job has reached max_interruptions = 3" in job.last_error
+    with Session(engine) as session:
+        rows = session.query(JobAttempt).all()
+        assert [(row.attempt, row.outcome) for row in rows] == [(1, "interrupted")] * 3
+    assert violations(engine) == []
+
+
+def of_only_job(engine: Engine, change: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(change))
+
+
+def claim_now(engine: Engine, worker: LogicalWorker) -> Claimed:
+    for table in ("jobs", "message_queue"):
+        of_only_job(engine, f"UPDATE pgqueue.{table} SET run_at = '2001-01-01Z'")
+    [claimed] = worker.claim()
+    return claimed
+
+
+@pytest.mark.parametrize(("age", "pause"), [(0, 5), (40, 20), (4000, 60)])
+def test_an_unreadable_job_waits_longer_the_longer_it_has_waited(
+    engine: Engine, worker: LogicalWorker, age: int, pause: int
+) -> None:
+    with engine.begin() as connection:
+        enqueue(connection, max_attempts=1)
+    assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
+    of_only_job(engine, f"UPDATE pgqueue.unreadable_jobs SET since = now() - interval '{age} s'")
+
+    claimed = claim_now(engine, worker)
+    before = datetime.now(UTC)
+    assert worker.settle(claimed, Unreadable(ERROR, DAY))
+
+    job = only_job(engine)
+    assert (job.status, job.attempts, job.last_error) == (JobStatus.PENDING, 0, "planned")
+    assert timedelta(seconds=pause) <= job.run_at - before < timedelta(seconds=pause + 5 + age / 20)
+    with Session(engine) as session:
+        row = session.query(UnreadableJob).one()
+        assert (row.job_id, row.task, row.reason) == (job.id, claimed.task, "planned")
+        assert row.since <= before - timedelta(seconds=age)
+        assert session.query(JobAttempt).all() == []
+    assert violations(engine) == []
+
+
+def test_a_job_that_was_unreadable_for_too_long_fails_and_may_be_requeued(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    with engine.begin() as connection:
+        job = enqueue(connection)
+    assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
+    of_only_job(engine, "UPDATE pgqueue.unreadable_jobs SET since = now() - interval '1 day'")
+
+    assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
+
+    failed = only_job(engine)
+    assert (failed.status, failed.attempts, failed.last_error) == (JobStatus.FAILED, 1, "planned")
+    with Session(engine) as session:
+        assert [row.outcome for row in session.query(JobAttempt)] == ["failed"]
+        assert session.query(UnreadableJob).all() == []
+    with engine.begin() as connection:
+        Jobs(connection).requeue(job, notify=False)
+    assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
+    assert only_job(engine).status is JobStatus.PENDING
+    assert violations(engine) == []
+
+
+def test_a_limit_of_zero_fails_an_unreadable_job_at_once(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    with engine.begin() as connection:
+        enqueue(connection)
+
+    assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, timedelta(0)))
+
+    assert only_job(engine).status is JobStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_kept"),
+    [
+        (Released(), True),
+        (Retried(timedelta(0), ERROR), False),
+        (Snoozed(timedelta(0)), False),
+        (Interrupted(max_interruptions=9), False),
+        (Succeeded({"sum": 3}), False),
+    ],
+)
+def test_a_started_attempt_forgets_since_when_a_job_was_unreadable(
+    engine: Engine, worker: LogicalWorker, outcome: Outcome, is_kept: bool
+) -> None:
+    with engine.begin() as connection:
+        enqueue(connection)
+    assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
+
+    assert worker.settle(claim_now(engine, worker), outcome)
+
+    with Session(engine) as session:
+        assert (session.query(UnreadableJob).count() == 1) is is_kept

@@ -314,7 +314,9 @@ class TestLeftStamps:
                 assert connection.scalar(end, {"pid": worker.pids[2]})
 
             row = locked.claimed(attempt=1, crashes=0)
-            run = RunningAttempt(row, sample_tasks.call, worker_id=worker.id)
+            run = RunningAttempt(
+                row, sample_tasks.call, worker_id=worker.id, stopping=threading.Event()
+            )
             run.begin_on(worker.transaction)
             assert run.server_process is None  # whose number may be another's by now
             stamped = claim_gate.stamp(locked, worker.transaction)

@@ -142,6 +142,21 @@ def test_an_error_is_raised_as_it_is_after_its_attempt_is_settled(
     assert job.status is JobStatus.FAILED
 
 
+def test_arguments_of_another_version_are_an_error_although_their_job_waits(
+    queue: PgQueue, session: Session
+) -> None:
+    @queue.task
+    def count(number: int) -> None: ...
+
+    job = count.enqueue(session, 1)
+    session.execute(text("""UPDATE pgqueue.jobs SET args = '{"number": 1, "added": 2}'"""))
+
+    with pytest.raises(AttemptFailed, match=r"was not started: .* name 'added'"):
+        run_jobs(session, queue=queue)
+
+    assert (job.status, job.attempts) == (JobStatus.PENDING, 0)
+
+
 def test_arguments_that_cannot_be_read_are_an_error(queue: PgQueue, session: Session) -> None:
     @queue.task
     def count(number: int) -> None: ...

@@ -57,9 +57,13 @@ async def with_context_and_async_session(
 
 @queue.task(
     name="mail.welcome",
+    aliases=["mail.hello"],
+    renamed={"count": "number"},
     queue="mail",
     priority=0,
     max_attempts=3,
+    max_interruptions=5,
+    max_unreadable=timedelta(hours=1),
     timeout=timedelta(seconds=30),
     retry=Retry.never(),
     unique_key=lambda number: f"welcome:{number}",

@@ -5,7 +5,15 @@ from typing import Any
 
 import chores
 import pytest
-from bad_rows import EXHAUSTED, NEVER_RUNS, ODDITIES, REFUSED, RUNS_ANYWAY, UNREADABLE
+from bad_rows import (
+    EXHAUSTED,
+    NEVER_RUNS,
+    ODDITIES,
+    OF_ANOTHER_VERSION,
+    REFUSED,
+    RUNS_ANYWAY,
+    UNREADABLE,
+)
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -24,7 +32,7 @@ def test_a_damaged_row_costs_its_own_job_and_no_other(
             good = chores.quick.enqueue_many(session, [(n,) for n in range(20)])
             unreadable = {
                 args: enqueue(session, chores.brief if args == "{}" else chores.quick)
-                for args in UNREADABLE
+                for args in (*UNREADABLE, *OF_ANOTHER_VERSION)
             }
             fine = {name: enqueue(session, chores.quick) for name in RUNS_ANYWAY}
             lost = {name: enqueue(session, chores.quick) for name in NEVER_RUNS}
@@ -46,16 +54,21 @@ def test_a_damaged_row_costs_its_own_job_and_no_other(
         for oddity in ODDITIES:
             rig.run(oddity)
 
+        waiting = {args: unreadable.pop(args) for args in OF_ANOTHER_VERSION}
         rig.start(mode)
         rig.until_ended(*good, *unreadable.values(), *fine.values(), exhausted)
+        met = "SELECT count(*) FROM pgqueue.unreadable_jobs"
+        rig.until(lambda: rig.scalar(met) == len(waiting), what="the other jobs wait")
 
         assert {rig.outcome(id) for id in [*good, *fine.values()]} == {"succeeded"}
         assert {rig.outcome(id) for id in [*unreadable.values(), exhausted]} == {"failed"}
         assert rig.outcome(unknown) is None, "it waits for a worker that knows its task"
-        for args, id in unreadable.items():
+        for args, id in waiting.items():
+            assert (rig.outcome(id), rig.attempts(id)) == (None, 0), args
+        for args, id in (unreadable | waiting).items():
             said = rig.scalar("SELECT last_error FROM pgqueue.jobs WHERE id = :id", id=id)
             assert "stored argument" in said, args
-            assert UNREADABLE[args] in said, args
+            assert (UNREADABLE | OF_ANOTHER_VERSION)[args] in said, args
             assert rig.notes("start", job=id) == []
         found = {(each.job_id, str(each)) for each in rig.check()}
         for name, id in lost.items():

@@ -71,13 +71,13 @@ def test_a_running_handler_ends_within_the_grace(
 
 @pytest.mark.timed
 @pytest.mark.parametrize(("mode", "task"), OTHERS)
-def test_a_handler_longer_than_the_grace_is_interrupted_at_the_cost_of_one_attempt(
+def test_a_handler_longer_than_the_grace_is_interrupted_and_uses_up_no_attempt(
     database_url: str, tmp_path: Path, mode: str, task: Any
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(mode, grace=0.3)
         with rig.session() as session:
-            job = task.enqueue(session, "go").id
+            job = task.options(max_attempts=1).enqueue(session, "go").id
             session.commit()
         rig.until_started(job)
 
@@ -88,14 +88,15 @@ def test_a_handler_longer_than_the_grace_is_interrupted_at_the_cost_of_one_attem
         assert code == 0
         assert took < promised(3)
         assert rig.bad_attempts(job) == ["interrupted"]
-        assert (rig.outcome(job), rig.attempts(job)) == (None, 1)
+        assert (rig.outcome(job), rig.attempts(job)) == (None, 0)
+        assert rig.scalar("SELECT interruptions FROM pgqueue.jobs") == 1
         assert rig.effects() == 0
         assert rig.scalar("SELECT count(*) FROM pgqueue.leases") == 0
         assert rig.check() == []
         rig.open("go")
         rig.start(mode)
         rig.until_ended(job)
-        assert (rig.outcome(job), rig.attempts(job)) == ("succeeded", 2)
+        assert (rig.outcome(job), rig.attempts(job)) == ("succeeded", 1)
         assert rig.effects() == (1 if task is chores.wait_and_pay else 0)
         assert rig.check() == []
 
@@ -142,7 +143,7 @@ def test_an_interrupted_attempt_is_recorded_before_python_waits_for_threads_of_e
         assert rig.scalar("SELECT count(*) FROM pgqueue.leases") == 0
         rig.open("go")
         assert worker.exit_code() == 0
-        assert (rig.outcome(job), rig.attempts(job)) == (None, 1)
+        assert (rig.outcome(job), rig.attempts(job)) == (None, 0)
         assert rig.check() == []
 
 
@@ -162,27 +163,54 @@ def test_a_second_signal_ends_the_grace(database_url: str, tmp_path: Path, mode:
 
         assert code == 0
         assert rig.bad_attempts(job) == ["interrupted"]
-        assert (rig.outcome(job), rig.attempts(job)) == (None, 1)
+        assert (rig.outcome(job), rig.attempts(job)) == (None, 0)
         assert rig.effects() == 0
         assert rig.check() == []
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_last_attempt_interrupted_fails_the_job(
+def test_the_last_interruption_fails_the_job_and_says_so(
     database_url: str, tmp_path: Path, mode: str
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, grace=0)
         with rig.session() as session:
-            job = chores.wait.options(max_attempts=1).enqueue(session, "never").id
+            job = chores.wait_twice.enqueue(session, "never").id
+            session.commit()
+        for stops in (1, 2):
+            assert rig.outcome(job) is None
+            worker = rig.start(mode, grace=0)
+            rig.until(lambda stops=stops: len(rig.notes("start", job=job)) == stops)  # type: ignore[misc]
+
+            assert worker.terminate() == 0
+
+        assert rig.bad_attempts(job) == ["interrupted"] * 2
+        assert (rig.outcome(job), rig.attempts(job)) == ("failed", 0)
+        assert "max_interruptions = 2" in rig.scalar("SELECT last_error FROM pgqueue.jobs")
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "task", [chores.heed_stop, chores.heed_stop_and_pay, chores.heed_stop_async]
+)
+def test_a_handler_that_hears_of_the_stop_hands_its_job_on(
+    database_url: str, tmp_path: Path, mode: str, task: Any
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(mode, grace=600)
+        with rig.session() as session:
+            job = task.enqueue(session).id
             session.commit()
         rig.until_started(job)
+        assert rig.notes("stopping") == []
 
         code = worker.terminate()
 
         assert code == 0
-        assert rig.bad_attempts(job) == ["interrupted"]
-        assert (rig.outcome(job), rig.attempts(job)) == ("failed", 1)
+        assert [note["cancelled"] for note in rig.notes("stopping", job=job)] == [False]
+        assert (rig.outcome(job), rig.attempts(job)) == (None, 0)
+        assert rig.bad_attempts(job) == []
+        assert rig.effects() == (1 if task is chores.heed_stop_and_pay else 0)
         assert rig.check() == []
 
 

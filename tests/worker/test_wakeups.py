@@ -276,7 +276,7 @@ def test_what_a_stopped_worker_gives_back_is_run_by_a_sleeping_one(
 
         assert stopped.terminate() == 0
 
-        rig.until_started(job, attempt=2)
+        rig.until(lambda: len(rig.notes("start", job=job)) == 2)
         rig.open("go")
         rig.until_ended()
         assert rig.bad_attempts() == ["interrupted"]

@@ -128,7 +128,9 @@ class TestAfterACommitWhoseAnswerWasLost:
             logical_workers(worker_settings(database_url), 1) as [worker],
         ):
             _, claimed = worker.start()
-            run = RunningAttempt(claimed, shared.tasks["tests.task"], worker_id=worker.id)
+            run = RunningAttempt(
+                claimed, shared.tasks["tests.task"], worker_id=worker.id, stopping=threading.Event()
+            )
 
             assert transactional_handler.was_committed(shared, run) is False
             worker.transaction.rollback()

@@ -16,11 +16,13 @@ from pgqueue.outcomes import (
     Cancelled,
     ErrorReport,
     Failed,
+    Interrupted,
     Outcome,
     Released,
     Retried,
     Snoozed,
     Succeeded,
+    Unreadable,
     is_plain_success,
 )
 from pgqueue.repository import Attempts, Claimed
@@ -224,7 +226,8 @@ class Settler(WorkerThread):
         Apart from the settles, which may be repeated; a woken worker may find no work left.
         """
         behind = any(_keeps_its_place(outcome) for _, outcome in batch)
-        if behind or any(isinstance(outcome, Retried | Snoozed | Failed) for _, outcome in batch):
+        goes_on = Retried | Snoozed | Unreadable | Failed  # a failed job may have a follow-up
+        if behind or any(isinstance(outcome, goes_on) for _, outcome in batch):
             self._goes_on(behind)
         if behind:
             self._reconnecting.attempt(
@@ -242,7 +245,9 @@ def _job_id(claimed: Claimed) -> int:
 
 def _keeps_its_place(outcome: Outcome) -> bool:
     """Whether the next message keeps the old time, and so stands behind the cursors."""
-    return isinstance(outcome, Released) or (isinstance(outcome, Retried) and outcome.delay is None)
+    if isinstance(outcome, Retried):
+        return outcome.delay is None
+    return isinstance(outcome, Released | Interrupted)
 
 
 def _named(batch: list[Settlement]) -> str:
@@ -255,6 +260,6 @@ def _named(batch: list[Settlement]) -> str:
 def _bare(outcome: Outcome) -> Outcome:
     if isinstance(outcome, Succeeded):
         return Succeeded({"unserialisable_result": "the database refused it"})
-    if isinstance(outcome, Retried | Failed):
+    if isinstance(outcome, Retried | Failed | Unreadable):
         return replace(outcome, error=ErrorReport(outcome.error.type, "not storable", ""))
     return Cancelled("") if isinstance(outcome, Cancelled) else outcome

@@ -15,7 +15,15 @@ from typing import Any, Protocol
 
 from pgqueue import execution
 from pgqueue.errors import TaskDefinitionError
-from pgqueue.outcomes import AttemptEnd, ErrorReport, Failed, Outcome, Retried
+from pgqueue.outcomes import (
+    AttemptEnd,
+    ErrorReport,
+    Failed,
+    Interrupted,
+    Outcome,
+    Retried,
+    Unreadable,
+)
 from pgqueue.repository import Claimed
 from pgqueue.tasks import Task
 from pgqueue.worker.processes import protocol
@@ -58,6 +66,8 @@ class ProcessAttempt(Protocol):
     def begin_in(self, child: "Child") -> None: ...
 
     def is_cancelled(self) -> bool: ...
+
+    def is_stopping(self) -> bool: ...
 
 
 class Child:
@@ -103,7 +113,7 @@ class Child:
         try:
             self._get_ready()
             run.begin()
-            self._send_job(run, of)
+            self._send_job(run)
             said = self._line(until=run.deadline)
             if said is not None:
                 return self._heard_outcome(run, protocol.outcome_of(said, of))
@@ -117,16 +127,24 @@ class Child:
             words = "has answered what no handler answers"
         return self._after_death(run, words)
 
-    def cancel(self, of: AttemptKey) -> None:
-        """Make the handler's ``is_cancelled()`` true.  Never waits: the heartbeat calls this."""
-        if not self._sending.acquire(blocking=False):
-            return  # the slot is sending the job, and checks for a cancel after that
-        try:
-            os.write(self._link.fileno(), protocol.line({"cancel": of}))
-        except OSError:
-            return  # the child is dead, or does not read: its timeout applies
-        finally:
-            self._sending.release()
+    def tell(self, run: ProcessAttempt) -> None:
+        """Tell the handler whether it is cancelled, and whether the worker stops.
+
+        Never waits: the heartbeat calls this.
+        """
+        told, asked = (False, False), (run.is_cancelled(), run.is_stopping())
+        while told != asked:
+            if not self._sending.acquire(blocking=False):
+                return  # the thread that is sending looks again after that
+            try:
+                of = AttemptKey(run.claimed.message_id, run.claimed.attempt)
+                said = {"of": of, "cancelled": asked[0], "stopping": asked[1]}
+                os.write(self._link.fileno(), protocol.line(said))
+            except OSError:
+                return  # the child is dead, or does not read: its timeout applies
+            finally:
+                self._sending.release()
+            told, asked = asked, (run.is_cancelled(), run.is_stopping())
 
     def kill(self, end: AttemptEnd) -> None:
         """Kill the child and its process group; its attempt ends as ``end``."""
@@ -168,11 +186,10 @@ class Child:
             raise Refused(error)
         self._is_ready = True
 
-    def _send_job(self, run: ProcessAttempt, of: AttemptKey) -> None:
+    def _send_job(self, run: ProcessAttempt) -> None:
         self._jobs_left -= 1
         self._send(protocol.line({"run": run.claimed}))
-        if run.is_cancelled():
-            self.cancel(of)
+        self.tell(run)
 
     def _send(self, line: bytes) -> None:
         with self._sending, suppress(BrokenPipeError, ConnectionResetError):
@@ -212,6 +229,8 @@ class Child:
             execution.tell(run.task, run.claimed, outcome)
             if outcome.error.type == "MemoryError":
                 self._jobs_left = 0  # its memory may not be enough for the next job
+        if isinstance(outcome, Unreadable):
+            execution.tell_of_waiting(outcome.error.message)
         return outcome
 
     def _after_death(self, run: ProcessAttempt, words: str) -> Outcome:
@@ -223,7 +242,7 @@ class Child:
                     late = TimeoutError(f"its process took no job within {READY_WITHIN:.0f} s")
                 return execution.after_error(run.task, run.claimed, late, end=AttemptEnd.TIMEOUT)
             case AttemptEnd.INTERRUPTED:
-                return execution.INTERRUPTED
+                return Interrupted(run.task.settings.max_interruptions)
             case None if status is not None:
                 words = _words_of(status)
         when = "" if self._is_ready else " before the handler could start"

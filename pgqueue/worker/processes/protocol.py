@@ -25,6 +25,7 @@ from pgqueue.outcomes import (
     Retried,
     Snoozed,
     Succeeded,
+    Unreadable,
 )
 
 LONGEST_LINE = 2 * MAX_RESULT_BYTES
@@ -61,6 +62,8 @@ def answer(of: AttemptKey, outcome: Outcome) -> bytes:
             said = {"ending": "cancelled", "reason": reason}
         case Snoozed(delay):
             said = {"ending": "snoozed", "delay": delay.total_seconds()}
+        case Unreadable(error, most):
+            said = {"ending": "unreadable", "most": most.total_seconds(), "error": _told(error)}
         case _:
             raise TypeError(f"no handler ends so: {outcome!r}")
     return line({"of": of, **said})
@@ -101,6 +104,8 @@ def _outcome(said: Any) -> Outcome:
             return Cancelled(_text(reason, MAX_MESSAGE_BYTES))
         case {"ending": "snoozed", "delay": delay}:
             return Snoozed(_delay(delay))
+        case {"ending": "unreadable", "most": most, "error": error}:
+            return Unreadable(_error(error), _delay(most))
     raise ProtocolError
 
 

@@ -56,21 +56,23 @@ def serve(
 
 
 class Inbox(Thread):
-    """Reads from the worker while a handler runs: jobs, cancels, and the end of the worker."""
+    """Reads from the worker while a handler runs: jobs, cancels, stops, the end of the worker."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         super().__init__(name="pgqueue-inbox", daemon=True)
         self.jobs: SimpleQueue[Claimed | None] = SimpleQueue()
         self._lines = lines
         self._cancelled: AttemptKey | None = None
+        self._is_stopping = False
 
     def run(self) -> None:
         for line in self._lines:
             match json.loads(line):
                 case {"run": fields}:
                     self.jobs.put(Claimed(*fields))
-                case {"cancel": of}:
-                    self._cancelled = AttemptKey(*of)
+                case {"of": of, "cancelled": cancelled, "stopping": stopping}:
+                    self._cancelled = AttemptKey(*of) if cancelled else None
+                    self._is_stopping = stopping
                 case {"leave": True}:
                     self.jobs.put(None)
         # The worker has died.  Kill this process and those that its handler has started.
@@ -86,6 +88,7 @@ class Inbox(Thread):
             task=claimed.task,
             cancelled=lambda: self._cancelled == of,
             meta=read_meta(claimed.meta),
+            stopping=lambda: self._is_stopping,
         )
 
 

@@ -185,12 +185,27 @@ def test_a_child_that_outlives_the_grace_is_killed_and_its_job_given_back(
 
         assert code == 0
         for job in jobs:
-            assert (rig.outcome(job), rig.attempts(job)) == (None, 1)
+            assert (rig.outcome(job), rig.attempts(job)) == (None, 0)
             assert rig.bad_attempts(job) == ["interrupted"]
         assert rig.scalar("SELECT count(*) FROM pgqueue.leases") == 0
         assert rig.scalar("SELECT max(crashes) FROM pgqueue.message_queue") == 0
         assert all(map(is_gone, pids(rig, *jobs)))
         assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_child_hears_of_a_stop(database_url: str, tmp_path: Path, mode: str) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = start(rig, mode, grace=600)
+        job = enqueue(rig, cells.heed_stop_in_cell)
+        rig.until_started(job)
+
+        code = worker.terminate()
+
+        assert code == 0
+        assert [note["cancelled"] for note in rig.notes("stopping", job=job)] == [False]
+        assert (rig.outcome(job), rig.attempts(job)) == (None, 0)
+        assert rig.bad_attempts(job) == []
 
 
 @pytest.mark.parametrize("mode", MODES)
