@@ -33,7 +33,8 @@ class DuplicateJob(PgQueueError):
     """Another unfinished job of this queue holds the unique key."""
 
     holder: int | None = None
-    """The id of that job; None after a failed flush, which cannot look it up."""
+    """The id of that job.  None after a failed flush, which cannot look it up, and for two rows of
+    one ``enqueue_many``."""
 
 
 class JobNotFound(PgQueueError, LookupError):

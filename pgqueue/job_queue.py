@@ -223,7 +223,8 @@ class PgQueue:
         ``name`` (module and function name), ``queue`` ("default"), ``priority`` (0 first, 9
         last, default 5), ``max_attempts`` (10), ``timeout`` (None), ``retry``
         (``Retry.exponential()``), ``unique_key`` (a callable that receives the arguments which its
-        parameters name), ``transactional`` (True for a handler that asks for a Session),
+        parameters name), ``on_duplicate`` ("return" the job that holds the unique key, or "raise"
+        DuplicateJob), ``transactional`` (True for a handler that asks for a Session),
         ``executor`` ("thread"; "process" runs each handler in a child process, which a timeout
         kills), ``memory_limit`` (None; bytes of address space of the child process),
         ``secret_args`` (names of arguments to mask in errors, log lines and commands, as

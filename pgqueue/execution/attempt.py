@@ -29,6 +29,7 @@ from pgqueue.outcomes import (
 from pgqueue.redaction import secrets_among
 from pgqueue.repository import Attempts, Claimed
 from pgqueue.tasks import Task
+from pgqueue.tasks.duplicates import running_job
 
 logger = redaction.logger(__name__)
 
@@ -86,6 +87,7 @@ def run(
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
         return _unreadable(error, _secrets(task, claimed))
+    running_job.set(claimed)
     try:
         with around(context):
             injected = task.injection.values(session=context.session, context=context)
@@ -114,6 +116,7 @@ async def run_async(
         arguments = task.payload.loads(claimed.args)
     except PayloadError as error:
         return _unreadable(error, _secrets(task, claimed))
+    running_job.set(claimed)
     timeout, clock = task.settings.timeout, None
     try:
         with around(context):

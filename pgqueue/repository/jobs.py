@@ -81,6 +81,14 @@ class Row(NamedTuple):
     unique_key: str | None
 
 
+class Placed(NamedTuple):
+    """The job of one row of an enqueue with unique keys."""
+
+    id: int
+    is_new: bool
+    """False for a job that already held the key."""
+
+
 class KeyHolder(NamedTuple):
     """The job that has a unique key."""
 
@@ -123,15 +131,15 @@ class Jobs:
 
     def enqueue_unique_chunk(
         self, new: NewJob, *, payloads: Sequence[Any], keys: Sequence[str | None]
-    ) -> list[int]:
-        """The same with unique keys, ascending; for a taken key, the id of the job that holds it.
+    ) -> list[Placed]:
+        """The same with unique keys, ascending; for a taken key, the job that holds it.
 
         Two callers that use the same keys then wait for each other in one order.
         """
         rows = [Row(*row) for row in zip(payloads, keys, strict=True)]
         return self._enqueue_in_order(new, rows)
 
-    def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[int]:
+    def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
         """Insert rows by ascending keys, and never a key after a later one.
 
         A taken key may have no holder any more when the holders are read, after the insert.  To
@@ -140,8 +148,8 @@ class Jobs:
         """
         for _ in range(1 if len(rows) > 1 else TRIES_FOR_A_KEY):
             with self._executor.begin_nested() as savepoint:
-                ids = self._enqueue_unless_taken(new, rows)
-                found = [id for id in ids if id is not None]
+                placed = self._enqueue_unless_taken(new, rows)
+                found = [one for one in placed if one is not None]
                 if len(found) == len(rows):
                     return found
                 savepoint.rollback()
@@ -151,25 +159,26 @@ class Jobs:
         first = self._enqueue_in_order(new, rows[:middle])
         return first + self._enqueue_in_order(new, rows[middle:])
 
-    def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[Row]) -> list[int | None]:
-        """The ids of new jobs and of holders of taken keys; None for a holder that has ended."""
+    def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[Row]) -> list[Placed | None]:
+        """The new jobs and the holders of taken keys; None for a holder that has ended."""
         statement = enqueueing.enqueue_unique_jobs(start=new.start, notify=new.notify)
         documents = json.dumps([row._asdict() for row in rows])
         written = self._executor.execute(statement, {**new.parameters(), "documents": documents})
         without_key: list[int] = []
-        own: dict[str, int] = {}
-        held: dict[str, int] = {}
+        own: dict[str, Placed] = {}
+        held: dict[str, Placed] = {}
         for id, key, is_new, _woken in written:
             if key is None:
                 without_key.append(id)
             else:
-                (own if is_new else held)[key] = id
-        free = iter(sorted(without_key))
+                (own if is_new else held)[key] = Placed(id, is_new)
+        free = iter(Placed(id, is_new=True) for id in sorted(without_key))
         taken = {row.unique_key for row in rows if row.unique_key is not None} - own.keys()
         if taken:
-            held |= {key: one.id for key, one in self._holders(new.queue, sorted(taken)).items()}
-        ids = {**held, **own}
-        return [next(free) if key is None else ids.get(key) for _, key in rows]
+            holders = self._holders(new.queue, sorted(taken))
+            held |= {key: Placed(one.id, is_new=False) for key, one in holders.items()}
+        placed = {**held, **own}
+        return [next(free) if key is None else placed.get(key) for _, key in rows]
 
     def dispatch(self, job_id: int, *, unique: bool, notify: bool) -> None:
         """Insert the message of a job that a flush has just inserted."""

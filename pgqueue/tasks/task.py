@@ -3,7 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
@@ -23,6 +23,7 @@ from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job
 from pgqueue.statements.tables import clock
 from pgqueue.tasks.address import Address, importable_address
 from pgqueue.tasks.binding import Arguments, Written, WrittenRows
+from pgqueue.tasks.duplicates import check_holder, check_rows
 from pgqueue.tasks.injection import Injection, injection_of
 
 if TYPE_CHECKING:
@@ -132,7 +133,9 @@ class Task(Generic[P, R]):
 
         Writes the rows of the job at once and loads ``job.id``; flushes nothing else of the session
         and commits nothing.  If an unfinished job of the queue holds the unique key, returns that
-        job.  Raises ArgumentsError or PayloadError before anything is written.
+        job, whose ``is_new`` is False, or raises DuplicateJob if ``on_duplicate="raise"`` or if the
+        holder is the job that calls this.  Raises ArgumentsError or PayloadError before anything is
+        written.
         """
         target = sync_session(session, self._where)
         written = self._written(args, kwargs)
@@ -142,6 +145,7 @@ class Task(Generic[P, R]):
                 self._new_on(connection), args=written.text, unique_key=written.unique_key
             )
         if isinstance(found, KeyHolder):
+            check_holder(self._options, found.id, written.unique_key)
             return held_job(target, found)
         job = self._loaded_job(found, written)
         # The row is written and needs no flush, so a mapper event may enqueue too: SQLAlchemy warns
@@ -172,7 +176,8 @@ class Task(Generic[P, R]):
         """Enqueue a job for each row of arguments; returns their ids in the same order.
 
         A row is a tuple of positional arguments, or a dict of arguments by name.  All rows are
-        checked before the first is written.
+        checked before the first is written.  For a taken unique key the list has the id of the job
+        that holds it; with ``on_duplicate="raise"``, raises DuplicateJob and enqueues no row.
         """
         target = sync_session(session, self._where)
         # Encode every row before the first statement: if one is refused, none is written.
@@ -182,7 +187,9 @@ class Task(Generic[P, R]):
         jobs, new = Jobs(connection), self._new_on(connection)
         with telling_failures():
             if self._options.unique_key is not None:
-                return _enqueue_unique(jobs, new, written)
+                raises = self._options.on_duplicate == "raise"
+                with connection.begin_nested() if raises else nullcontext():
+                    return _enqueue_unique(jobs, new, written, self._options)
             return [id for text in written.texts for id in jobs.enqueue_chunk(new, documents=text)]
 
     async def enqueue_many_async(
@@ -210,6 +217,7 @@ class Task(Generic[P, R]):
             interruptions=0,  # a value that the database chose would have to be read back
             unique_key=written.unique_key,
         )
+        job.is_new = True
         if self._options.run_at is not None:
             job.run_at = func.greatest(self._options.run_at, clock())
         elif self._options.delay is not None:
@@ -226,6 +234,7 @@ class Task(Generic[P, R]):
             )
         if isinstance(found, Enqueued):
             return self._loaded_job(found, written)
+        check_holder(self._options, found.id, written.unique_key)
         with self.owner.session() as session:
             session.begin()  # if its sessionmaker has autobegin=False
             job = held_job(session, found)
@@ -236,7 +245,8 @@ class Task(Generic[P, R]):
         """Return the same task with other options for the jobs enqueued through it.
 
         ``delay`` (a timedelta) or ``run_at`` (a datetime with a time zone), ``priority`` (0 to
-        9, 0 first), ``queue``, ``unique_key``, ``max_attempts``.  Raises OptionError.
+        9, 0 first), ``queue``, ``unique_key``, ``on_duplicate``, ``max_attempts``.  Raises
+        OptionError.
         """
         changed = copy.copy(self)
         changed._set_options(self._options.of_job(options))
@@ -303,17 +313,21 @@ class Task(Generic[P, R]):
         )
 
 
-def _enqueue_unique(jobs: Jobs, new: NewJob, written: WrittenRows) -> list[int]:
+def _enqueue_unique(jobs: Jobs, new: NewJob, written: WrittenRows, options: Options) -> list[int]:
     # By ascending key, over all chunks: two callers in opposite orders would deadlock.
     keys = written.unique_keys
+    check_rows(options, keys)
     order = sorted(range(len(keys)), key=lambda index: keys[index] or "")
     found: dict[int, int] = {}
     for start in range(0, len(order), written.to_a_statement):
         part = order[start : start + written.to_a_statement]
-        ids = jobs.enqueue_unique_chunk(
+        placed = jobs.enqueue_unique_chunk(
             new,
             payloads=[written.args[index] for index in part],
             keys=[keys[index] for index in part],
         )
-        found.update(zip(part, ids, strict=True))
+        for index, job in zip(part, placed, strict=True):
+            if not job.is_new:
+                check_holder(options, job.id, keys[index])
+            found[index] = job.id
     return [found[index] for index in range(len(keys))]

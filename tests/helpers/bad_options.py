@@ -47,6 +47,7 @@ OPTIONS: list[Option] = [
         OptionError,
         "both delay and run_at",
     ),
+    ("on_duplicate", {"on_duplicate": "skip"}, OptionError, "'skip'; give 'return' or 'raise'"),
     ("unique_key number", {"unique_key": 7}, OptionError, "give a string, a callable or None"),
     ("unique_key bytes", {"unique_key": b"k"}, OptionError, "give a string, a callable or None"),
     ("unique_key empty", {"unique_key": ""}, OptionError, "at least one character, or None"),
