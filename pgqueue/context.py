@@ -3,11 +3,29 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from pgqueue.errors import ArgumentsError
+
+MOST = 2**53
+"""The largest number of a progress: up to here a float is exact."""
+LONGEST_NOTE = 500
+"""Characters of a note that are stored, after its secrets were masked."""
+
+
+class Progress(NamedTuple):
+    """What a handler has reported last; None for what it has not given."""
+
+    done: float
+    total: float | None = None
+    note: str | None = None
 
 
 def _never() -> bool:
     return False
+
+
+def _ignore(_: Progress) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +43,7 @@ class JobContext:
     """The Session or AsyncSession of a transactional handler, else None.  Writes through it commit
     together with the job's completion, or not at all."""
     cancelled: Callable[[], bool] = field(default=_never, repr=False)
+    reporting: Callable[[Progress], None] = field(default=_ignore, repr=False)
 
     def is_cancelled(self) -> bool:
         """Whether the handler should stop: its job was cancelled, its attempt has timed out or was
@@ -33,6 +52,30 @@ class JobContext:
         Sends no query; a cancel is seen within a second.
         """
         return self.cancelled()
+
+    def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
+        """Report how far the handler is; readable as ``Job.progress`` and in ``pgqueue jobs ID``.
+
+        Returns at once.  The worker writes the last report at most once a second, on a connection
+        of its own, so that it is visible while the handler's transaction is open.  A note is cut
+        to 500 characters.  Raises ArgumentsError for numbers below zero and for other types.
+        """
+        self.reporting(checked_progress(done, total, note, where=f"job {self.job_id} {self.task}"))
+
+
+def checked_progress(done: Any, total: Any, note: Any, *, where: str) -> Progress:
+    """Return a progress that can be stored; raises ArgumentsError."""
+    for name, value in (("done", done), ("total", 0 if total is None else total)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= MOST:
+            raise ArgumentsError(
+                f"{where}: {name} of its progress is {value!r:.60}; give a number from 0 to 2**53"
+            )
+    if note is not None and not isinstance(note, str):
+        raise ArgumentsError(
+            f"{where}: the note of its progress is {type(note).__name__}; give a str or None"
+        )
+    return Progress(done, total, note if note is None else note[: 10 * LONGEST_NOTE])
 
 
 Around = Callable[[JobContext], AbstractContextManager[None]]

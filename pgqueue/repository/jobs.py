@@ -15,7 +15,7 @@ from pgqueue.connections.fast_path import fetch
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository.rows import StatusCount, Violation
-from pgqueue.statements import counts, enqueueing, invariants, operations
+from pgqueue.statements import counts, enqueueing, invariants, operations, progress
 from pgqueue.statements.enqueueing import Start
 
 TRIES_FOR_A_KEY = 20
@@ -238,6 +238,11 @@ class Jobs:
 
     def is_cancel_requested(self, job_id: int) -> bool:
         return bool(self._run(operations.is_cancel_requested(), job_id).scalar())
+
+    def write_progress(self, reports: Sequence[dict[str, Any]]) -> set[int]:
+        """Write what handlers report; returns the jobs whose progress was written."""
+        parameters = {"reports": json.dumps(reports)}
+        return {row[0] for row in fetch(self._executor, progress.write_progress(), parameters)}
 
     def pause(self, queue: str) -> None:
         self._executor.execute(operations.pause_queue(), {"name": queue})

@@ -12,12 +12,13 @@ from sqlalchemy.orm import Session
 
 from pgqueue.connections.keepalive import has_ended
 from pgqueue.connections.opening import backend_pid, driver_connection
-from pgqueue.context import JobContext
+from pgqueue.context import JobContext, Progress
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository import Claimed
 from pgqueue.tasks import Task
 from pgqueue.worker.processes.child import Child
 from pgqueue.worker.processes.protocol import AttemptKey
+from pgqueue.worker.progress import ProgressWriter
 
 CANCEL_WITHIN = 1.0
 """Seconds a cancelled async handler has to end."""
@@ -37,6 +38,7 @@ class RunningAttempt:
         "is_abandoned",
         "is_lost",
         "leaving",
+        "progress_writer",
         "session",
         "started_at",
         "task",
@@ -48,6 +50,7 @@ class RunningAttempt:
         self.task = task
         self.worker_id = worker_id
         """The worker id of its lease: a worker that is declared dead takes another id."""
+        self.progress_writer: ProgressWriter | None = None
         self.started_at = time.monotonic()
         self.has_begun = False
         """Whether its transactional handler has been called."""
@@ -127,6 +130,16 @@ class RunningAttempt:
         return self.cancel_requested or self.is_lost
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it is decided how this attempt ended."""
+        return not self._unfinished
+
+    def report(self, progress: Progress) -> None:
+        """Pass on what the handler reports of its progress; never waits for the database."""
+        if self.progress_writer is not None:
+            self.progress_writer.report(self, progress)
+
+    @property
     def server_process(self) -> int | None:
         """The server process of its transaction.  Hold ``leaving`` to read it.
 
@@ -170,4 +183,5 @@ class RunningAttempt:
             task=claimed.task,
             session=session,
             cancelled=self.is_cancelled,
+            reporting=self.report,
         )

@@ -23,6 +23,7 @@ from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes.pool import ProcessPool
+from pgqueue.worker.progress import ProgressWriter
 from pgqueue.worker.running_attempt import RunningAttempt
 
 
@@ -45,12 +46,16 @@ class WorkerRuntime:
     task_names: str = field(init=False)
     """The names of all tasks, as the array parameter of a claim."""
     crash_isolation: CrashIsolation = field(init=False)
+    progress: ProgressWriter = field(init=False)
     isolation_level: IsolationLevel = field(default=READ_COMMITTED, init=False)
     """The level of handlers' transactions in lease mode: that of the application's engine."""
 
     def run_of(self, claimed: Claimed) -> RunningAttempt:
         """An attempt of this worker that begins now."""
-        return RunningAttempt(claimed, self.tasks[claimed.task], worker_id=self.identity.worker_id)
+        task = self.tasks[claimed.task]
+        run = RunningAttempt(claimed, task, worker_id=self.identity.worker_id)
+        run.progress_writer = self.progress
+        return run
 
     def may_start(self, claimed: Claimed) -> bool:
         """Whether a claimed job may start: only while no other worker can have rescued it.
@@ -74,4 +79,12 @@ class WorkerRuntime:
     def __post_init__(self) -> None:
         self.task_names = array_of(sorted(self.tasks))
         self.crash_isolation = CrashIsolation(self.buffer.in_flight, self.cursors)
+        self.progress = ProgressWriter(self.engine, self.outage, must_wait=self._reads_snapshot)
         self.buffer.wake = self.listener.poke
+
+    def _reads_snapshot(self, run: RunningAttempt) -> bool:
+        """Whether an attempt has a transaction that could not settle its job if another changed it.
+
+        Such a transaction would fail with a serialization error at its end.
+        """
+        return self.isolation_level != READ_COMMITTED and run.backend_pid is not None

@@ -250,6 +250,7 @@ class Supervisor:
             self._rescuer,
             *self._mode.threads,
             runtime.loop,
+            runtime.progress,
             *self._mode.slots,
         )
         for loop in loops:
@@ -288,6 +289,7 @@ class Supervisor:
             return max(deadline - time.monotonic(), 0.1)
 
         self._mode.close(seconds=left())
+        self._runtime.progress.stop(seconds=left())
         self._rescuer.stop(seconds=left())
         self._heartbeat.stop(seconds=left())
         self._runtime.loop.stop()
