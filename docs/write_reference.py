@@ -121,6 +121,7 @@ CONTENTS = (
             "TaskDefinitionError",
             "DuplicateJob",
             "JobNotFound",
+            "LeaseLost",
             "NotBound",
             "NoTransaction",
             "SchemaError",

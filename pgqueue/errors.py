@@ -37,6 +37,10 @@ class DuplicateJob(PgQueueError):
     one ``enqueue_many``."""
 
 
+class LeaseLost(PgQueueError, RuntimeError):
+    """The job of this attempt has been given to another, so nothing of the attempt may be kept."""
+
+
 class JobNotFound(PgQueueError, LookupError):
     """No job has this id: it was never enqueued, was rolled back, or has been deleted."""
 

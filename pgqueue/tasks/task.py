@@ -24,6 +24,7 @@ from pgqueue.statements.tables import clock
 from pgqueue.tasks.address import Address, importable_address
 from pgqueue.tasks.binding import Arguments, Written, WrittenRows
 from pgqueue.tasks.duplicates import check_holder, check_rows
+from pgqueue.tasks.finishing import PlainFinishing
 from pgqueue.tasks.injection import Injection, injection_of
 
 if TYPE_CHECKING:
@@ -99,6 +100,9 @@ class Task(Generic[P, R]):
             return self.function(*args, **kwargs)
         if self.is_async:
             return self._call_async(*args, **kwargs)  # type: ignore[return-value]  # R is the coroutine
+        if not self.is_transactional:
+            injected = self.injection.values(session=None, context=self._context(None))
+            return self.function(*injected, *args, **kwargs)
         with self.owner.session() as session, session.begin():
             injected = self.injection.values(session=session, context=self._context(session))
             return self.function(*injected, *args, **kwargs)
@@ -310,6 +314,7 @@ class Task(Generic[P, R]):
             queue=self._options.queue,
             task=self.name,
             session=session,
+            finishing=lambda: PlainFinishing(self.owner.session, self.owner.async_session),
         )
 
 

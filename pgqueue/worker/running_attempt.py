@@ -1,7 +1,7 @@
 """One attempt while its handler runs."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.connections.keepalive import has_ended
 from pgqueue.connections.opening import backend_pid, driver_connection
-from pgqueue.context import JobContext, Progress
+from pgqueue.context import Finishing, JobContext, Progress
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository import Claimed
 from pgqueue.tasks import Task
@@ -34,6 +34,7 @@ class RunningAttempt:
         "cancel_requested",
         "child",
         "claimed",
+        "finishing",
         "has_begun",
         "is_abandoned",
         "is_lost",
@@ -50,6 +51,7 @@ class RunningAttempt:
         self.task = task
         self.worker_id = worker_id
         """The worker id of its lease: a worker that is declared dead takes another id."""
+        self.finishing: Finishing | None = None
         self.progress_writer: ProgressWriter | None = None
         self.started_at = time.monotonic()
         self.has_begun = False
@@ -173,7 +175,14 @@ class RunningAttempt:
         margin = CANCEL_WITHIN if self.task.is_async else 0.0
         return time.monotonic() > self.deadline + margin
 
-    def context(self, session: Any = None) -> JobContext:
+    @property
+    def is_settled(self) -> bool:
+        """Whether its handler has ended the job with ``ctx.finish()``, and perhaps still runs."""
+        return self.finishing is not None and self.finishing.is_done
+
+    def context(
+        self, session: Any = None, finishing: Callable[[], Finishing] | None = None
+    ) -> JobContext:
         claimed = self.claimed
         return JobContext(
             job_id=claimed.job_id,
@@ -184,4 +193,5 @@ class RunningAttempt:
             session=session,
             cancelled=self.is_cancelled,
             reporting=self.report,
+            finishing=finishing,
         )

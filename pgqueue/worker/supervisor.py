@@ -197,7 +197,7 @@ class Supervisor:
     def _settle_over(self, ended: Sequence[Ended], *, seconds: float) -> None:
         """Settle attempts in place of their threads, and end their transactions."""
         self._end_attempts(ended, seconds=seconds)
-        self._mode.settle(ended)
+        self._mode.settle([(run, outcome) for run, outcome in ended if not run.is_settled])
 
     def _end_attempts(self, ended: Sequence[Ended], *, seconds: float) -> None:
         if ended:

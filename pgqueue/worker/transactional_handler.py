@@ -65,7 +65,7 @@ def run_in_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome |
             try:
                 return _run_on(runtime, run, connection)
             finally:
-                _leave(run, connection)
+                leave(run, connection)
     except Stale:
         report_stale(runtime, run.claimed)
         return None
@@ -86,7 +86,7 @@ async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) 
             try:
                 return await _run_async_on(runtime, run, connection)
             finally:
-                await connection.run_sync(lambda sync: _leave(run, sync))
+                await connection.run_sync(lambda sync: leave(run, sync))
     except Stale:
         report_stale(runtime, run.claimed)
         return None
@@ -98,7 +98,7 @@ async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) 
         return await asyncio.to_thread(_after_broken_connection, runtime, run, error)
 
 
-def _leave(run: RunningAttempt, connection: Connection) -> None:
+def leave(run: RunningAttempt, connection: Connection) -> None:
     """Prepare a connection for the pool; invalidate one that may have been ended meanwhile."""
     if run.session is not None:
         run.session.close()
