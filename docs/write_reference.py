@@ -132,6 +132,7 @@ CONTENTS = (
             "UsedAcrossFork",
             "WorkerBroken",
             "AttemptFailed",
+            "DelayInTransaction",
         ),
     ),
 )

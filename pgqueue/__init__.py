@@ -7,6 +7,7 @@ from pgqueue.context import JobContext
 from pgqueue.errors import (
     ArgumentsError,
     AttemptFailed,
+    DelayInTransaction,
     DuplicateJob,
     JobNotFound,
     LeaseLost,
@@ -74,6 +75,7 @@ __all__ = [
     "PgQueueError",
     "ArgumentsError",
     "AttemptFailed",
+    "DelayInTransaction",
     "DuplicateJob",
     "JobNotFound",
     "LeaseLost",

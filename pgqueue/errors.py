@@ -86,3 +86,11 @@ class AttemptFailed(PgQueueError):
 
     For example it has timed out, its arguments cannot be decoded, or its child process has died.
     """
+
+
+class DelayInTransaction(UserWarning):
+    """``delay()`` was called while a session of the caller had a transaction open.
+
+    A warning, not an error: ``warnings.filterwarnings("ignore", category=DelayInTransaction)``
+    silences it.
+    """

@@ -182,6 +182,10 @@ class PgQueue:
         """
         return nothing_around
 
+    def session_of_caller(self) -> Session | None:
+        """Return the Session that a framework keeps for the calling code; here there is none."""
+        return None
+
     def told_to_children(self) -> dict[str, str]:
         """Return what :meth:`in_child` needs from this process; a framework may override it."""
         return {"url": self.engine.url.render_as_string(hide_password=False)}

@@ -23,6 +23,7 @@ from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job
 from pgqueue.statements.tables import clock
 from pgqueue.tasks.address import Address, importable_address
 from pgqueue.tasks.binding import Arguments, Written, WrittenRows
+from pgqueue.tasks.delaying import warn_of_open_transaction
 from pgqueue.tasks.duplicates import check_holder, check_rows
 from pgqueue.tasks.finishing import PlainFinishing
 from pgqueue.tasks.injection import Injection, injection_of
@@ -49,6 +50,8 @@ class Owner(Protocol):
     def in_child(self, told: Mapping[str, str]) -> AbstractContextManager[object]: ...
 
     def around_jobs(self) -> Around: ...
+
+    def session_of_caller(self) -> Session | None: ...
 
 
 class Task(Generic[P, R]):
@@ -229,7 +232,13 @@ class Task(Generic[P, R]):
         return dispatch_at_flush(job, notify=self.owner.notify)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """Enqueue a job in its own transaction, committed when this method returns."""
+        """Enqueue a job in its own transaction, committed when this method returns.
+
+        The job runs even if the caller's own transaction is rolled back; :meth:`enqueue` joins it.
+        Warns with DelayInTransaction if a handler's session, or ``db.session`` of a Flask
+        application, has a transaction open.
+        """
+        warn_of_open_transaction(self.name, self.owner.session_of_caller())
         written = self._written(args, kwargs)
         # In autocommit one statement is one transaction, which saves two round trips.
         with self.owner.autocommitting() as connection, telling_failures():

@@ -22,6 +22,7 @@ from pgqueue.repository import Attempts
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.handlers import joined_session, options_of
 from pgqueue.statements.transactions import AFTER_HANDLER
+from pgqueue.tasks.delaying import handler_session
 from pgqueue.unit_of_work import CommitUnknown, commit, set_now, write_pending
 from pgqueue.worker.after_commit import call_listeners
 from pgqueue.worker.replays import Replays
@@ -83,12 +84,14 @@ class LeaseFinishing:
             begin = self._begin_of(connection)
             begin(connection)
             session = joined_session(sessions, connection, begin_again=begin)
+            handler_session.set(session)
             try:
                 yield session
                 session.expire_on_commit = False  # the handler may use its objects afterwards
                 write_pending(session)
                 self._settle(connection, session, outcome)
             finally:
+                handler_session.set(None)
                 session.close()
 
     @asynccontextmanager
@@ -101,11 +104,13 @@ class LeaseFinishing:
             begin = self._begin_of(sync)
             await connection.run_sync(begin)
             session = async_sessions.joined_session(sessions, connection, begin_again=begin)
+            handler_session.set(session.sync_session)
             try:
                 yield session
                 await session.run_sync(write_pending)
                 await connection.run_sync(self._settle, session.sync_session, outcome)
             finally:
+                handler_session.set(None)
                 await asyncio.shield(asyncio.create_task(session.close()))
 
     def _begin_of(self, connection: Connection) -> Callable[[Connection], None]:

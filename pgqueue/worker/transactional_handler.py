@@ -26,6 +26,7 @@ from pgqueue.repository import Attempts, Claimed, Workers
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.handlers import joined_session, options_of
 from pgqueue.statements.transactions import AFTER_HANDLER, set_local
+from pgqueue.tasks.delaying import handler_session
 from pgqueue.unit_of_work import (
     CommitUnknown,
     TransactionEnded,
@@ -155,6 +156,7 @@ def run_with_session(
     with options_of(runtime.sessions.kw["bind"], connection):
         try:
             run.begin()
+            handler_session.set(session)
             verdict = execution.run(
                 run.task,
                 run.claimed,
@@ -166,6 +168,7 @@ def run_with_session(
             _keep_session(run, session, verdict)
             return verdict
         finally:
+            handler_session.set(None)
             if run.session is None:
                 session.close()
 
@@ -203,6 +206,7 @@ async def _run_with_async_session(
     with options_of(runtime.sessions.kw["bind"], sync):
         try:
             run.begin()
+            handler_session.set(session.sync_session)
             verdict = await execution.run_async(
                 run.task,
                 run.claimed,
@@ -214,6 +218,7 @@ async def _run_with_async_session(
             _keep_session(run, session.sync_session, verdict)
             return verdict
         finally:
+            handler_session.set(None)
             if run.session is None:
                 await asyncio.shield(asyncio.create_task(session.close()))
 

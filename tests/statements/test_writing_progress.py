@@ -18,7 +18,7 @@ LEASE = """
 
 
 def job_of(session: Session, **columns: Any) -> int:
-    @PgQueue(session.get_bind()).task(name="tests.task")  # type: ignore[arg-type]  # an Engine
+    @PgQueue(session.get_bind()).task(name="tests.task")
     def task() -> None: ...
 
     job = task.enqueue(session)
