@@ -127,6 +127,7 @@ CONTENTS = (
             "TaskDefinitionError",
             "DuplicateJob",
             "JobNotFound",
+            "LeaseLost",
             "NotBound",
             "NoTransaction",
             "SchemaError",
@@ -137,6 +138,7 @@ CONTENTS = (
             "UsedAcrossFork",
             "WorkerBroken",
             "AttemptFailed",
+            "DelayInTransaction",
         ),
     ),
 )

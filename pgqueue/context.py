@@ -1,13 +1,47 @@
 """What a handler can ask for about its job."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from sqlalchemy.orm import Session
+
+from pgqueue.errors import ArgumentsError, PgQueueError
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+MOST = 2**53
+"""The largest number of a progress: up to here a float is exact."""
+LONGEST_NOTE = 500
+"""Characters of a note that are stored, after its secrets were masked."""
+
+
+class Progress(NamedTuple):
+    """What a handler has reported last; None for what it has not given."""
+
+    done: float
+    total: float | None = None
+    note: str | None = None
+
+
+class Finishing(Protocol):
+    """Ends one job in a transaction that its handler begins."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def begin(self, result: Any) -> AbstractContextManager[Session]: ...
+
+    def begin_async(self, result: Any) -> "AbstractAsyncContextManager[AsyncSession]": ...
 
 
 def _never() -> bool:
     return False
+
+
+def _ignore(_: Progress) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +62,8 @@ class JobContext:
     meta: Mapping[str, Any] = field(default_factory=dict)
     """What was noted with ``task.options(meta=...)`` or by ``queue.on_enqueue``."""
     stopping: Callable[[], bool] = field(default=_never, repr=False)
+    reporting: Callable[[Progress], None] = field(default=_ignore, repr=False)
+    finishing: Callable[[], Finishing] | None = field(default=None, repr=False)
 
     def is_cancelled(self) -> bool:
         """Whether the handler should stop: its job was cancelled, its attempt has timed out or was
@@ -44,6 +80,64 @@ class JobContext:
         goes on.  Sends no query.
         """
         return self.stopping()
+
+    def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
+        """Report how far the handler is; readable as ``Job.progress`` and in ``pgqueue jobs ID``.
+
+        Returns at once.  The worker writes the last report at most once a second, on a connection
+        of its own, so that it is visible while the handler's transaction is open.  A note is cut
+        to 500 characters.  Raises ArgumentsError for numbers below zero and for other types.
+        """
+        self.reporting(checked_progress(done, total, note, where=f"job {self.job_id} {self.task}"))
+
+    def finish(self, result: Any = None) -> AbstractContextManager[Session]:
+        """Return a ``with`` block with a Session, whose commit also ends the job as succeeded.
+
+        For a handler without a session, in lease mode and not in a child process.  The end of the
+        block writes ``result`` to ``job.result`` and commits.  Raises LeaseLost, or Cancel for a
+        cancelled job; the block is then rolled back, as after any error in it.  After the block
+        the job has ended: what the handler returns is ignored, what it raises is logged.
+        """
+        return self._finishing().begin(result)
+
+    def finish_async(self, result: Any = None) -> "AbstractAsyncContextManager[AsyncSession]":
+        """:meth:`finish` for an async handler: an ``async with`` block with an AsyncSession."""
+        return self._finishing().begin_async(result)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether :meth:`finish` has ended the job."""
+        return self.finishing is not None and self.finishing().is_done
+
+    def _finishing(self) -> Finishing:
+        where = f"job {self.job_id} {self.task}: ctx.finish()"
+        if self.session is not None:
+            raise PgQueueError(
+                f"{where} is for handlers without a session; this handler has one, which is "
+                "committed with the end of its job when the handler returns"
+            )
+        if self.finishing is None:
+            raise PgQueueError(
+                f"{where} needs a worker in lease mode, and a handler outside of a child process; "
+                "give the handler a Session parameter, or run the task in lease mode without "
+                "executor='process'"
+            )
+        return self.finishing()
+
+
+def checked_progress(done: Any, total: Any, note: Any, *, where: str) -> Progress:
+    """Return a progress that can be stored; raises ArgumentsError."""
+    for name, value in (("done", done), ("total", 0 if total is None else total)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= MOST:
+            raise ArgumentsError(
+                f"{where}: {name} of its progress is {value!r:.60}; give a number from 0 to 2**53"
+            )
+    if note is not None and not isinstance(note, str):
+        raise ArgumentsError(
+            f"{where}: the note of its progress is {type(note).__name__}; give a str or None"
+        )
+    return Progress(done, total, note if note is None else note[: 10 * LONGEST_NOTE])
 
 
 Around = Callable[[JobContext], AbstractContextManager[None]]

@@ -33,7 +33,12 @@ class DuplicateJob(PgQueueError):
     """Another unfinished job of this queue holds the unique key."""
 
     holder: int | None = None
-    """The id of that job; None after a failed flush, which cannot look it up."""
+    """The id of that job.  None after a failed flush, which cannot look it up, and for two rows of
+    one ``enqueue_many``."""
+
+
+class LeaseLost(PgQueueError, RuntimeError):
+    """The job of this attempt has been given to another, so nothing of the attempt may be kept."""
 
 
 class JobNotFound(PgQueueError, LookupError):
@@ -80,4 +85,12 @@ class AttemptFailed(PgQueueError):
     """An attempt failed without an exception that could be raised here: ``raise_errors`` was given.
 
     For example it has timed out, its arguments cannot be decoded, or its child process has died.
+    """
+
+
+class DelayInTransaction(UserWarning):
+    """``delay()`` was called while a session of the caller had a transaction open.
+
+    A warning, not an error: ``warnings.filterwarnings("ignore", category=DelayInTransaction)``
+    silences it.
     """

@@ -191,6 +191,10 @@ class PgQueue:
         """
         return nothing_around
 
+    def session_of_caller(self) -> Session | None:
+        """Return the Session that a framework keeps for the calling code; here there is none."""
+        return None
+
     def told_to_children(self) -> dict[str, str]:
         """Return what :meth:`in_child` needs from this process; a framework may override it."""
         return {"url": self.engine.url.render_as_string(hide_password=False)}
@@ -236,7 +240,8 @@ class PgQueue:
         these), ``max_unreadable`` (a day; how long a job waits for a worker that can read its
         arguments before it fails), ``timeout`` (None), ``retry``
         (``Retry.exponential()``), ``unique_key`` (a callable that receives the arguments which its
-        parameters name), ``transactional`` (True for a handler that asks for a Session),
+        parameters name), ``on_duplicate`` ("return" the job that holds the unique key, or "raise"
+        DuplicateJob), ``transactional`` (True for a handler that asks for a Session),
         ``executor`` ("thread"; "process" runs each handler in a child process, which a timeout
         kills), ``memory_limit`` (None; bytes of address space of the child process),
         ``secret_args`` (names of arguments to mask in errors, log lines and commands, as

@@ -24,6 +24,7 @@ LONGEST_DELAY = timedelta(days=36_525)
 MOST_ATTEMPTS = 30_000
 LONGEST_PLAIN_KEY = 512
 EXECUTORS = ("thread", "process")
+ON_DUPLICATE = ("return", "raise")
 LEAST_MEMORY = 2**24
 MOST_MEMORY = 2**50
 HAS_PROCESS_GROUPS = hasattr(os, "killpg")
@@ -45,6 +46,7 @@ class TaskOptions(TypedDict, total=False):
     transactional: bool
     retry: Retry
     unique_key: Callable[..., str | None] | None
+    on_duplicate: Literal["return", "raise"]
     executor: Literal["thread", "process"]
     memory_limit: int | None
     secret_args: Sequence[str]
@@ -59,6 +61,7 @@ class JobOptions(TypedDict, total=False):
     priority: int
     queue: str
     unique_key: str | Callable[..., str | None] | None
+    on_duplicate: Literal["return", "raise"]
     max_attempts: int
     meta: Mapping[str, Any]
     tags: Sequence[str]
@@ -78,6 +81,7 @@ class Options:
     transactional: bool = False
     retry: Retry = field(default=DEFAULT_RETRY)
     unique_key: str | Callable[..., str | None] | None = None
+    on_duplicate: str = "return"
     delay: timedelta | None = None
     run_at: datetime | None = None
     executor: str = "thread"
@@ -129,6 +133,10 @@ class Options:
             raise OptionError(f"{where}unique_key is {key!r}; give a string, a callable or None")
         if isinstance(key, str):
             storable_key(key, self.task)
+        if self.on_duplicate not in ON_DUPLICATE:
+            raise OptionError(
+                f"{where}on_duplicate is {self.on_duplicate!r}; give 'return' or 'raise'"
+            )
         _check_secret_args(where, self.secret_args)
         _check_aliases(where, self.task, self.aliases)
         _check_renamed(where, self.renamed)

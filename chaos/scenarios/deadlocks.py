@@ -22,9 +22,10 @@ from pgqueue.tasks import task
 def enqueues_keys_in_any_order(patch: Patch) -> None:
     """A batch with unique keys is inserted in the order given, not in that of its keys."""
 
-    def in_given_order(jobs: Jobs, new: NewJob, written: Any) -> list[int]:
+    def in_given_order(jobs: Jobs, new: NewJob, written: Any, _options: Any) -> list[int]:
         keys = written.unique_keys
-        return jobs.enqueue_unique_chunk(new, payloads=written.args, keys=keys)
+        placed = jobs.enqueue_unique_chunk(new, payloads=written.args, keys=keys)
+        return [job.id for job in placed]
 
     patch.set(task, "_enqueue_unique", in_given_order)
 
@@ -33,7 +34,7 @@ def enqueues_keys_in_any_order(patch: Patch) -> None:
 def goes_back_for_freed_keys(patch: Patch) -> None:
     """A key whose holder has ended meanwhile is inserted while later ones are held."""
 
-    def go_back(self: Any, new: Any, rows: Any) -> list[int]:
+    def go_back(self: Any, new: Any, rows: Any) -> list[Any]:
         ids = self._enqueue_unless_taken(new, rows)
         while missing := [n for n, id in enumerate(ids) if id is None]:
             again = self._enqueue_unless_taken(new, [rows[n] for n in missing])

@@ -146,6 +146,8 @@ def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
     yield "queue", f"{row['queue']}, priority {row['priority']}"
     yield "arguments", _json(row["args"])
     yield "attempts", f"{row['attempts']} of {row['max_attempts']}{_snoozes(row['snoozes'])}"
+    if row["progress"] is not None:
+        yield "progress", _progress(row["progress"])
     for name in ("unique_key", "tags", "meta", "result", "last_error"):
         if row[name] is not None:
             text = row[name] if isinstance(row[name], str) else _json(row[name])
@@ -190,6 +192,14 @@ def _worker(of: Holder | PastAttempt) -> str:
     if of.hostname is None:
         return f"worker {of.worker_id}"
     return f"{of.hostname}:{of.pid} (worker {of.worker_id})"
+
+
+def _progress(progress: Any) -> str:
+    if not isinstance(progress, dict):  # hidden from this role
+        return str(progress)
+    of = "" if progress.get("total") is None else f" of {progress['total']}"
+    note = "" if progress.get("note") is None else f": {progress['note']}"
+    return f"{progress.get('done')}{of}{note}"
 
 
 def _json(value: Any) -> str:

@@ -33,6 +33,7 @@ from pgqueue.outcomes import (
 from pgqueue.redaction import secrets_among
 from pgqueue.repository import Attempts, Claimed, Settled
 from pgqueue.tasks import Task
+from pgqueue.tasks.duplicates import running_job
 
 logger = redaction.logger(__name__)
 
@@ -82,7 +83,7 @@ def run(
     Raises Replay for an error after which the attempt goes on with a replay.
     """
     try:
-        arguments = task.payload.loads(claimed.args)
+        arguments = _begin(task, claimed)
     except PayloadError as error:
         return _unreadable(task, claimed, error)
     try:
@@ -94,9 +95,7 @@ def run(
                 write_pending()  # a flush runs the application's own event handlers
         return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
-        if is_replayed(error):
-            raise Replay from error
-        return AttemptResult(after_error(task, claimed, error), keeps_writes=False)
+        return _after_raised(task, claimed, context, error, is_replayed)
 
 
 async def run_async(
@@ -110,7 +109,7 @@ async def run_async(
 ) -> AttemptResult:
     """Like :func:`run` for an async handler, on this event loop."""
     try:
-        arguments = task.payload.loads(claimed.args)
+        arguments = _begin(task, claimed)
     except PayloadError as error:
         return _unreadable(task, claimed, error)
     timeout, clock = task.settings.timeout, None
@@ -128,21 +127,38 @@ async def run_async(
                 await write_pending()
         return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
-        return await _after_error_on_loop(task, claimed, error, clock, is_replayed)
+        await _forget_cancellation()
+        return _after_raised(task, claimed, context, error, is_replayed, clock)
 
 
-async def _after_error_on_loop(
+def _begin(task: Task[..., Any], claimed: Claimed) -> dict[str, Any]:
+    """Decode the arguments, and name the job to the enqueues of its handler."""
+    running_job.set(claimed)
+    return task.payload.loads(claimed.args)
+
+
+def _after_raised(
     task: Task[..., Any],
     claimed: Claimed,
+    context: JobContext,
     error: BaseException,
-    clock: asyncio.Timeout | None,
     is_replayed: Callable[[BaseException], bool],
+    clock: asyncio.Timeout | None = None,
 ) -> AttemptResult:
-    await _forget_cancellation()
     if is_replayed(error):
         raise Replay from error
-    end = _end_of(task, error, clock)
-    return AttemptResult(after_error(task, claimed, error, end=end), keeps_writes=False)
+    if not context.is_finished:
+        end = _end_of(task, error, clock)
+        return AttemptResult(after_error(task, claimed, error, end=end), keeps_writes=False)
+    # No row is left to store the error.
+    told = report(error, secrets=_secrets(task, claimed))
+    logger.error(
+        "job %d %s: it has succeeded in ctx.finish(), and its handler has raised afterwards: %s",
+        claimed.job_id,
+        task.name,
+        told.traceback,
+    )
+    return NOTHING_RETURNED
 
 
 async def _feel_cancellation() -> None:

@@ -18,7 +18,7 @@ from pgqueue.arguments import MAX_PAYLOAD_BYTES
 from pgqueue.context import Around, JobContext
 from pgqueue.errors import ArgumentsError, NotBound, PgQueueError
 from pgqueue.flask.commands import commands
-from pgqueue.flask.sessions import Database, lent, session_maker
+from pgqueue.flask.sessions import Database, held_session, lent, session_maker
 
 EXTENSION = "pgqueue"
 """Its name in ``app.extensions``."""
@@ -85,6 +85,10 @@ class PgQueue(job_queue.PgQueue):
         """Run each job in an application context of its own, with its session as ``db.session``."""
         return self._host().around_job
 
+    def session_of_caller(self) -> Session | None:
+        """Return ``db.session`` if the calling code has used it."""
+        return self._host().session_in_use()
+
     def told_to_children(self) -> dict[str, str]:
         """Return the app's import path, as the command ``flask`` has found it in this process."""
         context = click.get_current_context(silent=True)
@@ -134,6 +138,9 @@ class Host:
             self._queue = job_queue.PgQueue(session_maker(self._db), notify=self._notify)
             self._engine = engine
         return self._queue
+
+    def session_in_use(self) -> Session | None:
+        return held_session(self._db)
 
     @contextmanager
     def around_job(self, context: JobContext) -> Iterator[None]:

@@ -45,6 +45,12 @@ def session_maker(db: Any) -> sessionmaker[Session]:
     return sessionmaker(**{**made_by.kw, "class_": made_by.class_, "bind": db.engine})
 
 
+def held_session(db: Any) -> Session | None:
+    """Return ``db.session`` itself, if it was used in this context."""
+    place = _place_of(db)
+    return None if place is None else place.held()
+
+
 @contextmanager
 def lent(db: Any, context: JobContext) -> Iterator[None]:
     """Set ``db.session`` for one job, in the application context made for the job."""

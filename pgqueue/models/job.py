@@ -5,9 +5,10 @@ from typing import Any
 
 from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, SmallInteger, inspect, text
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import Mapped, column_property, mapped_column
+from sqlalchemy.orm import Mapped, column_property, foreign, mapped_column, relationship
 
 from pgqueue.models.base import STARTS_IN_TIME, Base
+from pgqueue.models.job_attempt import JobAttempt
 from pgqueue.models.job_status import JobStatus, StatusComparator, status_of
 
 DEFAULT_QUEUE = "default"
@@ -77,6 +78,19 @@ class Job(Base):
         status_of(id, outcome, queue, priority, run_at),
         comparator_factory=StatusComparator,
     )
+
+    failed_attempts: Mapped[list[JobAttempt]] = relationship(
+        primaryjoin=lambda: Job.id == foreign(JobAttempt.job_id),
+        order_by=(JobAttempt.message_id, JobAttempt.attempt),
+        viewonly=True,
+    )
+    """The attempts that did not succeed, oldest first; loaded when it is read."""
+
+    is_new: bool = False
+    """Whether the last enqueue that returned this object has created the job.
+
+    Not a column: False for a job that was loaded by a query.
+    """
 
     __table_args__ = (
         CheckConstraint("priority BETWEEN 0 AND 9", name="jobs_priority"),

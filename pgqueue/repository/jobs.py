@@ -15,7 +15,7 @@ from pgqueue.connections.fast_path import fetch
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository.rows import StatusCount, Violation
-from pgqueue.statements import counts, enqueueing, invariants, operations
+from pgqueue.statements import counts, enqueueing, invariants, operations, progress
 from pgqueue.statements.enqueueing import Start
 
 TRIES_FOR_A_KEY = 20
@@ -98,6 +98,14 @@ class Row(NamedTuple):
     unique_key: str | None
 
 
+class Placed(NamedTuple):
+    """The job of one row of an enqueue with unique keys."""
+
+    id: int
+    is_new: bool
+    """False for a job that already held the key."""
+
+
 class KeyHolder(NamedTuple):
     """The job that has a unique key."""
 
@@ -145,15 +153,15 @@ class Jobs:
 
     def enqueue_unique_chunk(
         self, new: NewJob, *, payloads: Sequence[Any], keys: Sequence[str | None]
-    ) -> list[int]:
-        """The same with unique keys, ascending; for a taken key, the id of the job that holds it.
+    ) -> list[Placed]:
+        """The same with unique keys, ascending; for a taken key, the job that holds it.
 
         Two callers that use the same keys then wait for each other in one order.
         """
         rows = [Row(*row) for row in zip(payloads, keys, strict=True)]
         return self._enqueue_in_order(new, rows)
 
-    def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[int]:
+    def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
         """Insert rows by ascending keys, and never a key after a later one.
 
         A taken key may have no holder any more when the holders are read, after the insert.  To
@@ -162,8 +170,8 @@ class Jobs:
         """
         for _ in range(1 if len(rows) > 1 else TRIES_FOR_A_KEY):
             with self._executor.begin_nested() as savepoint:
-                ids = self._enqueue_unless_taken(new, rows)
-                found = [id for id in ids if id is not None]
+                placed = self._enqueue_unless_taken(new, rows)
+                found = [one for one in placed if one is not None]
                 if len(found) == len(rows):
                     return found
                 savepoint.rollback()
@@ -173,27 +181,28 @@ class Jobs:
         first = self._enqueue_in_order(new, rows[:middle])
         return first + self._enqueue_in_order(new, rows[middle:])
 
-    def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[Row]) -> list[int | None]:
-        """The ids of new jobs and of holders of taken keys; None for a holder that has ended."""
+    def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[Row]) -> list[Placed | None]:
+        """The new jobs and the holders of taken keys; None for a holder that has ended."""
         statement = enqueueing.enqueue_unique_jobs(
             start=new.start, notify=new.notify, labelled=new.is_labelled
         )
         documents = json.dumps([row._asdict() for row in rows])
         written = self._executor.execute(statement, {**new.parameters(), "documents": documents})
         without_key: list[int] = []
-        own: dict[str, int] = {}
-        held: dict[str, int] = {}
+        own: dict[str, Placed] = {}
+        held: dict[str, Placed] = {}
         for id, key, is_new, _woken in written:
             if key is None:
                 without_key.append(id)
             else:
-                (own if is_new else held)[key] = id
-        free = iter(sorted(without_key))
+                (own if is_new else held)[key] = Placed(id, is_new)
+        free = iter(Placed(id, is_new=True) for id in sorted(without_key))
         taken = {row.unique_key for row in rows if row.unique_key is not None} - own.keys()
         if taken:
-            held |= {key: one.id for key, one in self._holders(new.queue, sorted(taken)).items()}
-        ids = {**held, **own}
-        return [next(free) if key is None else ids.get(key) for _, key in rows]
+            holders = self._holders(new.queue, sorted(taken))
+            held |= {key: Placed(one.id, is_new=False) for key, one in holders.items()}
+        placed = {**held, **own}
+        return [next(free) if key is None else placed.get(key) for _, key in rows]
 
     def dispatch(self, job_id: int, *, unique: bool, notify: bool) -> None:
         """Insert the message of a job that a flush has just inserted."""
@@ -253,6 +262,11 @@ class Jobs:
 
     def is_cancel_requested(self, job_id: int) -> bool:
         return bool(self._run(operations.is_cancel_requested(), job_id).scalar())
+
+    def write_progress(self, reports: Sequence[dict[str, Any]]) -> set[int]:
+        """Write what handlers report; returns the jobs whose progress was written."""
+        parameters = {"reports": json.dumps(reports)}
+        return {row[0] for row in fetch(self._executor, progress.write_progress(), parameters)}
 
     def pause(self, queue: str) -> None:
         self._executor.execute(operations.pause_queue(), {"name": queue})

@@ -21,6 +21,7 @@ def loaded_job(id: int, run_at: datetime, created_at: datetime, **values: Any) -
     """Return a Job that one of our statements has inserted, as a SELECT would load it."""
     job = dispatch_at_flush(Job())  # a copy of the job may be added
     held = {"held_unique_key": values["unique_key"]}
+    job.is_new = True
     vars(job).update(_AS_NEW, id=id, run_at=run_at, created_at=created_at, **values, **held)
     # The attributes in its dict now count as loaded, and none as changed.
     make_transient_to_detached(job)
@@ -41,9 +42,12 @@ def held_job(session: Session, holding: KeyHolder) -> Job:
     """Return the job that has a unique key, with the columns that the role may read."""
     with session.no_autoflush:
         if holding.is_readable:
-            return session.get_one(Job, holding.id)
-        one = select(Job).where(Job.id == holding.id).options(load_only(*READ_BY_ENQUEUERS))
-        return session.scalars(one).one()
+            job = session.get_one(Job, holding.id)
+        else:
+            one = select(Job).where(Job.id == holding.id).options(load_only(*READ_BY_ENQUEUERS))
+            job = session.scalars(one).one()
+    job.is_new = False  # this Session may have created it before
+    return job
 
 
 READ_BY_ENQUEUERS = (Job.id, Job.queue, Job.task, Job.priority, Job.run_at, Job.max_attempts)

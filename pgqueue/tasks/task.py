@@ -3,7 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
@@ -26,6 +26,9 @@ from pgqueue.statements.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
 from pgqueue.statements.tables import clock
 from pgqueue.tasks.address import Address, importable_address
 from pgqueue.tasks.binding import Arguments, Written, WrittenRows
+from pgqueue.tasks.delaying import warn_of_open_transaction
+from pgqueue.tasks.duplicates import check_holder, check_rows
+from pgqueue.tasks.finishing import PlainFinishing
 from pgqueue.tasks.injection import Injection, injection_of
 
 if TYPE_CHECKING:
@@ -56,6 +59,8 @@ class Owner(Protocol):
 
     @property
     def meta_sources(self) -> "Sequence[MetaSource]": ...
+
+    def session_of_caller(self) -> Session | None: ...
 
 
 class Task(Generic[P, R]):
@@ -111,6 +116,9 @@ class Task(Generic[P, R]):
             return self.function(*args, **kwargs)
         if self.is_async:
             return self._call_async(*args, **kwargs)  # type: ignore[return-value]  # R is the coroutine
+        if not self.is_transactional:
+            injected = self.injection.values(session=None, context=self._context(None))
+            return self.function(*injected, *args, **kwargs)
         with self.owner.session() as session, session.begin():
             injected = self.injection.values(session=session, context=self._context(session))
             return self.function(*injected, *args, **kwargs)
@@ -145,7 +153,9 @@ class Task(Generic[P, R]):
 
         Writes the rows of the job at once and loads ``job.id``; flushes nothing else of the session
         and commits nothing.  If an unfinished job of the queue holds the unique key, returns that
-        job.  Raises ArgumentsError or PayloadError before anything is written.
+        job, whose ``is_new`` is False, or raises DuplicateJob if ``on_duplicate="raise"`` or if the
+        holder is the job that calls this.  Raises ArgumentsError or PayloadError before anything is
+        written.
         """
         target = sync_session(session, self._where)
         written = self._written(args, kwargs)
@@ -154,6 +164,7 @@ class Task(Generic[P, R]):
         with telling_failures():
             found = Jobs(connection).enqueue(new, args=written.text, unique_key=written.unique_key)
         if isinstance(found, KeyHolder):
+            check_holder(self._options, found.id, written.unique_key)
             return held_job(target, found)
         job = self._loaded_job(found, written, new)
         # The row is written and needs no flush, so a mapper event may enqueue too: SQLAlchemy warns
@@ -184,7 +195,8 @@ class Task(Generic[P, R]):
         """Enqueue a job for each row of arguments; returns their ids in the same order.
 
         A row is a tuple of positional arguments, or a dict of arguments by name.  All rows are
-        checked before the first is written.
+        checked before the first is written.  For a taken unique key the list has the id of the job
+        that holds it; with ``on_duplicate="raise"``, raises DuplicateJob and enqueues no row.
         """
         target = sync_session(session, self._where)
         # Encode every row before the first statement: if one is refused, none is written.
@@ -194,7 +206,9 @@ class Task(Generic[P, R]):
         jobs, new = Jobs(connection), self._new_on(connection)
         with telling_failures():
             if self._options.unique_key is not None:
-                return _enqueue_unique(jobs, new, written)
+                raises = self._options.on_duplicate == "raise"
+                with connection.begin_nested() if raises else nullcontext():
+                    return _enqueue_unique(jobs, new, written, self._options)
             return [id for text in written.texts for id in jobs.enqueue_chunk(new, documents=text)]
 
     async def enqueue_many_async(
@@ -223,6 +237,7 @@ class Task(Generic[P, R]):
             unique_key=written.unique_key,
             **new.labels,
         )
+        job.is_new = True
         if self._options.run_at is not None:
             job.run_at = func.greatest(self._options.run_at, clock())
         elif self._options.delay is not None:
@@ -230,13 +245,20 @@ class Task(Generic[P, R]):
         return dispatch_at_flush(job, notify=self.owner.notify)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """Enqueue a job in its own transaction, committed when this method returns."""
+        """Enqueue a job in its own transaction, committed when this method returns.
+
+        The job runs even if the caller's own transaction is rolled back; :meth:`enqueue` joins it.
+        Warns with DelayInTransaction if a handler's session, or ``db.session`` of a Flask
+        application, has a transaction open.
+        """
+        warn_of_open_transaction(self.name, self.owner.session_of_caller())
         written, new = self._written(args, kwargs), self._new_now()
         # In autocommit one statement is one transaction, which saves two round trips.
         with self.owner.autocommitting() as connection, telling_failures():
             found = Jobs(connection).enqueue(new, args=written.text, unique_key=written.unique_key)
         if isinstance(found, Enqueued):
             return self._loaded_job(found, written, new)
+        check_holder(self._options, found.id, written.unique_key)
         with self.owner.session() as session:
             session.begin()  # if its sessionmaker has autobegin=False
             job = held_job(session, found)
@@ -247,8 +269,9 @@ class Task(Generic[P, R]):
         """Return the same task with other options for the jobs enqueued through it.
 
         ``delay`` (a timedelta) or ``run_at`` (a datetime with a time zone), ``priority`` (0 to
-        9, 0 first), ``queue``, ``unique_key``, ``max_attempts``, ``meta`` (a dict of JSON data for
-        ``ctx.meta`` and for your queries), ``tags`` (texts to find jobs by).  Raises OptionError.
+        9, 0 first), ``queue``, ``unique_key``, ``on_duplicate``, ``max_attempts``, ``meta`` (a dict
+        of JSON data for ``ctx.meta`` and for your queries), ``tags`` (texts to find jobs by).
+        Raises OptionError.
         """
         changed = copy.copy(self)
         changed._set_options(self._options.of_job(options))
@@ -358,6 +381,7 @@ class Task(Generic[P, R]):
             queue=self._options.queue,
             task=self.name,
             session=session,
+            finishing=lambda: PlainFinishing(self.owner.session, self.owner.async_session),
         )
 
 
@@ -365,17 +389,21 @@ MetaSource = Callable[[Task[..., Any]], Mapping[str, Any] | None]
 """Returns what to add to the meta of a job of this task that is being enqueued."""
 
 
-def _enqueue_unique(jobs: Jobs, new: NewJob, written: WrittenRows) -> list[int]:
+def _enqueue_unique(jobs: Jobs, new: NewJob, written: WrittenRows, options: Options) -> list[int]:
     # By ascending key, over all chunks: two callers in opposite orders would deadlock.
     keys = written.unique_keys
+    check_rows(options, keys)
     order = sorted(range(len(keys)), key=lambda index: keys[index] or "")
     found: dict[int, int] = {}
     for start in range(0, len(order), written.to_a_statement):
         part = order[start : start + written.to_a_statement]
-        ids = jobs.enqueue_unique_chunk(
+        placed = jobs.enqueue_unique_chunk(
             new,
             payloads=[written.args[index] for index in part],
             keys=[keys[index] for index in part],
         )
-        found.update(zip(part, ids, strict=True))
+        for index, job in zip(part, placed, strict=True):
+            if not job.is_new:
+                check_holder(options, job.id, keys[index])
+            found[index] = job.id
     return [found[index] for index in range(len(keys))]

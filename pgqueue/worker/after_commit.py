@@ -29,6 +29,12 @@ def tell_of_commit(runtime: WorkerRuntime, run: RunningAttempt) -> None:
     session.close()
 
 
+def call_listeners(run: RunningAttempt, session: Session) -> None:
+    """Call the ``after_commit`` listeners of a Session while its handler still runs."""
+    for listener in listeners_to_commit(session):
+        _call(listener, run, session)
+
+
 def _call(listener: Callable[[Session], None], run: RunningAttempt, session: Session) -> None:
     try:
         listener(session)

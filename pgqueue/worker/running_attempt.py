@@ -1,7 +1,7 @@
 """One attempt while its handler runs."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Lock
 from typing import Any
@@ -12,12 +12,13 @@ from sqlalchemy.orm import Session
 
 from pgqueue.connections.keepalive import has_ended
 from pgqueue.connections.opening import backend_pid, driver_connection
-from pgqueue.context import JobContext
+from pgqueue.context import Finishing, JobContext, Progress
 from pgqueue.meta import read_meta
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository import Claimed
 from pgqueue.tasks import Task
 from pgqueue.worker.processes.child import Child
+from pgqueue.worker.progress import ProgressWriter
 
 CANCEL_WITHIN = 1.0
 """Seconds a cancelled async handler has to end."""
@@ -34,10 +35,12 @@ class RunningAttempt:
         "child",
         "claimed",
         "ended_at",
+        "finishing",
         "has_begun",
         "is_abandoned",
         "is_lost",
         "leaving",
+        "progress_writer",
         "session",
         "started_at",
         "stopping",
@@ -52,6 +55,8 @@ class RunningAttempt:
         self.task = task
         self.worker_id = worker_id
         """The worker id of its lease: a worker that is declared dead takes another id."""
+        self.finishing: Finishing | None = None
+        self.progress_writer: ProgressWriter | None = None
         self.stopping = stopping
         self.started_at = self.ended_at = time.monotonic()
         self.has_begun = False
@@ -148,6 +153,16 @@ class RunningAttempt:
         return self.stopping.is_set()
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it is decided how this attempt ended."""
+        return not self._unfinished
+
+    def report(self, progress: Progress) -> None:
+        """Pass on what the handler reports of its progress; never waits for the database."""
+        if self.progress_writer is not None:
+            self.progress_writer.report(self, progress)
+
+    @property
     def server_process(self) -> int | None:
         """The server process of its transaction.  Hold ``leaving`` to read it.
 
@@ -181,7 +196,14 @@ class RunningAttempt:
         margin = CANCEL_WITHIN if self.task.is_async else 0.0
         return time.monotonic() > self.deadline + margin
 
-    def context(self, session: Any = None) -> JobContext:
+    @property
+    def is_settled(self) -> bool:
+        """Whether its handler has ended the job with ``ctx.finish()``, and perhaps still runs."""
+        return self.finishing is not None and self.finishing.is_done
+
+    def context(
+        self, session: Any = None, finishing: Callable[[], Finishing] | None = None
+    ) -> JobContext:
         claimed = self.claimed
         return JobContext(
             job_id=claimed.job_id,
@@ -193,4 +215,6 @@ class RunningAttempt:
             cancelled=self.is_cancelled,
             meta=read_meta(claimed.meta),
             stopping=self.is_stopping,
+            reporting=self.report,
+            finishing=finishing,
         )

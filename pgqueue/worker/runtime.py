@@ -30,6 +30,7 @@ from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes.pool import ProcessPool
+from pgqueue.worker.progress import ProgressWriter
 from pgqueue.worker.running_attempt import RunningAttempt
 
 
@@ -60,17 +61,20 @@ class WorkerRuntime:
     task_names: str = field(init=False)
     """The names of all tasks, as the array parameter of a claim."""
     crash_isolation: CrashIsolation = field(init=False)
+    progress: ProgressWriter = field(init=False)
     isolation_level: IsolationLevel = field(default=READ_COMMITTED, init=False)
     """The level of handlers' transactions in lease mode: that of the application's engine."""
 
     def run_of(self, claimed: Claimed) -> RunningAttempt:
         """An attempt of this worker that begins now."""
-        return RunningAttempt(
+        run = RunningAttempt(
             claimed,
             self.tasks[claimed.task],
             worker_id=self.identity.worker_id,
             stopping=self.stopping,
         )
+        run.progress_writer = self.progress
+        return run
 
     def note_times(self, run: RunningAttempt) -> None:
         """Keep for its event when an attempt ran; call it before the attempt is settled."""
@@ -104,6 +108,14 @@ class WorkerRuntime:
         self.reads_meta = bool(layers or takers)
         self.task_names = array_of(sorted(self.tasks))
         self.crash_isolation = CrashIsolation(self.buffer.in_flight, self.cursors)
+        self.progress = ProgressWriter(self.engine, self.outage, must_wait=self._reads_snapshot)
         self.buffer.wake = self.listener.poke
         if self.events is not None:
             self.buffer.on_end = self.events.ended
+
+    def _reads_snapshot(self, run: RunningAttempt) -> bool:
+        """Whether an attempt has a transaction that could not settle its job if another changed it.
+
+        Such a transaction would fail with a serialization error at its end.
+        """
+        return self.isolation_level != READ_COMMITTED and run.backend_pid is not None

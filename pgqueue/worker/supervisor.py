@@ -213,7 +213,7 @@ class Supervisor:
     def _settle_over(self, ended: Sequence[Ended], *, seconds: float) -> None:
         """Settle attempts in place of their threads, and end their transactions."""
         self._end_attempts(ended, seconds=seconds)
-        self._mode.settle(ended)
+        self._mode.settle([(run, outcome) for run, outcome in ended if not run.is_settled])
 
     def _end_attempts(self, ended: Sequence[Ended], *, seconds: float) -> None:
         if ended:
@@ -268,6 +268,7 @@ class Supervisor:
             self._rescuer,
             *self._mode.threads,
             runtime.loop,
+            runtime.progress,
             *self._mode.slots,
         )
         for loop in loops:
@@ -306,6 +307,7 @@ class Supervisor:
             return max(deadline - time.monotonic(), 0.1)
 
         self._mode.close(seconds=left())
+        self._runtime.progress.stop(seconds=left())
         self._rescuer.stop(seconds=left())
         self._heartbeat.stop(seconds=left())
         if self._runtime.events is not None:

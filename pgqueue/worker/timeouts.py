@@ -13,7 +13,7 @@ from pgqueue import redaction
 from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import OWN
 from pgqueue.execution import after_error, too_late
-from pgqueue.outcomes import AttemptEnd, Outcome
+from pgqueue.outcomes import AttemptEnd, Outcome, Succeeded
 from pgqueue.repository import Attempts, Settled, Workers
 from pgqueue.statements.transactions import set_local
 from pgqueue.unit_of_work import end
@@ -57,6 +57,8 @@ def staying(runs: Iterable[RunningAttempt]) -> Iterator[None]:
 def late(run: RunningAttempt) -> Outcome:
     """The outcome of an attempt that is past its timeout."""
     logger.warning("job %s: past its timeout; its thread is abandoned", run.claimed.job_id)
+    if run.is_settled:
+        return Succeeded()  # by ctx.finish(): nothing is left to settle
     error = too_late(run.task)
     return after_error(run.task, run.claimed, error, end=AttemptEnd.TIMEOUT)
 

@@ -27,6 +27,7 @@ from pgqueue.repository import Attempts, Claimed, Settled, Workers
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.handlers import joined_session, options_of
 from pgqueue.statements.transactions import AFTER_HANDLER, set_local
+from pgqueue.tasks.delaying import handler_session
 from pgqueue.unit_of_work import (
     CommitUnknown,
     TransactionEnded,
@@ -66,7 +67,7 @@ def run_in_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome |
             try:
                 return _run_on(runtime, run, connection)
             finally:
-                _leave(run, connection)
+                leave(run, connection)
     except Stale:
         report_stale(runtime, run.claimed)
         return None
@@ -87,7 +88,7 @@ async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) 
             try:
                 return await _run_async_on(runtime, run, connection)
             finally:
-                await connection.run_sync(lambda sync: _leave(run, sync))
+                await connection.run_sync(lambda sync: leave(run, sync))
     except Stale:
         report_stale(runtime, run.claimed)
         return None
@@ -99,7 +100,7 @@ async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) 
         return await asyncio.to_thread(_after_broken_connection, runtime, run, error)
 
 
-def _leave(run: RunningAttempt, connection: Connection) -> None:
+def leave(run: RunningAttempt, connection: Connection) -> None:
     """Prepare a connection for the pool; invalidate one that may have been ended meanwhile."""
     if run.session is not None:
         run.session.close()
@@ -156,6 +157,7 @@ def run_with_session(
     with options_of(runtime.sessions.kw["bind"], connection):
         try:
             run.begin()
+            handler_session.set(session)
             verdict = execution.run(
                 run.task,
                 run.claimed,
@@ -167,6 +169,7 @@ def run_with_session(
             _keep_session(run, session, verdict)
             return verdict
         finally:
+            handler_session.set(None)
             if run.session is None:
                 session.close()
 
@@ -204,6 +207,7 @@ async def _run_with_async_session(
     with options_of(runtime.sessions.kw["bind"], sync):
         try:
             run.begin()
+            handler_session.set(session.sync_session)
             verdict = await execution.run_async(
                 run.task,
                 run.claimed,
@@ -215,6 +219,7 @@ async def _run_with_async_session(
             _keep_session(run, session.sync_session, verdict)
             return verdict
         finally:
+            handler_session.set(None)
             if run.session is None:
                 await asyncio.shield(asyncio.create_task(session.close()))
 

@@ -1,6 +1,7 @@
 """Looking at jobs and changing them from a shell."""
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ from shop_rig import (
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from pgqueue import Job, JobStatus, PgQueue, Retry, Secret, Worker
+from pgqueue import Job, JobContext, JobStatus, PgQueue, Retry, Secret, Worker
 
 EVIL = "\x1b[2J\x1b]0;mine\x07\u202e<b>"
 
@@ -124,6 +125,24 @@ class TestList:
 
 
 class TestShow:
+    def test_tells_the_progress_of_a_handler(
+        self, shop: Path, queue: PgQueue, engine: Engine, database_url: str
+    ) -> None:
+        @queue.task(name="report")
+        def report(ctx: JobContext) -> None:
+            ctx.progress(3, 10, "pages")
+
+        id = report.delay().id
+        Worker(queue).run_until_empty(timeout=60)
+
+        shown = pgqueue(shop, "--url", database_url, "jobs", "show", str(id))
+        told = json.loads(
+            pgqueue(shop, "--url", database_url, "jobs", "show", str(id), "--json").stdout
+        )
+
+        assert re.search(r"progress +3 of 10: pages", shown.stdout)
+        assert told["progress"] == {"done": 3, "total": 10, "note": "pages"}
+
     def test_tells_every_attempt_with_its_error(
         self, shop: Path, queue: PgQueue, database_url: str
     ) -> None:

@@ -59,6 +59,7 @@ OPTIONS: list[Option] = [
     ("tag empty", {"tags": [""]}, OptionError, "a tag has 1 to 100 printable"),
     ("tag number", {"tags": [7]}, OptionError, "tags has 7"),
     ("tag long", {"tags": ["x" * 101]}, OptionError, "a tag has 1 to 100"),
+    ("on_duplicate", {"on_duplicate": "skip"}, OptionError, "'skip'; give 'return' or 'raise'"),
     ("unique_key number", {"unique_key": 7}, OptionError, "give a string, a callable or None"),
     ("unique_key bytes", {"unique_key": b"k"}, OptionError, "give a string, a callable or None"),
     ("unique_key empty", {"unique_key": ""}, OptionError, "at least one character, or None"),

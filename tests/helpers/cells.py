@@ -229,3 +229,12 @@ def _link() -> socket.socket:
 @queue.task(executor="process", retry=AT_ONCE, max_attempts=1)
 def leave_a_thread(ctx: JobContext) -> None:
     threading.Thread(target=time.sleep, args=(3600,)).start()
+
+
+@queue.task(executor="process")
+def report(ctx: JobContext, total: int) -> None:
+    ctx.progress(0, total, "begun")
+    while not is_open("report"):
+        time.sleep(LOOK_EVERY)
+    for done in range(total + 1):
+        ctx.progress(done, total)

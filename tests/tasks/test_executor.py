@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from pgqueue import JobContext, OptionError, PgQueue, TaskDefinitionError
+from pgqueue.context import Progress
 from pgqueue.outcomes import (
     AttemptEnd,
     Cancelled,
@@ -27,7 +28,9 @@ from pgqueue.worker.processes.protocol import (
     ProtocolError,
     answer,
     outcome_of,
+    progress_of,
     refusal_of,
+    report,
 )
 
 OF = AttemptKey(message_id=5, attempt=2)
@@ -177,6 +180,29 @@ def test_what_no_handler_answers_is_nonsense(line: bytes) -> None:
         outcome_of(line, OF)
     with pytest.raises(ProtocolError):
         refusal_of(line)
+
+
+def test_progress_arrives_as_it_was_reported() -> None:
+    line = report(OF, Progress(1, 2.5, "ü\n"))
+
+    assert progress_of(line, OF) == Progress(1, 2.5, "ü\n")
+    assert progress_of(answer(OF, Succeeded(None)), OF) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"progress":',
+        b'{"progress":[1,null,null],"of":[5,3]}',
+        b'{"progress":[1,null],"of":[5,2]}',
+        b'{"progress":[-1,null,null],"of":[5,2]}',
+        b'{"progress":[NaN,null,null],"of":[5,2]}',
+        b'{"progress":[1,2,3],"of":[5,2]}',
+    ],
+)
+def test_progress_that_no_handler_reports_is_nonsense(line: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        progress_of(line, OF)
 
 
 def test_a_result_is_looked_at_again_by_the_worker() -> None:

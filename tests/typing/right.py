@@ -120,7 +120,10 @@ def calls(session: Session, scoped: "scoped_session[Session]") -> None:
     assert_type(with_session.delay(number=1), Job)
     assert_type(with_session.enqueue_many(session, [(1,), {"number": 2}]), list[int])
     assert_type(with_session.options(meta={"a": [1]}, tags=["b"]).delay(1), Job)
-    assert_type(with_options.options(priority=0, unique_key="k").enqueue(session, 1), Job)
+    assert_type(
+        with_options.options(priority=0, unique_key="k", on_duplicate="raise").enqueue(session, 1),
+        Job,
+    )
 
 
 async def calls_of_async_code(

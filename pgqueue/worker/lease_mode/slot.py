@@ -1,11 +1,13 @@
 """The slots of lease mode: the threads that run handlers."""
 
 import asyncio
+from functools import partial
 
 from pgqueue import execution, redaction
-from pgqueue.context import JobContext, nothing_around
+from pgqueue.context import Finishing, JobContext, nothing_around
 from pgqueue.outcomes import Exhausted, Outcome
 from pgqueue.repository import Claimed
+from pgqueue.worker.finishing import LeaseFinishing
 from pgqueue.worker.mode import Slot
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
@@ -55,7 +57,7 @@ class LeaseSlot(Slot):
         self.ran += 1
         self.busy += run.ended_at - run.started_at
         if is_first:
-            if outcome is not None:
+            if outcome is not None and not run.is_settled:
                 if self.runtime.events is not None:
                     self.runtime.note_times(run)
                 self.runtime.buffer.done(run.claimed, outcome)
@@ -120,7 +122,15 @@ async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outc
 
 def _context_of(runtime: WorkerRuntime, run: RunningAttempt) -> JobContext:
     is_asked_for = run.task.injection.parameters or runtime.around_handlers is not nothing_around
-    return run.context() if is_asked_for else NO_CONTEXT
+    if not is_asked_for:
+        return NO_CONTEXT
+    return run.context(finishing=partial(_finishing_of, runtime, run))
+
+
+def _finishing_of(runtime: WorkerRuntime, run: RunningAttempt) -> Finishing:
+    if run.finishing is None:
+        run.finishing = LeaseFinishing(runtime, run)
+    return run.finishing
 
 
 def _after_mistake(run: RunningAttempt, error: Exception) -> Outcome:

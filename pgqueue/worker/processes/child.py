@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any, Protocol
 
 from pgqueue import execution
+from pgqueue.context import Progress
 from pgqueue.errors import TaskDefinitionError
 from pgqueue.outcomes import (
     AttemptEnd,
@@ -69,6 +70,8 @@ class ProcessAttempt(Protocol):
 
     def is_stopping(self) -> bool: ...
 
+    def report(self, progress: Progress) -> None: ...
+
 
 class Child:
     """Runs the jobs of one task.  Used by one slot at a time; may be killed from any thread."""
@@ -114,7 +117,7 @@ class Child:
             self._get_ready()
             run.begin()
             self._send_job(run)
-            said = self._line(until=run.deadline)
+            said = self._answer(run, of)
             if said is not None:
                 return self._heard_outcome(run, protocol.outcome_of(said, of))
         except Refused as refused:
@@ -195,6 +198,15 @@ class Child:
         with self._sending, suppress(BrokenPipeError, ConnectionResetError):
             self._link.settimeout(READY_WITHIN)
             self._link.sendall(line)
+
+    def _answer(self, run: ProcessAttempt, of: AttemptKey) -> bytes | None:
+        """The child's answer, after what its handler reports of its progress."""
+        while (said := self._line(until=run.deadline)) is not None:
+            progress = protocol.progress_of(said, of)
+            if progress is None:
+                return said
+            run.report(progress)
+        return None
 
     def _line(self, *, until: float | None) -> bytes | None:
         """The next line from the child; None if it has died.  Raises TimeoutError."""

@@ -9,6 +9,8 @@ import math
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from pgqueue.context import Progress, checked_progress
+from pgqueue.errors import ArgumentsError
 from pgqueue.execution.error_reports import (
     MAX_MESSAGE_BYTES,
     MAX_RESULT_BYTES,
@@ -69,6 +71,11 @@ def answer(of: AttemptKey, outcome: Outcome) -> bytes:
     return line({"of": of, **said})
 
 
+def report(of: AttemptKey, progress: Progress) -> bytes:
+    """The line for the progress that a handler reports."""
+    return line({"progress": progress, "of": of})
+
+
 def refusal(error: ErrorReport) -> bytes:
     """The line for the reason why a child can run no job."""
     return line({"refused": _told(error)})
@@ -79,6 +86,22 @@ def outcome_of(said: bytes, of: AttemptKey) -> Outcome:
     match _parsed(said):
         case {"of": [int(message_id), int(attempt)], **rest} if (message_id, attempt) == of:
             return _outcome(rest)
+    raise ProtocolError
+
+
+def progress_of(said: bytes, of: AttemptKey) -> Progress | None:
+    """The progress in a child's line, or None if the line is an answer; raises ProtocolError."""
+    if not said.startswith(b'{"progress":'):
+        return None
+    match _parsed(said):
+        case {"progress": [done, total, note], "of": [int(message_id), int(attempt)]} if (
+            message_id,
+            attempt,
+        ) == of:
+            try:
+                return checked_progress(done, total, note, where="a child process")
+            except ArgumentsError as error:
+                raise ProtocolError from error
     raise ProtocolError
 
 

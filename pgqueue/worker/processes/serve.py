@@ -5,16 +5,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread, Timer
 from typing import Any
 
 from pgqueue import execution
-from pgqueue.context import JobContext
+from pgqueue.context import JobContext, Progress
 from pgqueue.errors import TaskDefinitionError
 from pgqueue.execution.attempt import logger as attempts_logger
 from pgqueue.execution.error_reports import report
@@ -24,6 +25,9 @@ from pgqueue.repository import Claimed
 from pgqueue.tasks import Task
 from pgqueue.worker.processes import protocol
 from pgqueue.worker.processes.protocol import AttemptKey
+
+REPORT_EVERY = 1.0
+"""Seconds between two lines about the progress of a handler."""
 
 
 def serve(
@@ -50,9 +54,12 @@ def serve(
         # The worker logs the outcomes.
         attempts_logger.disabled = True
         link.sendall(protocol.READY)
+        outbox = Outbox(link)
         while (claimed := inbox.jobs.get()) is not None:
-            outcome = execution.run(task, claimed, inbox.context(claimed), around=around).outcome
-            link.sendall(protocol.answer(AttemptKey(claimed.message_id, claimed.attempt), outcome))
+            of = AttemptKey(claimed.message_id, claimed.attempt)
+            context = inbox.context(claimed, partial(outbox.report, of))
+            outcome = execution.run(task, claimed, context, around=around).outcome
+            outbox.answer(protocol.answer(of, outcome))
 
 
 class Inbox(Thread):
@@ -78,7 +85,7 @@ class Inbox(Thread):
         # The worker has died.  Kill this process and those that its handler has started.
         os.killpg(0, signal.SIGKILL)
 
-    def context(self, claimed: Claimed) -> JobContext:
+    def context(self, claimed: Claimed, reporting: Callable[[Progress], None]) -> JobContext:
         of = AttemptKey(claimed.message_id, claimed.attempt)
         return JobContext(
             job_id=claimed.job_id,
@@ -89,7 +96,46 @@ class Inbox(Thread):
             cancelled=lambda: self._cancelled == of,
             meta=read_meta(claimed.meta),
             stopping=lambda: self._is_stopping,
+            reporting=reporting,
         )
+
+
+class Outbox:
+    """Writes to the worker: the answer, and before it what the handler reports, once a second."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._lock = Lock()
+        self._report: bytes | None = None
+        self._timer: Timer | None = None
+
+    def report(self, of: AttemptKey, progress: Progress) -> None:
+        with self._lock:
+            self._report = protocol.report(of, progress)
+            if self._timer is not None:
+                return
+            self._send_report()
+            timer = Timer(REPORT_EVERY, self._send_later)
+            timer.daemon = True
+            with suppress(RuntimeError):  # no more threads: the next report is sent at once too
+                timer.start()
+                self._timer = timer
+
+    def answer(self, line: bytes) -> None:
+        with self._lock:
+            self._send_report()
+            self._link.sendall(line)
+
+    def _send_later(self) -> None:
+        with self._lock:
+            self._timer = None
+            self._send_report()
+
+    def _send_report(self) -> None:
+        line, self._report = self._report, None
+        if line is not None:
+            with suppress(OSError):  # the answer fails too, and ends this process
+                self._link.sendall(line)
 
 
 def _find(name: str, module: str, path: str) -> Task[Any, Any]:

@@ -1,0 +1,53 @@
+"""What an enqueue does when another job holds its unique key."""
+
+from contextvars import ContextVar
+
+from pgqueue.errors import DuplicateJob
+from pgqueue.options import Options
+from pgqueue.repository import Claimed
+
+running_job: ContextVar[Claimed | None] = ContextVar("pgqueue_running_job", default=None)
+"""The job whose handler runs, or ran last, in this thread or asyncio task.
+
+Not reset after the handler: a slot runs no other code of the application.
+"""
+
+
+def check_holder(options: Options, holder_id: int, unique_key: str | None) -> None:
+    """Raise DuplicateJob if an enqueue must not return the job that holds its unique key.
+
+    A job that enqueues its successor under its own key would get itself, and a chain of jobs would
+    end without an error.
+    """
+    running = running_job.get()
+    words = ""
+    if running is not None and (running.job_id, running.queue) == (holder_id, options.queue):
+        words = (
+            ", which is running this code, holds the unique key {key!r} until it ends, so no job "
+            "was enqueued; give the next job another unique_key, for example one with its date, "
+            "or enqueue it after this job has ended"
+        )
+    elif options.on_duplicate == "raise":
+        words = (
+            " of queue {queue!r} holds the unique key {key!r}, so no job was enqueued; wait for "
+            "that job to end, or use on_duplicate='return' to get it"
+        )
+    if words:
+        told = words.format(queue=options.queue, key=unique_key)
+        duplicate = DuplicateJob(f"task {options.task}: job {holder_id}{told}")
+        duplicate.holder = holder_id
+        raise duplicate
+
+
+def check_rows(options: Options, unique_keys: list[str | None]) -> None:
+    """Raise DuplicateJob if two rows of one call have the same unique key and none may."""
+    if options.on_duplicate != "raise":
+        return
+    seen: dict[str, int] = {}
+    for index, key in enumerate(unique_keys):
+        if key is not None and seen.setdefault(key, index) != index:
+            raise DuplicateJob(
+                f"task {options.task}: rows {seen[key]} and {index} of enqueue_many have the same "
+                f"unique key {key!r}, so no job was enqueued; drop one of them, or use "
+                "on_duplicate='return'"
+            )

@@ -1,0 +1,154 @@
+"""Writes what handlers report of their progress, at most once a second and beside their work."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from threading import Event, Lock
+from typing import Any, Protocol
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine
+
+from pgqueue import redaction
+from pgqueue.connections.settings import CLAIMING
+from pgqueue.context import LONGEST_NOTE, Progress
+from pgqueue.execution.error_reports import storable_words
+from pgqueue.redaction import secrets_among
+from pgqueue.repository import Claimed, Jobs
+from pgqueue.tasks import Task
+from pgqueue.worker.outage import Outage
+from pgqueue.worker.reconnecting import REST_AFTER, ReconnectingConnection
+from pgqueue.worker.threads import WorkerThread
+
+logger = redaction.logger(__name__)
+
+WRITING = {**CLAIMING, "lock_timeout": "250"}
+"""Milliseconds to wait for a lock on a whole table; rows that are locked are skipped."""
+EVERY = 1.0
+"""Seconds between two writes."""
+LAST_TRIES = 5
+"""Writes to try after an attempt has ended, if its job's row is locked."""
+LOCKED = "its row is locked, or a later attempt runs"
+
+
+class Reporter(Protocol):
+    """The part of a running attempt that its progress needs."""
+
+    worker_id: UUID
+    is_lost: bool
+
+    @property
+    def claimed(self) -> Claimed: ...
+
+    @property
+    def task(self) -> Task[..., Any]: ...
+
+    @property
+    def has_ended(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class Report:
+    """The last progress of one attempt."""
+
+    run: Reporter
+    progress: Progress
+    tries_left: int = LAST_TRIES
+
+    def as_row(self) -> dict[str, Any]:
+        claimed, (done, total, note) = self.run.claimed, self.progress
+        if note is not None:
+            secrets = secrets_among(claimed.args, self.run.task.settings.secret_args)
+            note = storable_words(note, secrets=secrets)[:LONGEST_NOTE]
+        return {
+            "job_id": claimed.job_id,
+            "message_id": claimed.message_id,
+            "attempt": claimed.attempt,
+            "worker_id": str(self.run.worker_id),
+            "progress": {"done": done, "total": total, "note": note},
+        }
+
+
+class ProgressWriter(WorkerThread):
+    """Started by the first report; has a connection while handlers report."""
+
+    def __init__(self, engine: Engine, outage: Outage, *, must_wait: Callable[[Any], bool]) -> None:
+        """``must_wait``: whether a write would make the transaction of an attempt fail."""
+        super().__init__(name="progress")
+        self._must_wait = must_wait
+        self._lock = Lock()
+        self._reports: dict[int, Report] = {}
+        """The reports to write, by job."""
+        self._has_reports = Event()
+        self._stopping = Event()
+        self._reconnecting = ReconnectingConnection(
+            engine, WRITING, outage, name="progress", stopping=self._stopping
+        )
+
+    def report(self, run: Reporter, progress: Progress) -> None:
+        """Keep the progress of an attempt until it is written.  Called by its handler."""
+        if run.is_lost:
+            return
+        with self._lock:
+            self._reports[run.claimed.job_id] = Report(run, progress)
+            if self.ident is None and not self._stopping.is_set():
+                self.start()
+        self._has_reports.set()
+
+    def work(self) -> None:
+        while not self._stopping.is_set():
+            if self._has_reports.wait(REST_AFTER):
+                self._write()
+                self._stopping.wait(EVERY)
+            else:
+                self._reconnecting.rest()
+        self._write()
+        for job_id in self._reports:
+            logger.info("job %d: its last progress is not recorded: the worker stops", job_id)
+        self._reconnecting.close()
+
+    def stop(self, *, seconds: float) -> None:
+        """Write what is left and end; after ``seconds``, cancel the write."""
+        with self._lock:
+            self._stopping.set()
+        self._has_reports.set()
+        if self.ident is None:
+            return
+        self.join(seconds)
+        if self.is_alive():
+            self._reconnecting.cancel()
+
+    def _write(self) -> None:
+        with self._lock:
+            self._has_reports.clear()
+            reports, self._reports = self._reports, {}
+        # Read before the write: an attempt that ends meanwhile gets its last tries afterwards.
+        ended = {job_id for job_id, report in reports.items() if report.run.has_ended}
+        batch = {
+            job_id: report
+            for job_id, report in reports.items()
+            if not report.run.is_lost and not self._must_wait(report.run)
+        }
+        written = self._reconnecting.attempt(partial(_write, batch)) if batch else set()
+        self._keep(reports, written=written or set(), ended=ended)
+
+    def _keep(self, reports: dict[int, Report], *, written: set[int], ended: set[int]) -> None:
+        """Keep the reports that could not be written, unless their attempts have ended long ago."""
+        for job_id, report in reports.items():
+            if job_id in written:
+                continue
+            report.tries_left -= job_id in ended
+            if report.run.is_lost or report.tries_left <= 0:
+                logger.info(
+                    "job %d: its last progress is not recorded: %s",
+                    job_id,
+                    "its attempt was lost" if report.run.is_lost else LOCKED,
+                )
+                continue
+            with self._lock:
+                self._reports.setdefault(job_id, report)
+            self._has_reports.set()
+
+
+def _write(batch: dict[int, Report], connection: Connection) -> set[int]:
+    return Jobs(connection).write_progress([report.as_row() for report in batch.values()])
