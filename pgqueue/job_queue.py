@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Union, Unpack, overload
 from weakref import WeakSet
 
@@ -14,10 +15,17 @@ from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.connections.autocommit import autocommitting, in_savepoint
 from pgqueue.connections.opening import DRIVER, connection_parameters, worker_engine_for_now
 from pgqueue.context import Around, JobContext, nothing_around
-from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
+from pgqueue.errors import (
+    ArgumentsError,
+    NotBound,
+    OptionError,
+    TaskDefinitionError,
+    UnknownTask,
+)
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole
 from pgqueue.redaction import redacted
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
+from pgqueue.retention import DEFAULT_KEEP, Keep, Retention, keep_of
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import executor, in_transaction, may_notify, telling_failures
 from pgqueue.sessions.handlers import session_in_savepoint
@@ -43,7 +51,9 @@ class PgQueue:
     later.
     ``notify=False`` turns notifications off, for poolers that do not support them: workers then
     find new jobs by polling.  ``max_payload_bytes`` limits the JSON size of one job's arguments;
-    enqueuing checks the limit, workers do not.
+    enqueuing checks the limit, workers do not.  ``keep`` is how long ended jobs stay, and
+    ``queue_keep`` the same for single queues: a :class:`Keep`, a timedelta for succeeded and
+    cancelled jobs, or None for ever.  The option ``keep`` of a task takes precedence.
     """
 
     def __init__(
@@ -52,11 +62,15 @@ class PgQueue:
         *,
         notify: bool = True,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        keep: Keep | timedelta | None = DEFAULT_KEEP,
+        queue_keep: Mapping[str, Keep | timedelta | None] | None = None,
     ) -> None:
         check_whole("PgQueue: ", "max_payload_bytes", max_payload_bytes, 1024, LARGEST_TEXT)
         self.notify = notify
         self.max_payload_bytes = max_payload_bytes
         self.tasks: dict[str, Task[..., Any]] = {}
+        self._keep = keep_of(keep, "PgQueue: ")
+        self._queue_keep = _checked_queues(queue_keep or {})
         self._sessions: sessionmaker[Session] | None = None
         self._pid = os.getpid()
         _queues.add(self)
@@ -123,6 +137,12 @@ class PgQueue:
         """The Connection that the queue is bound to, as in a test; None if it has an engine."""
         bound = self.sessions.kw.get("bind")
         return bound if isinstance(bound, Connection) else None
+
+    @property
+    def retention(self) -> Retention:
+        """The rules by which the workers of this application delete ended jobs."""
+        tasks = {name: task.settings.keep for name, task in self.tasks.items()}
+        return Retention(self._keep, self._queue_keep, tasks)
 
     def autocommitting(self) -> AbstractContextManager[Connection]:
         """A connection of :attr:`engine`, on which each statement is its own transaction.
@@ -227,7 +247,7 @@ class PgQueue:
         ``executor`` ("thread"; "process" runs each handler in a child process, which a timeout
         kills), ``memory_limit`` (None; bytes of address space of the child process),
         ``secret_args`` (names of arguments to mask in errors, log lines and commands, as
-        ``Secret`` does for one argument).
+        ``Secret`` does for one argument), ``keep`` (that of the queue; how long ended jobs stay).
 
         A Session or AsyncSession and a JobContext among the first parameters are supplied when the
         job runs; they are not arguments of the job.
@@ -268,6 +288,18 @@ class PgQueue:
         connection = in_transaction(session, f"requeue of job {job_id}")
         notify = self.notify and may_notify(connection)
         return Jobs(connection).requeue(job_id, notify=notify)
+
+    @telling_failures()
+    def run_now(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
+        """Make a waiting job due now, whether it was delayed, snoozed or waits for its retry.
+
+        Uses up no attempt.  A job that is due, running or ended stays as it is.  Raises
+        JobNotFound.
+        """
+        job_id = _checked_id(job_id)
+        connection = in_transaction(session, f"run_now of job {job_id}")
+        notify = self.notify and may_notify(connection)
+        return Jobs(connection).run_now(job_id, notify=notify)
 
     @telling_failures()
     def pause(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
@@ -354,6 +386,14 @@ def _refuse_others(database: str) -> None:
             f"PgQueue needs a PostgreSQL database, not {database}; "
             "give a URL that begins with postgresql://"
         )
+
+
+def _checked_queues(keep: Mapping[str, Keep | timedelta | None]) -> dict[str, Keep]:
+    if not isinstance(keep, Mapping):
+        raise OptionError(f"PgQueue: queue_keep is {keep!r}; give a dict by names of queues")
+    for name in keep:
+        check_queue_name(name, "PgQueue: queue_keep: ")
+    return {name: keep_of(value, f"PgQueue: queue {name}: ") for name, value in keep.items()}
 
 
 def _checked_id(job_id: Any) -> int:

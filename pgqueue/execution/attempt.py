@@ -227,8 +227,15 @@ def tell(task: Task[..., Any], claimed: Claimed, outcome: Retried | Failed) -> N
     )
 
 
-def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool) -> None:
-    """Settle an attempt inside the handler's own transaction; the caller commits."""
+def complete(
+    attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool, is_kept: bool = True
+) -> None:
+    """Settle an attempt inside the handler's own transaction; the caller commits.
+
+    ``is_kept``: whether the job's row stays if it has succeeded.
+    """
+    if not is_kept and isinstance(outcome, Succeeded) and _delete(attempts, claimed, held=held):
+        return
     if is_plain_success(outcome):
         settled = attempts.settle_one_success(claimed, held=held)
     elif held and not attempts.take_message(claimed):
@@ -239,6 +246,14 @@ def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bo
         raise Stale
     if settled[0].outcome == "cancelled" and not isinstance(outcome, Cancelled):
         raise CancelWins
+
+
+def _delete(attempts: Attempts, claimed: Claimed, *, held: bool) -> bool:
+    if not attempts.delete_one_success(claimed, held=held):
+        return False
+    if held and not attempts.take_message(claimed):
+        raise Stale
+    return True
 
 
 def _secrets(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from pgqueue.repository.health import (
 )
 from pgqueue.repository.jobs import Change, Enqueued, Jobs, KeyHolder, NewJob, raising_duplicate
 from pgqueue.repository.listing import Holder, JobDetails, JobLine, JobPage, Listing, PastAttempt
+from pgqueue.repository.pruning import DueJobs, Pruning, Stretch
 from pgqueue.repository.rows import (
     Claim,
     ClaimCursor,
@@ -32,6 +33,7 @@ __all__ = [
     "Claim",
     "Claimed",
     "Creator",
+    "DueJobs",
     "DueTimes",
     "Enqueued",
     "Workers",
@@ -50,10 +52,12 @@ __all__ = [
     "ClaimCursor",
     "OldTransaction",
     "PastAttempt",
+    "Pruning",
     "Settled",
     "Slot",
     "TableHealth",
     "StatusCount",
+    "Stretch",
     "Upcoming",
     "Violation",
     "Waiting",

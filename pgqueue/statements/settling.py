@@ -19,10 +19,12 @@ from sqlalchemy import (
     SmallInteger,
     Text,
     and_,
+    any_,
     bindparam,
     case,
     cast,
     column,
+    delete,
     exists,
     func,
     insert,
@@ -30,12 +32,13 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    text,
     true,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
-from sqlalchemy.sql.selectable import CTE
+from sqlalchemy.sql.selectable import CTE, TableValuedAlias
 
 from pgqueue.statements import fencing
 from pgqueue.statements.stamping import take_message
@@ -46,13 +49,16 @@ from pgqueue.statements.tables import (
     clock,
     count_rows,
     dead_letters,
+    deleted_records,
     document,
     job_attempts,
     jobs,
+    leases,
     message_queue,
     pg,
     seconds,
 )
+from pgqueue.statements.transactions import CHECK_CONSTRAINTS
 
 MOST_SNOOZES = literal_column("32767", Integer)
 BURNED = 1
@@ -98,17 +104,7 @@ def settle_succeeded() -> Executable:
     Returns one row: how many were ours, which of them ended as cancelled, and, only if some
     were not ours, which were.  The arrays are sent as text: psycopg would adapt each item.
     """
-    said = (
-        # unnest with several arrays is syntax, and takes no schema name.
-        func.unnest(*(cast(bindparam(name, type_=Text), ARRAY(kind)) for name, kind in _SAID))
-        .table_valued(
-            column("target_id", BigInteger),
-            column("message_id", BigInteger),
-            column("attempt", SmallInteger),
-        )
-        .render_derived(name="said")
-    )
-    job = _succeeded_jobs(fencing.deleted_leases(said, held=False))
+    job = _succeeded_jobs(fencing.deleted_leases(_said_successes(), held=False))
     ours = count_rows()
     cancelled = pg.jsonb_agg(job.c.id).filter(job.c.outcome == CANCELLED)
     settled = case((ours != bindparam("expected", type_=Integer), pg.jsonb_agg(job.c.id)))
@@ -128,6 +124,42 @@ def settle_one_success(*, held: bool) -> Executable:
     message = exists().where(take_message().cte("message").c.id.is_not(None)) if held else true()
     job = _succeeded_jobs(fencing.deleted_lease(message, held=held))
     return select(job.c.id, job.c.outcome).add_cte(_letters_of(job))
+
+
+@cache
+def delete_succeeded(*, held: bool) -> Executable:
+    """Delete jobs that have succeeded and are not kept; returns those that were deleted.
+
+    Leaves jobs that are not ours or were asked to cancel as they are, for the ordinary settle.
+    Locks the leases before the jobs, as everywhere: a cancel that was requested meanwhile is seen.
+    """
+    said = _said_successes()
+    ours = (
+        select(leases.c.target_id)
+        .where(fencing.is_ours(said.c.target_id, said.c.message_id, said.c.attempt, held=held))
+        .with_for_update()
+        .offset(literal_column("0"))
+        .lateral("ours")
+    )
+    lease = select(ours.c.target_id).select_from(said.join(ours, true())).cte("lease")
+    job = (
+        delete(jobs)
+        .where(
+            jobs.c.id == lease.c.target_id,
+            jobs.c.outcome.is_(None),
+            jobs.c.cancel_requested_at.is_(None),
+        )
+        .returning(jobs.c.id)
+        .cte("job")
+    )
+    ids = any_(func.array(select(job.c.id).scalar_subquery()))
+    gone = delete(leases).where(leases.c.target_id == ids).cte("gone")
+    return select(job.c.id).add_cte(gone, *deleted_records(job))
+
+
+@cache
+def check_constraints() -> Executable:
+    return text(CHECK_CONSTRAINTS)
 
 
 @cache
@@ -155,6 +187,19 @@ def free_among(said: FromClause) -> Select[Any]:
 
 
 _SAID = (("target_ids", BigInteger), ("message_ids", BigInteger), ("attempts", SmallInteger))
+
+
+def _said_successes() -> TableValuedAlias:
+    return (
+        # unnest with several arrays is syntax, and takes no schema name.
+        func.unnest(*(cast(bindparam(name, type_=Text), ARRAY(kind)) for name, kind in _SAID))
+        .table_valued(
+            column("target_id", BigInteger),
+            column("message_id", BigInteger),
+            column("attempt", SmallInteger),
+        )
+        .render_derived(name="said")
+    )
 
 
 def _succeeded_jobs(lease: CTE) -> CTE:

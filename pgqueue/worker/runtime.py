@@ -13,6 +13,7 @@ from pgqueue.connections.opening import READ_COMMITTED
 from pgqueue.context import Around
 from pgqueue.outcomes import Released
 from pgqueue.repository import Claimed
+from pgqueue.retention import Retention
 from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
 from pgqueue.worker.buffer import JobBuffer
@@ -34,6 +35,7 @@ class WorkerRuntime:
     sessions: sessionmaker[Session]
     around: Around
     tasks: Mapping[str, Task[..., Any]]
+    retention: Retention
     identity: WorkerIdentity
     buffer: JobBuffer
     outage: Outage
@@ -45,12 +47,20 @@ class WorkerRuntime:
     task_names: str = field(init=False)
     """The names of all tasks, as the array parameter of a claim."""
     crash_isolation: CrashIsolation = field(init=False)
+    deletes_at_once: bool = field(init=False)
+    """Whether some jobs are deleted when they succeed; otherwise no settle asks which."""
     isolation_level: IsolationLevel = field(default=READ_COMMITTED, init=False)
     """The level of handlers' transactions in lease mode: that of the application's engine."""
 
     def run_of(self, claimed: Claimed) -> RunningAttempt:
         """An attempt of this worker that begins now."""
         return RunningAttempt(claimed, self.tasks[claimed.task], worker_id=self.identity.worker_id)
+
+    def is_kept(self, claimed: Claimed) -> bool:
+        """Whether a job stays in the tables if it succeeds."""
+        if not self.deletes_at_once:
+            return True
+        return not self.retention.deletes_at_once(claimed.task, claimed.queue)
 
     def may_start(self, claimed: Claimed) -> bool:
         """Whether a claimed job may start: only while no other worker can have rescued it.
@@ -73,5 +83,6 @@ class WorkerRuntime:
 
     def __post_init__(self) -> None:
         self.task_names = array_of(sorted(self.tasks))
+        self.deletes_at_once = self.retention.ever_deletes_at_once
         self.crash_isolation = CrashIsolation(self.buffer.in_flight, self.cursors)
         self.buffer.wake = self.listener.poke

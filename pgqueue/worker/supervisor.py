@@ -30,6 +30,7 @@ from pgqueue.worker.lease_mode.mode import LeaseMode
 from pgqueue.worker.mode import Ended, Slot, WorkerMode
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes.pool import ProcessPool
+from pgqueue.worker.pruner import Pruner
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.rescuer import Rescuer
 from pgqueue.worker.running_attempt import RunningAttempt
@@ -84,6 +85,7 @@ class Supervisor:
         )
         reap, give_up = self._rescuer.reap, self._give_up_all
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
+        self._pruner = Pruner(self._engine, self._runtime.retention, outage)
         mode = LeaseMode if config.mode is Mode.LEASE else TransactionMode
         self._mode: WorkerMode = mode(self._runtime, config, until_empty=until_empty)
 
@@ -101,7 +103,7 @@ class Supervisor:
                 self._engine.dispose()
             self._is_closed = True  # no thread was started
             raise
-        for thread in (self._heartbeat, self._rescuer):
+        for thread in (self._heartbeat, self._rescuer, self._pruner):
             thread.start()
         try:
             self._supervise(is_over)
@@ -248,6 +250,7 @@ class Supervisor:
         loops = (
             self._heartbeat,
             self._rescuer,
+            self._pruner,
             *self._mode.threads,
             runtime.loop,
             *self._mode.slots,
@@ -288,6 +291,7 @@ class Supervisor:
             return max(deadline - time.monotonic(), 0.1)
 
         self._mode.close(seconds=left())
+        self._pruner.stop(seconds=left())
         self._rescuer.stop(seconds=left())
         self._heartbeat.stop(seconds=left())
         self._runtime.loop.stop()
@@ -334,6 +338,7 @@ def _runtime_of(
         sessions=joining_sessions(queue.sessions, queue.engine),
         around=around if errors is None else errors.around(around),
         tasks=dict(queue.tasks),
+        retention=queue.retention,
         identity=WorkerIdentity(queues=config.queues, slots=config.slots),
         buffer=JobBuffer(),
         outage=Outage(),

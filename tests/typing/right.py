@@ -6,7 +6,7 @@ from typing import assert_type, reveal_type
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from pgqueue import Job, JobContext, PgQueue, Retry, Secret
+from pgqueue import Job, JobContext, Keep, PgQueue, Retry, Secret
 
 queue = PgQueue()
 
@@ -62,6 +62,7 @@ async def with_context_and_async_session(
     retry=Retry.never(),
     unique_key=lambda number: f"welcome:{number}",
     secret_args=("number",),
+    keep=Keep(succeeded=timedelta(0), failed=None),
     transactional=True,
 )
 def with_options(session: Session, number: int) -> str:
@@ -123,5 +124,6 @@ async def calls_of_async_code(
 
 
 def what_an_operator_does(session: Session) -> None:
+    queue.run_now(session, 7)
     if queue.cancel(session, 7) or queue.requeue(session, job_id=7):
         print(queue.check(session))
