@@ -38,6 +38,7 @@ from pgqueue.statements.tables import (
     jobs,
     leases,
     message_queue,
+    pg,
     workers,
 )
 
@@ -56,6 +57,8 @@ class JobFilter:
     """Only jobs with a smaller id: older ones."""
     after: int | None = None
     """Only jobs with a larger id: newer ones."""
+    are_waiting: bool = False
+    """Of the pending jobs, only those that are not due yet."""
 
     def words(self, table: Table, id: ColumnElement[int]) -> list[ColumnElement[bool]]:
         """The conditions, without the status, for a table with columns task and queue."""
@@ -213,6 +216,8 @@ def _pending(
     target = message_queue.c.target_id
     leased = exists().where(leases.c.target_id == target)
     messages = select(target).where(~leased, *which.words(message_queue, target))
+    if which.are_waiting:
+        messages = messages.where(message_queue.c.run_at > pg.statement_timestamp())
     ordered = messages.order_by(target.desc() if newest_first else target).subquery("messages")
     unfinished = (
         select(jobs.c.id)
