@@ -16,7 +16,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from pgqueue.models import SCHEMA
-from pgqueue.statements.tables import count_rows, message_queue, pg, workers
+from pgqueue.statements.tables import count_rows, jobs, message_queue, pg, workers
 
 
 @cache
@@ -28,6 +28,18 @@ def due_jobs_of_unknown_tasks() -> Executable:
         .where(_is_due(), unknown)
         .group_by(message_queue.c.task)
         .order_by(count_rows().desc(), message_queue.c.task)
+    )
+
+
+@cache
+def ended_jobs_of_unknown_tasks() -> Executable:
+    """Tasks other than these, with their ended jobs.  Reads all jobs."""
+    unknown = jobs.c.task != all_(bindparam("known", type_=ARRAY(Text)))
+    return (
+        select(jobs.c.task, count_rows())
+        .where(jobs.c.outcome.is_not(None), unknown)
+        .group_by(jobs.c.task)
+        .order_by(count_rows().desc(), jobs.c.task)
     )
 
 

@@ -71,6 +71,20 @@ class TestPrune:
         assert_one_line(ended, "needs your application")
 
 
+def test_doctor_counts_the_ended_jobs_that_no_rule_deletes(
+    engine: Engine, database_url: str, shop: Path
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(OLD))
+
+    ended = pgqueue(shop, *APP, "doctor", "--json", database_url=database_url)
+
+    findings = {one["subject"]: one for one in json.loads(ended.stdout)["findings"]}
+    assert findings["retention"]["level"] == "warning"
+    assert "1 ended jobs belong to tasks" in findings["retention"]["detail"]
+    assert "lost.task (1)" in findings["retention"]["detail"]
+
+
 class TestRunNow:
     def test_the_waiting_jobs_of_a_task_are_due_now(
         self, engine: Engine, database_url: str, shop: Path
