@@ -10,6 +10,8 @@ from pgqueue.errors import OptionError
 
 LONGEST = timedelta(days=36_525)
 AT_ONCE = timedelta(0)
+LEFT_OVER = timedelta(days=14)
+"""When pruning looks for jobs that could not be deleted as they succeeded, if for no others."""
 FOR_EVER = -1.0
 """In the rules of a statement: no job of this outcome is deleted."""
 
@@ -102,17 +104,20 @@ class Retention:
 
     @property
     def shortest(self) -> float | None:
-        """Seconds before which no ended job is deleted by pruning; None if none ever is.
+        """Seconds before which pruning looks for no succeeded job; None if all stay for ever.
 
-        Jobs that are deleted when they succeed need no pruning.
+        Few jobs are left of those that are deleted when they succeed: they are found late.
         """
-        spans = [
-            seconds
-            for keep in self._rules()
-            for outcome, seconds in keep.seconds().items()
-            if seconds != FOR_EVER and (outcome, seconds) != ("succeeded", 0)
-        ]
-        return min(spans, default=None)
+        spans = [keep.succeeded for keep in self._rules() if keep.succeeded is not None]
+        if not spans:
+            return None
+        return min((span for span in spans if span), default=LEFT_OVER).total_seconds()
+
+    @property
+    def ever_prunes_dead(self) -> bool:
+        """Whether failed or cancelled jobs are ever deleted."""
+        spans = {span for keep in self._rules() for span in (keep.failed, keep.cancelled)}
+        return spans != {None}
 
     def parameters(self) -> dict[str, str]:
         """The rules as the parameters of a statement; a task without a rule has an empty one."""

@@ -1,6 +1,6 @@
 """What pruning reads and deletes."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
@@ -47,22 +47,24 @@ class Pruning:
         retention: Retention,
         references: tuple[Reference, ...],
         *,
-        shortest: float,
+        dead: bool,
         after: int,
         size: int,
     ) -> Stretch:
-        """Delete the jobs whose time is over among the next ``size`` jobs after this id."""
-        parameters = {
-            **retention.parameters(),
-            "shortest": shortest,
-            "after": after,
-            "size": size,
-        }
-        return Stretch(*self._executor.execute(pruning.prune(references), parameters).one())
+        """Delete the jobs whose time is over among the next ``size`` jobs after this id.
 
-    def next_job(self, after: int) -> int | None:
+        ``dead``: among the next failed and cancelled ones.
+        """
+        parameters: dict[str, Any] = {**retention.parameters(), "after": after, "size": size}
+        if not dead:
+            parameters["shortest"] = retention.shortest
+        statement = pruning.prune(references, dead=dead)
+        return Stretch(*self._executor.execute(statement, parameters).one())
+
+    def next_job(self, after: int, *, dead: bool) -> int | None:
         """The first id after another."""
-        found: int | None = self._executor.execute(pruning.next_job(), {"after": after}).scalar()
+        statement = pruning.next_job(dead=dead)
+        found: int | None = self._executor.execute(statement, {"after": after}).scalar()
         return found
 
     def due(self, retention: Retention, references: tuple[Reference, ...]) -> list[DueJobs]:

@@ -1,7 +1,8 @@
 """Prune: delete ended jobs whose time is over.
 
 No index shows which jobs have ended: it would have to change at each end, which would then not be a
-HOT update.  So a round walks over ``jobs`` by id.  Ids grow with time, and the oldest come first.
+HOT update.  So a round walks over ``jobs`` by id, and ends at the first young ones: ids grow with
+time.  Failed and cancelled jobs may stay longer or shorter; ``dead_letters`` lists them.
 """
 
 from functools import cache
@@ -22,6 +23,7 @@ from sqlalchemy import (
     column,
     delete,
     exists,
+    false,
     func,
     literal_column,
     null,
@@ -39,6 +41,7 @@ from pgqueue.statements.tables import (
     CTID,
     clock,
     count_rows,
+    dead_letters,
     deleted_records,
     jobs,
     lock_key,
@@ -87,28 +90,28 @@ def references() -> Executable:
 
 
 @cache
-def prune(references: tuple[Reference, ...]) -> Executable:
+def prune(references: tuple[Reference, ...], *, dead: bool) -> Executable:
     """Delete the jobs of one stretch whose time is over, and their records.
+
+    ``dead``: a stretch of the failed and cancelled jobs, otherwise of all jobs.
 
     Returns the last id of the stretch, whether all of its jobs are too young, and how many were
     deleted.  NULL as the id: there are no more jobs.  A job that is requeued or referred to by
     another transaction meanwhile is skipped.
     """
-    stretch = _stretch()
+    first = _first(dead=dead)
+    ids = any_(func.array(select(first.c.id).scalar_subquery()))
     due = (
         select(CTID)
         .select_from(jobs)
-        .where(
-            jobs.c.id > AFTER,
-            jobs.c.id <= select(stretch.c.up_to).scalar_subquery(),
-            _is_due(references),
-        )
+        .where(jobs.c.id == ids, _is_due(references))
         .with_for_update(skip_locked=True)
     )
     places = any_(func.array(due.scalar_subquery()))
     gone = delete(jobs).where(places == CTID).returning(jobs.c.id).cte("gone")
     deleted = select(count_rows()).select_from(gone).scalar_subquery()
-    return select(stretch.c.up_to, stretch.c.are_young, deleted).add_cte(*deleted_records(gone))
+    are_young = pg.bool_and(first.c.is_young)
+    return select(pg.max(first.c.id), are_young, deleted).add_cte(*deleted_records(gone))
 
 
 @cache
@@ -123,22 +126,21 @@ def count_due(references: tuple[Reference, ...]) -> Executable:
 
 
 @cache
-def next_job() -> Executable:
+def next_job(*, dead: bool) -> Executable:
     """The first id after another."""
-    return select(jobs.c.id).where(jobs.c.id > AFTER).order_by(jobs.c.id).limit(1)
+    id = dead_letters.c.job_id if dead else jobs.c.id
+    return select(id).where(id > AFTER).order_by(id).limit(1)
 
 
-def _stretch() -> CTE:
-    first = (
-        select(jobs.c.id, jobs.c.created_at)
-        .where(jobs.c.id > AFTER)
-        .order_by(jobs.c.id)
-        .limit(bindparam("size", type_=Integer))
-        .subquery("first")
-    )
+def _first(*, dead: bool) -> CTE:
     youth = clock() - seconds(bindparam("shortest", type_=Float))
-    are_young = pg.bool_and(first.c.created_at > youth)
-    return select(pg.max(first.c.id).label("up_to"), are_young.label("are_young")).cte("stretch")
+    is_young = jobs.c.created_at > youth
+    id = jobs.c.id
+    if dead:
+        id, is_young = dead_letters.c.job_id, false()
+    size = bindparam("size", type_=Integer)
+    first = select(id.label("id"), is_young.label("is_young"))
+    return first.where(id > AFTER).order_by(id).limit(size).cte("first")
 
 
 def _is_due(references: tuple[Reference, ...]) -> ColumnElement[bool]:

@@ -1,4 +1,7 @@
-"""One round of pruning: a walk over the jobs from the oldest, in short transactions."""
+"""One round of pruning: two walks over the jobs from the oldest, in short transactions.
+
+The first is over the failed and cancelled jobs, the second over all jobs that are old enough.
+"""
 
 import time
 from enum import StrEnum
@@ -20,6 +23,10 @@ MOST = 1000
 LONGEST = 0.1
 """Seconds that a transaction should take.  Cascades to the rows of an application may take longer
 for each job: then there are fewer jobs in the next one."""
+REFUSED = (
+    "%d jobs stay although their time is over, job %d first: rows of the application refuse it, "
+    "or are locked: %s"
+)
 MOST_LOCKED = 3
 """Jobs in a row that are locked, one by one, after which a round ends: a whole table is locked."""
 
@@ -47,7 +54,12 @@ class PruneRound:
         self.reading = 0.0
         """Seconds spent on stretches without a job to delete."""
         self._retention = retention
-        self._shortest = retention.shortest
+        self._walks: list[bool] = []
+        """Whether the walks that are left, the current one first, are over the dead jobs."""
+        if retention.ever_prunes_dead:
+            self._walks.append(True)
+        if retention.shortest is not None:
+            self._walks.append(False)
         self._references: tuple[Reference, ...] | None = None
         self._after = 0
         self._size = MOST
@@ -56,14 +68,14 @@ class PruneRound:
 
     def step(self, connection: Connection) -> Progress:
         """Prune one stretch in a transaction of its own."""
-        if self._shortest is None:
+        if not self._walks:
             return Progress.DONE
         began = time.monotonic()
         try:
             with connection.begin():
                 if not Pruning(connection).try_lock():
                     return Progress.BUSY
-                stretch = self._prune(connection, self._shortest)
+                stretch = self._prune(connection)
         except DBAPIError as error:
             if not _is_refusal(error):
                 raise
@@ -72,7 +84,7 @@ class PruneRound:
         self._locked_in_row = 0
         self._resize(time.monotonic() - began, stretch.deleted)
         if stretch.up_to is None or stretch.are_young:
-            return Progress.DONE
+            return self._end_walk()
         self._after = stretch.up_to
         return Progress.MORE
 
@@ -81,24 +93,29 @@ class PruneRound:
         if self.deleted:
             logger.info("pruned %d jobs", self.deleted)
         if self.kept:
-            logger.warning(self.refusal)
+            logger.warning(REFUSED, *self._refused())
 
     @property
     def refusal(self) -> str:
         """Why jobs stay, in one line."""
-        return (
-            f"{len(self.kept)} jobs stay although their time is over, job {self.kept[0]} first: "
-            f"rows of the application refuse it, or are locked: {_first_line(self._refusal)}"
-        )
+        return REFUSED % self._refused()
 
-    def _prune(self, connection: Connection, shortest: float) -> Stretch:
+    def _refused(self) -> tuple[int, int, str]:
+        return len(self.kept), self.kept[0], str(self._refusal).strip().partition("\n")[0]
+
+    def _end_walk(self) -> Progress:
+        del self._walks[0]
+        self._after = 0
+        return Progress.MORE if self._walks else Progress.DONE
+
+    def _prune(self, connection: Connection) -> Stretch:
         pruning = Pruning(connection)
         if self._references is None:
             self._references = pruning.references()
         return pruning.prune(
             self._retention,
             self._references,
-            shortest=shortest,
+            dead=self._walks[0],
             after=self._after,
             size=self._size,
         )
@@ -111,10 +128,13 @@ class PruneRound:
         self._refusal = self._refusal or error.orig
         self._locked_in_row = 0 if isinstance(error, IntegrityError) else self._locked_in_row + 1
         with connection.begin():
-            job_id = Pruning(connection).next_job(self._after)
-        if job_id is None or self._locked_in_row >= MOST_LOCKED:
+            job_id = Pruning(connection).next_job(self._after, dead=self._walks[0])
+        if self._locked_in_row >= MOST_LOCKED:
             return Progress.DONE
-        self.kept.append(job_id)
+        if job_id is None:
+            return self._end_walk()
+        if job_id not in self.kept:  # the walk over the dead jobs may have met it
+            self.kept.append(job_id)
         self._after = job_id
         return Progress.MORE
 
@@ -131,7 +151,3 @@ def _is_refusal(error: DBAPIError) -> bool:
     """Whether one of the jobs may be the reason: a foreign key, or a locked row of a cascade."""
     is_locked = is_lock_timeout(error) or isinstance(error.orig, DeadlockDetected)
     return is_locked or isinstance(error, IntegrityError)
-
-
-def _first_line(error: Exception | None) -> str:
-    return str(error).strip().partition("\n")[0]

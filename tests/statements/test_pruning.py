@@ -114,6 +114,17 @@ class TestRules:
         assert prune(pruner, for_ever).deleted == 0
         assert left(engine) == ids
 
+    def test_a_dead_job_of_a_short_rule_is_found_among_young_jobs(
+        self, engine: Engine, pruner: Connection
+    ) -> None:
+        young = ended(engine, age=timedelta(0), number=2 * MOST)
+        ended(engine, task="brief", outcome="cancelled", age=timedelta(0))
+        brief = Keep(timedelta(0), timedelta(0), failed=None)
+
+        rules = Retention(Keep(), {}, {"known": None, "brief": brief})
+        assert prune(pruner, rules).deleted == 1
+        assert left(engine) == young
+
     def test_an_unfinished_job_is_never_deleted(self, engine: Engine, pruner: Connection) -> None:
         queue = PgQueue(engine)
         queue.task(name="known")(lambda: None)

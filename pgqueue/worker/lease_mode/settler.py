@@ -237,13 +237,13 @@ class Settler(WorkerThread):
     def _settle_deleted(self, connection: Connection, batch: list[Settlement]) -> None:
         """Delete jobs that are not kept, and settle those that cannot be deleted.
 
-        Such a job is to be cancelled, or a row of the application refers to it.  If one job is
-        refused, none is deleted here: pruning deletes the others.
+        Such a job is to be cancelled, or a row of the application refers to it.  If the database
+        refuses a batch, its jobs are tried one by one.
         """
         successes = sorted((claimed for claimed, _ in batch), key=_job_id)
         attempts = Attempts(connection, self._identity.worker_id)
         deleted: set[int] = set()
-        with suppress(IntegrityError):
+        with suppress(*(IntegrityError,) if len(batch) == 1 else ()):
             deleted = set(attempts.delete_succeeded(successes))
         if gone := [item for item in batch if item[0].job_id in deleted]:
             self._buffer.settled(gone, None)
