@@ -133,7 +133,7 @@ def next_job(*, dead: bool) -> Executable:
 
 
 def _first(*, dead: bool) -> CTE:
-    youth = clock() - seconds(bindparam("shortest", type_=Float))
+    youth = clock() - seconds(cast(bindparam("shortest", type_=Float), Float))
     is_young = jobs.c.created_at > youth
     id = jobs.c.id
     if dead:

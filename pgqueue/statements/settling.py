@@ -157,8 +157,8 @@ def delete_succeeded(*, held: bool) -> Executable:
     return select(job.c.id).add_cte(gone, *deleted_records(job))
 
 
-@cache
 def check_constraints() -> Executable:
+    """Check deferred constraints, such as a foreign key to a job that was just deleted."""
     return text(CHECK_CONSTRAINTS)
 
 
