@@ -77,17 +77,16 @@ class Supervisor:
         self._has_interrupted = False
         self._application_engine = queue.engine
         self._engine = worker_engine(queue.engine)
-        self._runtime = _runtime_of(queue, config, self._engine, stopping, errors)
-        identity = self._runtime.identity
-        outage = self._runtime.outage
+        self._runtime = runtime = _runtime_of(queue, config, self._engine, stopping, errors)
+        identity, outage = runtime.identity, runtime.outage
         self._rescuer = Rescuer(
             self._engine, identity, outage, running=self._running, on_cancel=self._cancel
         )
         reap, give_up = self._rescuer.reap, self._give_up_all
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
-        self._pruner = Pruner(self._engine, self._runtime.retention, outage)
+        self._pruner = Pruner(self._engine, runtime.retention, outage)
         mode = LeaseMode if config.mode is Mode.LEASE else TransactionMode
-        self._mode: WorkerMode = mode(self._runtime, config, until_empty=until_empty)
+        self._mode: WorkerMode = mode(runtime, config, until_empty=until_empty)
 
     @property
     def worker_id(self) -> UUID:
