@@ -78,7 +78,7 @@ CONTENTS = (
         "queue-and-tasks.md",
         "Queue and tasks",
         "What an application holds: the queue, its tasks, and what enqueues them.",
-        ("PgQueue", "Task", "TaskOptions", "Options"),
+        ("PgQueue", "Task", "TaskOptions", "Options", "Keep"),
     ),
     Page(
         "handlers.md",

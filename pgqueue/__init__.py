@@ -43,6 +43,7 @@ from pgqueue.models import (
 from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze
 from pgqueue.redaction import Secret
 from pgqueue.repository import Change, Violation
+from pgqueue.retention import Keep
 from pgqueue.retry import Retry
 from pgqueue.tasks import Task
 from pgqueue.worker import Worker
@@ -52,6 +53,7 @@ __all__ = [
     "PgQueue",
     "Task",
     "Worker",
+    "Keep",
     # for handlers
     "JobContext",
     "Secret",

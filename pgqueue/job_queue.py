@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Union, Unpack, overload
 from weakref import WeakSet
 
@@ -14,12 +15,19 @@ from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.connections.autocommit import autocommitting, in_savepoint
 from pgqueue.connections.opening import DRIVER, connection_parameters, worker_engine_for_now
 from pgqueue.context import Around, JobContext, nothing_around
-from pgqueue.errors import ArgumentsError, NotBound, TaskDefinitionError, UnknownTask
+from pgqueue.errors import (
+    ArgumentsError,
+    NotBound,
+    OptionError,
+    TaskDefinitionError,
+    UnknownTask,
+)
 from pgqueue.events import AttemptCallback
 from pgqueue.middleware import Middleware, as_context_manager
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole
 from pgqueue.redaction import redacted
 from pgqueue.repository import Change, Jobs, StatusCount, Violation
+from pgqueue.retention import DEFAULT_KEEP, Keep, Retention, keep_of
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import executor, in_transaction, may_notify, telling_failures
 from pgqueue.sessions.handlers import session_in_savepoint
@@ -49,7 +57,9 @@ class PgQueue:
     later.
     ``notify=False`` turns notifications off, for poolers that do not support them: workers then
     find new jobs by polling.  ``max_payload_bytes`` limits the JSON size of one job's arguments;
-    enqueuing checks the limit, workers do not.
+    enqueuing checks the limit, workers do not.  ``keep`` is how long ended jobs stay, and
+    ``queue_keep`` the same for single queues: a :class:`Keep`, a timedelta for succeeded and
+    cancelled jobs, or None for ever.  The option ``keep`` of a task takes precedence.
     """
 
     def __init__(
@@ -58,6 +68,8 @@ class PgQueue:
         *,
         notify: bool = True,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        keep: Keep | timedelta | None = DEFAULT_KEEP,
+        queue_keep: Mapping[str, Keep | timedelta | None] | None = None,
     ) -> None:
         check_whole("PgQueue: ", "max_payload_bytes", max_payload_bytes, 1024, LARGEST_TEXT)
         self.notify = notify
@@ -66,6 +78,8 @@ class PgQueue:
         self.attempt_callbacks: list[AttemptCallback] = []
         self.middlewares: list[Callable[[JobContext], Any]] = []
         self.meta_sources: list[MetaSource] = []
+        self._keep = keep_of(keep, "PgQueue: ")
+        self._queue_keep = _checked_queues(queue_keep or {})
         self._sessions: sessionmaker[Session] | None = None
         self._pid = os.getpid()
         _queues.add(self)
@@ -132,6 +146,12 @@ class PgQueue:
         """The Connection that the queue is bound to, as in a test; None if it has an engine."""
         bound = self.sessions.kw.get("bind")
         return bound if isinstance(bound, Connection) else None
+
+    @property
+    def retention(self) -> Retention:
+        """The rules by which the workers of this application delete ended jobs."""
+        tasks = {name: task.settings.keep for name, task in self.tasks.items()}
+        return Retention(self._keep, self._queue_keep, tasks)
 
     def autocommitting(self) -> AbstractContextManager[Connection]:
         """A connection of :attr:`engine`, on which each statement is its own transaction.
@@ -246,7 +266,8 @@ class PgQueue:
         kills), ``memory_limit`` (None; bytes of address space of the child process),
         ``secret_args`` (names of arguments to mask in errors, log lines and commands, as
         ``Secret`` does for one argument), ``on_failed`` (None; a task to enqueue with the id of the
-        job, in the commit that records that the job has failed for good).
+        job, in the commit that records that the job has failed for good), ``keep`` (that of the
+        queue; how long ended jobs stay).
 
         A Session or AsyncSession and a JobContext among the first parameters are supplied when the
         job runs; they are not arguments of the job.
@@ -329,6 +350,18 @@ class PgQueue:
         connection = in_transaction(session, f"requeue of job {job_id}")
         notify = self.notify and may_notify(connection)
         return Jobs(connection).requeue(job_id, notify=notify)
+
+    @telling_failures()
+    def run_now(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
+        """Make a waiting job due now, whether it was delayed, snoozed or waits for its retry.
+
+        Uses up no attempt.  A job that is due, running or ended stays as it is.  Raises
+        JobNotFound.
+        """
+        job_id = _checked_id(job_id)
+        connection = in_transaction(session, f"run_now of job {job_id}")
+        notify = self.notify and may_notify(connection)
+        return Jobs(connection).run_now(job_id, notify=notify)
 
     @telling_failures()
     def pause(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
@@ -424,6 +457,14 @@ def _refuse_others(database: str) -> None:
             f"PgQueue needs a PostgreSQL database, not {database}; "
             "give a URL that begins with postgresql://"
         )
+
+
+def _checked_queues(keep: Mapping[str, Keep | timedelta | None]) -> dict[str, Keep]:
+    if not isinstance(keep, Mapping):
+        raise OptionError(f"PgQueue: queue_keep is {keep!r}; give a dict by names of queues")
+    for name in keep:
+        check_queue_name(name, "PgQueue: queue_keep: ")
+    return {name: keep_of(value, f"PgQueue: queue {name}: ") for name, value in keep.items()}
 
 
 def _checked_id(job_id: Any) -> int:

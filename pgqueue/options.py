@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict
 from pgqueue.errors import OptionError, PayloadError, TaskDefinitionError, UnknownOption
 from pgqueue.meta import checked_meta, checked_tags
 from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE
+from pgqueue.retention import Keep, keep_of
 from pgqueue.retry import DEFAULT_RETRY, Retry
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -51,6 +52,7 @@ class TaskOptions(TypedDict, total=False):
     memory_limit: int | None
     secret_args: Sequence[str]
     on_failed: Callable[[int], Any] | None
+    keep: Keep | timedelta | None
 
 
 class JobOptions(TypedDict, total=False):
@@ -92,12 +94,16 @@ class Options:
     tags: Sequence[str] = ()
     aliases: Sequence[str] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
+    keep: Keep | None = None
+    """None: the rule of the job's queue, or that of the PgQueue."""
 
     @classmethod
     def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":
         _check_task_name(name)
         _refuse_unknown(f"task {name}", options, TaskOptions.__annotations__)
         given = {key: value for key, value in options.items() if key != "name"}
+        if "keep" in given:
+            given["keep"] = keep_of(given["keep"], f"task {name}: ")
         checked = cls(task=name, **given)
         checked._check()
         return checked

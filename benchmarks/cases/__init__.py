@@ -8,3 +8,4 @@ from benchmarks.cases import claims as claims
 from benchmarks.cases import unkind as unkind
 from benchmarks.cases import costs as costs
 from benchmarks.cases import idle as idle
+from benchmarks.cases import retention as retention

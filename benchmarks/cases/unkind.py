@@ -33,7 +33,7 @@ FINISHED = """
     usual=Size(jobs=300_000, turns=1),
     full=Size(jobs=1_000_000, turns=3),
 )
-def held_snapshot(bench: Bench, size: Size) -> Finding:
+def heldsnapshot(bench: Bench, size: Size) -> Finding:
     """A transaction holds its snapshot while a stream of jobs is enqueued and run by two workers:
     the last tenth, beside the same tenth with nothing held."""
     finding = Finding()
@@ -42,7 +42,7 @@ def held_snapshot(bench: Bench, size: Size) -> Finding:
     with bench.arena(PGQUEUE) as arena:
         for _ in range(size.turns):
             calm.append(_last_tenth(arena, size.jobs))
-            with _snapshot(arena):
+            with snapshot(arena):
                 held.append(_last_tenth(arena, size.jobs))
     ours = finding.add("snapshot held", held, "jobs/s")
     finding.ratio(ours, finding.add("nothing held", calm, "jobs/s"), at_least=0.9)
@@ -256,7 +256,7 @@ def _stream(arena: Arena, jobs: int) -> Iterator[None]:
 
 
 @contextmanager
-def _snapshot(arena: Arena) -> Iterator[None]:
+def snapshot(arena: Arena) -> Iterator[None]:
     with psycopg.connect(arena.url) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.execute("SELECT 1")  # no table: TRUNCATE would wait for its lock

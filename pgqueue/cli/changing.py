@@ -1,4 +1,4 @@
-"""``pgqueue requeue`` and ``pgqueue cancel``: some jobs by id, or many by a filter.
+"""``pgqueue requeue``, ``cancel`` and ``run-now``: some jobs by id, or many by a filter.
 
 Each batch is one transaction, and so is each job named by id.  Results are printed after the
 commit.
@@ -34,10 +34,13 @@ class Verb:
     name: str
     act: Callable[[PgQueue, Session, int], Change]
     example: str
+    are_waiting: bool = False
+    """Only jobs that are not due yet; no status needs to be given."""
 
 
 REQUEUE = Verb("requeue", PgQueue.requeue, "--status failed")
 CANCEL = Verb("cancel", PgQueue.cancel, "--status pending")
+RUN_NOW = Verb("run now", PgQueue.run_now, "--task mail.send", are_waiting=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def change(
     /,
     *,
     job_ids: tuple[int, ...],
-    statuses: tuple[str, ...],
+    statuses: tuple[str, ...] = (),
     limit: int | None,
     yes: bool,
     as_json: bool,
@@ -75,8 +78,9 @@ def change(
         if statuses or is_narrowed:
             raise click.UsageError("Give ids, or say which jobs by options, not both")
         _change_named(queue, verb, list(dict.fromkeys(job_ids)), as_json=as_json)
-    elif statuses:
-        which = JobFilter(statuses=frozenset(map(JobStatus, statuses)), **words)
+    elif statuses or (verb.are_waiting and is_narrowed):
+        wanted = frozenset(map(JobStatus, statuses)) or {JobStatus.PENDING}
+        which = JobFilter(statuses=frozenset(wanted), are_waiting=verb.are_waiting, **words)
         _change_many(queue, verb, which, limit=limit, yes=yes, as_json=as_json)
     else:
         raise click.UsageError(f"Which jobs? Give their ids, or say {verb.example}")
@@ -116,7 +120,8 @@ def _change_many(
 
 
 def _ask(verb: Verb, which: JobFilter, number: int) -> None:
-    many = f"{number:,} {' or '.join(sorted(which.statuses))} jobs"
+    words = "waiting" if verb.are_waiting else " or ".join(sorted(which.statuses))
+    many = f"{number:,} {words} jobs"
     if not sys.stdin.isatty():
         raise click.UsageError(f"This would {verb.name} {many}; to confirm, add --yes")
     click.confirm(f"{verb.name.capitalize()} {many}?", abort=True, err=True)
@@ -138,6 +143,9 @@ def _change_one(queue: PgQueue, session: Session, verb: Verb, job_id: int) -> Re
     except DuplicateJob as error:
         other = f"job {error.holder}" if error.holder else "another unfinished job"
         return Result(job_id, KEY_TAKEN, f"{other} of its queue has its unique key")
-    unchanged = change is Change.UNCHANGED
-    reason = f"its status is {Listing(session).status(job_id)}" if unchanged else None
+    reason = None
+    if change is Change.UNCHANGED:
+        status = Listing(session).status(job_id)
+        is_due = verb.are_waiting and status is JobStatus.PENDING
+        reason = "it is due already" if is_due else f"its status is {status}"
     return Result(job_id, change.name.lower(), reason)

@@ -1,7 +1,6 @@
 """The commands.  Their imports are made when they run, so that help appears at once."""
 
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,14 @@ from pgqueue.cli.group import (
     CliState,
     ErrorHandlingGroup,
     app_option,
+    as_seconds,
     log_to_stderr,
     on_database,
     url_option,
     verbose_option,
 )
-from pgqueue.cli.job_commands import cancel, jobs, requeue
+from pgqueue.cli.job_commands import cancel, enqueue, jobs, requeue, run_now
+from pgqueue.cli.queue_commands import pause, prune, resume
 from pgqueue.cli.role_commands import grant, revoke
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -30,12 +31,6 @@ Exit codes:
   2    the command line is wrong
   130  ended by Ctrl-C; a worker ends with 0, after its running jobs
 """
-
-
-def _seconds(_ctx: click.Context, _parameter: click.Parameter, value: float) -> timedelta:
-    if not 0 <= value <= 86400:  # refuses nan too
-        raise click.BadParameter(f"{value:g} is not between 0 and 86400 seconds")
-    return timedelta(seconds=value)
 
 
 @click.group(cls=ErrorHandlingGroup, context_settings=SETTINGS, epilog=EXIT_CODES)
@@ -134,7 +129,7 @@ def revision(host: Path | None, message: str, head: str) -> None:
     "--grace",
     type=float,
     metavar="SECONDS",
-    callback=_seconds,
+    callback=as_seconds,
     default=30,
     show_default=True,
     help="How long running jobs may take to end after SIGTERM.",
@@ -143,7 +138,7 @@ def revision(host: Path | None, message: str, head: str) -> None:
     "--poll-interval",
     type=float,
     metavar="SECONDS",
-    callback=_seconds,
+    callback=as_seconds,
     default=1,
     show_default=True,
     help="The longest a job waits when a wake-up is lost.",
@@ -249,5 +244,5 @@ def demo(given: CliState, /, url: str | None, **options: Any) -> None:
     run(url=url or given.url, **options)
 
 
-for command in (jobs, requeue, cancel, grant, revoke):
+for command in (jobs, enqueue, requeue, run_now, cancel, pause, resume, prune, grant, revoke):
     main.add_command(command)

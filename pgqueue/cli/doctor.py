@@ -81,6 +81,7 @@ def _waiting(queue: PgQueue, health: Health) -> Iterator[Finding]:
             yield Finding(Level.WARNING, "unknown task", words_for_unknown(task))
         if not unknown:
             yield Finding(Level.OK, "tasks", "no job is due of a task this app does not know")
+        yield from _unpruned(health.unpruned_tasks(queue.tasks))
     unreadable = health.unreadable()
     for each in unreadable[:SHOWN]:
         yield Finding(Level.WARNING, "unreadable jobs", words_for_unreadable(each))
@@ -93,6 +94,17 @@ def _waiting(queue: PgQueue, health: Health) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "workers", detail)
     if not unserved:
         yield Finding(Level.OK, "workers", "every queue with due jobs is served")
+
+
+def _unpruned(tasks: dict[str, int]) -> Iterator[Finding]:
+    if not tasks:
+        yield Finding(Level.OK, "retention", "this app knows the tasks of all ended jobs")
+        return
+    jobs = sum(tasks.values())
+    named = ", ".join(f"{name} ({number:,})" for name, number in list(tasks.items())[:SHOWN])
+    detail = f"{jobs:,} ended jobs belong to tasks this app does not know, and its workers keep "
+    detail += f"them: {named}; declare these tasks in a module that --app imports, or delete the "
+    yield Finding(Level.WARNING, "retention", detail + "jobs by session.delete")
 
 
 def words_for_unknown(task: Waiting) -> str:

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -111,6 +112,13 @@ def verbose_option(command: F) -> F:
         callback=_keep,
         help="Log more, and show the traceback of an error.",
     )(command)
+
+
+def as_seconds(_ctx: click.Context, _parameter: click.Parameter, value: float) -> timedelta:
+    """The callback of an option in seconds."""
+    if not 0 <= value <= 86400:  # refuses nan too
+        raise click.BadParameter(f"{value:g} is not between 0 and 86400 seconds")
+    return timedelta(seconds=value)
 
 
 json_option = click.option(

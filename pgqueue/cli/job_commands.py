@@ -1,4 +1,4 @@
-"""The commands for single jobs and for many: show, requeue, cancel."""
+"""The commands for single jobs and for many: show, enqueue, requeue, run now, cancel."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -6,7 +6,14 @@ from typing import Any, TypeVar
 import click
 
 from pgqueue.cli.completion import complete_queue, complete_task
-from pgqueue.cli.group import CliState, on_database
+from pgqueue.cli.group import (
+    CliState,
+    app_option,
+    as_seconds,
+    json_option,
+    on_database,
+    verbose_option,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,7 +65,7 @@ _FILTERS = (
 
 
 def _which(*statuses: str) -> Callable[[F], F]:
-    """Add the options that select jobs."""
+    """Add the options that select jobs; no statuses if the command means only one."""
     status = click.option(
         "--status",
         "statuses",
@@ -68,7 +75,7 @@ def _which(*statuses: str) -> Callable[[F], F]:
     )
 
     def with_options(command: F) -> F:
-        for option in reversed((status, *_FILTERS)):
+        for option in reversed((status, *_FILTERS) if statuses else _FILTERS):
             command = option(command)
         return command
 
@@ -117,6 +124,36 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
     show_job(given.database(), job_id, as_json=as_json, show_arguments=show_arguments)
 
 
+@click.command()
+@click.argument("task", metavar="TASK", shell_complete=complete_task)
+@click.option("--args", metavar="JSON", default="{}", help="The arguments by name, as JSON.")
+@click.option(
+    "--queue", metavar="NAME", shell_complete=complete_queue, help="Instead of the task's queue."
+)
+@click.option("--priority", type=click.IntRange(0, 9), help="0 runs first, 9 last.")
+@click.option("--unique-key", metavar="KEY", help="Instead of the task's key.")
+@click.option("--max-attempts", type=int, metavar="N", help="Instead of the task's number.")
+@click.option(
+    "--delay", type=float, metavar="SECONDS", callback=as_seconds, default=0, help="Not before."
+)
+@app_option
+@verbose_option
+@json_option
+@click.pass_obj
+def enqueue(given: CliState, /, task: str, **options: Any) -> None:
+    """Enqueue a job of a task, in a transaction of its own.
+
+    The arguments are checked as in the application.  If an unfinished job of the queue holds the
+    unique key, prints that job.
+
+    
+    Example:  pgqueue --app shop.jobs:queue enqueue mail.welcome --args '{"user_id": 7}'
+    """
+    from pgqueue.cli import enqueuing
+
+    enqueuing.enqueue(given.application(), task, **options)
+
+
 _limit = click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="At most so many, the oldest first."
 )
@@ -144,6 +181,28 @@ def requeue(given: CliState, /, **options: Any) -> None:
     from pgqueue.cli.changing import REQUEUE, change
 
     change(given.database(), REQUEUE, **options)
+
+
+@click.command("run-now")
+@_ids
+@_which()
+@_limit
+@_yes
+@on_database
+def run_now(given: CliState, /, **options: Any) -> None:
+    """Make waiting jobs due now: those that were delayed, and those that wait for a retry.
+
+    Name the jobs by id, or select them by --task and other options, for example after an outage
+    of a mail server: then the command counts them, asks you, and changes them in batches, each in
+    its own commit.  Uses up no attempt.  Jobs that are due, running or ended stay as they are.
+
+    
+    Example:  pgqueue --app shop.jobs:queue run-now 4711
+              pgqueue --app shop.jobs:queue run-now --task mail.send
+    """
+    from pgqueue.cli.changing import RUN_NOW, change
+
+    change(given.database(), RUN_NOW, **options)
 
 
 @click.command()

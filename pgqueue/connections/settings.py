@@ -28,6 +28,15 @@ transaction, and for which the stamp waits, would complete a cycle that no serve
 
 UPKEEP = {**OWN, **BRIEF, "datestyle": "ISO", **PLAN_ONCE}
 
+PRUNING = {
+    **dict.fromkeys(PLANNER, "off"),
+    **UPKEEP,
+    # A job whose deletion cascades to a locked row of an application is left to a later round.
+    "lock_timeout": "250",
+    # A delete that a crash of the server undoes is repeated.
+    "synchronous_commit": "off",
+}
+
 HANDLING = {**NETWORK, **UNICODE, "default_transaction_isolation": "read committed"}
 """The search_path stays as the application sets it, because handlers use it."""
 

@@ -279,8 +279,15 @@ def tell_of_waiting(reason: str) -> None:
     logger.warning("%s; its jobs wait for a worker that can read them (pgqueue status)", reason)
 
 
-def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool) -> Settled:
-    """Settle an attempt inside the handler's own transaction; the caller commits."""
+def complete(
+    attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool, is_kept: bool = True
+) -> Settled:
+    """Settle an attempt inside the handler's own transaction; the caller commits.
+
+    ``is_kept``: whether the job's row stays if it has succeeded.
+    """
+    if not is_kept and isinstance(outcome, Succeeded) and _delete(attempts, claimed, held=held):
+        return Settled(claimed.job_id, "succeeded")
     if is_plain_success(outcome):
         settled = attempts.settle_one_success(claimed, held=held)
     elif held and not attempts.take_message(claimed):
@@ -292,6 +299,14 @@ def complete(attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bo
     if settled[0].outcome == "cancelled" and not isinstance(outcome, Cancelled):
         raise CancelWins
     return settled[0]
+
+
+def _delete(attempts: Attempts, claimed: Claimed, *, held: bool) -> bool:
+    if not attempts.delete_one_success(claimed, held=held):
+        return False
+    if held and not attempts.take_message(claimed):
+        raise Stale
+    return True
 
 
 def _secrets(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:

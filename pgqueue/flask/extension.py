@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ from pgqueue.context import Around, JobContext
 from pgqueue.errors import ArgumentsError, NotBound, PgQueueError
 from pgqueue.flask.commands import commands
 from pgqueue.flask.sessions import Database, held_session, lent, session_maker
+from pgqueue.retention import DEFAULT_KEEP, Keep
 
 EXTENSION = "pgqueue"
 """Its name in ``app.extensions``."""
@@ -29,7 +31,7 @@ class PgQueue(job_queue.PgQueue):
 
     Create it in the module of the tasks, and call :meth:`init_app` for each app; or do both at once
     with ``PgQueue(app, db)``.  Calls that use the database need an application context, as ``db``
-    does.  ``notify`` and ``max_payload_bytes`` are those of :class:`pgqueue.PgQueue`.
+    does.  The other options are those of :class:`pgqueue.PgQueue`.
     """
 
     def __init__(
@@ -39,8 +41,15 @@ class PgQueue(job_queue.PgQueue):
         *,
         notify: bool = True,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        keep: Keep | timedelta | None = DEFAULT_KEEP,
+        queue_keep: Mapping[str, Keep | timedelta | None] | None = None,
     ) -> None:
-        super().__init__(notify=notify, max_payload_bytes=max_payload_bytes)
+        super().__init__(
+            notify=notify,
+            max_payload_bytes=max_payload_bytes,
+            keep=keep,
+            queue_keep=queue_keep,
+        )
         self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
         if app is not None:
             if db is None:

@@ -14,6 +14,7 @@ from pgqueue.repository.health import (
 )
 from pgqueue.repository.jobs import Change, Enqueued, Jobs, KeyHolder, NewJob, raising_duplicate
 from pgqueue.repository.listing import Holder, JobDetails, JobLine, JobPage, Listing, PastAttempt
+from pgqueue.repository.pruning import DueJobs, Pruning, Stretch
 from pgqueue.repository.rows import (
     Claim,
     ClaimCursor,
@@ -34,6 +35,7 @@ __all__ = [
     "Claim",
     "Claimed",
     "Creator",
+    "DueJobs",
     "DueTimes",
     "Enqueued",
     "Workers",
@@ -53,11 +55,13 @@ __all__ = [
     "OldTransaction",
     "PastAttempt",
     "Rescued",
+    "Pruning",
     "Settled",
     "Slot",
     "TableHealth",
     "StatusCount",
     "Unreadable",
+    "Stretch",
     "Upcoming",
     "Violation",
     "Waiting",

@@ -8,6 +8,7 @@ from typing import Any, assert_never
 from uuid import UUID
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from pgqueue.connections.fast_path import fetch
@@ -132,9 +133,7 @@ class Attempts:
             self._executor,
             settling.settle_succeeded(),
             {
-                "target_ids": _array([claimed.job_id for claimed in successes]),
-                "message_ids": _array([claimed.message_id for claimed in successes]),
-                "attempts": _array([claimed.attempt for claimed in successes]),
+                **_successes(successes),
                 "expected": len(successes),
                 "worker_id": self._worker_id,
             },
@@ -147,6 +146,30 @@ class Attempts:
             Settled(job_id, "cancelled" if job_id in ended else "succeeded")
             for job_id in (ids if ours else [])
         ]
+
+    def delete_succeeded(self, successes: Sequence[Claimed], *, held: bool = False) -> list[int]:
+        """Delete jobs that have succeeded and are not kept; returns their ids.
+
+        The other jobs stay as they are, to be settled.
+        """
+        parameters = {**_successes(successes), "worker_id": self._worker_id}
+        rows = fetch(self._executor, settling.delete_succeeded(held=held), parameters)
+        return [row[0] for row in rows]
+
+    def delete_one_success(self, claimed: Claimed, *, held: bool) -> bool:
+        """The same in the transaction of its handler; False if the job must be settled instead.
+
+        In a savepoint: a row of the application that refers to the job may refuse it, and a
+        deferred foreign key must not fail the COMMIT instead.
+        """
+        try:
+            with self._executor.begin_nested():
+                is_deleted = self.delete_succeeded([claimed], held=held) != []
+                if is_deleted:
+                    self._executor.execute(settling.check_constraints())
+                return is_deleted
+        except IntegrityError:
+            return False
 
     def free_among(self, claimed: Sequence[Claimed]) -> set[int]:
         """Return the jobs among these whose rows no other transaction has locked."""
@@ -181,6 +204,14 @@ class Attempts:
             "worker_id": self._worker_id,
         }
         return fetch(self._executor, statement, parameters)
+
+
+def _successes(successes: Sequence[Claimed]) -> dict[str, str]:
+    return {
+        "target_ids": _array([claimed.job_id for claimed in successes]),
+        "message_ids": _array([claimed.message_id for claimed in successes]),
+        "attempts": _array([claimed.attempt for claimed in successes]),
+    }
 
 
 def _array(numbers: list[int]) -> str:

@@ -109,6 +109,12 @@ class Health:
         """Jobs whose arguments no worker could read so far, by task."""
         return [Unreadable(*row) for row in self._executor.execute(health.unreadable())]
 
+    def unpruned_tasks(self, known: Iterable[str]) -> dict[str, int]:
+        """Tasks not in ``known``, and the number of their ended jobs."""
+        parameters = {"known": sorted(known)}
+        rows = self._executor.execute(health.ended_jobs_of_unknown_tasks(), parameters)
+        return {row[0]: row[1] for row in rows}
+
     def unserved_queues(self) -> list[Waiting]:
         """Due jobs in queues that no live worker serves."""
         rows = self._executor.execute(health.due_jobs_nobody_serves())

@@ -28,6 +28,7 @@ class Change(StrEnum):
     CANCEL_REQUESTED = "cancel requested"
     """The job is running; it ends as cancelled when its handler ends."""
     REQUEUED = "requeued"
+    DUE_NOW = "due now"
     UNCHANGED = "unchanged"
 
     def __bool__(self) -> bool:
@@ -248,6 +249,13 @@ class Jobs:
         key = job.unique_key
         raising_duplicate(requeue, job_id, key, lambda: self._holders(job.queue, [key]).get(key))
         return Change.REQUEUED
+
+    def run_now(self, job_id: int, *, notify: bool) -> Change:
+        """Make a waiting job due now; any other job stays as it is."""
+        if self._locked(job_id).outcome is not None:
+            return Change.UNCHANGED
+        moved = self._run(operations.run_now(notify=notify), job_id).first()
+        return Change.UNCHANGED if moved is None else Change.DUE_NOW
 
     def delete_belongings(self, job_id: int) -> None:
         """Delete the other rows of a job, right before the job itself is deleted.

@@ -41,15 +41,15 @@ ENQUEUE: Rights = {
 }
 WORKER: Rights = {
     **VERSION,
-    "jobs": dict.fromkeys(("SELECT", "INSERT", "UPDATE"), ALL_OF_IT),
+    # DELETE for pruning, here and below.
+    "jobs": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
     "message_queue": {
         **dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
         "UPDATE": TO_LOCK,
     },
     "leases": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
     "workers": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
-    "job_attempts": dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT),
-    # DELETE for handlers that requeue.
+    "job_attempts": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "unreadable_jobs": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "queues": {"SELECT": ALL_OF_IT},

@@ -37,7 +37,7 @@ ONE = (
 
 def deleted_lease(message: ColumnElement[bool], *, held: bool) -> CTE:
     """The fence for one attempt; ``message``: whether its message was deleted too."""
-    ours = _is_ours(*ONE, held=held)
+    ours = is_ours(*ONE, held=held)
     return delete(leases).where(ours, message).returning(*lease_columns()).cte("gone")
 
 
@@ -48,7 +48,7 @@ def keep_lease() -> Executable:
     A worker that finds the job's message meanwhile cannot stamp it, so it records no crash.
     Never waits: the handler's own transaction may have the lock, and has to be ended anyway.
     """
-    lease = select(leases.c.target_id).where(_is_ours(*ONE, held=True))
+    lease = select(leases.c.target_id).where(is_ours(*ONE, held=True))
     return lease.with_for_update(skip_locked=True)
 
 
@@ -57,7 +57,7 @@ def is_cancelled() -> Executable:
     """Whether the job of an attempt is to be cancelled; no row if its lease is not ours."""
     asked = select(jobs.c.cancel_requested_at.is_not(None))
     return asked.join_from(leases, jobs, jobs.c.id == leases.c.target_id).where(
-        _is_ours(*ONE, held=False)
+        is_ours(*ONE, held=False)
     )
 
 
@@ -72,7 +72,7 @@ def deleted_leases(said: Any, *, held: bool) -> CTE:
     lease = (
         select(CTID)
         .select_from(leases)
-        .where(_is_ours(said.c.target_id, said.c.message_id, said.c.attempt, held=held))
+        .where(is_ours(said.c.target_id, said.c.message_id, said.c.attempt, held=held))
         .offset(literal_column("0"))
         .lateral("lease")
     )
@@ -88,7 +88,8 @@ def deleted_leases(said: Any, *, held: bool) -> CTE:
     )
 
 
-def _is_ours(job_id: Any, message_id: Any, attempt: Any, *, held: bool) -> ColumnElement[bool]:
+def is_ours(job_id: Any, message_id: Any, attempt: Any, *, held: bool) -> ColumnElement[bool]:
+    """Whether a lease is that of this attempt, and of this worker."""
     return and_(
         leases.c.target_id == job_id,
         leases.c.message_id == message_id,

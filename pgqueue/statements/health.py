@@ -61,6 +61,18 @@ def unreadable() -> Executable:
 
 
 @cache
+def ended_jobs_of_unknown_tasks() -> Executable:
+    """Tasks other than these, with their ended jobs.  Reads all jobs."""
+    unknown = jobs.c.task != all_(bindparam("known", type_=ARRAY(Text)))
+    return (
+        select(jobs.c.task, count_rows())
+        .where(jobs.c.outcome.is_not(None), unknown)
+        .group_by(jobs.c.task)
+        .order_by(count_rows().desc(), jobs.c.task)
+    )
+
+
+@cache
 def due_jobs_nobody_serves() -> Executable:
     """Queues with due messages that no live worker serves.  Reads all messages."""
     due = (

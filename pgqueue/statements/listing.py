@@ -40,6 +40,7 @@ from pgqueue.statements.tables import (
     jobs,
     leases,
     message_queue,
+    pg,
     workers,
 )
 
@@ -60,6 +61,8 @@ class JobFilter:
     """Only jobs with a larger id: newer ones."""
     tag: str | None = None
     """Only jobs with this tag; no index finds them, so every other condition helps."""
+    are_waiting: bool = False
+    """Of the pending jobs, only those that are not due yet."""
 
     def words(self, table: Table, id: ColumnElement[int]) -> list[ColumnElement[bool]]:
         """The conditions, without the status, for a table with columns task and queue."""
@@ -227,6 +230,8 @@ def _pending(
     target = message_queue.c.target_id
     leased = exists().where(leases.c.target_id == target)
     messages = select(target).where(~leased, *which.words(message_queue, target))
+    if which.are_waiting:
+        messages = messages.where(message_queue.c.run_at > pg.statement_timestamp())
     ordered = messages.order_by(target.desc() if newest_first else target).subquery("messages")
     unfinished = (
         select(jobs.c.id)

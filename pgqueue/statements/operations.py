@@ -1,4 +1,4 @@
-"""An operator's statements: inspect, cancel and requeue one job; pause a queue."""
+"""An operator's statements: inspect, cancel, requeue or run one job now; pause a queue."""
 
 from functools import cache
 
@@ -13,6 +13,7 @@ from sqlalchemy import (
     delete,
     exists,
     func,
+    insert,
     literal_column,
     not_,
     null,
@@ -30,7 +31,7 @@ from pgqueue.statements.tables import (
     FAILED,
     clock,
     dead_letters,
-    job_attempts,
+    deleted_records,
     jobs,
     leases,
     message_queue,
@@ -123,11 +124,8 @@ def delete_lease() -> Executable:
 @cache
 def delete_records() -> Executable:
     """Delete the records of a job, once nothing more can be written about it."""
-    attempts = delete(job_attempts).where(job_attempts.c.job_id == JOB)
-    letter = delete(dead_letters).where(dead_letters.c.job_id == JOB)
-    unreadable = delete(unreadable_jobs).where(unreadable_jobs.c.job_id == JOB)
-    ctes = (attempts.cte("attempts"), letter.cte("letter"), unreadable.cte("unreadable"))
-    return select(JOB).add_cte(*ctes)
+    gone = select(JOB.label("id")).cte("gone")
+    return select(gone.c.id).add_cte(*deleted_records(gone))
 
 
 @cache
@@ -190,6 +188,40 @@ def requeue_job(*, notify: bool) -> Executable:
     met = delete(unreadable_jobs).where(unreadable_jobs.c.job_id.in_(select(job.c.id)))
     woken = tell("rewind") if notify else true()
     return select(job.c.id, woken).add_cte(message, letter, met.cte("unreadable"))
+
+
+@cache
+def run_now(*, notify: bool) -> Executable:
+    """Move the message of a waiting job to now; no row if it is due, or if a transaction holds it.
+
+    The new message keeps what the old one says about past attempts.
+    """
+    later = (
+        select(CTID)
+        .select_from(message_queue)
+        .where(stands_at_place_of(JOB), message_queue.c.run_at > clock(), not_(HELD_HERE))
+        .with_for_update(skip_locked=True)
+    )
+    kept = ("attempt", "crashes", "alone")
+    taken = (
+        delete(message_queue)
+        .where(any_(func.array(later.scalar_subquery())) == CTID)
+        .returning(*(message_queue.c[name] for name in kept))
+        .cte("taken")
+    )
+    job = (
+        update(jobs)
+        .where(jobs.c.id == JOB, jobs.c.outcome.is_(None), exists(select(taken.c.attempt)))
+        .values(run_at=clock())
+        .returning(*DISPATCHED)
+        .cte("job")
+    )
+    place = (job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task)
+    row = select(*place, *(taken.c[name] for name in kept)).select_from(job.join(taken, true()))
+    columns = ["queue", "priority", "run_at", "target_id", "task", *kept]
+    message = insert(message_queue).from_select(columns, row.limit(literal_column("1")))
+    woken = tell("rewind") if notify else true()
+    return select(job.c.id, woken).add_cte(message.cte("message"))
 
 
 @cache

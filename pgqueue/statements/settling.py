@@ -33,12 +33,13 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    text,
     true,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
-from sqlalchemy.sql.selectable import CTE, LateralFromClause
+from sqlalchemy.sql.selectable import CTE, LateralFromClause, TableValuedAlias
 
 from pgqueue.statements import fencing
 from pgqueue.statements.follow_ups import follow_up_messages
@@ -50,14 +51,17 @@ from pgqueue.statements.tables import (
     clock,
     count_rows,
     dead_letters,
+    deleted_records,
     document,
     job_attempts,
     jobs,
+    leases,
     message_queue,
     pg,
     seconds,
     unreadable_jobs,
 )
+from pgqueue.statements.transactions import CHECK_CONSTRAINTS
 
 MOST_SNOOZES = literal_column("32767", Integer)
 HALF = literal_column("CAST(0.5 AS FLOAT)", Float)
@@ -113,17 +117,7 @@ def settle_succeeded() -> Executable:
     Returns one row: how many were ours, which of them ended as cancelled, and, only if some
     were not ours, which were.  The arrays are sent as text: psycopg would adapt each item.
     """
-    said = (
-        # unnest with several arrays is syntax, and takes no schema name.
-        func.unnest(*(cast(bindparam(name, type_=Text), ARRAY(kind)) for name, kind in _SAID))
-        .table_valued(
-            column("target_id", BigInteger),
-            column("message_id", BigInteger),
-            column("attempt", SmallInteger),
-        )
-        .render_derived(name="said")
-    )
-    job = _succeeded_jobs(fencing.deleted_leases(said, held=False))
+    job = _succeeded_jobs(fencing.deleted_leases(_said_successes(), held=False))
     ours = count_rows()
     cancelled = pg.jsonb_agg(job.c.id).filter(job.c.outcome == CANCELLED)
     settled = case((ours != bindparam("expected", type_=Integer), pg.jsonb_agg(job.c.id)))
@@ -143,6 +137,42 @@ def settle_one_success(*, held: bool) -> Executable:
     message = exists().where(take_message().cte("message").c.id.is_not(None)) if held else true()
     job = _succeeded_jobs(fencing.deleted_lease(message, held=held))
     return select(job.c.id, job.c.outcome).add_cte(_letters_of(job))
+
+
+@cache
+def delete_succeeded(*, held: bool) -> Executable:
+    """Delete jobs that have succeeded and are not kept; returns those that were deleted.
+
+    Leaves jobs that are not ours or were asked to cancel as they are, for the ordinary settle.
+    Locks the leases before the jobs, as everywhere: a cancel that was requested meanwhile is seen.
+    """
+    said = _said_successes()
+    ours = (
+        select(leases.c.target_id)
+        .where(fencing.is_ours(said.c.target_id, said.c.message_id, said.c.attempt, held=held))
+        .with_for_update()
+        .offset(literal_column("0"))
+        .lateral("ours")
+    )
+    lease = select(ours.c.target_id).select_from(said.join(ours, true())).cte("lease")
+    job = (
+        delete(jobs)
+        .where(
+            jobs.c.id == lease.c.target_id,
+            jobs.c.outcome.is_(None),
+            jobs.c.cancel_requested_at.is_(None),
+        )
+        .returning(jobs.c.id)
+        .cte("job")
+    )
+    ids = any_(func.array(select(job.c.id).scalar_subquery()))
+    gone = delete(leases).where(leases.c.target_id == ids).cte("gone")
+    return select(job.c.id).add_cte(gone, *deleted_records(job))
+
+
+def check_constraints() -> Executable:
+    """Check deferred constraints, such as a foreign key to a job that was just deleted."""
+    return text(CHECK_CONSTRAINTS)
 
 
 @cache
@@ -170,6 +200,19 @@ def free_among(said: FromClause) -> Select[Any]:
 
 
 _SAID = (("target_ids", BigInteger), ("message_ids", BigInteger), ("attempts", SmallInteger))
+
+
+def _said_successes() -> TableValuedAlias:
+    return (
+        # unnest with several arrays is syntax, and takes no schema name.
+        func.unnest(*(cast(bindparam(name, type_=Text), ARRAY(kind)) for name, kind in _SAID))
+        .table_valued(
+            column("target_id", BigInteger),
+            column("message_id", BigInteger),
+            column("attempt", SmallInteger),
+        )
+        .render_derived(name="said")
+    )
 
 
 def _succeeded_jobs(lease: CTE) -> CTE:

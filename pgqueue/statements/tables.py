@@ -14,9 +14,11 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
+    any_,
     bindparam,
     case,
     column,
+    delete,
     func,
     insert,
     literal,
@@ -176,4 +178,17 @@ def crash_words() -> list[ColumnElement[Any]]:
         literal_column("'crashed'").label("end"),
         literal_column("'WorkerCrashed'").label("error_type"),
         literal(CRASHED, Text).label("error"),
+    ]
+
+
+def deleted_records(gone: CTE) -> list[CTE]:
+    """Delete what is on record about deleted jobs.
+
+    An array is read once, and its rows by key, whatever the statistics of these tables.
+    """
+    ids = any_(func.array(select(gone.c.id).scalar_subquery()))
+    return [
+        delete(job_attempts).where(job_attempts.c.job_id == ids).cte("attempts"),
+        delete(dead_letters).where(dead_letters.c.job_id == ids).cte("letters"),
+        delete(unreadable_jobs).where(unreadable_jobs.c.job_id == ids).cte("unreadable"),
     ]

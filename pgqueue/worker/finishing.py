@@ -153,7 +153,9 @@ class LeaseFinishing:
             if self._run.is_lost:
                 raise Stale
             set_now(connection, AFTER_HANDLER)
-            execution.complete(attempts, self._run.claimed, outcome, held=False)
+            claimed = self._run.claimed
+            is_kept = self._runtime.is_kept(claimed)
+            execution.complete(attempts, claimed, outcome, held=False, is_kept=is_kept)
         except Stale as error:
             raise LeaseLost(
                 f"{self._where}: this attempt has lost its job, which another worker may run now, "

@@ -36,6 +36,7 @@ class InlineWorker:
         self.attempts = Attempts(connection, self.worker_id)
         self._tasks = queue.tasks
         self._sessions = joining_sessions(queue.sessions, queue.engine)
+        self._retention = queue.retention
         self._layers = layers_of(queue.around_jobs(), queue.middlewares)
         self._connection = connection
         self._queues = queues
@@ -105,7 +106,12 @@ class InlineWorker:
         """The attempt of a claimed job, not started yet."""
         task = self._tasks[claimed.task]
         return InlineAttempt(
-            self._connection, task, claimed, sessions=self._sessions, layers=self._layers
+            self._connection,
+            task,
+            claimed,
+            sessions=self._sessions,
+            layers=self._layers,
+            is_kept=not self._retention.deletes_at_once(claimed.task, claimed.queue),
         )
 
     def _pairs(self) -> list[ClaimCursor]:

@@ -86,11 +86,13 @@ class InlineAttempt:
         *,
         sessions: sessionmaker[Session],
         layers: Sequence[Any],
+        is_kept: bool,
     ) -> None:
         self.task = task
         self._connection = connection
         self._claimed = claimed
         self._sessions = sessions
+        self._is_kept = is_kept
         self._errors = HandlerErrors()
         layers = [self._errors.around(nothing_around), *layers]
         self._around = around_handlers(layers)
@@ -206,18 +208,22 @@ class InlineAttempt:
                 raise TransactionEnded("by the handler")
             self._connection.exec_driver_sql(CHECK_CONSTRAINTS)
         with self._connection.begin_nested():  # its result may be impossible to store
-            execution.complete(attempts, self._claimed, outcome, held=False)
+            self._complete(attempts, outcome)
         release_savepoints(self._connection, outer=self._outer)
 
     def _settle_finally(self, attempts: Attempts, outcome: Outcome) -> Outcome | None:
         """Settle when no write is left to undo."""
         try:
-            execution.complete(attempts, self._claimed, outcome, held=False)
+            self._complete(attempts, outcome)
         except CancelWins:
             return Cancelled("")
         except Stale:
             return None
         return outcome
+
+    def _complete(self, attempts: Attempts, outcome: Outcome) -> None:
+        is_kept = self._is_kept
+        execution.complete(attempts, self._claimed, outcome, held=False, is_kept=is_kept)
 
     def _tell_listeners(self) -> None:
         """Tell those who listen to the handler's Session of a commit."""

@@ -19,6 +19,7 @@ from pgqueue.middleware import (
 )
 from pgqueue.outcomes import Released
 from pgqueue.repository import Claimed
+from pgqueue.retention import Retention
 from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
 from pgqueue.worker.attempt_events import AttemptEvents
@@ -44,6 +45,7 @@ class WorkerRuntime:
     """What a framework puts around handlers and ``after_commit`` listeners."""
     middlewares: InitVar[Sequence[Any]]
     tasks: Mapping[str, Task[..., Any]]
+    retention: Retention
     identity: WorkerIdentity
     buffer: JobBuffer
     outage: Outage
@@ -62,6 +64,8 @@ class WorkerRuntime:
     """The names of all tasks, as the array parameter of a claim."""
     crash_isolation: CrashIsolation = field(init=False)
     progress: ProgressWriter = field(init=False)
+    deletes_at_once: bool = field(init=False)
+    """Whether some jobs are deleted when they succeed; otherwise no settle asks which."""
     isolation_level: IsolationLevel = field(default=READ_COMMITTED, init=False)
     """The level of handlers' transactions in lease mode: that of the application's engine."""
 
@@ -80,6 +84,12 @@ class WorkerRuntime:
         """Keep for its event when an attempt ran; call it before the attempt is settled."""
         if self.events is not None:
             self.buffer.times[run.claimed.message_id] = run.times
+
+    def is_kept(self, claimed: Claimed) -> bool:
+        """Whether a job stays in the tables if it succeeds."""
+        if not self.deletes_at_once:
+            return True
+        return not self.retention.deletes_at_once(claimed.task, claimed.queue)
 
     def may_start(self, claimed: Claimed) -> bool:
         """Whether a claimed job may start: only while no other worker can have rescued it.
@@ -107,6 +117,7 @@ class WorkerRuntime:
         takers = [task for task in self.tasks.values() if task.injection.wants_context]
         self.reads_meta = bool(layers or takers)
         self.task_names = array_of(sorted(self.tasks))
+        self.deletes_at_once = self.retention.ever_deletes_at_once
         self.crash_isolation = CrashIsolation(self.buffer.in_flight, self.cursors)
         self.progress = ProgressWriter(self.engine, self.outage, must_wait=self._reads_snapshot)
         self.buffer.wake = self.listener.poke

@@ -33,6 +33,7 @@ from pgqueue.worker.lease_mode.mode import LeaseMode
 from pgqueue.worker.mode import Ended, Slot, WorkerMode
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes.pool import ProcessPool
+from pgqueue.worker.pruner import Pruner
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.rescuer import Rescuer
 from pgqueue.worker.running_attempt import RunningAttempt
@@ -79,13 +80,14 @@ class Supervisor:
         self._has_interrupted = False
         self._application_engine = queue.engine
         self._engine = worker_engine(queue.engine)
-        self._runtime = _runtime_of(queue, config, self._engine, stopping, errors)
-        identity, outage = self._runtime.identity, self._runtime.outage
+        self._runtime = runtime = _runtime_of(queue, config, self._engine, stopping, errors)
+        identity, outage = runtime.identity, runtime.outage
         self._rescuer = self._new_rescuer()
         reap, give_up = self._rescuer.reap, self._give_up_all
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
+        self._pruner = Pruner(self._engine, runtime.retention, outage)
         mode = LeaseMode if config.mode is Mode.LEASE else TransactionMode
-        self._mode: WorkerMode = mode(self._runtime, config, until_empty=until_empty)
+        self._mode: WorkerMode = mode(runtime, config, until_empty=until_empty)
 
     def _new_rescuer(self) -> Rescuer:
         return Rescuer(
@@ -111,7 +113,7 @@ class Supervisor:
                 self._engine.dispose()
             self._is_closed = True  # no thread was started
             raise
-        for thread in (self._heartbeat, self._rescuer, self._runtime.events):
+        for thread in (self._heartbeat, self._rescuer, self._pruner, self._runtime.events):
             if thread is not None:
                 thread.start()
         try:
@@ -266,6 +268,7 @@ class Supervisor:
         loops = (
             self._heartbeat,
             self._rescuer,
+            self._pruner,
             *self._mode.threads,
             runtime.loop,
             runtime.progress,
@@ -308,6 +311,7 @@ class Supervisor:
 
         self._mode.close(seconds=left())
         self._runtime.progress.stop(seconds=left())
+        self._pruner.stop(seconds=left())
         self._rescuer.stop(seconds=left())
         self._heartbeat.stop(seconds=left())
         if self._runtime.events is not None:
@@ -364,6 +368,7 @@ def _runtime_of(
         around=around if errors is None else errors.around(around),
         middlewares=queue.middlewares,
         tasks=dict(queue.tasks),
+        retention=queue.retention,
         identity=WorkerIdentity(queues=config.queues, slots=config.slots),
         buffer=JobBuffer(),
         outage=Outage(),

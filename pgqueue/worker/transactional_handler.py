@@ -283,10 +283,8 @@ def _complete(
     if run.is_lost:
         transaction.rollback()  # another thread settles the attempt
         return None
-    attempts = Attempts(connection, runtime.identity.worker_id)
     try:
-        set_now(connection, AFTER_HANDLER)
-        settled = execution.complete(attempts, run.claimed, verdict.outcome, held=False)
+        settled = _settle(runtime, run, connection, verdict.outcome)
         commit(connection)
     except (DBAPIError, TransactionEnded) as error:
         if replays.are_due(error):
@@ -295,6 +293,15 @@ def _complete(
         return execution.after_error(run.task, run.claimed, told_by_server(error))
     _tell_of_success(runtime, run, verdict.outcome, settled)
     return None
+
+
+def _settle(
+    runtime: WorkerRuntime, run: RunningAttempt, connection: Connection, outcome: Outcome
+) -> Settled:
+    set_now(connection, AFTER_HANDLER)
+    attempts = Attempts(connection, runtime.identity.worker_id)
+    is_kept = runtime.is_kept(run.claimed)
+    return execution.complete(attempts, run.claimed, outcome, held=False, is_kept=is_kept)
 
 
 def _tell_of_success(

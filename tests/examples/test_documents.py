@@ -13,7 +13,7 @@ from pgqueue.cli import main
 PROGRAMS = [program for document in documents() for program in programs_of(document)]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 FILE = re.compile(r"`((?:tests|docs|pgqueue|benchmarks|alembic|examples)/[\w./-]*\w)`")
-COMMAND = re.compile(r"\bpgqueue(?: --(?:app|url) \S+)* ([a-z]+)\b")
+COMMAND = re.compile(r"\bpgqueue(?: --(?:app|url) \S+)* ([a-z][a-z-]*)\b")
 TARGET = re.compile(r"^make ([a-z]+)", re.MULTILINE)
 
 

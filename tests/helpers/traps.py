@@ -15,11 +15,12 @@ from sqlalchemy import ClauseElement, Connection, Engine, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from pgqueue import statements
-from pgqueue.models import JobStatus
+from pgqueue.models import SCHEMA, JobStatus
 from pgqueue.schema import Roles, grant_statements, revoke_statements
 from pgqueue.statements import listing
 from pgqueue.statements.enqueueing import Start
 from pgqueue.statements.listing import JobFilter
+from pgqueue.statements.pruning import Reference
 
 SIMILAR = {
     "text": ["character varying", "name"],
@@ -38,6 +39,8 @@ SIMILAR = {
 """The types that stand beside an operator somewhere, and those that become one of them unasked."""
 
 OPERATORS = ["=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "||", "<<", "|", "?", "~", "~~"]
+OPERATORS += ["->", "->>"]
+REFERENCE = Reference(SCHEMA, "leases", "target_id")
 
 
 def all_statements() -> Iterator[tuple[str, str]]:
@@ -74,7 +77,8 @@ def _builders() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def _arguments(build: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     names = inspect.signature(build).parameters
-    values = [list(Start) if name == "start" else [False, True] for name in names]
+    others: dict[str, list[Any]] = {"start": list(Start), "references": [(), (REFERENCE,)]}
+    values = [others.get(name, [False, True]) for name in names]
     for chosen in itertools.product(*values):
         yield dict(zip(names, chosen, strict=True))
 

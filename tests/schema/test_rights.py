@@ -280,8 +280,6 @@ NOBODY = [
     "DROP SCHEMA pgqueue CASCADE",
     "TRUNCATE pgqueue.jobs",
     "TRUNCATE pgqueue.leases",
-    "DELETE FROM pgqueue.jobs",
-    "DELETE FROM pgqueue.job_attempts",
     "UPDATE pgqueue.message_queue SET target_id = 1",
     "UPDATE pgqueue.schema_version SET oldest_code = 99",
     "DELETE FROM pgqueue.schema_version",
@@ -337,8 +335,10 @@ NOT_DASHBOARD = [
     "DELETE FROM pgqueue.workers",
     "UPDATE pgqueue.job_attempts SET error = ''",
 ]
+NOT_WITHOUT_PRUNING = ["DELETE FROM pgqueue.jobs", "DELETE FROM pgqueue.job_attempts"]
 FORBIDDEN = [
     *((purpose, sql) for purpose in ("worker", "enqueue", "dashboard") for sql in NOBODY),
+    *((purpose, sql) for purpose in ("enqueue", "dashboard") for sql in NOT_WITHOUT_PRUNING),
     *(("enqueue", sql) for sql in NOT_ENQUEUE),
     *(("worker", sql) for sql in NOT_WORKER),
     *(("dashboard", sql) for sql in NOT_DASHBOARD),

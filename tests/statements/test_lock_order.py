@@ -21,10 +21,14 @@ from chaos.interleavings.logical_workers import (
     violations,
     worker_settings,
 )
-from pgqueue import DuplicateJob, Job, PgQueue
+from pgqueue import DuplicateJob, Job, JobNotFound, Keep, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
 from pgqueue.repository import Attempts
+from pgqueue.retention import Retention
+from pgqueue.worker.pruning import Progress, PruneRound
 
+AT_ONCE = timedelta(0)
+TASKS = {"tests.task": None}
 queue = PgQueue()
 OUTCOMES: list[Outcome] = [
     Succeeded(),
@@ -39,8 +43,11 @@ OUTCOMES: list[Outcome] = [
 def once(n: int) -> None: ...
 
 
+later = once.options(delay=timedelta(hours=1), unique_key=None)
+
+
 class Storm:
-    """Eight threads at the same few jobs for a while, and how often each did something."""
+    """Ten threads at the same few jobs for a while, and how often each did something."""
 
     def __init__(self, engine: Engine, database_url: str, *, seconds: float) -> None:
         self.done: Counter[str] = Counter()
@@ -50,7 +57,8 @@ class Storm:
         self._deadline = time.monotonic() + seconds
 
     def rage(self) -> None:
-        kinds = ("enqueue", "cancel", "requeue", "lease", "lease", "hold", "hold", "rescue")
+        operators = ("cancel", "requeue", "run_now", "prune")
+        kinds = ("enqueue", *operators, "lease", "lease", "hold", "hold", "rescue")
         run_together(*(partial(self._repeat, kind) for kind in kinds))
 
     def _repeat(self, kind: str) -> None:
@@ -62,18 +70,36 @@ class Storm:
         with Session(self._engine) as session, session.begin():
             enqueue_many(session, 20)
             once.enqueue_many(session, [(n,) for n in range(5)])
+            later.enqueue_many(session, [(n,) for n in range(5)])
         return True
 
     def _cancel(self) -> bool:
         with Session(self._engine) as session, session.begin():
-            return bool(queue.cancel(session, self._some_job(session)))
+            try:
+                return bool(queue.cancel(session, self._some_job(session)))
+            except JobNotFound:
+                return False
 
     def _requeue(self) -> bool:
         with Session(self._engine) as session, session.begin():
             try:
                 return bool(queue.requeue(session, self._some_job(session)))
-            except DuplicateJob:
+            except (DuplicateJob, JobNotFound):
                 return False
+
+    def _run_now(self) -> bool:
+        with Session(self._engine) as session, session.begin():
+            try:
+                return bool(queue.run_now(session, self._some_job(session)))
+            except JobNotFound:
+                return False
+
+    def _prune(self) -> bool:
+        with logical_workers(self._workers, 1) as [worker]:
+            prune_round = PruneRound(Retention(Keep(AT_ONCE, AT_ONCE, AT_ONCE), {}, TASKS))
+            while prune_round.step(worker.transaction) is Progress.MORE:
+                pass
+        return prune_round.deleted > 0
 
     def _rescue(self) -> bool:
         return bool(rescue(self._engine))
@@ -85,6 +111,7 @@ class Storm:
                 claimed = worker.claim(10)
                 if self._chance.random() < 0.2:
                     declare_dead(self._engine, worker)  # and settle all the same
+                attempts.delete_succeeded(claimed[:2])
                 attempts.settle_succeeded(claimed[:4])
                 attempts.settle([(one, self._chance.choice(OUTCOMES)) for one in claimed[4:]])
         return True

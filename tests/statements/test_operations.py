@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
@@ -31,7 +32,7 @@ from pgqueue import (
     SchemaMissing,
 )
 from pgqueue.connections.opening import driver_connection
-from pgqueue.outcomes import Cancelled, Failed, Retried, Succeeded
+from pgqueue.outcomes import AttemptEnd, Cancelled, Failed, Retried, Succeeded
 from pgqueue.repository import Claimed
 from pgqueue.statements.tables import CHANNEL
 
@@ -73,6 +74,10 @@ def delayed(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
             "UPDATE pgqueue.message_queue SET run_at = (SELECT run_at FROM pgqueue.jobs)",
         ):
             connection.execute(text(change))
+
+
+def backing_off(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
+    worker.settle(leased(worker, engine, job_id), Retried(timedelta(hours=1), ERROR))
 
 
 def locked(worker: LogicalWorker, engine: Engine, job_id: int) -> object:
@@ -142,6 +147,18 @@ REQUEUES: list[tuple[State, Change, JobStatus]] = [
     (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
     (failed, Change.REQUEUED, JobStatus.PENDING),
     (cancelled, Change.REQUEUED, JobStatus.PENDING),
+]
+
+RUN_NOWS: list[tuple[State, Change, JobStatus]] = [
+    (pending, Change.UNCHANGED, JobStatus.PENDING),
+    (delayed, Change.DUE_NOW, JobStatus.PENDING),
+    (backing_off, Change.DUE_NOW, JobStatus.PENDING),
+    (locked, Change.UNCHANGED, JobStatus.PENDING),
+    (stamped, Change.UNCHANGED, JobStatus.RUNNING),
+    (leased, Change.UNCHANGED, JobStatus.RUNNING),
+    (crashed, Change.UNCHANGED, JobStatus.RUNNING),
+    (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
+    (failed, Change.UNCHANGED, JobStatus.FAILED),
 ]
 
 
@@ -398,12 +415,69 @@ class TestRequeue:
         assert violations(engine) == []
 
 
-@pytest.mark.parametrize("call", ["cancel", "requeue", "pause", "resume", "check", "counts"])
+class TestRunNow:
+    @pytest.mark.parametrize(("state", "change", "status"), RUN_NOWS, ids=name_of)
+    def test_it_says_what_it_has_done_and_waits_for_no_handler(
+        self,
+        engine: Engine,
+        impatient: Engine,
+        worker: LogicalWorker,
+        state: State,
+        change: Change,
+        status: JobStatus,
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection, key="k")
+        state(worker, engine, job_id)
+
+        with impatient.begin() as connection:
+            assert queue.run_now(connection, job_id) is change
+
+        assert status_of(engine, job_id) is status
+        assert violations(engine) == []
+
+    def test_its_attempts_and_crashes_count_on(self, engine: Engine, worker: LogicalWorker) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        claimed = leased(worker, engine, job_id)
+        worker.settle(claimed, Retried(timedelta(hours=1), ERROR, AttemptEnd.CRASHED))
+
+        with engine.begin() as connection:
+            queue.run_now(connection, job_id)
+
+        again = leased(worker, engine, job_id)
+        assert (again.attempt, again.crashes) == (2, 1)
+
+    def test_the_workers_are_told_that_it_stands_behind_their_cursors(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        backing_off(worker, engine, job_id)
+        with engine.connect() as listener, engine.begin() as connection:
+            driver = driver_connection(listener)
+            driver.autocommit = True
+            driver.execute(f"LISTEN {CHANNEL}")
+
+            queue.run_now(connection, job_id)
+            connection.commit()
+
+            [told] = driver.notifies(timeout=60, stop_after=1)
+            assert told.payload == "rewind"
+
+    def test_a_job_that_does_not_exist_is_an_error(self, engine: Engine) -> None:
+        with engine.begin() as connection, pytest.raises(JobNotFound, match="job 7 does not exist"):
+            queue.run_now(connection, 7)
+
+
+@pytest.mark.parametrize(
+    "call", ["cancel", "requeue", "run_now", "pause", "resume", "check", "counts"]
+)
 def test_where_there_are_no_tables_every_call_says_what_brings_them(
     empty_database_url: str, call: str
 ) -> None:
     arguments: dict[str, list[object]] = {
-        "cancel": [1], "requeue": [1], "pause": ["mail"], "resume": ["mail"],
+        "cancel": [1], "requeue": [1], "run_now": [1], "pause": ["mail"], "resume": ["mail"],
     }  # fmt: skip
     engine = create_engine(empty_database_url)
 

@@ -8,7 +8,17 @@ from typing import Any, assert_type, reveal_type
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from pgqueue import AttemptEnded, AttemptOutcome, Job, JobContext, PgQueue, Retry, Secret, Task
+from pgqueue import (
+    AttemptEnded,
+    AttemptOutcome,
+    Job,
+    JobContext,
+    Keep,
+    PgQueue,
+    Retry,
+    Secret,
+    Task,
+)
 
 queue = PgQueue()
 
@@ -68,6 +78,7 @@ async def with_context_and_async_session(
     retry=Retry.never(),
     unique_key=lambda number: f"welcome:{number}",
     secret_args=("number",),
+    keep=Keep(succeeded=timedelta(0), failed=None),
     transactional=True,
 )
 def with_options(session: Session, number: int) -> str:
@@ -163,5 +174,6 @@ def tell(event: AttemptEnded) -> None:
 
 
 def what_an_operator_does(session: Session) -> None:
+    queue.run_now(session, 7)
     if queue.cancel(session, 7) or queue.requeue(session, job_id=7):
         print(queue.check(session))

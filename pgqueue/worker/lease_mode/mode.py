@@ -28,7 +28,12 @@ class LeaseMode:
     def __init__(self, runtime: WorkerRuntime, config: WorkerConfig, *, until_empty: bool) -> None:
         self._runtime = runtime
         self._settler = Settler(
-            runtime.engine, runtime.buffer, runtime.identity, runtime.outage, goes_on=self._goes_on
+            runtime.engine,
+            runtime.buffer,
+            runtime.identity,
+            runtime.outage,
+            goes_on=self._goes_on,
+            is_kept=runtime.is_kept if runtime.deletes_at_once else None,
         )
         self._claimer = Claimer(
             runtime,

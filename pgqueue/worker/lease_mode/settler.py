@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -67,11 +68,14 @@ class Settler(WorkerThread):
         outage: Outage,
         *,
         goes_on: Callable[[bool], None],
+        is_kept: Callable[[Claimed], bool] | None = None,
     ) -> None:
+        """``is_kept``: whether a job stays if it has succeeded; None if all jobs do."""
         super().__init__(name="settler")
         self._buffer = buffer
         self._identity = identity
         self._goes_on = goes_on
+        self._is_kept = is_kept
         self._held_up: list[Settlement] = []
         """Outcomes of jobs that another transaction has locked: they must not delay others."""
         self._left: list[tuple[Settle, list[Settlement]]] = []
@@ -127,13 +131,29 @@ class Settler(WorkerThread):
             self.join(LOOK_AGAIN)
 
     def _settle(self, batch: list[Settlement]) -> None:
+        self._left = []
+        if self._is_kept is not None:
+            batch = self._without_deleted(batch, self._is_kept)
         plain = [item for item in batch if is_plain_success(item[1])]
         others = [item for item in batch if not is_plain_success(item[1])]
-        self._left = [(self._settle_plain, plain)] if plain else []
+        self._left += [(self._settle_plain, plain)] if plain else []
         self._left += [(self._settle_others, part) for part in _parts(others, MOST)]
         while self._left and not self._gave_up.is_set():
             self._settle_next()
         self._wake(others)
+
+    def _without_deleted(
+        self, batch: list[Settlement], is_kept: Callable[[Claimed], bool]
+    ) -> list[Settlement]:
+        """Set apart the successes whose jobs are deleted; returns the other outcomes."""
+        deleted: list[Settlement] = []
+        others: list[Settlement] = []
+        for item in batch:
+            is_deleted = isinstance(item[1], Succeeded) and not is_kept(item[0])
+            (deleted if is_deleted else others).append(item)
+        if deleted:
+            self._left.append((self._settle_deleted, deleted))
+        return others
 
     def _settle_next(self) -> None:
         settle, part = self._left[0]
@@ -215,6 +235,22 @@ class Settler(WorkerThread):
         successes = sorted((claimed for claimed, _ in batch), key=_job_id)
         exceptions = Attempts(connection, self._identity.worker_id).settle_succeeded(successes)
         self._buffer.settled(batch, exceptions)
+
+    def _settle_deleted(self, connection: Connection, batch: list[Settlement]) -> None:
+        """Delete jobs that are not kept, and settle those that cannot be deleted.
+
+        Such a job is to be cancelled, or a row of the application refers to it.  If the database
+        refuses a batch, its jobs are tried one by one.
+        """
+        successes = sorted((claimed for claimed, _ in batch), key=_job_id)
+        attempts = Attempts(connection, self._identity.worker_id)
+        deleted: set[int] = set()
+        with suppress(*(IntegrityError,) if len(batch) == 1 else ()):
+            deleted = set(attempts.delete_succeeded(successes))
+        if gone := [item for item in batch if item[0].job_id in deleted]:
+            self._buffer.settled(gone, None)
+        if left := [item for item in batch if item[0].job_id not in deleted]:
+            self._settle_others(connection, left)
 
     def _settle_others(self, connection: Connection, batch: list[Settlement]) -> None:
         settled = Attempts(connection, self._identity.worker_id).settle(batch)

@@ -146,7 +146,9 @@ class TransactionAttempt:
             before = BEFORE_SETTLE_IN_BATCH if self._others_follow else BEFORE_SETTLE
             self._connection.exec_driver_sql(before)
         attempts = Attempts(self._connection, self._runtime.identity.worker_id)
-        self.settled = execution.complete(attempts, self._run.claimed, outcome, held=True)
+        claimed = self._run.claimed
+        is_kept = self._runtime.is_kept(claimed)
+        self.settled = execution.complete(attempts, claimed, outcome, held=True, is_kept=is_kept)
 
 
 def _refuse_to_go_on_without_connection(error: Exception) -> None:

@@ -1,0 +1,175 @@
+"""Retention in a worker: jobs that are deleted when they succeed, and pruning beside the work."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
+from worker_rig import MODES, endings, wait_until
+
+from pgqueue import Cancel, Change, Job, JobContext, Keep, PgQueue, Retry, Worker
+from pgqueue.connections.opening import worker_engine
+from pgqueue.worker.outage import Outage
+from pgqueue.worker.pruner import Pruner
+
+AT_ONCE = timedelta(0)
+
+
+@pytest.fixture
+def queue(database_url: str) -> Iterator[PgQueue]:
+    engine = create_engine(database_url, pool_size=20)
+    yield PgQueue(engine)
+    engine.dispose()
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+def work(queue: PgQueue, mode: str, *, batch: int = 1) -> dict[str, int]:
+    found = endings(Worker(queue, mode=mode, batch=batch, concurrency=2))
+    with queue.session() as session:
+        assert queue.check(session) == []
+    return found
+
+
+def kept(queue: PgQueue) -> dict[str, list[str]]:
+    """The outcomes of the jobs that are there, by task."""
+    found: dict[str, list[str]] = {}
+    with queue.session() as session:
+        for job in session.query(Job).order_by(Job.id):
+            found.setdefault(job.task, []).append(job.outcome or "-")
+    return found
+
+
+def records(engine: Engine) -> int:
+    with engine.connect() as connection:
+        tables = ("job_attempts", "leases", "message_queue")
+        return sum(
+            connection.execute(text(f"SELECT count(*) FROM pgqueue.{name}")).scalar_one()
+            for name in tables
+        )
+
+
+HANDLERS: dict[str, Callable[..., Any]] = {
+    "plain": lambda: None,
+    "with a result": lambda: 7,
+}
+
+
+def with_session(session: Session) -> None:
+    session.execute(text("SELECT 1"))
+
+
+async def on_loop() -> None: ...
+
+
+HANDLERS |= {"transactional": with_session, "async": on_loop}
+
+
+class TestDeletedAtOnce:
+    @pytest.mark.parametrize("kind", HANDLERS)
+    def test_a_job_that_succeeds_is_gone_and_its_neighbours_stay(
+        self, queue: PgQueue, mode: str, kind: str
+    ) -> None:
+        gone = queue.task(name="gone", keep=AT_ONCE)(HANDLERS[kind])
+        stays = queue.task(name="stays")(HANDLERS[kind])
+        for _ in range(3):
+            gone.delay()
+            stays.delay()
+
+        assert work(queue, mode, batch=3) == {"succeeded": 6}
+
+        assert kept(queue) == {"stays": ["succeeded"] * 3}
+        assert records(queue.engine) == 0
+
+    def test_failed_and_cancelled_jobs_stay_for_their_time(self, queue: PgQueue, mode: str) -> None:
+        @queue.task(name="task", keep=AT_ONCE, retry=Retry.never())
+        def task(error: str) -> object:
+            if error == "fail":
+                raise ValueError
+            return Cancel() if error == "cancel" else None
+
+        for error in ("fail", "cancel", ""):
+            task.delay(error)
+
+        assert work(queue, mode) == {"failed": 1, "cancelled": 1, "succeeded": 1}
+
+        assert kept(queue) == {"task": ["failed", "cancelled"]}
+
+    def test_a_cancel_that_came_before_the_end_wins(self, queue: PgQueue, mode: str) -> None:
+        @queue.task(name="task", keep=AT_ONCE)
+        def task(ctx: JobContext) -> None:
+            with queue.session() as operator, operator.begin():
+                assert queue.cancel(operator, ctx.job_id) is Change.CANCEL_REQUESTED
+
+        task.delay()
+
+        assert work(queue, mode) == {"cancelled": 1}
+        assert kept(queue) == {"task": ["cancelled"]}
+
+    def test_failed_attempts_of_a_job_go_with_it(self, queue: PgQueue, mode: str) -> None:
+        @queue.task(name="task", keep=AT_ONCE, retry=Retry.constant(AT_ONCE))
+        def task(ctx: JobContext) -> None:
+            if ctx.attempt == 1:
+                raise ValueError
+
+        task.delay()
+
+        assert work(queue, mode) == {"retried": 1, "succeeded": 1}
+        assert (kept(queue), records(queue.engine)) == ({}, 0)
+
+    @pytest.mark.parametrize("kind", ["plain", "transactional"])
+    @pytest.mark.parametrize("deferred", ["", "DEFERRABLE INITIALLY DEFERRED"])
+    def test_a_job_to_which_a_row_refers_has_succeeded_and_stays(
+        self, queue: PgQueue, mode: str, kind: str, deferred: str
+    ) -> None:
+        task = queue.task(name="task", keep=AT_ONCE)(HANDLERS[kind])
+        with queue.engine.begin() as connection:
+            key = f"job bigint REFERENCES pgqueue.jobs {deferred}"
+            connection.execute(text(f"CREATE TABLE orders ({key})"))
+        first, _ = task.delay(), task.delay()
+        with queue.engine.begin() as connection:
+            connection.execute(text("INSERT INTO orders VALUES (:id)"), {"id": first.id})
+
+        assert work(queue, mode) == {"succeeded": 2}
+
+        assert kept(queue) == {"task": ["succeeded"]}
+
+    def test_the_rule_of_a_queue_is_that_of_its_jobs(self, database_url: str, mode: str) -> None:
+        queue = PgQueue(database_url, queue_keep={"brief": AT_ONCE})
+        task = queue.task(name="task", queue="brief")(HANDLERS["plain"])
+        task.delay()
+        task.options(queue="default").delay()
+
+        assert work(queue, mode) == {"succeeded": 2}
+        assert kept(queue) == {"task": ["succeeded"]}
+        queue.engine.dispose()
+
+
+class TestPruner:
+    def test_it_prunes_in_rounds_until_it_is_stopped(self, queue: PgQueue) -> None:
+        queue.task(name="task", keep=Keep(succeeded=timedelta(hours=1)))(HANDLERS["plain"])
+        old = text(
+            "INSERT INTO pgqueue.jobs (task, outcome, created_at, finished_at, attempts)"
+            " VALUES ('task', 'succeeded', 'epoch', 'epoch', 1)"
+        )
+        engine = worker_engine(queue.engine)
+        pruner = Pruner(engine, queue.retention, Outage(), first_after=0, pause=0.01)
+        pruner.start()
+        try:
+            for _ in range(2):
+                with queue.engine.begin() as connection:
+                    connection.execute(old)
+                wait_until(lambda: not kept(queue), what="the job is pruned")
+        finally:
+            pruner.stop(seconds=30)
+
+        assert not pruner.is_alive()
+        assert pruner.failure is None
+        if engine is not queue.engine:
+            engine.dispose()
