@@ -16,6 +16,7 @@ OLDEST = (
     "flask-migrate==4.0.2",
     "flask-sqlalchemy==3.1.0",
     "flask-sqlalchemy-lite==0.1.0",
+    "prometheus-client==0.20.0",
     "psycopg[binary]==3.2.1",
     "pydantic==2.6.0",
     "rich==13.0.0",

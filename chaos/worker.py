@@ -79,7 +79,9 @@ def _work(options: dict[str, Any]) -> None:
     # Every slot may need a connection; the default pool has 15.
     engine = options.pop("engine", {"max_overflow": 100})
     queue.bind(create_engine(os.environ["CHAOS_URL"], **engine))
-    spans = {name: timedelta(seconds=options.pop(name, default)) for name, default in SPANS}
+    spans: dict[str, Any] = {
+        name: timedelta(seconds=options.pop(name, default)) for name, default in SPANS
+    }
     queues = tuple(options.pop("queues", ()))
     work(queue, queues=queues, until_empty=False, **spans, **options)
 

@@ -90,7 +90,7 @@ CONTENTS = (
         "worker.md",
         "Worker",
         "The process that runs jobs. On the command line: `pgqueue --app module:queue worker`.",
-        ("Worker",),
+        ("Worker", "WorkerHealth"),
     ),
     Page(
         "testing.md",

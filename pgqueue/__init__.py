@@ -46,7 +46,7 @@ from pgqueue.repository import Change, Violation
 from pgqueue.retention import Keep
 from pgqueue.retry import Retry
 from pgqueue.tasks import Task
-from pgqueue.worker import Worker
+from pgqueue.worker import Worker, WorkerHealth
 
 __all__ = [
     # queue, tasks and workers
@@ -54,6 +54,7 @@ __all__ = [
     "Task",
     "Worker",
     "Keep",
+    "WorkerHealth",
     # for handlers
     "JobContext",
     "Secret",

@@ -156,6 +156,12 @@ def revision(host: Path | None, message: str, head: str) -> None:
     show_default=True,
     help="Worker processes; one that dies is replaced.",
 )
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Serve /metrics for Prometheus and /healthz; with --processes, on as many ports.",
+)
 @click.option("--reload", is_flag=True, help="Restart when a Python file here changes.")
 @app_option
 @verbose_option
@@ -197,6 +203,34 @@ def status(given: CliState, exact: bool, as_json: bool) -> None:
     from pgqueue.cli.status import show_status
 
     show_status(given.database(), exact=exact, as_json=as_json)
+
+
+@main.command()
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="Ask the worker with this --metrics-port; left out, the heartbeats of this host.",
+)
+@app_option
+@url_option
+@verbose_option
+@click.pass_obj
+def health(given: CliState, port: int | None) -> None:
+    """Exit with 0 if a worker on this host lives, with 1 if none does.
+
+    With --port, a worker lives if it looks for jobs and PostgreSQL acknowledges its heartbeats.
+    Without it, any worker of this host with a recent heartbeat counts.
+
+    \b
+    Example:  pgqueue health --port 9187
+              pgqueue --app shop.jobs:queue health
+    """
+    from pgqueue.cli.health import ask_database, ask_port
+
+    if port is not None:
+        ask_port(port)
+    else:
+        ask_database(given.database())
 
 
 @main.command()

@@ -26,7 +26,7 @@ def show_status(queue: PgQueue, *, exact: bool, as_json: bool) -> None:
         about = Health(session).about_jobs()
         all_counted = exact or about <= COUNTED
         counts = queue.counts(session) if all_counted else Health(session).counts_but_succeeded()
-        queues, workers = _queues(counts, session, all_counted), _workers(session)
+        queues, workers = _queues(counts, session, all_counted), live_workers(session)
         unknown = Health(session).unknown_tasks(queue.tasks) if queue.tasks else []
         unreadable = Health(session).unreadable()
     if as_json:
@@ -64,6 +64,7 @@ def _waiting(unknown: list[Waiting], unreadable: list[Unreadable]) -> dict[str, 
 
 
 def _queues(counts: list[StatusCount], session: Session, all_counted: bool) -> list[dict[str, Any]]:
+    ages = {depth.queue: depth.oldest_due for depth in Health(session).depths()}
     paused_at = QueueSettings.paused_at.is_not(None)
     paused = set(session.scalars(select(QueueSettings.name).where(paused_at)))
     jobs: dict[str, dict[str, int | None]] = {name: {} for name in paused}
@@ -73,6 +74,7 @@ def _queues(counts: list[StatusCount], session: Session, all_counted: bool) -> l
         {
             "name": name,
             "is_paused": name in paused,
+            "oldest_due_age": age.total_seconds() if (age := ages.get(name)) else None,
             "jobs": {status.value: jobs[name].get(status.value, 0) for status in JobStatus}
             | ({} if all_counted else {status.value: None for status in ONLY_IN_JOBS}),
         }
@@ -80,7 +82,7 @@ def _queues(counts: list[StatusCount], session: Session, all_counted: bool) -> l
     ]
 
 
-def _workers(session: Session) -> list[dict[str, Any]]:
+def live_workers(session: Session) -> list[dict[str, Any]]:
     leases = select(count_rows()).where(Lease.worker_id == WorkerProcess.id).scalar_subquery()
     statement = (
         select(

@@ -26,6 +26,9 @@ PARENT = "PGQUEUE_PARENT"
 """In the environment of a worker under a parent: the descriptor of a pipe that the parent alone
 holds open, and that ends with the parent, however it ends."""
 
+PLACE = "PGQUEUE_PLACE"
+"""In the same environment: which of the processes this worker is, counted from 0."""
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
@@ -37,6 +40,11 @@ USAGE_ERROR = 2
 
 def is_under_parent() -> bool:
     return PARENT in os.environ
+
+
+def place_under_parent() -> int:
+    """Return which of several processes this worker is; 0 for a worker alone."""
+    return int(os.environ.get(PLACE, "0"))
 
 
 def end_with_parent() -> None:
@@ -61,7 +69,8 @@ def run_processes(number: int, *, reload: bool, until_empty: bool) -> int:
 class Place:
     """One of the processes: the worker that runs there, or the time at which one is started."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self._number = number
         self.worker: subprocess.Popen[bytes] | None = None
         self.starts_at: float | None = time.monotonic()
         """None while a worker runs here, and when no other is wanted."""
@@ -77,7 +86,7 @@ class Place:
         self.starts_at, self.is_reloading, self._began = None, False, time.monotonic()
         self.worker = subprocess.Popen(  # noqa: S603
             [sys.executable, *sys.orig_argv[1:]],
-            env={**os.environ, PARENT: str(pipe)},
+            env={**os.environ, PARENT: str(pipe), PLACE: str(self._number)},
             pass_fds=[pipe],
             # In a session of its own: Ctrl-C reaches only the parent, which forwards it once.
             start_new_session=True,
@@ -98,7 +107,7 @@ class ProcessGroup:
     """The parent of the workers."""
 
     def __init__(self, number: int, *, reload: bool, until_empty: bool) -> None:
-        self._places = [Place() for _ in range(number)]
+        self._places = [Place(place) for place in range(number)]
         self._reload = reload
         self._until_empty = until_empty
         self._is_stopping = False

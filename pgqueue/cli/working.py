@@ -5,12 +5,13 @@ import os
 import sys
 import threading
 import time
-from datetime import timedelta
+from contextlib import ExitStack
 from typing import Any
 
 import click
 
 from pgqueue import redaction
+from pgqueue.cli.worker_processes import place_under_parent
 from pgqueue.job_queue import PgQueue
 from pgqueue.worker import Worker
 
@@ -28,9 +29,8 @@ def work(
     queue: PgQueue,
     *,
     queues: tuple[str, ...],
-    grace: timedelta,
-    poll_interval: timedelta,
     until_empty: bool,
+    metrics_port: int | None = None,
     **options: Any,
 ) -> None:
     """Run a worker to its end, then end the process."""
@@ -41,11 +41,14 @@ def work(
     names = [name.strip() for listed in queues for name in listed.split(",") if name.strip()]
     if queues and not names:
         raise click.UsageError("--queues names no queue")
-    worker = Worker(queue, names or None, grace=grace, poll_interval=poll_interval, **options)
+    worker = Worker(queue, names or None, **options)
     logger.info("worker %d starts: %d tasks", os.getpid(), len(queue.tasks))
     code = 1
     try:
-        _run(worker, until_empty=until_empty)
+        with ExitStack() as stack:
+            if metrics_port is not None:
+                _serve_metrics(stack, worker, queue, metrics_port + place_under_parent())
+            _run(worker, until_empty=until_empty)
         code = 0
     finally:
         was_interrupted = worker.interrupt()
@@ -53,6 +56,20 @@ def work(
         _end_for_certain(code)
     if code:
         sys.exit(code)
+
+
+def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, port: int) -> None:
+    try:
+        from pgqueue.metrics import serving
+    except ImportError as error:
+        raise click.ClickException(
+            "--metrics-port needs prometheus-client: pip install 'sqlalchemy-pgqueue[metrics]'"
+        ) from error
+    try:
+        stack.enter_context(serving(worker, queue, port=port))
+    except OSError as error:
+        raise click.ClickException(f"Port {port} cannot be used for metrics: {error}") from error
+    logger.info("worker %d serves /metrics and /healthz on port %d", os.getpid(), port)
 
 
 def _run(worker: Worker, *, until_empty: bool) -> None:

@@ -34,6 +34,16 @@ class Unreadable(NamedTuple):
     """What this worker has said of that one."""
 
 
+class QueueDepth(NamedTuple):
+    """The waiting jobs of a queue."""
+
+    queue: str
+    waiting: int
+    due: int
+    oldest_due: timedelta | None
+    """How long the oldest due job has been due; None if no job is due."""
+
+
 class Setting(NamedTuple):
     name: str
     value: str
@@ -114,6 +124,10 @@ class Health:
         parameters = {"known": sorted(known)}
         rows = self._executor.execute(health.ended_jobs_of_unknown_tasks(), parameters)
         return {row[0]: row[1] for row in rows}
+
+    def depths(self) -> list[QueueDepth]:
+        """The queues in which jobs wait.  A job that runs in transaction mode waits here too."""
+        return [QueueDepth(*row) for row in self._executor.execute(health.depths())]
 
     def unserved_queues(self) -> list[Waiting]:
         """Due jobs in queues that no live worker serves."""

@@ -86,6 +86,26 @@ def due_jobs_nobody_serves() -> Executable:
 
 
 @cache
+def depths() -> Executable:
+    """Queues with their messages, those that are due, and the age of the oldest due message.
+
+    Reads all messages.
+    """
+    is_due = _is_due()
+    oldest = pg.min(message_queue.c.run_at).filter(is_due)
+    return (
+        select(
+            message_queue.c.queue,
+            count_rows(),
+            count_rows().filter(is_due),
+            pg.statement_timestamp() - oldest,
+        )
+        .group_by(message_queue.c.queue)
+        .order_by(message_queue.c.queue)
+    )
+
+
+@cache
 def settings() -> Executable:
     """Settings of this session, and their sources."""
     return text("SELECT name, setting, source FROM pg_catalog.pg_settings WHERE name = ANY(:names)")

@@ -7,6 +7,7 @@ the slots claim for themselves.  If a handler runs in a child process, its slot 
 """
 
 from pgqueue.worker.config import Mode
+from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.worker import Worker
 
-__all__ = ["Mode", "Worker"]
+__all__ = ["Mode", "Worker", "WorkerHealth"]

@@ -37,6 +37,8 @@ class WorkerIdentity:
         self.slots = slots
         self.paused: Collection[str] = ()
         self._fresh_until = float("-inf")
+        self.acknowledged_at = time.monotonic()
+        """When the last acknowledged heartbeat was sent, at first when the worker was made."""
 
     @property
     def is_fresh(self) -> bool:
@@ -47,6 +49,7 @@ class WorkerIdentity:
         return time.monotonic() < self._fresh_until
 
     def acknowledged(self, *, sent_at: float) -> None:
+        self.acknowledged_at = sent_at
         self._fresh_until = sent_at + liveness.FAST_GRACE.total_seconds()
 
     def be_reborn(self) -> None:

@@ -88,6 +88,7 @@ class Poller:
         if found.taken > limit:
             logger.critical("a claim of %d messages took %d", limit, found.taken)
         cursors.advance(pairs, found, limit=limit)
+        self._runtime.looked_at = time.monotonic()
         self.found_none = not found.taken
         if found.rows:
             self._idle = self._false_alarms = 0
@@ -115,7 +116,8 @@ class Poller:
             return False
         began = time.monotonic()
         upcoming = ask(cursors.pairs(paused=self._runtime.identity.paused, from_start=True))
-        cursors.swept(began=began, ended=time.monotonic())
+        self._runtime.looked_at = ended = time.monotonic()
+        cursors.swept(began=began, ended=ended)
         if upcoming.is_due:
             cursors.rewind()
             return False

@@ -1,5 +1,6 @@
 """The objects that all threads of one worker share."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from threading import Event
@@ -66,6 +67,8 @@ class WorkerRuntime:
     progress: ProgressWriter = field(init=False)
     deletes_at_once: bool = field(init=False)
     """Whether some jobs are deleted when they succeed; otherwise no settle asks which."""
+    looked_at: float = field(default_factory=time.monotonic, init=False)
+    """When this worker last looked for jobs."""
     isolation_level: IsolationLevel = field(default=READ_COMMITTED, init=False)
     """The level of handlers' transactions in lease mode: that of the application's engine."""
 

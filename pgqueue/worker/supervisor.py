@@ -21,12 +21,13 @@ from pgqueue.repository import Rescued
 from pgqueue.sessions.handlers import check_binds, joining_sessions
 from pgqueue.worker import timeouts
 from pgqueue.worker.attempt_events import AttemptEvents
-from pgqueue.worker.buffer import JobBuffer
+from pgqueue.worker.buffer import STALE, JobBuffer
 from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.config import Mode, WorkerConfig
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.handler_errors import HandlerErrors
+from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
 from pgqueue.worker.job_log import job_log
 from pgqueue.worker.lease_mode.mode import LeaseMode
@@ -121,6 +122,16 @@ class Supervisor:
         finally:
             self._end(grace)
         return self._runtime.buffer.counts
+
+    def health(self) -> WorkerHealth:
+        now, identity = time.monotonic(), self._runtime.identity
+        return WorkerHealth(
+            slots=identity.slots,
+            busy=len(self._running()),
+            heartbeat_age=now - identity.acknowledged_at,
+            claim_age=now - self._runtime.looked_at,
+            stale=self._runtime.buffer.counts[STALE],
+        )
 
     def _supervise(self, is_over: Callable[[], bool]) -> None:
         for known in (self._heartbeat.registered, self._rescuer.informed):

@@ -24,6 +24,7 @@ from pgqueue.repository import Listing
 from pgqueue.worker.ahead import drain_ahead
 from pgqueue.worker.config import Mode, checked_ahead, checked_config
 from pgqueue.worker.handler_errors import HandlerErrors
+from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.inline import InlineWorker
 from pgqueue.worker.supervisor import Supervisor
 
@@ -137,6 +138,10 @@ class Worker:
         go on.  Python calls this at exit.  Returns whether the last run interrupted any attempt.
         """
         return self._supervisor is not None and self._supervisor.interrupt()
+
+    def health(self) -> WorkerHealth | None:
+        """Return the state of this worker; None before it runs.  May be called from any thread."""
+        return None if self._supervisor is None else self._supervisor.health()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
