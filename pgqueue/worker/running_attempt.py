@@ -83,6 +83,14 @@ class RunningAttempt:
         self._driver = driver_connection(connection)
         self.backend_pid = backend_pid(connection)  # last: other threads read it
 
+    def close_connection(self) -> None:
+        """Close a connection that its handler has invalidated, which ends its transaction.
+
+        SQLAlchemy leaves a detached connection to the garbage collector, and a logged traceback
+        may keep it for long.
+        """
+        self._driver.close()
+
     @contextmanager
     def on(self, connection: Connection) -> Iterator[None]:
         """Set the connection of its transaction until the transaction has ended."""

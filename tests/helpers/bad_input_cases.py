@@ -146,7 +146,7 @@ CASES: dict[int, tuple[Case, ...]] = {
     ),
     63: (long_key, no_key, *options("unique_key NUL", "unique_key empty")),
     64: (not_yet("limits", "limit 0", limit=0), not_yet("limits", "limit -1", limit=-1)),
-    65: (inert_tags, not_yet("tags at an enqueue", "tags", tags=["a'; --"])),
+    65: (inert_tags, *options("tags text", "tag empty", "tag number", "tag long", "tags many")),
     66: (one_bad_in_a_batch(0), one_bad_in_a_batch(5000), one_bad_in_a_batch(10_000)),
     67: (taken_key,),  # no error: a key is no claim about the arguments
     # Schedules

@@ -174,5 +174,5 @@ def test_a_worker_whose_event_loop_ends_says_so_and_ends(
 
         assert "pgqueue-event-loop ended with an unexpected error" in caplog.text
         ended = [session.get_one(Job, job) for job in jobs]
-        assert [(job.outcome, job.attempts) for job in ended] == [(None, 1), (None, 1)]
+        assert [(job.outcome, job.attempts) for job in ended] == [(None, 0), (None, 0)]
         assert queue.check(session) == []

@@ -129,6 +129,8 @@ class TransactionAttempt:
             set_now(self._connection, UNDO_HANDLER)
         except FAILURES as error:
             _refuse_to_go_on_without_connection(error)
+            if self._connection.invalidated:
+                self._run.close_connection()
             self._connection.rollback()
             begin_now(self._connection, PLAN_BY_KEY)
             self.has_lost_transaction = True
