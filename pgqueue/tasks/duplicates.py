@@ -9,7 +9,7 @@ from pgqueue.repository import Claimed
 running_job: ContextVar[Claimed | None] = ContextVar("pgqueue_running_job", default=None)
 """The job whose handler runs, or ran last, in this thread or asyncio task.
 
-Not reset after the handler: a slot runs no other code of the application.
+A slot does not reset it after the handler: it runs no other code of the application.
 """
 
 

@@ -27,6 +27,7 @@ from pgqueue.sessions.handlers import joined_session, listeners_to_commit
 from pgqueue.statements.tables import CRASHED
 from pgqueue.statements.transactions import CHECK_CONSTRAINTS
 from pgqueue.tasks import Task
+from pgqueue.tasks.duplicates import running_job
 from pgqueue.unit_of_work import (
     TransactionEnded,
     begin_now,
@@ -122,6 +123,7 @@ class InlineAttempt:
         try:
             yield
         finally:
+            running_job.set(None)  # this thread goes on with the code of the test
             self._undo()
 
     def verdict(self, is_cancelled: Callable[[], bool]) -> AttemptResult:

@@ -237,7 +237,7 @@ class TestCompletion:
     @pytest.mark.parametrize(
         ("line", "offered"),
         [
-            ("pgqueue re", {"requeue", "revision", "revoke"}),
+            ("pgqueue re", {"requeue", "resume", "revision", "revoke"}),
             ("pgqueue jobs ", {"list", "show"}),
             ("pgqueue jobs --status f", {"failed"}),
             ("pgqueue --app chatty:queue requeue --task shop.a", {"shop.add"}),

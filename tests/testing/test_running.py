@@ -239,6 +239,19 @@ def test_a_session_of_the_engine_needs_no_bound_queue(engine: Engine) -> None:
         assert session.get(Order, 1) is None
 
 
+def test_a_test_may_enqueue_under_the_key_of_a_job_that_has_run_and_goes_on(
+    queue: PgQueue, session: Session
+) -> None:
+    @queue.task(unique_key=lambda: "one")
+    def wait() -> Snooze:
+        return Snooze(timedelta(hours=1))
+
+    job = wait.enqueue(session)
+    run_jobs(session)
+
+    assert wait.enqueue(session).id == job.id  # a handler would get DuplicateJob
+
+
 def test_run_gives_the_arguments_as_a_worker_reads_them(queue: PgQueue, session: Session) -> None:
     @queue.task
     def add(session: Session, ctx: JobContext, order_ids: tuple[int, ...]) -> object:
