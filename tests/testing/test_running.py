@@ -247,7 +247,7 @@ def test_a_test_may_enqueue_under_the_key_of_a_job_that_has_run_and_goes_on(
         return Snooze(timedelta(hours=1))
 
     job = wait.enqueue(session)
-    run_jobs(session)
+    run_jobs(session, queue=queue)
 
     assert wait.enqueue(session).id == job.id  # a handler would get DuplicateJob
 
