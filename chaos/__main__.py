@@ -98,7 +98,7 @@ def show_list() -> None:
 @SHORT
 @LONG
 @click.option("--url", help="A database of your own, with nothing in it that you need.")
-@click.option("--plant", help="Run it with this bug of its own in the product.")
+@click.option("--plant", "mutation", help="Run it with this bug of its own in the product.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the verdict there, as JSON.")
 def play_one(
     name: str, seed: int, size: str | None, url: str | None, mutation: str | None, out: Path | None
