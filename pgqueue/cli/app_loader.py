@@ -80,6 +80,8 @@ def find_queue(app: str) -> PgQueue:
     found = _attribute(module, path)
     if inspect.isroutine(found):
         found = _made_by(found, app)
+    if _is_flask(found):
+        raise _for_flask(app)
     if not isinstance(found, PgQueue):
         raise click.ClickException(
             f"{app} is {type(found).__name__}, not a PgQueue, nor a function that returns one"
@@ -147,9 +149,23 @@ def _only_queue_in(module: ModuleType) -> PgQueue:
     queues = {name: value for name, value in vars(module).items() if isinstance(value, PgQueue)}
     if len({id(queue) for queue in queues.values()}) == 1:
         return next(iter(queues.values()))
+    if not queues and any(_is_flask(value) for value in vars(module).values()):
+        raise _for_flask(module.__name__)
     found = f"holds {', '.join(sorted(queues))}" if queues else "holds no PgQueue"
     raise click.ClickException(
         f"{module.__name__} {found}; say which one, as in --app {module.__name__}:queue"
+    )
+
+
+def _is_flask(value: object) -> bool:
+    """Whether a value is a Flask application; asks without importing Flask."""
+    bases = type(value).__mro__
+    return any((base.__module__, base.__name__) == ("flask.app", "Flask") for base in bases)
+
+
+def _for_flask(app: str) -> click.ClickException:
+    return click.ClickException(
+        f"{app} is a Flask application: run `flask --app {app} pgqueue` with the same command"
     )
 
 

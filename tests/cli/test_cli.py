@@ -100,6 +100,8 @@ class TestWrongApp:
             ("shop:nested", "is type, not a PgQueue"),
             ("torn", "SyntaxError"),
             ("os", "holds no PgQueue"),
+            ("web", "run `flask --app web pgqueue`"),
+            ("web:app", "run `flask --app web:app pgqueue`"),
             (":queue", "names no module"),
             ("exploding:queue", "ValueError: two lines"),
             ("needy:queue", "a_module_nobody_has"),

@@ -114,6 +114,7 @@ def write_shop(directory: Path) -> Path:
     )
     (directory / "exploding.py").write_text("raise ValueError('two\\nlines')\n")
     (directory / "needy.py").write_text("import a_module_nobody_has\n")
+    (directory / "web.py").write_text("from flask import Flask\napp = Flask('web')\n")
     (directory / "torn.py").write_text("def (:\n")
     (directory / "unmapped.py").write_text(textwrap.dedent(UNMAPPED))
     (directory / "chatty.py").write_text("print('hello')\nfrom shop import queue\n")
