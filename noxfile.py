@@ -57,5 +57,6 @@ def tests(session: nox.Session, pins: tuple[str, ...]) -> None:
 )
 def smoke(session: nox.Session, pins: tuple[str, ...]) -> None:
     """Imports, every command's help, and a few jobs, beside the oldest and the newest."""
-    session.install("--editable", ".[asyncio,embedded,flask,pydantic,rich]", *pins)
+    extras = "asyncio,embedded,flask,metrics,pydantic,reload,rich,tracing"
+    session.install("--editable", f".[{extras}]", "pytest", *pins)
     session.run("python", "tests/smoke/smoke.py")
