@@ -184,6 +184,17 @@ class TestCommands:
         assert ended.returncode == 1
         assert f"Port {port} cannot be used for metrics" in ended.stderr
 
+    def test_a_port_beyond_the_last_one_is_refused_in_words(
+        self, shop: Path, database_url: str
+    ) -> None:
+        ended = pgqueue(
+            shop, "--app", "shop:queue", "worker", "--metrics-port", "65535",
+            database_url=database_url, PGQUEUE_PLACE="1",
+        )  # fmt: skip
+
+        assert ended.returncode == 1
+        assert "Port 65536 cannot be used for metrics" in ended.stderr
+
     def test_each_of_several_processes_has_a_port(self, shop: Path, database_url: str) -> None:
         first = free_port()
         options = ("--processes", "2", "--metrics-port", str(first))

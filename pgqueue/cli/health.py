@@ -9,11 +9,10 @@ import click
 from pgqueue.cli.app_loader import opened
 from pgqueue.cli.status import live_workers
 from pgqueue.job_queue import PgQueue
+from pgqueue.worker.health import LONGEST_SILENCE
 
 PATIENCE = 5.0
 """Seconds for the worker to answer."""
-LONGEST_SILENCE = 60.0
-"""Seconds without a heartbeat after which a worker does not count."""
 
 
 def ask_port(port: int) -> None:

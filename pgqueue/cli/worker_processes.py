@@ -4,6 +4,7 @@ The parent loads no application and holds no connection.  It starts the workers,
 for each that ends by itself, and forwards signals.
 """
 
+import logging
 import os
 import signal
 import subprocess
@@ -152,7 +153,8 @@ class ProcessGroup:
             return
         place.start_again()
         message = "worker %d has ended %s; another one is started in %.0f s"
-        logger.log(20 if place.is_reloading else 30, message, pid, how, place.pause)
+        level = logging.INFO if place.is_reloading else logging.WARNING
+        logger.log(level, message, pid, how, place.pause)
 
     def _stop(self, number: int) -> None:
         """Forward a signal, and start no more workers."""

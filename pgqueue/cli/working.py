@@ -67,7 +67,7 @@ def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, port: int) 
         ) from error
     try:
         stack.enter_context(serving(worker, queue, port=port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise click.ClickException(f"Port {port} cannot be used for metrics: {error}") from error
     logger.info("worker %d serves /metrics and /healthz on port %d", os.getpid(), port)
 
