@@ -190,7 +190,8 @@ class Environment:
         return int(
             self.scalar(
                 "SELECT count(*) FROM (SELECT target_id FROM pgqueue.message_queue"
-                " UNION SELECT target_id FROM pgqueue.leases) AS job"
+                " UNION SELECT target_id FROM pgqueue.leases"
+                " UNION SELECT target_id FROM pgqueue.waiting_messages) AS job"
             )
         )
 

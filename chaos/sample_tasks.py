@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from chaos.history import END, START, Pen
-from pgqueue import JobContext, PgQueue, Retry
+from pgqueue import JobContext, PgQueue, Retry, Unique
 
 queue = PgQueue()
 
@@ -72,6 +72,25 @@ def call(ctx: JobContext, milliseconds: float = 0) -> int:
 async def call_async(ctx: JobContext, milliseconds: float = 0) -> int:
     note(START, ctx)
     await asyncio.sleep(milliseconds / 1000)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE, unique=Unique(by=("key",), until="started", on_conflict="replace"))
+def keep_newest(ctx: JobContext, key: int, version: int) -> int:
+    """What is enqueued again and again with newer arguments, while it waits and while it runs."""
+    note(START, ctx, version=version)
+    time.sleep(0.002)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE, max_attempts=100, unique=Unique(by=("chain",), until="started"))
+def go_on(ctx: JobContext, chain: int, left: int) -> int:
+    """Enqueues its successor under its own key."""
+    note(START, ctx, left=left)
+    if left:
+        go_on.delay(chain, left - 1)
     note(END, ctx)
     return ctx.attempt
 

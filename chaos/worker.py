@@ -35,6 +35,7 @@ NETWORKS = (
     settler.SETTLING,
     settings.HANDLING,
     settings.UPKEEP,
+    settings.SCHEDULING,
     rescuer.HOUSEKEEPING,
 )
 

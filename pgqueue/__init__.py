@@ -9,6 +9,7 @@ from pgqueue.errors import (
     AttemptFailed,
     DelayInTransaction,
     DuplicateJob,
+    DuplicateSchedule,
     JobNotFound,
     LeaseLost,
     NotBound,
@@ -16,6 +17,7 @@ from pgqueue.errors import (
     OptionError,
     PayloadError,
     PgQueueError,
+    ScheduleNotFound,
     SchemaError,
     SchemaMissing,
     SchemaTooNew,
@@ -29,29 +31,37 @@ from pgqueue.errors import (
 )
 from pgqueue.events import AttemptEnded, AttemptOutcome
 from pgqueue.job_queue import PgQueue
+from pgqueue.limits import Limit
 from pgqueue.models import (
     DeadLetter,
     Job,
     JobAttempt,
     JobStatus,
     Lease,
+    LimitPlace,
+    LimitSettings,
     MessageQueue,
     QueueSettings,
+    Schedule,
     UnreadableJob,
+    WaitingMessage,
     WorkerProcess,
 )
 from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze
 from pgqueue.redaction import Secret
-from pgqueue.repository import Change, Violation
+from pgqueue.repository import Change, LimitState, ScheduleState, Violation
 from pgqueue.retention import Keep
 from pgqueue.retry import Retry
+from pgqueue.schedules import Schedules
 from pgqueue.tasks import Task
+from pgqueue.unique import Unique
 from pgqueue.worker import Worker, WorkerHealth
 
 __all__ = [
     # queue, tasks and workers
     "PgQueue",
     "Task",
+    "Unique",
     "Worker",
     "Keep",
     "WorkerHealth",
@@ -59,6 +69,7 @@ __all__ = [
     "JobContext",
     "Secret",
     "Retry",
+    "Limit",
     "Cancel",
     "Discard",
     "Snooze",
@@ -77,21 +88,31 @@ __all__ = [
     "UnreadableJob",
     "WorkerProcess",
     "QueueSettings",
+    "Schedule",
+    "WaitingMessage",
+    "LimitPlace",
+    "LimitSettings",
     # results of operators' calls
     "Change",
+    "LimitState",
     "Violation",
+    # schedules
+    "Schedules",
+    "ScheduleState",
     # errors
     "PgQueueError",
     "ArgumentsError",
     "AttemptFailed",
     "DelayInTransaction",
     "DuplicateJob",
+    "DuplicateSchedule",
     "JobNotFound",
     "LeaseLost",
     "NotBound",
     "NoTransaction",
     "OptionError",
     "PayloadError",
+    "ScheduleNotFound",
     "SchemaError",
     "SchemaMissing",
     "SchemaTooNew",

@@ -93,10 +93,10 @@ class JobContext:
     def finish(self, result: Any = None) -> AbstractContextManager[Session]:
         """Return a ``with`` block with a Session, whose commit also ends the job as succeeded.
 
-        For a handler without a session, in lease mode and not in a child process.  The end of the
-        block writes ``result`` to ``job.result`` and commits.  Raises LeaseLost, or Cancel for a
-        cancelled job; the block is then rolled back, as after any error in it.  After the block
-        the job has ended: what the handler returns is ignored, what it raises is logged.
+        For a handler without a session, in lease mode.  The end of the block writes ``result`` to
+        ``job.result`` and commits.  Raises LeaseLost, or Cancel for a cancelled job; the block is
+        then rolled back, as after any error in it.  After the block the job has ended: what the
+        handler returns is ignored, what it raises is logged.
         """
         return self._finishing().begin(result)
 
@@ -118,9 +118,8 @@ class JobContext:
             )
         if self.finishing is None:
             raise PgQueueError(
-                f"{where} needs a worker in lease mode, and a handler outside of a child process; "
-                "give the handler a Session parameter, or run the task in lease mode without "
-                "executor='process'"
+                f"{where} needs a worker in lease mode; give the handler a Session parameter, or "
+                "run its queue in lease mode"
             )
         return self.finishing()
 

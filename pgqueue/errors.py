@@ -37,6 +37,14 @@ class DuplicateJob(PgQueueError):
     one ``enqueue_many``."""
 
 
+class DuplicateSchedule(PgQueueError):
+    """There is a schedule with this name."""
+
+
+class ScheduleNotFound(PgQueueError, LookupError):
+    """No schedule has this name."""
+
+
 class LeaseLost(PgQueueError, RuntimeError):
     """The job of this attempt has been given to another, so nothing of the attempt may be kept."""
 

@@ -23,11 +23,21 @@ from pgqueue.errors import (
     UnknownTask,
 )
 from pgqueue.events import AttemptCallback
+from pgqueue.limits import Limit, Limited, by_name, check_capacity, limits_of_queues
 from pgqueue.middleware import Middleware, as_context_manager
-from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole
+from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole, shown
 from pgqueue.redaction import redacted
-from pgqueue.repository import Change, Jobs, StatusCount, Violation
+from pgqueue.repository import Admissions, Change, Jobs, LimitState, StatusCount, Violation
 from pgqueue.retention import DEFAULT_KEEP, Keep, Retention, keep_of
+from pgqueue.schedule_rules import checked_rule
+from pgqueue.schedules import (
+    CatchUp,
+    OverlapName,
+    ScheduleOptions,
+    Schedules,
+    declaration,
+    declared_in_code,
+)
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import executor, in_transaction, may_notify, telling_failures
 from pgqueue.sessions.handlers import session_in_savepoint
@@ -44,6 +54,7 @@ R = TypeVar("R")
 C = TypeVar("C", bound=AttemptCallback)
 M = TypeVar("M", bound=Middleware)
 S = TypeVar("S", bound=MetaSource)
+T = TypeVar("T", bound=Task[..., Any])
 
 _queues: WeakSet["PgQueue"] = WeakSet()
 
@@ -60,6 +71,8 @@ class PgQueue:
     enqueuing checks the limit, workers do not.  ``keep`` is how long ended jobs stay, and
     ``queue_keep`` the same for single queues: a :class:`Keep`, a timedelta for succeeded and
     cancelled jobs, or None for ever.  The option ``keep`` of a task takes precedence.
+    ``queue_limits`` has a :class:`Limit` for each of some queues: how many of their jobs run at
+    once.
     """
 
     def __init__(
@@ -70,16 +83,19 @@ class PgQueue:
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         keep: Keep | timedelta | None = DEFAULT_KEEP,
         queue_keep: Mapping[str, Keep | timedelta | None] | None = None,
+        queue_limits: Mapping[str, Limit] | None = None,
     ) -> None:
         check_whole("PgQueue: ", "max_payload_bytes", max_payload_bytes, 1024, LARGEST_TEXT)
         self.notify = notify
         self.max_payload_bytes = max_payload_bytes
         self.tasks: dict[str, Task[..., Any]] = {}
+        self.schedules = Schedules(self.tasks, self.find)
         self.attempt_callbacks: list[AttemptCallback] = []
         self.middlewares: list[Callable[[JobContext], Any]] = []
         self.meta_sources: list[MetaSource] = []
         self._keep = keep_of(keep, "PgQueue: ")
         self._queue_keep = _checked_queues(queue_keep or {})
+        self.queue_limits = _checked_limits(queue_limits or {})
         self._sessions: sessionmaker[Session] | None = None
         self._pid = os.getpid()
         _queues.add(self)
@@ -153,6 +169,17 @@ class PgQueue:
         tasks = {name: task.settings.keep for name, task in self.tasks.items()}
         return Retention(self._keep, self._queue_keep, tasks)
 
+    @property
+    def limited(self) -> Limited:
+        """The limits of this application.  Raises TaskDefinitionError if two of one name differ."""
+        own = {name: task.own_limits for name, task in self.tasks.items()}
+        of_tasks = [limit for limits in own.values() for limit in limits]
+        return Limited(
+            by_name([*of_tasks, *self.queue_limits.values()]),
+            frozenset(name for name, limits in own.items() if limits),
+            frozenset(self.queue_limits),
+        )
+
     def autocommitting(self) -> AbstractContextManager[Connection]:
         """A connection of :attr:`engine`, on which each statement is its own transaction.
 
@@ -211,6 +238,13 @@ class PgQueue:
         """
         return nothing_around
 
+    def around_ticks(self) -> Callable[[], AbstractContextManager[object]]:
+        """Return what a worker enters while it fires schedules; a framework may override it.
+
+        Each run of a worker calls this once, in the thread that runs the worker.
+        """
+        return nullcontext
+
     def session_of_caller(self) -> Session | None:
         """Return the Session that a framework keeps for the calling code; here there is none."""
         return None
@@ -258,16 +292,18 @@ class PgQueue:
         ``queue`` ("default"), ``priority`` (0 first, 9 last, default 5), ``max_attempts`` (10),
         ``max_interruptions`` (20; a stop that interrupts a job uses up no attempt, but one of
         these), ``max_unreadable`` (a day; how long a job waits for a worker that can read its
-        arguments before it fails), ``timeout`` (None), ``retry``
-        (``Retry.exponential()``), ``unique_key`` (a callable that receives the arguments which its
-        parameters name), ``on_duplicate`` ("return" the job that holds the unique key, or "raise"
-        DuplicateJob), ``transactional`` (True for a handler that asks for a Session),
-        ``executor`` ("thread"; "process" runs each handler in a child process, which a timeout
-        kills), ``memory_limit`` (None; bytes of address space of the child process),
-        ``secret_args`` (names of arguments to mask in errors, log lines and commands, as
-        ``Secret`` does for one argument), ``on_failed`` (None; a task to enqueue with the id of the
-        job, in the commit that records that the job has failed for good), ``keep`` (that of the
-        queue; how long ended jobs stay).
+        arguments before it fails), ``timeout`` (None), ``expires_in`` (None; a job that has not
+        started so long after its ``run_at`` is cancelled), ``retry`` (``Retry.exponential()``),
+        ``unique`` (None; a :class:`Unique`: which jobs are the same, and what then), ``unique_key``
+        and ``on_duplicate`` (short for ``Unique(key=..., on_conflict=...)``; the key is a callable
+        that receives the arguments which its parameters name), ``transactional`` (True for a
+        handler that asks for a Session), ``executor`` ("thread"; "process" runs each handler in a
+        child process, which a timeout kills), ``memory_limit`` (None; bytes of address space of the
+        child process), ``secret_args`` (names of arguments to mask in errors, log lines and
+        commands, as ``Secret`` does for one argument), ``on_failed`` (None; a task to enqueue with
+        the id of the job, in the commit that records that the job has failed for good), ``keep``
+        (that of the queue; how long ended jobs stay), ``limit`` (none; a :class:`Limit`, or several
+        in a tuple: how many jobs run at once).
 
         A Session or AsyncSession and a JobContext among the first parameters are supplied when the
         job runs; they are not arguments of the job.
@@ -275,6 +311,45 @@ class PgQueue:
         if function is not None:
             return self._register(function, options)
         return lambda function: self._register(function, options)
+
+    def schedule(
+        self,
+        cron: str | None = None,
+        *,
+        every: timedelta | None = None,
+        timezone: str = "UTC",
+        name: str | None = None,
+        args: tuple[Any, ...] | Mapping[str, Any] = (),
+        catch_up: CatchUp = "last",
+        overlap: OverlapName = "allow",
+        **options: Unpack[ScheduleOptions],
+    ) -> Callable[[T], T]:
+        """Enqueue jobs of a task regularly; write it above ``@queue.task``, several times if you
+        like.
+
+        ``cron``: five fields, minute, hour, day of month, month, day of week, in the clock of
+        ``timezone`` (an IANA name).  A time that is skipped when the clocks change runs once, at
+        the end of the gap; a time that comes twice runs once, the first time; an expression whose
+        hour is ``*`` runs in each hour that passes.  ``every``: an interval of at least a second
+        instead, counted from 1970-01-01 00:00 UTC.  ``name`` (that of the task; the second
+        schedule of a task needs one), ``args`` (a tuple, or a dict by name), ``catch_up`` (how
+        many ticks that no worker was there to fire get a job later: "last", "none" for those that
+        are more than a minute late, or a number up to 1000), ``overlap`` (while the job of the
+        tick before is unfinished: "allow", "skip" the tick, or let it "wait"), and ``queue``,
+        ``priority``, ``max_attempts``, ``unique_key``, ``meta`` and ``tags`` of the jobs.
+
+        Workers write the schedules of the code into the table when they start, and fire each tick
+        once, however many they are.  :attr:`schedules` changes them at run time.
+        """
+
+        def declare(task: T) -> T:
+            own = name or str(getattr(task, "name", "of a function"))
+            rule = checked_rule(f"schedule {own}: ", cron, every, timezone)
+            new = declaration(task, rule, own, args, catch_up, overlap, options)
+            self.schedules.declare(task, declared_in_code(new, task))
+            return task
+
+        return declare
 
     def middleware(self, function: M) -> M:
         """Register a context manager that workers enter around each handler; the first one
@@ -376,6 +451,40 @@ class PgQueue:
         Jobs(executor(session)).resume(queue)
 
     @telling_failures()
+    def set_limit(
+        self,
+        session: "Session | Connection | scoped_session[Any]",
+        name: str,
+        capacity: int | None,
+    ) -> None:
+        """Set how many jobs of a limit run at once; None returns to the capacity in the code.
+
+        Holds for all workers from their next admission on, and for all keys of the limit.  Jobs
+        that have been admitted go on; with 0 no more are.  Raises OptionError for a capacity that
+        is no whole number from 0, for a strict limit above 1, and for a limit that neither this
+        application nor a worker has declared.
+        """
+        where = f"limit {shown(name)}: "
+        if capacity is not None:
+            check_capacity(where, capacity)
+        admissions, own = Admissions(executor(session)), self.limited.limits
+        if name in own and name not in admissions.rules():
+            admissions.declare_new([own[name]])
+        rule = admissions.rules().get(name)
+        if rule is None:
+            known = ", ".join(sorted(admissions.rules().keys() | own.keys())) or "none"
+            raise OptionError(f"{where}there is no such limit; known are {known}")
+        if rule.is_strict and (capacity or 0) > 1:
+            raise OptionError(f"{where}its order is strict, and the capacity {capacity}; give 1")
+        admissions.set_capacity(name, capacity)
+
+    @telling_failures()
+    def limits(self, session: "Session | Connection | scoped_session[Any]") -> list[LimitState]:
+        """Return the limits that workers have declared, with the jobs that hold their places and
+        the jobs that wait.  Reads all of these jobs."""
+        return Admissions(executor(session)).all()
+
+    @telling_failures()
     def check(self, session: "Session | Connection | scoped_session[Any]") -> list[Violation]:
         """Return every row that breaks an invariant; empty if there is none.  Reads all jobs."""
         return Jobs(executor(session)).violations()
@@ -409,6 +518,9 @@ class PgQueue:
                     f"task {each} is registered already, for {known.function!r}; give task {name} "
                     "another name=..., or remove the alias"
                 )
+        others = [limit for known in self.tasks.values() for limit in known.own_limits]
+        if task.own_limits and not any(_is_redefined(self.tasks.get(name), task) for name in names):
+            by_name([*others, *self.queue_limits.values(), *task.own_limits])
         self.tasks.update(dict.fromkeys(names, task))
         return task
 
@@ -418,8 +530,10 @@ def queues_with_tasks() -> list[PgQueue]:
     return [queue for queue in _queues if queue.tasks]
 
 
-def _is_redefined(known: Task[..., Any], task: Task[..., Any]) -> bool:
+def _is_redefined(known: Task[..., Any] | None, task: Task[..., Any]) -> bool:
     """Whether this is the same task once more, as when its module is reloaded."""
+    if known is None:
+        return False
     is_same_function = address_of(known.function) == address_of(task.function)
     return is_same_function and known.name == task.name
 
@@ -465,6 +579,12 @@ def _checked_queues(keep: Mapping[str, Keep | timedelta | None]) -> dict[str, Ke
     for name in keep:
         check_queue_name(name, "PgQueue: queue_keep: ")
     return {name: keep_of(value, f"PgQueue: queue {name}: ") for name, value in keep.items()}
+
+
+def _checked_limits(limits: Mapping[str, Limit]) -> dict[str, Limit]:
+    for queue in limits if isinstance(limits, Mapping) else ():
+        check_queue_name(queue, "PgQueue: queue_limits: ")
+    return limits_of_queues(limits)
 
 
 def _checked_id(job_id: Any) -> int:

@@ -27,7 +27,9 @@ def checked_meta(where: str, meta: Any) -> dict[str, Any]:
         raise OptionError(f"{where}meta{refusal.path} {refusal.reason}") from None
     for key in copy:
         if key.startswith(RESERVED):
-            raise OptionError(f"{where}meta has the key {key!r}; keys of {RESERVED}* are ours")
+            raise OptionError(
+                f"{where}meta has the key {key!r}; keys that begin with {RESERVED} are reserved"
+            )
     return copy
 
 

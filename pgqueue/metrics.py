@@ -79,7 +79,8 @@ class WorkerCollector(Collector):
 
     def __init__(self, worker: Worker, queue: PgQueue) -> None:
         self._worker = worker
-        self._queue = queue
+        # Now: the threads of the server have no application context of a framework.
+        self._engine = queue.engine
         self._depths: list[QueueDepth] = []
         self._read_at = float("-inf")
         self._reading = threading.Lock()
@@ -110,7 +111,7 @@ class WorkerCollector(Collector):
     def _read_depths(self) -> list[QueueDepth]:
         settings = {**OWN, "statement_timeout": DEPTHS_WITHIN}
         try:
-            with own_connection(self._queue.engine, settings, purpose="metrics") as connection:
+            with own_connection(self._engine, settings, purpose="metrics") as connection:
                 return Health(connection).depths()
         except SQLAlchemyError as error:
             logger.warning("the waiting jobs could not be counted: %s", error)

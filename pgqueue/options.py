@@ -1,31 +1,33 @@
 """The options of tasks and jobs, and their checks."""
 
 import difflib
-import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
 from importlib.util import find_spec
 from typing import Any, Literal, TypedDict
 
-from pgqueue.errors import OptionError, PayloadError, TaskDefinitionError, UnknownOption
+from pgqueue.errors import OptionError, TaskDefinitionError, UnknownOption
+from pgqueue.limits import Limit
 from pgqueue.meta import checked_meta, checked_tags
 from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE
 from pgqueue.retention import Keep, keep_of
 from pgqueue.retry import DEFAULT_RETRY, Retry
+from pgqueue.unique import OnConflict, Unique, storable_key
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
+LONGEST_SHOWN = 60
+"""Characters of a name in an error."""
 FIRST_RUN_AT = datetime(2000, 1, 1, tzinfo=UTC)
 LAST_RUN_AT = datetime(9999, 12, 31, tzinfo=UTC)
 LONGEST_DELAY = timedelta(days=36_525)
 MOST_ATTEMPTS = 30_000
-LONGEST_PLAIN_KEY = 512
 EXECUTORS = ("thread", "process")
 ON_DUPLICATE = ("return", "raise")
+DEFAULT_ON_DUPLICATE = "return"
 LEAST_MEMORY = 2**24
 MOST_MEMORY = 2**50
 HAS_PROCESS_GROUPS = hasattr(os, "killpg")
@@ -45,7 +47,9 @@ class TaskOptions(TypedDict, total=False):
     max_unreadable: timedelta
     timeout: timedelta | None
     transactional: bool
+    expires_in: timedelta | None
     retry: Retry
+    unique: Unique | None
     unique_key: Callable[..., str | None] | None
     on_duplicate: Literal["return", "raise"]
     executor: Literal["thread", "process"]
@@ -53,6 +57,7 @@ class TaskOptions(TypedDict, total=False):
     secret_args: Sequence[str]
     on_failed: Callable[[int], Any] | None
     keep: Keep | timedelta | None
+    limit: Limit | Sequence[Limit]
 
 
 class JobOptions(TypedDict, total=False):
@@ -62,6 +67,8 @@ class JobOptions(TypedDict, total=False):
     run_at: datetime | None
     priority: int
     queue: str
+    expires_in: timedelta | None
+    unique: Unique | None
     unique_key: str | Callable[..., str | None] | None
     on_duplicate: Literal["return", "raise"]
     max_attempts: int
@@ -81,9 +88,11 @@ class Options:
     max_unreadable: timedelta = timedelta(days=1)
     timeout: timedelta | None = None
     transactional: bool = False
+    expires_in: timedelta | None = None
     retry: Retry = field(default=DEFAULT_RETRY)
+    unique: Unique | None = None
     unique_key: str | Callable[..., str | None] | None = None
-    on_duplicate: str = "return"
+    on_duplicate: str = DEFAULT_ON_DUPLICATE
     delay: timedelta | None = None
     run_at: datetime | None = None
     executor: str = "thread"
@@ -96,6 +105,7 @@ class Options:
     renamed: Mapping[str, str] = field(default_factory=dict)
     keep: Keep | None = None
     """None: the rule of the job's queue, or that of the PgQueue."""
+    limit: Limit | Sequence[Limit] = ()
 
     @classmethod
     def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":
@@ -110,12 +120,42 @@ class Options:
 
     def of_job(self, options: Mapping[str, Any]) -> "Options":
         """Return these options, changed for one enqueue."""
-        _refuse_unknown(f"task {self.task}", options, JobOptions.__annotations__)
-        changed = replace(self, **options)
-        changed._check()
         where = f"task {self.task}: "
+        _refuse_unknown(f"task {self.task}", options, JobOptions.__annotations__)
+        changed = replace(self._without_uniqueness(options), **options)
+        changed._check()
+        _check_known_to_workers(where, self, changed)
         meta, tags = checked_meta(where, changed.meta), checked_tags(where, changed.tags)
         return replace(changed, meta=meta, tags=tags)
+
+    @property
+    def uniqueness(self) -> Unique | None:
+        """``unique``, or what its short forms ``unique_key`` and ``on_duplicate`` stand for."""
+        if self.unique is None and self.unique_key is not None:
+            return Unique(key=self.unique_key, on_conflict=self.on_duplicate)  # type: ignore[arg-type]  # checked
+        return self.unique
+
+    @property
+    def conflict(self) -> OnConflict:
+        """What an enqueue does if another job holds its unique key."""
+        unique = self.uniqueness
+        return "return" if unique is None else unique.on_conflict
+
+    @property
+    def frees_key_at_start(self) -> bool:
+        """Whether a worker gives back the unique key of a job before its handler starts."""
+        return self.unique is not None and self.unique.until == "started"
+
+    @property
+    def asks_before_start(self) -> bool:
+        """Whether a worker asks the database before the handler of a job starts."""
+        return self.expires_in is not None or self.frees_key_at_start
+
+    def _without_uniqueness(self, options: Mapping[str, Any]) -> "Options":
+        """These options without those that ``unique`` or ``unique_key`` of an enqueue replaces."""
+        if "unique" in options:
+            return replace(self, unique_key=None, on_duplicate=DEFAULT_ON_DUPLICATE)
+        return replace(self, unique=None) if "unique_key" in options else self
 
     def hiding(self, names: Iterable[str]) -> "Options":
         """Return these options, with more secret arguments."""
@@ -129,48 +169,16 @@ class Options:
         check_whole(where, "max_interruptions", self.max_interruptions, 1, MOST_ATTEMPTS)
         _check_max_unreadable(where, self.max_unreadable)
         _check_times(where, self.timeout, self.delay, self.run_at)
+        _check_expires_in(where, self.expires_in)
         if not isinstance(self.retry, Retry):
             raise OptionError(f"{where}retry is {self.retry!r}; give a Retry, e.g. Retry.never()")
         if not isinstance(self.transactional, bool):
             raise OptionError(f"{where}transactional is {self.transactional!r}; give True or False")
         _check_executor(where, self)
-        key = self.unique_key
-        if key is not None and not isinstance(key, str) and not callable(key):
-            raise OptionError(f"{where}unique_key is {key!r}; give a string, a callable or None")
-        if isinstance(key, str):
-            storable_key(key, self.task)
-        if self.on_duplicate not in ON_DUPLICATE:
-            raise OptionError(
-                f"{where}on_duplicate is {self.on_duplicate!r}; give 'return' or 'raise'"
-            )
+        _check_uniqueness(where, self)
         _check_secret_args(where, self.secret_args)
         _check_aliases(where, self.task, self.aliases)
         _check_renamed(where, self.renamed)
-
-
-def names_wanted_by(
-    unique_key: Callable[..., Any], task_name: str, parameters: frozenset[str]
-) -> frozenset[str]:
-    """Return the parameters of a task that its unique-key function names."""
-    wanted: set[str] = set()
-    try:
-        asked = inspect.signature(unique_key).parameters
-    except (TypeError, ValueError) as error:
-        raise TaskDefinitionError(
-            f"task {task_name}: the signature of unique_key, {unique_key!r}, cannot be read; "
-            "write it as a lambda that names the parameters it needs"
-        ) from error
-    for parameter in asked.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            return parameters
-        if parameter.name in parameters:
-            wanted.add(parameter.name)
-        elif parameter.default is parameter.empty:
-            raise TaskDefinitionError(
-                f"task {task_name}: unique_key asks for {parameter.name!r}, which is not a "
-                f"parameter of the task; it may name {', '.join(sorted(parameters)) or 'nothing'}"
-            )
-    return frozenset(wanted)
 
 
 def refuse_unknown_secrets(options: Options, parameters: frozenset[str]) -> None:
@@ -196,29 +204,6 @@ def refuse_wrong_renames(options: Options, parameters: Sequence[str]) -> None:
                 f"task {options.task}: renamed has the new name {new!r}, which is not a parameter "
                 f"of the task; it may name {', '.join(parameters) or 'nothing'}"
             )
-
-
-def storable_key(key: Any, task_name: str) -> str | None:
-    """Return a unique key as it is stored: a long key as a digest, which fits into an index."""
-    if key is None:
-        return None
-    if not isinstance(key, str) or not key:
-        raise OptionError(
-            f"task {task_name}: unique_key gave {key!r}; it must give a str of at least one "
-            "character, or None for a job that is not unique"
-        )
-    if "\x00" in key or (not key.isprintable() and _has_surrogate(key)):
-        raise PayloadError(
-            f"task {task_name}: unique_key {key!r} holds a character PostgreSQL cannot store; "
-            "remove NUL characters and lone surrogates"
-        )
-    if len(key) <= LONGEST_PLAIN_KEY:
-        return key
-    return f"sha256:{sha256(key.encode()).hexdigest()}"
-
-
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _refuse_unknown(where: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -256,8 +241,14 @@ def _check_task_name(name: Any) -> None:
     if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
         raise OptionError(
             f"the name of a task is {repr(name)[:60]}; use 1 to 200 characters without spaces, or "
-            "leave it away to have it named by its module and function"
+            "omit it to have it named by its module and function"
         )
+
+
+def shown(name: Any) -> str:
+    """A name for an error: as it is, or the beginning of its repr if it is long or no name."""
+    is_name = isinstance(name, str) and len(name) <= LONGEST_SHOWN and name.isprintable() and name
+    return name if is_name else repr(name)[:LONGEST_SHOWN]
 
 
 def check_queue_name(queue: Any, where: str = "") -> None:
@@ -300,11 +291,58 @@ def _check_times(where: str, timeout: Any, delay: Any, run_at: Any) -> None:
         raise OptionError(f"{where}run_at is {run_at}; give a time from the year 2000 to 9999")
 
 
+def _check_expires_in(where: str, span: Any) -> None:
+    if span is not None and not _is_span(span, least=timedelta(microseconds=1)):
+        raise OptionError(
+            f"{where}expires_in is {span!r}; give a timedelta above zero, of at most "
+            f"{LONGEST_DELAY.days} days, or None"
+        )
+
+
+def _check_uniqueness(where: str, options: Options) -> None:
+    key = options.unique_key
+    if key is not None and not isinstance(key, str) and not callable(key):
+        raise OptionError(f"{where}unique_key is {key!r}; give a string, a callable or None")
+    if options.on_duplicate not in ON_DUPLICATE:
+        raise OptionError(
+            f"{where}on_duplicate is {options.on_duplicate!r}; give 'return' or 'raise'"
+        )
+    unique = options.unique
+    if unique is not None and not isinstance(unique, Unique):
+        raise OptionError(
+            f"{where}unique is {unique!r}; give a Unique, e.g. Unique(by=('customer_id',))"
+        )
+    if unique is not None and (key is not None or options.on_duplicate != DEFAULT_ON_DUPLICATE):
+        raise OptionError(
+            f"{where}both unique and unique_key or on_duplicate are given; say it all in unique, "
+            "as in Unique(key=..., on_conflict='raise')"
+        )
+    own = key if unique is None else unique.key
+    if isinstance(own, str):
+        storable_key(own, options.task)
+
+
+def _check_known_to_workers(where: str, of_task: Options, of_job: Options) -> None:
+    """Refuse what a worker would not apply: it knows the options of the task."""
+    if of_job.uniqueness is not None and of_job.frees_key_at_start != of_task.frees_key_at_start:
+        until = "started" if of_task.frees_key_at_start else "finished"
+        raise OptionError(
+            f"{where}its jobs give their unique keys back when they have {until}, which one "
+            f"enqueue cannot change; give unique=Unique(..., until={until!r}), or change the "
+            "task"
+        )
+    if of_job.expires_in != of_task.expires_in and of_task.expires_in is None:
+        raise OptionError(
+            f"{where}expires_in is given for one enqueue, and the task has none, so no worker "
+            "would look at it; give the task an expires_in too"
+        )
+
+
 def _check_executor(where: str, options: Options) -> None:
     if options.executor not in EXECUTORS:
         raise OptionError(f"{where}executor is {options.executor!r}; give 'thread' or 'process'")
     if options.executor == "process" and not HAS_PROCESS_GROUPS:
-        raise OptionError(f"{where}executor='process' needs a POSIX system: leave it away")
+        raise OptionError(f"{where}executor='process' needs a POSIX system: omit it")
     if options.executor == "process" and options.transactional:
         raise OptionError(
             f"{where}a handler in a process of its own cannot be transactional: its writes are on "

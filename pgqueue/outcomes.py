@@ -86,6 +86,9 @@ class Retried:
     delay: timedelta | None
     error: ErrorReport
     end: AttemptEnd = AttemptEnd.FAILED
+    give_up_after: timedelta | None = None
+    """The job fails instead if the next attempt would start later than this after the start of the
+    first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,13 @@ class Exhausted:
     """The attempt never started: crashes have used up all attempts of the job."""
 
 
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The attempt never started: the job was not to start any more.  The job is cancelled."""
+
+    reason: str
+
+
 Outcome = (
     Succeeded
     | Retried
@@ -152,6 +162,7 @@ Outcome = (
     | Released
     | Unreadable
     | Exhausted
+    | Expired
 )
 
 

@@ -113,6 +113,9 @@ class Retry:
     given_up: tuple[type[BaseException], ...] = ()
     """These errors are never retried."""
 
+    longest: timedelta | None = None
+    """No attempt starts later than this after the start of the first one.  None: no limit."""
+
     def __post_init__(self) -> None:
         # Refuse a function with a wrong signature here, not at the first failure of a job.
         if not isinstance(self.schedule, Schedule):
@@ -159,6 +162,19 @@ class Retry:
         """Do not retry these errors; each call adds to the list."""
         return replace(self, given_up=self.given_up + _exceptions("never_on", exceptions))
 
+    def for_at_most(self, duration: timedelta) -> "Retry":
+        """Do not retry later than this after the first attempt has started.
+
+        A wait that would end later fails the job at once.  The database's clock decides, when the
+        failed attempt is recorded.  An attempt that is running may end later, and so may one that
+        follows a crash of the worker, a snooze or an interruption.
+        """
+        if not isinstance(duration, timedelta) or not timedelta(0) < duration <= MAX_DELAY:
+            raise OptionError(
+                f"for_at_most() takes a timedelta above zero, of at most {MAX_DELAY.days} days"
+            )
+        return replace(self, longest=duration)
+
     def after_failure(
         self,
         *,
@@ -178,9 +194,10 @@ class Retry:
             case Never():
                 return Failed(report, end)
             case Constant() | Linear() | Exponential() as schedule:
-                return Retried(schedule.delay_after(failure), report, end)
+                delay = schedule.delay_after(failure)
             case function:
-                return Retried(_asked(function, failure, task_name), report, end)
+                delay = _asked(function, failure, task_name)
+        return Retried(delay, report, end, give_up_after=self.longest)
 
     def _retries(self, error: BaseException) -> bool:
         if isinstance(error, self.given_up):
@@ -194,6 +211,8 @@ class Retry:
         for method, exceptions in (("only", self.retried), ("never_on", self.given_up)):
             if exceptions:
                 text += f".{method}({', '.join(each.__name__ for each in exceptions)})"
+        if self.longest is not None:
+            text += f".for_at_most({self.longest})"
         return text
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from contextlib import suppress
+from datetime import timedelta
 
 import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus
@@ -32,6 +33,14 @@ def begin_now(
     set_now(connection, settings)
 
 
+def begin_for_handler(
+    connection: Connection, limits: str, *, isolation_level: IsolationLevel
+) -> None:
+    """Begin a transaction for a handler, with its time limits and a guard against its end."""
+    settings = f"{limits}; {GUARD}" if limits else GUARD
+    begin_now(connection, settings, isolation_level=isolation_level)
+
+
 def set_now(connection: Connection, statements: str) -> None:
     """Send statements that return nothing, in one message and without a cursor."""
     driver = driver_connection(connection)
@@ -58,6 +67,24 @@ def settings_of(connection: Connection, names: Collection[str]) -> str:
     """Return SQL that gives a transaction the settings which this connection has now."""
     found = connection.exec_driver_sql(quoted_settings(names)).one()
     return set_local(zip(names, found, strict=True))
+
+
+MARGIN = timedelta(minutes=1)
+
+
+def time_limits(timeout: timedelta | None, connection: Connection) -> str:
+    """The statements that set the server's timeouts for a handler's transaction.
+
+    The server ends the transaction of a frozen worker, but never before the task's own timeout.
+    Empty for a task without a timeout: the server's own settings then hold.
+    """
+    if timeout is None:
+        return ""
+    milliseconds = int((timeout + MARGIN).total_seconds() * 1000)
+    limits = [(name, milliseconds) for name in limits_of(connection)]
+    # A running transaction_timeout can only be lengthened by setting it to 0 first.
+    none = [("transaction_timeout", 0)] * (len(limits) > 1)
+    return set_local(none + limits)
 
 
 def limits_of(connection: Connection) -> list[str]:
@@ -108,7 +135,8 @@ def undo_savepoints(connection: Connection, *, outer: NestedTransaction | None) 
 
 def write_pending(session: Session) -> None:
     """Flush a handler's Session as its own commit would: the transaction of the job stays
-    open."""
+    open.  Its objects are not expired: the handler or its listeners may use them afterwards."""
+    session.expire_on_commit = False
     if session.in_transaction():
         session.commit()
 

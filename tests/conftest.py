@@ -30,6 +30,7 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """More than there are cores: most tests wait for processes, half of the time."""
     return len(os.sched_getaffinity(0)) + 2 if hasattr(os, "sched_getaffinity") else 4

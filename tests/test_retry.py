@@ -255,3 +255,24 @@ def test_a_policy_is_not_changed_by_its_variants() -> None:
 )
 def test_a_policy_reads_as_it_is_written(policy: Retry, text: str) -> None:
     assert repr(policy) == text
+
+
+def test_for_at_most_composes_with_the_other_rules_and_leaves_the_time_to_the_settle() -> None:
+    policy = Retry.constant(SECOND).for_at_most(SECOND * 30).never_on(KeyError)
+
+    outcome = after(policy)
+
+    assert isinstance(outcome, Retried)
+    assert (outcome.delay, outcome.give_up_after) == (SECOND, SECOND * 30)
+    assert isinstance(after(policy, error=KeyError()), Failed)
+    assert isinstance(after(policy, attempt=3, max_attempts=3), Failed)
+    assert repr(policy) == "Retry.constant(0:00:01).never_on(KeyError).for_at_most(0:00:30)"
+    assert after(Retry(lambda attempt, error: 5).for_at_most(SECOND)) == Retried(
+        SECOND * 5, REPORT, give_up_after=SECOND
+    )
+
+
+@pytest.mark.parametrize("duration", [timedelta(0), -SECOND, MAX_DELAY + SECOND, 5, None])
+def test_for_at_most_takes_a_timedelta_above_zero(duration: Any) -> None:
+    with pytest.raises(OptionError, match="takes a timedelta above zero"):
+        Retry.never().for_at_most(duration)

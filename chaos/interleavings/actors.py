@@ -24,6 +24,7 @@ Attempt = tuple[int, int, int]
 AGAIN = Retried(timedelta(0), ERROR)
 FAIL = Failed(ERROR)
 
+GONE = text("SELECT NOT EXISTS (SELECT FROM pgqueue.message_queue WHERE id = :id)")
 REGISTER = text(
     "INSERT INTO pgqueue.workers (id, hostname, pid, backend_pid, queues, slots)"
     " VALUES (:id, 'here', 1, 1, '[]', 1) RETURNING heartbeat_at"
@@ -130,10 +131,27 @@ class Actor:
         return attempts.lock(pairs(self.scene.queue, [5]), tasks=TASKS, limit=1).rows
 
     def stamp(self, locked: Locked) -> Claimed | None:
-        claimed = Attempts(self.side, self.worker_id).stamp(locked)
-        self.side.commit()
+        """Stamp, and start the handler: T is still there, as a slot asks it after the stamp."""
+        claimed = self._stamp(locked)
         if claimed is not None:
             self._started([claimed])
+        return claimed
+
+    def stamp_without_transaction(self, locked: Locked) -> None:
+        """Stamp as a slot does that does not know yet that T has broken.
+
+        It asks T after the stamp and starts nothing.  A stamp that has waited for the settle of
+        another worker may be left; one that finds the message gone from the outset must not be.
+        """
+        was_gone = self.side.scalar(GONE, {"id": locked.message_id})
+        self.side.commit()
+        claimed = self._stamp(locked)
+        if was_gone and claimed is not None:
+            self._started([claimed])
+
+    def _stamp(self, locked: Locked) -> Claimed | None:
+        claimed = Attempts(self.side, self.worker_id).stamp(locked)
+        self.side.commit()
         return claimed
 
     def settle_in_transaction(self, claimed: Claimed, outcome: Outcome) -> None:

@@ -63,7 +63,7 @@ def stamp_too_late(actor: Actor) -> None:
     locked = actor.lock()
     actor.main.rollback()
     for row in locked:
-        actor.stamp(row)
+        actor.stamp_without_transaction(row)
 
 
 def settle_too_late(actor: Actor) -> None:

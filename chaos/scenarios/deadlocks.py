@@ -22,7 +22,7 @@ from pgqueue.tasks import task
 def enqueues_keys_in_any_order(patch: Patch) -> None:
     """A batch with unique keys is inserted in the order given, not in that of its keys."""
 
-    def in_given_order(jobs: Jobs, new: NewJob, written: Any, _options: Any) -> list[int]:
+    def in_given_order(jobs: Jobs, new: NewJob, written: Any, *_: Any) -> list[int]:
         keys = written.unique_keys
         placed = jobs.enqueue_unique_chunk(new, payloads=written.args, keys=keys)
         return [job.id for job in placed]

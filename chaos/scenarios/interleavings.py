@@ -20,7 +20,7 @@ KNOWN = [
     (Play("ready", "lease and fail", "delete"), "001011"),
     (Play("left over", "cancel", "delete"), "0110101"),
     (Play("ready", "lease and retry", "cancel and requeue"), "011111101111111"),
-    (Play("left over", "hold and retry", "stamp too late"), "11001"),
+    (Play("left over", "hold and retry", "stamp too late"), "1111001"),
     (Play("ready", "hold and retry", "stamp too late"), "11000000"),
     (Play("ready", "hold and succeed", "rescue"), "1000101111"),
     (Play("ready", "lease and succeed", "cancel"), "0100"),

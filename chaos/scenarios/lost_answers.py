@@ -33,8 +33,8 @@ def unique_keys_are_not_held(patch: Patch) -> None:
     """A job is enqueued without taking its unique key."""
     from pgqueue.repository import Jobs
 
-    def enqueue(self, new, *, args, unique_key):  # type: ignore[no-untyped-def]
-        return with_key(self, new, args=args, unique_key=None)
+    def enqueue(self, new, *, args, unique_key, **limits):  # type: ignore[no-untyped-def]
+        return with_key(self, new, args=args, unique_key=None, **limits)
 
     with_key = patch.set(Jobs, "enqueue", enqueue)
 
@@ -64,7 +64,7 @@ def unknown_commits_count(patch: Patch) -> None:
     """A COMMIT without an answer is taken for carried out; nobody looks at the rows."""
     from pgqueue.worker import transactional_handler
 
-    patch.set(transactional_handler, "was_committed", lambda runtime, run: True)
+    patch.set(transactional_handler, "was_committed", lambda *_, **__: True)
 
 
 @mutation

@@ -3,6 +3,8 @@
 DATABASE_URL=postgresql://... python -m examples.later_and_regularly.move
 """
 
+from datetime import UTC
+
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
@@ -16,13 +18,14 @@ RETURNING order_id, run_at, every
 
 
 def move(session: Session) -> int:
-    """Enqueue every scheduled job, in the transaction that deletes its row."""
+    """Enqueue what happens once, and make schedules of what happens every day."""
     scheduled = session.execute(TAKE_ALL).all()
     for job in scheduled:
         if job.every is None:
             pay_order.options(run_at=job.run_at).enqueue(session, job.order_id)
         else:
-            schedule_rent(session, job.order_id, job.run_at)
+            at = job.run_at.astimezone(UTC)
+            schedule_rent(session, job.order_id, f"{at.minute} {at.hour} * * *")
     return len(scheduled)
 
 

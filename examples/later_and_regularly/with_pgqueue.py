@@ -1,16 +1,17 @@
-"""With pgqueue: `delay` and `run_at` are options, and a unique key keeps the regular job single.
+"""With pgqueue: `delay` and `run_at` are options, and what is regular is a schedule.
 
 DATABASE_URL=postgresql://... python -m examples.later_and_regularly.with_pgqueue
 """
 
 import os
-from datetime import UTC, datetime, time, timedelta
+from contextlib import suppress
+from datetime import timedelta
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from examples.shop import open_shop, pay
-from pgqueue import Job, PgQueue, Worker
+from pgqueue import DuplicateSchedule, Job, PgQueue, Worker
 
 queue = PgQueue(os.environ.get("DATABASE_URL"))
 
@@ -20,26 +21,28 @@ def pay_order(session: Session, order_id: int) -> None:
     pay(session, order_id)
 
 
-@queue.task(unique_key=lambda order_id, due: f"rent:{order_id}:{due.isoformat()}")
-def pay_rent(session: Session, order_id: int, due: datetime) -> None:
-    """Pay, and leave the successor in the same commit."""
+@queue.task
+def pay_rent(session: Session, order_id: int) -> None:
     pay(session, order_id)
-    schedule_rent(session, order_id, due + timedelta(days=1))
 
 
-def schedule_rent(session: Session, order_id: int, due: datetime) -> Job:
-    return pay_rent.options(run_at=due).enqueue(session, order_id, due)
+def schedule_rent(session: Session, order_id: int, cron: str = "0 0 * * *") -> None:
+    """Pay the rent each day; a second process that starts finds the schedule there."""
+    with suppress(DuplicateSchedule):
+        queue.schedules.add(session, pay_rent, cron, name=f"rent:{order_id}", args=(order_id,))
 
 
 if __name__ == "__main__":
     open_shop()
     queue.upgrade()
-    today = datetime.combine(datetime.now(UTC), time(), UTC)
     with queue.session() as session, session.begin():
         pay_order.options(delay=timedelta(hours=1)).enqueue(session, 1)
-        schedule_rent(session, 2, today)
-        schedule_rent(session, 2, today)  # a second process that starts: the same job, not another
+        schedule_rent(session, 2)
+        schedule_rent(session, 2)
+        queue.schedules.trigger(session, "rent:2")  # today's
     print(Worker(queue).run_until_empty())
     with queue.session() as session:
         for job in session.scalars(select(Job).order_by(Job.run_at)):
             print(job.id, job.status, job.task, job.run_at)
+        for schedule in queue.schedules.list(session):
+            print(schedule.name, *schedule.next_runs(3))

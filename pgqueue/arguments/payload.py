@@ -15,6 +15,7 @@ from pgqueue.errors import ArgumentsError, PayloadError, TaskDefinitionError
 
 T = TypeVar("T")
 NOTHING: Mapping[str, str] = MappingProxyType({})
+STORED = "stored argument"
 
 
 class Payload:
@@ -137,8 +138,11 @@ class Payload:
             raise self._damaged(f"are not JSON that can be read ({error})") from error
         return self.decode(values)
 
-    def decode(self, stored: Any) -> dict[str, Any]:
-        """Turn plain JSON data, as stored, into keyword arguments of the declared types."""
+    def decode(self, stored: Any, *, noun: str = STORED) -> dict[str, Any]:
+        """Turn plain JSON data, as stored, into keyword arguments of the declared types.
+
+        ``noun``: what an error calls one of them.
+        """
         if type(stored) is not dict:
             raise self._damaged(f"are a JSON {type(stored).__name__}, not an object")
         values: dict[str, Any] = stored
@@ -148,7 +152,7 @@ class Payload:
         natives = self._natives
         for name, value in values.items():
             if type(value) not in natives[name]:
-                return {each: self._decode_one(each, value) for each, value in values.items()}
+                return {each: self._decode_one(each, value, noun) for each, value in values.items()}
         return values
 
     def _encode_one(self, name: str, value: Any) -> Any:
@@ -167,7 +171,7 @@ class Payload:
             raise PayloadError(self._said(name, Refusal(reason))) from error
         return encoded
 
-    def _decode_one(self, name: str, value: Any) -> Any:
+    def _decode_one(self, name: str, value: Any, noun: str) -> Any:
         codec = self._codecs[name]
         try:
             if codec.is_unbounded and nests_too_deep(value):
@@ -175,13 +179,13 @@ class Payload:
             return codec.decode(value)
         except Refusal as refusal:
             kind = OtherVersion if isinstance(refusal, NotDeclared) else PayloadError
-            raise kind(self._said(name, refusal, noun="stored argument")) from refusal.__cause__
+            raise kind(self._said(name, refusal, noun=noun)) from refusal.__cause__
         except RecursionError:
-            said = self._said(name, Refusal(TOO_DEEP), noun="stored argument")
+            said = self._said(name, Refusal(TOO_DEEP), noun=noun)
             raise PayloadError(said) from None
         except Exception as error:  # a validator is the application's code
             reason = Refusal(f"cannot be built: its type raised {type(error).__name__}")
-            raise PayloadError(self._said(name, reason, noun="stored argument")) from error
+            raise PayloadError(self._said(name, reason, noun=noun)) from error
 
     def _under_new_names(self, values: dict[str, Any]) -> dict[str, Any]:
         """Rename old parameters; not if a job has two names of one, which are then refused."""

@@ -18,8 +18,10 @@ from pgqueue.cli.group import (
     verbose_option,
 )
 from pgqueue.cli.job_commands import cancel, enqueue, jobs, requeue, run_now
+from pgqueue.cli.limit_commands import limits, set_limit
 from pgqueue.cli.queue_commands import pause, prune, resume
 from pgqueue.cli.role_commands import grant, revoke
+from pgqueue.cli.schedule_commands import schedules
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -278,5 +280,8 @@ def demo(given: CliState, /, url: str | None, **options: Any) -> None:
     run(url=url or given.url, **options)
 
 
-for command in (jobs, enqueue, requeue, run_now, cancel, pause, resume, prune, grant, revoke):
+for command in (jobs, enqueue, requeue, run_now, cancel, pause, resume, limits, set_limit, prune):
     main.add_command(command)
+for command in (grant, revoke):
+    main.add_command(command)
+main.add_command(schedules)

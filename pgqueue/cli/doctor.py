@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from pgqueue import schema
 from pgqueue.cli.finding import SHOWN, Finding, Level, age
 from pgqueue.cli.remedies import remedy_for
+from pgqueue.cli.schedules import words_for_overdue
 from pgqueue.cli.server_findings import of_server, of_tables
 from pgqueue.errors import SchemaError
 from pgqueue.job_queue import PgQueue
@@ -63,6 +64,7 @@ def _schema(queue: PgQueue, session: Session) -> Iterator[Finding]:
     if not violations:
         yield Finding(Level.OK, "invariants", "no row breaks one")
     yield from _waiting(queue, Health(session))
+    yield from _schedules(queue, session)
     yield from of_tables(Health(session).tables())
     for table in Health(session).tables_without_autovacuum():
         yield Finding(
@@ -94,6 +96,15 @@ def _waiting(queue: PgQueue, health: Health) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "workers", detail)
     if not unserved:
         yield Finding(Level.OK, "workers", "every queue with due jobs is served")
+
+
+def _schedules(queue: PgQueue, session: Session) -> Iterator[Finding]:
+    states = queue.schedules.list(session)
+    overdue = [words for state in states if (words := words_for_overdue(queue, state))]
+    for words in overdue[:SHOWN]:
+        yield Finding(Level.WARNING, "schedules", words)
+    if not overdue:
+        yield Finding(Level.OK, "schedules", "no tick is overdue")
 
 
 def _unpruned(tasks: dict[str, int]) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ def enqueue(
         given["delay"] = delay
     values = _object(args)
     task.payload.bind((), values)  # refuses unknown and missing names, as in the application
-    arguments = task.payload.decode(values)
+    arguments = task.payload.decode(values, noun="argument")
     with opened(queue) as session:
         job = task.options(**given).enqueue(session, **arguments)
         session.commit()

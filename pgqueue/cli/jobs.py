@@ -111,6 +111,7 @@ def _document(job: JobDetails) -> dict[str, Any]:
         **as_data(job.columns),
         "status": job.status.value,
         "running_on": as_data(job.holder._asdict()) if job.holder else None,
+        "limits": [as_data(limit._asdict()) for limit in job.limits],
         "failed_attempts": [as_data(attempt._asdict()) for attempt in job.past_attempts],
     }
 
@@ -146,6 +147,8 @@ def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
     yield "queue", f"{row['queue']}, priority {row['priority']}"
     yield "arguments", _json(row["args"])
     yield "attempts", f"{row['attempts']} of {row['max_attempts']}{_snoozes(row['snoozes'])}"
+    for limit in job.limits:
+        yield "limit", f"{limit.key}, {limit.held} of {limit.capacity} places held"
     if row["progress"] is not None:
         yield "progress", _progress(row["progress"])
     for name in ("unique_key", "tags", "meta", "result", "last_error"):

@@ -49,7 +49,7 @@ def count(queue: PgQueue, *, as_json: bool) -> None:
             ["task", "status", "jobs"], [[one.task, one.outcome, f"{one.jobs:,}"] for one in due]
         )
     else:
-        click.echo("No job is due.")
+        click.echo("No job to delete.")
 
 
 def _due(queue: PgQueue, session: Session) -> list[DueJobs]:

@@ -7,6 +7,7 @@ _CANCEL = "pgqueue cancel {id}"
 _REQUEUE = "pgqueue requeue {id}"
 _WORK = "pgqueue worker"
 _NO_MESSAGE = 'DELETE FROM "{schema}".message_queue WHERE target_id = {id}'
+_NOT_WAITING = 'DELETE FROM "{schema}".waiting_messages WHERE target_id = {id}'
 
 REMEDIES: dict[str, tuple[str, ...]] = {
     "an unfinished job has a message or a lease": (_CANCEL, _REQUEUE),
@@ -30,6 +31,14 @@ REMEDIES: dict[str, tuple[str, ...]] = {
         'INSERT INTO "{schema}".dead_letters (job_id, outcome, queue, task, finished_at) '
         'SELECT id, outcome, queue, task, finished_at FROM "{schema}".jobs WHERE id = {id} '
         "ON CONFLICT (job_id) DO UPDATE SET outcome = excluded.outcome",
+    ),
+    "a waiting message has an unfinished job": (_NOT_WAITING,),
+    "a waiting message stands where its job says": (_NOT_WAITING, _CANCEL, _REQUEUE),
+    "a waiting job has neither message nor lease": (_NOT_WAITING,),
+    "an admitted job has a place in each of its limits": (
+        'INSERT INTO "{schema}".limit_places (limit_key, job_id) '
+        "SELECT unnest(string_to_array(limit_keys, chr(10))), id "
+        'FROM "{schema}".jobs WHERE id = {id} ON CONFLICT DO NOTHING',
     ),
     "an ended job holds no unique key": (
         'UPDATE "{schema}".jobs SET held_unique_key = NULL WHERE id = {id}',

@@ -9,7 +9,7 @@ from pgqueue.cli.group import CliState, app_option, url_option, verbose_option
 
 _PURPOSES = {
     "worker": "Runs jobs: reads and writes the tables, changes none.",
-    "enqueue": "Writes jobs, and reads no arguments.",
+    "enqueue": "Writes jobs and schedules, and reads no arguments of jobs.",
     "dashboard": "Reads all but arguments, results, tracebacks; may cancel, requeue, pause.",
     "owner": "Owns the tables; best a role that cannot log in.",
     "migrator": "May become the owner, to upgrade the tables.",

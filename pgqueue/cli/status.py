@@ -17,7 +17,7 @@ from pgqueue.terminal import harmless, print_table
 
 COUNTED = 200_000
 """Up to this number all jobs are counted; above it, some statuses only with --exact."""
-ONLY_IN_JOBS = (JobStatus.SUCCEEDED, JobStatus.BLOCKED)
+ONLY_IN_JOBS = (JobStatus.SUCCEEDED,)
 """Statuses without a narrow table, which are counted only by reading all of ``jobs``."""
 
 

@@ -26,6 +26,15 @@ STAMPING = {**CLAIMING, "lock_timeout": "250"}
 """A stamp waits while a transaction of the same slot is open.  A migration that waits for that
 transaction, and for which the stamp waits, would complete a cycle that no server can detect."""
 
+ADMITTING = {
+    **CLAIMING,
+    # Other workers wait for this transaction: it must end soon, also if its process is frozen.
+    "lock_timeout": "2000",
+    "idle_in_transaction_session_timeout": "5000",
+    # An admission that a crash of the server undoes is repeated.
+    "synchronous_commit": "off",
+}
+
 UPKEEP = {**OWN, **BRIEF, "datestyle": "ISO", **PLAN_ONCE}
 
 PRUNING = {
@@ -35,6 +44,13 @@ PRUNING = {
     "lock_timeout": "250",
     # A delete that a crash of the server undoes is repeated.
     "synchronous_commit": "off",
+}
+
+SCHEDULING = {
+    **dict.fromkeys(PLANNER, "off"),
+    **UPKEEP,
+    # A schedule whose row, table or unique key another transaction has locked stays due.
+    "lock_timeout": "250",
 }
 
 HANDLING = {**NETWORK, **UNICODE, "default_transaction_isolation": "read committed"}

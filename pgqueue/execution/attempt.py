@@ -21,8 +21,10 @@ from pgqueue.outcomes import (
     Cancelled,
     Discard,
     ErrorReport,
+    Expired,
     Failed,
     Outcome,
+    Released,
     Retried,
     Snooze,
     Snoozed,
@@ -150,15 +152,9 @@ def _after_raised(
     if not context.is_finished:
         end = _end_of(task, error, clock)
         return AttemptResult(after_error(task, claimed, error, end=end), keeps_writes=False)
-    # No row is left to store the error.
     told = report(error, secrets=_secrets(task, claimed))
-    logger.error(
-        "job %d %s: it has succeeded in ctx.finish(), and its handler has raised afterwards: %s",
-        claimed.job_id,
-        task.name,
-        told.traceback,
-    )
-    return NOTHING_RETURNED
+    tell_after_finish(task, claimed, told)
+    return AttemptResult(Failed(told), keeps_writes=False)  # the job has ended already
 
 
 async def _feel_cancellation() -> None:
@@ -257,6 +253,16 @@ def tell(
     )
 
 
+def tell_after_finish(task: Task[..., Any], claimed: Claimed, error: ErrorReport) -> None:
+    """Log an error after the end of its job: no row is left to store it."""
+    logger.error(
+        "job %d %s: it has succeeded in ctx.finish(), and its handler has raised afterwards: %s",
+        claimed.job_id,
+        task.name,
+        error.traceback,
+    )
+
+
 def _first_line(message: str) -> str:
     line = message.strip().partition("\n")[0]
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}..."
@@ -277,6 +283,23 @@ def tell_final_failure(job_id: int, task_name: str, reason: str) -> None:
 def tell_of_waiting(reason: str) -> None:
     """Log once, not for each job and look, why jobs wait: the cache knows the reasons logged."""
     logger.warning("%s; its jobs wait for a worker that can read them (pgqueue status)", reason)
+
+
+def obstacle(
+    task: Task[..., Any], attempts: Attempts, claimed: Claimed, *, is_alone: bool
+) -> Outcome | None:
+    """Return the outcome of an attempt whose handler must not start; None if it may.
+
+    ``is_alone``: each statement is a transaction of its own.
+    """
+    expires_in = task.settings.expires_in
+    if expires_in is not None and attempts.has_expired(claimed, expires_in):
+        reason = "expired: it was not started within its expires_in"
+        logger.warning("job %d %s is cancelled: %s", claimed.job_id, task.name, reason)
+        return Expired(reason)
+    if task.settings.frees_key_at_start and not attempts.free_key(claimed, is_alone=is_alone):
+        return Released()
+    return None
 
 
 def complete(

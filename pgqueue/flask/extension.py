@@ -2,8 +2,8 @@
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
@@ -94,6 +94,10 @@ class PgQueue(job_queue.PgQueue):
         """Run each job in an application context of its own, with its session as ``db.session``."""
         return self._host().around_job
 
+    def around_ticks(self) -> Callable[[], AbstractContextManager[object]]:
+        """Fire schedules in an application context, for functions of ``on_enqueue``."""
+        return self._host().app_context
+
     def session_of_caller(self) -> Session | None:
         """Return ``db.session`` if the calling code has used it."""
         return self._host().session_in_use()
@@ -147,6 +151,9 @@ class Host:
             self._queue = job_queue.PgQueue(session_maker(self._db), notify=self._notify)
             self._engine = engine
         return self._queue
+
+    def app_context(self) -> AbstractContextManager[object]:
+        return self._app.app_context()
 
     def session_in_use(self) -> Session | None:
         return held_session(self._db)

@@ -11,10 +11,14 @@ from pgqueue.models.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_Q
 from pgqueue.models.job_attempt import JobAttempt
 from pgqueue.models.job_status import JobStatus
 from pgqueue.models.lease import Lease
+from pgqueue.models.limit_place import LimitPlace
+from pgqueue.models.limit_settings import LimitSettings
 from pgqueue.models.message_queue import MessageQueue
 from pgqueue.models.queue_settings import QueueSettings
+from pgqueue.models.schedule import Schedule
 from pgqueue.models.schema_version import SchemaVersion
 from pgqueue.models.unreadable_job import UnreadableJob
+from pgqueue.models.waiting_message import WaitingMessage
 from pgqueue.models.worker_process import WorkerProcess
 
 __all__ = [
@@ -29,6 +33,10 @@ __all__ = [
     "UnreadableJob",
     "WorkerProcess",
     "QueueSettings",
+    "Schedule",
+    "WaitingMessage",
+    "LimitPlace",
+    "LimitSettings",
     "SchemaVersion",
     "DEFAULT_QUEUE",
     "DEFAULT_PRIORITY",

@@ -60,7 +60,11 @@ class Job(Base):
 
     unique_key: Mapped[str | None]
     held_unique_key: Mapped[str | None]
-    """The unique key while the job is unfinished; NULL after its end, so the key is free again."""
+    """The unique key while the job is unfinished; NULL when the key is free again, as a rule after
+    the end of the job."""
+
+    limit_keys: Mapped[str | None] = mapped_column()
+    """The keys of the limits that the job is under, one a line; NULL if there are none."""
 
     tags: Mapped[list[str] | None]
     meta: Mapped[dict[str, Any] | None]
@@ -75,7 +79,7 @@ class Job(Base):
     ends."""
 
     status: Mapped[JobStatus] = column_property(
-        status_of(id, outcome, queue, priority, run_at),
+        status_of(id, outcome, queue, priority, run_at, limit_keys),
         comparator_factory=StatusComparator,
     )
 

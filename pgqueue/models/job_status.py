@@ -34,6 +34,7 @@ from pgqueue.errors import OptionError
 from pgqueue.models.dead_letter import DeadLetter
 from pgqueue.models.lease import Lease
 from pgqueue.models.message_queue import MessageQueue
+from pgqueue.models.waiting_message import WaitingMessage
 
 
 class JobStatus(StrEnum):
@@ -44,7 +45,7 @@ class JobStatus(StrEnum):
     RUNNING = "running"
     """The job has a lease: a worker runs it, or has prefetched it and starts it next."""
     BLOCKED = "blocked"
-    """The job waits for something other than time.  No job does so in this version."""
+    """The job waits to be admitted: for room in its limits, after ``run_at``."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -59,22 +60,39 @@ STATUS_TYPE: Any = Enum(  # Any: the stubs type every Enum as str
 
 
 def status_of(
-    id: Any, outcome: Any, queue: Any, priority: Any, run_at: Any
+    id: Any, outcome: Any, queue: Any, priority: Any, run_at: Any, limit_keys: Any
 ) -> ColumnElement[JobStatus]:
     """The status as an expression over one ``jobs`` row.
 
     A lease takes precedence over a message: after a crash in transaction mode a job has both.
+    Only jobs under limits are looked up among the waiting messages.
     Labels are literals because GROUP BY does not recognise the expression with bound parameters.
     """
     leased = exists().where(Lease.target_id == id)
+    waiting = _waiting(id, queue, priority, run_at, limit_keys)
     messaged = _messaged(id, queue, priority, run_at)
     place = case(
         (outcome.is_not(None), outcome),
         (leased, literal_column("'running'")),
+        (waiting, literal_column("'blocked'")),
         (messaged, literal_column("'pending'")),
         else_=literal_column("'blocked'"),
     )
     return type_coerce(place, STATUS_TYPE)
+
+
+def _waiting(
+    id: Any, queue: Any, priority: Any, run_at: Any, limit_keys: Any
+) -> ColumnElement[bool]:
+    """Whether the job waits to be admitted: one probe by key, and none without limits."""
+    place = exists().where(
+        WaitingMessage.limit_keys == limit_keys,
+        WaitingMessage.queue == queue,
+        WaitingMessage.priority == priority,
+        WaitingMessage.run_at == run_at,
+        WaitingMessage.target_id == id,
+    )
+    return case((limit_keys.is_not(None), place), else_=false())
 
 
 def _messaged(id: Any, queue: Any, priority: Any, run_at: Any) -> ColumnElement[bool]:
@@ -192,7 +210,7 @@ def _statuses(values: Iterable[Any]) -> frozenset[JobStatus]:
 
 
 def _stands_in(job: Any, statuses: frozenset[JobStatus]) -> ColumnElement[bool]:
-    if not statuses - {JobStatus.BLOCKED}:
+    if not statuses:
         return false()
     if JobStatus.SUCCEEDED in statuses:
         return _by_row(job, statuses)
@@ -229,20 +247,27 @@ def _ended_as(job: Any, statuses: frozenset[JobStatus]) -> list[ColumnElement[bo
 def _unfinished_as(job: Any, statuses: frozenset[JobStatus]) -> ColumnElement[bool]:
     """Whether an unfinished job has one of the statuses; probes no more than necessary.
 
-    No job is BLOCKED yet, so no waiting job is probed to find one.
+    A job without message, lease and waiting message is damaged, and is found by no comparison
+    with one or two of the three statuses.
     """
     leased = exists().where(Lease.target_id == job.id)
-    messaged = _messaged(job.id, job.queue, job.priority, job.run_at)
-    is_blocked_meant = JobStatus.BLOCKED in statuses
-    match [JobStatus.RUNNING in statuses, JobStatus.PENDING in statuses]:
-        case [True, True]:
-            return true() if is_blocked_meant else or_(leased, messaged)
-        case [True, False]:
+    place = (job.id, job.queue, job.priority, job.run_at)
+    waiting = _waiting(*place, job.limit_keys)
+    match [one in statuses for one in (JobStatus.RUNNING, JobStatus.PENDING, JobStatus.BLOCKED)]:
+        case [True, True, True]:
+            return true()
+        case [True, False, False]:
             return leased
-        case [False, True]:
-            return ~leased if is_blocked_meant else and_(~leased, messaged)
+        case [False, False, True]:
+            return and_(~leased, waiting)
+        case [False, True, True]:
+            return ~leased
+        case [True, False, True]:
+            return or_(leased, waiting)
+        case [True, True, False]:
+            return or_(leased, and_(~waiting, _messaged(*place)))
         case _:
-            return false()
+            return and_(~leased, ~waiting, _messaged(*place))
 
 
 def _dead(outcome: JobStatus) -> Select[int]:
@@ -257,6 +282,7 @@ _LEASED = exists().where(Lease.target_id == MessageQueue.target_id)
 _IDS: dict[JobStatus, Select[Any]] = {
     JobStatus.PENDING: select(MessageQueue.target_id).where(~_LEASED),
     JobStatus.RUNNING: select(Lease.target_id),
+    JobStatus.BLOCKED: select(WaitingMessage.target_id),
     JobStatus.FAILED: _dead(JobStatus.FAILED),
     JobStatus.CANCELLED: _dead(JobStatus.CANCELLED),
 }

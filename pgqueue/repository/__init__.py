@@ -1,5 +1,6 @@
 """Runs statements on a given Session or Connection; never commits and never opens one."""
 
+from pgqueue.repository.admissions import Admissions, LimitState
 from pgqueue.repository.attempts import Attempts
 from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.health import (
@@ -12,10 +13,12 @@ from pgqueue.repository.health import (
     Unreadable,
     Waiting,
 )
-from pgqueue.repository.jobs import Change, Enqueued, Jobs, KeyHolder, NewJob, raising_duplicate
+from pgqueue.repository.jobs import Change, Jobs, raising_duplicate
 from pgqueue.repository.listing import Holder, JobDetails, JobLine, JobPage, Listing, PastAttempt
+from pgqueue.repository.new_job import Enqueued, KeyHolder, NewJob, Placed
 from pgqueue.repository.pruning import DueJobs, Pruning, Stretch
 from pgqueue.repository.rows import (
+    NOTHING,
     Claim,
     ClaimCursor,
     Claimed,
@@ -26,16 +29,20 @@ from pgqueue.repository.rows import (
     Upcoming,
     Violation,
 )
+from pgqueue.repository.schedules import DueSchedule, Moved, ScheduleRows, ScheduleState
 from pgqueue.repository.workers import Notices, SeenWorker, Workers
 
 __all__ = [
+    "NOTHING",
     "LIMITS",
+    "Admissions",
     "Attempts",
     "Change",
     "Claim",
     "Claimed",
     "Creator",
     "DueJobs",
+    "DueSchedule",
     "DueTimes",
     "Enqueued",
     "Workers",
@@ -46,16 +53,21 @@ __all__ = [
     "JobLine",
     "JobPage",
     "Jobs",
+    "LimitState",
     "Listing",
     "Locked",
+    "Moved",
     "SeenWorker",
     "NewJob",
     "Notices",
     "ClaimCursor",
     "OldTransaction",
     "PastAttempt",
+    "Placed",
     "Rescued",
     "Pruning",
+    "ScheduleRows",
+    "ScheduleState",
     "Settled",
     "Slot",
     "TableHealth",

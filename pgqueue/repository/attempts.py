@@ -18,6 +18,7 @@ from pgqueue.outcomes import (
     Cancelled,
     ErrorReport,
     Exhausted,
+    Expired,
     Failed,
     Interrupted,
     Outcome,
@@ -28,7 +29,7 @@ from pgqueue.outcomes import (
     Unreadable,
 )
 from pgqueue.repository.rows import Claim, ClaimCursor, Claimed, Kind, Locked, Settled, Upcoming
-from pgqueue.statements import claiming, fencing, settling, stamping
+from pgqueue.statements import claiming, fencing, settling, stamping, starting, unique_keys
 from pgqueue.statements.tables import CRASHED, INTERRUPTED
 
 
@@ -97,6 +98,15 @@ class Attempts:
             return None
         return locked.claimed(attempt=stamped[0][0], crashes=stamped[0][1])
 
+    def has_crashed_before(self, claimed: Claimed) -> bool:
+        """Whether the claim of an attempt has recorded a crash of transaction mode."""
+        parameters = {
+            "job_id": claimed.job_id,
+            "of_message_id": claimed.message_id,
+            "next_attempt": claimed.attempt,
+        }
+        return bool(fetch(self._executor, stamping.has_crashed_before(), parameters)[0][0])
+
     def keep_lease(self, claimed: Claimed) -> bool:
         """Lock the lease of a held attempt, so that no other worker stamps its job; or False."""
         return bool(fetch(self._executor, fencing.keep_lease(), self._names_of(claimed)))
@@ -105,6 +115,20 @@ class Attempts:
         """Whether the job of an attempt was asked to cancel; None if its lease is lost."""
         rows = fetch(self._executor, fencing.is_cancelled(), self._names_of(claimed))
         return bool(rows[0][0]) if rows else None
+
+    def has_expired(self, claimed: Claimed, expires_in: timedelta) -> bool:
+        """Whether a job has waited too long to start; ``expires_in``: the task's limit."""
+        parameters = {"job_id": claimed.job_id, "expires_in": expires_in.total_seconds()}
+        rows = fetch(self._executor, starting.has_expired(), parameters)
+        return bool(rows and rows[0][0])
+
+    def free_key(self, claimed: Claimed, *, is_alone: bool) -> bool:
+        """Give back the unique key of a job that starts; False if it must not start any more.
+
+        ``is_alone``: the statement is a transaction of its own, and waits for a second at most.
+        """
+        statement = unique_keys.free_key_of_attempt(is_alone=is_alone)
+        return bool(fetch(self._executor, statement, self._names_of(claimed)))
 
     def take_message(self, claimed: Claimed) -> bool:
         """Delete the message of a held attempt; False if another transaction holds it."""
@@ -223,7 +247,7 @@ def _claim_of(rows: Sequence[Any], kind: type[Kind]) -> Claim[Kind]:
     if rows[0][4] is None:
         return Claim([], taken, read_at, quiet_until, passed or ())
     # DELETE ... RETURNING guarantees no order, whatever the order of the probes.
-    found = sorted([kind(*row[4:]) for row in rows])
+    found = sorted([kind._make(row[4:]) for row in rows])
     return Claim(found, taken, read_at, quiet_until, passed or ())
 
 
@@ -257,15 +281,14 @@ def _said(outcome: Outcome) -> dict[str, Any]:
     match outcome:
         case Succeeded(result):
             return {"ending": "succeeded", "result": result}
-        case Retried(delay, error, end):
+        case Retried(delay, error, end, limit):
             crashed = int(end is AttemptEnd.CRASHED)
-            return {"delay": _seconds(delay), "crashed": crashed, **_error(error, end)}
+            times = {"delay": _seconds(delay), "give_up_after": _seconds(limit)}
+            return {**times, "crashed": crashed, **_error(error, end)}
         case Failed(error, end):
             return {"ending": "failed", **_error(error, end)}
         case Cancelled(reason):
             return {"ending": "cancelled", "end": AttemptEnd.CANCELLED, "error": reason or None}
-        case Snoozed(delay):
-            return {"burned": 0, "snoozed": 1, "delay": _seconds(delay)}
         case Interrupted(most):
             report = ErrorReport("Interrupted", INTERRUPTED, "")
             return {
@@ -273,13 +296,25 @@ def _said(outcome: Outcome) -> dict[str, Any]:
                 "max_interruptions": most,
                 **_error(report, AttemptEnd.INTERRUPTED),
             }
-        case Released():
-            return {"burned": 0}
         case Unreadable(error, longest):
             failed = {"ending": "failed", **_error(error, AttemptEnd.FAILED)}
             return {**failed, "max_unreadable": _seconds(longest)}
+        case Snoozed() | Released() | Exhausted() | Expired():
+            return {"burned": 0, **_said_without_attempt(outcome)}
+    assert_never(outcome)
+
+
+def _said_without_attempt(outcome: Snoozed | Released | Exhausted | Expired) -> dict[str, Any]:
+    """What is said of an attempt that uses up none, and is not put on record."""
+    match outcome:
+        case Snoozed(delay):
+            return {"snoozed": 1, "delay": _seconds(delay)}
+        case Released():
+            return {}
         case Exhausted():
-            return {"burned": 0, "ending": "failed", "error": CRASHED}
+            return {"ending": "failed", "error": CRASHED}
+        case Expired(reason):
+            return {"ending": "cancelled", "error": reason}
     assert_never(outcome)
 
 

@@ -5,6 +5,7 @@ from datetime import datetime
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
+from pgqueue.repository.rows import Upcoming
 from pgqueue.statements import due_times
 
 
@@ -15,7 +16,7 @@ class DueTimes:
         self._executor = executor
 
     def waiting_queues(self) -> list[str]:
-        """The names of all queues that have messages."""
+        """The names of all queues that have messages, also of jobs that wait to be admitted."""
         return [row[0] for row in self._executor.execute(due_times.waiting_queues())]
 
     def seconds_until(self, moment: datetime) -> float:
@@ -26,3 +27,8 @@ class DueTimes:
     def bring_forward(self, seconds: float) -> None:
         """Make the jobs that are not due yet due this much earlier."""
         self._executor.execute(due_times.bring_forward(), {"seconds": seconds})
+        self._executor.execute(due_times.bring_admissions_forward(), {"seconds": seconds})
+
+    def next_admission(self) -> Upcoming:
+        """Whether a job that waits to be admitted is due, and when the next one will be."""
+        return Upcoming(*self._executor.execute(due_times.next_admission()).one())

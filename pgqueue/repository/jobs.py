@@ -1,11 +1,10 @@
 """An application's operations on jobs: enqueue, cancel, requeue, inspect."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
@@ -14,9 +13,10 @@ from sqlalchemy.orm import Session
 from pgqueue.connections.fast_path import fetch
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
+from pgqueue.repository.new_job import Enqueued, KeyHolder, NewJob, Placed, Row
 from pgqueue.repository.rows import StatusCount, Violation
+from pgqueue.repository.unique_jobs import enqueue_or_change, holders
 from pgqueue.statements import counts, enqueueing, invariants, operations, progress
-from pgqueue.statements.enqueueing import Start
 
 TRIES_FOR_A_KEY = 20
 
@@ -35,101 +35,36 @@ class Change(StrEnum):
         return self is not Change.UNCHANGED
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob:
-    """The values that all jobs of one enqueue have in common."""
-
-    task: str
-    queue: str
-    priority: int
-    max_attempts: int
-    notify: bool
-    delay: timedelta | None = None
-    run_at: datetime | None = None
-    meta: str | None = None
-    tags: Sequence[str] = ()
-
-    @property
-    def is_labelled(self) -> bool:
-        return self.meta is not None or bool(self.tags)
-
-    @property
-    def labels(self) -> dict[str, Any]:
-        """Meta and tags as attributes of a Job, if there are any."""
-        if not self.is_labelled:
-            return {}
-        meta = None if self.meta is None else json.loads(self.meta)
-        return {"meta": meta, "tags": list(self.tags) or None}
-
-    @property
-    def start(self) -> Start:
-        if self.run_at is not None:
-            return Start.AT
-        return Start.NOW if self.delay is None else Start.AFTER
-
-    def parameters(self) -> dict[str, Any]:
-        parameters: dict[str, Any] = {
-            "task": self.task,
-            "queue": self.queue,
-            "priority": self.priority,
-            "max_attempts": self.max_attempts,
-        }
-        if self.run_at is not None:
-            parameters["run_at"] = self.run_at
-        elif self.delay is not None:
-            parameters["delay"] = self.delay
-        if self.is_labelled:
-            parameters["meta"] = self.meta
-            parameters["tags"] = json.dumps(self.tags) if self.tags else None
-        return parameters
-
-
-class Enqueued(NamedTuple):
-    """The values that the database chose for a new job."""
-
-    id: int
-    run_at: datetime
-    created_at: datetime
-
-
-class Row(NamedTuple):
-    """One row of an enqueue with unique keys."""
-
-    args: Any
-    unique_key: str | None
-
-
-class Placed(NamedTuple):
-    """The job of one row of an enqueue with unique keys."""
-
-    id: int
-    is_new: bool
-    """False for a job that already held the key."""
-
-
-class KeyHolder(NamedTuple):
-    """The job that has a unique key."""
-
-    id: int
-    is_readable: bool
-    """Whether the role may read the whole job, or only the columns needed to enqueue."""
-
-
 class Jobs:
     """The jobs behind one Session or Connection."""
 
     def __init__(self, executor: Session | Connection) -> None:
         self._executor = executor
 
-    def enqueue(self, new: NewJob, *, args: str, unique_key: str | None) -> Enqueued | KeyHolder:
-        """Insert a job; returns the values that the database chose, or the job that has the key."""
+    def period_of_start(self, new: NewJob, period: timedelta) -> int:
+        """When the period begins in which a new job is due, in seconds since 1970."""
+        times = {name: new.parameters()[name] for name in ("run_at", "delay") if getattr(new, name)}
+        parameters = {"period": period.total_seconds(), **times}
+        [row] = fetch(self._executor, enqueueing.period_of_start(new.start), parameters)
+        return int(row[0])
+
+    def enqueue(
+        self, new: NewJob, *, args: str, unique_key: str | None, limit_keys: str | None = None
+    ) -> Enqueued | KeyHolder:
+        """Insert a job; returns the values that the database chose, or the job that has the key.
+
+        Not for a job that may change the holder: that takes several statements.
+        """
         statement = enqueueing.enqueue_job(
             start=new.start,
             unique=unique_key is not None,
             notify=new.notify,
             labelled=new.is_labelled,
+            limited=limit_keys is not None,
         )
         parameters = {**new.parameters(), "args": args}
+        if limit_keys is not None:
+            parameters["limit_keys"] = limit_keys
         if unique_key is None:
             [row] = fetch(self._executor, statement, parameters)
             return Enqueued(*row[:3])
@@ -138,7 +73,7 @@ class Jobs:
             if rows := fetch(self._executor, statement, parameters):
                 return Enqueued(*rows[0][:3])
             # Not visible: the holder ended between the two statements, so the key is free.
-            holder = self._holders(new.queue, [unique_key]).get(unique_key)
+            holder = holders(self._executor, new.queue, [unique_key]).get(unique_key)
             if holder is not None:
                 return holder
         raise _key_keeps_moving(new, unique_key)
@@ -153,13 +88,24 @@ class Jobs:
         return sorted(row[0] for row in rows)
 
     def enqueue_unique_chunk(
-        self, new: NewJob, *, payloads: Sequence[Any], keys: Sequence[str | None]
+        self,
+        new: NewJob,
+        *,
+        payloads: Sequence[Any],
+        keys: Sequence[str | None],
+        limit_keys: Sequence[str | None] = (),
     ) -> list[Placed]:
         """The same with unique keys, ascending; for a taken key, the job that holds it.
 
-        Two callers that use the same keys then wait for each other in one order.
+        Two callers that use the same keys then wait for each other in one order.  If a holder may
+        be changed, each key may occur once.
         """
-        rows = [Row(*row) for row in zip(payloads, keys, strict=True)]
+        if new.changes_holder:
+            return enqueue_or_change(
+                self._executor, new, [Row(*row) for row in zip(payloads, keys, strict=True)]
+            )
+        under = limit_keys or [None] * len(keys)
+        rows = [Row(*row) for row in zip(payloads, keys, under, strict=True)]
         return self._enqueue_in_order(new, rows)
 
     def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
@@ -185,7 +131,10 @@ class Jobs:
     def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[Row]) -> list[Placed | None]:
         """The new jobs and the holders of taken keys; None for a holder that has ended."""
         statement = enqueueing.enqueue_unique_jobs(
-            start=new.start, notify=new.notify, labelled=new.is_labelled
+            start=new.start,
+            notify=new.notify,
+            labelled=new.is_labelled,
+            limited=rows[0].limit_keys is not None,
         )
         documents = json.dumps([row._asdict() for row in rows])
         written = self._executor.execute(statement, {**new.parameters(), "documents": documents})
@@ -200,14 +149,14 @@ class Jobs:
         free = iter(Placed(id, is_new=True) for id in sorted(without_key))
         taken = {row.unique_key for row in rows if row.unique_key is not None} - own.keys()
         if taken:
-            holders = self._holders(new.queue, sorted(taken))
-            held |= {key: Placed(one.id, is_new=False) for key, one in holders.items()}
+            found = holders(self._executor, new.queue, sorted(taken))
+            held |= {key: Placed(one.id, is_new=False) for key, one in found.items()}
         placed = {**held, **own}
-        return [next(free) if key is None else placed.get(key) for _, key in rows]
+        return [next(free) if key is None else placed.get(key) for _, key, _ in rows]
 
-    def dispatch(self, job_id: int, *, unique: bool, notify: bool) -> None:
+    def dispatch(self, job_id: int, *, unique: bool, notify: bool, limited: bool) -> None:
         """Insert the message of a job that a flush has just inserted."""
-        statement = enqueueing.dispatch_flushed_job(unique=unique, notify=notify)
+        statement = enqueueing.dispatch_flushed_job(unique=unique, notify=notify, limited=limited)
         self._executor.execute(statement, {"job_id": job_id})
 
     def cancel(self, job_id: int) -> Change:
@@ -220,6 +169,8 @@ class Jobs:
         if job.outcome is not None:
             return Change.UNCHANGED
         waits = self._run(operations.delete_messages(), job_id).all() != []
+        if not waits and job.limit_keys is not None:
+            waits = self._run(operations.delete_waiting_message(), job_id).all() != []
         if waits:
             self._run(operations.delete_left_lease(), job_id)
         elif job.leased or self._run(operations.is_held_here(), job_id).scalar():
@@ -244,17 +195,23 @@ class Jobs:
         def requeue() -> None:
             # In a savepoint: a taken key must leave the caller's transaction as it was.
             with self._executor.begin_nested():
-                self._run(operations.requeue_job(notify=notify), job_id)
+                limited = job.limit_keys is not None
+                self._run(operations.requeue_job(notify=notify, limited=limited), job_id)
 
         key = job.unique_key
-        raising_duplicate(requeue, job_id, key, lambda: self._holders(job.queue, [key]).get(key))
+        raising_duplicate(
+            requeue, job_id, key, lambda: holders(self._executor, job.queue, [key]).get(key)
+        )
         return Change.REQUEUED
 
     def run_now(self, job_id: int, *, notify: bool) -> Change:
         """Make a waiting job due now; any other job stays as it is."""
-        if self._locked(job_id).outcome is not None:
+        job = self._locked(job_id)
+        if job.outcome is not None:
             return Change.UNCHANGED
         moved = self._run(operations.run_now(notify=notify), job_id).first()
+        if moved is None and job.limit_keys is not None:
+            moved = self._run(operations.run_waiting_now(notify=notify), job_id).first()
         return Change.UNCHANGED if moved is None else Change.DUE_NOW
 
     def delete_belongings(self, job_id: int) -> None:
@@ -264,8 +221,10 @@ class Jobs:
         settle or requeue still writes for the job are there to be deleted.
         """
         self._run(operations.delete_lease(), job_id)
-        self._run(operations.lock_job(), job_id)
+        job = self._run(operations.lock_job(), job_id).first()
         self._run(operations.delete_messages(), job_id)
+        if job is not None and job.limit_keys is not None:
+            self._run(operations.delete_waiting_message(), job_id)
         self._run(operations.delete_records(), job_id)
 
     def is_cancel_requested(self, job_id: int) -> bool:
@@ -301,11 +260,6 @@ class Jobs:
                 "look the id up in pgqueue.jobs"
             )
         return job
-
-    def _holders(self, queue: str, keys: Iterable[str]) -> dict[str, KeyHolder]:
-        parameters = {"queue": queue, "keys": json.dumps(list(keys))}
-        rows = self._executor.execute(enqueueing.holders_of_unique_keys(), parameters)
-        return {key: KeyHolder(id, is_readable) for id, key, is_readable in rows}
 
 
 def raising_duplicate(

@@ -1,5 +1,6 @@
 """What an operator reads: pages of jobs, and all rows about one job."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,7 +11,9 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from pgqueue.errors import JobNotFound
+from pgqueue.limits import SEPARATOR, name_of
 from pgqueue.models import JobStatus
+from pgqueue.repository.admissions import Admissions
 from pgqueue.statements import listing
 from pgqueue.statements.listing import JobFilter
 
@@ -67,6 +70,16 @@ class PastAttempt(NamedTuple):
     finished_at: datetime
 
 
+class LimitUse(NamedTuple):
+    """One limit of a job."""
+
+    key: str
+    held: int
+    """How many jobs hold a place under this key."""
+    capacity: int | None
+    """None if no worker has declared the limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobDetails:
     """Everything on record about one job."""
@@ -76,6 +89,7 @@ class JobDetails:
     """The row of ``jobs``."""
     holder: Holder | None
     past_attempts: Sequence[PastAttempt]
+    limits: Sequence[LimitUse] = ()
 
 
 class Listing:
@@ -124,4 +138,15 @@ class Listing:
             columns=columns,
             holder=Holder(*held) if held else None,
             past_attempts=[PastAttempt(*attempt) for attempt in past],
+            limits=self._limits(columns["limit_keys"]),
         )
+
+    def _limits(self, limit_keys: str | None) -> list[LimitUse]:
+        if limit_keys is None or limit_keys == listing.NOT_YOURS:
+            return []
+        admissions, keys = Admissions(self._executor), limit_keys.split(SEPARATOR)
+        rules = admissions.rules()
+        places = admissions.places_under(keys, paused=())
+        held = Counter(place.key for place in places if place.is_held)
+        capacity = {name: rule.capacity for name, rule in rules.items()}
+        return [LimitUse(key, held[key], capacity.get(name_of(key))) for key in keys]

@@ -85,6 +85,9 @@ class Upcoming(NamedTuple):
     """Seconds until the next one is due; None if there is none."""
 
 
+NOTHING = Upcoming(is_due=False, seconds=None)
+
+
 @dataclass(frozen=True, slots=True)
 class Claim(Generic[Kind]):
     """The result of one claim."""

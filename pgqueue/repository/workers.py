@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -34,6 +34,8 @@ class Notices(NamedTuple):
     has_orphans: bool | None
     """Whether dead workers have left leases; None if the search was not requested."""
     has_stamps: bool | None
+    seconds_to_tick: float | None
+    """How long the next tick of a schedule is away; None if there is none, or it was not asked."""
 
 
 class Workers:
@@ -66,11 +68,19 @@ class Workers:
         rows = list(self._executor.execute(workers.beat(), {"worker_id": worker_id}))
         return [SeenWorker(*row) for row in rows if row[0] is not None] if rows else None
 
-    def notices(self, *, running: Sequence[int], search: bool) -> Notices:
-        """Read pauses, cancels and deaths; with ``search``, also orphaned leases and stamps."""
-        statement = workers.notices(running=bool(running), search=search)
-        jobs = {"job_ids": list(running)} if running else {}
-        paused, cancelled, *found = self._executor.execute(statement, jobs).one()
+    def notices(
+        self, *, running: Sequence[int], search: bool, scheduled: str | None = None
+    ) -> Notices:
+        """Read pauses, cancels and deaths; with ``search``, also orphaned leases and stamps.
+
+        ``scheduled``: tasks whose next tick to look up, as ``array_of`` names them.
+        """
+        has_ticks = scheduled is not None
+        statement = workers.notices(running=bool(running), search=search, ticks=has_ticks)
+        parameters: dict[str, Any] = {"job_ids": list(running)} if running else {}
+        if has_ticks:
+            parameters["tasks"] = scheduled
+        paused, cancelled, *found = self._executor.execute(statement, parameters).one()
         return Notices(json.loads(paused), set(cancelled or ()), *found)
 
     def deregister(self, worker_id: UUID) -> None:

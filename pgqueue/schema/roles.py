@@ -13,6 +13,7 @@ ALL_OF_IT = ""
 """A right on all columns of a table, including those that later versions add."""
 
 MESSAGE = "queue, priority, run_at, target_id, task, alone"
+WAITING = "limit_keys, queue, priority, run_at, target_id, task"
 
 TO_LOCK = "alone"
 """SELECT ... FOR UPDATE requires the right to update one column; of a message's columns this one
@@ -32,12 +33,15 @@ ENQUEUE: Rights = {
         # Columns that RETURNING returns and ON CONFLICT compares.
         "SELECT": (
             "id, queue, task, priority, run_at, max_attempts, attempts, snoozes, interruptions, "
-            "created_at, unique_key, held_unique_key"
+            "created_at, unique_key, held_unique_key, limit_keys"
         ),
         # For session.add() of a job with a unique key, a separate statement takes the key.
         "UPDATE": "held_unique_key",
     },
     "message_queue": {"INSERT": MESSAGE},
+    # An application manages the schedules of its customers, their arguments included.
+    "schedules": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "waiting_messages": {"INSERT": WAITING},
 }
 WORKER: Rights = {
     **VERSION,
@@ -53,6 +57,10 @@ WORKER: Rights = {
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "unreadable_jobs": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "queues": {"SELECT": ALL_OF_IT},
+    "schedules": dict.fromkeys(("SELECT", "INSERT", "UPDATE"), ALL_OF_IT),
+    "waiting_messages": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "limit_places": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+    "limits": dict.fromkeys(("SELECT", "INSERT", "UPDATE"), ALL_OF_IT),
 }
 DASHBOARD: Rights = {
     **VERSION,
@@ -61,7 +69,7 @@ DASHBOARD: Rights = {
         "SELECT": (
             "id, queue, task, priority, run_at, max_attempts, attempts, snoozes, "
             "interruptions, outcome, last_error, unique_key, held_unique_key, tags, meta, "
-            "progress, created_at, started_at, finished_at, cancel_requested_at"
+            "progress, created_at, started_at, finished_at, cancel_requested_at, limit_keys"
         ),
         # The columns that cancel and requeue write.
         "UPDATE": (
@@ -71,10 +79,18 @@ DASHBOARD: Rights = {
     },
     "message_queue": {
         "SELECT": ALL_OF_IT,
-        "INSERT": MESSAGE,
+        # A job that is to run now keeps its past attempts.
+        "INSERT": f"{MESSAGE}, attempt, crashes",
         "DELETE": ALL_OF_IT,
         "UPDATE": TO_LOCK,
     },
+    "waiting_messages": {
+        **dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
+        "INSERT": WAITING,
+        "UPDATE": "run_at",
+    },
+    "limit_places": {"SELECT": ALL_OF_IT},
+    "limits": {**dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT), "UPDATE": "capacity"},
     "leases": {**dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT), "UPDATE": "started_at"},
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "queues": {"SELECT": ALL_OF_IT, "INSERT": "name, paused_at", "UPDATE": "paused_at"},
@@ -86,6 +102,14 @@ DASHBOARD: Rights = {
             "job_id, message_id, attempt, outcome, error_type, error, worker_id, started_at, "
             "finished_at"
         ),
+    },
+    "schedules": {
+        # All but args and options.
+        "SELECT": (
+            "name, task, cron, every, timezone, catch_up, overlap, declared_in, next_at, "
+            "last_tick_at, last_job_id, paused_at, created_at"
+        ),
+        "UPDATE": "paused_at, next_at",
     },
     "job_overview": {"SELECT": ALL_OF_IT},
     "invariant_violations": {"SELECT": ALL_OF_IT},

@@ -9,7 +9,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository import Jobs, KeyHolder, raising_duplicate
+from pgqueue.repository import Jobs, KeyHolder, Placed, raising_duplicate
 from pgqueue.sessions.callers import may_notify
 
 MADE_BY_HAND = "pgqueue.made_by_hand"
@@ -20,9 +20,13 @@ WITHOUT_NOTIFY = "pgqueue.without_notify"
 def loaded_job(id: int, run_at: datetime, created_at: datetime, **values: Any) -> Job:
     """Return a Job that one of our statements has inserted, as a SELECT would load it."""
     job = dispatch_at_flush(Job())  # a copy of the job may be added
-    held = {"held_unique_key": values["unique_key"]}
+    is_limited = values["limit_keys"] is not None
+    held = {
+        "held_unique_key": values["unique_key"],
+        "status": JobStatus.BLOCKED if is_limited else JobStatus.PENDING,
+    }
     job.is_new = True
-    vars(job).update(_AS_NEW, id=id, run_at=run_at, created_at=created_at, **values, **held)
+    vars(job).update({**_AS_NEW, **values, **held}, id=id, run_at=run_at, created_at=created_at)
     # The attributes in its dict now count as loaded, and none as changed.
     make_transient_to_detached(job)
     return job
@@ -31,7 +35,6 @@ def loaded_job(id: int, run_at: datetime, created_at: datetime, **values: Any) -
 _AS_NEW: dict[str, Any] = {
     **dict.fromkeys(("outcome", "result", "last_error", "tags", "meta", "progress")),
     **dict.fromkeys(("started_at", "finished_at", "cancel_requested_at")),
-    "status": JobStatus.PENDING,
     "attempts": 0,
     "snoozes": 0,
     "interruptions": 0,
@@ -47,6 +50,17 @@ def held_job(session: Session, holding: KeyHolder) -> Job:
             one = select(Job).where(Job.id == holding.id).options(load_only(*READ_BY_ENQUEUERS))
             job = session.scalars(one).one()
     job.is_new = False  # this Session may have created it before
+    return job
+
+
+def placed_job(session: Session, placed: Placed) -> Job:
+    """Return a job that an enqueue has created or changed, as its row is now.
+
+    The columns that the role may read are all: to change a job takes the rights of a worker.
+    """
+    with session.no_autoflush:
+        job = session.get_one(Job, placed.id, populate_existing=True)
+    job.is_new = placed.is_new
     return job
 
 
@@ -90,7 +104,12 @@ def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
     unique_key = job.unique_key
 
     def dispatch() -> None:
-        Jobs(connection).dispatch(job.id, unique=unique_key is not None, notify=notify)
+        Jobs(connection).dispatch(
+            job.id,
+            unique=unique_key is not None,
+            notify=notify,
+            limited=job.limit_keys is not None,
+        )
 
     raising_duplicate(dispatch, job, unique_key)
     set_committed_value(job, "held_unique_key", unique_key)

@@ -64,8 +64,8 @@ def claim(*, ahead: bool, suspects: bool, meta: bool = False) -> Executable:
     ``ahead`` claims for slots that are not free yet.  It leaves messages whose jobs must not wait
     in a worker that may die, and returns their priorities; they count towards the limit, so that
     their number does not slow the claim down.  Without ``suspects``, the claim ignores jobs that a
-    crash has left.  ``meta`` reads the meta of the jobs too.  At least one row is returned, with
-    the database's time; its other columns are NULL if nothing was claimed.
+    crash has left.  ``meta`` reads the meta of the jobs, which is NULL otherwise.  At least one
+    row is returned, with the database's time; its other columns are NULL if nothing was claimed.
     """
     found = _due_messages(ahead=ahead, suspects=suspects)
     columns = found.selected_columns
@@ -77,7 +77,7 @@ def claim(*, ahead: bool, suspects: bool, meta: bool = False) -> Executable:
     lease = _leases_for(started)
     past = _crashed_attempts(started, lease)
     claimed = (
-        select(*_claimed_columns(started), lease.c.attempt, lease.c.crashes, *_meta_of(started))
+        select(*_claimed_columns(started), lease.c.attempt, lease.c.crashes, _meta_column(started))
         .select_from(started.join(lease, started.c.id == lease.c.message_id))
         .subquery("claimed")
     )
@@ -105,7 +105,7 @@ def lock(*, suspects: bool, meta: bool = False) -> Executable:
             stamp.c.message_id.label("seen_message_id"),
             stamp.c.attempt.label("seen_attempt"),
             stamp.c.held.label("seen_held"),
-            *_meta_of(started),
+            _meta_column(started),
         )
         .select_from(started.outerjoin(stamp, true()))
         .subquery("claimed")
@@ -268,6 +268,11 @@ def _claimed_columns(started: CTE) -> list[ColumnElement[Any]]:
     """The first three are the order in which jobs start, so that plain rows sort in it."""
     names = ["priority", "run_at", "id", "target_id", "queue", "task", "args", "max_attempts"]
     return [started.c[name] for name in names]
+
+
+def _meta_column(started: CTE) -> ColumnElement[Any]:
+    """Always a column: rows of one length are cheaper to name in Python."""
+    return started.c.meta if "meta" in started.c else null().label("meta")
 
 
 def _meta_of(rows: FromClause) -> list[ColumnElement[Any]]:

@@ -14,7 +14,14 @@ from sqlalchemy import (
 )
 
 from pgqueue.models import SCHEMA, Job
-from pgqueue.statements.tables import count_rows, dead_letters, jobs, leases, message_queue
+from pgqueue.statements.tables import (
+    count_rows,
+    dead_letters,
+    jobs,
+    leases,
+    message_queue,
+    waiting_messages,
+)
 
 
 @cache
@@ -33,8 +40,9 @@ def count_jobs_but_succeeded() -> Executable:
     running = _count(jobs.c.queue, "running").join_from(
         leases, jobs, leases.c.target_id == jobs.c.id
     )
+    blocked = _count(waiting_messages.c.queue, "blocked")
     by = (dead_letters.c.queue, dead_letters.c.outcome)
-    return union_all(pending, running, select(*by, count_rows()).group_by(*by))
+    return union_all(pending, running, blocked, select(*by, count_rows()).group_by(*by))
 
 
 def _count(queue: ColumnElement[str], status: str) -> Select[str, str, int]:

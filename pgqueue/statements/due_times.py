@@ -5,10 +5,28 @@ No worker in production moves them.
 
 from functools import cache
 
-from sqlalchemy import DateTime, Double, Executable, bindparam, cast, delete, func, select, update
+from sqlalchemy import (
+    DateTime,
+    Double,
+    Executable,
+    bindparam,
+    cast,
+    delete,
+    false,
+    func,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 
-from pgqueue.statements.tables import clock, jobs, message_queue, pg, seconds
+from pgqueue.statements.tables import (
+    clock,
+    jobs,
+    message_queue,
+    pg,
+    seconds,
+    waiting_messages,
+)
 
 COPIED = ("target_id", "task", "attempt", "crashes", "alone")
 
@@ -16,7 +34,20 @@ COPIED = ("target_id", "task", "attempt", "crashes", "alone")
 @cache
 def waiting_queues() -> Executable:
     """The names of all queues that have messages.  Reads all messages."""
-    return select(message_queue.c.queue).distinct().order_by(message_queue.c.queue)
+    names = select(message_queue.c.queue).union(select(waiting_messages.c.queue)).subquery("names")
+    return select(names.c.queue).order_by(names.c.queue)
+
+
+@cache
+def next_admission() -> Executable:
+    """Whether a job that waits to be admitted is due, and how many seconds until the next one is.
+
+    Reads all such jobs.
+    """
+    run_at, now = waiting_messages.c.run_at, pg.statement_timestamp()
+    is_due = func.coalesce(pg.bool_or(run_at <= now), false())
+    later = pg.min(run_at).filter(run_at > now)
+    return select(is_due, cast(func.extract("epoch", later - clock()), Double))
 
 
 @cache
@@ -53,3 +84,17 @@ def bring_forward() -> Executable:
         .order_by(message.c.id)
     )
     return insert(message_queue).from_select(["queue", "priority", "run_at", *COPIED], rows)
+
+
+@cache
+def bring_admissions_forward() -> Executable:
+    """The same for jobs that wait to be admitted."""
+    earlier = seconds(cast(bindparam("seconds", type_=Double), Double))
+    message = (
+        update(waiting_messages)
+        .where(waiting_messages.c.run_at > pg.statement_timestamp())
+        .values(run_at=waiting_messages.c.run_at - earlier)
+        .returning(waiting_messages.c.target_id, waiting_messages.c.run_at)
+        .cte("message")
+    )
+    return update(jobs).where(jobs.c.id == message.c.target_id).values(run_at=message.c.run_at)

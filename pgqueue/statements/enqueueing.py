@@ -9,6 +9,7 @@ from sqlalchemy import (
     ColumnElement,
     DateTime,
     Executable,
+    Float,
     Interval,
     Select,
     SmallInteger,
@@ -16,6 +17,7 @@ from sqlalchemy import (
     bindparam,
     cast,
     column,
+    extract,
     false,
     func,
     insert,
@@ -38,6 +40,7 @@ from pgqueue.statements.tables import (
     message_queue,
     pg,
     text_parameter,
+    waiting_messages,
     wake_up_call,
 )
 
@@ -60,16 +63,21 @@ DISPATCHED = (
 )
 """The columns a message copies from its job.  A role that may only enqueue reads no arguments."""
 
+UNDER_LIMITS = (*DISPATCHED, jobs.c.limit_keys)
+"""The columns that a waiting message copies."""
+
 MESSAGE_COLUMNS = ["queue", "priority", "run_at", "target_id", "task", "alone"]
 
 
 @cache
-def enqueue_job(*, start: Start, unique: bool, notify: bool, labelled: bool = False) -> Executable:
+def enqueue_job(
+    *, start: Start, unique: bool, notify: bool, labelled: bool = False, limited: bool = False
+) -> Executable:
     """Insert one job and its message; returns the values that the database chose.
 
-    ``labelled`` writes meta and tags too.  Returns no row if another unfinished job holds the
-    unique key.  DO NOTHING, because DO UPDATE of the holder costs twelve times as much under
-    contention.
+    ``labelled`` writes meta and tags too.  ``limited``: the message waits to be admitted.  Returns
+    no row if another unfinished job holds the unique key.  DO NOTHING, because DO UPDATE of the
+    holder costs twelve times as much under contention.
     """
     values: dict[str, Any] = {
         "queue": bindparam("queue", type_=Text),
@@ -78,13 +86,15 @@ def enqueue_job(*, start: Start, unique: bool, notify: bool, labelled: bool = Fa
         "priority": bindparam("priority", type_=SmallInteger),
         "max_attempts": bindparam("max_attempts", type_=SmallInteger),
         "run_at": start_time(start),
-        **(_labels() if labelled else {}),
+        **(labels() if labelled else {}),
+        **({"limit_keys": bindparam("limit_keys", type_=Text)} if limited else {}),
     }
     if unique:
         values["unique_key"] = bindparam("unique_key", type_=Text)
         values["held_unique_key"] = bindparam("unique_key", type_=Text)
-    job = _unless_taken(insert_or_skip(jobs).values(values), unique)
-    message = message_of(job).cte("message")
+    taken = Taken.SKIP if unique else Taken.NEVER
+    job = _inserted(insert_or_skip(jobs).values(values), taken, limited=limited)
+    message = (waiting_message_of if limited else message_of)(job).cte("message")
     woken = wake_up_call() if notify else true()
     return select(job.c.id, job.c.run_at, job.c.created_at, woken).select_from(job).add_cte(message)
 
@@ -97,25 +107,46 @@ def enqueue_jobs(*, start: Start, notify: bool, labelled: bool = False) -> Execu
         .table_valued(column("args", JSONB))
         .render_derived(name="payload")
     )
-    own = {"args": payloads.c.args, **(_labels() if labelled else {})}
-    return _enqueue_from(payloads, own, start, unique=False, notify=notify)
+    own = {"args": payloads.c.args, **(labels() if labelled else {})}
+    return _enqueue_from(payloads, own, start, Taken.NEVER, notify=notify)
 
 
 @cache
-def enqueue_unique_jobs(*, start: Start, notify: bool, labelled: bool = False) -> Executable:
+def enqueue_unique_jobs(
+    *, start: Start, notify: bool, labelled: bool = False, limited: bool = False
+) -> Executable:
     """The same with a unique key each; returns the new jobs and the holders of taken keys.
+
+    Also the way of jobs under limits, which have keys of their own each.
 
     The holders are read in the statement's snapshot, so that a holder which ends while the
     statement runs, perhaps waiting for other enqueuers, is still found.
     """
-    payloads = document("documents", column("args", JSONB), column("unique_key", Text))
-    key = payloads.c.unique_key
-    own = {"args": payloads.c.args, "unique_key": key, "held_unique_key": key}
-    own |= _labels() if labelled else {}
-    new = _enqueue_from(payloads, own, start, unique=True, notify=notify)
+    new = _enqueue_with_keys(start, Taken.SKIP, notify=notify, labelled=labelled, limited=limited)
     wanted = document("documents", column("unique_key", Text))
     holder = select(jobs.c.id, jobs.c.held_unique_key, false(), null())
     return union_all(new, _that_hold(holder, select(wanted.c.unique_key)))
+
+
+@cache
+def enqueue_or_lock_jobs(*, start: Start, notify: bool, labelled: bool = False) -> Executable:
+    """The same, but lock the holders of taken keys until the transaction ends, and return only the
+    new jobs.
+
+    DO UPDATE locks a row also if its WHERE is false, and writes nothing then.  Rows are inserted or
+    locked one by one in the order of the document, so that two callers who use the same keys in
+    one order do not deadlock.
+    https://www.postgresql.org/docs/current/sql-insert.html#SQL-ON-CONFLICT
+    """
+    return _enqueue_with_keys(start, Taken.LOCK, notify=notify, labelled=labelled)
+
+
+@cache
+def period_of_start(start: Start) -> Executable:
+    """When the period begins in which a job is due that is enqueued now, in seconds since 1970."""
+    period = cast(bindparam("period", type_=Float), Float)
+    since = cast(extract("epoch", start_time(start)), Float)
+    return select(cast(pg.floor(since / period) * period, BigInteger))
 
 
 @cache
@@ -129,32 +160,42 @@ def holders_of_unique_keys() -> Executable:
 
 
 @cache
-def dispatch_flushed_job(*, unique: bool, notify: bool) -> Executable:
+def dispatch_flushed_job(*, unique: bool, notify: bool, limited: bool = False) -> Executable:
     """Insert the message of a job that a flush has just inserted, and take its unique key."""
     this_job = jobs.c.id == bindparam("job_id", type_=BigInteger)
+    columns = UNDER_LIMITS if limited else DISPATCHED
     if unique:
         taken = update(jobs).where(this_job).values(held_unique_key=jobs.c.unique_key)
-        job = taken.returning(*DISPATCHED).cte("job")
+        job = taken.returning(*columns).cte("job")
     else:
-        job = select(*DISPATCHED).where(this_job).cte("job")
+        job = select(*columns).where(this_job).cte("job")
     woken = wake_up_call() if notify else true()
-    return select(woken).select_from(job).add_cte(message_of(job).cte("message"))
+    message = (waiting_message_of if limited else message_of)(job)
+    return select(woken).select_from(job).add_cte(message.cte("message"))
 
 
-def _labels() -> dict[str, Any]:
+class Taken(StrEnum):
+    """What an insert does with a row whose unique key is taken."""
+
+    NEVER = "never"
+    SKIP = "skip"
+    LOCK = "lock"
+
+
+def labels(prefix: str = "") -> dict[str, Any]:
     return {
-        "meta": cast(bindparam("meta", type_=Text), JSONB),
-        "tags": cast(bindparam("tags", type_=Text), JSONB),
+        name: cast(bindparam(f"{prefix}{name}", type_=Text), JSONB) for name in ("meta", "tags")
     }
 
 
-def start_time(start: Start) -> ColumnElement[Any]:
+def start_time(start: Start, prefix: str = "") -> ColumnElement[Any]:
     """Never in the past: claims find a message behind their cursors late."""
     if start is Start.NOW:
         return clock()
     if start is Start.AFTER:
-        return clock() + cast(bindparam("delay", type_=Interval), Interval)
-    return func.greatest(bindparam("run_at", type_=DateTime(timezone=True)), clock())
+        return clock() + cast(bindparam(f"{prefix}delay", type_=Interval), Interval)
+    moment = bindparam(f"{prefix}run_at", type_=DateTime(timezone=True))
+    return func.greatest(moment, clock())
 
 
 def _that_hold(holder: Select[Any], keys: Select[Any]) -> Select[Any]:
@@ -165,8 +206,26 @@ def _that_hold(holder: Select[Any], keys: Select[Any]) -> Select[Any]:
     )
 
 
+def _enqueue_with_keys(
+    start: Start, taken: Taken, *, notify: bool, labelled: bool, limited: bool = False
+) -> Select[Any]:
+    more = [column("limit_keys", Text)] if limited else []
+    payloads = document("documents", column("args", JSONB), column("unique_key", Text), *more)
+    key = payloads.c.unique_key
+    own = {"args": payloads.c.args, "unique_key": key, "held_unique_key": key}
+    own |= {"limit_keys": payloads.c.limit_keys} if limited else {}
+    own |= labels() if labelled else {}
+    return _enqueue_from(payloads, own, start, taken, notify=notify, limited=limited)
+
+
 def _enqueue_from(
-    payloads: Any, own: dict[str, Any], start: Start, *, unique: bool, notify: bool
+    payloads: Any,
+    own: dict[str, Any],
+    start: Start,
+    taken: Taken,
+    *,
+    notify: bool,
+    limited: bool = False,
 ) -> Select[Any]:
     shared = {
         "queue": bindparam("queue", type_=Text),
@@ -177,26 +236,40 @@ def _enqueue_from(
     }
     values = {**shared, **own}
     rows = select(*values.values()).select_from(payloads)
-    job = _unless_taken(insert_or_skip(jobs).from_select(list(values), rows), unique)
+    job = _inserted(insert_or_skip(jobs).from_select(list(values), rows), taken, limited=limited)
     woken = wake_up_call() if notify else true()
     # An uncorrelated sub-select is evaluated once, whatever the number of jobs.
     told = select(woken).scalar_subquery()
     columns = (job.c.id, job.c.held_unique_key, true(), told)
-    return select(*columns).add_cte(message_of(job).cte("message"))
+    message = (waiting_message_of if limited else message_of)(job)
+    return select(*columns).add_cte(message.cte("message"))
 
 
-def _unless_taken(job: Any, unique: bool) -> CTE:
-    if unique:
-        job = job.on_conflict_do_nothing(
-            index_elements=[jobs.c.queue, jobs.c.held_unique_key],
-            index_where=jobs.c.held_unique_key.is_not(None),
-        )
-    cte: CTE = job.returning(*DISPATCHED, jobs.c.held_unique_key, jobs.c.created_at).cte("job")
+def _inserted(job: Any, taken: Taken, *, limited: bool = False) -> CTE:
+    index: dict[str, Any] = {
+        "index_elements": [jobs.c.queue, jobs.c.held_unique_key],
+        "index_where": jobs.c.held_unique_key.is_not(None),
+    }
+    match taken:
+        case Taken.SKIP:
+            job = job.on_conflict_do_nothing(**index)
+        case Taken.LOCK:
+            same = {"held_unique_key": jobs.c.held_unique_key}
+            job = job.on_conflict_do_update(**index, set_=same, where=false())
+    columns = UNDER_LIMITS if limited else DISPATCHED
+    cte: CTE = job.returning(*columns, jobs.c.held_unique_key, jobs.c.created_at).cte("job")
     return cte
 
 
 def message_of(job: CTE) -> Any:
     return insert(message_queue).from_select(MESSAGE_COLUMNS, message_rows(job))
+
+
+def waiting_message_of(job: CTE) -> Any:
+    """The message of a job under limits, which waits to be admitted."""
+    names = ["limit_keys", "queue", "priority", "run_at", "id", "task"]
+    columns = ["target_id" if name == "id" else name for name in names]
+    return insert(waiting_messages).from_select(columns, select(*(job.c[name] for name in names)))
 
 
 def message_rows(job: CTE) -> Select[Any]:

@@ -21,7 +21,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY
 from pgqueue.statements.enqueueing import DISPATCHED, MESSAGE_COLUMNS, message_rows
-from pgqueue.statements.tables import FAILED, clock, jobs, message_queue, pg
+from pgqueue.statements.tables import FAILED, clock, jobs, message_queue, pg, wake_up_call
 
 ON_FAILED = "pgqueue.on_failed"
 """The key of the description in the meta of a job."""
@@ -39,11 +39,15 @@ _MAX_ATTEMPTS = literal_column("'^[1-9][0-9]{0,3}$'", Text)
 
 
 def follow_up_messages(job: CTE) -> CTE:
-    """Insert the follow-ups of those settled jobs that have failed, and their messages."""
+    """Insert the follow-ups of those settled jobs that have failed, and their messages.
+
+    Wakes a sleeping worker, as an enqueue does.
+    """
     follow_up = _follow_ups(job)
     return (
         insert(message_queue)
         .from_select(MESSAGE_COLUMNS, message_rows(follow_up))
+        .returning(wake_up_call())
         .cte("follow_up_message")
     )
 

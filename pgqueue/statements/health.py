@@ -7,6 +7,7 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Integer,
+    Subquery,
     Text,
     all_,
     bindparam,
@@ -14,6 +15,7 @@ from sqlalchemy import (
     literal_column,
     select,
     text,
+    union_all,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
@@ -25,6 +27,7 @@ from pgqueue.statements.tables import (
     message_queue,
     pg,
     unreadable_jobs,
+    waiting_messages,
     workers,
 )
 
@@ -32,12 +35,13 @@ from pgqueue.statements.tables import (
 @cache
 def due_jobs_of_unknown_tasks() -> Executable:
     """Tasks other than these, with their due messages.  Reads all messages."""
-    unknown = message_queue.c.task != all_(bindparam("known", type_=ARRAY(Text)))
+    due = _due_messages()
+    unknown = due.c.task != all_(bindparam("known", type_=ARRAY(Text)))
     return (
-        select(message_queue.c.task, count_rows(), _waits())
-        .where(_is_due(), unknown)
-        .group_by(message_queue.c.task)
-        .order_by(count_rows().desc(), message_queue.c.task)
+        select(due.c.task, count_rows(), _waits(due))
+        .where(unknown)
+        .group_by(due.c.task)
+        .order_by(count_rows().desc(), due.c.task)
     )
 
 
@@ -75,10 +79,10 @@ def ended_jobs_of_unknown_tasks() -> Executable:
 @cache
 def due_jobs_nobody_serves() -> Executable:
     """Queues with due messages that no live worker serves.  Reads all messages."""
+    messages = _due_messages()
     due = (
-        select(message_queue.c.queue, count_rows().label("jobs"), _waits().label("waits"))
-        .where(_is_due())
-        .group_by(message_queue.c.queue)
+        select(messages.c.queue, count_rows().label("jobs"), _waits(messages).label("waits"))
+        .group_by(messages.c.queue)
         .subquery("due")
     )
     served = exists().where(workers.c.dead_at.is_(None), workers.c.queues.has_key(due.c.queue))
@@ -278,5 +282,16 @@ def _is_due() -> ColumnElement[bool]:
     return message_queue.c.run_at <= pg.statement_timestamp()
 
 
-def _waits() -> ColumnElement[timedelta]:
-    return pg.statement_timestamp() - pg.min(message_queue.c.run_at)
+def _due_messages() -> Subquery:
+    """The messages that are due, and those of jobs that wait to be admitted."""
+    parts = [
+        select(table.c.queue, table.c.task, table.c.run_at).where(
+            table.c.run_at <= pg.statement_timestamp()
+        )
+        for table in (message_queue, waiting_messages)
+    ]
+    return union_all(*parts).subquery("message")
+
+
+def _waits(due: Subquery) -> ColumnElement[timedelta]:
+    return pg.statement_timestamp() - pg.min(due.c.run_at)

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     and_,
     cast,
+    column,
     exists,
     literal,
     literal_column,
@@ -28,14 +29,18 @@ from sqlalchemy import (
 from pgqueue.statements.tables import (
     CANCELLED,
     FAILED,
+    NEWLINE,
     SUCCEEDED,
     clock,
     count_rows,
     dead_letters,
+    has_key_of_period,
     jobs,
     leases,
+    limit_places,
     message_queue,
     pg,
+    waiting_messages,
     workers,
 )
 
@@ -44,14 +49,22 @@ from pgqueue.statements.tables import (
 def invariant_violations() -> Executable:
     """Every row that breaks a rule: the rule, the job, and the values found."""
     return union_all(
-        *_of_unfinished_jobs(), *_of_messages(), *_of_leases(), *_of_ended_jobs()
+        *_of_unfinished_jobs(),
+        *_of_messages(),
+        *_of_leases(),
+        *_of_ended_jobs(),
+        *_of_waiting_jobs(),
     ).order_by(literal_column("2"), literal_column("1"))
 
 
 def _of_unfinished_jobs() -> list[Select[*tuple[Any, ...]]]:
     # EXCEPT takes one pass over each table, whatever the statistics.  NOT IN would search all
     # messages for each job, once they do not fit into work_mem.
-    runnable = union_all(select(message_queue.c.target_id), select(leases.c.target_id))
+    runnable = union_all(
+        select(message_queue.c.target_id),
+        select(leases.c.target_id),
+        select(waiting_messages.c.target_id),
+    )
     lost = select(jobs.c.id).where(jobs.c.outcome.is_(None)).except_(runnable).subquery("lost")
     overrun = jobs.c.attempts > jobs.c.max_attempts
     return [
@@ -145,7 +158,8 @@ def _of_ended_jobs() -> list[Select[*tuple[Any, ...]]]:
     letter = and_(dead_letters.c.job_id == jobs.c.id, dead_letters.c.outcome == jobs.c.outcome)
     unread = and_(died, ~exists().where(letter))
     misplaced = ~exists(jobs.c.id).where(letter)
-    still_held = and_(jobs.c.outcome.is_not(None), jobs.c.held_unique_key.is_not(None))
+    kept = and_(jobs.c.outcome == SUCCEEDED, has_key_of_period())
+    still_held = and_(jobs.c.outcome.is_not(None), jobs.c.held_unique_key.is_not(None), ~kept)
     never_run = and_(jobs.c.outcome == SUCCEEDED, jobs.c.attempts < 1)
     outcome = pg.concat("outcome ", jobs.c.outcome)
     return [
@@ -160,6 +174,57 @@ def _of_ended_jobs() -> list[Select[*tuple[Any, ...]]]:
         _broken("an ended job holds no unique key", jobs.c.id, outcome, jobs, still_held),
         _broken("a succeeded job was attempted", jobs.c.id, outcome, jobs, never_run),
     ]
+
+
+def _of_waiting_jobs() -> list[Select[*tuple[Any, ...]]]:
+    target, keys = waiting_messages.c.target_id, waiting_messages.c.limit_keys
+    copied = ("limit_keys", "queue", "priority", "run_at", "task")
+    differs = or_(
+        jobs.c.limit_keys.is_(None), *(waiting_messages.c[name] != jobs.c[name] for name in copied)
+    )
+    mine = and_(jobs.c.id == target, jobs.c.outcome.is_(None))
+    without_job = ~exists(jobs.c.id).where(mine)
+    with_job = waiting_messages.join(jobs, mine)
+    admitted = union_all(select(message_queue.c.target_id), select(leases.c.target_id)).subquery(
+        "admitted"
+    )
+    detail = pg.concat("waits for ", pg.replace(keys, NEWLINE, ", "))
+    always: ColumnElement[bool] = literal_column("true")
+    return [
+        _broken(
+            "a waiting message has an unfinished job", target, detail, waiting_messages, without_job
+        ),
+        _broken("a waiting message stands where its job says", target, detail, with_job, differs),
+        _broken(
+            "a waiting job has neither message nor lease",
+            target,
+            detail,
+            waiting_messages.join(admitted, admitted.c.target_id == target),
+            always,
+        ),
+        _without_place(),
+    ]
+
+
+def _without_place() -> Select[*tuple[Any, ...]]:
+    keys = pg.unnest(pg.string_to_array(jobs.c.limit_keys, NEWLINE))
+    each = keys.table_valued(column("key", Text)).render_derived(name="each_key")
+    waits = exists().where(
+        *(waiting_messages.c[name] == jobs.c[name] for name in ("limit_keys", "queue")),
+        *(waiting_messages.c[name] == jobs.c[name] for name in ("priority", "run_at")),
+        waiting_messages.c.target_id == jobs.c.id,
+    )
+    placed = exists().where(
+        limit_places.c.limit_key == each.c.key, limit_places.c.job_id == jobs.c.id
+    )
+    missing = pg.concat("no place in ", each.c.key)
+    return _broken(
+        "an admitted job has a place in each of its limits",
+        jobs.c.id,
+        missing,
+        jobs.join(each, literal_column("true")),
+        and_(jobs.c.outcome.is_(None), jobs.c.limit_keys.is_not(None), ~waits, ~placed),
+    )
 
 
 def _broken(

@@ -24,7 +24,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
-from pgqueue.statements.enqueueing import DISPATCHED, message_of
+from pgqueue.statements.enqueueing import (
+    DISPATCHED,
+    UNDER_LIMITS,
+    message_of,
+    waiting_message_of,
+)
 from pgqueue.statements.tables import (
     CANCELLED,
     CTID,
@@ -39,6 +44,8 @@ from pgqueue.statements.tables import (
     stands_at_place_of,
     text_parameter,
     unreadable_jobs,
+    waiting_messages,
+    waits_at_place_of,
 )
 from pgqueue.statements.tables import notify as tell
 
@@ -55,7 +62,7 @@ def lock_job() -> Executable:
     NO KEY UPDATE, so that rows which refer to the job can still be written.
     """
     leased = exists().where(leases.c.target_id == jobs.c.id)
-    columns = (jobs.c.task, jobs.c.queue, jobs.c.outcome, jobs.c.unique_key)
+    columns = (jobs.c.task, jobs.c.queue, jobs.c.outcome, jobs.c.unique_key, jobs.c.limit_keys)
     return (
         select(*columns, leased.label("leased"))
         .where(jobs.c.id == JOB)
@@ -79,6 +86,19 @@ def delete_messages() -> Executable:
         delete(message_queue)
         .where(any_(func.array(message.scalar_subquery())) == CTID)
         .returning(message_queue.c.id)
+    )
+
+
+@cache
+def delete_waiting_message() -> Executable:
+    """Delete the message of a job that waits to be admitted.
+
+    The job's row is locked, so no admission has this message, and none waits for it.
+    """
+    return (
+        delete(waiting_messages)
+        .where(waits_at_place_of(JOB))
+        .returning(waiting_messages.c.target_id)
     )
 
 
@@ -162,8 +182,8 @@ def cancel_job() -> Executable:
 
 
 @cache
-def requeue_job(*, notify: bool) -> Executable:
-    """Put a failed or cancelled job back as if new, with its unique key."""
+def requeue_job(*, notify: bool, limited: bool = False) -> Executable:
+    """Put a failed or cancelled job back as if new, with its unique key and under its limits."""
     job = (
         update(jobs)
         .where(jobs.c.id == JOB, _is_dead())
@@ -180,10 +200,10 @@ def requeue_job(*, notify: bool) -> Executable:
             cancel_requested_at=null(),
             held_unique_key=jobs.c.unique_key,
         )
-        .returning(*DISPATCHED)
+        .returning(*(UNDER_LIMITS if limited else DISPATCHED))
         .cte("job")
     )
-    message = message_of(job).cte("message")
+    message = (waiting_message_of if limited else message_of)(job).cte("message")
     letter = delete(dead_letters).where(dead_letters.c.job_id.in_(select(job.c.id))).cte("letter")
     met = delete(unreadable_jobs).where(unreadable_jobs.c.job_id.in_(select(job.c.id)))
     woken = tell("rewind") if notify else true()
@@ -222,6 +242,27 @@ def run_now(*, notify: bool) -> Executable:
     message = insert(message_queue).from_select(columns, row.limit(literal_column("1")))
     woken = tell("rewind") if notify else true()
     return select(job.c.id, woken).add_cte(message.cte("message"))
+
+
+@cache
+def run_waiting_now(*, notify: bool) -> Executable:
+    """Let a job that waits to be admitted be admitted from now on; no row if it is due."""
+    later = waiting_messages.c.run_at > clock()
+    message = (
+        update(waiting_messages)
+        .where(waits_at_place_of(JOB), later)
+        .values(run_at=clock())
+        .returning(waiting_messages.c.target_id, waiting_messages.c.run_at)
+        .cte("message")
+    )
+    job = (
+        update(jobs)
+        .where(jobs.c.id == message.c.target_id)
+        .values(run_at=message.c.run_at)
+        .returning(jobs.c.id)
+        .cte("job")
+    )
+    return select(job.c.id, tell("rewind") if notify else true())
 
 
 @cache

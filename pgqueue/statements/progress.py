@@ -9,7 +9,6 @@ from sqlalchemy import (
     Uuid,
     and_,
     column,
-    exists,
     literal_column,
     not_,
     select,
@@ -43,7 +42,8 @@ def write_progress() -> Executable:
         leases.c.attempt == said.c.attempt,
         leases.c.worker_id == said.c.worker_id,
     )
-    has_later = exists().where(leases.c.target_id == said.c.job_id, not_(is_own))
+    # A scalar sub-query: as an anti-join, all leases might be read.
+    later = select(leases.c.target_id).where(leases.c.target_id == said.c.job_id, not_(is_own))
     unlocked = (
         select(jobs.c.id)
         .where(jobs.c.id == said.c.job_id, jobs.c.attempts <= said.c.attempt)
@@ -54,7 +54,7 @@ def write_progress() -> Executable:
     job = (
         select(unlocked.c.id, said.c.progress)
         .select_from(said.join(unlocked, true()))
-        .where(~has_later)
+        .where(later.scalar_subquery().is_(None))
         .cte("job")
     )
     return (

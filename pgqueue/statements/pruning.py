@@ -153,7 +153,9 @@ def _is_due(references: tuple[Reference, ...]) -> ColumnElement[bool]:
     of_queue = _rules("keep_of_queues").op("->")(jobs.c.queue)
     kept = (_seconds_of(keep) for keep in (of_task, of_queue, _rules("keep_of_others")))
     span = cast(func.coalesce(*kept), Float)
-    place = status_of(jobs.c.id, null(), jobs.c.queue, jobs.c.priority, jobs.c.run_at)
+    place = status_of(
+        jobs.c.id, null(), jobs.c.queue, jobs.c.priority, jobs.c.run_at, jobs.c.limit_keys
+    )
     return and_(
         jobs.c.outcome.is_not(None),
         of_task.is_not(None),

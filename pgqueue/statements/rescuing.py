@@ -40,6 +40,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from pgqueue.statements.settling import free_among, write_verdicts
 from pgqueue.statements.tables import (
+    AS_IT_STANDS,
     CTID,
     clock,
     crash_words,
@@ -52,8 +53,6 @@ from pgqueue.statements.tables import (
 )
 
 LIMIT = bindparam("limit", type_=Integer)
-AS_IT_STANDS: ColumnElement[Any] = literal_column("0")
-"""An OFFSET that keeps the planner from reordering a sub-query: one probe for each lease."""
 
 
 @cache

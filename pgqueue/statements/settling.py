@@ -53,8 +53,10 @@ from pgqueue.statements.tables import (
     dead_letters,
     deleted_records,
     document,
+    has_key_of_period,
     job_attempts,
     jobs,
+    key_after_success,
     leases,
     message_queue,
     pg,
@@ -68,6 +70,7 @@ HALF = literal_column("CAST(0.5 AS FLOAT)", Float)
 SHORTEST_PAUSE = literal_column("CAST(5 AS FLOAT)", Float)
 LONGEST_PAUSE = literal_column("CAST(60 AS FLOAT)", Float)
 BURNED = literal_column("1", SmallInteger)
+ONE_ATTEMPT = cast(literal_column("1"), SmallInteger)
 KEPT = cast(literal_column("0"), SmallInteger)
 ONE = literal_column("1", Integer)
 LAST_INTERRUPTION = literal_column("' The job has reached max_interruptions = '", Text)
@@ -87,6 +90,7 @@ def settle(*, held: bool) -> Executable:
         column("attempt", SmallInteger),
         column("ending", Text),
         column("delay", Float),
+        column("give_up_after", Float),
         column("burned", SmallInteger),
         column("crashed", SmallInteger),
         column("snoozed", SmallInteger),
@@ -105,7 +109,8 @@ def settle(*, held: bool) -> Executable:
     crashes = (gone.c.crashes + said.c.crashed).label("crashes")
     rest = [column for column in gone.c if column.name != "crashes"]
     met = _first_met(said)
-    verdict = (*_verdict_columns(said), *_columns_of_waiting(said, met.c.since))
+    too_late = _is_too_late(said, gone)
+    verdict = (*_verdict_columns(said), *_columns_of_waiting(said, met.c.since, too_late))
     ours = gone.join(said, same_lease).outerjoin(met, true())
     return write_verdicts(select(*rest, crashes, *verdict).select_from(ours).cte("lease"))
 
@@ -143,7 +148,8 @@ def settle_one_success(*, held: bool) -> Executable:
 def delete_succeeded(*, held: bool) -> Executable:
     """Delete jobs that have succeeded and are not kept; returns those that were deleted.
 
-    Leaves jobs that are not ours or were asked to cancel as they are, for the ordinary settle.
+    Leaves jobs that are not ours, were asked to cancel or keep the key of a period as they are,
+    for the ordinary settle.
     Locks the leases before the jobs, as everywhere: a cancel that was requested meanwhile is seen.
     """
     said = _said_successes()
@@ -161,6 +167,7 @@ def delete_succeeded(*, held: bool) -> Executable:
             jobs.c.id == lease.c.target_id,
             jobs.c.outcome.is_(None),
             jobs.c.cancel_requested_at.is_(None),
+            has_key_of_period().is_not(true()),
         )
         .returning(jobs.c.id)
         .cte("job")
@@ -225,7 +232,7 @@ def _succeeded_jobs(lease: CTE) -> CTE:
             last_error=null(),
             started_at=lease.c.started_at,
             finished_at=clock(),
-            held_unique_key=null(),
+            held_unique_key=case((jobs.c.cancel_requested_at.is_(None), key_after_success())),
         )
         .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
         .cte("job")
@@ -255,7 +262,7 @@ def write_verdicts(lease: CTE, *more: str) -> Executable:
             last_error=_last_error(lease),
             started_at=case((lease.c.burned == BURNED, lease.c.started_at)),
             finished_at=case((_ending(lease).is_not(None), clock())),
-            held_unique_key=case((_ending(lease).is_(None), jobs.c.held_unique_key)),
+            held_unique_key=_held_key(lease),
         )
         .returning(*jobs.c, *(column.label(f"lease_{column.name}") for column in lease.c))
         .cte("job")
@@ -278,6 +285,13 @@ def _ending(lease: CTE) -> ColumnElement[Any]:
         (lease.c.ending.is_not(None), lease.c.ending),
         (used_up, FAILED),
         (_is_last_interruption(lease), FAILED),
+    )
+
+
+def _held_key(lease: CTE) -> ColumnElement[Any]:
+    ending = _ending(lease)
+    return case(
+        (ending.is_(None), jobs.c.held_unique_key), (ending == SUCCEEDED, key_after_success())
     )
 
 
@@ -317,8 +331,9 @@ def _next_run_at(lease: CTE) -> ColumnElement[Any]:
 
 
 def _next_messages_of(job: CTE) -> CTE:
-    """A job that crashed before, or has only one attempt, is not claimed ahead of a slot."""
-    alone = or_(job.c.lease_crashes > 0, job.c.max_attempts == 1)
+    """A job that crashed before, has only one attempt, or has places in limits is not claimed ahead
+    of a slot."""
+    alone = or_(job.c.lease_crashes > 0, job.c.max_attempts == 1, job.c.limit_keys.is_not(None))
     rows = select(
         job.c.queue,
         job.c.priority,
@@ -401,7 +416,26 @@ def _first_met(said: Any) -> LateralFromClause:
     return row.offset(literal_column("0")).lateral("met")
 
 
-def _columns_of_waiting(said: Any, since: ColumnElement[Any]) -> list[ColumnElement[Any]]:
+def _is_too_late(said: Any, lease: CTE) -> ColumnElement[bool]:
+    """Whether the next attempt would start too late after the first one; NULL without a limit.
+
+    A requeued job has older first attempts on record, so the latest one counts.  Probed by key,
+    and only if there is a limit: CASE evaluates no other branch.
+    """
+    first = select(pg.max(job_attempts.c.started_at)).where(
+        job_attempts.c.job_id == said.c.target_id, job_attempts.c.attempt == ONE_ATTEMPT
+    )
+    began = case(
+        (lease.c.attempt == ONE_ATTEMPT, lease.c.started_at),
+        else_=func.coalesce(first.scalar_subquery(), lease.c.started_at),
+    )
+    late = clock() + seconds(said.c.delay) > began + seconds(said.c.give_up_after)
+    return case((said.c.give_up_after.is_not(None), late))
+
+
+def _columns_of_waiting(
+    said: Any, since: ColumnElement[Any], too_late: ColumnElement[bool]
+) -> list[ColumnElement[Any]]:
     """The document says that an unreadable job fails; before ``max_unreadable`` the job waits.
 
     The wait grows with its age: half of it, from 5 seconds to a minute.
@@ -415,6 +449,6 @@ def _columns_of_waiting(said: Any, since: ColumnElement[Any]) -> list[ColumnElem
         waits.label("waits"),
         case((waits, pause), else_=said.c.delay).label("delay"),
         case((waits, KEPT), else_=said.c.burned).label("burned"),
-        case((waits, null()), else_=said.c.ending).label("ending"),
+        case((waits, null()), (too_late, FAILED), else_=said.c.ending).label("ending"),
         case((waits, null()), else_=said.c.end).label("end"),
     ]

@@ -24,6 +24,7 @@ from sqlalchemy import (
     delete,
     exists,
     func,
+    literal_column,
     select,
     true,
     update,
@@ -35,6 +36,7 @@ from pgqueue.statements.tables import (
     CTID,
     clock,
     crashed,
+    job_attempts,
     jobs,
     leases,
     message_queue,
@@ -115,6 +117,21 @@ def stamp_after_crash() -> Executable:
     is_crash = SEEN_MESSAGE == MESSAGE
     past = crashed(attempt.select_from(taken_over.join(old, true())).where(is_crash))
     return select(taken_over.c.attempt, taken_over.c.crashes).add_cte(past)
+
+
+@cache
+def has_crashed_before() -> Executable:
+    """Whether a claim has taken over this attempt's message from a crash of transaction mode.
+
+    The crash is recorded under the same message; after any other crash the job has another one.
+    """
+    before = and_(
+        job_attempts.c.job_id == JOB,
+        job_attempts.c.message_id == MESSAGE,
+        job_attempts.c.attempt < NEXT,
+        job_attempts.c.outcome == literal_column("'crashed'"),
+    )
+    return select(exists().where(before))
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import Any, cast
 from sqlalchemy import (
     CTE,
     BigInteger,
+    Boolean,
     ColumnElement,
     Function,
     Integer,
@@ -35,11 +36,16 @@ from pgqueue.models import (
     Job,
     JobAttempt,
     Lease,
+    LimitPlace,
+    LimitSettings,
     MessageQueue,
     QueueSettings,
+    Schedule,
     UnreadableJob,
+    WaitingMessage,
     WorkerProcess,
 )
+from pgqueue.unique import KEY_OF_PERIOD
 
 
 def _table(model: type[Any]) -> Table:
@@ -54,7 +60,13 @@ dead_letters = _table(DeadLetter)
 unreadable_jobs = _table(UnreadableJob)
 workers = _table(WorkerProcess)
 queues = _table(QueueSettings)
+schedules = _table(Schedule)
+waiting_messages = _table(WaitingMessage)
+limit_places = _table(LimitPlace)
+limits = _table(LimitSettings)
 
+AS_IT_STANDS: ColumnElement[Any] = literal_column("0")
+"""An OFFSET that keeps the planner from reordering a sub-query: one probe by key for each row."""
 CTID: ColumnElement[Any] = column("ctid")
 """The place of a row.  Safe in a statement that has itself locked the row, and only on a plain
 table: in a partitioned one, each partition may have a row with the same ctid."""
@@ -92,6 +104,9 @@ exactly the types of one of PostgreSQL's operators, which then takes precedence.
 https://www.postgresql.org/docs/current/typeconv-oper.html"""
 
 clock = pg.clock_timestamp
+
+NEWLINE = pg.chr(literal_column("10", Integer), type_=Text)
+"""Between the keys of a job's limits."""
 
 
 def count_rows() -> Function[int]:
@@ -143,6 +158,16 @@ def seconds(value: ColumnElement[Any]) -> ColumnElement[Any]:
     return value * literal_column("interval '1 second'")
 
 
+def has_key_of_period() -> ColumnElement[bool]:
+    """Whether a job holds a key that stays taken after it has succeeded; NULL without a key."""
+    prefix = sql_cast(literal_column(f"'{KEY_OF_PERIOD}'", Text), Text)
+    return pg.starts_with(jobs.c.held_unique_key, prefix, type_=Boolean)
+
+
+def key_after_success() -> ColumnElement[Any]:
+    return case((has_key_of_period(), jobs.c.held_unique_key))
+
+
 def stands_at_place_of(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
     """A message of this job, found by the job's queue, priority and time.
 
@@ -155,6 +180,16 @@ def stands_at_place_of(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
         for name in ("queue", "priority", "run_at")
     ]
     return and_(*place, message_queue.c.target_id == job_id)
+
+
+def waits_at_place_of(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
+    """The waiting message of this job, found by its whole key, which the job's row has."""
+    job = select(jobs).where(jobs.c.id == job_id).correlate_except(jobs)
+    place = [
+        waiting_messages.c[name] == job.with_only_columns(jobs.c[name]).scalar_subquery()
+        for name in ("limit_keys", "queue", "priority", "run_at")
+    ]
+    return and_(*place, waiting_messages.c.target_id == job_id)
 
 
 def left_of_older_message(message_id: ColumnElement[Any]) -> ColumnElement[bool]:

@@ -37,6 +37,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
 from pgqueue.statements.rescuing import died_lately, orphaned_leases
+from pgqueue.statements.schedules import seconds_to_next_tick
 from pgqueue.statements.tables import clock, job_attempts, jobs, leases, pg, queues, workers
 
 WORKER = bindparam("worker_id", type_=Uuid)
@@ -162,12 +163,13 @@ def terminate_backend() -> Executable:
 
 
 @cache
-def notices(*, running: bool, search: bool) -> Executable:
+def notices(*, running: bool, search: bool, ticks: bool = False) -> Executable:
     """What a worker must know: the paused queues, and whether there is something to rescue.
 
     ``running``: also which of these running jobs were asked to cancel, or were already cancelled
     while they were being claimed.  ``search``: also whether dead workers have left a lease, and
-    whether there are stamps; this reads all leases.
+    whether there are stamps; this reads all leases.  ``ticks``: also how long the next tick of a
+    schedule is away.
     """
     paused = select(func.coalesce(pg.jsonb_agg(queues.c.name), literal_column("'[]'"))).where(
         queues.c.paused_at.is_not(None)
@@ -183,6 +185,7 @@ def notices(*, running: bool, search: bool) -> Executable:
         exists().where(died_lately()).label("has_died_lately"),
         (orphans if search else null()).label("has_orphans"),
         (stamps if search else null()).label("has_stamps"),
+        (seconds_to_next_tick() if ticks else null()).label("seconds_to_tick"),
     )
 
 

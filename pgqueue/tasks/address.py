@@ -21,13 +21,18 @@ def address_of(function: Callable[..., Any]) -> Address:
 
 
 def default_name(function: Callable[..., Any]) -> str:
-    """Module and function; a script has the module name under which a worker imports it."""
-    module, name = address_of(function)
+    """Module and function."""
+    return f"{module_of(function)}.{address_of(function).name}"
+
+
+def module_of(function: Callable[..., Any]) -> str:
+    """The module; of a script, the module name under which a worker imports it."""
+    module = address_of(function).module
     if module in MAINS:
         main = sys.modules[module]
         spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
         module = spec.name if spec else Path(path).stem if path else module
-    return f"{module}.{name}"
+    return module
 
 
 def importable_address(function: Callable[..., Any], task_name: str) -> Address:

@@ -7,13 +7,8 @@ from typing import Any
 from pgqueue.arguments.payload import Payload, in_batch
 from pgqueue.arguments.text import LARGEST_TEXT
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError
-from pgqueue.options import (
-    Options,
-    names_wanted_by,
-    refuse_unknown_secrets,
-    refuse_wrong_renames,
-    storable_key,
-)
+from pgqueue.options import Options, refuse_unknown_secrets, refuse_wrong_renames
+from pgqueue.tasks.keys import UniqueKeys
 
 CHUNK = 1000
 """Jobs in one statement of ``enqueue_many``."""
@@ -45,14 +40,10 @@ class Arguments:
     def __init__(self, payload: Payload, options: Options) -> None:
         self._payload = payload
         self._where = f"task {options.task}"
-        self._task_name = options.task
-        self._unique_key = options.unique_key
-        self._key_names: frozenset[str] = frozenset()
         names = frozenset(payload.names)
         refuse_wrong_renames(options, payload.names)
         refuse_unknown_secrets(options, names.union(options.renamed))
-        if callable(options.unique_key):
-            self._key_names = names_wanted_by(options.unique_key, options.task, names)
+        self._unique_keys = UniqueKeys(payload, options)
 
     def of_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, max_bytes: int
@@ -60,7 +51,7 @@ class Arguments:
         values = self._payload.bind(args, kwargs)
         encoded = self._payload.encode(values)
         text = self._payload.dumps(encoded, max_bytes=max_bytes)
-        return Written(encoded, text, self._key(values))
+        return Written(encoded, text, self._unique_keys.of(values, encoded))
 
     def of_rows(self, rows: Any, *, max_bytes: int) -> WrittenRows:
         """Encode every row before any is stored: if one is refused, none is written."""
@@ -72,7 +63,8 @@ class Arguments:
         bound = [self._bound(row, index) for index, row in enumerate(rows)]
         encoded = self._payload.encode_many(bound)
         texts = self._payload.dumps_chunks(encoded, rows=CHUNK, max_bytes=max_bytes)
-        keys = [self._key_of_row(values, index) for index, values in enumerate(bound)]
+        calls = enumerate(zip(bound, encoded, strict=True))
+        keys = [self._key_of_row(*call, index) for index, call in calls]
         is_small = sum(map(len, texts)) <= LARGEST_TEXT
         few = min(CHUNK, max(1, LARGEST_TEXT // max_bytes))
         return WrittenRows(encoded, texts, keys, CHUNK if is_small else few)
@@ -90,21 +82,10 @@ class Arguments:
             "of positional arguments, as (7,), or a dict of arguments by name"
         )
 
-    def _key(self, values: Mapping[str, Any]) -> str | None:
-        key = self._unique_key
-        if callable(key):
-            known = self._payload.with_defaults(values)
-            try:
-                key = key(**{name: known[name] for name in self._key_names})
-            except Exception as error:  # the application's code
-                raise OptionError(
-                    f"{self._where}: its unique_key function raised {type(error).__name__}; "
-                    "let it give a str, or None for a job that is not unique"
-                ) from error
-        return storable_key(key, self._task_name)
-
-    def _key_of_row(self, values: Mapping[str, Any], index: int) -> str | None:
+    def _key_of_row(
+        self, values: Mapping[str, Any], encoded: Mapping[str, Any], index: int
+    ) -> str | None:
         try:
-            return self._key(values)
-        except (OptionError, PayloadError) as error:
+            return self._unique_keys.of(values, encoded)
+        except (ArgumentsError, OptionError, PayloadError) as error:
             raise type(error)(in_batch(error, index)) from error

@@ -5,6 +5,7 @@ from contextvars import ContextVar
 from pgqueue.errors import DuplicateJob
 from pgqueue.options import Options
 from pgqueue.repository import Claimed
+from pgqueue.unique import CHANGES_HOLDER
 
 running_job: ContextVar[Claimed | None] = ContextVar("pgqueue_running_job", default=None)
 """The job whose handler runs, or ran last, in this thread or asyncio task.
@@ -17,7 +18,7 @@ def check_holder(options: Options, holder_id: int, unique_key: str | None) -> No
     """Raise DuplicateJob if an enqueue must not return the job that holds its unique key.
 
     A job that enqueues its successor under its own key would get itself, and a chain of jobs would
-    end without an error.
+    end without an error.  A job that was not changed as the enqueue asked would lose its arguments.
     """
     running = running_job.get()
     words = ""
@@ -25,12 +26,18 @@ def check_holder(options: Options, holder_id: int, unique_key: str | None) -> No
         words = (
             ", which is running this code, holds the unique key {key!r} until it ends, so no job "
             "was enqueued; give the next job another unique_key, for example one with its date, "
-            "or enqueue it after this job has ended"
+            "use unique=Unique(..., until='started'), or enqueue it after this job has ended"
         )
-    elif options.on_duplicate == "raise":
+    elif options.conflict == "raise":
         words = (
             " of queue {queue!r} holds the unique key {key!r}, so no job was enqueued; wait for "
             "that job to end, or use on_duplicate='return' to get it"
+        )
+    elif options.conflict in CHANGES_HOLDER:
+        words = (
+            " of queue {queue!r} holds the unique key {key!r} and has started, or is of another "
+            "task, so it was not changed and no job was enqueued; enqueue again when it has ended, "
+            "or use until='started'"
         )
     if words:
         told = words.format(queue=options.queue, key=unique_key)
@@ -41,7 +48,7 @@ def check_holder(options: Options, holder_id: int, unique_key: str | None) -> No
 
 def check_rows(options: Options, unique_keys: list[str | None]) -> None:
     """Raise DuplicateJob if two rows of one call have the same unique key and none may."""
-    if options.on_duplicate != "raise":
+    if options.conflict != "raise":
         return
     seen: dict[str, int] = {}
     for index, key in enumerate(unique_keys):
@@ -51,3 +58,20 @@ def check_rows(options: Options, unique_keys: list[str | None]) -> None:
                 f"unique key {key!r}, so no job was enqueued; drop one of them, or use "
                 "on_duplicate='return'"
             )
+
+
+def rows_to_place(options: Options, unique_keys: list[str | None]) -> dict[int, int]:
+    """For each row of one call, the row that is enqueued for it, in the ascending order of keys.
+
+    Rows with one key become one job.  As in one call after the other, ``replace`` takes the last
+    of these rows, and any other conflict the first.
+    """
+    order = sorted(range(len(unique_keys)), key=lambda index: unique_keys[index] or "")
+    if options.conflict not in CHANGES_HOLDER:
+        return {index: index for index in order}  # the statement itself skips the others
+    is_last = options.conflict == "replace"
+    chosen = {unique_keys[index]: index for index in (order if is_last else reversed(order))}
+    return {
+        index: index if unique_keys[index] is None else chosen[unique_keys[index]]
+        for index in order
+    }

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session, scoped_session
 from pgqueue.arguments import Payload
 from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.context import Around, JobContext
-from pgqueue.errors import ArgumentsError, PayloadError, TaskDefinitionError
+from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
+from pgqueue.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
@@ -21,15 +22,17 @@ from pgqueue.redaction import is_secret
 from pgqueue.repository import Enqueued, Jobs, KeyHolder, NewJob
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import joined, may_notify, sync_session, telling_failures
-from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job
+from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job, placed_job
 from pgqueue.statements.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
+from pgqueue.statements.starting import EXPIRES_IN
 from pgqueue.statements.tables import clock
 from pgqueue.tasks.address import Address, importable_address
 from pgqueue.tasks.binding import Arguments, Written, WrittenRows
 from pgqueue.tasks.delaying import warn_of_open_transaction
-from pgqueue.tasks.duplicates import check_holder, check_rows
+from pgqueue.tasks.duplicates import check_holder, check_rows, rows_to_place
 from pgqueue.tasks.finishing import PlainFinishing
 from pgqueue.tasks.injection import Injection, injection_of
+from pgqueue.tasks.keys import in_period
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -59,6 +62,9 @@ class Owner(Protocol):
 
     @property
     def meta_sources(self) -> "Sequence[MetaSource]": ...
+
+    @property
+    def queue_limits(self) -> Mapping[str, Limit]: ...
 
     def session_of_caller(self) -> Session | None: ...
 
@@ -95,6 +101,8 @@ class Task(Generic[P, R]):
         hidden = {*secret, *options.secret_args}
         # Jobs that were enqueued before a renaming have the argument under its old name.
         old = [name for name, new in options.renamed.items() if new in hidden]
+        self._own_meta: dict[str, Any] = {}
+        """What pgqueue itself notes in the meta of each job of this task."""
         self._set_options(options.hiding([*secret, *old]))
 
     @property
@@ -152,8 +160,8 @@ class Task(Generic[P, R]):
         """Enqueue a job in the caller's transaction; it runs only after the transaction commits.
 
         Writes the rows of the job at once and loads ``job.id``; flushes nothing else of the session
-        and commits nothing.  If an unfinished job of the queue holds the unique key, returns that
-        job, whose ``is_new`` is False, or raises DuplicateJob if ``on_duplicate="raise"`` or if the
+        and commits nothing.  If another job of the queue holds the unique key, returns that job,
+        whose ``is_new`` is False, or does what :class:`Unique` says; raises DuplicateJob if the
         holder is the job that calls this.  Raises ArgumentsError or PayloadError before anything is
         written.
         """
@@ -161,8 +169,11 @@ class Task(Generic[P, R]):
         written = self._written(args, kwargs)
         connection = joined(target, self._where)
         new = self._new_on(connection)
+        written = self._in_period(connection, new, written)
+        if new.changes_holder:
+            return self._enqueue_or_change(target, connection, written, new)
         with telling_failures():
-            found = Jobs(connection).enqueue(new, args=written.text, unique_key=written.unique_key)
+            found = self._insert(Jobs(connection), new, written)
         if isinstance(found, KeyHolder):
             check_holder(self._options, found.id, written.unique_key)
             return held_job(target, found)
@@ -205,10 +216,11 @@ class Task(Generic[P, R]):
         refuse_autocommit(connection, f"{self._where}: enqueue_many")
         jobs, new = Jobs(connection), self._new_on(connection)
         with telling_failures():
-            if self._options.unique_key is not None:
-                raises = self._options.on_duplicate == "raise"
+            if self._options.uniqueness is not None or self._limits:
+                written = replace(written, unique_keys=in_period(jobs, new, written.unique_keys))
+                raises = self._options.conflict != "return"
                 with connection.begin_nested() if raises else nullcontext():
-                    return _enqueue_unique(jobs, new, written, self._options)
+                    return _enqueue_unique(jobs, new, written, self._options, self._limits)
             return [id for text in written.texts for id in jobs.enqueue_chunk(new, documents=text)]
 
     async def enqueue_many_async(
@@ -226,6 +238,16 @@ class Task(Generic[P, R]):
         This holds also for a Job that reaches a flush by ``merge``, a cascade or a pickle, but not
         for a bulk insert.  The flush raises DuplicateJob if the unique key is taken.
         """
+        if self._new.changes_holder:
+            raise OptionError(
+                f"{self._where}: session.add(task.job(...)) cannot change another job, as "
+                f"on_conflict={self._options.conflict!r} asks; use enqueue(...)"
+            )
+        if self._new.unique is not None and self._new.unique.period is not None:
+            raise OptionError(
+                f"{self._where}: session.add(task.job(...)) cannot ask the database for the period "
+                "of a unique key; use enqueue(...)"
+            )
         written, new = self._written(args, kwargs), self._new_now()
         job = Job(
             task=self.name,
@@ -235,6 +257,7 @@ class Task(Generic[P, R]):
             max_attempts=self._options.max_attempts,
             interruptions=0,  # a value that the database chose would have to be read back
             unique_key=written.unique_key,
+            limit_keys=self._limits.of(written.args),
             **new.labels,
         )
         job.is_new = True
@@ -252,10 +275,13 @@ class Task(Generic[P, R]):
         application, has a transaction open.
         """
         warn_of_open_transaction(self.name, self.owner.session_of_caller())
+        if self._new.changes_holder:
+            return self._delay_or_change(*args, **kwargs)
         written, new = self._written(args, kwargs), self._new_now()
         # In autocommit one statement is one transaction, which saves two round trips.
         with self.owner.autocommitting() as connection, telling_failures():
-            found = Jobs(connection).enqueue(new, args=written.text, unique_key=written.unique_key)
+            written = self._in_period(connection, new, written)
+            found = self._insert(Jobs(connection), new, written)
         if isinstance(found, Enqueued):
             return self._loaded_job(found, written, new)
         check_holder(self._options, found.id, written.unique_key)
@@ -265,17 +291,59 @@ class Task(Generic[P, R]):
             session.expunge(job)
             return job
 
+    def _delay_or_change(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """:meth:`delay` in a transaction of several statements."""
+        with self.owner.session() as session, session.begin():
+            job = self.enqueue(session, *args, **kwargs)
+            session.expunge(job)  # as loaded: the COMMIT would expire it
+            return job
+
     def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
         """Return the same task with other options for the jobs enqueued through it.
 
         ``delay`` (a timedelta) or ``run_at`` (a datetime with a time zone), ``priority`` (0 to
-        9, 0 first), ``queue``, ``unique_key``, ``on_duplicate``, ``max_attempts``, ``meta`` (a dict
-        of JSON data for ``ctx.meta`` and for your queries), ``tags`` (texts to find jobs by).
-        Raises OptionError.
+        9, 0 first), ``queue``, ``unique`` (a Unique) or ``unique_key`` and ``on_duplicate``,
+        ``expires_in`` (a timedelta, for a task that has one), ``max_attempts``, ``meta`` (a dict of
+        JSON data for ``ctx.meta`` and for your queries), ``tags`` (texts to find jobs by).  Raises
+        OptionError.
         """
-        changed = copy.copy(self)
-        changed._set_options(self._options.of_job(options))
+        changed, checked = copy.copy(self), self._options.of_job(options)
+        changed._own_meta = dict(self._own_meta)
+        if "expires_in" in options:
+            span = checked.expires_in
+            changed._own_meta[EXPIRES_IN] = None if span is None else span.total_seconds()
+        changed._set_options(checked)
         return changed
+
+    def stored(self, arguments: tuple[Any, ...] | Mapping[str, Any]) -> str:
+        """Return the arguments of a call as JSON text, as a schedule stores them.
+
+        Raises ArgumentsError or PayloadError.
+        """
+        if isinstance(arguments, tuple):
+            return self._written(arguments, {}).text
+        if isinstance(arguments, Mapping):
+            return self._written((), arguments).text
+        raise ArgumentsError(
+            f"{self._where}: args is {type(arguments).__name__}; give a tuple of positional "
+            "arguments, as (7,), or a dict of arguments by name"
+        )
+
+    def enqueue_stored(self, connection: Connection, stored: str) -> int:
+        """Enqueue a job with stored arguments; returns its id, or that of the unfinished job that
+        holds its unique key.
+
+        Raises PayloadError if the arguments are not those of this version of the task.
+        """
+        written = self._written((), self.payload.loads(stored))
+        jobs, new = Jobs(connection), self._new_on(connection)
+        written = self._in_period(connection, new, written)
+        if not new.changes_holder:
+            return self._insert(jobs, new, written).id
+        [placed] = jobs.enqueue_unique_chunk(
+            new, payloads=[written.args], keys=[written.unique_key]
+        )
+        return placed.id
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
@@ -284,9 +352,17 @@ class Task(Generic[P, R]):
         self._options = options
         self.is_transactional = options.transactional or self.injection.wants_session
         self._arguments = Arguments(self.payload, options)
-        self._follow_up: dict[str, Any] = {}
+        self.own_limits = limits_of_task(options.limit, self.name, self.payload.names)
+        of_queue = self.owner.queue_limits.get(options.queue)
+        limits = self.own_limits if of_queue is None else (*self.own_limits, of_queue)
+        self._limits = LimitKeys(
+            limits,
+            secret=options.secret_args,
+            defaults=lambda: self.payload.encode(self.payload.with_defaults({})),
+        )
+        self._refuse_changes_under_limits()
         if options.on_failed is not None:
-            self._follow_up = {ON_FAILED: self._described(options.on_failed)}
+            self._own_meta[ON_FAILED] = self._described(options.on_failed)
         self._new = NewJob(
             task=self.name,
             queue=options.queue,
@@ -295,9 +371,19 @@ class Task(Generic[P, R]):
             notify=self.owner.notify,
             delay=options.delay,
             run_at=options.run_at,
-            meta=meta_text(f"{self._where}: ", {**options.meta, **self._follow_up}),
+            meta=meta_text(f"{self._where}: ", {**options.meta, **self._own_meta}),
             tags=options.tags,
+            unique=options.uniqueness,
         )
+
+    def _refuse_changes_under_limits(self) -> None:
+        unique = self._options.uniqueness
+        if self._limits and unique is not None and unique.changes_holder:
+            raise OptionError(
+                f"{self._where}: on_conflict={self._options.conflict!r} changes a job that waits "
+                "for its time, and not one that waits for a limit; omit the limit, or give "
+                "on_conflict='return' or 'raise'"
+            )
 
     def _described(self, follow_up: Any) -> dict[str, Any]:
         """Return the values of the job that follows when a job of this task fails, as each job
@@ -311,6 +397,11 @@ class Task(Generic[P, R]):
             raise TaskDefinitionError(
                 f"{self._where}: on_failed takes the queue, priority and max_attempts of its task, "
                 "and no delay, run_at, meta, tags or on_failed; leave them away"
+            )
+        if follow_up._limits:
+            raise TaskDefinitionError(
+                f"{self._where}: on_failed is task {follow_up.name}, which is under a limit: the "
+                "statement that records the failure does not wait for room; omit the limit"
             )
         try:
             [argument] = follow_up._written((1,), {}).args
@@ -330,6 +421,20 @@ class Task(Generic[P, R]):
     def _written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Written:
         return self._arguments.of_call(args, kwargs, max_bytes=self.owner.max_payload_bytes)
 
+    def _insert(self, jobs: Jobs, new: NewJob, written: Written) -> Enqueued | KeyHolder:
+        return jobs.enqueue(
+            new,
+            args=written.text,
+            unique_key=written.unique_key,
+            limit_keys=self._limits.of(written.args),
+        )
+
+    def _in_period(self, connection: Connection, new: NewJob, written: Written) -> Written:
+        if new.unique is None or new.unique.period is None:
+            return written
+        [key] = in_period(Jobs(connection), new, [written.unique_key])
+        return replace(written, unique_key=key)
+
     def _new_on(self, connection: Connection) -> NewJob:
         new = self._new_now()
         return new if may_notify(connection) else replace(new, notify=False)
@@ -339,7 +444,7 @@ class Task(Generic[P, R]):
         if not self.owner.meta_sources:
             return self._new
         where = f"{self._where}: on_enqueue: "
-        own = {**self._options.meta, **self._follow_up}
+        own = {**self._options.meta, **self._own_meta}
         meta: dict[str, Any] = {}
         for source in self.owner.meta_sources:
             meta |= checked_meta(where, source(self) or {})
@@ -354,8 +459,23 @@ class Task(Generic[P, R]):
             priority=self._new.priority,
             max_attempts=self._new.max_attempts,
             unique_key=written.unique_key,
+            limit_keys=self._limits.of(written.args),
             **new.labels,
         )
+
+    def _enqueue_or_change(
+        self, session: Session, connection: Connection, written: Written, new: NewJob
+    ) -> Job:
+        """Enqueue a job, or change the waiting job that holds its unique key."""
+        where = f"{self._where}: on_conflict={self._options.conflict!r}"
+        refuse_autocommit(connection, where, instead="another on_conflict")
+        with telling_failures():
+            [placed] = Jobs(connection).enqueue_unique_chunk(
+                new, payloads=[written.args], keys=[written.unique_key]
+            )
+        if not (placed.is_new or placed.is_changed):
+            check_holder(self._options, placed.id, written.unique_key)
+        return placed_job(session, placed)
 
     async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
         function: Callable[..., Any] = self.function
@@ -389,11 +509,14 @@ MetaSource = Callable[[Task[..., Any]], Mapping[str, Any] | None]
 """Returns what to add to the meta of a job of this task that is being enqueued."""
 
 
-def _enqueue_unique(jobs: Jobs, new: NewJob, written: WrittenRows, options: Options) -> list[int]:
+def _enqueue_unique(
+    jobs: Jobs, new: NewJob, written: WrittenRows, options: Options, limits: LimitKeys
+) -> list[int]:
     # By ascending key, over all chunks: two callers in opposite orders would deadlock.
     keys = written.unique_keys
     check_rows(options, keys)
-    order = sorted(range(len(keys)), key=lambda index: keys[index] or "")
+    row_of = rows_to_place(options, keys)
+    order = list(dict.fromkeys(row_of.values()))
     found: dict[int, int] = {}
     for start in range(0, len(order), written.to_a_statement):
         part = order[start : start + written.to_a_statement]
@@ -401,9 +524,10 @@ def _enqueue_unique(jobs: Jobs, new: NewJob, written: WrittenRows, options: Opti
             new,
             payloads=[written.args[index] for index in part],
             keys=[keys[index] for index in part],
+            limit_keys=[limits.of(written.args[index]) for index in part],
         )
         for index, job in zip(part, placed, strict=True):
-            if not job.is_new:
+            if not (job.is_new or job.is_changed):
                 check_holder(options, job.id, keys[index])
             found[index] = job.id
-    return [found[index] for index in range(len(keys))]
+    return [found[row_of[index]] for index in range(len(keys))]

@@ -13,6 +13,7 @@ from pgqueue.redaction import redacted_data
 from pgqueue.sessions.callers import sync_session, telling_failures
 from pgqueue.tasks import Task
 
+WAITING = (JobStatus.PENDING, JobStatus.BLOCKED)
 MAX_LINES = 20
 """Jobs that the message of a failed assertion names."""
 
@@ -27,9 +28,10 @@ def enqueued(
     """Return the jobs that wait, in the order in which they were enqueued.
 
     Only those of ``task``, if one is given, and only those with these arguments.  Arguments that
-    are not named may have any value.  Jobs that wait for a later time or for a retry are included.
+    are not named may have any value.  Jobs that wait for a later time, for a retry or for room in
+    their limits are included.
     """
-    waiting = [job for job in _jobs(session) if job.status is JobStatus.PENDING]
+    waiting = [job for job in _jobs(session) if job.status in WAITING]
     if task is None:
         if some_args:
             raise ArgumentsError("enqueued: arguments belong to a task; name it before them")
@@ -102,7 +104,7 @@ def _message(
 
 
 def _line(task: Task[..., Any], job: Job, wanted: Mapping[str, Any]) -> str:
-    state = "" if job.status is JobStatus.PENDING else f"  ({job.status})"
+    state = "" if job.status in WAITING else f"  ({job.status})"
     if job.task != task.name:
         return f"job {job.id} {job.task}: {_words(None, job.args)}{state}"
     others = {name: wanted[name] for name in _differences(task, job, wanted)}

@@ -48,7 +48,6 @@ def time_out_job(session: AnySession, job: Job, *, queue: PgQueue | None = None)
         attempt = worker.attempt(claimed)
         task = attempt.task
         attempt.run(
-            worker.attempts,
             is_cancelled=lambda: True,
             instead=lambda _: after_error(task, claimed, too_late(task), end=AttemptEnd.TIMEOUT),
         )
@@ -63,8 +62,9 @@ def lose_lease(session: AnySession, job: Job, *, queue: PgQueue | None = None) -
     stale: its result is dropped, and the writes of a transactional handler are undone.
     """
     with _claimed(session, job, queue) as (worker, claimed, connection):
+        attempt = worker.attempt(claimed)
         _let_die(connection, worker)
-        worker.attempt(claimed).run(worker.attempts, is_cancelled=lambda: True)
+        attempt.run(is_cancelled=lambda: True)
 
 
 Claim = tuple[InlineWorker, Claimed, Connection]
@@ -74,9 +74,10 @@ Claim = tuple[InlineWorker, Claimed, Connection]
 def _claimed(session: AnySession, job: Job, queue: PgQueue | None) -> Iterator[Claim]:
     """A worker that has claimed this job and no other."""
     session, connection = joined_connection(session)
+    worker = InlineWorker(queue_of(session, queue), connection)
+    worker.admit()
     find = select(MessageQueue).where(MessageQueue.target_id == job.id)
     message = session.scalars(find).one_or_none()
-    worker = InlineWorker(queue_of(session, queue), connection)
     try:
         with worker.registered():
             place = () if message is None else (_just_before(message),)

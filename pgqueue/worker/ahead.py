@@ -8,7 +8,7 @@ from contextlib import suppress
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue.job_queue import PgQueue
-from pgqueue.repository import Attempts, DueTimes
+from pgqueue.repository import NOTHING, Attempts, DueTimes, Upcoming
 from pgqueue.statements.tables import array_of
 from pgqueue.worker.claiming.cursors import ClaimCursors
 
@@ -34,19 +34,19 @@ def drain_ahead(
     with queue.autocommitting() as connection:
         attempts, tasks = Attempts(connection, uuid.uuid4()), array_of(sorted(queue.tasks))
 
-        def seconds_to_next() -> float | None:
+        def upcoming() -> Upcoming:
             if deadline is not None and time.monotonic() >= deadline:
-                return None
+                return NOTHING
             pairs = ClaimCursors(queues).pairs(from_start=True)
-            return attempts.upcoming(pairs, tasks=tasks).seconds
+            return attempts.upcoming(pairs, tasks=tasks)
 
-        run_ahead(DueTimes(connection), drain, seconds_to_next, ahead=ahead)
+        run_ahead(DueTimes(connection), drain, upcoming, ahead=ahead)
 
 
 def run_ahead(
     due_times: DueTimes,
     drain: Callable[[], None],
-    seconds_to_next: Callable[[], float | None],
+    upcoming: Callable[[], Upcoming],
     *,
     ahead: float,
 ) -> None:
@@ -57,11 +57,20 @@ def run_ahead(
     still wait are put back by all steps together.
     """
     moved, deadline = 0.0, time.monotonic() + ahead
+    is_drained_again = False
     try:
         drain()
-        while (seconds := seconds_to_next()) is not None:
-            if time.monotonic() + moved + seconds > deadline:
+        while True:
+            is_due, seconds = _sooner(upcoming(), due_times.next_admission())
+            # A job may have become due since the drain has looked.  What is due after another
+            # drain is kept by a limit or by another transaction.
+            if is_due and not is_drained_again:
+                is_drained_again = True
+                drain()
+                continue
+            if seconds is None or time.monotonic() + moved + seconds > deadline:
                 break
+            is_drained_again = False
             step = max(seconds, 0.0) + MICROSECOND
             due_times.bring_forward(step)
             moved += step
@@ -71,6 +80,11 @@ def run_ahead(
             _put_back(due_times, moved)
         raise
     _put_back(due_times, moved)
+
+
+def _sooner(first: Upcoming, second: Upcoming) -> Upcoming:
+    known = (one.seconds for one in (first, second) if one.seconds is not None)
+    return Upcoming(first.is_due or second.is_due, min(known, default=None))
 
 
 def _put_back(due_times: DueTimes, moved: float) -> None:

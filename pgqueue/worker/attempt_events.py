@@ -80,7 +80,7 @@ class AttemptEvents(WorkerThread):
         )
 
     def crashed(self, claimed: Claimed) -> None:
-        """Tell that the attempt before this one has crashed, in transaction mode."""
+        """Tell that the attempt before this one has crashed in transaction mode."""
         if claimed.attempt <= claimed.max_attempts:  # else the job fails, and that is told
             before = Rescued(
                 claimed.job_id,

@@ -3,7 +3,7 @@
 import heapq
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import Condition, Event
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from pgqueue.outcomes import (
     AttemptEnd,
     Cancelled,
     Exhausted,
+    Expired,
     Failed,
     Interrupted,
     Outcome,
@@ -36,6 +37,7 @@ WORDS: dict[type[Outcome], AttemptOutcome] = {
     Retried: AttemptOutcome.RETRIED,
     Failed: AttemptOutcome.FAILED,
     Exhausted: AttemptOutcome.FAILED,
+    Expired: AttemptOutcome.CANCELLED,
     Cancelled: AttemptOutcome.CANCELLED,
     Snoozed: AttemptOutcome.SNOOZED,
     Released: AttemptOutcome.RELEASED,
@@ -84,6 +86,8 @@ class JobBuffer:
         """When the handlers of unsettled attempts ran, by message; only for :attr:`on_end`."""
         self.wake: Callable[[], object] = lambda: None
         """Called when a suspect is settled: the claiming thread may sleep, the next may start."""
+        self.on_settled: Callable[[Iterable[Claimed]], object] | None = None
+        """Called with jobs whose settle is committed, if limits are in use."""
         self._put = 0
         self._fills: deque[tuple[float, int]] = deque()
         """When the jobs still here were put in, and how many had been put in by then."""
@@ -188,6 +192,8 @@ class JobBuffer:
                 else:
                     self.counts[STALE] += 1
                     logger.warning("job %s: its result is not kept: too late", claimed.job_id)
+        if self.on_settled is not None:
+            self.on_settled(claimed for claimed, _ in batch)
         for claimed, _ in batch:
             self.in_flight.pop(claimed.message_id, None)
             if self.times:

@@ -15,9 +15,18 @@ from sqlalchemy.exc import DBAPIError
 
 from pgqueue.job_queue import PgQueue
 from pgqueue.middleware import layers_of
-from pgqueue.repository import Attempts, ClaimCursor, Claimed, DueTimes, Workers
+from pgqueue.repository import (
+    NOTHING,
+    Attempts,
+    ClaimCursor,
+    Claimed,
+    DueTimes,
+    Upcoming,
+    Workers,
+)
 from pgqueue.sessions.handlers import joining_sessions
 from pgqueue.statements.tables import array_of
+from pgqueue.worker.admitting import AdmissionRounds, rules_of
 from pgqueue.worker.ahead import run_ahead
 from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.inline_attempt import Ended, InlineAttempt, raise_error
@@ -42,6 +51,18 @@ class InlineWorker:
         self._queues = queues
         self._due_times = DueTimes(connection)
         self._task_names = array_of(sorted(queue.tasks))
+        limits = queue.limited.limits
+        self._has_limits = bool(limits)
+        # Without the lock: what a test admits is rolled back, and tests must not wait for each
+        # other.  No limit is declared for the same reason.
+        self._rounds = AdmissionRounds(
+            self._served,
+            self._paused,
+            tasks=self._task_names,
+            notify=False,
+            own=rules_of(limits),
+            is_alone=True,
+        )
 
     @contextmanager
     def registered(self) -> Iterator[None]:
@@ -78,20 +99,35 @@ class InlineWorker:
         """Run what is due or becomes due within ``ahead`` seconds, with the jobs it enqueues."""
 
         def drain() -> None:
-            while (claimed := self.claim(self._pairs())) is not None:
-                ended = self.attempt(claimed).run(self.attempts)
+            while (claimed := self._next()) is not None:
+                ended = self.attempt(claimed).run()
                 on_end(ended)
                 if raise_errors:
                     raise_error(ended)
 
-        def seconds_to_next() -> float | None:
+        def upcoming() -> Upcoming:
             pairs = self._pairs()
-            if not pairs:
-                return None
-            return self.attempts.upcoming(pairs, tasks=self._task_names).seconds
+            return self.attempts.upcoming(pairs, tasks=self._task_names) if pairs else NOTHING
 
         with self.registered():
-            run_ahead(self._due_times, drain, seconds_to_next, ahead=ahead)
+            run_ahead(self._due_times, drain, upcoming, ahead=ahead)
+
+    def _next(self) -> Claimed | None:
+        """Claim the first job that is due; if there is none, admit jobs and look again."""
+        claimed = self.claim(self._pairs())
+        if claimed is None and self.admit():
+            return self.claim(self._pairs())
+        return claimed
+
+    def admit(self) -> bool:
+        """Admit jobs that wait for room in their limits; returns whether there were any."""
+        if not self._has_limits:
+            return False
+        self._rounds.begin()
+        admitted = 0
+        while not (step := self._rounds.step(self._connection)).is_last:
+            admitted += step.admitted
+        return admitted + step.admitted > 0
 
     def claim(self, pairs: Sequence[ClaimCursor]) -> Claimed | None:
         """Claim the first job that is due; messages without a job are dropped."""
@@ -103,18 +139,25 @@ class InlineWorker:
                 return None
 
     def attempt(self, claimed: Claimed) -> InlineAttempt:
-        """The attempt of a claimed job, not started yet."""
+        """The attempt of a claimed job, whose handler has not started yet."""
         task = self._tasks[claimed.task]
-        return InlineAttempt(
+        attempt = InlineAttempt(
             self._connection,
             task,
             claimed,
+            worker_id=self.worker_id,
             sessions=self._sessions,
             layers=self._layers,
             is_kept=not self._retention.deletes_at_once(claimed.task, claimed.queue),
         )
+        attempt.begin(self.attempts)
+        return attempt
 
     def _pairs(self) -> list[ClaimCursor]:
-        paused = Workers(self._connection).notices(running=[], search=False).paused
-        names = self._due_times.waiting_queues() if self._queues is None else self._queues
-        return ClaimCursors(names).pairs(paused=paused, from_start=True)
+        return ClaimCursors(self._served()).pairs(paused=self._paused(), from_start=True)
+
+    def _served(self) -> Sequence[str]:
+        return self._due_times.waiting_queues() if self._queues is None else self._queues
+
+    def _paused(self) -> Sequence[str]:
+        return Workers(self._connection).notices(running=[], search=False).paused

@@ -5,9 +5,11 @@ A transactional handler gets a savepoint, where a worker would give it a transac
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
+from uuid import UUID
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
@@ -15,13 +17,22 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only
 
 from pgqueue import execution
-from pgqueue.context import JobContext, nothing_around
+from pgqueue.context import JobContext, Progress, nothing_around
 from pgqueue.errors import ArgumentsError, AttemptFailed
 from pgqueue.execution import AttemptResult, CancelWins, Stale
 from pgqueue.meta import read_meta
 from pgqueue.middleware import around_async_handlers, around_handlers
-from pgqueue.outcomes import AttemptEnd, Cancelled, Exhausted, Failed, Outcome, Retried, Unreadable
-from pgqueue.repository import Attempts, Claimed
+from pgqueue.outcomes import (
+    AttemptEnd,
+    Cancelled,
+    Exhausted,
+    Failed,
+    Outcome,
+    Retried,
+    Succeeded,
+    Unreadable,
+)
+from pgqueue.repository import Attempts, Claimed, Jobs
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.handlers import joined_session, listeners_to_commit
 from pgqueue.statements.tables import CRASHED
@@ -39,8 +50,12 @@ from pgqueue.unit_of_work import (
 from pgqueue.worker.buffer import STALE, WORDS
 from pgqueue.worker.event_loop import run_alone
 from pgqueue.worker.handler_errors import HandlerErrors
+from pgqueue.worker.handler_sessions import session_for_handler
+from pgqueue.worker.inline_finishing import InlineFinishing
+from pgqueue.worker.progress import row_of_progress
 
 T = TypeVar("T")
+Joined = TypeVar("Joined")
 
 FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError)
 """Raised at the settle for what a handler has left: a deferred constraint, an ended savepoint."""
@@ -85,13 +100,15 @@ class InlineAttempt:
         task: Task[..., Any],
         claimed: Claimed,
         *,
+        worker_id: UUID,
         sessions: sessionmaker[Session],
         layers: Sequence[Any],
         is_kept: bool,
     ) -> None:
         self.task = task
+        self.claimed = claimed
         self._connection = connection
-        self._claimed = claimed
+        self._worker_id = worker_id
         self._sessions = sessions
         self._is_kept = is_kept
         self._errors = HandlerErrors()
@@ -100,10 +117,23 @@ class InlineAttempt:
         self._around_async = around_async_handlers(layers)
         self._outer = connection.get_nested_transaction()
         self._session: Session | None = None
+        self._progress: Progress | None = None
+        self._finishing = InlineFinishing(
+            connection, task, claimed, worker_id=worker_id, sessions=sessions, is_kept=is_kept
+        )
+        self._obstacle: Outcome | None = None
+
+    def begin(self, attempts: Attempts) -> None:
+        """Ask the database whether the handler may start, as the options of its task demand.
+
+        Outside of the savepoint: as in a worker, a failed attempt does not take its key back.
+        """
+        claimed = self.claimed
+        if claimed.attempt <= claimed.max_attempts:
+            self._obstacle = execution.obstacle(self.task, attempts, claimed, is_alone=False)
 
     def run(
         self,
-        attempts: Attempts,
         *,
         is_cancelled: Callable[[], bool] = lambda: False,
         instead: Callable[[Outcome], Outcome] | None = None,
@@ -111,9 +141,11 @@ class InlineAttempt:
         """Run the handler and settle; ``instead`` replaces the outcome and undoes the writes."""
         with self.savepoint():
             verdict = self.verdict(is_cancelled)
+            if self._finishing.is_done:
+                return Ended(self.claimed, Succeeded(), self._errors.take_first())
             if instead is not None:
                 verdict = AttemptResult(instead(verdict.outcome), keeps_writes=False)
-            return self._settle(attempts, verdict)
+            return self._settle(verdict)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -125,39 +157,41 @@ class InlineAttempt:
         finally:
             running_job.set(None)  # this thread goes on with the code of the test
             self._undo()
+        self._write_progress()
 
     def verdict(self, is_cancelled: Callable[[], bool]) -> AttemptResult:
         """Run the handler."""
-        if self._claimed.attempt > self._claimed.max_attempts:
+        if self.claimed.attempt > self.claimed.max_attempts:
             return AttemptResult(Exhausted(), keeps_writes=False)
+        if self._obstacle is not None:
+            return AttemptResult(self._obstacle, keeps_writes=False)
         if self.task.is_async:
             return self._wait_for(self._verdict_async(is_cancelled))
-        session = None
-        if self.task.is_transactional:
-            session = joined_session(self._sessions, self._connection, begin_again=begin_now)
+        if not self.task.is_transactional:
+            return self._run(self._context(None, is_cancelled))
+        with self._joined(joined_session) as session:
             self._session = session
-        return execution.run(
-            self.task,
-            self._claimed,
-            self._context(session, is_cancelled),
-            around=self._around,
-            write_pending=None if session is None else lambda: write_pending(session),
-        )
+            context = self._context(session, is_cancelled)
+            return self._run(context, write_pending=partial(write_pending, session))
 
     async def _verdict_async(self, is_cancelled: Callable[[], bool]) -> AttemptResult:
-        session: Any = None
-        if self.task.is_transactional:
-            session = async_sessions.joined_session(
-                self._sessions, self._connection, begin_again=begin_now
-            )
+        if not self.task.is_transactional:
+            return await self._run_async(self._context(None, is_cancelled))
+        with self._joined(async_sessions.joined_session) as session:
             self._session = session.sync_session
-        return await execution.run_async(
-            self.task,
-            self._claimed,
-            self._context(session, is_cancelled),
-            around=self._around_async,
-            write_pending=None if session is None else lambda: session.run_sync(write_pending),
-        )
+            context = self._context(session, is_cancelled)
+            write = partial(session.run_sync, write_pending)
+            return await self._run_async(context, write_pending=write)
+
+    def _joined(self, join: Callable[..., Joined]) -> AbstractContextManager[Joined]:
+        return session_for_handler(join, self._sessions, self._connection, begin_again=begin_now)
+
+    def _run(self, context: JobContext, **options: Any) -> AttemptResult:
+        return execution.run(self.task, self.claimed, context, around=self._around, **options)
+
+    async def _run_async(self, context: JobContext, **options: Any) -> AttemptResult:
+        around = self._around_async
+        return await execution.run_async(self.task, self.claimed, context, around=around, **options)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._connection.dialect.is_async:
@@ -168,12 +202,12 @@ class InlineAttempt:
             return run_alone(coroutine)
         coroutine.close()
         raise ArgumentsError(
-            f"{_named(self._claimed)} is async and cannot run here, inside of an event loop: with "
+            f"{_named(self.claimed)} is async and cannot run here, inside of an event loop: with "
             "an AsyncSession, `await session.run_sync(run_jobs)`; or make the test a plain function"
         )
 
     def _context(self, session: Any, is_cancelled: Callable[[], bool]) -> JobContext:
-        claimed = self._claimed
+        claimed = self.claimed
         return JobContext(
             job_id=claimed.job_id,
             attempt=claimed.attempt,
@@ -183,49 +217,61 @@ class InlineAttempt:
             session=session,
             meta=read_meta(claimed.meta),
             cancelled=is_cancelled,
+            reporting=self._keep_progress,
+            finishing=lambda: self._finishing,
         )
 
-    def _settle(self, attempts: Attempts, verdict: AttemptResult) -> Ended:
+    def _keep_progress(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def _write_progress(self) -> None:
+        """Write the last progress, whatever has become of the handler's writes."""
+        progress, self._progress = self._progress, None
+        if progress is not None:
+            row = row_of_progress(self.task, self.claimed, self._worker_id, progress)
+            Jobs(self._connection).write_progress([row])
+
+    def _settle(self, verdict: AttemptResult) -> Ended:
         """Settle; undo the handler's writes if it failed, its job was cancelled or it is stale."""
         outcome, error = verdict.outcome, self._errors.take_first()
         if verdict.keeps_writes:
             try:
-                self._settle_with_writes(attempts, outcome)
+                self._settle_with_writes(outcome)
             except CancelWins:
                 outcome = Cancelled("")
             except Stale:
-                return Ended(self._claimed, None, None)
+                return Ended(self.claimed, None, None)
             except FAILURES as failure:
                 error = told_by_server(failure)
-                outcome = execution.after_error(self.task, self._claimed, error)
+                outcome = execution.after_error(self.task, self.claimed, error)
             else:
                 self._tell_listeners()
-                return Ended(self._claimed, outcome, None)
+                return Ended(self.claimed, outcome, None)
         self._undo()
-        return Ended(self._claimed, self._settle_finally(attempts, outcome), error)
+        return Ended(self.claimed, self._settle_finally(outcome), error)
 
-    def _settle_with_writes(self, attempts: Attempts, outcome: Outcome) -> None:
+    def _settle_with_writes(self, outcome: Outcome) -> None:
         if self.task.is_transactional:
             if self._connection.get_nested_transaction() is self._outer:
                 raise TransactionEnded("by the handler")
             self._connection.exec_driver_sql(CHECK_CONSTRAINTS)
         with self._connection.begin_nested():  # its result may be impossible to store
-            self._complete(attempts, outcome)
+            self._complete(outcome)
         release_savepoints(self._connection, outer=self._outer)
 
-    def _settle_finally(self, attempts: Attempts, outcome: Outcome) -> Outcome | None:
+    def _settle_finally(self, outcome: Outcome) -> Outcome | None:
         """Settle when no write is left to undo."""
         try:
-            self._complete(attempts, outcome)
+            self._complete(outcome)
         except CancelWins:
             return Cancelled("")
         except Stale:
             return None
         return outcome
 
-    def _complete(self, attempts: Attempts, outcome: Outcome) -> None:
-        is_kept = self._is_kept
-        execution.complete(attempts, self._claimed, outcome, held=False, is_kept=is_kept)
+    def _complete(self, outcome: Outcome) -> None:
+        attempts, is_kept = Attempts(self._connection, self._worker_id), self._is_kept
+        execution.complete(attempts, self.claimed, outcome, held=False, is_kept=is_kept)
 
     def _tell_listeners(self) -> None:
         """Tell those who listen to the handler's Session of a commit."""

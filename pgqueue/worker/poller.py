@@ -158,6 +158,8 @@ class Poller:
 
     def _heed(self, words: set[str]) -> None:
         self._false_alarms += bool(words)
+        if words:
+            self._runtime.admitter.hint()
         if "rewind" in words:
             self._runtime.cursors.rewind()
 

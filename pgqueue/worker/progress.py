@@ -56,17 +56,25 @@ class Report:
     tries_left: int = LAST_TRIES
 
     def as_row(self) -> dict[str, Any]:
-        claimed, (done, total, note) = self.run.claimed, self.progress
-        if note is not None:
-            secrets = secrets_among(claimed.args, self.run.task.settings.secret_args)
-            note = storable_words(note, secrets=secrets)[:LONGEST_NOTE]
-        return {
-            "job_id": claimed.job_id,
-            "message_id": claimed.message_id,
-            "attempt": claimed.attempt,
-            "worker_id": str(self.run.worker_id),
-            "progress": {"done": done, "total": total, "note": note},
-        }
+        run = self.run
+        return row_of_progress(run.task, run.claimed, run.worker_id, self.progress)
+
+
+def row_of_progress(
+    task: Task[..., Any], claimed: Claimed, worker_id: UUID, progress: Progress
+) -> dict[str, Any]:
+    """The progress of one attempt as the statement takes it, without secrets."""
+    done, total, note = progress
+    if note is not None:
+        secrets = secrets_among(claimed.args, task.settings.secret_args)
+        note = storable_words(note, secrets=secrets)[:LONGEST_NOTE]
+    return {
+        "job_id": claimed.job_id,
+        "message_id": claimed.message_id,
+        "attempt": claimed.attempt,
+        "worker_id": str(worker_id),
+        "progress": {"done": done, "total": total, "note": note},
+    }
 
 
 class ProgressWriter(WorkerThread):

@@ -6,16 +6,22 @@ connection is open during a round only.
 
 import random
 import time
+from functools import partial
 from threading import Event
 
-from sqlalchemy import Engine
+from psycopg.errors import InsufficientPrivilege
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
+from pgqueue import redaction
 from pgqueue.connections.settings import PRUNING
 from pgqueue.retention import Retention
-from pgqueue.worker.outage import Outage
+from pgqueue.worker.outage import Outage, words_of
 from pgqueue.worker.pruning import Progress, PruneRound
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.threads import WorkerThread
+
+logger = redaction.logger(__name__)
 
 FIRST_AFTER = 10.0
 """Seconds from the start of a worker to its first round."""
@@ -26,6 +32,10 @@ REST = 50
 are kept are read again by each round: a worker spends 2 % of its time on them at most."""
 
 MOMENT = 0.2
+NO_RIGHT = (
+    "prune: no ended job is deleted, because the worker's role may not: %s; as the owner of the "
+    "tables, run `pgqueue grant --worker ROLE`, as after each upgrade"
+)
 
 
 class Pruner(WorkerThread):
@@ -45,6 +55,7 @@ class Pruner(WorkerThread):
         self._first_after = first_after
         self._pause = pause
         self._stopping = Event()
+        self._was_refused = False
         self._reconnecting = ReconnectingConnection(
             engine,
             PRUNING,
@@ -80,7 +91,19 @@ class Pruner(WorkerThread):
         took = 0.0
         while progress is Progress.MORE and not self._stopping.wait(took):
             began = time.monotonic()
-            progress = self._reconnecting.attempt(prune_round.step)
+            progress = self._reconnecting.attempt(partial(self._step, prune_round))
             took = time.monotonic() - began
         prune_round.tell()
         return prune_round.reading
+
+    def _step(self, prune_round: PruneRound, connection: Connection) -> Progress:
+        """One step; a role without the right to delete ends the round, and is told once."""
+        try:
+            return prune_round.step(connection)
+        except DBAPIError as error:
+            if not isinstance(error.orig, InsufficientPrivilege):
+                raise
+            if not self._was_refused:
+                self._was_refused = True
+                logger.warning(NO_RIGHT, words_of(error))
+            return Progress.DONE

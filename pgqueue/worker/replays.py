@@ -9,8 +9,7 @@ from sqlalchemy import Connection
 from pgqueue import redaction
 from pgqueue.execution import CancelWins, Stale
 from pgqueue.repository import Attempts
-from pgqueue.statements.transactions import GUARD
-from pgqueue.unit_of_work import begin_now
+from pgqueue.unit_of_work import begin_for_handler
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
 
@@ -29,15 +28,13 @@ class Replays:
     A job with ``max_attempts=1`` is not replayed: its handler must not start twice.
     """
 
-    def __init__(self, runtime: WorkerRuntime, run: RunningAttempt, settings: str) -> None:
+    def __init__(self, runtime: WorkerRuntime, run: RunningAttempt, limits: str) -> None:
         self._runtime = runtime
         self._run = run
         self._most = MOST if run.claimed.max_attempts > 1 else 0
         self._done = 0
         self.begin: Callable[[Connection], None] = partial(
-            begin_now,
-            settings=f"{settings}; {GUARD}" if settings else GUARD,
-            isolation_level=runtime.isolation_level,
+            begin_for_handler, limits=limits, isolation_level=runtime.isolation_level
         )
 
     def are_due(self, error: BaseException) -> bool:

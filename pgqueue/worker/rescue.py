@@ -44,11 +44,17 @@ class Rescue:
         self._lock_wait = lock_wait
         self._refused_since: float | None = None
 
-    def read_notices(self, connection: Connection, *, running: Sequence[int] = ()) -> Notices:
+    def read_notices(
+        self,
+        connection: Connection,
+        *,
+        running: Sequence[int] = (),
+        scheduled: str | None = None,
+    ) -> Notices:
         """Read what others have decided; every ``SEARCH_EVERY``, search for orphaned leases."""
         is_due = time.monotonic() - self.searched_at >= SEARCH_EVERY.total_seconds()
         with connection.begin():
-            return Workers(connection).notices(running=running, search=is_due)
+            return Workers(connection).notices(running=running, search=is_due, scheduled=scheduled)
 
     def rescue(self, connection: Connection, notices: Notices) -> int:
         """Rescue if the notices call for it; returns the number of leases."""

@@ -7,6 +7,7 @@ stops waiting and tries again later, and the worker goes on with what it knew.
 import time
 from collections.abc import Callable, Sequence
 from threading import Event
+from typing import Protocol
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -33,6 +34,15 @@ LOOKS_WHEN_IDLE = 3
 FORGET_EVERY = 3600.0
 
 
+class Ticking(Protocol):
+    """Fires the ticks of schedules."""
+
+    task_names: str
+    """The tasks whose schedules it fires, as ``array_of`` names them."""
+
+    def expect(self, seconds: float | None) -> None: ...
+
+
 class Rescuer(WorkerThread):
     """The rescuing thread.  Every worker has one; there is no leader."""
 
@@ -45,15 +55,17 @@ class Rescuer(WorkerThread):
         running: Callable[[], list[int]],
         on_cancel: Callable[[set[int]], None],
         on_rescued: Callable[[Sequence[Rescued]], object] = lambda _: None,
+        ticking: Ticking | None = None,
     ) -> None:
+        """``ticking``: told at each look when the next tick of a schedule is due."""
         super().__init__(name="upkeep")
         self.informed = Event()
         """Set when the paused queues are known: a worker must not claim from them."""
         self._identity = identity
         self._running = running
         self._on_cancel = on_cancel
-        self._stopping = Event()
-        self._awake = Event()
+        self._ticking = ticking
+        self._stopping, self._awake = Event(), Event()
         self._dead: Sequence[SeenWorker] = ()
         self._reconnecting = ReconnectingConnection(
             engine,
@@ -101,9 +113,14 @@ class Rescuer(WorkerThread):
         dead, self._dead = self._dead, ()  # if a table is locked, a new verdict is needed
         if dead:
             declare_dead(connection, dead)
-        notices = self._rescue.read_notices(connection, running=self._running())
+        scheduled = None if self._ticking is None else self._ticking.task_names
+        notices = self._rescue.read_notices(
+            connection, running=self._running(), scheduled=scheduled
+        )
         self._identity.paused = notices.paused
         self.informed.set()
+        if self._ticking is not None:
+            self._ticking.expect(notices.seconds_to_tick)
         if notices.cancelled:
             self._on_cancel(notices.cancelled)
         self._rescue.rescue(connection, notices)

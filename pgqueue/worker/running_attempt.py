@@ -17,7 +17,7 @@ from pgqueue.meta import read_meta
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository import Claimed
 from pgqueue.tasks import Task
-from pgqueue.worker.processes.child import Child
+from pgqueue.worker.processes.child import Child, EndOfJob
 from pgqueue.worker.progress import ProgressWriter
 
 CANCEL_WITHIN = 1.0
@@ -27,53 +27,40 @@ CANCEL_WITHIN = 1.0
 class RunningAttempt:
     """One attempt while its handler runs."""
 
-    __slots__ = (
-        "_driver",
-        "_unfinished",
-        "backend_pid",
-        "cancel_requested",
-        "child",
-        "claimed",
-        "ended_at",
-        "finishing",
-        "has_begun",
-        "is_abandoned",
-        "is_lost",
-        "leaving",
-        "progress_writer",
-        "session",
-        "started_at",
-        "stopping",
-        "task",
-        "worker_id",
-    )
+    # Defaults of the class, not assignments in __init__, which would cost every job.
+    finishing: EndOfJob | None = None
+    has_begun = False
+    """Whether its transactional handler has been called."""
+    cancel_requested = False
+    is_lost = False
+    """It was settled from outside of its thread, or its lease has passed on: its result is
+    dropped."""
+    is_abandoned = False
+    """Its thread did not return in time, and another thread has taken the slot."""
+    backend_pid: int | None = None
+    """The server process of its transaction, if it has one."""
+    session: Session | None = None
+    """The handler's Session, once the handler has returned and if its writes are kept."""
+    child: Child | None = None
+    """The child process its handler runs in, if it has one."""
+    _driver: Any = None
 
     def __init__(
-        self, claimed: Claimed, task: Task[..., Any], *, worker_id: UUID, stopping: Event
+        self,
+        claimed: Claimed,
+        task: Task[..., Any],
+        *,
+        worker_id: UUID,
+        stopping: Event,
+        progress: ProgressWriter | None = None,
     ) -> None:
         self.claimed = claimed
         self.task = task
         self.worker_id = worker_id
         """The worker id of its lease: a worker that is declared dead takes another id."""
-        self.finishing: Finishing | None = None
-        self.progress_writer: ProgressWriter | None = None
         self.stopping = stopping
+        self.progress_writer = progress
         self.started_at = self.ended_at = time.monotonic()
-        self.has_begun = False
-        """Whether its transactional handler has been called."""
-        self.cancel_requested = False
-        self.is_lost = False
-        """It was settled from outside of its thread, or its lease has passed on: its result is
-        dropped."""
-        self.is_abandoned = False
-        """Its thread did not return in time, and another thread has taken the slot."""
-        self.backend_pid: int | None = None
-        """The server process of its transaction, if it has one."""
-        self._driver: Any = None
-        self.session: Session | None = None
-        """The handler's Session, once the handler has returned and if its writes are kept."""
-        self.child: Child | None = None
-        """The child process its handler runs in, if it has one."""
         self.leaving = Lock()
         """Held by a thread that settles the attempt from outside of its own thread."""
         self._unfinished = [True]

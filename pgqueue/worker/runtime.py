@@ -11,7 +11,9 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.connections.opening import READ_COMMITTED
+from pgqueue.connections.settings import ADMITTING
 from pgqueue.context import Around
+from pgqueue.limits import Limited
 from pgqueue.middleware import (
     AsyncAround,
     around_async_handlers,
@@ -23,6 +25,8 @@ from pgqueue.repository import Claimed
 from pgqueue.retention import Retention
 from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
+from pgqueue.worker.admitter import Admitter
+from pgqueue.worker.admitting import AdmissionRounds
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
@@ -33,6 +37,7 @@ from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes.pool import ProcessPool
 from pgqueue.worker.progress import ProgressWriter
+from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.running_attempt import RunningAttempt
 
 
@@ -55,6 +60,9 @@ class WorkerRuntime:
     loop: EventLoop
     children: ProcessPool
     stopping: Event
+    limited: InitVar[Limited]
+    poll_interval: InitVar[float]
+    """Seconds between two looks for jobs that may be admitted, if nothing hints at them."""
     events: AttemptEvents | None
     """Tells the application how attempts end, if it asks for that."""
     around_handlers: Around = field(init=False)
@@ -65,8 +73,11 @@ class WorkerRuntime:
     """The names of all tasks, as the array parameter of a claim."""
     crash_isolation: CrashIsolation = field(init=False)
     progress: ProgressWriter = field(init=False)
+    admitter: Admitter = field(init=False)
     deletes_at_once: bool = field(init=False)
     """Whether some jobs are deleted when they succeed; otherwise no settle asks which."""
+    settles_from_outside: bool = field(default=False, init=False)
+    """Whether attempts are being settled in place of their threads: more jobs may become due."""
     looked_at: float = field(default_factory=time.monotonic, init=False)
     """When this worker last looked for jobs."""
     isolation_level: IsolationLevel = field(default=READ_COMMITTED, init=False)
@@ -74,14 +85,13 @@ class WorkerRuntime:
 
     def run_of(self, claimed: Claimed) -> RunningAttempt:
         """An attempt of this worker that begins now."""
-        run = RunningAttempt(
+        return RunningAttempt(
             claimed,
             self.tasks[claimed.task],
             worker_id=self.identity.worker_id,
             stopping=self.stopping,
+            progress=self.progress,
         )
-        run.progress_writer = self.progress
-        return run
 
     def note_times(self, run: RunningAttempt) -> None:
         """Keep for its event when an attempt ran; call it before the attempt is settled."""
@@ -113,7 +123,9 @@ class WorkerRuntime:
         # A worker that was declared dead meanwhile has forgotten all its claimed jobs.
         return self.buffer.in_flight.get(claimed.message_id) is claimed
 
-    def __post_init__(self, middlewares: Sequence[Any]) -> None:
+    def __post_init__(
+        self, middlewares: Sequence[Any], limited: Limited, poll_interval: float
+    ) -> None:
         layers = layers_of(self.around, middlewares)
         self.around_handlers = around_handlers(layers)
         self.around_async_handlers = around_async_handlers(layers)
@@ -124,8 +136,39 @@ class WorkerRuntime:
         self.crash_isolation = CrashIsolation(self.buffer.in_flight, self.cursors)
         self.progress = ProgressWriter(self.engine, self.outage, must_wait=self._reads_snapshot)
         self.buffer.wake = self.listener.poke
+        self.admitter = self._new_admitter(limited, poll_interval)
+        if self.admitter.is_in_use:
+            self.buffer.on_settled = self.admitter.settled
         if self.events is not None:
             self.buffer.on_end = self.events.ended
+
+    def _new_admitter(self, limited: Limited, poll_interval: float) -> Admitter:
+        connection = ReconnectingConnection(
+            self.engine,
+            ADMITTING,
+            self.outage,
+            name="admitter",
+            stopping=self.stopping,
+            isolation_level=READ_COMMITTED,
+        )
+        rounds = AdmissionRounds(
+            lambda: self.identity.queues,
+            lambda: self.identity.paused,
+            tasks=self.task_names,
+            notify=self.listener.enabled,
+        )
+        return Admitter(
+            connection,
+            rounds,
+            limited=limited,
+            poll_interval=poll_interval,
+            stopping=self.stopping,
+            on_admitted=self._wake_claims,
+        )
+
+    def _wake_claims(self) -> None:
+        self.listener.poke()
+        self.buffer.room.set()  # for a worker that ends when no job is left, which does not listen
 
     def _reads_snapshot(self, run: RunningAttempt) -> bool:
         """Whether an attempt has a transaction that could not settle its job if another changed it.

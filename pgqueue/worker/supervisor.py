@@ -39,6 +39,7 @@ from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.rescuer import Rescuer
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.scheduler import Scheduler
 from pgqueue.worker.threads import wait_until
 from pgqueue.worker.transaction_mode.mode import TransactionMode
 
@@ -83,12 +84,18 @@ class Supervisor:
         self._engine = worker_engine(queue.engine)
         self._runtime = runtime = _runtime_of(queue, config, self._engine, stopping, errors)
         identity, outage = runtime.identity, runtime.outage
+        # A run that ends when no job is left fires no schedule.
+        self._scheduler = None if until_empty else self._new_scheduler(queue)
         self._rescuer = self._new_rescuer()
         reap, give_up = self._rescuer.reap, self._give_up_all
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
         self._pruner = Pruner(self._engine, runtime.retention, outage)
         mode = LeaseMode if config.mode is Mode.LEASE else TransactionMode
         self._mode: WorkerMode = mode(runtime, config, until_empty=until_empty)
+
+    def _new_scheduler(self, queue: PgQueue) -> Scheduler:
+        runtime = self._runtime
+        return Scheduler(self._engine, queue, runtime.tasks, runtime.task_names, runtime.outage)
 
     def _new_rescuer(self) -> Rescuer:
         return Rescuer(
@@ -98,6 +105,7 @@ class Supervisor:
             running=self._running,
             on_cancel=self._cancel,
             on_rescued=self._tell_rescued,
+            ticking=self._scheduler,
         )
 
     @property
@@ -114,9 +122,12 @@ class Supervisor:
                 self._engine.dispose()
             self._is_closed = True  # no thread was started
             raise
-        for thread in (self._heartbeat, self._rescuer, self._pruner, self._runtime.events):
+        threads = (self._heartbeat, self._rescuer, self._pruner, self._scheduler)
+        for thread in (*threads, self._runtime.events):
             if thread is not None:
                 thread.start()
+        if self._runtime.admitter.is_in_use:
+            self._runtime.admitter.start()
         try:
             self._supervise(is_over)
         finally:
@@ -159,6 +170,7 @@ class Supervisor:
 
         def verify(connection: Connection) -> bool:
             schema.verify(connection)
+            self._runtime.admitter.look_for_limits(connection)
             self._take_isolation()
             return True
 
@@ -186,6 +198,7 @@ class Supervisor:
                 run.ask_to_stop()
 
     def _tell_rescued(self, attempts: Sequence[Rescued]) -> None:
+        self._runtime.admitter.hint()
         if self._runtime.events is not None:
             self._runtime.events.rescued(attempts)
 
@@ -280,13 +293,15 @@ class Supervisor:
             self._heartbeat,
             self._rescuer,
             self._pruner,
+            self._scheduler,
             *self._mode.threads,
+            runtime.admitter,
             runtime.loop,
             runtime.progress,
             *self._mode.slots,
         )
         for loop in loops:
-            if loop.failure is not None:
+            if loop is not None and loop.failure is not None:
                 self._stopping.set()
                 raise WorkerBroken(f"{loop.name} has failed: {loop.failure!r}") from loop.failure
 
@@ -322,6 +337,9 @@ class Supervisor:
 
         self._mode.close(seconds=left())
         self._runtime.progress.stop(seconds=left())
+        if self._scheduler is not None:
+            self._scheduler.stop(seconds=left())
+        self._runtime.admitter.stop(seconds=left())
         self._pruner.stop(seconds=left())
         self._rescuer.stop(seconds=left())
         self._heartbeat.stop(seconds=left())
@@ -388,5 +406,7 @@ def _runtime_of(
         loop=EventLoop(engine),
         children=ProcessPool.of(queue, slots=config.slots),
         stopping=stopping,
+        limited=queue.limited,
+        poll_interval=config.poll_interval.total_seconds(),
         events=_events_of(queue, config),
     )

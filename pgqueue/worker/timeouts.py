@@ -99,6 +99,7 @@ def settle_from_outside(
     left = list(outcomes)
     deadline = time.monotonic() + seconds
     with (
+        _unfinished(runtime),
         _reporting("attempts"),
         own_connection(
             runtime.engine, OWN, isolation_level="READ COMMITTED", purpose="timeouts"
@@ -147,6 +148,20 @@ def _wait_for_locks(connection: Connection, seconds: float) -> None:
     """Set the lock timeout for this transaction only: a pooler may forget session settings."""
     milliseconds = max(int(1000 * seconds), 1)  # 0 would mean no limit
     connection.exec_driver_sql(set_local([("lock_timeout", milliseconds)]))
+
+
+@contextmanager
+def _unfinished(runtime: WorkerRuntime) -> Iterator[None]:
+    """Keep ``run_until_empty`` from ending.
+
+    Another slot may claim the message of such an attempt as soon as its transaction has ended, and
+    give it back because the attempt is not over: the worker then knows of no job until the settle.
+    """
+    runtime.settles_from_outside = True
+    try:
+        yield
+    finally:
+        runtime.settles_from_outside = False
 
 
 @contextmanager

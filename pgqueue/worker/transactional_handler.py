@@ -6,9 +6,8 @@ on meanwhile, the settle finds no row and all writes of the handler are rolled b
 
 import asyncio
 import time
-from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -16,46 +15,42 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from pgqueue import execution, redaction
-from pgqueue.connections.opening import leave_autocommit, let_server_notice_loss, own_connection
+from pgqueue.connections.opening import leave_autocommit, let_server_notice_loss
 from pgqueue.connections.session_changes import close_if_changed
-from pgqueue.connections.settings import OWN
 from pgqueue.events import AttemptOutcome
 from pgqueue.execution import CancelWins, Replay, Stale, never
 from pgqueue.execution.attempt import AttemptResult
 from pgqueue.outcomes import Cancelled, Outcome, Released, Succeeded
-from pgqueue.repository import Attempts, Claimed, Settled, Workers
+from pgqueue.repository import Attempts, Claimed, Settled
 from pgqueue.sessions import async_sessions
-from pgqueue.sessions.handlers import joined_session, options_of
-from pgqueue.statements.transactions import AFTER_HANDLER, set_local
-from pgqueue.tasks.delaying import handler_session
+from pgqueue.sessions.handlers import joined_session
+from pgqueue.statements.transactions import AFTER_HANDLER
 from pgqueue.unit_of_work import (
     CommitUnknown,
     TransactionEnded,
     begin_now,
     commit,
-    limits_of,
     set_now,
+    time_limits,
     told_by_server,
     write_pending,
 )
 from pgqueue.worker.after_commit import tell_of_commit
 from pgqueue.worker.buffer import STALE
 from pgqueue.worker.event_loop import run_alone
+from pgqueue.worker.handler_sessions import session_for_handler
 from pgqueue.worker.outage import is_away, words_of
 from pgqueue.worker.replays import Replays
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.unknown_commits import was_committed
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 logger = redaction.logger(__name__)
 
-LOOK_FIRST_AFTER = 0.1
-LOOK_EVERY = 1.0
-LOOK_FOR = 60.0
 WAIT_FOR_CONNECTION = 0.5
-MARGIN = timedelta(minutes=1)
 
 
 def run_in_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
@@ -76,7 +71,7 @@ def run_in_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome |
     except CommitUnknown:
         return _after_unknown_commit(runtime, run)
     except (DBAPIError, PoolTimeout) as error:
-        return _after_broken_connection(runtime, run, error)
+        return after_broken_connection(runtime, run, error)
 
 
 async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
@@ -97,7 +92,7 @@ async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) 
     except CommitUnknown:
         return await asyncio.to_thread(_after_unknown_commit, runtime, run)
     except (DBAPIError, PoolTimeout) as error:
-        return await asyncio.to_thread(_after_broken_connection, runtime, run, error)
+        return await asyncio.to_thread(after_broken_connection, runtime, run, error)
 
 
 def leave(run: RunningAttempt, connection: Connection) -> None:
@@ -110,7 +105,7 @@ def leave(run: RunningAttempt, connection: Connection) -> None:
 
 
 def _run_on(runtime: WorkerRuntime, run: RunningAttempt, connection: Connection) -> Outcome | None:
-    replays = Replays(runtime, run, time_limits(run, connection))
+    replays = Replays(runtime, run, time_limits(run.task.settings.timeout, connection))
     with run.on(connection):
         while True:
             replays.begin(connection)
@@ -126,7 +121,7 @@ async def _run_async_on(
     runtime: WorkerRuntime, run: RunningAttempt, connection: "AsyncConnection"
 ) -> Outcome | None:
     sync = await connection.run_sync(lambda sync: sync)
-    replays = Replays(runtime, run, time_limits(run, sync))
+    replays = Replays(runtime, run, time_limits(run.task.settings.timeout, sync))
     with run.on(sync):
         while True:
             await connection.run_sync(replays.begin)
@@ -148,28 +143,23 @@ def run_with_session(
 ) -> AttemptResult:
     """Run a handler with a Session inside the transaction of this connection."""
     begin_again = begin_now if replays is None else replays.begin
-    session = joined_session(runtime.sessions, connection, begin_again=begin_again)
-
-    def write() -> None:
-        session.expire_on_commit = False  # for ``after_commit`` listeners
-        write_pending(session)
-
-    with options_of(runtime.sessions.kw["bind"], connection):
+    sessions = runtime.sessions
+    with session_for_handler(
+        joined_session, sessions, connection, begin_again=begin_again
+    ) as session:
         try:
             run.begin()
-            handler_session.set(session)
             verdict = execution.run(
                 run.task,
                 run.claimed,
                 run.context(session),
                 around=runtime.around_handlers,
-                write_pending=write,
+                write_pending=partial(write_pending, session),
                 is_replayed=never if replays is None else replays.are_due,
             )
             _keep_session(run, session, verdict)
             return verdict
         finally:
-            handler_session.set(None)
             if run.session is None:
                 session.close()
 
@@ -198,67 +188,23 @@ async def _run_with_async_session(
     replays: Replays | None = None,
 ) -> AttemptResult:
     begin_again = begin_now if replays is None else replays.begin
-    session = async_sessions.joined_session(runtime.sessions, connection, begin_again=begin_again)
-
-    async def write() -> None:
-        await session.run_sync(write_pending)
-
-    sync: Any = getattr(connection, "sync_connection", connection)
-    with options_of(runtime.sessions.kw["bind"], sync):
+    sessions, joined = runtime.sessions, async_sessions.joined_session
+    with session_for_handler(joined, sessions, connection, begin_again=begin_again) as session:
         try:
             run.begin()
-            handler_session.set(session.sync_session)
             verdict = await execution.run_async(
                 run.task,
                 run.claimed,
                 run.context(session),
                 around=runtime.around_async_handlers,
-                write_pending=write,
+                write_pending=partial(session.run_sync, write_pending),
                 is_replayed=never if replays is None else replays.are_due,
             )
             _keep_session(run, session.sync_session, verdict)
             return verdict
         finally:
-            handler_session.set(None)
             if run.session is None:
-                await asyncio.shield(asyncio.create_task(session.close()))
-
-
-def time_limits(run: RunningAttempt, connection: Connection) -> str:
-    """The statements that set the server's timeouts for a handler's transaction.
-
-    The server ends the transaction of a frozen worker, but never before the task's own timeout.
-    Empty for a task without a timeout: the server's own settings then hold.
-    """
-    timeout = run.task.settings.timeout
-    if timeout is None:
-        return ""
-    milliseconds = int((timeout + MARGIN).total_seconds() * 1000)
-    limits = [(name, milliseconds) for name in limits_of(connection)]
-    # A running transaction_timeout can only be lengthened by setting it to 0 first.
-    none = [("transaction_timeout", 0)] * (len(limits) > 1)
-    return set_local(none + limits)
-
-
-def was_committed(runtime: WorkerRuntime, run: RunningAttempt) -> bool:
-    """Whether the transaction of an attempt has settled it; False also if that stays unknown.
-
-    The transaction may still commit, and locks the lease, until its server process has ended.
-    """
-    logger.info("job %s: asking whether it was committed", run.claimed.job_id)
-    deadline = time.monotonic() + LOOK_FOR
-    wait = LOOK_FIRST_AFTER
-    while time.monotonic() < deadline:
-        try:
-            with own_connection(runtime.engine, OWN) as connection:
-                settled = Workers(connection).has_settled(run.worker_id, run.claimed)
-                if settled is not None:
-                    return settled
-        except DBAPIError as error:
-            logger.debug("job %s: not known yet: %s", run.claimed.job_id, error)
-        runtime.stopping.wait(wait) if not runtime.stopping.is_set() else time.sleep(wait)
-        wait = min(2 * wait, LOOK_EVERY)  # each look is a connection
-    return False
+                await async_sessions.close(session)
 
 
 def _complete(
@@ -310,7 +256,7 @@ def _tell_of_success(
     run.ended_at = time.monotonic()
     runtime.note_times(run)
     runtime.buffer.settled([(run.claimed, outcome)], [settled])
-    tell_of_commit(runtime, run)
+    tell_of_commit(runtime.around, run.context, run.session)
 
 
 def report_stale(runtime: WorkerRuntime, claimed: Claimed) -> None:
@@ -318,7 +264,7 @@ def report_stale(runtime: WorkerRuntime, claimed: Claimed) -> None:
     runtime.buffer.discarded(claimed, STALE)
 
 
-def _after_broken_connection(
+def after_broken_connection(
     runtime: WorkerRuntime, run: RunningAttempt, error: Exception
 ) -> Outcome:
     """The outcome after an error outside of the handler, whose own errors do not come here."""
@@ -341,7 +287,7 @@ def _tell_of_no_connection(runtime: WorkerRuntime, run: RunningAttempt, error: E
 
 
 def _after_unknown_commit(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
-    if was_committed(runtime, run):
+    if was_committed(runtime.engine, run.worker_id, run.claimed, stopping=runtime.stopping):
         settled = Settled(run.claimed.job_id, AttemptOutcome.SUCCEEDED)
         _tell_of_success(runtime, run, Succeeded(), settled)
         return None

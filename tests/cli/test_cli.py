@@ -284,7 +284,7 @@ class TestStatus:
 
         (found,) = json.loads(short.stdout)["queues"]
         assert (found["jobs"]["pending"], found["jobs"]["succeeded"]) == (1, None)
-        assert found["jobs"]["blocked"] is None
+        assert found["jobs"]["blocked"] == 0
         assert "About 1,000,000 jobs in all" in plain.stdout
         (found,) = json.loads(exact.stdout)["queues"]
         assert (found["jobs"]["pending"], found["jobs"]["succeeded"]) == (1, 1)

@@ -42,7 +42,7 @@ class TestPrune:
         }
         assert prune("--dry-run").split()[-3:] == ["shop.add", "succeeded", "2"]
         assert prune() == "Deleted 2 jobs.\n"
-        assert prune("--dry-run") == "No job is due.\n"
+        assert prune("--dry-run") == "No job to delete.\n"
         assert json.loads(prune("--json")) == {"deleted": 0, "refused": []}
         with Session(engine) as session:
             assert [job.task for job in session.query(Job)] == ["lost.task"]
@@ -146,7 +146,7 @@ class TestEnqueue:
             (["shop.add", "--args", "{"], ["--args is not JSON"]),
             (["shop.add", "--args", "[1, 2]"], ["give the arguments by name"]),
             (["shop.add", "--args", '{"a": 1}'], ["shop.add", "'b'"]),
-            (["shop.add", "--args", '{"a": 1, "b": "x"}'], ["shop.add", "argument b", "int"]),
+            (["shop.add", "--args", '{"a": 1, "b": "x"}'], ["shop.add: argument b", "int"]),
             (["shop.add", "--args", '{"a": 1, "b": 2, "c": 3}'], ["shop.add", "'c'"]),
         ],
     )

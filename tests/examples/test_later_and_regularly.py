@@ -1,6 +1,6 @@
 """Work at a later time, and again and again: by a column, and by options."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 
 from stage import Stage
 
@@ -9,6 +9,10 @@ from examples.later_and_regularly import by_hand, move, with_pgqueue
 WITH_PGQUEUE = with_pgqueue.__name__
 DAY = timedelta(days=1)
 MIDNIGHT = datetime(2024, 2, 29, tzinfo=UTC)
+DUE_SINCE = """
+    UPDATE pgqueue.schedules
+    SET next_at = date_trunc('day', clock_timestamp(), 'UTC') - CAST(:ago AS interval)
+"""
 
 
 def test_by_hand_a_job_waits_for_its_hour(database_url: str) -> None:
@@ -71,17 +75,19 @@ def test_by_hand_a_regular_job_leaves_its_successor(database_url: str) -> None:
         assert stage.column("SELECT run_at FROM scheduled_jobs") == [today + DAY]
 
 
-def test_with_pgqueue_a_regular_job_leaves_its_successor(database_url: str) -> None:
+def test_with_pgqueue_a_schedule_fires_at_its_time(database_url: str) -> None:
     with Stage(database_url) as stage:
         with_pgqueue.queue.bind(stage.engine)
-        today = datetime.now(UTC) - timedelta(minutes=1)
         with with_pgqueue.queue.session() as session, session.begin():
-            with_pgqueue.schedule_rent(session, 1, today)
+            with_pgqueue.schedule_rent(session, 1)
+        stage.run(DUE_SINCE, ago=timedelta(0))
 
-        stage.drain(WITH_PGQUEUE)
+        stage.start_worker(WITH_PGQUEUE)
+        stage.until(lambda: stage.paid() == [1])
 
-        assert stage.paid() == [1]
-        assert stage.column("SELECT run_at FROM pgqueue.message_queue") == [today + DAY]
+        [next_at] = stage.column("SELECT next_at FROM pgqueue.schedules")
+        assert next_at - datetime.now(UTC) <= DAY
+        assert next_at.astimezone(UTC).time() == time()
 
 
 def test_by_hand_two_processes_that_start_pay_the_rent_twice(database_url: str) -> None:
@@ -101,15 +107,17 @@ def test_by_hand_two_processes_that_start_pay_the_rent_twice(database_url: str) 
 def test_with_pgqueue_two_processes_that_start_pay_the_rent_once(database_url: str) -> None:
     with Stage(database_url) as stage:
         with_pgqueue.queue.bind(stage.engine)
-        today = datetime.now(UTC) - timedelta(minutes=1)
         for _ in range(2):
             with with_pgqueue.queue.session() as session, session.begin():
-                with_pgqueue.schedule_rent(session, 1, today)
+                with_pgqueue.schedule_rent(session, 1)
+        stage.run(DUE_SINCE, ago=timedelta(0))
 
-        stage.drain(WITH_PGQUEUE)
+        for _ in range(2):
+            stage.start_worker(WITH_PGQUEUE)
+        stage.until(lambda: stage.paid() == [1])
 
-        assert stage.paid() == [1]
-        assert stage.column("SELECT run_at FROM pgqueue.message_queue") == [today + DAY]
+        assert stage.scalar("SELECT count(*) FROM pgqueue.schedules") == 1
+        assert stage.scalar("SELECT count(*) FROM pgqueue.jobs") == 1
 
 
 def test_by_hand_a_worker_that_was_off_pays_for_every_day_it_missed(database_url: str) -> None:
@@ -124,19 +132,35 @@ def test_by_hand_a_worker_that_was_off_pays_for_every_day_it_missed(database_url
         assert stage.paid() == [1, 1, 1, 1]
 
 
+def test_with_pgqueue_a_worker_that_was_off_pays_once(database_url: str) -> None:
+    with Stage(database_url) as stage:
+        with_pgqueue.queue.bind(stage.engine)
+        with with_pgqueue.queue.session() as session, session.begin():
+            with_pgqueue.schedule_rent(session, 1)
+        stage.run(DUE_SINCE, ago=3 * DAY)
+
+        stage.start_worker(WITH_PGQUEUE)
+        stage.until(lambda: stage.paid() == [1])
+
+        assert stage.scalar("SELECT next_at > clock_timestamp() FROM pgqueue.schedules")
+        assert stage.scalar("SELECT count(*) FROM pgqueue.jobs") == 1
+
+
 def test_scheduled_jobs_move_over_with_their_times(database_url: str) -> None:
     with Stage(database_url) as stage:
         by_hand.create_tables(stage.engine)
-        tomorrow = datetime.now(UTC) + DAY
+        tomorrow = (datetime.now(UTC) + DAY).replace(second=0, microsecond=0)
         with stage.engine.begin() as connection:
             by_hand.at_a_time(connection, 1, tomorrow)
-            by_hand.at_a_time(connection, 2, tomorrow, every=DAY)
+            for _ in range(2):
+                by_hand.at_a_time(connection, 2, tomorrow, every=DAY)
         with_pgqueue.queue.bind(stage.engine)
 
         with with_pgqueue.queue.session() as session, session.begin():
-            assert move.move(session) == 2
+            assert move.move(session) == 3
 
-        assert stage.column("SELECT run_at FROM pgqueue.message_queue") == [tomorrow, tomorrow]
-        tasks = stage.column("SELECT task FROM pgqueue.jobs ORDER BY id")
-        assert tasks == [with_pgqueue.pay_order.name, with_pgqueue.pay_rent.name]
+        assert stage.column("SELECT run_at FROM pgqueue.message_queue") == [tomorrow]
+        [(name, next_at)] = stage.rows("SELECT name, next_at FROM pgqueue.schedules")
+        assert name == "rent:2"
+        assert (tomorrow - next_at) % DAY == timedelta(0)
         assert stage.scalar("SELECT count(*) FROM scheduled_jobs") == 0

@@ -3,11 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
+from urllib.request import urlopen
 
 import click
 import pytest
-from flask import Flask, abort
+from flask import Flask, abort, current_app
 from kiosk import (
     NEVER,
     Note,
@@ -18,11 +20,13 @@ from kiosk import (
     words_in,
     work,
 )
+from prometheus_client import CollectorRegistry
 from sqlalchemy import create_engine
 
-from pgqueue import JobStatus, NotBound, PayloadError, PgQueueError, Worker
+from pgqueue import JobContext, JobStatus, NotBound, PayloadError, PgQueueError, Worker
 from pgqueue.cli import main
 from pgqueue.flask import PgQueue
+from pgqueue.metrics import serving
 
 
 @pytest.fixture
@@ -80,6 +84,24 @@ def test_delay_in_a_request_is_a_transaction_of_its_own(
     assert statuses_in(database_url) == [JobStatus.PENDING]
     with app.app_context():
         assert queue.engine is db.engine
+
+
+def test_schedules_are_fired_in_an_application_context(app: Flask, queue: PgQueue) -> None:
+    """Functions of on_enqueue run for each tick, and may ask for the app."""
+
+    @queue.schedule(every=timedelta(seconds=1))
+    @queue.task(name="tick")
+    def tick(ctx: JobContext) -> None:
+        seen.append(ctx.meta["app"])
+        worker.stop()
+
+    queue.on_enqueue(lambda task: {"app": current_app.name})
+    seen: list[str] = []
+    with app.app_context():
+        worker = Worker(queue)
+        worker.run()
+
+    assert seen[0] == app.name
 
 
 def test_two_apps_share_the_tasks_and_nothing_else(
@@ -263,3 +285,19 @@ def test_without_flask_the_import_says_what_to_install() -> None:
     assert last == (
         "ModuleNotFoundError: pgqueue.flask needs Flask: pip install 'sqlalchemy-pgqueue[flask]'"
     )
+
+
+def test_the_metrics_of_a_worker_need_no_application_context(app: Flask, queue: PgQueue) -> None:
+    @queue.task(name="report")
+    def report() -> None: ...
+
+    with app.app_context():
+        report.delay()
+        worker = Worker(queue)
+        with (
+            serving(worker, queue, port=0, registry=CollectorRegistry()) as port,
+            urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer,
+        ):
+            said = answer.read().decode()
+
+    assert 'pgqueue_jobs_waiting{queue="default"} 1.0' in said

@@ -23,7 +23,7 @@ from bad_input_kinds import Kept, Refused
 from bad_options import DECLARED, OPTIONS, Option
 from sqlalchemy.orm import Session
 
-from pgqueue import OptionError, PayloadError, PgQueue, UnknownOption, UnknownTask, Worker
+from pgqueue import OptionError, PayloadError, PgQueue, UnknownTask, Worker
 
 DOORS: tuple[Door, ...] = (by_enqueue, by_many, by_add, by_delay)
 BATCH = 10_001
@@ -55,14 +55,14 @@ def kept(*names: str) -> tuple[Kept, ...]:
     return tuple(Kept(name, ACCEPTED[name]) for name in names)
 
 
-def not_yet(feature: str, name: str, **given: Any) -> Refused:
-    """What this version has no name for, so that nobody takes it for something that works."""
-    doors: tuple[Any, ...] = (
-        lambda session: pay.options(**given).enqueue(session, 1),
-        lambda session: PgQueue().task(**given)(plain),
-    )
-    said = f"there is no option '{next(iter(given))}'"
-    return Refused(f"{name}, and no {feature} yet", doors, UnknownOption, (said,))
+def schedule(name: str, said: str, expression: str = "0 3 * * *", **given: Any) -> Refused:
+    """A rule that a schedule refuses where it is declared."""
+    door = partial(_schedule, expression, given)
+    return Refused(f"schedule: {name}", (door,), OptionError, (said,))
+
+
+def _schedule(expression: str, given: dict[str, Any], _session: Session) -> None:
+    PgQueue().schedule(expression, **given)(PgQueue().task(plain))
 
 
 def unknown_tasks(*names: str) -> Refused:

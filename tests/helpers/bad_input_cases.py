@@ -14,11 +14,11 @@ from bad_input_calls import (
     calls,
     declared,
     kept,
-    not_yet,
     one_bad_in_a_batch,
     options,
     polling_without_a_pause,
     queues,
+    schedule,
     unknown_tasks,
 )
 from bad_input_checks import (
@@ -145,20 +145,20 @@ CASES: dict[int, tuple[Case, ...]] = {
         answered("an error", ZeroDivisionError()),
     ),
     63: (long_key, no_key, *options("unique_key NUL", "unique_key empty")),
-    64: (not_yet("limits", "limit 0", limit=0), not_yet("limits", "limit -1", limit=-1)),
+    64: declared("limit 0", "limit -1"),
     65: (inert_tags, *options("tags text", "tag empty", "tag number", "tag long", "tags many")),
     66: (one_bad_in_a_batch(0), one_bad_in_a_batch(5000), one_bad_in_a_batch(10_000)),
     67: (taken_key,),  # no error: a key is no claim about the arguments
     # Schedules
-    68: (not_yet("schedules", "cron of six fields", cron="* * * * * *"),),
-    69: (not_yet("schedules", "cron at minute 60", cron="60 * * * *"),),
-    70: (not_yet("schedules", "cron that is never due", cron="0 0 31 2 *"),),
-    71: (not_yet("schedules", "cron every 0 minutes", cron="*/0 * * * *"),),
-    72: (not_yet("schedules", "empty cron", cron=""),),
-    73: (not_yet("schedules", "cron of 5 KB", cron="*," * 2500),),
-    74: (not_yet("schedules", "unknown zone", zone="Mars/Olympus"),),
-    75: (not_yet("schedules", "zone of a path", zone="../../etc/passwd"),),
-    76: (not_yet("schedules", "cron at a reboot", cron="@reboot"),),
+    68: (schedule("six fields", "has 6 fields; give five", "* * * * * *"),),
+    69: (schedule("minute 60", "field 1, the minute, is '60'", "60 * * * *"),),
+    70: (schedule("never due", "field 3, the day-of-month, is '31'", "0 0 31 2 *"),),
+    71: (schedule("every 0 minutes", "field 1, the minute, is", "*/0 * * * *"),),
+    72: (schedule("no fields", "has 0 fields; give five", ""),),
+    73: (schedule("5 KB", "has 1 fields; give five", "*," * 2500),),
+    74: (schedule("unknown zone", "timezone is 'Mars/Olympus'", timezone="Mars/Olympus"),),
+    75: (schedule("zone of a path", "give an IANA name", timezone="../../etc/passwd"),),
+    76: (schedule("at a reboot", "has 1 fields; give five", "@reboot"),),
     # What a handler returns or raises
     77: (
         *returned("NaN", "infinity"),

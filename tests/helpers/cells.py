@@ -4,6 +4,7 @@ Apart from ``chores``, because a child imports what it needs and nothing else.
 """
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -143,6 +144,50 @@ def pay_in_cell(ctx: JobContext) -> None:
         session.execute(EFFECT, effect(ctx))
         echo.enqueue(session, {"paid": ctx.job_id})
         assert session.scalar(text("SELECT 1")) == 1
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=2)
+def pay_at_end_in_cell(ctx: JobContext, then: str = "") -> str:
+    note("start", ctx)
+    with ctx.finish({"paid": ctx.job_id}) as session:
+        session.execute(EFFECT, effect(ctx))
+        if then == "lose its lease":
+            with queue.session() as other, other.begin():  # as a rescue and the next claim do
+                other.execute(text("UPDATE pgqueue.leases SET attempt = 9"))
+        if then == "be cancelled":
+            with queue.session() as other, other.begin():
+                queue.cancel(other, ctx.job_id)
+        if then == "die inside" and ctx.attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert ctx.is_finished
+    note("end", ctx)
+    match then:
+        case "raise":
+            raise ValueError("too late to fail")
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "wait":
+            while not is_open("after"):
+                time.sleep(LOOK_EVERY)
+    return "not kept"
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=1)
+def only_say_it_has_ended(ctx: JobContext) -> None:
+    link = _link()  # first: the connection to the database is a socket too
+    with queue.session() as session:
+        lease = text("SELECT message_id, attempt FROM pgqueue.leases WHERE target_id = :id")
+        of = list(session.execute(lease, {"id": ctx.job_id}).one())
+    said = json.dumps({"finished": True, "of": of}, separators=(",", ":"))
+    link.sendall(said.encode() + b"\n")
+    raise ZeroDivisionError("by naught")
+
+
+@queue.task(executor="process", retry=AT_ONCE, max_attempts=1, timeout=SOON)
+def overrun_at_end(ctx: JobContext) -> None:
+    with ctx.finish() as session:
+        session.execute(EFFECT, effect(ctx))
+    time.sleep(60)
 
 
 @queue.task(executor="process", retry=AT_ONCE)

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from pgqueue import JobContext, PgQueue, Retry, Snooze
+from pgqueue import JobContext, PgQueue, Retry, Snooze, Unique
 
 queue = PgQueue(os.environ.get("CHORES_URL"))
 
@@ -55,6 +55,11 @@ def quick(ctx: JobContext, n: int = 0) -> None:
     note("start", ctx)
 
 
+@queue.task(retry=AT_ONCE, max_attempts=1, on_failed=quick.options(queue="alerts"))
+def fail(ctx: JobContext) -> None:
+    raise ValueError("for good")
+
+
 @queue.task(retry=AT_ONCE)
 def brief(ctx: JobContext, milliseconds: int) -> None:
     note("start", ctx)
@@ -77,6 +82,22 @@ async def pay_async(session: AsyncSession, ctx: JobContext, milliseconds: int = 
 
 
 @queue.task(retry=AT_ONCE)
+def pay_at_end(ctx: JobContext, milliseconds: int = 0) -> None:
+    note("start", ctx)
+    with ctx.finish() as session:
+        session.execute(EFFECT, effect(ctx))
+    time.sleep(milliseconds / 1000)
+
+
+@queue.task(retry=AT_ONCE)
+async def pay_at_end_async(ctx: JobContext, milliseconds: int = 0) -> None:
+    note("start", ctx)
+    async with ctx.finish_async() as session:
+        await session.execute(EFFECT, effect(ctx))
+    await asyncio.sleep(milliseconds / 1000)
+
+
+@queue.task(retry=AT_ONCE)
 def wait(ctx: JobContext, gate: str) -> str:
     """Ends when its gate opens, whatever else happens."""
     note("start", ctx)
@@ -84,6 +105,24 @@ def wait(ctx: JobContext, gate: str) -> str:
         time.sleep(LOOK_EVERY)
     note("end", ctx, cancelled=ctx.is_cancelled())
     return gate
+
+
+@queue.task(retry=AT_ONCE, unique=Unique(by=("gate",), until="started"))
+def wait_alone(ctx: JobContext, gate: str) -> None:
+    """Of these, one waits for each gate; more may run."""
+    wait.function(ctx, gate)
+
+
+@queue.task(
+    executor="process",
+    expires_in=timedelta(hours=1),
+    unique=Unique(by=(), until="started"),
+    retry=Retry.never(),
+)
+def alone_in_process(left: int) -> None:
+    """Enqueues its successor under its own key, from a process of its own."""
+    if left:
+        assert alone_in_process.delay(left - 1).is_new
 
 
 @queue.task(retry=AT_ONCE, max_interruptions=2)

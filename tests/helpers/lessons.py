@@ -26,8 +26,8 @@ from typing import Literal, Self
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REMARK = re.compile(r"<!-- (.+) -->\n+\Z")
 PROMPT = "$ "
-PORT = "5000"
-"""Of `flask run`; a test takes a free one in its place."""
+PORTS = ("5000", "9187")
+"""Of `flask run` and of a worker's metrics; a test takes free ones in their place."""
 
 PATIENCE = 250.0
 LOOK_EVERY = 0.05
@@ -117,7 +117,7 @@ class Reader:
         self.directory = directory
         self.terminals: list[Terminal] = []
         self._environment = plain_environment()
-        self._port = _free_port()
+        self._ports = {port: _free_port() for port in PORTS}
         # The environment that its reader makes and activates, in the block that is not run, is
         # the one the tests run in.
         (directory / ".venv").symlink_to(sys.prefix)
@@ -151,9 +151,9 @@ class Reader:
     def _open_terminal(self, step: Step) -> None:
         number = len(self.terminals)
         output = self.directory / f".terminal-{number}"
-        terminal = Terminal(step, self._on_own_port(step), self.directory, output)
+        terminal = Terminal(step, self._on_own_ports(step.commands), self.directory, output)
         self.terminals.append(terminal)
-        terminal.wait_until_it_says([line.replace(PORT, self._port) for line in step.output])
+        terminal.wait_until_it_says([self._on_own_ports(line) for line in step.output])
 
     def _repeat(self, step: Step) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -165,7 +165,7 @@ class Reader:
         """Run the commands of one block; what they export is there for the next."""
         state = self.directory / ".environment"
         done = subprocess.run(
-            ["bash", "-ec", f"{self._on_own_port(step)}\nenv -0 > {state}"],
+            ["bash", "-ec", f"{self._on_own_ports(step.commands)}\nenv -0 > {state}"],
             cwd=self.directory,
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -179,8 +179,10 @@ class Reader:
         self._environment = {name: value for name, _, value in pairs}
         return done.stdout
 
-    def _on_own_port(self, step: Step) -> str:
-        return step.commands.replace(PORT, self._port)
+    def _on_own_ports(self, text: str) -> str:
+        for port, own in self._ports.items():
+            text = text.replace(port, own)
+        return text
 
 
 def plain_environment() -> dict[str, str]:

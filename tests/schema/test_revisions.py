@@ -70,6 +70,8 @@ def test_the_tables_that_change_often_have_the_storage_they_were_measured_with(
         "storage jobs {fillfactor=45}",
         "storage message_queue {autovacuum_vacuum_scale_factor=0.05}",
         "storage leases {autovacuum_vacuum_scale_factor=0.05}",
+        "storage waiting_messages {autovacuum_vacuum_scale_factor=0.05}",
+        "storage limit_places {autovacuum_vacuum_scale_factor=0.05}",
         "storage workers {fillfactor=45}",
     }
 

@@ -23,11 +23,14 @@ from chaos.interleavings.logical_workers import (
     violations,
     worker_settings,
 )
-from pgqueue import Cancel, Change, PgQueue, Retry, Snooze, Worker
+from pgqueue import Cancel, Change, Limit, PgQueue, Retry, Snooze, Worker
 from pgqueue.errors import OptionError
 from pgqueue.schema import grant, revoke, upgrade_database, verify
+from pgqueue.statements.tables import array_of
 from pgqueue.testing.databases import fresh_database
+from pgqueue.worker.ticks import Ticks
 
+HOUR = timedelta(hours=1)
 PURPOSES = ("worker", "enqueue", "dashboard", "migrator", "owner")
 INSUFFICIENT_PRIVILEGE = "42501"
 MODES = ("lease", "transaction")
@@ -61,6 +64,14 @@ def follow_up(session: Session) -> None:
     tasks.cancel(session, waiting.id)
     tasks.requeue(session, waiting.id)
     tasks.cancel(session, waiting.id)
+
+
+@tasks.task(limit=Limit(1, by="n"))
+def one_at_a_time(n: int) -> None: ...
+
+
+@tasks.task(limit=Limit(2, name="alone"))
+def alone(n: int) -> None: ...
 
 
 @tasks.task
@@ -138,6 +149,7 @@ def queue(place: Place) -> Iterator[PgQueue]:
     with place.admin.begin() as connection:
         connection.execute(text("TRUNCATE pgqueue.jobs, pgqueue.message_queue, pgqueue.leases"))
         connection.execute(text("TRUNCATE pgqueue.dead_letters, pgqueue.workers"))
+        connection.execute(text("TRUNCATE pgqueue.waiting_messages, pgqueue.limit_places"))
 
 
 class TestEnqueue:
@@ -156,11 +168,19 @@ class TestEnqueue:
             session.commit()
         ids.append(once.delay(2).id)
         succeed.delay(5)
+        self.enqueue_under_limits(queue)
         asyncio.run(self.enqueue_async(place.url("enqueue")))
 
         assert len(set(ids)) == 1
-        assert place.outcomes() == {"unfinished": 8}
+        assert place.outcomes() == {"unfinished": 12}
         assert violations(place.admin) == []
+
+    def enqueue_under_limits(self, queue: PgQueue) -> None:
+        one_at_a_time.delay(1)
+        with queue.session() as session:
+            session.add(one_at_a_time.job(1))
+            one_at_a_time.enqueue_many(session, [(1,), (2,)])
+            session.commit()
 
     async def enqueue_async(self, url: URL) -> None:
         engine = create_async_engine(url)
@@ -179,11 +199,12 @@ class TestWorker:
             task.delay()
         with queue.session() as session:
             succeed.enqueue_many(session, [(n,) for n in range(20)])
+            one_at_a_time.enqueue_many(session, [(n % 2,) for n in range(10)])
             session.commit()
 
         Worker(queue, mode=mode, concurrency=2).run_until_empty(timeout=60)
 
-        assert place.outcomes() == {"succeeded": 23, "failed": 1, "cancelled": 2, "unfinished": 1}
+        assert place.outcomes() == {"succeeded": 33, "failed": 1, "cancelled": 2, "unfinished": 1}
         assert violations(place.admin) == []
 
     def test_rescues_what_the_dead_have_left(self, place: Place, queue: PgQueue) -> None:
@@ -227,7 +248,77 @@ class TestDashboard:
             Change.REQUEUED,
         ]
         place.run("dashboard", "SELECT * FROM pgqueue.job_overview")
+        self.change_limits(place, queue)
         place.run("dashboard", "SELECT * FROM pgqueue.invariant_violations")
+
+    def change_limits(self, place: Place, queue: PgQueue) -> None:
+        queue.bind(place.engine("enqueue"))
+        ids = [one_at_a_time.options(delay=timedelta(hours=1)).delay(1).id for _ in range(2)]
+        queue.bind(place.engine("dashboard"))
+        with queue.session() as session:
+            assert queue.cancel(session, ids[1]) is Change.CANCELLED
+            assert queue.requeue(session, ids[1]) is Change.REQUEUED
+            queue.set_limit(session, "test_rights.one_at_a_time:n", 3)
+            session.commit()
+            [limit] = [one for one in queue.limits(session) if one.name.endswith(":n")]
+            assert (limit.capacity, limit.waiting) == (3, 2)
+            assert queue.check(session) == []
+
+
+class TestLimits:
+    def test_each_role_does_its_part(self, place: Place, queue: PgQueue) -> None:
+        queue.bind(place.engine("enqueue"))
+        with queue.session() as session:
+            session.add(alone.job(1))
+            alone.enqueue_many(session, [(1,), (2,)])
+            first = alone.options(delay=HOUR).enqueue(session, 1).id
+            second = alone.options(delay=HOUR).enqueue(session, 1).id
+            third = succeed.options(delay=HOUR).enqueue(session, 1).id
+            session.commit()
+
+        queue.bind(place.engine("dashboard"))
+        with queue.session() as session, session.begin():
+            queue.set_limit(session, "alone", 1)  # which no worker has declared
+            assert [queue.run_now(session, id) for id in (first, third)] == [Change.DUE_NOW] * 2
+            assert queue.cancel(session, second) is Change.CANCELLED
+            assert queue.requeue(session, second) is Change.REQUEUED
+            [limit] = [one for one in queue.limits(session) if one.name == "alone"]
+            assert limit.waiting == 5
+
+        queue.bind(place.engine("worker"))
+        assert Worker(queue).run_until_empty(timeout=60)["succeeded"] == 6
+        assert violations(place.admin) == []
+
+
+class TestSchedules:
+    def test_an_enqueuer_manages_them_a_worker_fires_them_and_a_dashboard_pauses_them(
+        self, place: Place, queue: PgQueue
+    ) -> None:
+        queue.bind(place.engine("enqueue"))
+        with queue.session() as session, session.begin():
+            for name in ("kept", "gone"):
+                queue.schedules.add(session, succeed, every=HOUR, name=name, args=(1,))
+            queue.schedules.change(session, "kept", "0 3 * * *", args=(2,), priority=1)
+            queue.schedules.trigger(session, "kept")
+            queue.schedules.remove(session, "gone")
+        queue.bind(place.engine("dashboard"))
+        with queue.session() as session, session.begin():
+            queue.schedules.pause(session, "kept")
+            queue.schedules.resume(session, "kept")
+            [state] = queue.schedules.list(session)
+        with place.admin.begin() as connection:
+            connection.execute(
+                text("UPDATE pgqueue.schedules SET next_at = now() - interval '1 hour'")
+            )
+        with place.engine("worker").connect() as connection:
+            Ticks(queue.tasks, array_of(queue.tasks)).fire(connection)
+            with connection.begin():
+                queue.schedules.synchronise(connection)
+
+        assert state.paused_at is None
+        assert place.outcomes() == {"unfinished": 2}
+        with place.admin.begin() as connection:
+            connection.execute(text("TRUNCATE pgqueue.schedules"))
 
 
 class TestMigrator:
@@ -308,13 +399,22 @@ NOT_ENQUEUE = [
     "SELECT * FROM pgqueue.invariant_violations",
     "UPDATE pgqueue.workers SET dead_at = now()",
     "INSERT INTO pgqueue.queues (name, paused_at) VALUES ('mail', now())",
+    "SELECT * FROM pgqueue.waiting_messages",
+    "DELETE FROM pgqueue.waiting_messages",
+    "INSERT INTO pgqueue.limits (name, declared) VALUES ('bank', 9)",
+    "DELETE FROM pgqueue.limit_places",
 ]
 NOT_WORKER = [
+    "DELETE FROM pgqueue.schedules",
     "UPDATE pgqueue.queues SET paused_at = now()",
     "UPDATE pgqueue.job_attempts SET error = ''",
     "UPDATE pgqueue.dead_letters SET outcome = 'failed'",
 ]
 NOT_DASHBOARD = [
+    "SELECT args FROM pgqueue.schedules",
+    "UPDATE pgqueue.schedules SET args = '{}'",
+    "UPDATE pgqueue.schedules SET task = 'other'",
+    "INSERT INTO pgqueue.schedules (name, task, cron) VALUES ('n', 't', '* * * * *')",
     "SELECT args FROM pgqueue.jobs",
     "SELECT * FROM pgqueue.jobs",
     "SELECT jobs FROM pgqueue.jobs",
@@ -334,6 +434,8 @@ NOT_DASHBOARD = [
     "UPDATE pgqueue.workers SET dead_at = now()",
     "DELETE FROM pgqueue.workers",
     "UPDATE pgqueue.job_attempts SET error = ''",
+    "DELETE FROM pgqueue.limit_places",
+    "UPDATE pgqueue.limits SET declared = 9",
 ]
 NOT_WITHOUT_PRUNING = ["DELETE FROM pgqueue.jobs", "DELETE FROM pgqueue.job_attempts"]
 FORBIDDEN = [

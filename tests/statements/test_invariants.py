@@ -48,7 +48,25 @@ INSERT_MESSAGE = (
     "INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task) "
     "SELECT queue, priority, run_at, id, task FROM pgqueue.jobs WHERE id = :id"
 )
+NO_MESSAGE = "DELETE FROM pgqueue.message_queue WHERE target_id = :id"
+WAITING = f"""{NO_MESSAGE};
+    UPDATE pgqueue.jobs SET limit_keys = 'bank' WHERE id = :id;
+    INSERT INTO pgqueue.waiting_messages (limit_keys, queue, priority, run_at, target_id, task)
+    SELECT limit_keys, queue, priority, run_at, id, task FROM pgqueue.jobs WHERE id = :id"""
+PLACE = "INSERT INTO pgqueue.limit_places (limit_key, job_id) VALUES ('bank', :id)"
+STANDS = "a waiting message stands where its job says"
 DAMAGES = [
+    Damage(
+        "a waiting message has an unfinished job",
+        f"{WAITING}; DELETE FROM pgqueue.jobs WHERE id = :id",
+    ),
+    Damage(STANDS, f"{WAITING}; UPDATE pgqueue.jobs SET limit_keys = NULL WHERE id = :id"),
+    Damage(STANDS, f"{WAITING}; UPDATE pgqueue.jobs SET priority = 1 WHERE id = :id"),
+    Damage("a waiting job has neither message nor lease", f"{WAITING}; {INSERT_MESSAGE}; {PLACE}"),
+    Damage(
+        "an admitted job has a place in each of its limits",
+        "UPDATE pgqueue.jobs SET limit_keys = 'bank' WHERE id = :id",
+    ),
     Damage(
         "an unfinished job has a message or a lease",
         "DELETE FROM pgqueue.message_queue WHERE target_id = :id",
@@ -170,7 +188,7 @@ def test_damage_is_reported_with_its_job(
     assert violations(engine) == []
 
     with engine.begin() as connection:
-        for statement in damage.sql.split("; "):
+        for statement in damage.sql.split(";"):
             connection.execute(text(statement), {"id": job_id} if ":id" in statement else {})
 
     found = violations(engine)
@@ -190,7 +208,7 @@ def test_every_rule_has_its_damage(engine: Engine) -> None:
 
     for damage in DAMAGES:
         assert damage.rule in texts
-    assert len({damage.rule for damage in DAMAGES}) == 12
+    assert len({damage.rule for damage in DAMAGES}) == 16
 
 
 @pytest.mark.parametrize("state", ["pending", "leased", "crashed", "failed", "succeeded"])

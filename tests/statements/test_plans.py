@@ -17,8 +17,10 @@ from chaos.interleavings.logical_workers import (
     worker_settings,
 )
 from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
+from pgqueue import PgQueue, Unique
 from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
-from pgqueue.repository import Attempts, Claimed, Workers
+from pgqueue.repository import Attempts, Claimed, Jobs, Pruning, Workers
+from pgqueue.retention import Keep, Retention
 from pgqueue.testing.databases import fresh_database
 
 BATCH = 100
@@ -192,6 +194,40 @@ class TestSettles:
         attempts.settle_succeeded(claimed)
         assert_by_key(plans.only, buffers=30 * BATCH)
 
+    def test_progress_reaches_jobs_and_leases_by_their_keys(self, worker: LogicalWorker) -> None:
+        claimed = worker.claim(BATCH)
+        reports = [
+            {
+                "job_id": one.job_id,
+                "message_id": one.message_id,
+                "attempt": one.attempt,
+                "worker_id": str(worker.id),
+                "progress": {"done": 1, "total": 2, "note": None},
+            }
+            for one in claimed
+        ]
+        with plans_of(worker.line) as plans:
+            written = Jobs(worker.line).write_progress(reports)
+
+        assert written == {one.job_id for one in claimed}
+        assert_by_key(plans.only, buffers=60 * BATCH)
+        Attempts(worker.line, worker.id).settle_succeeded(claimed)
+
+    def test_a_crash_of_transaction_mode_is_looked_up_by_its_key(
+        self, worker: LogicalWorker
+    ) -> None:
+        [claimed] = worker.claim()
+        attempts = Attempts(worker.line, worker.id)
+        with plans_of(worker.line) as plans:
+            assert not attempts.has_crashed_before(claimed)
+
+        assert plans.only.scans_of("job_attempts") <= {
+            "Index Only Scan job_attempts_pkey",
+            "Index Scan job_attempts_pkey",
+        }
+        assert plans.only.buffers < 20
+        attempts.settle_succeeded([claimed])
+
     def test_a_rescue_looks_up_jobs_by_their_key(self, worker: LogicalWorker) -> None:
         claimed = worker.claim(BATCH)
         dead = "UPDATE pgqueue.workers SET dead_at = clock_timestamp() WHERE id = %s"
@@ -215,6 +251,97 @@ class TestSettles:
         worker.transaction.commit()
         assert plans.only.scans_of("jobs") == {"Index Scan jobs_pkey"}
         assert plans.only.buffers < 200
+
+
+class TestPruning:
+    """The walks go up the keys from where they stand; a stretch costs its own jobs only."""
+
+    @pytest.mark.parametrize("dead", [False, True], ids=["all", "dead"])
+    def test_a_stretch_is_read_and_deleted_by_key(self, worker: LogicalWorker, dead: bool) -> None:
+        outcome: Outcome = Failed(ERROR) if dead else Succeeded({"sum": 3})
+        claimed = worker.claim(BATCH)
+        Attempts(worker.line, worker.id).settle([(one, outcome) for one in claimed])
+        first = min(one.job_id for one in claimed)
+        with plans_of(worker.line) as plans:
+            stretch = Pruning(worker.line).prune(
+                AT_ONCE, (), dead=dead, after=first - 1, size=BATCH
+            )
+
+        assert stretch.deleted == BATCH
+        assert_by_key_of_records(plans.only, buffers=80 * BATCH)
+
+    def test_a_stretch_without_a_job_to_delete_costs_little(self, worker: LogicalWorker) -> None:
+        with plans_of(worker.line) as plans:
+            stretch = Pruning(worker.line).prune(AT_ONCE, (), dead=False, after=100_000, size=BATCH)
+
+        assert stretch.deleted == 0
+        assert_by_key_of_records(plans.only, buffers=20 * BATCH)
+
+    @pytest.mark.parametrize("dead", [False, True], ids=["all", "dead"])
+    def test_the_next_job_is_found_by_its_key(self, worker: LogicalWorker, dead: bool) -> None:
+        with plans_of(worker.line) as plans:
+            Pruning(worker.line).next_job(100_000, dead=dead)
+
+        assert plans.only.whole_scans == []
+        assert plans.only.buffers < 20
+
+
+AT_ONCE = Retention(Keep(succeeded=timedelta(0), failed=timedelta(0)), {}, {"tests.task": None})
+
+
+def assert_by_key_of_records(plan: Plan, *, buffers: int) -> None:
+    """The records of a deleted job are found by it; the order of a walk is that of an index."""
+    assert plan.scans_of("jobs") <= {
+        "Index Scan jobs_pkey",
+        "Index Only Scan jobs_pkey",
+        "Tid Scan",
+    }
+    # One lease for each running job: read once, if that is less than a probe for each dead job.
+    # No job waits to be admitted here: reading an empty table costs less than a probe.
+    assert set(plan.whole_scans) <= {"leases", "waiting_messages"}
+    assert plan.buffers < buffers
+
+
+class TestUniqueKeys:
+    def test_the_start_of_a_job_that_gives_its_key_back_or_may_expire_reaches_it_by_its_key(
+        self, worker: LogicalWorker
+    ) -> None:
+        claimed = worker.claim(BATCH)[0]
+        attempts = Attempts(worker.line, worker.id)
+
+        with plans_of(worker.line) as plans:
+            assert attempts.free_key(claimed, is_alone=True)
+            assert not attempts.has_expired(claimed, timedelta(hours=1))
+
+        assert len(plans.seen) == 2
+        for plan in plans.seen:
+            assert_by_key(plan, buffers=100)
+
+    def test_an_enqueue_that_replaces_reaches_jobs_and_messages_by_their_keys(
+        self, backlog_url: str
+    ) -> None:
+        """On a connection of the application, which has no settings of ours."""
+        options = " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())
+        engine = create_engine(backlog_url, connect_args={"options": options})
+        queue = PgQueue(engine)
+
+        @queue.task(unique=Unique(until="started", on_conflict="replace"))
+        def replaced(n: int) -> None: ...
+
+        rows = [(n,) for n in range(BATCH)]
+        with queue.session() as session, session.begin() as transaction:
+            replaced.enqueue_many(session, rows)
+            with plans_of(session.connection()) as plans:
+                replaced.enqueue_many(session, rows)
+            transaction.rollback()
+        engine.dispose()
+
+        assert len(plans.seen) == 2
+        for plan in plans.seen:
+            assert not {scan for scan in plan.scans_of("jobs") if "Index" not in scan}
+            by_place = {"Index Scan message_queue_pkey", "Tid Scan"}
+            assert plan.scans_of("message_queue") <= by_place
+            assert plan.buffers < 100 * BATCH
 
 
 @pytest.mark.parametrize("plan_cache", PLAN_CACHES)

@@ -53,13 +53,13 @@ CALL = re.compile(r"(?<![\w.])(\w+)\s?\(")
 WORDS_OF_SQL = {
     *("all", "and", "any", "array", "as", "cast", "conflict", "else", "except", "exists"),
     *("filter", "from", "if", "in", "join", "lateral", "not", "or", "select", "then", "values"),
-    *("when", "where", "over", "on", "to", "by", "update"),
+    *("when", "where", "over", "on", "to", "by", "update", "using"),
 }
 FUNCTIONS_OF_GRAMMAR = {"coalesce", "extract", "greatest", "least", "nullif"}
 """The parser itself knows them: nobody looks for them in a path."""
 UNNEST_OF_SEVERAL = re.compile(r"(?<!\.)unnest\((?=CAST\(%\(\w+\)s::VARCHAR AS \w+\[\]\), )")
 """So does it, but only without a schema."""
-NAMED_COLUMNS = re.compile(r"\b(?:AS|INTO|WITH ORDINALITY AS) [\w.]+ ?\(")
+NAMED_COLUMNS = re.compile(r"\b(?:AS|INTO|WITH ORDINALITY AS|WITH RECURSIVE) [\w.]+ ?\(")
 """Of an alias or of an INSERT."""
 OF_CATALOG = re.compile(r"\b(?:FROM|JOIN) (pg_(?!catalog\.)\w+)")
 

@@ -351,3 +351,73 @@ def test_a_started_attempt_forgets_since_when_a_job_was_unreadable(
 
     with Session(engine) as session:
         assert (session.query(UnreadableJob).count() == 1) is is_kept
+
+
+def started_ago(engine: Engine, hours: int) -> None:
+    """Move back what is on record of the first attempt, and of the lease."""
+    ago = f"started_at = started_at - interval '{hours} hours'"
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE pgqueue.job_attempts SET {ago} WHERE attempt = 1"))
+        connection.execute(text(f"UPDATE pgqueue.leases SET {ago} WHERE attempt = 1"))
+
+
+def retried(delay: timedelta, limit: timedelta | None) -> Retried:
+    return Retried(delay, ERROR, give_up_after=limit)
+
+
+@pytest.mark.parametrize(
+    ("delay", "limit", "outcome"),
+    [(2, 1, "failed"), (1, 2, None), (48, None, None)],
+)
+def test_a_wait_that_ends_after_the_limit_fails_the_job_at_its_first_attempt(
+    engine: Engine, worker: LogicalWorker, delay: int, limit: int | None, outcome: str | None
+) -> None:
+    with engine.begin() as connection:
+        enqueue(connection)
+    [claimed] = worker.claim()
+    longest = None if limit is None else timedelta(hours=limit)
+
+    assert worker.settle(claimed, retried(timedelta(hours=delay), longest))
+
+    job = only_job(engine)
+    assert (job.outcome, job.attempts, job.last_error) == (outcome, 1, ERROR.message)
+    assert violations(engine) == []
+
+
+def test_the_limit_counts_from_the_start_of_the_first_attempt(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    limit = timedelta(hours=2)
+    with engine.begin() as connection:
+        enqueue(connection)
+    [first] = worker.claim()
+    assert worker.settle(first, retried(timedelta(0), limit))
+    started_ago(engine, 1)
+    [second] = worker.claim()
+    assert worker.settle(second, retried(timedelta(0), limit))
+    assert only_job(engine).outcome is None
+    started_ago(engine, 1)
+    [third] = worker.claim()
+
+    assert worker.settle(third, retried(timedelta(0), limit))
+
+    assert (only_job(engine).outcome, only_job(engine).attempts) == ("failed", 3)
+
+
+def test_the_limit_begins_anew_when_a_failed_job_is_requeued(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    limit = timedelta(hours=2)
+    with engine.begin() as connection:
+        enqueue(connection)
+    [claimed] = worker.claim()
+    assert worker.settle(claimed, retried(3 * limit, limit))
+    started_ago(engine, 5)
+    with Session(engine) as session, session.begin():
+        assert Jobs(session).requeue(claimed.job_id, notify=False)
+
+    for _ in range(2):
+        [again] = worker.claim()
+        assert worker.settle(again, retried(timedelta(0), limit))
+
+    assert (only_job(engine).outcome, only_job(engine).attempts) == (None, 2)

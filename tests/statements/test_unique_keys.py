@@ -21,6 +21,7 @@ from chaos.interleavings.logical_workers import (
 )
 from pgqueue import PgQueue
 from pgqueue.outcomes import Succeeded
+from pgqueue.repository import Attempts
 
 queue = PgQueue()
 KEYS = 5
@@ -170,4 +171,26 @@ def test_a_batch_lets_later_keys_go_to_try_again_for_one_whose_holder_it_never_s
         batch.commit()
 
     assert ids[1:] == rival.result()
+    assert violations(engine) == []
+
+
+def test_only_the_worker_that_has_the_lease_gives_a_key_back(
+    engine: Engine, database_url: str
+) -> None:
+    def held(connection: Any) -> Any:
+        return connection.scalar(text("SELECT held_unique_key FROM pgqueue.jobs"))
+
+    queue.bind(engine)
+    once.delay(1)
+    with logical_workers(worker_settings(database_url), 2) as [first, second]:
+        [claimed] = first.claim()
+        assert not Attempts(second.line, second.id).free_key(claimed, is_alone=True)
+        assert held(second.line) == "k1"
+
+        assert Attempts(first.line, first.id).free_key(claimed, is_alone=True)
+        assert Attempts(first.line, first.id).free_key(claimed, is_alone=True)
+
+        assert held(second.line) is None
+        assert first.settle(claimed, Succeeded())
+        assert not Attempts(first.line, first.id).free_key(claimed, is_alone=True)
     assert violations(engine) == []

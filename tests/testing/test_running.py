@@ -17,10 +17,12 @@ from pgqueue import (
     JobContext,
     JobStatus,
     Lease,
+    Limit,
     PgQueue,
     PgQueueError,
     Retry,
     Snooze,
+    Unique,
     WorkerProcess,
 )
 from pgqueue.testing import enqueued, run_jobs
@@ -222,6 +224,30 @@ def test_until_runs_the_future_in_the_order_of_its_times(queue: PgQueue, session
     assert [job.status for job in enqueued(session, note)] == [JobStatus.PENDING]
 
 
+def test_jobs_under_limits_are_admitted_and_run_in_their_order(
+    queue: PgQueue, session: Session
+) -> None:
+    seen: list[str] = []
+
+    @queue.task(limit=Limit(1, by="key", order="strict"))
+    def note(key: str, word: str) -> Snooze | None:
+        seen.append(word)
+        return Snooze(timedelta(hours=1)) if seen == ["a", "b"] else None
+
+    for word in "abc":
+        note.enqueue(session, "one", word)
+    note.options(delay=timedelta(minutes=30)).enqueue(session, "other", "later")
+    assert {job.status for job in enqueued(session, note)} == {JobStatus.BLOCKED}
+
+    assert len(run_jobs(session, queue=queue)) == 2
+    assert seen == ["a", "b"]
+    assert queue.check(session) == []
+    run_jobs(session, queue=queue, until=timedelta(hours=2))
+
+    assert seen == ["a", "b", "later", "b", "c"]
+    assert queue.check(session) == []
+
+
 def test_a_session_of_the_engine_needs_no_bound_queue(engine: Engine) -> None:
     """An application's queue stays bound to its engine; only what the session does is in it."""
     Base.metadata.create_all(engine)
@@ -273,3 +299,41 @@ def test_the_queue_must_be_named_if_there_are_several(queue: PgQueue, session: S
 
 
 def print_nothing() -> None: ...
+
+
+def test_a_job_gives_its_key_back_before_its_handler_and_keeps_it_free_if_it_fails(
+    queue: PgQueue, session: Session
+) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    @queue.task(unique=Unique(by=(), until="started"), retry=Retry.never())
+    def go_on(session: Session, left: int) -> None:
+        if left:
+            seen.append((left, go_on.enqueue(session, left - 1).is_new))
+        else:
+            raise ValueError("the last one")
+
+    last = go_on.enqueue(session, 2)
+    ran = run_jobs(session, queue=queue, raise_errors=False)
+
+    assert seen == [(2, True), (1, True)]
+    assert ran[0] == last
+    assert [job.held_unique_key for job in ran] == [None] * 3
+    assert go_on.enqueue(session, 0).is_new
+
+
+def test_a_job_that_is_run_too_late_is_cancelled(queue: PgQueue, session: Session) -> None:
+    called: list[int] = []
+
+    @queue.task(expires_in=timedelta(hours=1))
+    def in_time(n: int) -> None:
+        called.append(n)
+
+    late = in_time.enqueue(session, 1)
+    for table in ("jobs", "message_queue"):
+        move = f"UPDATE pgqueue.{table} SET run_at = run_at - interval '2 hours'"
+        session.execute(text(move))
+    in_time.enqueue(session, 2)
+
+    assert run_jobs(session, queue=queue)[0] == late
+    assert (late.status, called) == (JobStatus.CANCELLED, [2])

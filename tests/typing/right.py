@@ -14,10 +14,12 @@ from pgqueue import (
     Job,
     JobContext,
     Keep,
+    Limit,
     PgQueue,
     Retry,
     Secret,
     Task,
+    Unique,
 )
 
 queue = PgQueue()
@@ -48,6 +50,13 @@ def with_context_and_session(ctx: JobContext, session: Session, number: int) -> 
     return str(number)
 
 
+@queue.schedule("0 3 * * *", timezone="Europe/Berlin", catch_up=3, overlap="wait", priority=1)
+@queue.schedule(every=timedelta(minutes=5), name="often", args=(1,), tags=["eu"])
+@queue.task
+def on_schedule(session: Session, number: int = 0) -> str:
+    return str(number)
+
+
 @queue.task
 async def on_the_loop(number: int) -> str:
     return str(number)
@@ -75,13 +84,23 @@ async def with_context_and_async_session(
     max_interruptions=5,
     max_unreadable=timedelta(hours=1),
     timeout=timedelta(seconds=30),
-    retry=Retry.never(),
+    retry=Retry.never().for_at_most(timedelta(hours=1)),
+    expires_in=timedelta(hours=2),
     unique_key=lambda number: f"welcome:{number}",
     secret_args=("number",),
     keep=Keep(succeeded=timedelta(0), failed=None),
     transactional=True,
 )
 def with_options(session: Session, number: int) -> str:
+    return str(number)
+
+
+@queue.task(
+    unique=Unique(
+        by=("number",), until="started", on_conflict="replace", at_most=timedelta(hours=1)
+    )
+)
+def with_unique(number: int) -> str:
     return str(number)
 
 
@@ -95,7 +114,7 @@ def with_follow_up(number: int) -> str:
     return str(number)
 
 
-@queue.task(executor="process", memory_limit=2**29)
+@queue.task(executor="process", memory_limit=2**29, limit=(Limit(2, by="number"), Limit(9)))
 def in_a_process(ctx: JobContext, number: int) -> str:
     return str(number)
 
@@ -121,6 +140,7 @@ reveal_type(with_options.options(delay=timedelta(hours=1)))  # N: Task[[number: 
 
 def calls(session: Session, scoped: "scoped_session[Session]") -> None:
     assert_type(plain(1, word="x"), str)
+    assert_type(on_schedule(1), str)
     assert_type(with_session(1), str)
     assert_type(with_session.run(session, 1), str)
     assert_type(plain.enqueue(session, 1, word="x"), Job)
@@ -135,6 +155,8 @@ def calls(session: Session, scoped: "scoped_session[Session]") -> None:
         with_options.options(priority=0, unique_key="k", on_duplicate="raise").enqueue(session, 1),
         Job,
     )
+    assert_type(with_unique.options(unique=None).enqueue(session, 1), Job)
+    assert_type(with_options.options(unique=Unique(key="k"), expires_in=None).delay(1), Job)
 
 
 async def calls_of_async_code(

@@ -193,10 +193,14 @@ def stop_at_end_of(queue: PgQueue, job_id: int, worker: Worker) -> None:
             worker.stop()
 
 
-def test_in_transaction_mode_whoever_takes_the_message_over_tells_the_crash(rig: Rig) -> None:
+@pytest.mark.parametrize("is_final", [False, True])
+def test_whoever_takes_a_message_over_from_transaction_mode_tells_the_crash(
+    rig: Rig, mode: str, caplog: pytest.LogCaptureFixture, is_final: bool
+) -> None:
     told: list[AttemptEnded] = []
     with rig.session() as session, session.begin():
-        job_id = chores.wait.enqueue(session, "never").id
+        task = chores.wait.options(max_attempts=1 if is_final else 10)
+        job_id = task.enqueue(session, "never").id
     first = rig.start("transaction", concurrency=1)
     rig.until_started(job_id)
     first.kill()
@@ -204,14 +208,21 @@ def test_in_transaction_mode_whoever_takes_the_message_over_tells_the_crash(rig:
     callbacks = rig.queue.attempt_callbacks
     callbacks.append(told.append)
     try:
-        Worker(rig.queue, mode="transaction", concurrency=1).run_until_empty(timeout=PATIENCE)
+        with caplog.at_level(logging.ERROR, "pgqueue"):
+            Worker(rig.queue, mode=mode, concurrency=1).run_until_empty(timeout=PATIENCE)
     finally:
         callbacks.clear()
 
+    lines = [line for line in caplog.messages if line.startswith(f"job {job_id} chores.wait has")]
+    if is_final:
+        assert in_short(told) == [(1, AttemptOutcome.FAILED, AttemptEnd.CRASHED, True)]
+        assert len(lines) == 1
+        return
     assert in_short(told) == [
         (1, AttemptOutcome.RETRIED, AttemptEnd.CRASHED, False),
         (2, AttemptOutcome.SUCCEEDED, None, True),
     ]
+    assert lines == []
 
 
 @pytest.fixture

@@ -196,7 +196,7 @@ def test_listeners_to_after_commit_are_called_after_the_commit(
     ("kind", "mode", "words"),
     [
         ("transactional", "lease", "is for handlers without a session; this handler has one"),
-        ("plain", "transaction", "needs a worker in lease mode, and a handler outside of a child"),
+        ("plain", "transaction", "needs a worker in lease mode; give the handler a Session"),
         ("twice", "lease", "the job has ended already; call ctx.finish\\(\\) once"),
         ("inside", "lease", "the job is inside a block of ctx.finish"),
         ("on loop", "lease", "write `async with ctx.finish_async"),

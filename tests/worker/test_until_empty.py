@@ -2,10 +2,13 @@
 
 from datetime import timedelta
 from threading import Event
+from typing import Any
 
+import psycopg
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
+from worker_rig import wait_until
 
 from pgqueue import (
     AttemptFailed,
@@ -109,3 +112,32 @@ def test_ahead_runs_the_future_and_leaves_what_is_later(queue: PgQueue, mode: st
 def test_ahead_is_a_timedelta(queue: PgQueue) -> None:
     with pytest.raises(OptionError, match="ahead is 5; give a timedelta of 0 seconds or more"):
         Worker(queue).run_until_empty(ahead=5)  # type: ignore[arg-type]
+
+
+def test_a_timeout_that_another_slot_meets_half_settled_is_waited_for(
+    engine: Engine, queue: PgQueue
+) -> None:
+    """Another slot claims the message between the end of its transaction and its settle."""
+    met = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%held%'"
+
+    @queue.task(
+        timeout=timedelta(milliseconds=300), max_attempts=2, retry=Retry.constant(timedelta(0))
+    )
+    def stay(ctx: JobContext) -> None:
+        if ctx.attempt == 1:
+            wait_until(ctx.is_cancelled)
+
+    @event.listens_for(engine, "do_execute")
+    def hold_up(cursor: Any, statement: str, parameters: Any, _: Any) -> bool:
+        cursor.execute(statement, parameters)
+        if "pg_terminate_backend" in statement:
+            url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+            with psycopg.connect(url, autocommit=True) as own:
+                wait_until(lambda: own.execute(met).fetchone() is not None)
+        return True
+
+    stay.delay()
+
+    counts = Worker(queue, mode="transaction", concurrency=3).run_until_empty(timeout=60)
+
+    assert counts == {"retried": 1, "succeeded": 1}

@@ -83,6 +83,22 @@ def test_a_job_enqueued_before_the_worker_slept_and_committed_after_is_found_in_
         assert rig.check() == []
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_follow_up_of_a_failed_job_notifies_as_an_enqueue_does(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig, _listening(database_url) as heard:
+        with rig.session() as session:
+            chores.fail.enqueue_many(session, [()] * 3)
+            session.commit()
+        heard.execute("SELECT pg_advisory_lock_shared(%s)", [SLEEPERS])  # for other queues
+        rig.start(mode)
+
+        rig.until(lambda: rig.outcomes().get("failed") == 3, what="all jobs have failed")
+
+        assert {note.payload for note in heard.notifies(timeout=10, stop_after=1)} == {"enqueued"}
+
+
 @pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("mode", MODES)
 def test_jobs_that_commit_late_behind_the_frontier_are_found_in_seconds(

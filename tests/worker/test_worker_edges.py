@@ -22,7 +22,7 @@ from pgqueue.connections.autocommit import autocommitting
 from pgqueue.connections.opening import worker_engine
 from pgqueue.outcomes import Retried, Succeeded
 from pgqueue.repository import Attempts, Claimed, Workers
-from pgqueue.worker import transactional_handler
+from pgqueue.worker import transactional_handler, unknown_commits
 from pgqueue.worker.config import checked_config
 from pgqueue.worker.lease_mode.settler import Settler
 from pgqueue.worker.running_attempt import RunningAttempt
@@ -100,7 +100,7 @@ class TestAfterACommitWhoseAnswerWasLost:
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It was carried out, or not: the attempt counts once, and as one that has started."""
-        monkeypatch.setattr(transactional_handler, "LOOK_FOR", 0.0)
+        monkeypatch.setattr(unknown_commits, "LOOK_FOR", 0.0)
         with engine.begin() as connection:
             enqueue_many(connection, 2)
         with crew_on(engine) as shared, autocommitting(engine) as connection:
@@ -132,5 +132,7 @@ class TestAfterACommitWhoseAnswerWasLost:
                 claimed, shared.tasks["tests.task"], worker_id=worker.id, stopping=threading.Event()
             )
 
-            assert transactional_handler.was_committed(shared, run) is False
+            stopping = threading.Event()
+            args = shared.engine, run.worker_id, claimed
+            assert unknown_commits.was_committed(*args, stopping=stopping) is False
             worker.transaction.rollback()

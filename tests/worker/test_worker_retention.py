@@ -1,15 +1,16 @@
 """Retention in a worker: jobs that are deleted when they succeed, and pruning beside the work."""
 
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine, event, text
 from sqlalchemy.orm import Session
 from worker_rig import MODES, endings, wait_until
 
-from pgqueue import Cancel, Change, Job, JobContext, Keep, PgQueue, Retry, Worker
+from pgqueue import Cancel, Change, Job, JobContext, Keep, PgQueue, Retry, Worker, schema
 from pgqueue.connections.opening import worker_engine
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.pruner import Pruner
@@ -173,3 +174,36 @@ class TestPruner:
         assert pruner.failure is None
         if engine is not queue.engine:
             engine.dispose()
+
+    def test_without_the_right_to_delete_it_names_the_remedy_once(
+        self, queue: PgQueue, role: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        rounds: list[int] = []
+        queue.task(name="task", keep=Keep(succeeded=timedelta(hours=1)))(HANDLERS["plain"])
+        as_role = queue.engine.url.update_query_dict({"options": f"-c role={role}"})
+        engine = create_engine(as_role, poolclass=NullPool)
+        event.listen(engine.pool, "connect", lambda *_: rounds.append(1))
+        pruner = Pruner(engine, queue.retention, Outage(), first_after=0, pause=0.01)
+        pruner.start()
+        try:
+            wait_until(lambda: len(rounds) > 2, what="it tries again")
+        finally:
+            pruner.stop(seconds=30)
+
+        assert pruner.failure is None
+        [line] = [r.getMessage() for r in caplog.records if r.levelname != "INFO"]
+        assert "permission denied for table jobs" in line
+        assert "`pgqueue grant --worker ROLE`" in line
+
+
+@pytest.fixture
+def role(queue: PgQueue) -> Iterator[str]:
+    """A worker's role as an older version of pgqueue has granted it."""
+    name = f"pruner_{uuid.uuid4().hex[:8]}"
+    with queue.engine.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {name}"))
+        schema.grant(worker=name, connection=connection)
+        connection.execute(text(f"REVOKE DELETE ON pgqueue.jobs FROM {name}"))
+    yield name
+    with queue.engine.begin() as connection:
+        connection.execute(text(f"DROP OWNED BY {name}; DROP ROLE {name}"))

@@ -50,7 +50,7 @@ class Listener:
 
     def __init__(self, engine: Engine, *, enabled: bool) -> None:
         self._engine = engine
-        self._enabled = enabled
+        self.enabled = enabled
         self._resources = ExitStack()
         self._own: Connection | None = None
         self._driver: Any = None
@@ -201,7 +201,7 @@ class Listener:
     def _listens(self) -> bool:
         if self._is_listening:
             return True
-        if not self._enabled or time.monotonic() < self._retry_at:
+        if not self.enabled or time.monotonic() < self._retry_at:
             return False
         with self._surviving():
             if self._driver is None:

@@ -85,11 +85,13 @@ class Claimer(WorkerThread):
         attempts = Attempts(connection, worker_id)
         self._follow_speed()
         was_quiet = not runtime.buffer.in_flight  # read first: the last suspect may end now
+        admitted = runtime.admitter.admitted
         suspects = runtime.crash_isolation.are_welcome()
         claim = self._look(attempts, limit=limit, ahead=ahead, sweep=sweep, suspects=suspects)
         self._was_full = claim.taken + len(claim.passed) >= limit
         if runtime.identity.worker_id != worker_id:
             return  # declared dead meanwhile: the rescuer finds these leases as well
+        self._tell_crashes(attempts, claim.rows)
         rows = self._admitted(connection, claim) if suspects and not ahead else claim.rows
         self._lay_out(rows, claim, limit=limit)
         if self._was_full and runtime.buffer.waiting:
@@ -101,7 +103,7 @@ class Claimer(WorkerThread):
         if not sweep and (self._until_empty or runtime.cursors.is_sweep_cheap):
             self._claim(connection, limit=limit, ahead=ahead, sweep=True)
         else:
-            self._find_nothing(connection, was_quiet=was_quiet)
+            self._find_nothing(connection, was_quiet=was_quiet, admitted=admitted)
 
     def _look(
         self, attempts: Attempts, *, limit: int, ahead: bool, sweep: bool, suspects: bool
@@ -114,6 +116,14 @@ class Claimer(WorkerThread):
             limit=limit,
             sweep=sweep,
         )
+
+    def _tell_crashes(self, attempts: Attempts, rows: list[Claimed]) -> None:
+        """Tell the crashes of transaction mode that this claim has recorded, if anybody asks."""
+        events = self._runtime.events
+        if events is not None:
+            for claimed in rows:
+                if claimed.crashes and attempts.has_crashed_before(claimed):
+                    events.crashed(claimed)
 
     def _admitted(self, connection: Connection, claim: Claim[Claimed]) -> list[Claimed]:
         """The claimed jobs that may start now; the other suspects are released before one starts.
@@ -175,13 +185,13 @@ class Claimer(WorkerThread):
                 return left > 0
             room.wait(left)
 
-    def _find_nothing(self, connection: Connection, *, was_quiet: bool) -> None:
+    def _find_nothing(self, connection: Connection, *, was_quiet: bool, admitted: int) -> None:
         runtime = self._runtime
         if runtime.buffer.heap:
             self._wait_for_room()  # releases jobs that have waited too long
         elif not self._until_empty:
             self._poller.sleep(self._ask(connection))
-        elif was_quiet:
+        elif was_quiet and not runtime.admitter.has_admitted_since(admitted):
             # Messages that a job enqueues are there before it leaves in_flight: none is missed.
             self.finished.set()
         else:

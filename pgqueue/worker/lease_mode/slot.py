@@ -7,10 +7,11 @@ from pgqueue import execution, redaction
 from pgqueue.context import Finishing, JobContext, nothing_around
 from pgqueue.outcomes import Exhausted, Outcome
 from pgqueue.repository import Claimed
-from pgqueue.worker.finishing import LeaseFinishing
+from pgqueue.worker.lease_mode.finishing import LeaseFinishing
 from pgqueue.worker.mode import Slot
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.starting import obstacle
 from pgqueue.worker.transactional_handler import run_in_async_transaction, run_in_transaction
 
 logger = redaction.logger(__name__)
@@ -100,7 +101,10 @@ def run_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     task, claimed = run.task, run.claimed
     if claimed.attempt > claimed.max_attempts:
         return Exhausted()
+    if task.settings.asks_before_start and (outcome := obstacle(runtime, run)) is not None:
+        return outcome
     if task.address is not None:
+        run.finishing = LeaseFinishing(runtime, run)
         return runtime.children.run(run)
     if task.is_transactional:
         return run_in_transaction(runtime, run)
@@ -113,6 +117,10 @@ async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outc
     task, claimed = run.task, run.claimed
     if claimed.attempt > claimed.max_attempts:
         return Exhausted()
+    if task.settings.asks_before_start:
+        outcome = await asyncio.to_thread(obstacle, runtime, run)
+        if outcome is not None:
+            return outcome
     if task.is_transactional:
         return await run_in_async_transaction(runtime, run)
     context = _context_of(runtime, run)

@@ -12,9 +12,10 @@ from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
 from threading import Lock
 from typing import Any, Protocol
+from uuid import UUID
 
 from pgqueue import execution
-from pgqueue.context import Progress
+from pgqueue.context import Finishing, Progress
 from pgqueue.errors import TaskDefinitionError
 from pgqueue.outcomes import (
     AttemptEnd,
@@ -23,6 +24,7 @@ from pgqueue.outcomes import (
     Interrupted,
     Outcome,
     Retried,
+    Succeeded,
     Unreadable,
 )
 from pgqueue.repository import Claimed
@@ -48,6 +50,12 @@ class Refused(Exception):
         self.error = error
 
 
+class EndOfJob(Finishing, Protocol):
+    """What a worker does when its child says that a handler has ended its job."""
+
+    def look(self) -> None: ...
+
+
 class ProcessAttempt(Protocol):
     """The part of a running attempt that a child process needs."""
 
@@ -61,6 +69,14 @@ class ProcessAttempt(Protocol):
 
     @property
     def deadline(self) -> float | None: ...
+
+    @property
+    def is_settled(self) -> bool: ...
+
+    @property
+    def finishing(self) -> EndOfJob | None: ...
+
+    worker_id: UUID
 
     def begin(self) -> None: ...
 
@@ -191,7 +207,9 @@ class Child:
 
     def _send_job(self, run: ProcessAttempt) -> None:
         self._jobs_left -= 1
-        self._send(protocol.line({"run": run.claimed}))
+        # Only for a handler that may end its job itself.
+        worker_id = None if run.finishing is None else str(run.worker_id)
+        self._send(protocol.line({"run": run.claimed, "worker_id": worker_id}))
         self.tell(run)
 
     def _send(self, line: bytes) -> None:
@@ -200,12 +218,15 @@ class Child:
             self._link.sendall(line)
 
     def _answer(self, run: ProcessAttempt, of: AttemptKey) -> bytes | None:
-        """The child's answer, after what its handler reports of its progress."""
+        """The child's answer, after what its handler reports of its progress or of its end."""
         while (said := self._line(until=run.deadline)) is not None:
             progress = protocol.progress_of(said, of)
-            if progress is None:
+            if progress is not None:
+                run.report(progress)
+            elif run.finishing is not None and protocol.is_finished(said, of):
+                run.finishing.look()
+            else:
                 return said
-            run.report(progress)
         return None
 
     def _line(self, *, until: float | None) -> bytes | None:
@@ -238,7 +259,10 @@ class Child:
 
     def _heard_outcome(self, run: ProcessAttempt, outcome: Outcome) -> Outcome:
         if isinstance(outcome, Retried | Failed) and outcome.end is not AttemptEnd.DISCARDED:
-            execution.tell(run.task, run.claimed, outcome)
+            if run.is_settled:
+                execution.tell_after_finish(run.task, run.claimed, outcome.error)
+            else:
+                execution.tell(run.task, run.claimed, outcome)
             if outcome.error.type == "MemoryError":
                 self._jobs_left = 0  # its memory may not be enough for the next job
         if isinstance(outcome, Unreadable):
@@ -247,6 +271,8 @@ class Child:
 
     def _after_death(self, run: ProcessAttempt, words: str) -> Outcome:
         status = self.reap(within=TELL_WITHIN)
+        if run.is_settled:
+            return Succeeded()  # by ctx.finish(): nothing is left to settle
         match self.killed_for:
             case AttemptEnd.TIMEOUT:
                 late = execution.too_late(run.task)

@@ -56,8 +56,9 @@ def answer(of: AttemptKey, outcome: Outcome) -> bytes:
     match outcome:
         case Succeeded(result):
             said = {"ending": "succeeded", "result": result}
-        case Retried(delay, error) if delay is not None:
-            said = {"ending": "retried", "delay": delay.total_seconds(), "error": _told(error)}
+        case Retried(delay, error, _, limit) if delay is not None:
+            times = {"delay": delay.total_seconds(), "limit": limit and limit.total_seconds()}
+            said = {"ending": "retried", **times, "error": _told(error)}
         case Failed(error, end):
             said = {"ending": "failed", "end": end, "error": _told(error)}
         case Cancelled(reason):
@@ -74,6 +75,11 @@ def answer(of: AttemptKey, outcome: Outcome) -> bytes:
 def report(of: AttemptKey, progress: Progress) -> bytes:
     """The line for the progress that a handler reports."""
     return line({"progress": progress, "of": of})
+
+
+def finished(of: AttemptKey) -> bytes:
+    """The line that says that a handler has ended its job with ``ctx.finish()``."""
+    return line({"finished": True, "of": of})
 
 
 def refusal(error: ErrorReport) -> bytes:
@@ -105,6 +111,19 @@ def progress_of(said: bytes, of: AttemptKey) -> Progress | None:
     raise ProtocolError
 
 
+def is_finished(said: bytes, of: AttemptKey) -> bool:
+    """Whether a child's line says that its handler has ended the job; raises ProtocolError."""
+    if not said.startswith(b'{"finished":'):
+        return False
+    match _parsed(said):
+        case {"finished": True, "of": [int(message_id), int(attempt)]} if (
+            message_id,
+            attempt,
+        ) == of:
+            return True
+    raise ProtocolError
+
+
 def refusal_of(said: bytes) -> ErrorReport | None:
     """Why the child refuses, or None if it is ready; raises ProtocolError."""
     match _parsed(said):
@@ -119,8 +138,9 @@ def _outcome(said: Any) -> Outcome:
     match said:
         case {"ending": "succeeded", "result": result}:
             return Succeeded(storable_result(result))
-        case {"ending": "retried", "delay": delay, "error": error}:
-            return Retried(_delay(delay), _error(error))
+        case {"ending": "retried", "delay": delay, "limit": limit, "error": error}:
+            longest = None if limit is None else _delay(limit)
+            return Retried(_delay(delay), _error(error), give_up_after=longest)
         case {"ending": "failed", "end": AttemptEnd.FAILED | AttemptEnd.DISCARDED, "error": error}:
             return Failed(_error(error), AttemptEnd(said["end"]))
         case {"ending": "cancelled", "reason": reason}:

@@ -7,23 +7,26 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread, Timer
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from pgqueue import execution
-from pgqueue.context import JobContext, Progress
+from pgqueue.context import Around, Finishing, JobContext, Progress
 from pgqueue.errors import TaskDefinitionError
 from pgqueue.execution.attempt import logger as attempts_logger
 from pgqueue.execution.error_reports import report
+from pgqueue.job_queue import PgQueue
 from pgqueue.meta import read_meta
 from pgqueue.middleware import around_handlers, layers_of
 from pgqueue.repository import Claimed
 from pgqueue.tasks import Task
 from pgqueue.worker.processes import protocol
+from pgqueue.worker.processes.finishing import ChildDatabase, ChildFinishing
 from pgqueue.worker.processes.protocol import AttemptKey
 
 REPORT_EVERY = 1.0
@@ -44,6 +47,7 @@ def serve(
             task = _find(told["task"], *told["address"])
             home.enter_context(task.owner.in_child(told["home"]))
             owner = task.owner
+            assert isinstance(owner, PgQueue), "which has registered the task"
             around = around_handlers(layers_of(owner.around_jobs(), owner.middlewares))
             inbox = Inbox(lines)
             inbox.start()
@@ -54,12 +58,38 @@ def serve(
         # The worker logs the outcomes.
         attempts_logger.disabled = True
         link.sendall(protocol.READY)
-        outbox = Outbox(link)
-        while (claimed := inbox.jobs.get()) is not None:
-            of = AttemptKey(claimed.message_id, claimed.attempt)
-            context = inbox.context(claimed, partial(outbox.report, of))
-            outcome = execution.run(task, claimed, context, around=around).outcome
-            outbox.answer(protocol.answer(of, outcome))
+        _work(task, inbox, Outbox(link), around, ChildDatabase(owner))
+
+
+def _work(
+    task: Task[..., Any], inbox: "Inbox", outbox: "Outbox", around: Around, database: ChildDatabase
+) -> None:
+    while (job := inbox.jobs.get()) is not None:
+        claimed = job.claimed
+        of = AttemptKey(claimed.message_id, claimed.attempt)
+        context = inbox.context(
+            claimed, partial(outbox.report, of), _finishing(task, job, database, outbox)
+        )
+        outcome = execution.run(task, claimed, context, around=around).outcome
+        outbox.send(protocol.answer(of, outcome))
+
+
+class ToRun(NamedTuple):
+    """A job to run, and the worker that has its lease if its handler may end it itself."""
+
+    claimed: Claimed
+    worker_id: UUID | None
+
+
+def _finishing(
+    task: Task[..., Any], job: ToRun, database: ChildDatabase, outbox: "Outbox"
+) -> Callable[[], Finishing] | None:
+    claimed, worker_id = job
+    if worker_id is None:
+        return None
+    of = AttemptKey(claimed.message_id, claimed.attempt)
+    tell = partial(outbox.send, protocol.finished(of))
+    return cache(lambda: ChildFinishing(task, claimed, worker_id, database, on_done=tell))
 
 
 class Inbox(Thread):
@@ -67,7 +97,7 @@ class Inbox(Thread):
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         super().__init__(name="pgqueue-inbox", daemon=True)
-        self.jobs: SimpleQueue[Claimed | None] = SimpleQueue()
+        self.jobs: SimpleQueue[ToRun | None] = SimpleQueue()
         self._lines = lines
         self._cancelled: AttemptKey | None = None
         self._is_stopping = False
@@ -75,8 +105,9 @@ class Inbox(Thread):
     def run(self) -> None:
         for line in self._lines:
             match json.loads(line):
-                case {"run": fields}:
-                    self.jobs.put(Claimed(*fields))
+                case {"run": fields, "worker_id": worker_id}:
+                    of_worker = None if worker_id is None else UUID(worker_id)
+                    self.jobs.put(ToRun(Claimed(*fields), of_worker))
                 case {"of": of, "cancelled": cancelled, "stopping": stopping}:
                     self._cancelled = AttemptKey(*of) if cancelled else None
                     self._is_stopping = stopping
@@ -85,7 +116,12 @@ class Inbox(Thread):
         # The worker has died.  Kill this process and those that its handler has started.
         os.killpg(0, signal.SIGKILL)
 
-    def context(self, claimed: Claimed, reporting: Callable[[Progress], None]) -> JobContext:
+    def context(
+        self,
+        claimed: Claimed,
+        reporting: Callable[[Progress], None],
+        finishing: Callable[[], Finishing] | None,
+    ) -> JobContext:
         of = AttemptKey(claimed.message_id, claimed.attempt)
         return JobContext(
             job_id=claimed.job_id,
@@ -97,11 +133,13 @@ class Inbox(Thread):
             meta=read_meta(claimed.meta),
             stopping=lambda: self._is_stopping,
             reporting=reporting,
+            finishing=finishing,
         )
 
 
 class Outbox:
-    """Writes to the worker: the answer, and before it what the handler reports, once a second."""
+    """Writes to the worker: how the job has ended, and before it what the handler reports, once a
+    second."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -121,7 +159,7 @@ class Outbox:
                 timer.start()
                 self._timer = timer
 
-    def answer(self, line: bytes) -> None:
+    def send(self, line: bytes) -> None:
         with self._lock:
             self._send_report()
             self._link.sendall(line)

@@ -24,14 +24,15 @@ from pgqueue.unit_of_work import (
     begin_now,
     release_savepoints,
     set_now,
+    time_limits,
     told_by_server,
 )
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.starting import obstacle
 from pgqueue.worker.transactional_handler import (
     run_with_async_session,
     run_with_session,
-    time_limits,
 )
 
 FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError)
@@ -66,7 +67,7 @@ class TransactionAttempt:
 
         A handler without time limits must not have those of the handler before it in T.
         """
-        limits = time_limits(self._run, self._connection) or own_limits
+        limits = time_limits(self._run.task.settings.timeout, self._connection) or own_limits
         if self._run.task.is_transactional:
             self._connection.exec_driver_sql(f"{GUARD}; {plan_freely}; {limits}")
             self._connection.begin_nested()  # the savepoint that its Session joins
@@ -78,6 +79,8 @@ class TransactionAttempt:
         runtime, run, task = self._runtime, self._run, self._run.task
         if run.claimed.attempt > run.claimed.max_attempts:
             return AttemptResult(Exhausted(), keeps_writes=False)
+        if task.settings.asks_before_start and (outcome := obstacle(runtime, run)) is not None:
+            return AttemptResult(outcome, keeps_writes=False)
         if task.address is not None:
             return AttemptResult(
                 runtime.children.run(run), keeps_writes=False

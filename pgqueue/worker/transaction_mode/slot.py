@@ -31,7 +31,8 @@ from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.transaction_mode.attempt import TransactionAttempt
 from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
-from pgqueue.worker.transactional_handler import report_stale, was_committed
+from pgqueue.worker.transactional_handler import report_stale
+from pgqueue.worker.unknown_commits import was_committed
 
 logger = redaction.logger(__name__)
 
@@ -133,7 +134,9 @@ class TransactionSlot(Slot):
             return []
         attempts = Attempts(connection, runtime.identity.worker_id)
         limit, self._next_batch = self._next_batch, self._batch
-        was_quiet = not runtime.buffer.in_flight  # read first: the last suspect may end now
+        # Read first: the last suspect may end now, and a settle may leave a job that is due.
+        was_quiet = not runtime.buffer.in_flight and not runtime.settles_from_outside
+        admitted = runtime.admitter.admitted
         suspects = runtime.crash_isolation.are_welcome()
         self._prepare(connection)
         sweep = self._sweeps()
@@ -150,7 +153,7 @@ class TransactionSlot(Slot):
             runtime.crash_isolation.admit(found, are_all=claim.taken < limit)
         if not locked:
             end(connection)
-            self._sleep(connection, swept=sweep, was_quiet=was_quiet)
+            self._sleep(connection, swept=sweep, was_quiet=was_quiet, admitted=admitted)
             return []
         for row in locked:
             runtime.buffer.in_flight[row.message_id] = row.claimed(attempt=0, crashes=row.crashes)
@@ -184,11 +187,13 @@ class TransactionSlot(Slot):
             return True
         return claim_gate.poller.found_none and (claim_gate.until_empty or cursors.is_sweep_cheap)
 
-    def _sleep(self, connection: Connection, *, swept: bool, was_quiet: bool) -> None:
+    def _sleep(
+        self, connection: Connection, *, swept: bool, was_quiet: bool, admitted: int
+    ) -> None:
         """Sleep for all slots, which wait at the claim gate meanwhile."""
         runtime, claim_gate = self.runtime, self._claim_gate
         if claim_gate.until_empty:
-            if swept and was_quiet:
+            if swept and was_quiet and not runtime.admitter.has_admitted_since(admitted):
                 claim_gate.finished.set()
             else:
                 runtime.buffer.room.wait(0.05)
@@ -249,12 +254,15 @@ class TransactionSlot(Slot):
             commit(connection)
         except CommitUnknown:
             self._reconnecting.close()  # the next connection is set up anew
-            if not was_committed(self.runtime, done[-1][0]):
+            last, stopping = done[-1][0], self.runtime.stopping
+            if not was_committed(
+                self.runtime.engine, last.worker_id, last.claimed, stopping=stopping
+            ):
                 raise
         for run, outcome, settled in done:
             self.runtime.note_times(run)
             self.runtime.buffer.settled([(run.claimed, outcome)], [settled])
-            tell_of_commit(self.runtime, run)
+            tell_of_commit(self.runtime.around, run.context, run.session)
         if any(not isinstance(outcome, Succeeded) for _, outcome, _ in done):
             self.runtime.listener.poke()  # a retry may be due before another slot wakes
 

@@ -1,0 +1,17 @@
+"""Tasks under limits; workers import them only for the scenarios about limits."""
+
+from __future__ import annotations
+
+import time
+
+from chaos.history import END, START
+from chaos.sample_tasks import AT_ONCE, note, queue
+from pgqueue import JobContext, Limit
+
+
+@queue.task(retry=AT_ONCE, limit=(Limit(1, by="key", name="key"), Limit(3, name="all")))
+def call_in_turn(ctx: JobContext, key: str, milliseconds: float = 0) -> None:
+    """Something of which one may run for each key, and three in all."""
+    note(START, ctx, key=key)
+    time.sleep(milliseconds / 1000)
+    note(END, ctx, key=key)

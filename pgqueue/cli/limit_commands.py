@@ -1,0 +1,71 @@
+"""The commands for limits: limits, set-limit."""
+
+import json
+
+import click
+
+from pgqueue.cli.group import CliState, on_database
+
+
+@click.command()
+@on_database
+def limits(given: CliState, as_json: bool) -> None:
+    """List the limits: capacities, places held, and jobs that wait.
+
+    A job holds a place while it runs or is about to start.  With a limit by argument, each value
+    has the whole capacity; the numbers are sums over all values.  Reads all these jobs.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue limits
+    """
+    from pgqueue.cli.app_loader import opened
+    from pgqueue.terminal import print_table
+
+    queue = given.database()
+    with opened(queue) as session:
+        found = queue.limits(session)
+    if as_json:
+        click.echo(json.dumps({"limits": [one._asdict() for one in found]}, indent=2))
+        return
+    if not found:
+        click.echo("No worker has declared a limit.")
+        return
+    rows = [
+        [
+            one.name,
+            f"{one.capacity} (in the code {one.declared})" if one.is_set else one.capacity,
+            one.held,
+            one.waiting,
+        ]
+        for one in found
+    ]
+    print_table(["limit", "capacity", "held", "waiting"], rows)
+
+
+@click.command(name="set-limit")
+@click.argument("name")
+@click.argument("capacity", type=click.IntRange(min=0), required=False)
+@click.option("--reset", is_flag=True, help="Return to the capacity in the code.")
+@on_database
+def set_limit(given: CliState, as_json: bool, name: str, capacity: int | None, reset: bool) -> None:
+    """Set how many jobs of a limit run at once, for all workers.
+
+    Jobs that were admitted go on.  With 0 no more are admitted.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue set-limit bank 5
+              pgqueue --app shop.jobs:queue set-limit bank --reset
+    """
+    from pgqueue.cli.app_loader import opened
+
+    if reset == (capacity is not None):
+        raise click.UsageError("give either a CAPACITY or --reset")
+    queue = given.database()
+    with opened(queue) as session:
+        queue.set_limit(session, name, capacity)
+        session.commit()
+        found = next(one for one in queue.limits(session) if one.name == name)
+    if as_json:
+        click.echo(json.dumps(found._asdict(), indent=2))
+        return
+    click.echo(f"{name}: {found.capacity} at once")

@@ -1,0 +1,137 @@
+"""What ``pgqueue schedules`` prints and changes, and which schedules are overdue."""
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import click
+
+from pgqueue.cli.app_loader import opened
+from pgqueue.errors import OptionError, ScheduleNotFound
+from pgqueue.job_queue import PgQueue
+from pgqueue.repository import ScheduleState
+from pgqueue.schedule_rules import LATE, Overlap
+from pgqueue.terminal import harmless, print_table
+
+RUNS = 3
+DONE = {"pause": "paused", "resume": "resumed", "trigger": "triggered", "remove": "removed"}
+NOT_FOUND = "not_found"
+
+
+def show(queue: PgQueue, *, as_json: bool) -> None:
+    with opened(queue) as session:
+        found = queue.schedules.list(session)
+    if as_json:
+        click.echo(json.dumps({"schedules": [_document(queue, one) for one in found]}, indent=2))
+        return
+    if not found:
+        click.echo("No schedules.")
+        return
+    rows = [row for one in found for row in _rows(one)]
+    print_table(["schedule", "task", "rule", "next runs", "in UTC", ""], rows)
+    for one in found:
+        if words := words_for_overdue(queue, one):
+            click.echo(harmless(f"\nWarning: {words}"))
+
+
+def change(queue: PgQueue, verb: str, *, names: tuple[str, ...], as_json: bool) -> None:
+    """Change each schedule in a transaction of its own; exit with 1 if one does not exist."""
+    changed: list[dict[str, Any]] = []
+    for name in dict.fromkeys(names):
+        with opened(queue) as session:
+            try:
+                job_id = getattr(queue.schedules, verb)(session, name)
+            except ScheduleNotFound as error:
+                changed.append({"name": name, "change": NOT_FOUND, "reason": str(error)})
+                continue
+            session.commit()
+        changed.append({"name": name, "change": DONE[verb]})
+        if job_id is not None:
+            changed[-1]["job_id"] = job_id
+    if as_json:
+        click.echo(json.dumps({"schedules": changed}, indent=2))
+    else:
+        for one in changed:
+            click.echo(harmless(_line(one)), err=one["change"] == NOT_FOUND)
+    if any(one["change"] == NOT_FOUND for one in changed):
+        click.get_current_context().exit(1)
+
+
+def words_for_overdue(queue: PgQueue, state: ScheduleState) -> str | None:
+    """Say why a tick that is more than a minute late has not been fired; None if none is late."""
+    is_late = state.next_at is not None and state.read_at - state.next_at > LATE
+    if state.paused_at is not None or not is_late:
+        return None
+    what = f"schedule {state.name}: its tick of {state.next_at} has not been fired"
+    try:
+        state.rule  # noqa: B018  # raises if this system cannot read it
+    except OptionError as error:
+        return f"{what}: {error}; change the rule, or run workers on a system that can read it"
+    if queue.tasks and state.task not in queue.tasks:
+        return (
+            f"{what}: this app knows no task {state.task}; run a worker that does, or "
+            f"pgqueue schedules remove {state.name}"
+        )
+    if state.overlap == Overlap.WAIT and state.last_job_id is not None:
+        return f"{what}: it waits for job {state.last_job_id}, unless that has ended"
+    return f"{what}: no worker runs that knows task {state.task}, or its log says why it cannot"
+
+
+def _line(one: dict[str, Any]) -> str:
+    if one["change"] == NOT_FOUND:
+        return str(one["reason"])
+    job = f", job {one['job_id']}" if "job_id" in one else ""
+    return f"{one['name']}: {one['change']}{job}"
+
+
+def _next_runs(state: ScheduleState) -> list[datetime]:
+    """None where this system cannot read the rule: that is told below the table."""
+    try:
+        return state.next_runs(RUNS)
+    except OptionError:
+        return []
+
+
+def _rows(state: ScheduleState) -> Iterator[Sequence[str]]:
+    runs = _next_runs(state)
+    first = (state.name, state.task, _rule(state))
+    note = "paused" if state.paused_at else "" if runs else "no next run"
+    if not runs:
+        yield (*first, "", "", note)
+    for number, run in enumerate(runs):
+        named = first if number == 0 else ("", "", "")
+        yield (*named, _local(run, state), run.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"), "")
+
+
+def _rule(state: ScheduleState) -> str:
+    return f"every {state.every}" if state.cron is None else f"{state.cron} {state.timezone}"
+
+
+def _local(run: datetime, state: ScheduleState) -> str:
+    return run.astimezone(ZoneInfo(state.timezone)).strftime("%a %Y-%m-%d %H:%M:%S %z")
+
+
+def _document(queue: PgQueue, state: ScheduleState) -> dict[str, Any]:
+    return {
+        "name": state.name,
+        "task": state.task,
+        "cron": state.cron,
+        "every": None if state.every is None else state.every.total_seconds(),
+        "timezone": state.timezone,
+        "catch_up": state.catch_up,
+        "overlap": state.overlap,
+        "declared_in": state.declared_in,
+        "is_paused": state.paused_at is not None,
+        "last_tick_at": state.last_tick_at and state.last_tick_at.astimezone(UTC).isoformat(),
+        "last_job_id": state.last_job_id,
+        "next_runs": [
+            {
+                "local": run.astimezone(ZoneInfo(state.timezone)).isoformat(),
+                "utc": run.isoformat(),
+            }
+            for run in _next_runs(state)
+        ],
+        "overdue": words_for_overdue(queue, state),
+    }

@@ -1,0 +1,205 @@
+"""Limits: how many jobs may run at once, and the keys under which jobs count.
+
+A limit has a name.  Without ``by`` it has one key, the name; with ``by`` it has one key for each
+value of these arguments.  A job holds a place under the key of each of its limits.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any, Literal
+
+from pgqueue.errors import OptionError, TaskDefinitionError
+
+NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
+LARGEST_CAPACITY = 1_000_000
+MOST_LIMITS = 4
+"""Of one task.  Their keys are part of an index, whose rows have at most 2704 bytes."""
+SEPARATOR = "\n"
+"""Between the keys of a job: neither names nor JSON on one line contain it."""
+LONGEST_VALUES = 100
+"""Bytes of the arguments in a key; the key of longer arguments has a digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most ``capacity`` jobs run at once, over all workers and both modes.
+
+    ``by``: the name of a parameter, or several; each value then has a limit of its own.
+    ``name``: tasks whose limits have the same name share the limit.  Without a name it is named by
+    its task (``shop.send``, or ``shop.send:tenant_id`` with ``by``) or its queue (``queue:mail``).
+    ``order="strict"``, only with a capacity of 1 or 0: jobs of a key start in the order of their
+    priority and time, and no job overtakes another.  ``failed_head`` says what happens while the
+    first job waits for its retry, or is snoozed: ``"block"`` makes the others wait until it has
+    ended, ``"skip"`` lets them pass.
+
+    Raises OptionError for wrong values.
+    """
+
+    capacity: int
+    by: str | Sequence[str] = ()
+    name: str | None = field(default=None, kw_only=True)
+    order: Literal["any", "strict"] = field(default="any", kw_only=True)
+    failed_head: Literal["block", "skip"] = field(default="block", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_capacity("Limit: ", self.capacity)
+        names = (self.by,) if isinstance(self.by, str) else self.by
+        if not isinstance(names, list | tuple) or not all(isinstance(one, str) for one in names):
+            raise OptionError(
+                f"Limit: by is {self.by!r}; give the name of a parameter, or a tuple of names"
+            )
+        object.__setattr__(self, "by", tuple(dict.fromkeys(names)))
+        if self.name is not None:
+            _check_name(self.name)
+        for option, allowed in (("order", ("any", "strict")), ("failed_head", ("block", "skip"))):
+            if getattr(self, option) not in allowed:
+                raise OptionError(
+                    f"Limit: {option} is {getattr(self, option)!r}; give {' or '.join(allowed)}"
+                )
+        if self.is_strict and self.capacity > 1:
+            raise OptionError(
+                f"Limit: order='strict' means one job at a time, and the capacity is "
+                f"{self.capacity}; give Limit(1, order='strict')"
+            )
+        if self.failed_head == "skip" and not self.is_strict:
+            raise OptionError("Limit: failed_head is for order='strict'; omit it")
+
+    @property
+    def is_strict(self) -> bool:
+        return self.order == "strict"
+
+    def named(self, default: str) -> "Limit":
+        """Return this limit with a name."""
+        if self.name is not None:
+            return self
+        name = ":".join([default, *(["+".join(self.by)] if self.by else [])])
+        _check_name(name)
+        return replace(self, name=name)
+
+    def key(self, args: Mapping[str, Any], *, secret: frozenset[str]) -> str:
+        """Return the key under which a job with these stored arguments counts."""
+        if not self.by:
+            return str(self.name)
+        values = json.dumps(
+            [args.get(one) for one in self.by], sort_keys=True, separators=(",", ":")
+        )
+        if len(values) > LONGEST_VALUES or not secret.isdisjoint(self.by):
+            values = f"sha256:{sha256(values.encode()).hexdigest()}"
+        return f"{self.name} {values}"
+
+
+def name_of(key: str) -> str:
+    """Return the name of the limit to which a key belongs: names have no spaces."""
+    return key.partition(" ")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """All limits of an application by name, and the tasks and queues that are under them."""
+
+    limits: Mapping[str, Limit]
+    tasks: frozenset[str]
+    queues: frozenset[str]
+
+
+class LimitKeys:
+    """The limits of a task's jobs: those of the task, and of the queue."""
+
+    def __init__(
+        self,
+        limits: Sequence[Limit],
+        *,
+        secret: Iterable[str] = (),
+        defaults: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """``defaults`` returns the stored form of the defaults of parameters."""
+        self.limits = limits
+        self._secret = frozenset(secret)
+        self._defaults = defaults() if any(limit.by for limit in limits) else {}
+
+    def __bool__(self) -> bool:
+        return bool(self.limits)
+
+    def of(self, args: Mapping[str, Any]) -> str | None:
+        """Return the keys of a job with these stored arguments, one a line; None without limits."""
+        if not self.limits:
+            return None
+        # In one order: jobs under the same limits wait in one list.
+        known = {**self._defaults, **args}
+        keys = {limit.key(known, secret=self._secret) for limit in self.limits}
+        return SEPARATOR.join(sorted(keys))
+
+
+def limits_of_task(limit: Any, task_name: str, parameters: Sequence[str]) -> tuple[Limit, ...]:
+    """Return the named limits that a task declares, checked."""
+    given = (limit,) if isinstance(limit, Limit) else limit
+    if not isinstance(given, list | tuple) or not all(isinstance(one, Limit) for one in given):
+        raise OptionError(
+            f"task {task_name}: limit is {limit!r}; give a Limit, as in limit=Limit(5), or several "
+            "in a tuple"
+        )
+    if len(given) > MOST_LIMITS:
+        raise OptionError(f"task {task_name}: {len(given)} limits; give at most {MOST_LIMITS}")
+    for one in given:
+        for name in one.by:
+            if name not in parameters:
+                raise TaskDefinitionError(
+                    f"task {task_name}: a limit is by {name!r}, which is not a parameter of the "
+                    f"task; it may name {', '.join(parameters) or 'nothing'}"
+                )
+    named = tuple(one.named(task_name) for one in given)
+    names = [one.name for one in named]
+    for name in names:
+        if names.count(name) > 1:
+            raise TaskDefinitionError(
+                f"task {task_name}: two of its limits are named {name!r}; give one of them "
+                "another name=..."
+            )
+    return named
+
+
+def limits_of_queues(limits: Any) -> dict[str, Limit]:
+    """Return the named limits of queues, checked; the names of the queues are not."""
+    if not isinstance(limits, Mapping):
+        raise OptionError(f"PgQueue: queue_limits is {limits!r}; give a dict by names of queues")
+    for queue, limit in limits.items():
+        if not isinstance(limit, Limit):
+            raise OptionError(f"PgQueue: queue {queue}: {limit!r} is not a Limit")
+        if limit.by:
+            raise OptionError(
+                f"PgQueue: queue {queue}: its limit is by {', '.join(limit.by)}, and the tasks of "
+                "a queue have different parameters; give the tasks a Limit with one name=..."
+            )
+    return {queue: limit.named(f"queue:{queue}") for queue, limit in limits.items()}
+
+
+def by_name(limits: Iterable[Limit]) -> dict[str, Limit]:
+    """Return limits by their names; refuses two of one name that differ."""
+    found: dict[str, Limit] = {}
+    for limit in limits:
+        name = str(limit.name)
+        known = found.setdefault(name, limit)
+        if replace(known, by=limit.by) != limit:
+            raise TaskDefinitionError(
+                f"the limit {name!r} is declared twice and differently: {known} and {limit}; give "
+                "both the same capacity, order and failed_head, or one of them another name"
+            )
+    return found
+
+
+def check_capacity(where: str, capacity: Any) -> None:
+    if type(capacity) is not int or not 0 <= capacity <= LARGEST_CAPACITY:
+        raise OptionError(
+            f"{where}the capacity is {capacity!r}; give a whole number from 0 to {LARGEST_CAPACITY}"
+        )
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not NAME.fullmatch(name) or len(name.encode()) > 200:
+        raise OptionError(
+            f"the name of a limit is {repr(name)[:60]}; give name=... of at most 200 bytes without "
+            "spaces"
+        )

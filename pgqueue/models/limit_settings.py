@@ -1,0 +1,33 @@
+"""The limits that workers know, and their capacities."""
+
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, false, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from pgqueue.models.base import Base
+
+
+class LimitSettings(Base):
+    """One limit by its name; ``queue.limits`` returns them.
+
+    A worker declares the limits of its code when it starts, so all workers admit by the same
+    numbers, whatever version of the code each of them runs.
+    """
+
+    __tablename__ = "limits"
+    __table_args__ = (
+        CheckConstraint("declared >= 0", name="limits_declared"),
+        CheckConstraint("capacity >= 0", name="limits_capacity"),
+    )
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    declared: Mapped[int]
+    """The capacity in the code of the worker that has started last."""
+
+    capacity: Mapped[int | None]
+    """Set by ``queue.set_limit``; takes precedence over ``declared``."""
+
+    is_strict: Mapped[bool] = mapped_column(server_default=false())
+    skips_failed: Mapped[bool] = mapped_column(server_default=false())
+    declared_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))

@@ -1,0 +1,199 @@
+"""What an admission reads and writes, and what operators see of limits."""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Executable
+from sqlalchemy.orm import Session
+
+from pgqueue.admission import Place, Rule, Waiting
+from pgqueue.connections.fast_path import fetch
+from pgqueue.limits import SEPARATOR, Limit, name_of
+from pgqueue.statements import admitting
+from pgqueue.statements.tables import array_of
+
+
+class LaneKey(NamedTuple):
+    """The jobs that are admitted in the order of their times."""
+
+    limit_keys: str
+    queue: str
+    priority: int
+
+
+FIRST_LANE = LaneKey("", "", -1)
+"""Before all lanes."""
+FIRST_PLACE = ("", 0)
+"""Before all places."""
+
+
+class Lanes(NamedTuple):
+    """Some lanes, and the first jobs in them."""
+
+    last: LaneKey | None
+    """The last lane that was read; None if there was none."""
+    are_all: bool
+    """Whether there are no lanes after them."""
+    waiting: list[Waiting]
+    seconds_to_next: float | None
+    """How long until the next of these jobs is due; None if all are due."""
+
+
+class LimitState(NamedTuple):
+    """A limit, and the jobs under it; a row of ``queue.limits``."""
+
+    name: str
+    declared: int
+    """The capacity in the code."""
+    capacity: int
+    """The capacity in force."""
+    is_set: bool
+    """Whether the capacity was set by ``queue.set_limit``."""
+    held: int
+    """How many jobs have a place: they run, or start next."""
+    waiting: int
+
+
+class Admissions:
+    """The jobs that wait for room in their limits, behind one Session or Connection."""
+
+    def __init__(self, executor: Session | Connection) -> None:
+        self._executor = executor
+
+    def serialize(self) -> None:
+        """Wait until no other transaction admits; none does until this one ends."""
+        self._executor.execute(admitting.serialize_admissions())
+
+    def rules(self) -> dict[str, Rule]:
+        return {name: Rule(*rest) for name, *rest in self._fetch(admitting.rules(), {})}
+
+    def first_waiting(
+        self, after: LaneKey, *, queues: Sequence[str], tasks: str, lanes: int, of_lane: int
+    ) -> Lanes:
+        """The first jobs of the lanes after another."""
+        parameters = {
+            "after_keys": after.limit_keys,
+            "after_queue": after.queue,
+            "after_priority": after.priority,
+            "queues": array_of(queues),
+            "tasks": tasks,
+            "most_lanes": lanes,
+            "most_of_lane": of_lane,
+        }
+        known: dict[LaneKey, None] = {}
+        waiting, later = [], []
+        for *lane, run_at, job_id, seconds in self._fetch(admitting.first_waiting(), parameters):
+            key = LaneKey(*lane)
+            known[key] = None
+            if job_id is None:
+                continue
+            keys = tuple(key.limit_keys.split(SEPARATOR))
+            waiting.append(Waiting(keys, key.priority, run_at, job_id, is_due=seconds <= 0))
+            if seconds > 0:
+                later.append(float(seconds))
+        last = next(reversed(known), None)
+        return Lanes(last, len(known) < lanes, waiting, min(later, default=None))
+
+    def places_under(self, keys: Iterable[str], *, paused: Collection[str]) -> list[Place]:
+        """All places under these keys."""
+        said = json.dumps([{"key": key} for key in keys])
+        return self._places(admitting.places_under(), {"keys": said, "paused": array_of(paused)})
+
+    def places_after(self, place: tuple[str, int], *, most: int) -> list[Place]:
+        """The next places after one, in the order of their keys."""
+        after = {"after_key": place[0], "after_id": place[1]}
+        return self._places(admitting.places_after(), {**after, "most": most, "paused": "{}"})
+
+    def delete_places(self, places: Iterable[Place]) -> None:
+        """Delete places that are free."""
+        free = [{"limit_key": place.key, "job_id": place.job_id} for place in places]
+        self._executor.execute(admitting.delete_places(), {"free": json.dumps(free)})
+
+    def send_back(self, job_ids: Sequence[int], *, paused: Collection[str]) -> set[int]:
+        """Make admitted jobs wait again that cannot start now; returns those that do.
+
+        Locks them first: the next statement then sees every lease that others have written.
+        """
+        ids = {"job_ids": _array(job_ids)}
+        locked = [row[0] for row in self._fetch(admitting.lock_admitted(), ids)]
+        parameters = {"job_ids": _array(locked), "paused": array_of(paused)}
+        return {row[0] for row in self._fetch(admitting.send_back(), parameters)}
+
+    def admit(self, job_ids: Sequence[int], *, notify: bool) -> set[int]:
+        """Move jobs to the message queue; returns those that no other transaction had locked."""
+        rows = self._fetch(admitting.admit(notify=notify), {"job_ids": _array(job_ids)})
+        return {row[0] for row in rows}
+
+    def free(self, jobs: Sequence[Waiting]) -> set[int]:
+        """Which of these jobs no other transaction has locked."""
+        ids = {"job_ids": _array([job.job_id for job in jobs])}
+        return {row[0] for row in self._fetch(admitting.free_to_admit(), ids)}
+
+    def drop_useless(self, waiting: Iterable[Waiting]) -> None:
+        """Delete those of these waiting messages whose jobs have ended or are gone."""
+        said = [
+            {"limit_keys": SEPARATOR.join(job.limit_keys), "job_id": job.job_id} for job in waiting
+        ]
+        self._executor.execute(admitting.drop_useless(), {"said": json.dumps(said)})
+
+    def declare(self, limits: Iterable[Limit]) -> None:
+        """Write the limits of the code."""
+        self._executor.execute(admitting.declare(), _said(limits))
+
+    def declare_new(self, limits: Iterable[Limit]) -> None:
+        """Write those of these limits that no worker has declared."""
+        self._executor.execute(admitting.declare_new(), _said(limits))
+
+    def are_declared(self) -> bool:
+        """Whether any worker has ever declared a limit in this database."""
+        return bool(self._executor.execute(admitting.are_declared()).scalar())
+
+    def set_capacity(self, name: str, capacity: int | None) -> bool:
+        """Set a capacity, or with None that of the code; False if no limit has this name."""
+        parameters = {"limit_name": name, "new_capacity": capacity}
+        return self._executor.execute(admitting.set_capacity(), parameters).first() is not None
+
+    def all(self) -> list[LimitState]:
+        """All limits that were declared.  Reads all places and waiting messages."""
+        held: Counter[str] = Counter()
+        for key, count in self._executor.execute(admitting.held_by_key(), {"paused": "{}"}):
+            held[name_of(key)] += count
+        waiting: Counter[str] = Counter()
+        for keys, count in self._executor.execute(admitting.waiting_by_keys()):
+            for key in keys.split(SEPARATOR):
+                waiting[name_of(key)] += count
+        return [
+            LimitState(
+                *(name, declared, capacity, is_set),
+                *(held[name], waiting[name]),
+            )
+            for name, declared, capacity, is_set in self._executor.execute(admitting.all_limits())
+        ]
+
+    def _places(self, statement: Executable, parameters: dict[str, Any]) -> list[Place]:
+        return [
+            Place(key, job_id, is_held, may_go_back, tuple((keys or "").split(SEPARATOR)))
+            for key, job_id, is_held, may_go_back, keys in self._fetch(statement, parameters)
+        ]
+
+    def _fetch(self, statement: Executable, parameters: dict[str, Any]) -> Sequence[Any]:
+        return fetch(self._executor, statement, parameters)
+
+
+def _said(limits: Iterable[Limit]) -> dict[str, str]:
+    said = [
+        {
+            "name": limit.name,
+            "declared": limit.capacity,
+            "is_strict": limit.is_strict,
+            "skips_failed": limit.failed_head == "skip",
+        }
+        for limit in limits
+    ]
+    return {"said": json.dumps(said)}
+
+
+def _array(job_ids: Sequence[int]) -> str:
+    return array_of(map(str, job_ids))

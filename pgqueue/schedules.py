@@ -1,0 +1,352 @@
+"""Schedules: those that the code declares, and the operations on the rows of all."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, TypedDict, Unpack
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session, scoped_session
+
+from pgqueue import redaction
+from pgqueue.errors import DuplicateSchedule, OptionError, TaskDefinitionError, UnknownOption
+from pgqueue.options import TASK_NAME
+from pgqueue.repository import ScheduleRows, ScheduleState
+from pgqueue.schedule_rules import (
+    Rule,
+    checked_catch_up,
+    checked_overlap,
+    checked_rule,
+    next_after,
+)
+from pgqueue.sessions.callers import executor, in_transaction, telling_failures
+from pgqueue.tasks import Task
+from pgqueue.tasks.address import module_of
+
+logger = redaction.logger(__name__)
+
+CatchUp = Literal["none", "last"] | int
+OverlapName = Literal["allow", "skip", "wait"]
+AnySession = Session | Connection | scoped_session[Any]
+
+META_KEY = "schedule"
+"""The key of a job's meta with the name of its schedule and its tick."""
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """The options of the jobs of a schedule, where they differ from those of the task."""
+
+    queue: str
+    priority: int
+    max_attempts: int
+    unique_key: str
+    meta: Mapping[str, Any]
+    tags: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A schedule as code or application give it, checked."""
+
+    name: str
+    task: str
+    rule: Rule
+    catch_up: int
+    overlap: str
+    args: str
+    options: Mapping[str, Any]
+    declared_in: str | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """The values of the columns that an application chooses."""
+        return {
+            "task": self.task,
+            **asdict(self.rule),
+            "catch_up": self.catch_up,
+            "overlap": self.overlap,
+            "args": self.args,
+            "options": json.dumps(self.options),
+            "declared_in": self.declared_in,
+            "declaration": None if self.declared_in is None else json.dumps(self.document()),
+        }
+
+    def document(self) -> dict[str, Any]:
+        """The same as JSON data, to be compared with what an earlier worker has declared."""
+        every = self.rule.every
+        return {
+            "task": self.task,
+            "cron": self.rule.cron,
+            "every": None if every is None else every.total_seconds(),
+            "timezone": self.rule.timezone,
+            "catch_up": self.catch_up,
+            "overlap": self.overlap,
+            "args": json.loads(self.args),
+            "options": dict(self.options),
+        }
+
+
+class Schedules:
+    """The schedules of a :class:`PgQueue`, as ``queue.schedules``.
+
+    Every method takes the caller's Session or Connection, joins its transaction and commits
+    nothing.  With an AsyncSession: ``await session.run_sync(queue.schedules.pause, name)``.
+    """
+
+    def __init__(
+        self, tasks: Mapping[str, Task[..., Any]], find: Callable[[str], Task[..., Any]]
+    ) -> None:
+        self._tasks = tasks
+        self._find = find
+        self.declared: dict[str, Declaration] = {}
+        """What the code declares by ``@queue.schedule``, by name."""
+        self._declarers: dict[str, Task[..., Any]] = {}
+
+    @telling_failures()
+    def add(
+        self,
+        session: AnySession,
+        task: Task[..., Any],
+        cron: str | None = None,
+        *,
+        name: str,
+        every: timedelta | None = None,
+        timezone: str = "UTC",
+        args: tuple[Any, ...] | Mapping[str, Any] = (),
+        catch_up: CatchUp = "last",
+        overlap: OverlapName = "allow",
+        **options: Unpack[ScheduleOptions],
+    ) -> None:
+        """Add a schedule, which takes effect when the caller's transaction commits.
+
+        The arguments are those of :meth:`PgQueue.schedule`; ``task`` may be any task of the
+        queue.  Raises DuplicateSchedule if the name is taken, OptionError for a bad rule or
+        option, and ArgumentsError or PayloadError for arguments that do not fit the task.
+        """
+        rule = checked_rule(f"schedule {name}: ", cron, every, timezone)
+        new = declaration(task, rule, name, args, catch_up, overlap, options)
+        rows = ScheduleRows(in_transaction(session, f"schedule {name}"))
+        rows.add(_new_row(new, rows.now()))
+
+    @telling_failures()
+    def change(
+        self,
+        session: AnySession,
+        name: str,
+        cron: str | None = None,
+        *,
+        every: timedelta | None = None,
+        timezone: str | None = None,
+        args: tuple[Any, ...] | Mapping[str, Any] | None = None,
+        catch_up: CatchUp | None = None,
+        overlap: OverlapName | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> None:
+        """Change what is given, and leave the rest; the next tick is that of the changed rule.
+
+        A change of a schedule that the code declares lasts until the code declares it otherwise.
+        Raises ScheduleNotFound and the errors of :meth:`add`.
+        """
+        where = f"schedule {name}: "
+        rows = ScheduleRows(in_transaction(session, f"schedule {name}"))
+        state = rows.locked(name)
+        if cron is None and every is None:
+            cron, every = state.cron, state.every
+        rule = checked_rule(where, cron, every, timezone or state.timezone)
+        number = state.catch_up if catch_up is None else checked_catch_up(where, catch_up)
+        values: dict[str, Any] = {
+            **asdict(rule),
+            "catch_up": number,
+            "overlap": checked_overlap(where, overlap or state.overlap, number),
+        }
+        if args is not None or options:
+            values |= self._changed_call(rows, name, args, options)
+        if rule != Rule(state.cron, state.every, state.timezone):
+            values["next_at"] = next_after(rule, state.read_at, state.last_tick_at)
+        rows.change(name, values)
+
+    @telling_failures()
+    def pause(self, session: AnySession, name: str) -> None:
+        """Fire no tick until :meth:`resume`.  Raises ScheduleNotFound."""
+        ScheduleRows(executor(session)).pause(name)
+
+    @telling_failures()
+    def resume(self, session: AnySession, name: str) -> None:
+        """Undo :meth:`pause`; the ticks of the pause are not made up.  Raises ScheduleNotFound."""
+        rows = ScheduleRows(in_transaction(session, f"schedule {name}"))
+        state = rows.locked(name)
+        if state.paused_at is not None:
+            next_at = next_after(state.rule, state.read_at, state.last_tick_at)
+            rows.change(name, {"paused_at": None, "next_at": next_at})
+
+    @telling_failures()
+    def remove(self, session: AnySession, name: str) -> None:
+        """Delete a schedule; its jobs stay.  Raises ScheduleNotFound.
+
+        A schedule that the code declares is added again when the next worker starts: pause it, or
+        remove it from the code.
+        """
+        ScheduleRows(executor(session)).remove(name)
+
+    @telling_failures()
+    def trigger(self, session: AnySession, name: str) -> int:
+        """Enqueue a job of the schedule now; returns its id.
+
+        This is no tick: the next tick stays where it is, and does not wait for this job.  Works
+        while the schedule is paused.  Raises ScheduleNotFound, and UnknownTask if this
+        application does not have the task.
+        """
+        connection = executor(session)
+        call = ScheduleRows(connection).call(name)
+        task = task_of_schedule(self._find(call.task), name, call.options, tick=None)
+        return task.enqueue_stored(connection, call.args)
+
+    @telling_failures()
+    def list(self, session: AnySession) -> "list[ScheduleState]":
+        """Return all schedules by name; :meth:`ScheduleState.next_runs` has their next ticks."""
+        return ScheduleRows(executor(session)).all()
+
+    def declare(self, task: Task[..., Any], declared: Declaration) -> None:
+        """Remember a schedule of the code, for :meth:`synchronise`."""
+        before = self._declarers.get(declared.name)
+        # A module that is loaded again makes another task of the same name.
+        if before is task or (before is not None and before.name != task.name):
+            raise TaskDefinitionError(
+                f"schedule {declared.name} is declared already, for task {before.name}; give each "
+                "schedule of a task a name=... of its own"
+            )
+        self._declarers[declared.name] = task
+        self.declared[declared.name] = declared
+
+    def synchronise(self, connection: Connection) -> None:
+        """Write the schedules of the code, in a transaction of the caller's.
+
+        A row is written if the code declares something else than at the last time.  What these
+        modules have declared before, and do not now, is paused.
+        """
+        rows = ScheduleRows(connection)
+        found = rows.declared(self.declared)
+        for name, new in sorted(self.declared.items()):
+            module, before = found.get(name, (new.declared_in, None))
+            if module is None:
+                logger.error(
+                    "schedule %s of the code: the application has added a schedule with this "
+                    "name, which stays as it is; give the one of the code another name=",
+                    name,
+                )
+            elif before != new.document():
+                _write_declared(rows, new, came_back=before is None)
+        modules = {module_of(task.function) for task in self._tasks.values()}
+        for name in rows.pause_undeclared(modules, self.declared):
+            logger.warning(
+                "schedule %s: the code declares it no longer, so it is paused; remove it with "
+                "`pgqueue schedules remove`",
+                name,
+            )
+
+    def _changed_call(
+        self,
+        rows: ScheduleRows,
+        name: str,
+        args: tuple[Any, ...] | Mapping[str, Any] | None,
+        options: ScheduleOptions,
+    ) -> dict[str, Any]:
+        call = rows.call(name)
+        task = self._find(call.task)
+        values: dict[str, Any] = {}
+        if args is not None:
+            values["args"] = task.stored(args)
+        if options:
+            merged = {**json.loads(call.options), **checked_options(task, name, options)}
+            values["options"] = json.dumps(merged)
+        return values
+
+
+def declaration(
+    task: Any,
+    rule: Rule,
+    name: str,
+    args: Any,
+    catch_up: Any,
+    overlap: Any,
+    options: Mapping[str, Any],
+) -> Declaration:
+    """Return a schedule of a task, checked; raises OptionError and what the arguments raise."""
+    where = f"schedule {name}: "
+    if not isinstance(task, Task):
+        raise TaskDefinitionError(
+            f"{where}{task!r} is no task; write @queue.schedule(...) above @queue.task"
+        )
+    if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
+        raise OptionError(
+            f"the name of a schedule is {repr(name)[:60]}; use 1 to 200 characters without spaces"
+        )
+    number = checked_catch_up(where, catch_up)
+    return Declaration(
+        name=name,
+        task=task.name,
+        rule=rule,
+        catch_up=number,
+        overlap=checked_overlap(where, overlap, number),
+        args=task.stored(args),
+        options=checked_options(task, name, options),
+    )
+
+
+def declared_in_code(new: Declaration, task: Task[..., Any]) -> Declaration:
+    """The same as a declaration of the module in which the task's function stands."""
+    return replace(new, declared_in=module_of(task.function))
+
+
+def checked_options(task: Task[..., Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a schedule as plain JSON data."""
+    where = f"schedule {name}: "
+    for option in options:
+        if option not in ScheduleOptions.__annotations__:
+            raise UnknownOption(
+                f"{where}there is no option {option!r}; known are "
+                f"{', '.join(ScheduleOptions.__annotations__)}"
+            )
+    if "unique_key" in options and not isinstance(options["unique_key"], str):
+        raise OptionError(
+            f"{where}unique_key is {options['unique_key']!r}; give a str, or a callable to the "
+            "task itself"
+        )
+    settings = task.options(**options).settings
+    plain = {option: getattr(settings, option) for option in options}
+    if "tags" in plain:
+        plain["tags"] = list(plain["tags"])
+    return plain
+
+
+def task_of_schedule(
+    task: Task[..., Any], name: str, options: str, *, tick: datetime | None
+) -> Task[..., Any]:
+    """Return the task with the options of a schedule, which its job's meta names."""
+    stored: dict[str, Any] = json.loads(options)
+    about = {"name": name, "tick": tick and tick.astimezone(UTC).isoformat()}
+    meta = {**stored.pop("meta", {}), META_KEY: about}
+    return task.options(**stored, meta=meta, on_duplicate="return")
+
+
+def _new_row(new: Declaration, now: datetime) -> dict[str, Any]:
+    return {**new.columns(), "name": new.name, "next_at": next_after(new.rule, now, None)}
+
+
+def _write_declared(rows: ScheduleRows, new: Declaration, *, came_back: bool) -> None:
+    """Add a schedule of the code, or replace its row.
+
+    A pause stays, unless it was for a schedule that the code did not declare.
+    """
+    try:
+        rows.add(_new_row(new, rows.now()))
+        logger.info("schedule %s: added", new.name)
+        return
+    except DuplicateSchedule:
+        state = rows.locked(new.name)
+    values = new.columns()
+    values["next_at"] = next_after(new.rule, state.read_at, state.last_tick_at)
+    if came_back:
+        values["paused_at"] = None
+    rows.change(new.name, values)
+    logger.info("schedule %s: changed to what the code declares", new.name)

@@ -1,0 +1,418 @@
+"""Admit: move jobs that wait for room in their limits to ``message_queue``.
+
+All of it runs in one transaction, and one transaction at a time.  The number of places that are
+held under a key rises only here, so it never exceeds the capacity.
+
+A place is held as long as its job has a message in ``message_queue`` or a lease.  Both are read in
+one snapshot, and every other statement replaces the one by the other in one statement.
+"""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Executable,
+    FromClause,
+    Integer,
+    Select,
+    SmallInteger,
+    Subquery,
+    Text,
+    and_,
+    any_,
+    bindparam,
+    case,
+    cast,
+    column,
+    delete,
+    exists,
+    false,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    true,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, Insert
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.sql.selectable import CTE
+
+from pgqueue.statements.enqueueing import DISPATCHED
+from pgqueue.statements.tables import (
+    AS_IT_STANDS,
+    CTID,
+    NEWLINE,
+    clock,
+    count_rows,
+    document,
+    jobs,
+    leases,
+    limit_places,
+    limits,
+    lock_key,
+    message_queue,
+    pg,
+    text_parameter,
+    waiting_messages,
+    wake_up_call,
+)
+
+LANE = ("limit_keys", "queue", "priority")
+"""The jobs that are admitted in the order of their times: the key of a waiting message without
+its time and its job."""
+DECLARED = ("declared", "is_strict", "skips_failed")
+"""What the code says of a limit."""
+PAUSED = cast(bindparam("paused", type_=Text), ARRAY(Text))
+ONE = literal_column("1", Integer)
+JOB_IDS = pg.unnest(cast(bindparam("job_ids", type_=Text), ARRAY(BigInteger)))
+
+
+@cache
+def serialize_admissions() -> Executable:
+    """Wait for the transaction that admits, and keep others out until this one ends.
+
+    In a statement of its own: the next one then sees what the other transaction has committed.
+    """
+    return select(pg.pg_advisory_xact_lock(literal_column(str(lock_key("admission")), BigInteger)))
+
+
+@cache
+def rules() -> Executable:
+    """The limits that are in force."""
+    return select(limits.c.name, _capacity(), limits.c.is_strict, limits.c.skips_failed)
+
+
+@cache
+def first_waiting() -> Executable:
+    """The first jobs of the next lanes, and whether they are due; NULL in a lane without any.
+
+    Steps from lane to lane in the index, so a lane with a million jobs is read no longer than one
+    with ten.  Leaves out jobs of other queues and tasks than these.
+    """
+    lanes = _lanes().limit(bindparam("most_lanes", type_=Integer)).subquery("lane")
+    first = (
+        select(waiting_messages.c.run_at, waiting_messages.c.target_id)
+        .where(
+            *(waiting_messages.c[name] == lanes.c[name] for name in LANE),
+            lanes.c.queue == any_(cast(bindparam("queues", type_=Text), ARRAY(Text))),
+            waiting_messages.c.task == any_(cast(bindparam("tasks", type_=Text), ARRAY(Text))),
+        )
+        .order_by(waiting_messages.c.run_at, waiting_messages.c.target_id)
+        .limit(bindparam("most_of_lane", type_=Integer))
+        .lateral("first")
+    )
+    seconds = func.extract("epoch", first.c.run_at - pg.statement_timestamp())
+    return (
+        select(*(lanes.c[name] for name in LANE), first, seconds)
+        .select_from(lanes.outerjoin(first, true()))
+        .order_by(*(lanes.c[name] for name in LANE))
+    )
+
+
+@cache
+def places_under() -> Executable:
+    """All places under these keys, and whether they are held."""
+    said = document("keys", column("key", Text))
+    place = limit_places.c
+    of_keys = select(place.limit_key, place.job_id).join_from(
+        said, limit_places, place.limit_key == said.c.key
+    )
+    return _with_state(of_keys.subquery("place"))
+
+
+@cache
+def places_after() -> Executable:
+    """Some places in the order of their keys, and whether they are held."""
+    place = limit_places.c
+    after = tuple_(text_parameter("after_key"), bindparam("after_id", type_=BigInteger))
+    some = (
+        select(place.limit_key, place.job_id)
+        .where(tuple_(place.limit_key, place.job_id) > after)
+        .order_by(place.limit_key, place.job_id)
+        .limit(bindparam("most", type_=Integer))
+        .subquery("place")
+    )
+    return _with_state(some)
+
+
+@cache
+def delete_places() -> Executable:
+    """Delete places that were found free: no job can take one again but by an admission."""
+    free = document("free", column("limit_key", Text), column("job_id", BigInteger))
+    place = limit_places.c
+    return delete(limit_places).where(
+        place.limit_key == free.c.limit_key, place.job_id == free.c.job_id
+    )
+
+
+@cache
+def lock_admitted() -> Executable:
+    """Lock the messages of these jobs, and the jobs; skips what other transactions have locked."""
+    job = _locked_jobs().cte("job")
+    message = _message_of(job, message_queue.c.id).with_for_update(skip_locked=True)
+    each = message.lateral("message")
+    return select(job.c.id).select_from(job.join(each, true()))
+
+
+@cache
+def send_back() -> Executable:
+    """Make admitted jobs wait again that cannot start now; their places become free.
+
+    The rows are locked, so no worker can start the jobs.  A lease that a crash has left keeps the
+    job where it is.
+    """
+    job = _locked_jobs().cte("job")
+    ctid: ColumnElement[Any] = literal_column("message_queue.ctid").label("ctid")
+    later = or_(message_queue.c.run_at > pg.statement_timestamp(), job.c.queue == any_(PAUSED))
+    leased = exists().where(leases.c.target_id == message_queue.c.target_id)
+    message = _message_of(job, ctid).where(later, ~leased).lateral("message")
+    found = select(message.c.ctid).select_from(job.join(message, true()))
+    gone = (
+        delete(message_queue)
+        .where(any_(func.array(found.scalar_subquery())) == CTID)
+        .returning(message_queue)
+        .cte("gone")
+    )
+    names = ("queue", "priority", "run_at", "target_id", "task", "attempt", "crashes")
+    rows = select(job.c.limit_keys, *(gone.c[name] for name in names)).join_from(
+        gone, job, job.c.id == gone.c.target_id
+    )
+    waiting = insert(waiting_messages).from_select(["limit_keys", *names], rows).cte("waiting")
+    return select(gone.c.target_id).add_cte(waiting, _places_left_by(gone, job))
+
+
+@cache
+def admit(*, notify: bool) -> Executable:
+    """Move these jobs to ``message_queue``, with a place under each of their keys; returns those
+    that were moved.
+
+    Skips jobs whose rows other transactions have locked.  They become due now, not when they were
+    first due: claims find a message behind their cursors late.  Their messages are ``alone``: a
+    place is not for a job that waits in a busy worker.
+    """
+    ready = _locked_jobs().cte("ready")
+    place = (*LANE, "run_at")
+    taken = (
+        delete(waiting_messages)
+        .where(
+            *(waiting_messages.c[name] == ready.c[name] for name in place),
+            waiting_messages.c.target_id == ready.c.id,
+        )
+        .returning(waiting_messages)
+        .cte("taken")
+    )
+    job = (
+        update(jobs)
+        .where(jobs.c.id == taken.c.target_id)
+        .values(run_at=clock())
+        .returning(*DISPATCHED, taken.c.attempt, taken.c.crashes)
+        .cte("job")
+    )
+    names = ("queue", "priority", "run_at", "id", "task", "attempt", "crashes")
+    rows = select(*(job.c[name] for name in names), true()).order_by(job.c.run_at)
+    columns = [*("target_id" if name == "id" else name for name in names), "alone"]
+    message = insert(message_queue).from_select(columns, rows).cte("message")
+    woken = select(wake_up_call() if notify else true()).scalar_subquery()
+    return select(job.c.id, woken).add_cte(message, _places_of(taken))
+
+
+@cache
+def free_to_admit() -> Executable:
+    """Which of these jobs are unfinished and not locked by another transaction."""
+    ready = _locked_jobs().cte("ready")
+    return select(ready.c.id)
+
+
+@cache
+def drop_useless() -> Executable:
+    """Delete waiting messages whose jobs have ended or are gone, as a claim does with others.
+
+    The code of the version before cancels and deletes jobs without their waiting messages, and so
+    does plain SQL.  The first of a strict key would keep all others back for ever.
+    """
+    said = document("said", column("limit_keys", Text), column("job_id", BigInteger))
+    job = select(jobs.c.id).where(jobs.c.id == said.c.job_id, jobs.c.outcome.is_(None))
+    useless = select(said).where(job.scalar_subquery().is_(None)).cte("useless")
+    message = (
+        select(CTID)
+        .select_from(waiting_messages)
+        .where(
+            waiting_messages.c.limit_keys == useless.c.limit_keys,
+            waiting_messages.c.target_id == useless.c.job_id,
+        )
+        .with_for_update(skip_locked=True)
+        .lateral("message")
+    )
+    ctids = select(message.c.ctid).select_from(useless.join(message, true()))
+    return delete(waiting_messages).where(any_(func.array(ctids.scalar_subquery())) == CTID)
+
+
+@cache
+def declare() -> Executable:
+    """Write the limits of a worker's code, if they differ from those that are written."""
+    new = _declared()
+    return new.on_conflict_do_update(
+        index_elements=[limits.c.name],
+        set_={**{name: new.excluded[name] for name in DECLARED}, "declared_at": clock()},
+        where=or_(*(limits.c[name] != new.excluded[name] for name in DECLARED)),
+    )
+
+
+@cache
+def declare_new() -> Executable:
+    """Write limits that no worker has declared.  An operator's role may not change others."""
+    return _declared().on_conflict_do_nothing()
+
+
+@cache
+def are_declared() -> Executable:
+    """Whether any limit was ever declared."""
+    return select(exists(select(limits.c.name)))
+
+
+@cache
+def set_capacity() -> Executable:
+    """Change the capacity of a limit, or with NULL return to that of the code."""
+    capacity = cast(bindparam("new_capacity", type_=Integer), Integer)
+    return (
+        update(limits)
+        .where(limits.c.name == text_parameter("limit_name"))
+        .values(capacity=capacity)
+        .returning(limits.c.name)
+    )
+
+
+@cache
+def all_limits() -> Executable:
+    is_set = limits.c.capacity.is_not(None)
+    return select(limits.c.name, limits.c.declared, _capacity(), is_set).order_by(limits.c.name)
+
+
+@cache
+def held_by_key() -> Executable:
+    """How many places are held under each key.  Reads all places."""
+    state = _with_state(select(limit_places).subquery("place")).subquery("state")
+    return (
+        select(state.c.limit_key, count_rows()).where(state.c.is_held).group_by(state.c.limit_key)
+    )
+
+
+@cache
+def waiting_by_keys() -> Executable:
+    """How many jobs wait under the same keys.  Reads all waiting messages."""
+    keys = waiting_messages.c.limit_keys
+    return select(keys, count_rows()).group_by(keys)
+
+
+def _declared() -> Insert:
+    said = document(
+        "said",
+        column("name", Text),
+        column("declared", Integer),
+        column("is_strict", Boolean),
+        column("skips_failed", Boolean),
+    )
+    rows = select(said.c.name, *(said.c[name] for name in DECLARED)).order_by(said.c.name)
+    return insert_or_skip(limits).from_select(["name", *DECLARED], rows)
+
+
+def _capacity() -> ColumnElement[int]:
+    """The capacity in force; 1 for a strict limit, also if more was set before it was strict."""
+    capacity = func.coalesce(limits.c.capacity, limits.c.declared)
+    return case((limits.c.is_strict, func.least(capacity, ONE)), else_=capacity)
+
+
+def _lanes() -> Select[*tuple[Any, ...]]:
+    """The lanes after another one, each found by one step in the index."""
+    after = tuple_(
+        text_parameter("after_keys"),
+        text_parameter("after_queue"),
+        bindparam("after_priority", type_=SmallInteger),
+    )
+    columns = [waiting_messages.c[name] for name in LANE]
+    ordered = select(*columns).order_by(*columns).limit(ONE)
+    lane = ordered.where(tuple_(*columns) > after).subquery("first_lane").select()
+    known = lane.cte("lanes", recursive=True)
+    behind = tuple_(*columns) > tuple_(*(known.c[name] for name in LANE))
+    following = ordered.where(behind).lateral("following")
+    step: Select[*tuple[Any, ...]] = select(following).select_from(known.join(following, true()))
+    return select(known.union_all(step))
+
+
+def _with_state(place: Subquery | FromClause) -> Select[*tuple[Any, ...]]:
+    """Places, and what their jobs do; an outer join, because a job may have been deleted."""
+    job = (
+        select(jobs.c.queue, jobs.c.priority, jobs.c.run_at, jobs.c.limit_keys)
+        .where(jobs.c.id == place.c.job_id)
+        .offset(AS_IT_STANDS)
+        .lateral("job")
+    )
+    message = (
+        select(message_queue.c.run_at, message_queue.c.queue)
+        .where(
+            *(message_queue.c[name] == job.c[name] for name in ("queue", "priority", "run_at")),
+            message_queue.c.target_id == place.c.job_id,
+        )
+        .limit(ONE)
+        .lateral("message")
+    )
+    leased = exists().where(leases.c.target_id == place.c.job_id)
+    later = message.c.run_at > pg.statement_timestamp()
+    paused = message.c.queue == any_(PAUSED)
+    return select(
+        place.c.limit_key,
+        place.c.job_id,
+        or_(leased, message.c.run_at.is_not(None)).label("is_held"),
+        case((leased, false()), else_=func.coalesce(or_(later, paused), false())),
+        job.c.limit_keys,
+    ).select_from(place.outerjoin(job, true()).outerjoin(message, true()))
+
+
+def _locked_jobs() -> Select[*tuple[Any, ...]]:
+    """The unfinished ones among these jobs, locked, with the place of their messages."""
+    said = JOB_IDS.table_valued(column("id", BigInteger)).render_derived(name="said")
+    job = (
+        select(jobs.c.id, jobs.c.limit_keys, jobs.c.queue, jobs.c.priority, jobs.c.run_at)
+        .where(jobs.c.id == said.c.id, jobs.c.outcome.is_(None))
+        .with_for_update(key_share=True, skip_locked=True)
+        .offset(AS_IT_STANDS)
+        .lateral("job")
+    )
+    return select(job).select_from(said.join(job, true()))
+
+
+def _message_of(job: CTE, column: ColumnElement[Any]) -> Select[*tuple[Any, ...]]:
+    return (
+        select(column)
+        .select_from(message_queue)
+        .where(
+            *(message_queue.c[name] == job.c[name] for name in ("queue", "priority", "run_at")),
+            message_queue.c.target_id == job.c.id,
+        )
+    )
+
+
+def _places_of(taken: CTE) -> CTE:
+    key = pg.unnest(pg.string_to_array(taken.c.limit_keys, NEWLINE))
+    rows = select(key, taken.c.target_id)
+    places = insert_or_skip(limit_places).from_select(["limit_key", "job_id"], rows)
+    return places.on_conflict_do_nothing().cte("places")
+
+
+def _places_left_by(gone: CTE, job: CTE) -> CTE:
+    key = pg.unnest(pg.string_to_array(job.c.limit_keys, NEWLINE)).label("limit_key")
+    left = (
+        select(key, job.c.id).join_from(gone, job, job.c.id == gone.c.target_id).subquery("left_")
+    )
+    place = limit_places.c
+    return (
+        delete(limit_places)
+        .where(and_(place.limit_key == left.c.limit_key, place.job_id == left.c.id))
+        .cte("places")
+    )

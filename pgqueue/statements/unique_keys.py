@@ -1,0 +1,179 @@
+"""Unique keys: change the waiting job that holds one, and give back the key of a job that starts.
+
+An enqueue that changes holders has locked their rows before (:func:`enqueue_or_lock_jobs`), so no
+two enqueues change one job at the same time, and no worker settles it meanwhile.
+"""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Executable,
+    Interval,
+    SmallInteger,
+    Text,
+    any_,
+    bindparam,
+    cast,
+    column,
+    delete,
+    exists,
+    func,
+    insert,
+    not_,
+    null,
+    or_,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from pgqueue.statements.enqueueing import DISPATCHED, Start, labels, start_time
+from pgqueue.statements.fencing import ONE, is_ours
+from pgqueue.statements.operations import HELD_HERE
+from pgqueue.statements.tables import (
+    AS_IT_STANDS,
+    CTID,
+    clock,
+    document,
+    jobs,
+    message_queue,
+    pg,
+    text_parameter,
+    wake_up_call,
+)
+
+NEW = "new_"
+"""Begins the names of the parameters: in an UPDATE, one with a column's name is added to SET."""
+
+KEPT = ("attempt", "crashes", "alone")
+"""What a message says about past attempts."""
+
+
+LONGEST_WAIT = pg.set_config("lock_timeout", "1s", true()).is_not(None)
+"""How long the start of one job waits for another transaction that has the job's row locked.  Set
+for the transaction, which must have no other statement."""
+
+
+@cache
+def change_holders(
+    *, start: Start, replace: bool, bounded: bool, notify: bool, labelled: bool = False
+) -> Executable:
+    """Give the waiting holders of these keys a new time and, with ``replace``, new arguments.
+
+    Returns the ids and keys of these jobs.  A job without a message, or whose message a
+    transaction holds, has started, and is not returned.  Messages are never updated: each is
+    deleted, and inserted at its new place.  ``bounded``: not later than ``created_at + at_most``.
+    """
+    holder = _holders()
+    taken = _taken_messages(holder)
+    run_at = start_time(start, NEW)
+    if bounded:
+        run_at = func.greatest(func.least(run_at, _latest()), clock())
+    values: dict[str, Any] = {"run_at": run_at}
+    if replace:
+        priority = bindparam(f"{NEW}priority", type_=SmallInteger)
+        values |= {"args": holder.c.args, "priority": priority}
+        values |= labels(NEW) if labelled else {"meta": null(), "tags": null()}
+    job = (
+        update(jobs)
+        .where(jobs.c.id == taken.c.target_id, jobs.c.id == holder.c.id)
+        .values(values)
+        .returning(*DISPATCHED, jobs.c.held_unique_key)
+        .cte("job")
+    )
+    place = [job.c[name] for name in ("queue", "priority", "run_at", "id", "task")]
+    rows = select(*place, *(taken.c[name] for name in KEPT)).where(taken.c.target_id == job.c.id)
+    columns = ["queue", "priority", "run_at", "target_id", "task", *KEPT]
+    message = insert(message_queue).from_select(columns, rows)
+    woken = select(wake_up_call() if notify else true()).scalar_subquery()
+    return select(job.c.id, job.c.held_unique_key, woken).add_cte(message.cte("message"))
+
+
+@cache
+def holders_at_bound() -> Executable:
+    """Those holders of these keys whose time cannot be moved further; locks nothing."""
+    holder = _holders()
+    bound = jobs.c.run_at >= _latest()
+    return select(holder.c.id, holder.c.unique_key).where(jobs.c.id == holder.c.id, bound)
+
+
+@cache
+def free_keys() -> Executable:
+    """Give back keys for jobs that have started; returns the keys.
+
+    A worker would give them back when the handler starts: the job may still wait in its buffer.
+    """
+    holder = _holders()
+    return (
+        update(jobs)
+        .where(jobs.c.id == holder.c.id)
+        .values(held_unique_key=null())
+        .returning(holder.c.unique_key)
+    )
+
+
+@cache
+def free_key_of_attempt(*, is_alone: bool) -> Executable:
+    """Give back the unique key of a job whose handler is about to start.
+
+    No row: the lease is not ours any more, or the job has ended.  A job whose key is free already
+    is returned too.
+    """
+    ours = or_(is_ours(*ONE, held=False), is_ours(*ONE, held=True))
+    return (
+        update(jobs)
+        .where(
+            jobs.c.id == ONE[0],
+            jobs.c.outcome.is_(None),
+            exists().where(ours),
+            LONGEST_WAIT if is_alone else true(),
+        )
+        .values(held_unique_key=null())
+        .returning(jobs.c.id)
+    )
+
+
+def _holders() -> CTE:
+    """The jobs of this task that hold the keys of the document, one probe of the index for each."""
+    said = document("documents", column("args", JSONB), column("unique_key", Text))
+    place = [jobs.c[name] for name in ("id", "queue", "priority", "run_at")]
+    job = (
+        select(*place)
+        .where(
+            jobs.c.queue == text_parameter(f"{NEW}queue"),
+            jobs.c.held_unique_key == said.c.unique_key,
+            jobs.c.held_unique_key.is_not(None),
+            jobs.c.task == text_parameter(f"{NEW}task"),
+        )
+        .offset(AS_IT_STANDS)
+        .lateral("job_of_key")
+    )
+    return select(job, said).select_from(said.join(job, true())).cte("holder")
+
+
+def _taken_messages(holder: CTE) -> CTE:
+    """The messages of waiting jobs, deleted."""
+    same = [message_queue.c[name] == holder.c[name] for name in ("queue", "priority", "run_at")]
+    message = (
+        select(CTID)
+        .select_from(message_queue)
+        .where(*same, message_queue.c.target_id == holder.c.id, not_(HELD_HERE))
+        .with_for_update(skip_locked=True)
+        .offset(AS_IT_STANDS)
+        .lateral("waiting")
+    )
+    places = select(message.c.ctid).select_from(holder.join(message, true()))
+    return (
+        delete(message_queue)
+        .where(any_(func.array(places.scalar_subquery())) == CTID)
+        .returning(message_queue.c.target_id, *(message_queue.c[name] for name in KEPT))
+        .cte("taken")
+    )
+
+
+def _latest() -> ColumnElement[Any]:
+    return jobs.c.created_at + cast(bindparam("at_most", type_=Interval), Interval)

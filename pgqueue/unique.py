@@ -1,0 +1,181 @@
+"""Unique jobs: which jobs count as the same, and what an enqueue does about the one that exists."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any, Literal, get_args
+
+from pgqueue.errors import OptionError, PayloadError, TaskDefinitionError
+
+LONGEST_PLAIN_KEY = 512
+LONGEST_SPAN = timedelta(days=36_525)
+
+
+Until = Literal["started", "finished"]
+"""When a job gives its unique key back."""
+
+OnConflict = Literal["return", "raise", "replace", "postpone"]
+"""What an enqueue does if another job holds the unique key."""
+
+KEY_OF_PERIOD = "pgqueue.period:"
+"""Begins the keys that stay taken after their jobs have succeeded."""
+
+CHANGES_HOLDER = ("replace", "postpone")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unique:
+    """Which jobs of a task count as the same, and what an enqueue does about the one that exists.
+
+    One job of a queue at a time holds a unique key.  The key is made of the task's name and of
+    the arguments ``by``; ``key`` gives another one.
+    """
+
+    by: Sequence[str] | None = None
+    """Names of the parameters whose values make the key, defaults included.  None: all of them;
+    ``()``: none, so that there is one job of the task.  Values are compared as they are stored,
+    and only a digest of them is in the key."""
+
+    key: str | Callable[..., str | None] | None = None
+    """Instead of ``by``: the key itself, or a function of some parameters that returns it.  The
+    key is stored and shown as it is, and tasks of one queue that use the same key share it.  If
+    the function returns None, the job is not unique."""
+
+    period: timedelta | None = None
+    """Once in each period: the key stays taken after the job has succeeded, until the period is
+    over.  Periods follow each other from 1970-01-01 UTC; a job belongs to that of its ``run_at``,
+    by the clock of the database.  A job that fails or is cancelled gives the key back at once, and
+    so does one that is pruned before.  None: the key is given back as ``until`` says."""
+
+    until: Until = "finished"
+    """When the job gives its key back: when it ends, or right before its handler first starts.
+    The key is free again in each case, also if the attempt then fails: a retry does not take it
+    back."""
+
+    on_conflict: OnConflict = "return"
+    """What an enqueue does if another job holds the key.
+
+    ``return`` returns that job; ``raise`` raises DuplicateJob.  ``replace`` gives the waiting job
+    the new arguments, time, priority, meta and tags; ``postpone`` gives it the new time only.  A
+    job that has started is not changed: with ``until="started"`` a new job is enqueued, with
+    ``until="finished"`` DuplicateJob is raised.
+    """
+
+    at_most: timedelta | None = None
+    """With ``replace`` or ``postpone``: the time of the waiting job is moved at most so far past
+    its creation.  None: without limit."""
+
+    def __post_init__(self) -> None:
+        if self.by is not None:
+            _check_names(self.by)
+        if self.by is not None and self.key is not None:
+            raise OptionError("Unique: both by and key are given; give one of them")
+        if self.key is not None and not isinstance(self.key, str) and not callable(self.key):
+            raise OptionError(f"Unique: key is {self.key!r}; give a string, a callable or None")
+        _check_word("until", self.until, Until)
+        _check_word("on_conflict", self.on_conflict, OnConflict)
+        if self.period is not None:
+            _check_period(self.period, self.until)
+        if self.at_most is not None:
+            _check_at_most(self.at_most, self.on_conflict)
+
+    @property
+    def changes_holder(self) -> bool:
+        """Whether an enqueue may change the job that holds the key."""
+        return self.on_conflict in CHANGES_HOLDER
+
+
+def names_wanted_by(
+    unique_key: Callable[..., Any], task_name: str, parameters: frozenset[str]
+) -> frozenset[str]:
+    """Return the parameters of a task that its unique-key function names."""
+    wanted: set[str] = set()
+    try:
+        asked = inspect.signature(unique_key).parameters
+    except (TypeError, ValueError) as error:
+        raise TaskDefinitionError(
+            f"task {task_name}: the signature of unique_key, {unique_key!r}, cannot be read; "
+            "write it as a lambda that names the parameters it needs"
+        ) from error
+    for parameter in asked.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return parameters
+        if parameter.name in parameters:
+            wanted.add(parameter.name)
+        elif parameter.default is parameter.empty:
+            raise TaskDefinitionError(
+                f"task {task_name}: unique_key asks for {parameter.name!r}, which is not a "
+                f"parameter of the task; it may name {', '.join(sorted(parameters)) or 'nothing'}"
+            )
+    return frozenset(wanted)
+
+
+def storable_key(key: Any, task_name: str) -> str | None:
+    """Return a unique key as it is stored: a long key as a digest, which fits into an index."""
+    if key is None:
+        return None
+    if not isinstance(key, str) or not key:
+        raise OptionError(
+            f"task {task_name}: unique_key gave {key!r}; it must give a str of at least one "
+            "character, or None for a job that is not unique"
+        )
+    if "\x00" in key or (not key.isprintable() and _has_surrogate(key)):
+        raise PayloadError(
+            f"task {task_name}: unique_key {key!r} holds a character PostgreSQL cannot store; "
+            "remove NUL characters and lone surrogates"
+        )
+    if key.startswith(KEY_OF_PERIOD):
+        raise OptionError(
+            f"task {task_name}: unique_key {key!r} begins as the keys of Unique(period=...) do; "
+            "choose another"
+        )
+    if len(key) <= LONGEST_PLAIN_KEY:
+        return key
+    return f"sha256:{sha256(key.encode()).hexdigest()}"
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _check_names(by: Any) -> None:
+    is_list = isinstance(by, list | tuple)
+    if not is_list or not all(isinstance(name, str) for name in by):
+        raise OptionError(
+            f"Unique: by is {by!r}; give the names of parameters, as in "
+            'by=("customer_id",), or None for all of them'
+        )
+
+
+def _check_word(name: str, word: Any, words: Any) -> None:
+    if word not in get_args(words):
+        known = ", ".join(map(repr, get_args(words)))
+        raise OptionError(f"Unique: {name} is {word!r}; give one of {known}")
+
+
+def _check_period(span: Any, until: str) -> None:
+    if not isinstance(span, timedelta) or not timedelta(seconds=1) <= span <= LONGEST_SPAN:
+        raise OptionError(
+            f"Unique: period is {span!r}; give a timedelta from a second to {LONGEST_SPAN.days} "
+            "days"
+        )
+    if until != "finished":
+        raise OptionError(
+            f"Unique: a period keeps the key after the end, and until={until!r} gives it back at "
+            "the start; give one of them"
+        )
+
+
+def _check_at_most(span: Any, on_conflict: str) -> None:
+    if not isinstance(span, timedelta) or not timedelta(0) < span <= LONGEST_SPAN:
+        raise OptionError(
+            f"Unique: at_most is {span!r}; give a timedelta above zero, of at most "
+            f"{LONGEST_SPAN.days} days"
+        )
+    if on_conflict not in CHANGES_HOLDER:
+        raise OptionError(
+            f"Unique: at_most bounds how far a job is moved, and on_conflict={on_conflict!r} moves "
+            "none; omit at_most"
+        )

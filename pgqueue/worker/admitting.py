@@ -1,0 +1,163 @@
+"""One round of admission: all lanes in turn, in short transactions."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from pgqueue.admission import Rule, Waiting, to_admit, to_send_back
+from pgqueue.limits import Limit
+from pgqueue.repository import Admissions
+from pgqueue.repository.admissions import FIRST_LANE, FIRST_PLACE
+
+MOST_LANES = 1000
+"""Lanes in one transaction."""
+MOST = 1000
+"""Jobs that one transaction admits."""
+MOST_OF_LANE = 100
+SWEPT_AT_ONCE = 1000
+"""Places that one look for free ones reads."""
+
+
+class Step(NamedTuple):
+    """What one transaction has done."""
+
+    admitted: int
+    is_last: bool
+    """Whether the last lane was read."""
+    seconds_to_next: float | None = None
+    """How long until the next of the jobs that were read is due."""
+
+
+class AdmissionRounds:
+    """Admits jobs of some queues and tasks, step by step.
+
+    ``own``: limits that count although no worker has declared them, as in a test.
+    ``is_alone``: no other transaction admits, so none is kept out.
+    """
+
+    def __init__(
+        self,
+        queues: Callable[[], Sequence[str]],
+        paused: Callable[[], Collection[str]],
+        *,
+        tasks: str,
+        notify: bool,
+        own: Mapping[str, Rule] | None = None,
+        is_alone: bool = False,
+    ) -> None:
+        self._queues = queues
+        self._paused = paused
+        self._tasks = tasks
+        self._notify = notify
+        self._own = own or {}
+        self._is_alone = is_alone
+        self._after = FIRST_LANE
+        self._swept_to = FIRST_PLACE
+        self._locked: set[int] = set()
+        """Jobs that could not be moved in this round: other transactions have locked their rows."""
+
+    def begin(self) -> None:
+        """Begin a round: look again at jobs that were locked."""
+        self._locked.clear()
+
+    def step(self, connection: Connection) -> Step:
+        """Admit from the next lanes, in the transaction that the caller has begun."""
+        admissions = Admissions(connection)
+        rules = {**self._own, **admissions.rules()}
+        paused = self._paused()
+        queues = [queue for queue in self._queues() if queue not in paused]
+        lanes = admissions.first_waiting(
+            self._after,
+            queues=queues,
+            tasks=self._tasks,
+            lanes=MOST_LANES,
+            of_lane=self._of_lane(rules),
+        )
+        is_last = lanes.are_all
+        admitted, is_to_repeat = 0, False
+        if any(job.is_due for job in lanes.waiting):
+            admitted, is_to_repeat = self._admit(admissions, lanes.waiting, rules, paused)
+        if not is_to_repeat:
+            self._after = FIRST_LANE if is_last else lanes.last or FIRST_LANE
+        return Step(admitted, is_last and not is_to_repeat, lanes.seconds_to_next)
+
+    def sweep(self, connection: Connection) -> bool:
+        """Delete some places that are free; returns whether there may be many more.
+
+        Admission deletes only those under keys for which a job waits.
+        """
+        admissions = Admissions(connection)
+        self._serialize(admissions)
+        places = admissions.places_after(self._swept_to, most=SWEPT_AT_ONCE)
+        if free := [place for place in places if not place.is_held]:
+            admissions.delete_places(free)
+        is_last = len(places) < SWEPT_AT_ONCE
+        self._swept_to = FIRST_PLACE if is_last else (places[-1].key, places[-1].job_id)
+        return not is_last and len(free) > SWEPT_AT_ONCE // 2
+
+    def _admit(
+        self,
+        admissions: Admissions,
+        waiting: Sequence[Waiting],
+        rules: Mapping[str, Rule],
+        paused: Collection[str],
+    ) -> tuple[int, bool]:
+        """Returns how many jobs were admitted, and whether more of these lanes may be at once."""
+        self._serialize(admissions)
+        keys = {key for job in waiting if job.is_due for key in job.limit_keys}
+        places = admissions.places_under(sorted(keys), paused=paused)
+        if free := [place for place in places if not place.is_held]:
+            admissions.delete_places(free)
+        late = to_send_back(places, rules)
+        back = admissions.send_back(late, paused=paused) if late else set()
+        held = Counter(place.key for place in places if place.is_held and place.job_id not in back)
+        chosen = to_admit(waiting, held, rules, locked=self._locked, most=MOST)
+        if not chosen:
+            return 0, False
+        moved = admissions.admit(chosen, notify=self._notify)
+        if left := set(chosen) - moved:
+            self._step_over(admissions, [job for job in waiting if job.job_id not in moved], left)
+        are_all = len(chosen) < MOST and len(moved) == len(chosen)
+        return len(moved), not are_all or _is_lane_used_up(waiting, chosen, self._of_lane(rules))
+
+    def _step_over(
+        self, admissions: Admissions, waiting: Sequence[Waiting], left: Collection[int]
+    ) -> None:
+        """Step over the jobs that could not be moved, and over those behind them that cannot be.
+
+        All that were read at once: another transaction may have locked thousands.
+        """
+        lanes = {job.limit_keys for job in waiting if job.job_id in left}
+        behind = [job for job in waiting if job.limit_keys in lanes]
+        stuck = {job.job_id for job in behind} - admissions.free(behind)
+        admissions.drop_useless(job for job in behind if job.job_id in stuck)
+        self._locked |= stuck
+
+    def _serialize(self, admissions: Admissions) -> None:
+        if not self._is_alone:
+            admissions.serialize()
+
+    def _of_lane(self, rules: Mapping[str, Rule]) -> int:
+        """How many jobs of each lane to read: one more than can be admitted.
+
+        Behind locked ones as many again: few steps then find the first that is free.
+        """
+        largest = max((rule.capacity for rule in rules.values()), default=0)
+        return min(largest, MOST_OF_LANE) + 1 + 2 * len(self._locked)
+
+
+def _is_lane_used_up(waiting: Sequence[Waiting], chosen: Sequence[int], of_lane: int) -> bool:
+    """Whether all jobs that were read of some lane are admitted: there may be room for more."""
+    ids = set(chosen)
+    lanes = Counter((job.limit_keys, job.priority) for job in waiting if job.job_id in ids)
+    return any(count >= of_lane for count in lanes.values())
+
+
+def rules_of(limits: Mapping[str, Limit]) -> dict[str, Rule]:
+    """Return the limits of the code as they would be in force."""
+    return {
+        name: Rule(limit.capacity, limit.is_strict, limit.failed_head == "skip")
+        for name, limit in limits.items()
+    }

@@ -1,0 +1,95 @@
+"""``ctx.finish()`` in the threads of a worker, and what it learns of a child process."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection
+from sqlalchemy.util import await_only
+
+from pgqueue.connections.opening import leave_autocommit, let_server_notice_loss
+from pgqueue.events import AttemptOutcome
+from pgqueue.outcomes import Succeeded
+from pgqueue.repository import Settled
+from pgqueue.unit_of_work import begin_for_handler, time_limits
+from pgqueue.worker.finishing import Finishing
+from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.transactional_handler import leave
+from pgqueue.worker.unknown_commits import is_settled, was_committed
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+
+class LeaseFinishing(Finishing):
+    """Begins a transaction on a connection of the engine's pool."""
+
+    def __init__(self, runtime: WorkerRuntime, run: RunningAttempt) -> None:
+        super().__init__(
+            run.task,
+            run.claimed,
+            worker_id=run.worker_id,
+            sessions=runtime.sessions,
+            is_kept=runtime.is_kept(run.claimed),
+        )
+        self._runtime = runtime
+        self._run = run
+
+    def look(self) -> None:
+        """Ask the database whether the job has ended, as the process of its handler says."""
+        if not self.is_done and is_settled(self._runtime.engine, self.worker_id, self.claimed):
+            self._done(Succeeded())
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with self._runtime.engine.connect() as connection:
+            leave_autocommit(connection)
+            let_server_notice_loss(connection)
+            try:
+                with self._run.on(connection):
+                    self._begin(connection)
+                    yield connection
+            finally:
+                leave(self._run, connection)
+
+    @asynccontextmanager
+    async def _async_transaction(self) -> "AsyncIterator[AsyncConnection]":
+        runtime, run = self._runtime, self._run
+        async with runtime.loop.engine.connect() as connection:
+            await connection.execution_options(isolation_level=runtime.isolation_level)
+            await connection.run_sync(let_server_notice_loss)
+            try:
+                with run.on(await connection.run_sync(lambda sync: sync)):
+                    await connection.run_sync(self._begin)
+                    yield connection
+            finally:
+                await connection.run_sync(lambda sync: leave(run, sync))
+
+    def _begin(self, connection: Connection) -> None:
+        limits = time_limits(self.task.settings.timeout, connection)
+        level = self._runtime.isolation_level
+        begin_for_handler(connection, limits, isolation_level=level)
+
+    @property
+    def _is_lost(self) -> bool:
+        return self._run.is_lost
+
+    def _was_committed(self) -> bool:
+        runtime = self._runtime
+        ask = partial(was_committed, stopping=runtime.stopping)
+        if self.task.is_async:  # in the greenlet of an AsyncSession: the event loop must go on
+            thread = asyncio.to_thread(ask, runtime.engine, self.worker_id, self.claimed)
+            return await_only(thread)
+        return ask(runtime.engine, self.worker_id, self.claimed)
+
+    def _done(self, outcome: Succeeded) -> None:
+        super()._done(outcome)
+        runtime = self._runtime
+        self._run.ended_at = time.monotonic()
+        runtime.note_times(self._run)
+        settled = Settled(self.claimed.job_id, AttemptOutcome.SUCCEEDED)
+        runtime.buffer.settled([(self.claimed, outcome)], [settled])

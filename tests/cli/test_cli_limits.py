@@ -1,0 +1,115 @@
+"""``pgqueue limits`` and ``set-limit``, and the limits in ``pgqueue jobs ID``."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shop_rig import assert_one_line, pgqueue
+from sqlalchemy import Engine
+
+from pgqueue import Limit, PgQueue, Worker
+
+APPLICATION = """
+import os
+from pgqueue import Limit, PgQueue
+
+queue = PgQueue(os.environ.get("SHOP_DATABASE"))
+
+@queue.task(name="pay", limit=Limit(2, by="account", name="bank"))
+def pay(account: int) -> None: ...
+
+@queue.task(name="book", limit=Limit(1, order="strict"))
+def book() -> None: ...
+"""
+APP = ("--app", "bank:queue")
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "bank.py").write_text(APPLICATION)
+    return tmp_path
+
+
+def printed(app: Path, url: str, *arguments: str) -> str:
+    ended = pgqueue(app, *APP, *arguments, database_url=url)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def document(app: Path, url: str, *arguments: str) -> Any:
+    return json.loads(printed(app, url, *arguments, "--json"))
+
+
+def of_bank(engine: Engine) -> PgQueue:
+    queue = PgQueue(engine)
+    queue.task(name="pay", limit=Limit(2, by="account", name="bank"))(lambda account: None)
+    return queue
+
+
+def test_limits_are_listed_with_their_jobs(engine: Engine, database_url: str, app: Path) -> None:
+    assert printed(app, database_url, "limits") == "No worker has declared a limit.\n"
+    queue = of_bank(engine)
+    Worker(queue).run_until_empty()
+    for _ in range(3):
+        queue.tasks["pay"].delay(7)
+
+    assert document(app, database_url, "limits") == {
+        "limits": [
+            {
+                "name": "bank",
+                "declared": 2,
+                "capacity": 2,
+                "is_set": False,
+                "held": 0,
+                "waiting": 3,
+            }
+        ]
+    }
+    assert printed(app, database_url, "limits").split()[-4:] == ["bank", "2", "0", "3"]
+
+
+def test_a_limit_is_set_and_reset(engine: Engine, database_url: str, app: Path) -> None:
+    assert printed(app, database_url, "set-limit", "bank", "5") == "bank: 5 at once\n"
+    assert "5 (in the code 2)" in printed(app, database_url, "limits")
+    with engine.connect() as connection:
+        [limit] = PgQueue(engine).limits(connection)
+    assert (limit.capacity, limit.is_set) == (5, True)
+
+    assert printed(app, database_url, "set-limit", "bank", "--reset") == "bank: 2 at once\n"
+    assert document(app, database_url, "set-limit", "bank", "0")["capacity"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("bnk", "3"), "limit bnk: there is no such limit; known are bank, book"),
+        (("book", "3"), "limit book: its order is strict, and the capacity 3; give 1"),
+        (("bank",), "give either a CAPACITY or --reset"),
+        (("bank", "3", "--reset"), "give either a CAPACITY or --reset"),
+        (("bank", "-1"), "No such option|not in the range"),
+    ],
+)
+def test_a_wrong_limit_is_refused(
+    database_url: str, app: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    ended = pgqueue(app, *APP, "set-limit", *arguments, database_url=database_url)
+
+    assert ended.returncode != 0
+    assert any(word in ended.stderr for word in words.split("|")), ended.stderr
+
+
+def test_an_unknown_limit_is_named_in_one_line(database_url: str, app: Path) -> None:
+    assert_one_line(pgqueue(app, *APP, "set-limit", "bnk", "3", database_url=database_url))
+
+
+def test_a_job_shows_its_limits(engine: Engine, database_url: str, app: Path) -> None:
+    queue = of_bank(engine)
+    Worker(queue).run_until_empty()
+    job = queue.tasks["pay"].delay(7)
+
+    shown = document(app, database_url, "jobs", str(job.id))
+
+    assert shown["status"] == "blocked"
+    assert shown["limits"] == [{"key": "bank [7]", "held": 0, "capacity": 2}]
+    assert "bank [7], 0 of 2 places held" in printed(app, database_url, "jobs", str(job.id))

@@ -1,0 +1,51 @@
+"""Tasks under limits, beside those of chores; a worker process imports this module if asked."""
+
+import time
+from datetime import timedelta
+
+from chores import AT_ONCE, LOOK_EVERY, is_open, note, queue
+
+from pgqueue import JobContext, Limit, Retry
+
+
+def _work(ctx: JobContext, key: str, milliseconds: float) -> None:
+    note("start", ctx, key=key)
+    time.sleep(milliseconds / 1000)
+    note("end", ctx, key=key)
+
+
+@queue.task(retry=AT_ONCE, limit=Limit(1, by="key"))
+def one_of_a_key(ctx: JobContext, key: str, milliseconds: float = 1) -> None:
+    _work(ctx, key, milliseconds)
+
+
+@queue.task(retry=AT_ONCE, limit=Limit(4, by="key"))
+def four_of_a_key(ctx: JobContext, key: str, milliseconds: float = 1) -> None:
+    _work(ctx, key, milliseconds)
+
+
+@queue.task(retry=AT_ONCE, limit=(Limit(2, by="key"), Limit(3)))
+def three_in_all(ctx: JobContext, key: str, milliseconds: float = 1) -> None:
+    _work(ctx, key, milliseconds)
+
+
+@queue.task(
+    retry=Retry.constant(timedelta(milliseconds=50)),
+    limit=Limit(1, by="key", order="strict"),
+)
+def in_order(ctx: JobContext, key: str, number: int, failures: int = 0) -> None:
+    """Fails so many times before it succeeds."""
+    note("start", ctx, key=key, number=number)
+    time.sleep(0.001)
+    note("end", ctx, key=key, number=number)
+    if ctx.attempt <= failures:
+        raise ValueError("planned")
+
+
+@queue.task(retry=AT_ONCE, limit=Limit(2, by="key"))
+def gated(ctx: JobContext, key: str, gate: str) -> None:
+    """Ends when its gate opens."""
+    note("start", ctx, key=key)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+    note("end", ctx, key=key)

@@ -1,0 +1,613 @@
+"""Admission against the database: places are taken only here, and given back by everything."""
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.orm import Session
+
+from chaos.interleavings.logical_workers import (
+    ERROR,
+    TASK,
+    TASKS,
+    LogicalWorker,
+    declare_dead,
+    enqueue,
+    logical_workers,
+    rescue,
+    violations,
+    wait_until,
+    worker_settings,
+)
+from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
+from pgqueue import Change, Job, JobStatus, Limit, PgQueue
+from pgqueue.admission import Rule
+from pgqueue.outcomes import (
+    Cancelled,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from pgqueue.repository import Admissions, Jobs, NewJob
+from pgqueue.statements import claiming, enqueueing, settling, stamping
+from pgqueue.statements.enqueueing import Start
+from pgqueue.worker.admitting import AdmissionRounds
+
+RULES = {
+    "bank": Rule(1),
+    "task": Rule(2),
+    "strict": Rule(1, is_strict=True),
+    "skip": Rule(1, is_strict=True, skips_failed=True),
+}
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def worker(database_url: str) -> Iterator[LogicalWorker]:
+    with logical_workers(worker_settings(database_url), 1) as [worker]:
+        yield worker
+
+
+def put(executor: Any, keys: str = "bank", **more: Any) -> int:
+    """Enqueue a job under limits; its id."""
+    values = {"queue": "default", "priority": 5, "max_attempts": 10, "notify": False, **more}
+    new = NewJob(task=values.pop("task", TASK), **values)
+    return Jobs(executor).enqueue(new, args="{}", unique_key=None, limit_keys=keys).id
+
+
+def put_some(engine: Engine, count: int, keys: str = "bank", **more: Any) -> list[int]:
+    with engine.begin() as connection:
+        return [put(connection, keys, **more) for _ in range(count)]
+
+
+def rounds(paused: list[str] | None = None) -> AdmissionRounds:
+    return AdmissionRounds(
+        lambda: ["default", "other"],
+        lambda: paused or [],
+        tasks=TASKS,
+        notify=False,
+        own=RULES,
+    )
+
+
+def admit(engine: Engine, *, paused: list[str] | None = None) -> int:
+    """Run one round, as a worker does; how many jobs it has admitted."""
+    admitting_rounds, admitted = rounds(paused), 0
+    while True:
+        with engine.begin() as connection:
+            step = admitting_rounds.step(connection)
+        admitted += step.admitted
+        if step.is_last:
+            return admitted
+
+
+def held(engine: Engine, key: str = "bank") -> list[int]:
+    """The jobs that hold a place."""
+    with engine.connect() as connection:
+        places = Admissions(connection).places_under([key], paused=())
+        return [place.job_id for place in places if place.is_held]
+
+
+def status(engine: Engine, job_id: int) -> JobStatus:
+    with Session(engine) as session:
+        return session.get_one(Job, job_id).status
+
+
+def test_a_job_under_a_limit_is_blocked_until_it_is_admitted(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    first, second = put_some(engine, 2)
+    assert worker.claim(10) == []
+    assert status(engine, first) is JobStatus.BLOCKED
+
+    assert admit(engine) == 1
+
+    assert (status(engine, first), status(engine, second)) == (
+        JobStatus.PENDING,
+        JobStatus.BLOCKED,
+    )
+    [claimed] = worker.claim(10)
+    assert (claimed.job_id, status(engine, first)) == (first, JobStatus.RUNNING)
+    assert admit(engine) == 0
+    assert violations(engine) == []
+
+
+ENDINGS: dict[str, Outcome] = {
+    "succeeded": Succeeded(),
+    "succeeded with a result": Succeeded({"sum": 3}),
+    "failed": Failed(ERROR),
+    "cancelled by its handler": Cancelled("no need"),
+    "retried later": Retried(HOUR, ERROR),
+    "snoozed": Snoozed(HOUR),
+}
+
+
+@pytest.mark.parametrize("outcome", ENDINGS.values(), ids=ENDINGS)
+@pytest.mark.parametrize("mode", ["lease", "transaction"])
+def test_a_settle_gives_the_place_back(
+    engine: Engine, worker: LogicalWorker, outcome: Outcome, mode: str
+) -> None:
+    first, second = put_some(engine, 2)
+    admit(engine)
+    if mode == "lease":
+        [claimed] = worker.claim()
+        assert worker.settle(claimed, outcome)
+    else:
+        _, claimed = worker.start()
+        assert admit(engine) == 0
+        assert worker.settle_in_transaction(claimed, outcome)
+        assert admit(engine) == 0  # T has not committed
+        worker.transaction.commit()
+
+    assert admit(engine) == 1
+
+    assert held(engine) == [second]
+    assert status(engine, first) is not JobStatus.PENDING
+    assert violations(engine) == []
+
+
+@pytest.mark.parametrize("outcome", [Released(), Retried(None, ERROR)], ids=["released", "retried"])
+def test_a_job_that_starts_again_at_once_keeps_its_place(
+    engine: Engine, worker: LogicalWorker, outcome: Outcome
+) -> None:
+    first, _ = put_some(engine, 2)
+    admit(engine)
+    [claimed] = worker.claim()
+    worker.settle(claimed, outcome)
+
+    assert admit(engine) == 0
+    assert held(engine) == [first]
+    assert [one.job_id for one in worker.claim(10)] == [first]
+
+
+def test_a_rescued_job_keeps_its_place_until_it_has_ended(
+    engine: Engine, database_url: str
+) -> None:
+    first, second = put_some(engine, 2)
+    with logical_workers(worker_settings(database_url), 2) as [dead, worker]:
+        admit(engine)
+        assert [one.job_id for one in dead.claim()] == [first]
+        declare_dead(engine, dead)
+        assert admit(engine) == 0
+        assert rescue(engine) == {first: None}
+
+        assert admit(engine) == 0
+        [claimed] = worker.claim(10)
+        assert (claimed.job_id, claimed.attempt) == (first, 2)
+        assert worker.settle(claimed, Succeeded())
+
+        assert admit(engine) == 1
+        assert held(engine) == [second]
+    assert violations(engine) == []
+
+
+def test_a_crash_in_transaction_mode_keeps_the_place(engine: Engine, worker: LogicalWorker) -> None:
+    first, _ = put_some(engine, 2)
+    admit(engine)
+    worker.start()
+    worker.transaction.rollback()
+
+    assert admit(engine) == 0
+    assert held(engine) == [first]
+
+
+def cancel(session: Session, job_id: int) -> None:
+    assert PgQueue().cancel(session, job_id) is Change.CANCELLED
+
+
+def delete(session: Session, job_id: int) -> None:
+    session.delete(session.get_one(Job, job_id))
+
+
+@pytest.mark.parametrize("change", [cancel, delete])
+def test_a_job_that_is_cancelled_or_deleted_gives_its_place_back(
+    engine: Engine, change: Callable[[Session, int], None]
+) -> None:
+    first, second = put_some(engine, 2)
+    admit(engine)
+    with Session(engine) as session:
+        change(session, first)
+        session.commit()
+
+    assert admit(engine) == 1
+    assert held(engine) == [second]
+    assert violations(engine) == []
+
+
+@pytest.mark.parametrize("change", [cancel, delete])
+def test_a_job_that_waits_can_be_cancelled_and_deleted(
+    engine: Engine, change: Callable[[Session, int], None]
+) -> None:
+    first, second = put_some(engine, 2)
+    with Session(engine) as session:
+        change(session, first)
+        session.commit()
+
+    assert admit(engine) == 1
+    assert held(engine) == [second]
+    assert violations(engine) == []
+
+
+def test_a_running_job_that_is_to_be_cancelled_keeps_its_place_until_it_has_ended(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    first, second = put_some(engine, 2)
+    admit(engine)
+    [claimed] = worker.claim()
+    with engine.begin() as connection:
+        assert PgQueue().cancel(connection, first) is Change.CANCEL_REQUESTED
+    assert admit(engine) == 0
+
+    worker.settle(claimed, Succeeded())
+
+    assert admit(engine) == 1
+    assert held(engine) == [second]
+
+
+def test_a_requeued_job_waits_for_its_limits_again(engine: Engine, worker: LogicalWorker) -> None:
+    [job] = put_some(engine, 1)
+    admit(engine)
+    [claimed] = worker.claim()
+    worker.settle(claimed, Failed(ERROR))
+    with engine.begin() as connection:
+        assert PgQueue().requeue(connection, job) is Change.REQUEUED
+
+    assert status(engine, job) is JobStatus.BLOCKED
+    assert worker.claim() == []
+    assert admit(engine) == 1
+    assert [one.attempt for one in worker.claim()] == [1]
+    assert violations(engine) == []
+
+
+def test_run_now_lets_a_delayed_job_be_admitted(engine: Engine) -> None:
+    [job] = put_some(engine, 1, delay=HOUR)
+    assert admit(engine) == 0
+    with engine.begin() as connection:
+        assert PgQueue().run_now(connection, job) is Change.DUE_NOW
+        assert PgQueue().run_now(connection, job) is Change.UNCHANGED
+
+    assert admit(engine) == 1
+    assert violations(engine) == []
+
+
+def test_a_retry_keeps_its_count_of_attempts_while_it_waits(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    first, second = put_some(engine, 2)
+    admit(engine)
+    [claimed] = worker.claim()
+    worker.settle(claimed, Retried(HOUR, ERROR))
+    admit(engine)
+    assert (status(engine, first), held(engine)) == (JobStatus.BLOCKED, [second])
+    [claimed] = worker.claim()
+    worker.settle(claimed, Succeeded())
+    with engine.begin() as connection:
+        PgQueue().run_now(connection, first)
+
+    assert admit(engine) == 1
+    assert [(one.job_id, one.attempt) for one in worker.claim()] == [(first, 2)]
+
+
+@pytest.mark.parametrize(("key", "starts"), [("strict", "first"), ("skip", "second")])
+def test_the_rule_for_a_failed_head_decides_whether_others_pass(
+    engine: Engine, worker: LogicalWorker, key: str, starts: str
+) -> None:
+    first, second = put_some(engine, 2, key)
+    admit(engine)
+    [claimed] = worker.claim()
+    worker.settle(claimed, Retried(HOUR, ERROR))
+
+    admit(engine)
+
+    assert held(engine, key) == [{"first": first, "second": second}[starts]]
+
+
+def test_a_strict_key_passes_on_when_its_head_has_failed_for_good(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    _, second = put_some(engine, 2, "strict")
+    admit(engine)
+    [claimed] = worker.claim()
+    worker.settle(claimed, Failed(ERROR))
+
+    assert admit(engine) == 1
+    assert held(engine, "strict") == [second]
+
+
+def test_a_job_needs_room_in_each_of_its_limits(engine: Engine, worker: LogicalWorker) -> None:
+    put_some(engine, 2, "bank\ntask")
+    [other] = put_some(engine, 1, "task")
+
+    assert admit(engine) == 2
+    assert len(held(engine, "task")) == 2
+    assert other in held(engine, "task")
+    assert len(held(engine, "bank")) == 1
+
+
+def test_only_one_transaction_admits_at_a_time(engine: Engine) -> None:
+    """Without the lock, the second would find the place still free, and admit the second job."""
+    first, _ = put_some(engine, 2)
+    counts: list[int] = []
+    with engine.begin() as connection:
+        assert rounds().step(connection).admitted == 1
+        thread = threading.Thread(target=lambda: counts.append(admit(engine)))
+        thread.start()
+        waits = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        wait_until(lambda: connection.scalar(waits) == 1)
+
+    thread.join()
+    assert counts == [0]
+    assert held(engine) == [first]
+
+
+def test_a_job_whose_row_is_locked_holds_up_no_other(engine: Engine) -> None:
+    first, second = put_some(engine, 2)
+    with engine.begin() as connection:
+        connection.execute(
+            text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE"), {"id": first}
+        )
+        assert admit(engine) == 1
+
+    assert held(engine) == [second]
+    assert violations(engine) == []
+
+
+def test_a_cancel_that_is_not_committed_holds_up_no_other(engine: Engine) -> None:
+    first, second = put_some(engine, 2)
+    with engine.begin() as connection:
+        PgQueue().cancel(connection, first)
+        assert admit(engine) == 1
+
+    assert held(engine) == [second]
+
+
+def test_many_jobs_whose_rows_are_locked_are_stepped_over_in_few_steps(engine: Engine) -> None:
+    locked = put_some(engine, 200)
+    [free] = put_some(engine, 1)
+    with engine.connect() as other:
+        ids = f"SELECT id FROM pgqueue.jobs WHERE id <= {locked[-1]} FOR UPDATE"
+        other.execute(text(ids))
+        admitting_rounds, steps = rounds(), 0
+        while not held(engine):
+            with engine.begin() as connection:
+                admitting_rounds.step(connection)
+            steps += 1
+            assert steps <= 10
+    assert held(engine) == [free]
+
+
+ENDED = "UPDATE pgqueue.jobs SET outcome = 'cancelled', finished_at = now() WHERE id = :id"
+GONE = "DELETE FROM pgqueue.jobs WHERE id = :id"
+
+
+@pytest.mark.parametrize("by", [ENDED, GONE], ids=["ended", "gone"])
+def test_a_waiting_message_that_has_lost_its_job_holds_up_no_other(engine: Engine, by: str) -> None:
+    """So the version before cancels and deletes: it knows no waiting messages."""
+    first, second = put_some(engine, 2, "strict")
+    with engine.begin() as connection:
+        connection.execute(text(by), {"id": first})
+
+    assert admit(engine) == 1
+    assert held(engine, "strict") == [second]
+    with engine.connect() as connection:
+        assert not connection.execute(text("SELECT target_id FROM pgqueue.waiting_messages")).all()
+
+
+def test_a_limit_that_has_become_strict_lets_one_job_run_whatever_was_set_before(
+    engine: Engine,
+) -> None:
+    queue = PgQueue()
+    with engine.begin() as connection:
+        Admissions(connection).declare([Limit(5, name="bus")])
+        queue.set_limit(connection, "bus", 3)
+        Admissions(connection).declare([Limit(1, name="bus", order="strict")])
+        assert [(one.name, one.capacity) for one in queue.limits(connection)] == [("bus", 1)]
+    put_some(engine, 3, "bus")
+
+    assert admit(engine) == 1
+
+
+@pytest.mark.parametrize("outcome", [Released(), Retried(None, ERROR)], ids=["released", "retried"])
+def test_a_message_of_a_job_with_places_is_not_claimed_ahead_after_a_settle_either(
+    engine: Engine, worker: LogicalWorker, outcome: Outcome
+) -> None:
+    put_some(engine, 1)
+    admit(engine)
+    [claimed] = worker.claim()
+    worker.settle(claimed, outcome)
+
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT alone FROM pgqueue.message_queue")).scalar()
+
+
+def test_an_enqueue_never_waits_for_an_admission(engine: Engine, database_url: str) -> None:
+    put_some(engine, 1)
+    hasty = worker_settings(database_url, lock_timeout="1ms")
+    with engine.begin() as connection:
+        assert rounds().step(connection).admitted == 1
+        assert len(put_some(hasty, 3)) == 3
+        with hasty.begin() as other:
+            enqueue(other)
+
+
+def test_a_job_of_another_task_or_queue_or_limit_is_left_to_others(engine: Engine) -> None:
+    put_some(engine, 1, task="tests.unknown")
+    put_some(engine, 1, queue="elsewhere")
+    put_some(engine, 1, "undeclared")
+    [mine] = put_some(engine, 1)
+
+    assert admit(engine) == 1
+    assert held(engine) == [mine]
+
+
+def test_a_paused_queue_takes_no_places_and_gives_its_places_back(engine: Engine) -> None:
+    [paused] = put_some(engine, 1, queue="other")
+    admit(engine)
+    [mine] = put_some(engine, 1)
+    assert held(engine) == [paused]
+
+    assert admit(engine, paused=["other"]) == 1
+
+    assert held(engine) == [mine]
+    assert status(engine, paused) is JobStatus.BLOCKED
+    assert violations(engine) == []
+
+
+def test_a_job_that_a_worker_starts_meanwhile_is_not_sent_back(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    [running] = put_some(engine, 1, queue="other")
+    admit(engine)
+    put_some(engine, 1)
+    assert len(worker.lock(queue="other")) == 1
+
+    assert admit(engine, paused=["other"]) == 0
+    assert held(engine) == [running]
+
+
+def test_a_lease_that_a_crash_has_left_keeps_a_job_where_it_is(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    [crashed] = put_some(engine, 1, queue="other")
+    admit(engine)
+    put_some(engine, 1)
+    [locked] = worker.lock(queue="other")
+    assert worker.stamp(locked) is not None
+    worker.transaction.rollback()
+
+    assert admit(engine, paused=["other"]) == 0
+    assert held(engine) == [crashed]
+    assert violations(engine) == []
+
+
+def test_jobs_are_admitted_by_priority_and_time_over_all_queues(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    [late] = put_some(engine, 1)
+    [urgent] = put_some(engine, 1, priority=0, queue="other")
+
+    admit(engine)
+
+    assert held(engine) == [urgent]
+    assert late != urgent
+
+
+def test_places_of_ended_jobs_are_swept(engine: Engine, worker: LogicalWorker) -> None:
+    for number in range(20):
+        put_some(engine, 1, f"task {number}")
+    assert admit(engine) == 20
+    for claimed in worker.claim(15):
+        worker.settle(claimed, Succeeded())
+    places = text("SELECT count(*) FROM pgqueue.limit_places")
+
+    with engine.begin() as connection:
+        assert rounds().sweep(connection) is False
+        assert connection.scalar(places) == 5
+    assert violations(engine) == []
+
+
+class TestDeclared:
+    def test_the_capacity_that_was_set_takes_precedence(self, engine: Engine) -> None:
+        with engine.begin() as connection:
+            admissions = Admissions(connection)
+            admissions.declare([Limit(2, name="task"), Limit(1, name="line", order="strict")])
+            assert admissions.set_capacity("task", 5)
+            admissions.declare([Limit(3, name="task")])
+            assert admissions.rules() == {"task": Rule(5), "line": Rule(1, is_strict=True)}
+
+            assert admissions.set_capacity("task", None)
+            assert admissions.rules()["task"] == Rule(3)
+            assert not admissions.set_capacity("unknown", 5)
+
+
+FAR = """
+    WITH job AS (
+        INSERT INTO pgqueue.jobs (task, limit_keys)
+        SELECT 'tests.task', CASE WHEN n <= :of_one THEN 'bank' ELSE concat('task ', n) END
+        FROM generate_series(1, :of_one + :keys) AS n
+        RETURNING id, queue, priority, run_at, task, limit_keys
+    )
+    INSERT INTO pgqueue.waiting_messages (limit_keys, queue, priority, run_at, target_id, task)
+    SELECT limit_keys, queue, priority, run_at, id, task FROM job
+"""
+
+
+class TestPlans:
+    @pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
+    def test_a_blocked_key_with_many_jobs_is_read_like_one_with_few(
+        self, engine: Engine, database_url: str, analyzed: bool
+    ) -> None:
+        self._fill(engine, of_one=100_000, keys=10, analyzed=analyzed)
+        own = prepare_at_once(worker_settings(database_url, **AUTO_EXPLAIN))
+        with own.connect() as connection, plans_of(connection) as plans:
+            step = rounds().step(connection)
+
+        assert step.admitted == 11
+        for plan in plans.seen:
+            assert plan.scans_of("waiting_messages") <= {
+                "Index Scan waiting_messages_pkey",
+                "Index Only Scan waiting_messages_pkey",
+            }
+            assert plan.scans_of("jobs") <= {"Index Scan jobs_pkey"}
+            assert plan.buffers < 1500
+
+    @pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
+    def test_ten_thousand_keys_are_admitted_in_steps_that_read_no_table(
+        self, engine: Engine, database_url: str, analyzed: bool
+    ) -> None:
+        self._fill(engine, of_one=0, keys=10_000, analyzed=analyzed)
+        own = prepare_at_once(worker_settings(database_url, **AUTO_EXPLAIN))
+        keys, admitted = rounds(), 0
+        with own.connect() as connection, plans_of(connection) as plans:
+            for _ in range(12):
+                admitted += keys.step(connection).admitted
+                connection.commit()
+
+        assert admitted == 10_000
+        for plan in plans.seen:
+            assert plan.scans_of("jobs") <= {"Index Scan jobs_pkey"}
+            assert plan.scans_of("message_queue") <= {
+                "Index Scan message_queue_pkey",
+                "Index Only Scan message_queue_pkey",
+            }
+            assert plan.buffers < 60_000
+
+    @staticmethod
+    def _fill(engine: Engine, *, of_one: int, keys: int, analyzed: bool) -> None:
+        with engine.begin() as connection:
+            for table in ("jobs", "waiting_messages", "limit_places", "message_queue"):
+                off = f"ALTER TABLE pgqueue.{table} SET (autovacuum_enabled = off)"
+                connection.execute(text(off))
+            connection.execute(text(FAR), {"of_one": of_one, "keys": keys})
+            if analyzed:
+                connection.execute(text("ANALYZE"))
+
+
+UNUSED: dict[str, Any] = {
+    "enqueue": enqueueing.enqueue_job(start=Start.NOW, unique=True, notify=True, labelled=True),
+    "enqueue_many": enqueueing.enqueue_jobs(start=Start.NOW, notify=True),
+    "enqueue_unique": enqueueing.enqueue_unique_jobs(start=Start.NOW, notify=True),
+    "flush": enqueueing.dispatch_flushed_job(unique=True, notify=True),
+    "claim": claiming.claim(ahead=True, suspects=True),
+    "lock": claiming.lock(suspects=True),
+    "upcoming": claiming.upcoming(),
+    "settle": settling.settle_succeeded(),
+    "settle_one": settling.settle_one_success(held=True),
+    "stamp": stamping.stamp_first(),
+}
+
+
+@pytest.mark.parametrize("statement", UNUSED.values(), ids=UNUSED)
+def test_the_statements_of_jobs_without_limits_name_nothing_of_limits(statement: Any) -> None:
+    dialect: Any = postgresql.dialect
+    words = str(statement.compile(dialect=dialect()))
+
+    assert "limit_" not in words
+    assert "waiting_messages" not in words

@@ -1,0 +1,440 @@
+"""Unique jobs: what an enqueue does about the job that holds its key."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import key_contest
+import pytest
+from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from pgqueue import (
+    DuplicateJob,
+    Job,
+    MessageQueue,
+    NoTransaction,
+    OptionError,
+    PgQueue,
+    Unique,
+    Worker,
+)
+
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+queue = PgQueue()
+
+
+@queue.task(name="tests.show", unique=Unique(by=("page",), until="started", on_conflict="replace"))
+def show(page: int, text: str = "") -> None: ...
+
+
+@queue.task(name="tests.send", unique=Unique(by=("page",), on_conflict="postpone"))
+def send(page: int, text: str = "") -> None: ...
+
+
+@queue.task(name="tests.other", unique=Unique(key="shared", until="started"))
+def other() -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _bound(engine: Engine) -> Iterator[None]:
+    queue.bind(engine)
+    yield
+    with queue.session() as session:
+        assert queue.check(session) == []
+
+
+def in_an_hour(task: Any) -> Any:
+    return task.options(delay=HOUR)
+
+
+def message_of(session: Session, job: Job) -> MessageQueue | None:
+    session.expire_all()
+    return session.query(MessageQueue).filter_by(target_id=job.id).one_or_none()
+
+
+def let_start(session: Session, job: Job) -> None:
+    """Take the job's message and give it a lease, as a claim does."""
+    session.execute(
+        text(
+            "WITH worker AS (INSERT INTO pgqueue.workers (id, hostname, pid, backend_pid, queues,"
+            " slots) VALUES (gen_random_uuid(), 'h', 1, 1, '[]', 1) RETURNING id),"
+            " message AS (DELETE FROM pgqueue.message_queue WHERE target_id = :id"
+            " RETURNING id, target_id)"
+            " INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id)"
+            " SELECT message.target_id, message.id, 1, worker.id FROM message, worker"
+        ),
+        {"id": job.id},
+    )
+    session.commit()
+
+
+def test_replace_gives_the_waiting_job_the_last_arguments_and_the_last_time(
+    session: Session,
+) -> None:
+    first = in_an_hour(show).options(tags=["old"], meta={"by": "Ada"}).enqueue(session, 1, "first")
+    session.commit()
+    created_at, before = first.created_at, first.run_at
+
+    again = show.options(delay=2 * HOUR, priority=2, tags=["new"]).enqueue(session, 1, "last")
+    session.commit()
+
+    assert again is first
+    assert not again.is_new
+    assert (again.args, again.priority) == ({"page": 1, "text": "last"}, 2)
+    assert (again.tags, again.meta) == (["new"], None)
+    assert again.created_at == created_at
+    assert timedelta(minutes=59) < again.run_at - before < timedelta(minutes=61)
+    message = message_of(session, again)
+    assert message is not None
+    assert (message.run_at, message.priority) == (again.run_at, 2)
+
+
+def test_replace_may_bring_a_job_forward(session: Session) -> None:
+    in_an_hour(show).enqueue(session, 1, "first")
+
+    again = show.enqueue(session, 1, "now")
+
+    assert session.scalar(text("SELECT run_at <= clock_timestamp() FROM pgqueue.jobs"))
+    assert again.args["text"] == "now"
+
+
+def test_postpone_keeps_the_first_arguments_and_moves_the_time(session: Session) -> None:
+    first = in_an_hour(send).options(tags=["kept"]).enqueue(session, 1, "first")
+    before = first.run_at
+
+    again = send.options(delay=2 * HOUR).enqueue(session, 1, "last")
+
+    assert (again.id, again.is_new) == (first.id, False)
+    assert (again.args["text"], again.tags) == ("first", ["kept"])
+    assert again.run_at - before > timedelta(minutes=59)
+
+
+@pytest.mark.parametrize("on_conflict", ["replace", "postpone"])
+def test_at_most_bounds_how_far_a_job_is_moved(session: Session, on_conflict: Any) -> None:
+    unique = Unique(by=("page",), on_conflict=on_conflict, at_most=2 * HOUR)
+    task = send.options(unique=unique, delay=HOUR)
+    first = task.enqueue(session, 1, "first")
+
+    for number in range(3):
+        again = task.options(delay=(2 + number) * HOUR).enqueue(session, 1, str(number))
+
+    assert again.run_at - first.created_at == 2 * HOUR
+    assert again.args["text"] == ("2" if on_conflict == "replace" else "first")
+
+
+def test_a_job_that_cannot_be_postponed_further_is_not_locked(
+    session: Session, engine: Engine
+) -> None:
+    unique = Unique(by=("page",), on_conflict="postpone", at_most=HOUR)
+    task = send.options(unique=unique, delay=HOUR)
+    job = task.enqueue(session, 1)
+    task.enqueue(session, 1)
+    session.commit()
+
+    assert task.enqueue(session, 1).id == job.id
+    with engine.connect() as worker:
+        for table in ("message_queue", "jobs"):
+            lock = f"SELECT count(*) FROM (SELECT FROM pgqueue.{table} FOR UPDATE SKIP LOCKED) x"
+            assert worker.scalar(text(lock)) == 1
+
+
+def test_with_until_started_a_job_that_has_started_gives_its_key_to_a_new_job(
+    session: Session,
+) -> None:
+    first = show.enqueue(session, 1, "first")
+    session.commit()
+    let_start(session, first)
+
+    second = in_an_hour(show).enqueue(session, 1, "second")
+    session.commit()
+
+    assert second.is_new
+    assert second.id != first.id
+    assert (first.args["text"], first.held_unique_key) == ("first", None)
+    assert in_an_hour(show).enqueue(session, 1, "third").id == second.id
+
+
+@pytest.mark.parametrize("on_conflict", ["replace", "postpone"])
+def test_with_until_finished_a_job_that_has_started_refuses_a_change(
+    session: Session, on_conflict: Any
+) -> None:
+    task = send.options(unique=Unique(by=("page",), on_conflict=on_conflict))
+    first = task.enqueue(session, 1, "first")
+    session.commit()
+    let_start(session, first)
+
+    with pytest.raises(DuplicateJob, match=f"job {first.id} of queue .* has started") as raised:
+        task.enqueue(session, 1, "lost")
+    with pytest.raises(DuplicateJob):
+        task.enqueue_many(session, [(0, "also undone"), (1, "lost")])
+
+    assert raised.value.holder == first.id
+    session.commit()
+    assert session.query(Job).count() == 1
+    assert task.enqueue(session, 2).is_new
+
+
+def test_the_job_of_another_task_is_never_changed(session: Session) -> None:
+    holder = other.enqueue(session)
+    unique = Unique(key="shared", until="started", on_conflict="replace")
+
+    with pytest.raises(DuplicateJob, match="of another task") as raised:
+        show.options(unique=unique).enqueue(session, 1, "mine")
+
+    assert raised.value.holder == holder.id
+    session.refresh(holder)
+    assert (holder.args, holder.held_unique_key) == ({}, "shared")
+
+
+def test_a_job_that_waits_for_its_retry_can_be_replaced_and_keeps_its_attempts(
+    session: Session,
+) -> None:
+    job = in_an_hour(send).enqueue(session, 1, "first")
+    session.execute(text("UPDATE pgqueue.message_queue SET attempt = 3, crashes = 1, alone = true"))
+    session.execute(text("UPDATE pgqueue.jobs SET attempts = 3"))
+
+    send.options(unique=Unique(by=("page",), on_conflict="replace")).enqueue(session, 1, "last")
+
+    message = message_of(session, job)
+    assert message is not None
+    assert (message.attempt, message.crashes, message.alone) == (3, 1, True)
+    assert (job.args["text"], job.attempts) == ("last", 3)
+
+
+@pytest.mark.parametrize(("on_conflict", "winner"), [("replace", "c"), ("postpone", "a")])
+def test_rows_of_one_key_in_one_call_become_one_job(
+    session: Session, on_conflict: Any, winner: str
+) -> None:
+    task = send.options(unique=Unique(by=("page",), on_conflict=on_conflict), delay=HOUR)
+
+    ids = task.enqueue_many(session, [(1, "a"), (2, "x"), (1, "b"), (1, "c")])
+
+    assert ids[0] == ids[2] == ids[3] != ids[1]
+    assert session.get_one(Job, ids[0]).args["text"] == winner
+    assert session.query(Job).count() == session.query(MessageQueue).count() == 2
+
+
+def test_many_rows_are_enqueued_and_replaced_in_few_statements(
+    session: Session, engine: Engine
+) -> None:
+    task = in_an_hour(show)
+    old = task.enqueue_many(session, [(n, "old") for n in range(0, 200, 2)])
+    session.commit()
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2]))
+
+    ids = task.enqueue_many(session, [(n, "new") for n in range(200)])
+    session.commit()
+
+    assert len([each for each in sent if "pgqueue" in each]) == 2
+    assert set(old) < set(ids)
+    assert len(set(ids)) == 200
+    assert {job.args["text"] for job in session.query(Job)} == {"new"}
+
+
+def test_rows_without_a_key_are_enqueued_beside_the_others(session: Session) -> None:
+    unique = Unique(key=lambda page: f"p{page}" if page else None, on_conflict="replace")
+    task = send.options(unique=unique)
+
+    first = task.enqueue_many(session, [(0, "a"), (1, "b"), (0, "c")])
+    again = task.enqueue_many(session, [(0, "d"), (1, "e")])
+
+    assert len(set(first)) == 3
+    assert again[0] not in first
+    assert again[1] == first[1]
+    assert [session.get_one(Job, id).args["text"] for id in first] == ["a", "e", "c"]
+
+
+def test_delay_replaces_in_a_transaction_of_its_own(session: Session) -> None:
+    first = in_an_hour(show).delay(1, "first")
+    again = in_an_hour(show).delay(1, "last")
+
+    assert (first.is_new, again.is_new, again.id) == (True, False, first.id)
+    assert (again.args["text"], again.queue) == ("last", "default")
+    assert session.get_one(Job, first.id).args["text"] == "last"
+
+
+def test_enqueue_async_replaces(database_url: str) -> None:
+    async def replace() -> list[Any]:
+        engine = create_async_engine(database_url)
+        async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
+            await in_an_hour(show).enqueue_async(session, 1, "first")
+            job = await in_an_hour(show).enqueue_async(session, 1, "last")
+        await engine.dispose()
+        return [job.is_new, job.args["text"]]
+
+    assert asyncio.run(replace()) == [False, "last"]
+
+
+def test_add_refuses_what_it_cannot_do(session: Session) -> None:
+    with pytest.raises(OptionError, match=r"cannot change another job.*use enqueue"):
+        show.job(1)
+    job = show.options(unique=Unique(by=("page",), until="started")).job(1)
+    session.add(job)
+    session.flush()
+    assert job.held_unique_key == job.unique_key
+
+
+def test_autocommit_is_refused_because_a_change_takes_several_statements(engine: Engine) -> None:
+    with (
+        Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session,
+        pytest.raises(NoTransaction, match=r"'replace': .* or another on_conflict"),
+    ):
+        show.enqueue(session, 1)
+
+
+def test_a_rollback_leaves_the_waiting_job_as_it_was(session: Session) -> None:
+    job = in_an_hour(show).enqueue(session, 1, "first")
+    session.commit()
+    run_at = job.run_at
+
+    show.enqueue(session, 1, "rolled back")
+    session.rollback()
+
+    message = message_of(session, job)
+    assert message is not None
+    assert (job.args["text"], job.run_at, message.run_at) == ("first", run_at, run_at)
+
+
+def test_an_enqueue_waits_for_another_transaction_no_longer_than_lock_timeout(
+    session: Session, engine: Engine
+) -> None:
+    in_an_hour(show).enqueue(session, 1, "first")
+
+    with Session(engine) as second:
+        second.execute(text("SET LOCAL lock_timeout = '50ms'"))
+        savepoint = second.begin_nested()
+        with pytest.raises(OperationalError, match="lock timeout"):
+            in_an_hour(show).enqueue(second, 1, "second")
+        savepoint.rollback()
+        session.commit()
+
+        assert not in_an_hour(show).enqueue(second, 1, "third").is_new
+        second.commit()
+
+
+def test_an_enqueue_without_unique_options_sends_the_statement_it_sent_before(
+    engine: Engine,
+) -> None:
+    plain = PgQueue(engine, notify=False)
+
+    @plain.task(name="tests.plain")
+    def plain_task(n: int) -> None: ...
+
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2]))
+    with Session(engine) as session, session.begin():
+        plain_task.enqueue(session, 1)
+
+    [statement] = [" ".join(each.split()) for each in sent if "pgqueue" in each]
+    assert statement == (
+        "WITH job AS (INSERT INTO pgqueue.jobs (queue, task, args, priority, run_at, max_attempts) "
+        "VALUES (%(queue)s::VARCHAR, %(task)s::VARCHAR, CAST(%(args)s::VARCHAR AS JSONB), "
+        "%(priority)s::SMALLINT, pg_catalog.clock_timestamp(), %(max_attempts)s::SMALLINT) "
+        "RETURNING pgqueue.jobs.id, pgqueue.jobs.queue, pgqueue.jobs.priority, "
+        "pgqueue.jobs.run_at, pgqueue.jobs.task, pgqueue.jobs.max_attempts, "
+        "pgqueue.jobs.held_unique_key, pgqueue.jobs.created_at), message AS (INSERT INTO "
+        "pgqueue.message_queue (queue, priority, run_at, target_id, task, alone) SELECT "
+        "job.queue AS queue, job.priority AS priority, job.run_at AS run_at, job.id AS id, "
+        "job.task AS task, job.max_attempts = %(max_attempts_1)s::SMALLINT AS anon_1 FROM job) "
+        "SELECT job.id, job.run_at, job.created_at, true AS anon_2 FROM job"
+    )
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("until", ["started", "finished"])
+@pytest.mark.parametrize("on_conflict", ["return", "raise", "replace", "postpone"])
+def test_of_eight_processes_that_enqueue_one_key_all_get_one_job(
+    session: Session, database_url: str, on_conflict: str, until: str, many: bool
+) -> None:
+    seen = key_contest.compete(database_url, until, on_conflict, many)
+
+    jobs = session.query(Job).all()
+    assert len(jobs) == (2 if many else 1)
+    assert session.query(MessageQueue).count() == len(jobs)
+    allowed: set[Any] = {job.id for job in jobs}
+    if on_conflict == "raise":
+        allowed.add("duplicate")
+    assert {each for one in seen for each in one} == allowed
+
+
+@queue.task(name="tests.daily", unique=Unique(by=("page",), period=DAY))
+def daily(page: int, fails: bool = False) -> int:
+    if fails:
+        raise ValueError
+    return page
+
+
+@queue.task(name="tests.empty", unique=Unique(by=(), period=DAY))
+def empty(session: Session) -> None: ...
+
+
+@queue.task(name="tests.gone", unique=Unique(by=(), period=DAY), keep=timedelta(0))
+def gone() -> None: ...
+
+
+@pytest.mark.parametrize("mode", ["lease", "transaction"])
+@pytest.mark.parametrize("task", [daily, empty, gone])
+def test_the_key_of_a_period_stays_taken_after_success(
+    session: Session, mode: Any, task: Any
+) -> None:
+    given = (1,) if task is daily else ()
+    first = task.delay(*given)
+    assert Worker(queue, mode=mode).run_until_empty(timeout=60)["succeeded"] == 1
+
+    again = task.enqueue(session, *given)
+    assert (again.id, again.is_new, again.outcome) == (first.id, False, "succeeded")
+    assert task.enqueue_many(session, [given]) == [first.id]
+    raising = Unique(by=task.settings.unique.by, period=DAY, on_conflict="raise")
+    with pytest.raises(DuplicateJob):
+        task.options(unique=raising).enqueue(session, *given)
+    assert task.options(delay=DAY).enqueue(session, *given).is_new
+    assert session.execute(text("SELECT * FROM pgqueue.invariant_violations")).all() == []
+
+
+def test_a_job_that_has_failed_or_was_cancelled_gives_the_key_of_its_period_back(
+    session: Session,
+) -> None:
+    failed = daily.options(max_attempts=1).delay(1, fails=True)
+    cancelled = daily.options(delay=timedelta(minutes=1)).delay(2)
+    assert queue.cancel(session, cancelled.id)
+    session.commit()
+    assert Worker(queue).run_until_empty(timeout=60)["failed"] == 1
+
+    assert daily.enqueue(session, 1).id != failed.id
+    assert daily.options(delay=timedelta(minutes=1)).enqueue(session, 2).is_new
+
+
+def test_a_period_is_refused_where_it_could_not_hold(session: Session) -> None:
+    with pytest.raises(OptionError, match="cannot ask the database for the period"):
+        daily.job(1)
+    with pytest.raises(OptionError, match="begins as the keys of"):
+        show.options(unique=Unique(key="pgqueue.period:1:x", until="started")).delay(1)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "by text": ({"by": "customer"}, "by is 'customer'; give the names"),
+    "by numbers": ({"by": (1,)}, "give the names of parameters"),
+    "by and key": ({"by": ("n",), "key": "k"}, "both by and key"),
+    "key number": ({"key": 7}, "key is 7; give a string"),
+    "until": ({"until": "ended"}, "until is 'ended'; give one of 'started', 'finished'"),
+    "on_conflict": ({"on_conflict": "skip"}, "on_conflict is 'skip'; give one of 'return'"),
+    "period 0": ({"period": timedelta(0)}, "period is .* from a second"),
+    "period number": ({"period": 60}, "period is 60; give a timedelta"),
+    "period and start": ({"period": HOUR, "until": "started"}, "give one of them"),
+    "at_most alone": ({"at_most": HOUR}, "moves none; omit at_most"),
+    "at_most 0": ({"on_conflict": "postpone", "at_most": 0 * HOUR}, "at_most .* above zero"),
+    "at_most number": ({"on_conflict": "postpone", "at_most": 5}, "at_most is 5"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_makes_no_sense_is_refused(name: str) -> None:
+    given, words = REFUSED[name]
+    with pytest.raises(OptionError, match=words):
+        Unique(**given)

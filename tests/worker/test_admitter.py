@@ -1,0 +1,132 @@
+"""Workers admit jobs: up to the capacity, as it is changed, and when workers end."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import limited_chores
+import pytest
+from worker_rig import MODES, Rig
+
+from pgqueue import Job, JobStatus, PgQueue, Worker
+from pgqueue.repository import Admissions
+
+OPTIONS: dict[str, Any] = {"modules": ["limited_chores"], "poll_interval": 0.2, "concurrency": 6}
+
+
+def started(rig: Rig) -> int:
+    return len(rig.notes("start"))
+
+
+def enqueue(rig: Rig, *gates: str, key: str = "red") -> list[int]:
+    with rig.session() as session:
+        jobs = limited_chores.gated.enqueue_many(session, [(key, gate) for gate in gates])
+        session.commit()
+        return jobs
+
+
+def set_limit(rig: Rig, capacity: int | None) -> None:
+    with rig.session() as session:
+        rig.queue.set_limit(session, "limited_chores.gated:key", capacity)
+        session.commit()
+
+
+def with_status(rig: Rig, status: JobStatus) -> int:
+    with rig.session() as session:
+        return session.query(Job).where(Job.status == status).count()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_limit_is_used_up_and_changed_while_workers_run(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        for _ in range(2):
+            rig.start(mode, **OPTIONS)
+        enqueue(rig, *"abcdefgh")
+        rig.until(lambda: started(rig) == 2, what="two start")
+        assert with_status(rig, JobStatus.RUNNING) == 2
+        assert with_status(rig, JobStatus.BLOCKED) == 6
+
+        set_limit(rig, 4)
+        rig.until(lambda: started(rig) == 4, what="four run")
+
+        set_limit(rig, 1)
+        running = [note["job"] for note in rig.notes("start")]
+        gates = dict(zip(enqueue_order(rig), "abcdefgh", strict=True))
+        for job in running[:3]:
+            rig.open(gates[job])
+            rig.until_ended(job)
+        assert started(rig) == 4  # one still runs
+
+        set_limit(rig, None)
+        rig.until(lambda: started(rig) == 5, what="the capacity of the code holds again")
+        for gate in "abcdefgh":
+            rig.open(gate)
+        rig.until_ended()
+        assert rig.check() == []
+
+
+def enqueue_order(rig: Rig) -> list[int]:
+    return [row[0] for row in rig.rows("SELECT id FROM pgqueue.jobs ORDER BY id")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "stop"])
+def test_the_places_of_a_worker_that_ends_are_used_by_others(
+    database_url: str, tmp_path: Path, mode: str, number: signal.Signals
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        ending = rig.start(mode, grace=0, by_command=True, **OPTIONS)
+        jobs = enqueue(rig, *"aabb")
+        rig.until(lambda: started(rig) == 2, what="two start")
+        rig.start(mode, **OPTIONS)
+        if number == signal.SIGKILL:
+            ending.kill()
+        else:
+            ending.terminate()
+
+        rig.until(lambda: started(rig) == 4, what="both start again")
+        assert {note["job"] for note in rig.notes("start")} == set(jobs[:2])
+        rig.open("a")
+        rig.until(lambda: started(rig) == 6, what="the others start")
+        rig.open("b")
+        rig.until_ended()
+
+        assert rig.outcomes() == {"succeeded": 4}
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_ends_when_no_job_is_left_admits_the_last_one_first(
+    database_url: str, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHORES_DIRECTORY", str(tmp_path))
+    with Rig(database_url, tmp_path) as rig:
+        with rig.session() as session:
+            rows = [(key, 0) for _ in range(10) for key in ("red", "green")]
+            limited_chores.one_of_a_key.enqueue_many(session, rows)
+            limited_chores.one_of_a_key.options(queue="elsewhere").enqueue(session, "red")
+            session.commit()
+
+        counts = Worker(rig.queue, ["default"], mode=mode).run_until_empty(timeout=60)
+
+        assert counts["succeeded"] == 20
+        assert with_status(rig, JobStatus.BLOCKED) == 1
+
+
+def test_jobs_of_a_limit_that_the_code_has_no_more_are_admitted(
+    database_url: str, tmp_path: Path
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        with rig.session() as session:
+            limited_chores.one_of_a_key.enqueue_many(session, [("red", 0)] * 3)
+            session.commit()
+        declared = rig.queue.limited.limits.values()
+        with rig.engine.begin() as connection:
+            Admissions(connection).declare(declared)
+
+        later = PgQueue(rig.engine)
+        later.task(name=limited_chores.one_of_a_key.name)(lambda key, milliseconds=1: None)
+
+        assert Worker(later).run_until_empty(timeout=60) == {"succeeded": 3}
