@@ -112,10 +112,18 @@ class JobBuffer:
         self.held.extend(claimed for claimed in lying if claimed.priority >= priority)
         self._offer([claimed for claimed in lying if claimed.priority < priority])
 
-    def let_go(self) -> None:
-        """Offer the jobs that were held back to the slots."""
+    def let_go(self) -> bool:
+        """Offer the jobs that were held back, once the slots have taken the others; False if they
+        have not.
+
+        A job claimed for a free slot that must not wait may come after those held back: offered
+        together, they would start before it.
+        """
+        if self.held and self.heap:
+            return False
         if self.held:
             self._offer(_emptied(self.held))
+        return True
 
     def take(self) -> Claimed | None:
         """Take the most urgent job; waits for one.  None when the worker stops."""

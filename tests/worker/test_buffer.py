@@ -51,6 +51,18 @@ def test_what_is_held_back_goes_to_no_slot_until_it_is_let_go() -> None:
     assert set(buffer.in_flight) == {1, 5, 9}
 
 
+def test_what_was_claimed_for_a_free_slot_is_taken_before_what_was_held_back() -> None:
+    buffer = JobBuffer()
+    held, for_a_slot = claimed(1), claimed(2)
+    buffer.put_behind([held], priority=5)
+    buffer.put([for_a_slot])
+
+    assert not buffer.let_go()
+    assert (buffer.take_now(), buffer.take_now()) == (for_a_slot, None)
+    assert buffer.let_go()
+    assert buffer.take_now() == held
+
+
 def test_what_is_held_back_waits_from_when_it_came_and_is_taken_back_with_the_rest(
     clock: list[float],
 ) -> None:

@@ -69,6 +69,9 @@ class Claimer(WorkerThread):
             return
         buffer = self._runtime.buffer
         buffer.room.clear()
+        if not self._passed and not buffer.let_go():
+            self._wait_for_room()
+            return
         sweep = self._poller.is_sweep_due(connection)
         free, ahead = buffer.waiting - len(buffer.heap), self._prefetch.ahead
         if free > 0 and (self._passed or not self._was_full or not ahead):
@@ -187,7 +190,7 @@ class Claimer(WorkerThread):
 
     def _find_nothing(self, connection: Connection, *, was_quiet: bool, admitted: int) -> None:
         runtime = self._runtime
-        if runtime.buffer.heap:
+        if runtime.buffer.heap or runtime.buffer.held:
             self._wait_for_room()  # releases jobs that have waited too long
         elif not self._until_empty:
             self._poller.sleep(self._ask(connection))
