@@ -414,6 +414,19 @@ class TestDeclared:
         synchronise(queue)
         assert only(queue).paused_at is None, "it has come back"
 
+    def test_what_was_paused_by_hand_stays_so_when_a_release_without_it_ran_between(
+        self, queue: PgQueue, task: Any, engine: Engine
+    ) -> None:
+        queue.schedule("0 3 * * *", args=(1,))(task)
+        synchronise(queue)
+        with queue.session() as session, session.begin():
+            queue.schedules.pause(session, "report")
+
+        synchronise(declaring(engine))
+        synchronise(queue)
+
+        assert only(queue).paused_at is not None
+
     def test_the_schedules_of_other_applications_and_of_the_application_are_left_alone(
         self, queue: PgQueue, task: Any, added: None
     ) -> None:

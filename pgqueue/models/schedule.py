@@ -43,7 +43,8 @@ class Schedule(Base):
     """The module whose code declares the schedule; NULL if the application has added the row."""
     declaration: Mapped[dict[str, Any] | None]
     """What the code declared when a worker last synchronised the row: only a changed declaration
-    replaces what was changed at run time.  NULL if the code declares the schedule no longer."""
+    replaces what was changed at run time.  NULL if a worker has paused the schedule because the
+    code declares it no longer."""
 
     next_at: Mapped[datetime | None]
     """The next tick; NULL if the rule has none."""

@@ -193,16 +193,20 @@ def declared_schedules() -> Executable:
 
 @cache
 def pause_undeclared() -> Executable:
-    """Pause the schedules that these modules have declared before and declare no longer."""
+    """Pause the schedules that these modules have declared before and declare no longer.
+
+    One that is paused already stays as it is: should the code declare it again, it stays paused.
+    """
     return (
         update(schedules)
         .where(
+            schedules.c.paused_at.is_(None),
             schedules.c.declared_in == any_(_texts("modules")),
             schedules.c.declaration.is_not(None),
             ~(schedules.c.name == any_(_texts("names"))),
         )
         .values(
-            paused_at=func.coalesce(schedules.c.paused_at, clock()),
+            paused_at=clock(),
             declaration=null(),
         )
         .returning(schedules.c.name, schedules.c.declared_in)
