@@ -110,7 +110,7 @@ class Options:
     @classmethod
     def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":
         _check_task_name(name)
-        _refuse_unknown(f"task {name}", options, TaskOptions.__annotations__)
+        _refuse_unknown(f"task {name}", options, TaskOptions, JobOptions)
         given = {key: value for key, value in options.items() if key != "name"}
         if "keep" in given:
             given["keep"] = keep_of(given["keep"], f"task {name}: ")
@@ -121,7 +121,7 @@ class Options:
     def of_job(self, options: Mapping[str, Any]) -> "Options":
         """Return these options, changed for one enqueue."""
         where = f"task {self.task}: "
-        _refuse_unknown(f"task {self.task}", options, JobOptions.__annotations__)
+        _refuse_unknown(f"task {self.task}", options, JobOptions, TaskOptions)
         changed = replace(self._without_uniqueness(options), **options)
         changed._check()
         _check_known_to_workers(where, self, changed)
@@ -171,7 +171,10 @@ class Options:
         _check_times(where, self.timeout, self.delay, self.run_at)
         _check_expires_in(where, self.expires_in)
         if not isinstance(self.retry, Retry):
-            raise OptionError(f"{where}retry is {self.retry!r}; give a Retry, e.g. Retry.never()")
+            raise OptionError(
+                f"{where}retry is {self.retry!r}; give a Retry, e.g. Retry.never(), and the number "
+                "of attempts as max_attempts"
+            )
         if not isinstance(self.transactional, bool):
             raise OptionError(f"{where}transactional is {self.transactional!r}; give True or False")
         _check_executor(where, self)
@@ -206,12 +209,25 @@ def refuse_wrong_renames(options: Options, parameters: Sequence[str]) -> None:
             )
 
 
-def _refuse_unknown(where: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _refuse_unknown(where: str, options: Mapping[str, Any], known: type, others: type) -> None:
     for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise UnknownOption(f"{where}: there is no option {name!r}; {hint}")
+        if name not in known.__annotations__:
+            hint = _hint(name, known, others)
+            raise UnknownOption(f"{where}: there is no option {name!r}{hint}")
+
+
+def _hint(name: str, known: type, others: type) -> str:
+    if name in others.__annotations__:
+        return _BELONGS_TO[others].format(name=name)
+    if near := difflib.get_close_matches(name, known.__annotations__, n=1):
+        return f"; did you mean {near[0]!r}?"
+    return f"; known are {', '.join(known.__annotations__)}"
+
+
+_BELONGS_TO = {
+    TaskOptions: " for one enqueue; give it to the task: @queue.task({name}=...)",
+    JobOptions: " for a task; give it to one enqueue: task.options({name}=...)",
+}
 
 
 def _check_aliases(where: str, task_name: str, aliases: Any) -> None:
