@@ -122,7 +122,8 @@ class Options:
         """Return these options, changed for one enqueue."""
         where = f"task {self.task}: "
         _refuse_unknown(f"task {self.task}", options, JobOptions, TaskOptions)
-        changed = replace(self._without_uniqueness(options), **options)
+        given = self._in_unique(options)
+        changed = replace(self._without_uniqueness(given), **given)
         changed._check()
         _check_known_to_workers(where, self, changed)
         meta, tags = checked_meta(where, changed.meta), checked_tags(where, changed.tags)
@@ -150,6 +151,17 @@ class Options:
     def asks_before_start(self) -> bool:
         """Whether a worker asks the database before the handler of a job starts."""
         return self.expires_in is not None or self.frees_key_at_start
+
+    def _in_unique(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the options, with ``on_duplicate`` as part of the ``unique`` of the task."""
+        if self.unique is None or "on_duplicate" not in options:
+            return options
+        if "unique" in options or "unique_key" in options:
+            return options
+        _check_on_duplicate(f"task {self.task}: ", options["on_duplicate"])
+        unique = replace(self.unique, on_conflict=options["on_duplicate"], at_most=None)
+        others = {name: value for name, value in options.items() if name != "on_duplicate"}
+        return others | {"unique": unique}
 
     def _without_uniqueness(self, options: Mapping[str, Any]) -> "Options":
         """These options without those that ``unique`` or ``unique_key`` of an enqueue replaces."""
@@ -319,10 +331,7 @@ def _check_uniqueness(where: str, options: Options) -> None:
     key = options.unique_key
     if key is not None and not isinstance(key, str) and not callable(key):
         raise OptionError(f"{where}unique_key is {key!r}; give a string, a callable or None")
-    if options.on_duplicate not in ON_DUPLICATE:
-        raise OptionError(
-            f"{where}on_duplicate is {options.on_duplicate!r}; give 'return' or 'raise'"
-        )
+    _check_on_duplicate(where, options.on_duplicate)
     unique = options.unique
     if unique is not None and not isinstance(unique, Unique):
         raise OptionError(
@@ -336,6 +345,11 @@ def _check_uniqueness(where: str, options: Options) -> None:
     own = key if unique is None else unique.key
     if isinstance(own, str):
         storable_key(own, options.task)
+
+
+def _check_on_duplicate(where: str, on_duplicate: Any) -> None:
+    if on_duplicate not in ON_DUPLICATE:
+        raise OptionError(f"{where}on_duplicate is {on_duplicate!r}; give 'return' or 'raise'")
 
 
 def _check_known_to_workers(where: str, of_task: Options, of_job: Options) -> None:
