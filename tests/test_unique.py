@@ -456,4 +456,4 @@ def test_on_duplicate_of_one_enqueue_takes_the_place_of_on_conflict(of_task: Any
 
 def test_on_duplicate_of_one_enqueue_has_its_two_values_only() -> None:
     with pytest.raises(OptionError, match="on_duplicate is 'replace'; give 'return' or 'raise'"):
-        show.options(on_duplicate="replace")  # type: ignore[typeddict-item]  # as a caller may
+        show.options(on_duplicate="replace")  # type: ignore[arg-type]  # as a caller may
