@@ -110,7 +110,7 @@ class Options:
     @classmethod
     def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":
         _check_task_name(name)
-        _refuse_unknown(f"task {name}", options, TaskOptions.__annotations__)
+        _refuse_unknown(f"task {name}", options, TaskOptions, JobOptions)
         given = {key: value for key, value in options.items() if key != "name"}
         if "keep" in given:
             given["keep"] = keep_of(given["keep"], f"task {name}: ")
@@ -121,8 +121,9 @@ class Options:
     def of_job(self, options: Mapping[str, Any]) -> "Options":
         """Return these options, changed for one enqueue."""
         where = f"task {self.task}: "
-        _refuse_unknown(f"task {self.task}", options, JobOptions.__annotations__)
-        changed = replace(self._without_uniqueness(options), **options)
+        _refuse_unknown(f"task {self.task}", options, JobOptions, TaskOptions)
+        given = self._in_unique(options)
+        changed = replace(self._without_uniqueness(given), **given)
         changed._check()
         _check_known_to_workers(where, self, changed)
         meta, tags = checked_meta(where, changed.meta), checked_tags(where, changed.tags)
@@ -151,6 +152,17 @@ class Options:
         """Whether a worker asks the database before the handler of a job starts."""
         return self.expires_in is not None or self.frees_key_at_start
 
+    def _in_unique(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the options, with ``on_duplicate`` as part of the ``unique`` of the task."""
+        if self.unique is None or "on_duplicate" not in options:
+            return options
+        if "unique" in options or "unique_key" in options:
+            return options
+        _check_on_duplicate(f"task {self.task}: ", options["on_duplicate"])
+        unique = replace(self.unique, on_conflict=options["on_duplicate"], at_most=None)
+        others = {name: value for name, value in options.items() if name != "on_duplicate"}
+        return others | {"unique": unique}
+
     def _without_uniqueness(self, options: Mapping[str, Any]) -> "Options":
         """These options without those that ``unique`` or ``unique_key`` of an enqueue replaces."""
         if "unique" in options:
@@ -171,7 +183,10 @@ class Options:
         _check_times(where, self.timeout, self.delay, self.run_at)
         _check_expires_in(where, self.expires_in)
         if not isinstance(self.retry, Retry):
-            raise OptionError(f"{where}retry is {self.retry!r}; give a Retry, e.g. Retry.never()")
+            raise OptionError(
+                f"{where}retry is {self.retry!r}; give a Retry, e.g. Retry.never(), and the number "
+                "of attempts as max_attempts"
+            )
         if not isinstance(self.transactional, bool):
             raise OptionError(f"{where}transactional is {self.transactional!r}; give True or False")
         _check_executor(where, self)
@@ -206,12 +221,25 @@ def refuse_wrong_renames(options: Options, parameters: Sequence[str]) -> None:
             )
 
 
-def _refuse_unknown(where: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _refuse_unknown(where: str, options: Mapping[str, Any], known: type, others: type) -> None:
     for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise UnknownOption(f"{where}: there is no option {name!r}; {hint}")
+        if name not in known.__annotations__:
+            hint = _hint(name, known, others)
+            raise UnknownOption(f"{where}: there is no option {name!r}{hint}")
+
+
+def _hint(name: str, known: type, others: type) -> str:
+    if name in others.__annotations__:
+        return _BELONGS_TO[others].format(name=name)
+    if near := difflib.get_close_matches(name, known.__annotations__, n=1):
+        return f"; did you mean {near[0]!r}?"
+    return f"; known are {', '.join(known.__annotations__)}"
+
+
+_BELONGS_TO = {
+    TaskOptions: " for one enqueue; give it to the task: @queue.task({name}=...)",
+    JobOptions: " for a task; give it to one enqueue: task.options({name}=...)",
+}
 
 
 def _check_aliases(where: str, task_name: str, aliases: Any) -> None:
@@ -303,10 +331,7 @@ def _check_uniqueness(where: str, options: Options) -> None:
     key = options.unique_key
     if key is not None and not isinstance(key, str) and not callable(key):
         raise OptionError(f"{where}unique_key is {key!r}; give a string, a callable or None")
-    if options.on_duplicate not in ON_DUPLICATE:
-        raise OptionError(
-            f"{where}on_duplicate is {options.on_duplicate!r}; give 'return' or 'raise'"
-        )
+    _check_on_duplicate(where, options.on_duplicate)
     unique = options.unique
     if unique is not None and not isinstance(unique, Unique):
         raise OptionError(
@@ -320,6 +345,11 @@ def _check_uniqueness(where: str, options: Options) -> None:
     own = key if unique is None else unique.key
     if isinstance(own, str):
         storable_key(own, options.task)
+
+
+def _check_on_duplicate(where: str, on_duplicate: Any) -> None:
+    if on_duplicate not in ON_DUPLICATE:
+        raise OptionError(f"{where}on_duplicate is {on_duplicate!r}; give 'return' or 'raise'")
 
 
 def _check_known_to_workers(where: str, of_task: Options, of_job: Options) -> None:

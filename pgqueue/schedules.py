@@ -326,7 +326,7 @@ def task_of_schedule(
     stored: dict[str, Any] = json.loads(options)
     about = {"name": name, "tick": tick and tick.astimezone(UTC).isoformat()}
     meta = {**stored.pop("meta", {}), META_KEY: about}
-    return task.options(**stored, meta=meta, on_duplicate="return")
+    return task.options(**stored, meta=meta)
 
 
 def _new_row(new: Declaration, now: datetime) -> dict[str, Any]:

@@ -292,6 +292,19 @@ class TestTrigger:
             session.refresh(waiting)
             assert waiting.args == {"page": 2}
 
+    def test_a_taken_key_is_no_error_whatever_the_task_says(self, queue: PgQueue) -> None:
+        @queue.task(name="short", unique_key=lambda: "short", on_duplicate="raise")
+        def short() -> None: ...
+
+        @queue.task(name="long", unique=Unique(by=(), on_conflict="raise"))
+        def long() -> None: ...
+
+        with queue.session() as session, session.begin():
+            for task in (short, long):
+                waiting = task.options(delay=MINUTE).enqueue(session)
+                queue.schedules.add(session, task, "0 7 * * *", name=task.name)
+                assert queue.schedules.trigger(session, task.name) == waiting.id
+
     def test_its_job_waits_for_the_limits_of_its_task(self, queue: PgQueue) -> None:
         @queue.task(name="limited", limit=Limit(0))
         def limited() -> None: ...

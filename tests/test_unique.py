@@ -438,3 +438,22 @@ def test_what_makes_no_sense_is_refused(name: str) -> None:
     given, words = REFUSED[name]
     with pytest.raises(OptionError, match=words):
         Unique(**given)
+
+
+@pytest.mark.parametrize("of_task", ["raise", "replace", "postpone"])
+def test_on_duplicate_of_one_enqueue_takes_the_place_of_on_conflict(of_task: Any) -> None:
+    at_most = None if of_task == "raise" else HOUR
+    unique = Unique(by=(), until="started", on_conflict=of_task, at_most=at_most)
+    task = queue.task(name=f"tests.{of_task}", unique=unique)(lambda page: None)
+    first = task.delay(1)
+
+    assert task.options(on_duplicate="return").delay(2).id == first.id
+    with pytest.raises(DuplicateJob):
+        task.options(on_duplicate="raise").delay(2)
+    with queue.session() as session:
+        assert session.get_one(Job, first.id).args == {"page": 1}
+
+
+def test_on_duplicate_of_one_enqueue_has_its_two_values_only() -> None:
+    with pytest.raises(OptionError, match="on_duplicate is 'replace'; give 'return' or 'raise'"):
+        show.options(on_duplicate="replace")  # type: ignore[arg-type]  # as a caller may

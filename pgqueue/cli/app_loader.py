@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from pgqueue import schema
 from pgqueue.cli.refusals import one_line
 from pgqueue.connections.opening import DRIVER
-from pgqueue.errors import NotBound
+from pgqueue.errors import NotBound, SchemaError
 from pgqueue.job_queue import PgQueue
 
 
@@ -133,6 +133,12 @@ def _imported(module_name: str) -> ModuleType:
 
 
 def _not_imported(module_name: str, error: BaseException) -> click.ClickException:
+    if isinstance(error, SchemaError):  # its own remedy is the command that imports the module
+        return click.ClickException(
+            f"Importing {module_name} failed: it uses pgqueue's tables when it is imported, and "
+            "they are missing or of another version. Run `pgqueue --url URL upgrade`, without "
+            '--app, and move the code that uses them under `if __name__ == "__main__":`'
+        )
     return click.ClickException(f"Importing {module_name} failed: {_raised(error)}")
 
 

@@ -112,6 +112,13 @@ class TestWrongApp:
     def test_each_is_said_in_one_line(self, shop: Path, app: str, words: str) -> None:
         assert_one_line(pgqueue(shop, "--app", app, "status"), words)
 
+    def test_one_that_enqueues_on_import_is_told_how_to_get_the_tables(
+        self, shop: Path, empty_database_url: str
+    ) -> None:
+        ended = pgqueue(shop, "--app", "hasty:queue", "upgrade", database_url=empty_database_url)
+
+        assert_one_line(ended, "`pgqueue --url URL upgrade`", 'under `if __name__ == "__main__":`')
+
     def test_verbose_shows_where_it_happened(self, shop: Path) -> None:
         ended = pgqueue(shop, "-v", "--app", "exploding:queue", "status")
 

@@ -21,7 +21,12 @@ Option = tuple[str, dict[str, Any], type[PgQueueError], str]
 OPTIONS: list[Option] = [
     ("unknown option", {"colour": 1}, UnknownOption, "no option 'colour'; known are delay,"),
     ("misspelt option", {"priorty": 1}, UnknownOption, "did you mean 'priority'"),
-    ("option of a task", {"timeout": timedelta(1)}, UnknownOption, "'timeout'"),
+    (
+        "option of a task",
+        {"timeout": timedelta(1)},
+        UnknownOption,
+        r"'timeout' for one enqueue; .* @queue\.task\(timeout=\.\.\.\)",
+    ),
     ("priority 10", {"priority": 10}, OptionError, "priority is 10; give a whole number from 0"),
     ("priority -1", {"priority": -1}, OptionError, "from 0 to 9"),
     ("priority True", {"priority": True}, OptionError, "from 0 to 9"),
@@ -110,7 +115,12 @@ OPTIONS: list[Option] = [
 
 DECLARED: list[Option] = [
     ("unknown option", {"colour": 1}, UnknownOption, "no option 'colour'"),
-    ("option of a job", {"delay": timedelta(1)}, UnknownOption, "no option 'delay'"),
+    (
+        "option of a job",
+        {"delay": timedelta(1)},
+        UnknownOption,
+        r"'delay' for a task; .* task\.options\(delay=\.\.\.\)",
+    ),
     ("misspelt option", {"max_attempt": 1}, UnknownOption, "did you mean 'max_attempts'"),
     ("timeout 0", {"timeout": timedelta(0)}, OptionError, "timeout .* above zero, or None"),
     ("timeout -1", {"timeout": timedelta(-1)}, OptionError, "timeout .* above zero, or None"),
@@ -134,7 +144,7 @@ DECLARED: list[Option] = [
     ("keep number", {"keep": 14}, OptionError, "keep is 14; give a timedelta from zero"),
     ("keep negative", {"keep": timedelta(-1)}, OptionError, "a Keep, or None to keep all jobs"),
     ("keep True", {"keep": True}, OptionError, "keep is True; give a timedelta"),
-    ("retry number", {"retry": 3}, OptionError, "retry is 3; give a Retry"),
+    ("retry number", {"retry": 3}, OptionError, "retry is 3; give a Retry.* as max_attempts"),
     ("retry class", {"retry": Retry}, OptionError, "give a Retry"),
     ("transactional number", {"transactional": 1}, OptionError, "give True or False"),
     ("max_interruptions 0", {"max_interruptions": 0}, OptionError, "from 1 to 30000"),

@@ -113,6 +113,7 @@ def write_shop(directory: Path) -> Path:
         "import os\nfrom pgqueue import PgQueue\nqueue = PgQueue(os.environ['SHOP_DATABASE'])\n"
     )
     (directory / "exploding.py").write_text("raise ValueError('two\\nlines')\n")
+    (directory / "hasty.py").write_text("from shop import add, queue\nadd.delay(1, 2)\n")
     (directory / "needy.py").write_text("import a_module_nobody_has\n")
     (directory / "web.py").write_text("from flask import Flask\napp = Flask('web')\n")
     (directory / "torn.py").write_text("def (:\n")
