@@ -357,9 +357,9 @@ class TestRefusals:
             ("0 0 * * MOO", "field 5, the day-of-week, is 'MOO'"),
             ("0 0 31 2 *", "field 3, the day-of-month, is '31'"),
             ("0 0 */31 2 MON#5", "names no day"),
-            ("0 0 * *", "has 4 fields; give five: minute, hour"),
-            ("0 0 0 * * *", "has 6 fields"),
-            ("", "has 0 fields"),
+            ("0 0 * *", "needs five fields, not 4: give minute, hour"),
+            ("0 0 0 * * *", "needs five fields, not 6"),
+            ("", "needs five fields, not 0"),
             (7, "the cron expression is 7"),
         ],
     )

@@ -31,7 +31,8 @@ Exit codes:
   0    done; also when there was nothing to do
   1    something is wrong: the app, the database, a job that does not exist, a finding of doctor
   2    the command line is wrong
-  130  ended by Ctrl-C; a worker ends with 0, after its running jobs
+  3    a worker was stopped, and a handler had not ended after the grace period
+  130  ended by Ctrl-C; a worker ends with 0 or 3
 """
 
 
@@ -112,13 +113,22 @@ def revision(host: Path | None, message: str, head: str) -> None:
         usual = [Path("alembic.ini"), Path("migrations")]
         host = next((path for path in usual if path.exists()), None)
     if host is None:
-        raise click.UsageError("Here is neither alembic.ini nor migrations: say where yours is")
+        raise click.UsageError(
+            "This directory has no alembic.ini and no migrations: give the path of yours, or make "
+            "them first, with `flask db init` or `alembic init`"
+        )
     click.echo(f"Wrote {write_revision(host, message=message, head=head)}")
 
 
 @main.command()
 @click.option("--queues", multiple=True, metavar="A,B", help="Queues to serve; all by default.")
-@click.option("--concurrency", type=int, default=10, show_default=True, help="Jobs at a time.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    help="Jobs at a time.",
+)
 @click.option(
     "--mode",
     type=click.Choice(["lease", "transaction"]),
@@ -126,7 +136,13 @@ def revision(host: Path | None, message: str, head: str) -> None:
     show_default=True,
     help="lease is fast; transaction gives a crashed worker's jobs back at once.",
 )
-@click.option("--batch", type=int, default=1, show_default=True, help="Jobs to a transaction.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Jobs per transaction, with --mode transaction.",
+)
 @click.option(
     "--grace",
     type=float,
@@ -138,7 +154,7 @@ def revision(host: Path | None, message: str, head: str) -> None:
 )
 @click.option(
     "--poll-interval",
-    type=float,
+    type=click.FloatRange(min=0.01),
     metavar="SECONDS",
     callback=as_seconds,
     default=1,
@@ -150,7 +166,7 @@ def revision(host: Path | None, message: str, head: str) -> None:
     type=click.Choice(["info", "debug"]),
     help="Log the end of each attempt, at this level.",
 )
-@click.option("--until-empty", is_flag=True, help="Stop when nothing is due.")
+@click.option("--until-empty", is_flag=True, help="Stop when no job is due or running.")
 @click.option(
     "--processes",
     type=click.IntRange(1, 256),

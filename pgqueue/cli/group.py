@@ -36,6 +36,8 @@ class CliState:
     is_verbose: bool = False
     queue: "PgQueue | None" = None
     """The application's queue, if it is known without --app, as in ``flask pgqueue``."""
+    replaced_handler: tuple[logging.Logger, logging.Handler] | None = None
+    """The logger of a Flask application and Flask's own handler, which the worker's replaces."""
 
     def application(self) -> "PgQueue":
         """The application's queue with its tasks, for commands that need them."""
@@ -136,6 +138,9 @@ def log_to_stderr(given: CliState) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if given.replaced_handler is not None:
+        logger, handler = given.replaced_handler
+        logger.removeHandler(handler)  # or each line of the application is written twice
     if given.is_verbose:
         logging.getLogger("pgqueue").setLevel(logging.DEBUG)
 
