@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Union, Unpack, overload
 from weakref import WeakSet
 
@@ -44,6 +44,9 @@ from pgqueue.sessions.handlers import session_in_savepoint
 from pgqueue.tasks import Task
 from pgqueue.tasks.address import address_of, default_name
 from pgqueue.tasks.decorator import TaskDecorator
+from pgqueue.tasks.editing import Changes
+from pgqueue.tasks.editing import change as change_job
+from pgqueue.tasks.editing import requeue as requeue_changed
 from pgqueue.tasks.task import MetaSource
 
 if TYPE_CHECKING:
@@ -414,17 +417,55 @@ class PgQueue:
         return Jobs(in_transaction(session, f"cancel of job {job_id}")).cancel(job_id)
 
     @telling_failures()
-    def requeue(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
+    def requeue(
+        self,
+        session: "Session | Connection | scoped_session[Any]",
+        job_id: int,
+        *,
+        args: Mapping[str, Any] | None = None,
+    ) -> Change:
         """Put a failed or cancelled job back, with all its attempts available again.
 
-        Any other job stays as it is.  So does a job that was cancelled while a worker was about to
-        start it, as long as the worker holds it.  Raises JobNotFound, and DuplicateJob when another
-        unfinished job holds the unique key.
+        ``args``: arguments to change before, as :meth:`change` does.  The past attempts stay on
+        record, and not the arguments that they had.  Any other job stays as it is.  So does a job
+        that was cancelled while a worker was about to start it, as long as the worker holds it.
+        Raises JobNotFound, and DuplicateJob when another unfinished job holds the unique key; with
+        ``args``, also what :meth:`change` raises.
         """
         job_id = _checked_id(job_id)
+        changes = None if args is None else Changes(args=args)
         connection = in_transaction(session, f"requeue of job {job_id}")
         notify = self.notify and may_notify(connection)
-        return Jobs(connection).requeue(job_id, notify=notify)
+        return requeue_changed(Jobs(connection), job_id, changes, self.find, notify=notify)
+
+    @telling_failures()
+    def change(
+        self,
+        session: "Session | Connection | scoped_session[Any]",
+        job_id: int,
+        *,
+        priority: int | None = None,
+        delay: timedelta | None = None,
+        run_at: datetime | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> Change:
+        """Change a job that waits: its priority, its time, or some of its arguments.
+
+        ``delay`` counts from now, and a ``run_at`` in the past means now.  ``args`` has the
+        arguments to change by name; the others stay.  All are checked as by an enqueue.  A unique
+        key that the arguments have made is made anew; an argument by which the job counts in a
+        limit cannot change.  A retry keeps its count of attempts.
+
+        A running or ended job stays as it is, and so does one that has these values.  Raises
+        JobNotFound, OptionError, ArgumentsError, PayloadError, UnknownTask if this application does
+        not have the task whose arguments change, and DuplicateJob if another unfinished job has the
+        new unique key.
+        """
+        job_id = _checked_id(job_id)
+        changes = Changes(priority=priority, delay=delay, run_at=run_at, args=args)
+        connection = in_transaction(session, f"change of job {job_id}")
+        notify = self.notify and may_notify(connection)
+        return change_job(Jobs(connection), job_id, changes, self.find, notify=notify)
 
     @telling_failures()
     def run_now(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:

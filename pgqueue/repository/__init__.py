@@ -13,7 +13,7 @@ from pgqueue.repository.health import (
     Unreadable,
     Waiting,
 )
-from pgqueue.repository.jobs import Change, Jobs, raising_duplicate
+from pgqueue.repository.jobs import Change, Jobs, JobValues, NewValues, raising_duplicate
 from pgqueue.repository.listing import Holder, JobDetails, JobLine, JobPage, Listing, PastAttempt
 from pgqueue.repository.new_job import Enqueued, KeyHolder, NewJob, Placed
 from pgqueue.repository.pruning import DueJobs, Pruning, Stretch
@@ -53,6 +53,8 @@ __all__ = [
     "JobLine",
     "JobPage",
     "Jobs",
+    "JobValues",
+    "NewValues",
     "LimitState",
     "Listing",
     "Locked",

@@ -71,10 +71,10 @@ DASHBOARD: Rights = {
             "interruptions, outcome, last_error, unique_key, held_unique_key, tags, meta, "
             "progress, created_at, started_at, finished_at, cancel_requested_at, limit_keys"
         ),
-        # The columns that cancel and requeue write.
+        # The columns that cancel and requeue write, and a change of the priority.
         "UPDATE": (
-            "outcome, attempts, snoozes, interruptions, run_at, result, progress, started_at, "
-            "finished_at, cancel_requested_at, held_unique_key"
+            "outcome, priority, attempts, snoozes, interruptions, run_at, result, progress, "
+            "started_at, finished_at, cancel_requested_at, held_unique_key"
         ),
     },
     "message_queue": {
@@ -87,7 +87,7 @@ DASHBOARD: Rights = {
     "waiting_messages": {
         **dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
         "INSERT": WAITING,
-        "UPDATE": "run_at",
+        "UPDATE": "priority, run_at",
     },
     "limit_places": {"SELECT": ALL_OF_IT},
     "limits": {**dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT), "UPDATE": "capacity"},
