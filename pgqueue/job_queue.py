@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Union, Unpack, overload
+from uuid import UUID
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, create_engine, make_url
@@ -27,7 +28,7 @@ from pgqueue.limits import Limit, Limited, by_name, check_capacity, limits_of_qu
 from pgqueue.middleware import Middleware, as_context_manager
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole, shown
 from pgqueue.redaction import redacted
-from pgqueue.repository import Admissions, Change, Jobs, LimitState, StatusCount, Violation
+from pgqueue.repository import Admissions, Change, Jobs, LimitState, StatusCount, Violation, Workers
 from pgqueue.retention import DEFAULT_KEEP, Keep, Retention, keep_of
 from pgqueue.schedule_rules import checked_rule
 from pgqueue.schedules import (
@@ -490,6 +491,20 @@ class PgQueue:
         """Undo :meth:`pause`."""
         check_queue_name(queue)
         Jobs(executor(session)).resume(queue)
+
+    @telling_failures()
+    def quiet(self, session: "Session | Connection | scoped_session[Any]", worker_id: UUID) -> bool:
+        """Make a worker claim no more jobs, within a second; it ends the jobs that it has claimed.
+
+        The worker lives on until it is stopped, because a service manager would start a worker
+        that ends by itself again.  This cannot be undone.  Commit at once: until then the worker's
+        heartbeat waits.  Returns False if no live worker has this id (:class:`WorkerProcess`).
+        """
+        if not isinstance(worker_id, UUID):
+            raise ArgumentsError(
+                f"a worker's id is needed here, a UUID, not {type(worker_id).__name__}"
+            )
+        return Workers(executor(session)).make_quiet(worker_id)
 
     @telling_failures()
     def set_limit(

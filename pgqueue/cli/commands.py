@@ -22,6 +22,7 @@ from pgqueue.cli.limit_commands import limits, set_limit
 from pgqueue.cli.queue_commands import pause, prune, resume
 from pgqueue.cli.role_commands import grant, revoke
 from pgqueue.cli.schedule_commands import schedules
+from pgqueue.cli.worker_commands import quiet, workers
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -282,7 +283,7 @@ def demo(given: CliState, /, url: str | None, **options: Any) -> None:
 
 for command in (jobs, enqueue, requeue, run_now, change_jobs, cancel, pause, resume):
     main.add_command(command)
-for command in (limits, set_limit, prune):
+for command in (workers, quiet, limits, set_limit, prune):
     main.add_command(command)
 for command in (grant, revoke):
     main.add_command(command)

@@ -30,13 +30,14 @@ from pgqueue.repository.rows import (
     Violation,
 )
 from pgqueue.repository.schedules import DueSchedule, Moved, ScheduleRows, ScheduleState
-from pgqueue.repository.workers import Notices, SeenWorker, Workers
+from pgqueue.repository.workers import Beat, Notices, SeenWorker, Workers
 
 __all__ = [
     "NOTHING",
     "LIMITS",
     "Admissions",
     "Attempts",
+    "Beat",
     "Change",
     "Claim",
     "Claimed",

@@ -94,7 +94,7 @@ DASHBOARD: Rights = {
     "leases": {**dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT), "UPDATE": "started_at"},
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "queues": {"SELECT": ALL_OF_IT, "INSERT": "name, paused_at", "UPDATE": "paused_at"},
-    "workers": {"SELECT": ALL_OF_IT},
+    "workers": {"SELECT": ALL_OF_IT, "UPDATE": "queues"},
     "unreadable_jobs": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
     "job_attempts": {
         # All but the traceback.
