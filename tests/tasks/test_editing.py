@@ -161,6 +161,18 @@ class TestArguments:
 
         assert job(queue, job_id).args == {"name": "x", "amount": 7}
 
+    def test_an_argument_that_is_stored_under_its_old_name_is_replaced(
+        self, queue: PgQueue
+    ) -> None:
+        with queue.session() as session, session.begin():
+            one = queue.tasks["bill"].enqueue(session, "x")
+            one.args = {"customer": "x"}
+            job_id = one.id
+
+        assert change(queue, job_id, args={"name": "y"}) is Change.CHANGED
+
+        assert job(queue, job_id).args == {"name": "y"}
+
     def test_only_an_application_with_the_task_changes_arguments(self, queue: PgQueue) -> None:
         one = queue.tasks["bill"].delay("x")
         other = PgQueue(queue.engine)
