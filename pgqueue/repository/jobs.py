@@ -229,7 +229,7 @@ class Jobs:
 
         def requeue() -> Change:
             if new:
-                self._run_with(operations.edit_job(frozenset(new)), job_id, new)
+                self._run_with(operations.edit_job(tuple(sorted(new))), job_id, new)
             limited = job.limit_keys is not None
             self._run(operations.requeue_job(notify=notify, limited=limited), job_id)
             return Change.REQUEUED
@@ -266,7 +266,7 @@ class Jobs:
         return self._taking_key(write, job_id, job.queue, new["unique_key"])
 
     def _write(self, job: JobValues, new: NewValues, *, notify: bool) -> Change:
-        names = frozenset(new)
+        names = tuple(sorted(new))
         statement = operations.change_job(names, notify=notify)
         found = self._run_with(statement, job.id, new).first()
         if found is None and job.limit_keys is not None:

@@ -247,7 +247,7 @@ def values_of_job(*, with_args: bool) -> Executable:
 
 
 @cache
-def change_job(columns: frozenset[str], *, notify: bool) -> Executable:
+def change_job(columns: tuple[str, ...], *, notify: bool) -> Executable:
     """Give a waiting job new values; no row if a transaction holds its message.
 
     The message is replaced even if it says the same: a claim that has read the old arguments finds
@@ -257,13 +257,13 @@ def change_job(columns: frozenset[str], *, notify: bool) -> Executable:
 
 
 @cache
-def change_waiting_job(columns: frozenset[str], *, notify: bool) -> Executable:
+def change_waiting_job(columns: tuple[str, ...], *, notify: bool) -> Executable:
     """The same for a job that waits to be admitted."""
     return _changed_in_lane(_new_values(columns), notify=notify)
 
 
 @cache
-def edit_job(columns: frozenset[str]) -> Executable:
+def edit_job(columns: tuple[str, ...]) -> Executable:
     """Give a job without a message, such as a failed one, new values."""
     return update(jobs).where(jobs.c.id == JOB).values(_new_values(columns))
 
@@ -290,7 +290,7 @@ def _is_dead() -> ColumnElement[bool]:
     return jobs.c.outcome.in_([FAILED, CANCELLED])
 
 
-def _new_values(columns: frozenset[str]) -> dict[str, Any]:
+def _new_values(columns: tuple[str, ...]) -> dict[str, Any]:
     """The new values of these columns of a job."""
     moment = bindparam(f"{NEW}run_at", type_=DateTime(timezone=True))
     unique_key = bindparam(f"{NEW}unique_key", type_=Text)
@@ -303,8 +303,8 @@ def _new_values(columns: frozenset[str]) -> dict[str, Any]:
         "unique_key": unique_key,
         "held_unique_key": case((is_held, cast(unique_key, Text))),
     }
-    also = {"held_unique_key"} if "unique_key" in columns else set()
-    return {name: known[name] for name in sorted(columns | also)}
+    also = ("held_unique_key",) if "unique_key" in columns else ()
+    return {name: known[name] for name in (*columns, *also)}
 
 
 def _changed(values: dict[str, Any], *conditions: ColumnElement[bool], notify: bool) -> Executable:
