@@ -17,11 +17,12 @@ from pgqueue.cli.group import (
     url_option,
     verbose_option,
 )
-from pgqueue.cli.job_commands import cancel, enqueue, jobs, requeue, run_now
+from pgqueue.cli.job_commands import cancel, change_jobs, enqueue, jobs, requeue, run_now
 from pgqueue.cli.limit_commands import limits, set_limit
 from pgqueue.cli.queue_commands import pause, prune, resume
 from pgqueue.cli.role_commands import grant, revoke
 from pgqueue.cli.schedule_commands import schedules
+from pgqueue.cli.worker_commands import quiet, workers
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -296,7 +297,9 @@ def demo(given: CliState, /, url: str | None, **options: Any) -> None:
     run(url=url or given.url, **options)
 
 
-for command in (jobs, enqueue, requeue, run_now, cancel, pause, resume, limits, set_limit, prune):
+for command in (jobs, enqueue, requeue, run_now, change_jobs, cancel, pause, resume):
+    main.add_command(command)
+for command in (workers, quiet, limits, set_limit, prune):
     main.add_command(command)
 for command in (grant, revoke):
     main.add_command(command)

@@ -116,8 +116,12 @@ def verbose_option(command: F) -> F:
     )(command)
 
 
-def as_seconds(_ctx: click.Context, _parameter: click.Parameter, value: float) -> timedelta:
+def as_seconds(
+    _ctx: click.Context, _parameter: click.Parameter, value: float | None
+) -> timedelta | None:
     """The callback of an option in seconds."""
+    if value is None:
+        return None
     if not 0 <= value <= 86400:  # refuses nan too
         raise click.BadParameter(f"{value:g} is not between 0 and 86400 seconds")
     return timedelta(seconds=value)

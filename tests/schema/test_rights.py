@@ -279,7 +279,10 @@ class TestLimits:
         queue.bind(place.engine("dashboard"))
         with queue.session() as session, session.begin():
             queue.set_limit(session, "alone", 1)  # which no worker has declared
+            assert not queue.quiet(session, uuid.uuid4())
             assert [queue.run_now(session, id) for id in (first, third)] == [Change.DUE_NOW] * 2
+            for id in (second, third):
+                assert queue.change(session, id, priority=1, delay=timedelta(0)) is Change.CHANGED
             assert queue.cancel(session, second) is Change.CANCELLED
             assert queue.requeue(session, second) is Change.REQUEUED
             [limit] = [one for one in queue.limits(session) if one.name == "alone"]
