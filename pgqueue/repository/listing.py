@@ -162,4 +162,5 @@ def _use_of(key: str, held: int, buckets: Buckets, rules: Rules) -> LimitUse:
     if rule is None or rule.period is None:
         return LimitUse(key, held, None if rule is None else rule.capacity)
     wait = next_token([key], buckets, rules)
-    return LimitUse(key, held, rule.capacity, rule.period, wait and wait.total_seconds())
+    seconds = None if wait is None else wait.total_seconds()
+    return LimitUse(key, held, rule.capacity, rule.period, seconds)

@@ -150,10 +150,8 @@ def test_the_doctor_finds_jobs_that_wait_for_a_limit_that_no_worker_has_declared
     queue = of_bank(engine)
     queue.tasks["pay"].delay(7)
 
-    assert "1 job waits for bank, which no worker has declared" in printed(
-        app, database_url, "doctor"
-    )
+    found = pgqueue(app, *APP, "doctor", database_url=database_url).stdout
+    assert "1 job waits for bank, which no worker has declared" in found
     Worker(queue).run_until_empty()
-    assert "no job waits for a limit that no worker has declared" in printed(
-        app, database_url, "doctor"
-    )
+    found = pgqueue(app, *APP, "doctor", database_url=database_url).stdout
+    assert "no job waits for a limit that no worker has declared" in found
