@@ -144,8 +144,8 @@ def test_no_period_has_more_starts_than_its_rate_while_jobs_fail_and_workers_are
     with Rig(database_url, tmp_path) as rig:
         start_workers(rig, mode, 4)
         with rig.session() as session:
-            rows = [(key, n % 3 == 0) for n in range(45) for key in KEYS]
-            limited_chores.rated.enqueue_many(session, [(key, int(fails)) for key, fails in rows])
+            rows = [(key, 1) for _ in range(25) for key in KEYS]
+            limited_chores.rated.enqueue_many(session, rows)
             session.commit()
 
         kill_some(rig, mode, 3)
@@ -153,7 +153,7 @@ def test_no_period_has_more_starts_than_its_rate_while_jobs_fail_and_workers_are
 
         starts = rig.rows(STARTS)
         period = timedelta(seconds=2)
-        assert len(starts) > len(rows)
+        assert len(starts) >= 2 * len(rows) - 3 * 6  # fewer after kills
         assert most_starts_in([at for _, at in starts], period) <= 50 + 2 * 5 - 1
         for key in KEYS:
             assert most_starts_in([at for of, at in starts if of == key], period) <= 30 + 2 * 3 - 1
