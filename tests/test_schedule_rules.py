@@ -103,7 +103,7 @@ def listed(numbers: frozenset[int]) -> str:
 
 
 @given(place=st.sampled_from(DAYS), minutes=numbers, hours=hours)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_ticks_are_those_that_a_look_at_the_clock_each_minute_finds(
     place: tuple[str, str], minutes: frozenset[int], hours: frozenset[int] | None
 ) -> None:
