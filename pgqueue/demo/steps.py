@@ -88,14 +88,14 @@ def start_worker(stack: ExitStack) -> subprocess.Popen[bytes]:
 
 
 def watch(stack: ExitStack, processes: list[subprocess.Popen[bytes]], jobs: int) -> Any:
-    """Wait until all jobs have ended; after a third of them, kill a worker and start another."""
+    """Wait until all jobs have ended; after a tenth of them, kill a worker and start another."""
     killed: Any = None
     looks = count()
     with progress(jobs) as show:
         while (ended := ask(select(func.count(Job.outcome)))[0]) < jobs:
             if next(looks) % 20 == 0:
                 show(ended)
-            if not killed and ended >= jobs // 3 and (killed := kill_worker()):
+            if not killed and ended >= jobs // 10 and (killed := kill_worker()):
                 processes.append(new := start_worker(stack))
                 click.echo(f"  Killed worker {killed.pid} with SIGKILL; {new.pid} replaces it.")
             if all(process.poll() is not None for process in processes):

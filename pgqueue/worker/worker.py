@@ -18,6 +18,7 @@ from sqlalchemy.orm import configure_mappers
 
 from pgqueue import redaction
 from pgqueue.errors import AttemptFailed, OptionError, PgQueueError, UsedAcrossFork, WorkerBroken
+from pgqueue.events import AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.repository import Listing
@@ -103,9 +104,9 @@ class Worker:
         """Work until no job is due or running, or for ``timeout`` seconds.
 
         Returns the number of attempts by ending: succeeded, failed, cancelled, retried, snoozed,
-        released, interrupted, unreadable, stale.  Jobs may be left: those of tasks this application
-        does not have, those whose arguments it cannot read, or all that did not run within
-        ``timeout``, for example because the database was away.
+        interrupted, unreadable, stale.  Jobs may be left: those of tasks this application does not
+        have, those whose arguments it cannot read, or all that did not run within ``timeout``, for
+        example because the database was away.
 
         For tests: with ``raise_errors``, raises the first error of a handler, when all jobs have
         run.  ``ahead`` also runs the jobs that become due within this time, in the order of their
@@ -125,6 +126,7 @@ class Worker:
             counts.update(self._work(until_empty=True, deadline=deadline, errors=errors))
 
         drain_ahead(self._queue, self._config.queues, drain, ahead=seconds, deadline=deadline)
+        counts.pop(AttemptOutcome.RELEASED, None)  # claimed ahead and given back, not started
         return dict(counts)
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, text
 from pgqueue.demo.steps import BROKEN, python_files
 from pgqueue.terminal import print_table
 
-LIMIT = 200
+LIMIT = 300
 BROKEN_ERRORS = {
     "torn_file.py.broken": "null bytes",
     "unclosed_bracket.py.broken": "was never closed",
@@ -38,7 +38,7 @@ def demo(*arguments: str, module: str = "pgqueue.demo") -> subprocess.CompletedP
 
 
 def assert_kept_its_promises(ended: subprocess.CompletedProcess[str]) -> None:
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
     killed = re.search(r"Killed worker (\d+) with SIGKILL", ended.stdout)
     assert killed
     assert not _is_alive(int(killed.group(1)))

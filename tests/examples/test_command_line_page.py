@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from documents import ROOT, programs_of
 
 PAGE = ROOT / "docs" / "how-to" / "command-line.md"
 SHELL = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.timeout(600)
 def test_the_commands_of_the_page_run_one_after_the_other(
     tmp_path: Path, empty_database_url: str
 ) -> None:
@@ -26,7 +28,7 @@ def test_the_commands_of_the_page_run_one_after_the_other(
         env={**os.environ, "PATH": programs, "DATABASE_URL": empty_database_url},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=550,
     )
 
     assert ended.returncode == 0, ended.stderr

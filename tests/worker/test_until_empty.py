@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from worker_rig import wait_until
 
 from pgqueue import (
+    AttemptEnded,
     AttemptFailed,
     Cancel,
     Discard,
@@ -166,3 +167,23 @@ def test_a_timeout_that_another_slot_meets_half_settled_is_waited_for(
     counts = Worker(queue, mode="transaction", concurrency=3).run_until_empty(timeout=60)
 
     assert counts == {"retried": 1, "succeeded": 1}
+
+
+def test_a_job_that_was_given_back_before_it_started_is_not_counted(queue: PgQueue) -> None:
+    releases: list[int] = []
+
+    @queue.on_attempt_end
+    def remember(end: AttemptEnded) -> None:
+        if end.outcome == "released":
+            releases.append(end.job_id)
+
+    @queue.task
+    def wait_for_a_release(number: int) -> None:
+        # Some jobs later, the worker claims ahead of its slot; then those wait for too long.
+        if number == 500:
+            wait_until(lambda: releases, what="a job that was claimed ahead is given back")
+
+    with queue.session() as session, session.begin():
+        wait_for_a_release.enqueue_many(session, [(number,) for number in range(2000)])
+
+    assert Worker(queue, concurrency=1).run_until_empty(timeout=60) == {"succeeded": 2000}
