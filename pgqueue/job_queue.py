@@ -1,9 +1,10 @@
 """The object that an application holds: its tasks, its database and operators' calls."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Union, Unpack, overload
 from weakref import WeakSet
 
@@ -72,7 +73,7 @@ class PgQueue:
     ``queue_keep`` the same for single queues: a :class:`Keep`, a timedelta for succeeded and
     cancelled jobs, or None for ever.  The option ``keep`` of a task takes precedence.
     ``queue_limits`` has a :class:`Limit` for each of some queues: how many of their jobs run at
-    once.
+    once, or start in a period; for both, a tuple of two.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class PgQueue:
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         keep: Keep | timedelta | None = DEFAULT_KEEP,
         queue_keep: Mapping[str, Keep | timedelta | None] | None = None,
-        queue_limits: Mapping[str, Limit] | None = None,
+        queue_limits: Mapping[str, Limit | Sequence[Limit]] | None = None,
     ) -> None:
         check_whole("PgQueue: ", "max_payload_bytes", max_payload_bytes, 1024, LARGEST_TEXT)
         self.notify = notify
@@ -175,7 +176,7 @@ class PgQueue:
         own = {name: task.own_limits for name, task in self.tasks.items()}
         of_tasks = [limit for limits in own.values() for limit in limits]
         return Limited(
-            by_name([*of_tasks, *self.queue_limits.values()]),
+            by_name([*of_tasks, *chain.from_iterable(self.queue_limits.values())]),
             frozenset(name for name, limits in own.items() if limits),
             frozenset(self.queue_limits),
         )
@@ -457,7 +458,8 @@ class PgQueue:
         name: str,
         capacity: int | None,
     ) -> None:
-        """Set how many jobs of a limit run at once; None returns to the capacity in the code.
+        """Set how many jobs of a limit run at once, or of a rate start in its period; None returns
+        to the capacity in the code.
 
         Holds for all workers from their next admission on, and for all keys of the limit.  Jobs
         that have been admitted go on; with 0 no more are.  Raises OptionError for a capacity that
@@ -520,7 +522,8 @@ class PgQueue:
                 )
         others = [limit for known in self.tasks.values() for limit in known.own_limits]
         if task.own_limits and not any(_is_redefined(self.tasks.get(name), task) for name in names):
-            by_name([*others, *self.queue_limits.values(), *task.own_limits])
+            of_queues = chain.from_iterable(self.queue_limits.values())
+            by_name([*others, *of_queues, *task.own_limits])
         self.tasks.update(dict.fromkeys(names, task))
         return task
 
@@ -581,7 +584,9 @@ def _checked_queues(keep: Mapping[str, Keep | timedelta | None]) -> dict[str, Ke
     return {name: keep_of(value, f"PgQueue: queue {name}: ") for name, value in keep.items()}
 
 
-def _checked_limits(limits: Mapping[str, Limit]) -> dict[str, Limit]:
+def _checked_limits(
+    limits: Mapping[str, Limit | Sequence[Limit]],
+) -> dict[str, tuple[Limit, ...]]:
     for queue in limits if isinstance(limits, Mapping) else ():
         check_queue_name(queue, "PgQueue: queue_limits: ")
     return limits_of_queues(limits)

@@ -1,4 +1,4 @@
-"""Limits: how many jobs may run at once, and the keys under which jobs count.
+"""Limits: how many jobs may run at once or start in a period, and the keys under which jobs count.
 
 A limit has a name.  Without ``by`` it has one key, the name; with ``by`` it has one key for each
 value of these arguments.  A job holds a place under the key of each of its limits.
@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -17,6 +18,10 @@ NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 LARGEST_CAPACITY = 1_000_000
 MOST_LIMITS = 4
 """Of one task.  Their keys are part of an index, whose rows have at most 2704 bytes."""
+MOST_OF_QUEUE = 2
+SHORTEST_PERIOD, LONGEST_PERIOD = timedelta(milliseconds=1), timedelta(days=366)
+LONGEST_REFILL = timedelta(days=36525)
+"""Of the bucket of a rate whose capacity was set to 1: a time that dates can express."""
 SEPARATOR = "\n"
 """Between the keys of a job: neither names nor JSON on one line contain it."""
 LONGEST_VALUES = 100
@@ -25,11 +30,15 @@ LONGEST_VALUES = 100
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most ``capacity`` jobs run at once, over all workers and both modes.
+    """At most ``capacity`` jobs run at once, or with ``per`` start in a period, over all workers.
 
+    ``per``: a period.  The limit is then a rate, a token bucket: it counts starts, retries too, and
+    not how long jobs run.  ``burst`` is how many may start at once after a pause.  The starts are
+    ``per / capacity`` apart otherwise.
     ``by``: the name of a parameter, or several; each value then has a limit of its own.
     ``name``: tasks whose limits have the same name share the limit.  Without a name it is named by
-    its task (``shop.send``, or ``shop.send:tenant_id`` with ``by``) or its queue (``queue:mail``).
+    its task (``shop.send``, or ``shop.send:tenant_id`` with ``by``) or its queue (``queue:mail``),
+    and a rate by the same and ``:rate``.
     ``order="strict"``, only with a capacity of 1 or 0: jobs of a key start in the order of their
     priority and time, and no job overtakes another.  ``failed_head`` says what happens while the
     first job waits for its retry, or is snoozed: ``"block"`` makes the others wait until it has
@@ -43,9 +52,12 @@ class Limit:
     name: str | None = field(default=None, kw_only=True)
     order: Literal["any", "strict"] = field(default="any", kw_only=True)
     failed_head: Literal["block", "skip"] = field(default="block", kw_only=True)
+    per: timedelta | None = field(default=None, kw_only=True)
+    burst: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         check_capacity("Limit: ", self.capacity)
+        _check_rate(self.per, self.burst)
         names = (self.by,) if isinstance(self.by, str) else self.by
         if not isinstance(names, list | tuple) or not all(isinstance(one, str) for one in names):
             raise OptionError(
@@ -59,6 +71,10 @@ class Limit:
                 raise OptionError(
                     f"Limit: {option} is {getattr(self, option)!r}; give {' or '.join(allowed)}"
                 )
+        if self.is_strict and self.per is not None:
+            raise OptionError(
+                "Limit: order='strict' is for jobs at once, not for a rate; give two limits"
+            )
         if self.is_strict and self.capacity > 1:
             raise OptionError(
                 f"Limit: order='strict' means one job at a time, and the capacity is "
@@ -75,7 +91,8 @@ class Limit:
         """Return this limit with a name."""
         if self.name is not None:
             return self
-        name = ":".join([default, *(["+".join(self.by)] if self.by else [])])
+        by = ["+".join(self.by)] if self.by else []
+        name = ":".join([default, *by, *(["rate"] if self.per is not None else [])])
         _check_name(name)
         return replace(self, name=name)
 
@@ -94,6 +111,10 @@ class Limit:
 def name_of(key: str) -> str:
     """Return the name of the limit to which a key belongs: names have no spaces."""
     return key.partition(" ")[0]
+
+
+def rate_in_words(capacity: int, period: timedelta) -> str:
+    return f"{capacity:,} starts in {period}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +182,28 @@ def limits_of_task(limit: Any, task_name: str, parameters: Sequence[str]) -> tup
     return named
 
 
-def limits_of_queues(limits: Any) -> dict[str, Limit]:
+def limits_of_queues(limits: Any) -> dict[str, tuple[Limit, ...]]:
     """Return the named limits of queues, checked; the names of the queues are not."""
     if not isinstance(limits, Mapping):
         raise OptionError(f"PgQueue: queue_limits is {limits!r}; give a dict by names of queues")
-    for queue, limit in limits.items():
+    return {queue: _limits_of_queue(queue, given) for queue, given in limits.items()}
+
+
+def _limits_of_queue(queue: str, given: Any) -> tuple[Limit, ...]:
+    where = f"PgQueue: queue {queue}: "
+    several = given if isinstance(given, list | tuple) else (given,)
+    for limit in several:
         if not isinstance(limit, Limit):
-            raise OptionError(f"PgQueue: queue {queue}: {limit!r} is not a Limit")
+            raise OptionError(f"{where}{limit!r} is not a Limit")
         if limit.by:
             raise OptionError(
-                f"PgQueue: queue {queue}: its limit is by {', '.join(limit.by)}, and the tasks of "
+                f"{where}its limit is by {', '.join(limit.by)}, and the tasks of "
                 "a queue have different parameters; give the tasks a Limit with one name=..."
             )
-    return {queue: limit.named(f"queue:{queue}") for queue, limit in limits.items()}
+    named = tuple(limit.named(f"queue:{queue}") for limit in several)
+    if len(named) > MOST_OF_QUEUE or len({limit.name for limit in named}) < len(named):
+        raise OptionError(f"{where}give one limit of jobs at once, one rate, or both in a tuple")
+    return named
 
 
 def by_name(limits: Iterable[Limit]) -> dict[str, Limit]:
@@ -185,7 +215,8 @@ def by_name(limits: Iterable[Limit]) -> dict[str, Limit]:
         if replace(known, by=limit.by) != limit:
             raise TaskDefinitionError(
                 f"the limit {name!r} is declared twice and differently: {known} and {limit}; give "
-                "both the same capacity, order and failed_head, or one of them another name"
+                "both the same capacity, order, failed_head, per and burst, or one of them another "
+                "name"
             )
     return found
 
@@ -194,6 +225,27 @@ def check_capacity(where: str, capacity: Any) -> None:
     if type(capacity) is not int or not 0 <= capacity <= LARGEST_CAPACITY:
         raise OptionError(
             f"{where}the capacity is {capacity!r}; give a whole number from 0 to {LARGEST_CAPACITY}"
+        )
+
+
+def _check_rate(per: Any, burst: Any) -> None:
+    if per is None:
+        if burst != 1:
+            raise OptionError("Limit: burst is for a rate; give per=..., or omit it")
+        return
+    if not isinstance(per, timedelta) or not SHORTEST_PERIOD <= per <= LONGEST_PERIOD:
+        raise OptionError(
+            f"Limit: per is {per!r}; give a timedelta from {SHORTEST_PERIOD} to {LONGEST_PERIOD}, "
+            "as in per=timedelta(minutes=1)"
+        )
+    if type(burst) is not int or not 1 <= burst <= LARGEST_CAPACITY:
+        raise OptionError(
+            f"Limit: burst is {burst!r}; give a whole number from 1 to {LARGEST_CAPACITY}"
+        )
+    if burst * per > LONGEST_REFILL:
+        raise OptionError(
+            f"Limit: burst is {burst}, and per {per}; give a smaller burst: the product is at most "
+            f"{LONGEST_REFILL.days} days"
         )
 
 

@@ -6,7 +6,17 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgqueue.admission import Place, Rule, Waiting, to_admit, to_send_back
+from pgqueue.admission import (
+    Buckets,
+    Place,
+    Rule,
+    Waiting,
+    after_starts,
+    held_by_key,
+    next_token,
+    to_admit,
+    to_send_back,
+)
 from pgqueue.limits import name_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -143,3 +153,106 @@ def test_a_job_that_cannot_start_now_gives_its_place_back_unless_it_blocks() -> 
     rules = {"task": ANY, "strict": STRICT, "skip": SKIPPING}
 
     assert to_send_back(places, rules) == [1, 5]
+
+
+MILLISECOND = timedelta(milliseconds=1)
+RATES = st.builds(
+    Rule,
+    st.integers(1, 12),
+    period=st.integers(1, 5000).map(lambda number: number * MILLISECOND),
+    burst=st.integers(1, 6),
+)
+
+
+class RatedKey:
+    """One key of a rate, with the starts that it has admitted and the jobs that have started."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rules = {"api": rule}
+        self.full_at: dict[str, datetime] = {}
+        self.unstarted = 0
+        self.admitted: list[datetime] = []
+        self.started: list[datetime] = []
+
+    def admit(self, now: datetime, waiting: int) -> timedelta | None:
+        """Admit as one round does; returns how long until the next token, if a job waits for it."""
+        buckets = Buckets(now, self.full_at)
+        places = [Place("api", number, is_held=True) for number in range(self.unstarted)]
+        places += [Place("api", -1, is_held=True, has_started=True)] * len(self.started)
+        jobs = [job("api", id=number) for number in range(waiting)]
+        count = len(to_admit(jobs, held_by_key(places, buckets, self.rules), self.rules, most=100))
+        self.full_at = after_starts({"api": count}, buckets, self.rules)
+        self.admitted += [now] * count
+        self.unstarted += count
+        if count == waiting:
+            return None
+        return next_token(["api"], Buckets(now, self.full_at), self.rules)
+
+    def start(self, now: datetime, most: int) -> None:
+        count = min(most, self.unstarted)
+        self.started += [now] * count
+        self.unstarted -= count
+
+
+def most_in(times: list[datetime], period: timedelta) -> int:
+    """The most of these times that lie in any stretch of this length, without its end."""
+    return max((sum(at <= one < at + period for one in times) for at in times), default=0)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    rule=RATES,
+    rounds=st.lists(
+        st.tuples(st.integers(0, 3000), st.integers(0, 20), st.integers(0, 8)), max_size=60
+    ),
+)
+def test_no_period_has_more_starts_than_the_rate_and_its_burst_allow(
+    rule: Rule, rounds: list[tuple[int, int, int]]
+) -> None:
+    """Workers that are busy start what was admitted late, and all at once."""
+    assert rule.period is not None
+    key, now = RatedKey(rule), EPOCH
+    for wait, waiting, starting in rounds:
+        now += wait * MILLISECOND
+        key.admit(now, waiting)
+        key.start(now, starting)
+
+    assert most_in(key.admitted, rule.period) <= rule.capacity + rule.burst - 1
+    assert most_in(key.started, rule.period) <= rule.capacity + 2 * rule.burst - 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(rule=RATES)
+def test_a_round_at_the_time_of_the_next_token_admits_and_one_before_does_not(rule: Rule) -> None:
+    key, now = RatedKey(rule), EPOCH
+    for _ in range(10):
+        wait = key.admit(now, waiting=100)
+        key.start(now, most=100)
+        assert wait is not None
+        before = len(key.admitted)
+        key.admit(now + wait - timedelta(microseconds=1), waiting=100)
+        assert len(key.admitted) == before
+        now += wait
+        key.admit(now, waiting=100)
+        assert len(key.admitted) == before + 1
+        key.start(now, most=100)
+
+
+def test_a_bucket_that_was_emptied_under_a_slower_rate_or_a_later_clock_is_soon_used_again() -> (
+    None
+):
+    key = RatedKey(Rule(1, period=timedelta(hours=1), burst=2))
+    key.admit(EPOCH, waiting=2)
+    key.start(EPOCH, 2)
+    assert key.admit(EPOCH, waiting=1) == timedelta(hours=1)
+
+    key.rules = {"api": Rule(60, period=timedelta(hours=1), burst=2)}
+    assert key.admit(EPOCH, waiting=1) == timedelta(minutes=1)
+    assert key.admit(EPOCH - timedelta(days=1), waiting=1) == timedelta(minutes=1)
+
+
+def test_a_rate_of_zero_admits_nothing_and_waits_for_no_token() -> None:
+    key = RatedKey(Rule(0, period=timedelta(hours=1), burst=5))
+
+    assert key.admit(EPOCH, waiting=3) is None
+    assert key.admitted == []

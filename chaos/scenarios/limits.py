@@ -1,4 +1,4 @@
-"""Limits hold while workers are killed, in both modes at once."""
+"""Limits and rates hold while workers are killed, in both modes at once."""
 
 from __future__ import annotations
 
@@ -6,15 +6,36 @@ import time
 from collections import defaultdict
 from types import SimpleNamespace
 
-from sqlalchemy import false
+from sqlalchemy import Boolean, cast, false, null
 
 from chaos.environment import Environment
 from chaos.history import END, START, Event
 from chaos.mutations import Patch, mutation
+from chaos.sample_tasks import wait
 from chaos.scenario import Size, scenario
 
 KEYS = ("red", "green", "blue", "grey")
 OF_A_KEY, OF_ALL = 1, 3
+MOST_OF_A_KEY, MOST_OF_ALL = 10 + 2 * 2 - 1, 30 + 2 * 3 - 1
+"""Starts in any second: the rate, and twice its burst but one."""
+
+STARTS = """
+    SELECT args ->> 'key' AS key, extract(epoch FROM start.started_at) AS at
+    FROM pgqueue.jobs
+    CROSS JOIN LATERAL (
+        SELECT attempts AS attempt, started_at
+        UNION
+        SELECT attempt, started_at FROM pgqueue.job_attempts WHERE job_id = jobs.id
+    ) AS start
+    WHERE NOT EXISTS (
+        SELECT FROM pgqueue.job_attempts AS before
+        WHERE before.job_id = jobs.id
+          AND before.attempt = start.attempt - 1
+          AND before.outcome = 'crashed'
+    )
+    ORDER BY at
+"""
+"""By the database's clock.  A start after a crash does not count in transaction mode."""
 
 
 @mutation
@@ -46,6 +67,24 @@ def a_lease_holds_no_place(patch: Patch) -> None:
     never = SimpleNamespace(where=lambda *_: false())
     patch.set(admitting, "exists", lambda *_: never)
     patch.rebuild(admitting.places_under, admitting.places_after, admitting.send_back)
+
+
+@mutation
+def retries_take_no_token(patch: Patch) -> None:
+    """A job under a rate that starts again is not admitted again."""
+    from pgqueue.statements import rescuing, settling
+
+    patch.set(settling, "_next_start_counts", lambda: cast(null(), Boolean))
+    patch.rebuild(settling.settle, rescuing.rescue_leases)
+
+
+@mutation
+def busy_workers_save_starts_up(patch: Patch) -> None:
+    """Jobs that were admitted and have not started are forgotten at the next admission."""
+    from pgqueue.admission import held_by_key
+    from pgqueue.worker import admitting
+
+    patch.set(admitting, "held_by_key", lambda _, *rest: held_by_key([], *rest))
 
 
 @scenario(
@@ -81,6 +120,61 @@ def limits_under_kills(environment: Environment, size: Size) -> None:
         most = most_at_once(events, by_key=by_key)
         environment.expect(most <= limit, f"{most} jobs ran at once under a limit of {limit}")
     environment.check(succeeded=len(rows))
+
+
+@scenario(
+    promises="P8",
+    research="L1",
+    full=Size(jobs=2_000, workers=8, faults=40, seconds=10),
+    short=Size(jobs=80, workers=4, faults=3, seconds=2),
+    mutated={
+        "retries_take_no_token": "within a second",
+        "busy_workers_save_starts_up": "within a second",
+    },
+    alone=True,
+)
+def rates_under_kills(environment: Environment, size: Size) -> None:
+    """kill -9 in both modes: no second has more starts than its rate, and all of them end.
+
+    All slots are busy at first, while admissions go on.
+    """
+    from chaos.limited_tasks import call_at_a_rate
+
+    half, slots = size.workers // 2, 4
+    options = {"concurrency": slots, "poll_interval": 0.1, "imports": ["chaos.limited_tasks"]}
+    fleets = [environment.workers(mode, half, **options) for mode in ("lease", "transaction")]
+    busy = environment.enqueue(wait, [("busy",)] * (2 * half * slots))
+    environment.until_started(*busy)
+    rows = [(key,) for _ in range(size.jobs // len(KEYS)) for key in KEYS]
+    environment.enqueue(call_at_a_rate, rows)
+    free_at = time.monotonic() + size.seconds
+    environment.until(lambda: time.monotonic() > free_at, what="tokens could be saved up")
+    environment.open("busy")
+    for number in range(size.faults):
+        environment.until_ended_are(len(busy) + (number + 1) * len(rows) // (size.faults + 2))
+        workers = fleets[number % 2]
+        workers.kill(workers.some())
+        workers.add()
+    environment.until_ended()
+    for workers in fleets:
+        workers.stop()
+    starts = [(row.key, float(row.at)) for row in environment.rows(STARTS)]
+    for key in KEYS:
+        most = most_in_a_second([at for of, at in starts if of == key])
+        environment.expect(most <= MOST_OF_A_KEY, f"{most} jobs of a key started within a second")
+    most = most_in_a_second([at for key, at in starts if key])
+    environment.expect(most <= MOST_OF_ALL, f"{most} jobs started within a second")
+    environment.check(succeeded=len(rows) + len(busy))
+
+
+def most_in_a_second(times: list[float]) -> int:
+    """The most of these times that lie within one second, without its end."""
+    most = first = 0
+    for last, at in enumerate(times):
+        while times[first] <= at - 1:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
 
 
 def most_at_once(events: list[Event], *, by_key: bool) -> int:

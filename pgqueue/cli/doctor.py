@@ -16,7 +16,7 @@ from pgqueue.errors import SchemaError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
 from pgqueue.redaction import redacted
-from pgqueue.repository import Health, Unreadable, Waiting
+from pgqueue.repository import Admissions, Health, Unreadable, Waiting
 from pgqueue.terminal import harmless
 
 DURABILITY = {
@@ -65,6 +65,7 @@ def _schema(queue: PgQueue, session: Session) -> Iterator[Finding]:
         yield Finding(Level.OK, "invariants", "no row breaks one")
     yield from _waiting(queue, Health(session))
     yield from _schedules(queue, session)
+    yield from _limits(Admissions(session).undeclared())
     yield from of_tables(Health(session).tables())
     for table in Health(session).tables_without_autovacuum():
         yield Finding(
@@ -105,6 +106,15 @@ def _schedules(queue: PgQueue, session: Session) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "schedules", words)
     if not overdue:
         yield Finding(Level.OK, "schedules", "no tick is overdue")
+
+
+def _limits(undeclared: dict[str, int]) -> Iterator[Finding]:
+    for name, jobs in list(undeclared.items())[:SHOWN]:
+        waits = "1 job waits" if jobs == 1 else f"{jobs:,} jobs wait"
+        detail = f"{waits} for {name}, which no worker has declared, and none admits them: start a "
+        yield Finding(Level.WARNING, "limits", detail + "worker with the code that declares it")
+    if not undeclared:
+        yield Finding(Level.OK, "limits", "no job waits for a limit that no worker has declared")
 
 
 def _unpruned(tasks: dict[str, int]) -> Iterator[Finding]:

@@ -10,9 +10,10 @@ import click
 
 from pgqueue.cli.app_loader import opened
 from pgqueue.job_queue import PgQueue
+from pgqueue.limits import rate_in_words
 from pgqueue.models import JobStatus
 from pgqueue.redaction import MASK, redacted, redacted_data, secrets_among
-from pgqueue.repository import Holder, JobDetails, JobLine, Listing, PastAttempt
+from pgqueue.repository import Holder, JobDetails, JobLine, LimitUse, Listing, PastAttempt
 from pgqueue.statements.listing import NOT_YOURS, JobFilter
 from pgqueue.terminal import harmless, print_table
 
@@ -142,13 +143,23 @@ def _lines(job: JobDetails) -> Iterator[str]:
         yield from _lines_of_attempt(attempt, first_with)
 
 
+def _use(limit: LimitUse) -> str:
+    if limit.capacity is None:
+        return f"{limit.held} places held; no worker has declared it"
+    if limit.period is None:
+        return f"{limit.held} of {limit.capacity} places held"
+    wait = limit.seconds_to_token
+    room = "room now" if wait is None else f"next start in {wait:.1f} s"
+    return f"{rate_in_words(limit.capacity, limit.period)}, {room}"
+
+
 def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
     row = job.columns
     yield "queue", f"{row['queue']}, priority {row['priority']}"
     yield "arguments", _json(row["args"])
     yield "attempts", f"{row['attempts']} of {row['max_attempts']}{_snoozes(row['snoozes'])}"
     for limit in job.limits:
-        yield "limit", f"{limit.key}, {limit.held} of {limit.capacity} places held"
+        yield "limit", f"{limit.key}, {_use(limit)}"
     if row["progress"] is not None:
         yield "progress", _progress(row["progress"])
     for name in ("unique_key", "tags", "meta", "result", "last_error"):

@@ -1,10 +1,14 @@
 """The commands for limits: limits, set-limit."""
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from pgqueue.cli.group import CliState, on_database
+
+if TYPE_CHECKING:
+    from pgqueue.repository import LimitState
 
 
 @click.command()
@@ -12,20 +16,22 @@ from pgqueue.cli.group import CliState, on_database
 def limits(given: CliState, as_json: bool) -> None:
     """List the limits: capacities, places held, and jobs that wait.
 
-    A job holds a place while it runs or is about to start.  With a limit by argument, each value
-    has the whole capacity; the numbers are sums over all values.  Reads all these jobs.
+    A job holds a place while it runs or is about to start.  The capacity of a rate is its starts
+    in a period.  With a limit by argument, each value has the whole capacity; the numbers are sums
+    over all values.  Reads all these jobs.
 
     \b
     Example:  pgqueue --app shop.jobs:queue limits
     """
     from pgqueue.cli.app_loader import opened
+    from pgqueue.cli.jobs import as_data
     from pgqueue.terminal import print_table
 
     queue = given.database()
     with opened(queue) as session:
         found = queue.limits(session)
     if as_json:
-        click.echo(json.dumps({"limits": [one._asdict() for one in found]}, indent=2))
+        click.echo(json.dumps({"limits": [as_data(one._asdict()) for one in found]}, indent=2))
         return
     if not found:
         click.echo("No worker has declared a limit.")
@@ -33,7 +39,7 @@ def limits(given: CliState, as_json: bool) -> None:
     rows = [
         [
             one.name,
-            f"{one.capacity} (in the code {one.declared})" if one.is_set else one.capacity,
+            f"{_capacity(one)} (in the code {one.declared})" if one.is_set else _capacity(one),
             one.held,
             one.waiting,
         ]
@@ -48,7 +54,7 @@ def limits(given: CliState, as_json: bool) -> None:
 @click.option("--reset", is_flag=True, help="Return to the capacity in the code.")
 @on_database
 def set_limit(given: CliState, as_json: bool, name: str, capacity: int | None, reset: bool) -> None:
-    """Set how many jobs of a limit run at once, for all workers.
+    """Set how many jobs of a limit run at once, or start in its period, for all workers.
 
     Jobs that were admitted go on.  With 0 no more are admitted.
 
@@ -57,6 +63,7 @@ def set_limit(given: CliState, as_json: bool, name: str, capacity: int | None, r
               pgqueue --app shop.jobs:queue set-limit bank --reset
     """
     from pgqueue.cli.app_loader import opened
+    from pgqueue.cli.jobs import as_data
 
     if reset == (capacity is not None):
         raise click.UsageError("give either a CAPACITY or --reset")
@@ -66,6 +73,15 @@ def set_limit(given: CliState, as_json: bool, name: str, capacity: int | None, r
         session.commit()
         found = next(one for one in queue.limits(session) if one.name == name)
     if as_json:
-        click.echo(json.dumps(found._asdict(), indent=2))
+        click.echo(json.dumps(as_data(found._asdict()), indent=2))
         return
-    click.echo(f"{name}: {found.capacity} at once")
+    words = _capacity(found) if found.period else f"{found.capacity} at once"
+    click.echo(f"{name}: {words}")
+
+
+def _capacity(limit: "LimitState") -> str:
+    from pgqueue.limits import rate_in_words
+
+    return (
+        str(limit.capacity) if limit.period is None else rate_in_words(limit.capacity, limit.period)
+    )

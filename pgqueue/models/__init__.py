@@ -11,6 +11,7 @@ from pgqueue.models.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_Q
 from pgqueue.models.job_attempt import JobAttempt
 from pgqueue.models.job_status import JobStatus
 from pgqueue.models.lease import Lease
+from pgqueue.models.limit_bucket import LimitBucket
 from pgqueue.models.limit_place import LimitPlace
 from pgqueue.models.limit_settings import LimitSettings
 from pgqueue.models.message_queue import MessageQueue
@@ -35,6 +36,7 @@ __all__ = [
     "QueueSettings",
     "Schedule",
     "WaitingMessage",
+    "LimitBucket",
     "LimitPlace",
     "LimitSettings",
     "SchemaVersion",

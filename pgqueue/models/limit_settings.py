@@ -1,8 +1,8 @@
 """The limits that workers know, and their capacities."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from sqlalchemy import CheckConstraint, false, text
+from sqlalchemy import CheckConstraint, Interval, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from pgqueue.models.base import Base
@@ -23,7 +23,8 @@ class LimitSettings(Base):
 
     name: Mapped[str] = mapped_column(primary_key=True)
     declared: Mapped[int]
-    """The capacity in the code of the worker that has started last."""
+    """The capacity in the code of the worker that has started last: jobs at once, or with
+    ``period`` starts in it."""
 
     capacity: Mapped[int | None]
     """Set by ``queue.set_limit``; takes precedence over ``declared``."""
@@ -31,3 +32,9 @@ class LimitSettings(Base):
     is_strict: Mapped[bool] = mapped_column(server_default=false())
     skips_failed: Mapped[bool] = mapped_column(server_default=false())
     declared_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
+
+    period: Mapped[timedelta | None] = mapped_column(Interval)
+    """NULL if the limit counts jobs at once."""
+
+    burst: Mapped[int | None]
+    """How many jobs of a rate may start at once after a pause."""

@@ -14,7 +14,15 @@ from pgqueue.repository.health import (
     Waiting,
 )
 from pgqueue.repository.jobs import Change, Jobs, raising_duplicate
-from pgqueue.repository.listing import Holder, JobDetails, JobLine, JobPage, Listing, PastAttempt
+from pgqueue.repository.listing import (
+    Holder,
+    JobDetails,
+    JobLine,
+    JobPage,
+    LimitUse,
+    Listing,
+    PastAttempt,
+)
 from pgqueue.repository.new_job import Enqueued, KeyHolder, NewJob, Placed
 from pgqueue.repository.pruning import DueJobs, Pruning, Stretch
 from pgqueue.repository.rows import (
@@ -54,6 +62,7 @@ __all__ = [
     "JobPage",
     "Jobs",
     "LimitState",
+    "LimitUse",
     "Listing",
     "Locked",
     "Moved",

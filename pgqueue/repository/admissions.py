@@ -2,13 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Executable
 from sqlalchemy.orm import Session
 
-from pgqueue.admission import Place, Rule, Waiting
+from pgqueue.admission import Buckets, Place, Rule, Waiting
 from pgqueue.connections.fast_path import fetch
 from pgqueue.limits import SEPARATOR, Limit, name_of
 from pgqueue.statements import admitting
@@ -54,6 +55,10 @@ class LimitState(NamedTuple):
     held: int
     """How many jobs have a place: they run, or start next."""
     waiting: int
+    period: timedelta | None = None
+    """Of a rate: the time in which ``capacity`` jobs start; None if the limit counts jobs at once.
+    """
+    burst: int | None = None
 
 
 class Admissions:
@@ -100,6 +105,20 @@ class Admissions:
         """All places under these keys."""
         said = json.dumps([{"key": key} for key in keys])
         return self._places(admitting.places_under(), {"keys": said, "paused": array_of(paused)})
+
+    def buckets(self, keys: Iterable[str]) -> Buckets:
+        """The token buckets of these keys, which are at least one."""
+        said = json.dumps([{"key": key} for key in keys])
+        rows = self._fetch(admitting.buckets(), {"keys": said})
+        return Buckets(rows[0][2], {key: full_at for key, full_at, _ in rows if full_at})
+
+    def write_buckets(self, full_at: Mapping[str, datetime]) -> None:
+        """Write when token buckets are full again."""
+        said = [{"limit_key": key, "full_at": at.isoformat()} for key, at in full_at.items()]
+        self._executor.execute(admitting.write_buckets(), {"said": json.dumps(said)})
+
+    def delete_full_buckets(self, *, most: int) -> None:
+        self._executor.execute(admitting.delete_full_buckets(), {"most": most})
 
     def places_after(self, place: tuple[str, int], *, most: int) -> list[Place]:
         """The next places after one, in the order of their keys."""
@@ -160,22 +179,34 @@ class Admissions:
         held: Counter[str] = Counter()
         for key, count in self._executor.execute(admitting.held_by_key(), {"paused": "{}"}):
             held[name_of(key)] += count
+        waiting = self._waiting()
+        return [
+            LimitState(name, declared, capacity, is_set, held[name], waiting[name], *rate)
+            for name, declared, capacity, is_set, *rate in self._executor.execute(
+                admitting.all_limits()
+            )
+        ]
+
+    def undeclared(self) -> dict[str, int]:
+        """How many jobs wait for each limit that no worker has declared: none admits them."""
+        known = self.rules()
+        waiting = sorted(self._waiting().items())
+        return {name: count for name, count in waiting if name not in known}
+
+    def _waiting(self) -> Counter[str]:
+        """How many jobs wait for each limit, by name."""
         waiting: Counter[str] = Counter()
         for keys, count in self._executor.execute(admitting.waiting_by_keys()):
             for key in keys.split(SEPARATOR):
                 waiting[name_of(key)] += count
-        return [
-            LimitState(
-                *(name, declared, capacity, is_set),
-                *(held[name], waiting[name]),
-            )
-            for name, declared, capacity, is_set in self._executor.execute(admitting.all_limits())
-        ]
+        return waiting
 
     def _places(self, statement: Executable, parameters: dict[str, Any]) -> list[Place]:
         return [
-            Place(key, job_id, is_held, may_go_back, tuple((keys or "").split(SEPARATOR)))
-            for key, job_id, is_held, may_go_back, keys in self._fetch(statement, parameters)
+            Place(key, job_id, is_held, may_go_back, tuple((keys or "").split(SEPARATOR)), started)
+            for key, job_id, is_held, may_go_back, keys, started in self._fetch(
+                statement, parameters
+            )
         ]
 
     def _fetch(self, statement: Executable, parameters: dict[str, Any]) -> Sequence[Any]:
@@ -189,6 +220,8 @@ def _said(limits: Iterable[Limit]) -> dict[str, str]:
             "declared": limit.capacity,
             "is_strict": limit.is_strict,
             "skips_failed": limit.failed_head == "skip",
+            "period": limit.per.total_seconds() if limit.per else None,
+            "burst": limit.burst if limit.per else None,
         }
         for limit in limits
     ]

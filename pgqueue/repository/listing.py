@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
+from pgqueue.admission import Buckets, Rules, next_token
 from pgqueue.errors import JobNotFound
 from pgqueue.limits import SEPARATOR, name_of
 from pgqueue.models import JobStatus
@@ -78,6 +79,10 @@ class LimitUse(NamedTuple):
     """How many jobs hold a place under this key."""
     capacity: int | None
     """None if no worker has declared the limit."""
+    period: timedelta | None = None
+    """Of a rate: the time in which ``capacity`` jobs start."""
+    seconds_to_token: float | None = None
+    """Of a rate that is used up: how long until the next job may start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,5 +153,14 @@ class Listing:
         rules = admissions.rules()
         places = admissions.places_under(keys, paused=())
         held = Counter(place.key for place in places if place.is_held)
-        capacity = {name: rule.capacity for name, rule in rules.items()}
-        return [LimitUse(key, held[key], capacity.get(name_of(key))) for key in keys]
+        buckets = admissions.buckets(keys)
+        return [_use_of(key, held[key], buckets, rules) for key in keys]
+
+
+def _use_of(key: str, held: int, buckets: Buckets, rules: Rules) -> LimitUse:
+    rule = rules.get(name_of(key))
+    if rule is None or rule.period is None:
+        return LimitUse(key, held, None if rule is None else rule.capacity)
+    wait = next_token([key], buckets, rules)
+    seconds = None if wait is None else wait.total_seconds()
+    return LimitUse(key, held, rule.capacity, rule.period, seconds)

@@ -61,6 +61,7 @@ WORKER: Rights = {
     "waiting_messages": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
     "limit_places": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "limits": dict.fromkeys(("SELECT", "INSERT", "UPDATE"), ALL_OF_IT),
+    "limit_buckets": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
 }
 DASHBOARD: Rights = {
     **VERSION,
@@ -90,6 +91,7 @@ DASHBOARD: Rights = {
         "UPDATE": "run_at",
     },
     "limit_places": {"SELECT": ALL_OF_IT},
+    "limit_buckets": {"SELECT": ALL_OF_IT},
     "limits": {**dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT), "UPDATE": "capacity"},
     "leases": {**dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT), "UPDATE": "started_at"},
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),

@@ -5,6 +5,8 @@ held under a key rises only here, so it never exceeds the capacity.
 
 A place is held as long as its job has a message in ``message_queue`` or a lease.  Both are read in
 one snapshot, and every other statement replaces the one by the other in one statement.
+
+The token buckets of rates are read after the places, and written, only here.
 """
 
 from functools import cache
@@ -14,7 +16,9 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    DateTime,
     Executable,
+    Float,
     FromClause,
     Integer,
     Select,
@@ -53,11 +57,13 @@ from pgqueue.statements.tables import (
     document,
     jobs,
     leases,
+    limit_buckets,
     limit_places,
     limits,
     lock_key,
     message_queue,
     pg,
+    seconds,
     text_parameter,
     waiting_messages,
     wake_up_call,
@@ -66,7 +72,7 @@ from pgqueue.statements.tables import (
 LANE = ("limit_keys", "queue", "priority")
 """The jobs that are admitted in the order of their times: the key of a waiting message without
 its time and its job."""
-DECLARED = ("declared", "is_strict", "skips_failed")
+DECLARED = ("declared", "is_strict", "skips_failed", "period", "burst")
 """What the code says of a limit."""
 PAUSED = cast(bindparam("paused", type_=Text), ARRAY(Text))
 ONE = literal_column("1", Integer)
@@ -85,7 +91,9 @@ def serialize_admissions() -> Executable:
 @cache
 def rules() -> Executable:
     """The limits that are in force."""
-    return select(limits.c.name, _capacity(), limits.c.is_strict, limits.c.skips_failed)
+    burst = func.coalesce(limits.c.burst, ONE)
+    flags = (limits.c.is_strict, limits.c.skips_failed)
+    return select(limits.c.name, _capacity(), *flags, limits.c.period, burst)
 
 
 @cache
@@ -124,6 +132,40 @@ def places_under() -> Executable:
         said, limit_places, place.limit_key == said.c.key
     )
     return _with_state(of_keys.subquery("place"))
+
+
+@cache
+def buckets() -> Executable:
+    """When the token buckets of these keys are full again, NULL if they are, and the time now."""
+    said = document("keys", column("key", Text))
+    bucket = limit_buckets.c
+    return select(said.c.key, bucket.full_at, pg.statement_timestamp()).join_from(
+        said, limit_buckets, bucket.limit_key == said.c.key, isouter=True
+    )
+
+
+@cache
+def write_buckets() -> Executable:
+    """Write when token buckets are full again."""
+    said = document("said", column("limit_key", Text), column("full_at", DateTime(timezone=True)))
+    rows = select(said.c.limit_key, said.c.full_at).order_by(said.c.limit_key)
+    new = insert_or_skip(limit_buckets).from_select(["limit_key", "full_at"], rows)
+    return new.on_conflict_do_update(
+        index_elements=[limit_buckets.c.limit_key], set_={"full_at": new.excluded.full_at}
+    )
+
+
+@cache
+def delete_full_buckets() -> Executable:
+    """Delete some buckets that are full: without a row they are full too."""
+    full = (
+        select(limit_buckets.c.limit_key)
+        .where(limit_buckets.c.full_at <= pg.statement_timestamp())
+        .order_by(limit_buckets.c.full_at)
+        .limit(bindparam("most", type_=Integer))
+    )
+    keys = any_(func.array(full.scalar_subquery()))
+    return delete(limit_buckets).where(limit_buckets.c.limit_key == keys)
 
 
 @cache
@@ -260,7 +302,7 @@ def declare() -> Executable:
     return new.on_conflict_do_update(
         index_elements=[limits.c.name],
         set_={**{name: new.excluded[name] for name in DECLARED}, "declared_at": clock()},
-        where=or_(*(limits.c[name] != new.excluded[name] for name in DECLARED)),
+        where=or_(*(limits.c[name].is_distinct_from(new.excluded[name]) for name in DECLARED)),
     )
 
 
@@ -291,7 +333,9 @@ def set_capacity() -> Executable:
 @cache
 def all_limits() -> Executable:
     is_set = limits.c.capacity.is_not(None)
-    return select(limits.c.name, limits.c.declared, _capacity(), is_set).order_by(limits.c.name)
+    rate = (limits.c.period, limits.c.burst)
+    known = select(limits.c.name, limits.c.declared, _capacity(), is_set, *rate)
+    return known.order_by(limits.c.name)
 
 
 @cache
@@ -317,8 +361,12 @@ def _declared() -> Insert:
         column("declared", Integer),
         column("is_strict", Boolean),
         column("skips_failed", Boolean),
+        column("period", Float),
+        column("burst", Integer),
     )
-    rows = select(said.c.name, *(said.c[name] for name in DECLARED)).order_by(said.c.name)
+    period = seconds(said.c.period)
+    declared = (period if name == "period" else said.c[name] for name in DECLARED)
+    rows = select(said.c.name, *declared).order_by(said.c.name)
     return insert_or_skip(limits).from_select(["name", *DECLARED], rows)
 
 
@@ -371,6 +419,7 @@ def _with_state(place: Subquery | FromClause) -> Select[*tuple[Any, ...]]:
         or_(leased, message.c.run_at.is_not(None)).label("is_held"),
         case((leased, false()), else_=func.coalesce(or_(later, paused), false())),
         job.c.limit_keys,
+        leased.label("has_started"),
     ).select_from(place.outerjoin(job, true()).outerjoin(message, true()))
 
 

@@ -47,6 +47,7 @@ from pgqueue.statements.stamping import take_message
 from pgqueue.statements.tables import (
     CANCELLED,
     FAILED,
+    NEWLINE,
     SUCCEEDED,
     clock,
     count_rows,
@@ -58,10 +59,12 @@ from pgqueue.statements.tables import (
     jobs,
     key_after_success,
     leases,
+    limits,
     message_queue,
     pg,
     seconds,
     unreadable_jobs,
+    waiting_messages,
 )
 from pgqueue.statements.transactions import CHECK_CONSTRAINTS
 
@@ -73,6 +76,8 @@ BURNED = literal_column("1", SmallInteger)
 ONE_ATTEMPT = cast(literal_column("1"), SmallInteger)
 KEPT = cast(literal_column("0"), SmallInteger)
 ONE = literal_column("1", Integer)
+SPACE = cast(literal_column("' '", Text), Text)
+"""After the name of a limit in a key."""
 LAST_INTERRUPTION = literal_column("' The job has reached max_interruptions = '", Text)
 
 
@@ -246,8 +251,8 @@ def write_verdicts(lease: CTE, *more: str) -> Executable:
 
     The job's row decides: a job that has ended meanwhile keeps its outcome.  Three rules hold for
     every outcome: a requested cancel takes precedence; a last attempt that was used up fails the
-    job; and a job goes on exactly if it gets a message here.  A job that fails may name another,
-    which is enqueued here.
+    job; and a job goes on exactly if it gets a message here, or a waiting one if its next start
+    counts.  A job that fails may name another, which is enqueued here.
     """
     job = (
         update(jobs)
@@ -264,12 +269,17 @@ def write_verdicts(lease: CTE, *more: str) -> Executable:
             finished_at=case((_ending(lease).is_not(None), clock())),
             held_unique_key=_held_key(lease),
         )
-        .returning(*jobs.c, *(column.label(f"lease_{column.name}") for column in lease.c))
+        .returning(
+            *jobs.c,
+            *(column.label(f"lease_{column.name}") for column in lease.c),
+            _next_start_counts().label("next_start_counts"),
+        )
         .cte("job")
     )
     return (
         select(job.c.id, job.c.outcome, *(job.c[name] for name in more))
         .add_cte(_next_messages_of(job))
+        .add_cte(_waiting_messages_of(job))
         .add_cte(_bad_attempts_of(job))
         .add_cte(_letters_of(job))
         .add_cte(follow_up_messages(job))
@@ -343,9 +353,31 @@ def _next_messages_of(job: CTE) -> CTE:
         job.c.attempts,
         job.c.lease_crashes,
         alone,
-    ).where(job.c.outcome.is_(None))
+    ).where(job.c.outcome.is_(None), job.c.next_start_counts.is_not(true()))
     columns = ["queue", "priority", "run_at", "target_id", "task", "attempt", "crashes", "alone"]
     return insert(message_queue).from_select(columns, rows).cte("next_message")
+
+
+def _waiting_messages_of(job: CTE) -> CTE:
+    names = ("limit_keys", "queue", "priority", "run_at", "id", "task", "attempts", "lease_crashes")
+    rows = select(*(job.c[name] for name in names)).where(
+        job.c.outcome.is_(None), job.c.next_start_counts
+    )
+    columns = [*names[:4], "target_id", "task", "attempt", "crashes"]
+    return insert(waiting_messages).from_select(columns, rows).cte("waiting_message")
+
+
+def _next_start_counts() -> ColumnElement[bool | None]:
+    """Whether a job is under a rate, so that it must be admitted again before it starts again.
+
+    A job that is also under a strict limit stays where it is: others would overtake it.  CASE
+    reads no limit for a job without limits.
+    """
+    key = pg.unnest(pg.string_to_array(jobs.c.limit_keys, NEWLINE)).column_valued("key")
+    names = select(pg.split_part(key, SPACE, ONE, type_=Text))
+    counts = and_(pg.bool_or(limits.c.period.is_not(None)), ~pg.bool_or(limits.c.is_strict))
+    known = select(counts).where(limits.c.name == any_(func.array(names.scalar_subquery())))
+    return case((jobs.c.limit_keys.is_not(None), known.scalar_subquery()))
 
 
 def _bad_attempts_of(job: CTE) -> CTE:

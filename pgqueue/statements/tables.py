@@ -36,6 +36,7 @@ from pgqueue.models import (
     Job,
     JobAttempt,
     Lease,
+    LimitBucket,
     LimitPlace,
     LimitSettings,
     MessageQueue,
@@ -64,6 +65,7 @@ schedules = _table(Schedule)
 waiting_messages = _table(WaitingMessage)
 limit_places = _table(LimitPlace)
 limits = _table(LimitSettings)
+limit_buckets = _table(LimitBucket)
 
 AS_IT_STANDS: ColumnElement[Any] = literal_column("0")
 """An OFFSET that keeps the planner from reordering a sub-query: one probe by key for each row."""

@@ -64,7 +64,7 @@ class Owner(Protocol):
     def meta_sources(self) -> "Sequence[MetaSource]": ...
 
     @property
-    def queue_limits(self) -> Mapping[str, Limit]: ...
+    def queue_limits(self) -> Mapping[str, tuple[Limit, ...]]: ...
 
     def session_of_caller(self) -> Session | None: ...
 
@@ -353,8 +353,7 @@ class Task(Generic[P, R]):
         self.is_transactional = options.transactional or self.injection.wants_session
         self._arguments = Arguments(self.payload, options)
         self.own_limits = limits_of_task(options.limit, self.name, self.payload.names)
-        of_queue = self.owner.queue_limits.get(options.queue)
-        limits = self.own_limits if of_queue is None else (*self.own_limits, of_queue)
+        limits = (*self.own_limits, *self.owner.queue_limits.get(options.queue, ()))
         self._limits = LimitKeys(
             limits,
             secret=options.secret_args,

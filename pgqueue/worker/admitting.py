@@ -2,11 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from pgqueue.admission import Rule, Waiting, to_admit, to_send_back
+from pgqueue.admission import (
+    Buckets,
+    Rule,
+    Waiting,
+    after_starts,
+    held_by_key,
+    is_rate,
+    next_token,
+    to_admit,
+    to_send_back,
+)
 from pgqueue.limits import Limit
 from pgqueue.repository import Admissions
 from pgqueue.repository.admissions import FIRST_LANE, FIRST_PLACE
@@ -18,6 +29,7 @@ MOST = 1000
 MOST_OF_LANE = 100
 SWEPT_AT_ONCE = 1000
 """Places that one look for free ones reads."""
+NO_BUCKETS = Buckets(datetime.min, {})
 
 
 class Step(NamedTuple):
@@ -27,7 +39,16 @@ class Step(NamedTuple):
     is_last: bool
     """Whether the last lane was read."""
     seconds_to_next: float | None = None
-    """How long until the next of the jobs that were read is due."""
+    """How long until the next of the jobs that were read is due, or may start under its rates."""
+
+
+class Admitted(NamedTuple):
+    """What was admitted from some lanes."""
+
+    jobs: int
+    is_to_repeat: bool
+    """Whether more of these lanes may be admitted at once."""
+    seconds_to_token: float | None = None
 
 
 class AdmissionRounds:
@@ -76,15 +97,19 @@ class AdmissionRounds:
             of_lane=self._of_lane(rules),
         )
         is_last = lanes.are_all
-        admitted, is_to_repeat = 0, False
+        done = Admitted(0, is_to_repeat=False)
         if any(job.is_due for job in lanes.waiting):
-            admitted, is_to_repeat = self._admit(admissions, lanes.waiting, rules, paused)
-        if not is_to_repeat:
+            done = self._admit(admissions, lanes.waiting, rules, paused)
+        if not done.is_to_repeat:
             self._after = FIRST_LANE if is_last else lanes.last or FIRST_LANE
-        return Step(admitted, is_last and not is_to_repeat, lanes.seconds_to_next)
+        waits = [
+            wait for wait in (lanes.seconds_to_next, done.seconds_to_token) if wait is not None
+        ]
+        return Step(done.jobs, is_last and not done.is_to_repeat, min(waits, default=None))
 
     def sweep(self, connection: Connection) -> bool:
-        """Delete some places that are free; returns whether there may be many more.
+        """Delete some places that are free, and full buckets; returns whether there may be many
+        more places.
 
         Admission deletes only those under keys for which a job waits.
         """
@@ -93,6 +118,7 @@ class AdmissionRounds:
         places = admissions.places_after(self._swept_to, most=SWEPT_AT_ONCE)
         if free := [place for place in places if not place.is_held]:
             admissions.delete_places(free)
+        admissions.delete_full_buckets(most=SWEPT_AT_ONCE)
         is_last = len(places) < SWEPT_AT_ONCE
         self._swept_to = FIRST_PLACE if is_last else (places[-1].key, places[-1].job_id)
         return not is_last and len(free) > SWEPT_AT_ONCE // 2
@@ -103,8 +129,7 @@ class AdmissionRounds:
         waiting: Sequence[Waiting],
         rules: Mapping[str, Rule],
         paused: Collection[str],
-    ) -> tuple[int, bool]:
-        """Returns how many jobs were admitted, and whether more of these lanes may be at once."""
+    ) -> Admitted:
         self._serialize(admissions)
         keys = {key for job in waiting if job.is_due for key in job.limit_keys}
         places = admissions.places_under(sorted(keys), paused=paused)
@@ -112,15 +137,18 @@ class AdmissionRounds:
             admissions.delete_places(free)
         late = to_send_back(places, rules)
         back = admissions.send_back(late, paused=paused) if late else set()
-        held = Counter(place.key for place in places if place.is_held and place.job_id not in back)
+        # After the places: a job that has not started now has not started at the buckets' time.
+        rates = {key for key in keys if is_rate(key, rules)}
+        buckets = admissions.buckets(sorted(rates)) if rates else NO_BUCKETS
+        held = held_by_key((one for one in places if one.job_id not in back), buckets, rules)
         chosen = to_admit(waiting, held, rules, locked=self._locked, most=MOST)
-        if not chosen:
-            return 0, False
-        moved = admissions.admit(chosen, notify=self._notify)
+        moved = admissions.admit(chosen, notify=self._notify) if chosen else set()
         if left := set(chosen) - moved:
             self._step_over(admissions, [job for job in waiting if job.job_id not in moved], left)
+        wait = _take_tokens(admissions, waiting, moved, buckets, rules) if rates else None
         are_all = len(chosen) < MOST and len(moved) == len(chosen)
-        return len(moved), not are_all or _is_lane_used_up(waiting, chosen, self._of_lane(rules))
+        is_to_repeat = not are_all or _is_lane_used_up(waiting, chosen, self._of_lane(rules))
+        return Admitted(len(moved), is_to_repeat, wait)
 
     def _step_over(
         self, admissions: Admissions, waiting: Sequence[Waiting], left: Collection[int]
@@ -144,8 +172,28 @@ class AdmissionRounds:
 
         Behind locked ones as many again: few steps then find the first that is free.
         """
-        largest = max((rule.capacity for rule in rules.values()), default=0)
+        largest = max((rule.most_at_once for rule in rules.values()), default=0)
         return min(largest, MOST_OF_LANE) + 1 + 2 * len(self._locked)
+
+
+def _take_tokens(
+    admissions: Admissions,
+    waiting: Sequence[Waiting],
+    moved: Collection[int],
+    buckets: Buckets,
+    rules: Mapping[str, Rule],
+) -> float | None:
+    """Take a token under each rate of these jobs; returns the seconds until the next one comes
+    back for which a job waits."""
+    under = {job.job_id: [key for key in job.limit_keys if is_rate(key, rules)] for job in waiting}
+    starts = Counter(key for job_id in moved for key in under[job_id])
+    full_at = after_starts(starts, buckets, rules)
+    if full_at:
+        admissions.write_buckets(full_at)
+    left = [job.job_id for job in waiting if job.is_due and job.job_id not in moved]
+    keys = {key for job_id in left for key in under[job_id]}
+    wait = next_token(keys, Buckets(buckets.now, {**buckets.full_at, **full_at}), rules)
+    return None if wait is None else wait.total_seconds()
 
 
 def _is_lane_used_up(waiting: Sequence[Waiting], chosen: Sequence[int], of_lane: int) -> bool:

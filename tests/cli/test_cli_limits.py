@@ -1,6 +1,7 @@
 """``pgqueue limits`` and ``set-limit``, and the limits in ``pgqueue jobs ID``."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ def test_limits_are_listed_with_their_jobs(engine: Engine, database_url: str, ap
                 "is_set": False,
                 "held": 0,
                 "waiting": 3,
+                "period": None,
+                "burst": None,
             }
         ]
     }
@@ -111,5 +114,44 @@ def test_a_job_shows_its_limits(engine: Engine, database_url: str, app: Path) ->
     shown = document(app, database_url, "jobs", str(job.id))
 
     assert shown["status"] == "blocked"
-    assert shown["limits"] == [{"key": "bank [7]", "held": 0, "capacity": 2}]
+    assert shown["limits"] == [
+        {"key": "bank [7]", "held": 0, "capacity": 2, "period": None, "seconds_to_token": None}
+    ]
     assert "bank [7], 0 of 2 places held" in printed(app, database_url, "jobs", str(job.id))
+
+
+def test_a_rate_is_listed_set_and_shown_with_a_job_that_waits_for_it(
+    engine: Engine, database_url: str, app: Path
+) -> None:
+    queue = PgQueue(engine)
+    rate = Limit(60, per=timedelta(hours=1), by="account", name="api")
+    queue.task(name="call", limit=rate)(lambda account: None)
+    _, second = (queue.tasks["call"].delay(7) for _ in range(2))
+    assert Worker(queue).run_until_empty() == {"succeeded": 1}
+
+    [listed] = document(app, database_url, "limits")["limits"]
+    assert (listed["capacity"], listed["period"], listed["burst"]) == (60, 3600, 1)
+    assert (listed["held"], listed["waiting"]) == (0, 1)
+    assert "60 starts in 1:00:00" in printed(app, database_url, "limits")
+    shown = document(app, database_url, "jobs", str(second.id))
+    assert shown["status"] == "blocked"
+    [use] = shown["limits"]
+    assert 0 < use["seconds_to_token"] <= 60
+    assert "api [7], 60 starts in 1:00:00, next start in" in printed(
+        app, database_url, "jobs", str(second.id)
+    )
+    changed = printed(app, database_url, "set-limit", "api", "90")
+    assert changed == "api: 90 starts in 1:00:00\n"
+
+
+def test_the_doctor_finds_jobs_that_wait_for_a_limit_that_no_worker_has_declared(
+    engine: Engine, database_url: str, app: Path
+) -> None:
+    queue = of_bank(engine)
+    queue.tasks["pay"].delay(7)
+
+    found = pgqueue(app, *APP, "doctor", database_url=database_url).stdout
+    assert "1 job waits for bank, which no worker has declared" in found
+    Worker(queue).run_until_empty()
+    found = pgqueue(app, *APP, "doctor", database_url=database_url).stdout
+    assert "no job waits for a limit that no worker has declared" in found

@@ -49,3 +49,22 @@ def gated(ctx: JobContext, key: str, gate: str) -> None:
     while not is_open(gate):
         time.sleep(LOOK_EVERY)
     note("end", ctx, key=key)
+
+
+@queue.task(
+    retry=AT_ONCE,
+    limit=(
+        Limit(30, by="key", per=timedelta(seconds=2), burst=3, name="rated"),
+        Limit(50, per=timedelta(seconds=2), burst=5, name="rated_all"),
+    ),
+)
+def rated(ctx: JobContext, key: str, failures: int = 0) -> None:
+    """Fails so many times before it succeeds."""
+    note("start", ctx, key=key)
+    if ctx.attempt <= failures:
+        raise ValueError("planned")
+
+
+@queue.task(limit=Limit(20, per=timedelta(seconds=2)))
+def spaced(ctx: JobContext) -> None:
+    note("start", ctx)

@@ -513,6 +513,146 @@ def test_places_of_ended_jobs_are_swept(engine: Engine, worker: LogicalWorker) -
     assert violations(engine) == []
 
 
+class TestRates:
+    """``api``: three starts in an hour, two of them at once."""
+
+    @pytest.fixture(autouse=True)
+    def _declared(self, engine: Engine) -> None:
+        api = Limit(3, name="api", per=HOUR, burst=2)
+        with engine.begin() as connection:
+            Admissions(connection).declare([api, Limit(1, name="strict", order="strict")])
+
+    @staticmethod
+    def refill(engine: Engine, tokens: int = 1) -> None:
+        """Let so much time pass, for the bucket of ``api``."""
+        with engine.begin() as connection:
+            earlier = text("UPDATE pgqueue.limit_buckets SET full_at = full_at - :span")
+            connection.execute(earlier, {"span": tokens * HOUR / 3})
+
+    def test_jobs_wait_for_tokens_however_soon_the_others_end(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        jobs = put_some(engine, 4, "api")
+        assert admit(engine) == 2
+        for claimed in worker.claim(10):
+            worker.settle(claimed, Succeeded())
+        assert admit(engine) == 0
+
+        self.refill(engine)
+
+        assert admit(engine) == 1
+        assert held(engine, "api") == [jobs[2]]
+        assert status(engine, jobs[3]) is JobStatus.BLOCKED
+        assert violations(engine) == []
+
+    def test_the_step_says_when_the_next_token_comes(self, engine: Engine) -> None:
+        put_some(engine, 3, "api")
+
+        with engine.begin() as connection:
+            step = rounds().step(connection)
+
+        assert step.admitted == 2
+        assert step.seconds_to_next == pytest.approx(1200)
+
+    @pytest.mark.parametrize("mode", ["lease", "transaction"])
+    @pytest.mark.parametrize(
+        "outcome",
+        [Released(), Retried(None, ERROR), Retried(HOUR, ERROR), Snoozed(timedelta())],
+        ids=["released", "retried now", "retried later", "snoozed"],
+    )
+    def test_a_job_that_starts_again_waits_for_a_token(
+        self, engine: Engine, worker: LogicalWorker, outcome: Outcome, mode: str
+    ) -> None:
+        [job] = put_some(engine, 1, "api")
+        admit(engine)
+        if mode == "lease":
+            [claimed] = worker.claim()
+            assert worker.settle(claimed, outcome)
+        else:
+            _, claimed = worker.start()
+            assert worker.settle_in_transaction(claimed, outcome)
+            worker.transaction.commit()
+
+        assert worker.claim() == []
+        assert status(engine, job) is JobStatus.BLOCKED
+        assert violations(engine) == []
+        put_some(engine, 5, "api")
+        assert admit(engine) == 1  # the second token
+
+    def test_a_job_of_a_dead_worker_waits_for_a_token(
+        self, engine: Engine, database_url: str
+    ) -> None:
+        [job] = put_some(engine, 1, "api")
+        with logical_workers(worker_settings(database_url), 2) as [dead, worker]:
+            admit(engine)
+            assert len(dead.claim()) == 1
+            declare_dead(engine, dead)
+            assert rescue(engine) == {job: None}
+            assert worker.claim() == []
+            assert admit(engine) == 1
+            [claimed] = worker.claim()
+
+        assert (claimed.job_id, claimed.attempt, claimed.crashes) == (job, 2, 1)
+
+    def test_jobs_that_busy_workers_have_not_started_are_no_more_than_the_burst(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        put_some(engine, 9, "api")
+        assert admit(engine) == 2
+        self.refill(engine, tokens=3)
+        assert admit(engine) == 0
+
+        worker.claim(1)
+
+        assert admit(engine) == 1
+
+    def test_a_job_under_a_strict_limit_too_keeps_its_turn(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        first, second = put_some(engine, 2, "api\nstrict")
+        admit(engine)
+        [claimed] = worker.claim()
+        worker.settle(claimed, Retried(HOUR, ERROR))
+
+        assert admit(engine) == 0
+        assert held(engine, "strict") == [first]
+        assert status(engine, second) is JobStatus.BLOCKED
+
+    def test_a_capacity_that_is_set_holds_from_the_next_admission_on(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        put_some(engine, 9, "api")
+        admit(engine)
+        worker.claim(9)
+        with engine.begin() as connection:
+            PgQueue().set_limit(connection, "api", 3600)
+        with engine.begin() as connection:
+            assert rounds().step(connection).seconds_to_next == pytest.approx(1, abs=1)
+
+    def test_buckets_that_are_full_are_swept_and_others_are_not(self, engine: Engine) -> None:
+        put_some(engine, 1, "api")
+        put_some(engine, 1, "api [7]")
+        put_some(engine, 1, "task 1")
+        assert admit(engine) == 3
+        keys = text("SELECT limit_key FROM pgqueue.limit_buckets ORDER BY limit_key")
+        with engine.begin() as connection:
+            full = "UPDATE pgqueue.limit_buckets SET full_at = now() WHERE limit_key = 'api'"
+            assert connection.scalars(keys).all() == ["api", "api [7]"]
+            connection.execute(text(full))
+
+        with engine.begin() as connection:
+            rounds().sweep(connection)
+            assert connection.scalars(keys).all() == ["api [7]"]
+
+    def test_an_enqueue_does_not_wait_for_a_bucket(self, engine: Engine, database_url: str) -> None:
+        put_some(engine, 3, "api")
+        admit(engine)
+        hasty = worker_settings(database_url, lock_timeout="1ms")
+        with engine.begin() as connection:
+            connection.execute(text("LOCK pgqueue.limit_buckets, pgqueue.limits"))
+            assert len(put_some(hasty, 3, "api")) == 3
+
+
 class TestDeclared:
     def test_the_capacity_that_was_set_takes_precedence(self, engine: Engine) -> None:
         with engine.begin() as connection:

@@ -130,3 +130,18 @@ def test_jobs_of_a_limit_that_the_code_has_no_more_are_admitted(
         later.task(name=limited_chores.one_of_a_key.name)(lambda key, milliseconds=1: None)
 
         assert Worker(later).run_until_empty(timeout=60) == {"succeeded": 3}
+
+
+def test_a_job_that_a_rate_blocks_starts_when_its_token_comes_not_at_the_next_poll(
+    database_url: str, tmp_path: Path
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(**{**OPTIONS, "poll_interval": 3600})
+        with rig.session() as session:
+            limited_chores.spaced.enqueue_many(session, [()] * 5)
+            session.commit()
+
+        rig.until_ended()
+
+        began = [note["at"] for note in rig.notes("start")]
+        assert max(began) - min(began) > 0.3  # four spacings, and the moment from claim to note
