@@ -16,8 +16,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # More processes than cores: most tests wait for other processes, half of the time.
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
-STATEMENTS := claiming enqueueing fencing listing operations settling unique_keys
-QUICK := tests/arguments tests/execution tests/worker/claiming tests/test_*.py \
+STATEMENTS := claiming enqueueing fencing settling
+LONG := metrics middleware schedules tracing unique
+QUICK := tests/arguments tests/execution tests/worker/claiming \
+  $(filter-out $(LONG:%=tests/test_%.py),$(wildcard tests/test_*.py)) \
   $(STATEMENTS:%=tests/statements/test_%.py)
 
 help: ## Show this list

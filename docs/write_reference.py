@@ -72,6 +72,7 @@ TABLES = Page(
         "Schedule",
         "WaitingMessage",
         "LimitPlace",
+        "LimitBucket",
         "LimitSettings",
         "LimitState",
         "Change",

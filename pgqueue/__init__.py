@@ -38,6 +38,7 @@ from pgqueue.models import (
     JobAttempt,
     JobStatus,
     Lease,
+    LimitBucket,
     LimitPlace,
     LimitSettings,
     MessageQueue,
@@ -90,6 +91,7 @@ __all__ = [
     "QueueSettings",
     "Schedule",
     "WaitingMessage",
+    "LimitBucket",
     "LimitPlace",
     "LimitSettings",
     # results of operators' calls

@@ -3,9 +3,10 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Union, Unpack, overload
+from uuid import UUID
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, create_engine, make_url
@@ -28,7 +29,7 @@ from pgqueue.limits import Limit, Limited, by_name, check_capacity, limits_of_qu
 from pgqueue.middleware import Middleware, as_context_manager
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole, shown
 from pgqueue.redaction import redacted
-from pgqueue.repository import Admissions, Change, Jobs, LimitState, StatusCount, Violation
+from pgqueue.repository import Admissions, Change, Jobs, LimitState, StatusCount, Violation, Workers
 from pgqueue.retention import DEFAULT_KEEP, Keep, Retention, keep_of
 from pgqueue.schedule_rules import checked_rule
 from pgqueue.schedules import (
@@ -45,6 +46,9 @@ from pgqueue.sessions.handlers import session_in_savepoint
 from pgqueue.tasks import Task
 from pgqueue.tasks.address import address_of, default_name
 from pgqueue.tasks.decorator import TaskDecorator
+from pgqueue.tasks.editing import Changes
+from pgqueue.tasks.editing import change as change_job
+from pgqueue.tasks.editing import requeue as requeue_changed
 from pgqueue.tasks.task import MetaSource
 
 if TYPE_CHECKING:
@@ -415,17 +419,55 @@ class PgQueue:
         return Jobs(in_transaction(session, f"cancel of job {job_id}")).cancel(job_id)
 
     @telling_failures()
-    def requeue(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
+    def requeue(
+        self,
+        session: "Session | Connection | scoped_session[Any]",
+        job_id: int,
+        *,
+        args: Mapping[str, Any] | None = None,
+    ) -> Change:
         """Put a failed or cancelled job back, with all its attempts available again.
 
-        Any other job stays as it is.  So does a job that was cancelled while a worker was about to
-        start it, as long as the worker holds it.  Raises JobNotFound, and DuplicateJob when another
-        unfinished job holds the unique key.
+        ``args``: arguments to change before, as :meth:`change` does.  The past attempts stay on
+        record, and not the arguments that they had.  Any other job stays as it is.  So does a job
+        that was cancelled while a worker was about to start it, as long as the worker holds it.
+        Raises JobNotFound, and DuplicateJob when another unfinished job holds the unique key; with
+        ``args``, also what :meth:`change` raises.
         """
         job_id = _checked_id(job_id)
+        changes = None if args is None else Changes(args=args)
         connection = in_transaction(session, f"requeue of job {job_id}")
         notify = self.notify and may_notify(connection)
-        return Jobs(connection).requeue(job_id, notify=notify)
+        return requeue_changed(Jobs(connection), job_id, changes, self.find, notify=notify)
+
+    @telling_failures()
+    def change(
+        self,
+        session: "Session | Connection | scoped_session[Any]",
+        job_id: int,
+        *,
+        priority: int | None = None,
+        delay: timedelta | None = None,
+        run_at: datetime | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> Change:
+        """Change a job that waits: its priority, its time, or some of its arguments.
+
+        ``delay`` counts from now, and a ``run_at`` in the past means now.  ``args`` has the
+        arguments to change by name; the others stay.  All are checked as by an enqueue.  A unique
+        key that the arguments have made is made anew; an argument by which the job counts in a
+        limit cannot change.  A retry keeps its count of attempts.
+
+        A running or ended job stays as it is, and so does one that has these values.  Raises
+        JobNotFound, OptionError, ArgumentsError, PayloadError, UnknownTask if this application does
+        not have the task whose arguments change, and DuplicateJob if another unfinished job has the
+        new unique key.
+        """
+        job_id = _checked_id(job_id)
+        changes = Changes(priority=priority, delay=delay, run_at=run_at, args=args)
+        connection = in_transaction(session, f"change of job {job_id}")
+        notify = self.notify and may_notify(connection)
+        return change_job(Jobs(connection), job_id, changes, self.find, notify=notify)
 
     @telling_failures()
     def run_now(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
@@ -450,6 +492,20 @@ class PgQueue:
         """Undo :meth:`pause`."""
         check_queue_name(queue)
         Jobs(executor(session)).resume(queue)
+
+    @telling_failures()
+    def quiet(self, session: "Session | Connection | scoped_session[Any]", worker_id: UUID) -> bool:
+        """Make a worker claim no more jobs, within a second; it ends the jobs that it has claimed.
+
+        The worker lives on until it is stopped, because a service manager would start a worker
+        that ends by itself again.  This cannot be undone.  Commit at once: until then the worker's
+        heartbeat waits.  Returns False if no live worker has this id (:class:`WorkerProcess`).
+        """
+        if not isinstance(worker_id, UUID):
+            raise ArgumentsError(
+                f"a worker's id is needed here, a UUID, not {type(worker_id).__name__}"
+            )
+        return Workers(executor(session)).make_quiet(worker_id)
 
     @telling_failures()
     def set_limit(

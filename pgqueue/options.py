@@ -24,6 +24,7 @@ LONGEST_SHOWN = 60
 FIRST_RUN_AT = datetime(2000, 1, 1, tzinfo=UTC)
 LAST_RUN_AT = datetime(9999, 12, 31, tzinfo=UTC)
 LONGEST_DELAY = timedelta(days=36_525)
+SHORTEST_SPAN = timedelta(microseconds=1)
 MOST_ATTEMPTS = 30_000
 EXECUTORS = ("thread", "process")
 ON_DUPLICATE = ("return", "raise")
@@ -180,7 +181,11 @@ class Options:
         check_whole(where, "max_attempts", self.max_attempts, 1, MOST_ATTEMPTS)
         check_whole(where, "max_interruptions", self.max_interruptions, 1, MOST_ATTEMPTS)
         _check_max_unreadable(where, self.max_unreadable)
-        _check_times(where, self.timeout, self.delay, self.run_at)
+        if self.timeout is not None and not _is_span(self.timeout, least=SHORTEST_SPAN):
+            raise OptionError(
+                f"{where}timeout is {self.timeout!r}; give a timedelta above zero, or None"
+            )
+        check_start(where, self.delay, self.run_at)
         _check_expires_in(where, self.expires_in)
         if not isinstance(self.retry, Retry):
             raise OptionError(
@@ -299,9 +304,8 @@ def _check_max_unreadable(where: str, span: Any) -> None:
         )
 
 
-def _check_times(where: str, timeout: Any, delay: Any, run_at: Any) -> None:
-    if timeout is not None and not _is_span(timeout, least=timedelta(microseconds=1)):
-        raise OptionError(f"{where}timeout is {timeout!r}; give a timedelta above zero, or None")
+def check_start(where: str, delay: Any, run_at: Any) -> None:
+    """Check when a job is to start: after a delay, at a time, or both None."""
     if delay is not None and not _is_span(delay, least=timedelta(0)):
         raise OptionError(
             f"{where}delay is {delay!r}; give a timedelta from zero to {LONGEST_DELAY.days} days"
@@ -320,7 +324,7 @@ def _check_times(where: str, timeout: Any, delay: Any, run_at: Any) -> None:
 
 
 def _check_expires_in(where: str, span: Any) -> None:
-    if span is not None and not _is_span(span, least=timedelta(microseconds=1)):
+    if span is not None and not _is_span(span, least=SHORTEST_SPAN):
         raise OptionError(
             f"{where}expires_in is {span!r}; give a timedelta above zero, of at most "
             f"{LONGEST_DELAY.days} days, or None"

@@ -210,7 +210,7 @@ def _checked_cron(where: str, cron: Any) -> str:
     fields = cron.split()
     shown = f"{where}cron expression {repr(cron)[:LONGEST_SHOWN]}"
     if len(fields) != len(FIELDS):
-        raise OptionError(f"{shown} has {len(fields)} fields; give five: {', '.join(FIELDS)}")
+        raise OptionError(f"{shown} needs five fields, not {len(fields)}: give {', '.join(FIELDS)}")
     try:
         CronSim(cron, EPOCH.replace(tzinfo=None))
     except CronSimError as error:

@@ -1,5 +1,6 @@
 """Limits as values: names, keys, and what is refused."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -77,6 +78,7 @@ def test_any_argument_makes_one_key_of_its_name(value: Any) -> None:
 
 NUMBER: Any = 3
 WRONG: Any = Limit
+DAY = timedelta(days=1)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,13 @@ WRONG: Any = Limit
         (lambda: Limit(2, order="strict"), "one job at a time, and the capacity is 2"),
         (lambda: WRONG(1, order="strict", failed_head="drop"), "give block or skip"),
         (lambda: Limit(1, failed_head="skip"), "failed_head is for order='strict'"),
+        (lambda: WRONG(1, per=60), "per is 60; give a timedelta .* as in per=timedelta"),
+        (lambda: Limit(1, per=timedelta()), "per is .*; give a timedelta from 0:00:00.001000"),
+        (lambda: Limit(1, burst=2), "burst is for a rate; give per"),
+        (lambda: Limit(1, per=DAY, burst=0), "burst is 0; give a whole number from 1"),
+        (lambda: Limit(1, per=DAY, burst=10**6), "give a smaller burst: .* at most 36525 days"),
+        (lambda: Limit(1, per=DAY, order="strict"), "jobs at once, not for a rate"),
+        (lambda: PgQueue(queue_limits={"mail": (Limit(1), Limit(2))}), "one limit of jobs at once"),
         (lambda: PgQueue(queue_limits={"mail": NUMBER}), "queue mail: 3 is not a Limit"),
         (lambda: PgQueue(queue_limits=NUMBER), "give a dict by names of queues"),
         (lambda: PgQueue(queue_limits={"a b": Limit(5)}), "queue is 'a b'"),
@@ -101,6 +110,21 @@ WRONG: Any = Limit
 def test_a_wrong_limit_is_refused(make: Any, words: str) -> None:
     with pytest.raises(OptionError, match=words):
         make()
+
+
+def test_a_rate_has_a_name_of_its_own_beside_a_limit_of_the_same_task_and_queue() -> None:
+    queue = PgQueue(queue_limits={"mail": (Limit(9), Limit(9, per=DAY))})
+
+    @queue.task(name="send", queue="mail", limit=(Limit(5), Limit(2, by="tenant", per=DAY)))
+    def send(tenant: int) -> None: ...
+
+    assert set(queue.limited.limits) == {
+        "queue:mail",
+        "queue:mail:rate",
+        "send",
+        "send:tenant:rate",
+    }
+    assert queue.limited.queues == {"mail"}
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,7 @@ class TestCommands:
 
         assert ended.returncode == 1
         assert f"Port {port} cannot be used for metrics" in ended.stderr
+        assert "give another --metrics-port" in ended.stderr
 
     def test_a_port_beyond_the_last_one_is_refused_in_words(
         self, shop: Path, database_url: str

@@ -103,7 +103,7 @@ def listed(numbers: frozenset[int]) -> str:
 
 
 @given(place=st.sampled_from(DAYS), minutes=numbers, hours=hours)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_ticks_are_those_that_a_look_at_the_clock_each_minute_finds(
     place: tuple[str, str], minutes: frozenset[int], hours: frozenset[int] | None
 ) -> None:
@@ -357,9 +357,9 @@ class TestRefusals:
             ("0 0 * * MOO", "field 5, the day-of-week, is 'MOO'"),
             ("0 0 31 2 *", "field 3, the day-of-month, is '31'"),
             ("0 0 */31 2 MON#5", "names no day"),
-            ("0 0 * *", "has 4 fields; give five: minute, hour"),
-            ("0 0 0 * * *", "has 6 fields"),
-            ("", "has 0 fields"),
+            ("0 0 * *", "needs five fields, not 4: give minute, hour"),
+            ("0 0 0 * * *", "needs five fields, not 6"),
+            ("", "needs five fields, not 0"),
             (7, "the cron expression is 7"),
         ],
     )

@@ -1,7 +1,8 @@
 """pgqueue, by its public calls and with its defaults.
 
 Options: ``handler`` (sync, async, transactional), ``mode``, ``concurrency``, ``notify``, ``poll``,
-``padding`` (bytes that each payload carries along).
+``padding`` (bytes that each payload carries along), ``limit`` (how many jobs of a key run at once),
+``keys`` (over which the jobs are spread).
 """
 
 import time
@@ -19,20 +20,25 @@ from benchmarks.peers.protocol import (
     url,
     wait_for_the_others,
 )
-from pgqueue import PgQueue, Worker
+from pgqueue import Limit, PgQueue, Worker
 
 NOTIFY = option("notify", True)
 queue = PgQueue(url(), notify=NOTIFY)
 
 EFFECT = sa.insert(sa.table("effects", sa.column("job")))
 PADDING = option("padding", 0)
+KEYS = option("keys", 0)
+LIMIT = option("limit", None)
 EVERYTHING = "jobs, message_queue, leases, job_attempts, dead_letters"
+EVERYTHING += ", waiting_messages, limit_places"
 
 
 if option("handler", "sync") == "sync":
 
-    @queue.task(name="nothing")
-    def nothing(number: int, today: int = 0, padding: str = "", seconds: float = 0) -> None:
+    @queue.task(name="nothing", limit=() if LIMIT is None else Limit(LIMIT, by="key"))
+    def nothing(
+        number: int, today: int = 0, padding: str = "", seconds: float = 0, key: int = 0
+    ) -> None:
         note_start(number)
         if seconds:
             time.sleep(seconds)
@@ -72,6 +78,17 @@ class PgqueueAdapter(Tables, Adapter):
     def enqueue_bulk(self, first, jobs):
         more = {"padding": "x" * PADDING} if PADDING else {}
         rows = [{"number": number, **more} for number in range(first, first + jobs)]
+        if KEYS:
+            rows = [{**row, "key": row["number"] % KEYS} for row in rows]
+        self.enqueue_rows(rows)
+
+    def do_blocked(self, first, jobs, seconds):
+        """Jobs of a key that no other job has; the first of them runs for so long."""
+        rows = [{"number": number, "key": -1} for number in range(first, first + jobs)]
+        rows[0]["seconds"] = seconds
+        self.enqueue_rows(rows)
+
+    def enqueue_rows(self, rows):
         with queue.session() as session, session.begin():
             nothing.enqueue_many(session, rows)
 

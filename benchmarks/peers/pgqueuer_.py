@@ -1,6 +1,7 @@
 """PgQueuer on asyncpg and uvloop, as its own command runs it; durable, as by default.
 
-Options: ``handler`` (async; sync runs it in a thread, as its error message advises).
+Options: ``handler`` (async; sync runs it in a thread, as its error message advises), ``limit`` (its
+``concurrency_limit``).
 """
 
 import asyncio
@@ -62,7 +63,7 @@ class PgqueuerAdapter(Tables, AsyncClient):
         async def serve():
             queue = PgQueuer(AsyncpgDriver(await asyncpg.connect(url())))
 
-            @queue.entrypoint("nothing")
+            @queue.entrypoint("nothing", concurrency_limit=option("limit", 0))
             async def nothing(job):
                 number = json.loads(job.payload)["number"]
                 if option("handler", "async") == "async":

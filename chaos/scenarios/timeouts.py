@@ -225,10 +225,10 @@ def _until_timed_out(environment: Environment, jobs: int, *, within: float) -> N
 
 def _coroutines_were_cancelled(environment: Environment) -> None:
     """In lease mode no thread is lost for a coroutine, which ends where it waits."""
-    coroutines = "SELECT id FROM pgqueue.jobs WHERE queue = 'lease' AND task LIKE '%async'"
+    coroutines = "SELECT id, task FROM pgqueue.jobs WHERE queue = 'lease' AND task LIKE '%async'"
     log = environment.members[0].log.read_text()
-    for (job,) in environment.rows(coroutines):
-        given_up = f"job {job}: past its timeout; its thread is abandoned" in log
+    for job, task in environment.rows(coroutines):
+        given_up = f"job {job} {task}: past its timeout; its thread is abandoned" in log
         environment.expect(not given_up, f"a thread was given up for the coroutine of job {job}")
 
 

@@ -155,6 +155,17 @@ class Payload:
                 return {each: self._decode_one(each, value, noun) for each, value in values.items()}
         return values
 
+    def changed(self, stored: Any, given: Mapping[str, Any], *, are_stored: bool) -> dict[str, Any]:
+        """Return the keyword arguments of a job, with those of ``given`` in place of its own.
+
+        ``are_stored``: ``given`` is plain JSON data too.  The arguments that are replaced may be
+        unreadable.
+        """
+        self.bind((), {**dict.fromkeys(self.names), **given})  # refuses unknown names
+        new = dict(given) if are_stored else self.encode(dict(given))
+        kept = self._under_new_names(stored) if type(stored) is dict else {}
+        return self.decode({**kept, **new}, noun="argument")
+
     def _encode_one(self, name: str, value: Any) -> Any:
         codec = self._codecs[name]
         try:

@@ -17,11 +17,12 @@ from pgqueue.cli.group import (
     url_option,
     verbose_option,
 )
-from pgqueue.cli.job_commands import cancel, enqueue, jobs, requeue, run_now
+from pgqueue.cli.job_commands import cancel, change_jobs, enqueue, jobs, requeue, run_now
 from pgqueue.cli.limit_commands import limits, set_limit
 from pgqueue.cli.queue_commands import pause, prune, resume
 from pgqueue.cli.role_commands import grant, revoke
 from pgqueue.cli.schedule_commands import schedules
+from pgqueue.cli.worker_commands import quiet, workers
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -31,7 +32,8 @@ Exit codes:
   0    done; also when there was nothing to do
   1    something is wrong: the app, the database, a job that does not exist, a finding of doctor
   2    the command line is wrong
-  130  ended by Ctrl-C; a worker ends with 0, after its running jobs
+  3    a worker was stopped, and a handler had not ended after the grace period
+  130  ended by Ctrl-C; a worker ends with 0 or 3
 """
 
 
@@ -112,13 +114,22 @@ def revision(host: Path | None, message: str, head: str) -> None:
         usual = [Path("alembic.ini"), Path("migrations")]
         host = next((path for path in usual if path.exists()), None)
     if host is None:
-        raise click.UsageError("Here is neither alembic.ini nor migrations: say where yours is")
+        raise click.UsageError(
+            "This directory has no alembic.ini and no migrations: give the path of yours, or make "
+            "them first, with `flask db init` or `alembic init`"
+        )
     click.echo(f"Wrote {write_revision(host, message=message, head=head)}")
 
 
 @main.command()
 @click.option("--queues", multiple=True, metavar="A,B", help="Queues to serve; all by default.")
-@click.option("--concurrency", type=int, default=10, show_default=True, help="Jobs at a time.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    help="Jobs at a time.",
+)
 @click.option(
     "--mode",
     type=click.Choice(["lease", "transaction"]),
@@ -126,7 +137,13 @@ def revision(host: Path | None, message: str, head: str) -> None:
     show_default=True,
     help="lease is fast; transaction gives a crashed worker's jobs back at once.",
 )
-@click.option("--batch", type=int, default=1, show_default=True, help="Jobs to a transaction.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Jobs per transaction, with --mode transaction.",
+)
 @click.option(
     "--grace",
     type=float,
@@ -138,7 +155,7 @@ def revision(host: Path | None, message: str, head: str) -> None:
 )
 @click.option(
     "--poll-interval",
-    type=float,
+    type=click.FloatRange(min=0.01),
     metavar="SECONDS",
     callback=as_seconds,
     default=1,
@@ -150,7 +167,7 @@ def revision(host: Path | None, message: str, head: str) -> None:
     type=click.Choice(["info", "debug"]),
     help="Log the end of each attempt, at this level.",
 )
-@click.option("--until-empty", is_flag=True, help="Stop when nothing is due.")
+@click.option("--until-empty", is_flag=True, help="Stop when no job is due or running.")
 @click.option(
     "--processes",
     type=click.IntRange(1, 256),
@@ -280,7 +297,9 @@ def demo(given: CliState, /, url: str | None, **options: Any) -> None:
     run(url=url or given.url, **options)
 
 
-for command in (jobs, enqueue, requeue, run_now, cancel, pause, resume, limits, set_limit, prune):
+for command in (jobs, enqueue, requeue, run_now, change_jobs, cancel, pause, resume):
+    main.add_command(command)
+for command in (workers, quiet, limits, set_limit, prune):
     main.add_command(command)
 for command in (grant, revoke):
     main.add_command(command)

@@ -18,7 +18,7 @@ def enqueue(
     given = {key: value for key, value in options.items() if value is not None}
     if delay:
         given["delay"] = delay
-    values = _object(args)
+    values = json_object(args)
     task.payload.bind((), values)  # refuses unknown and missing names, as in the application
     arguments = task.payload.decode(values, noun="argument")
     with opened(queue) as session:
@@ -31,7 +31,8 @@ def enqueue(
         click.echo(f"Job {found['id']} of task {found['task']} is {found['status']}.")
 
 
-def _object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Read the arguments of a job as --args has them."""
     try:
         found = json.loads(text)
     except ValueError as error:

@@ -36,6 +36,8 @@ class CliState:
     is_verbose: bool = False
     queue: "PgQueue | None" = None
     """The application's queue, if it is known without --app, as in ``flask pgqueue``."""
+    replaced_handler: tuple[logging.Logger, logging.Handler] | None = None
+    """The logger of a Flask application and Flask's own handler, which the worker's replaces."""
 
     def application(self) -> "PgQueue":
         """The application's queue with its tasks, for commands that need them."""
@@ -114,8 +116,12 @@ def verbose_option(command: F) -> F:
     )(command)
 
 
-def as_seconds(_ctx: click.Context, _parameter: click.Parameter, value: float) -> timedelta:
+def as_seconds(
+    _ctx: click.Context, _parameter: click.Parameter, value: float | None
+) -> timedelta | None:
     """The callback of an option in seconds."""
+    if value is None:
+        return None
     if not 0 <= value <= 86400:  # refuses nan too
         raise click.BadParameter(f"{value:g} is not between 0 and 86400 seconds")
     return timedelta(seconds=value)
@@ -136,6 +142,9 @@ def log_to_stderr(given: CliState) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if given.replaced_handler is not None:
+        logger, handler = given.replaced_handler
+        logger.removeHandler(handler)  # or each line of the application is written twice
     if given.is_verbose:
         logging.getLogger("pgqueue").setLevel(logging.DEBUG)
 

@@ -1,7 +1,8 @@
-"""The commands for single jobs and for many: show, enqueue, requeue, run now, cancel."""
+"""The commands for single jobs and for many: show, enqueue, requeue, run now, change, cancel."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,6 +16,9 @@ from pgqueue.cli.group import (
     verbose_option,
 )
 
+if TYPE_CHECKING:
+    from pgqueue.tasks.editing import Changes
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -23,6 +27,19 @@ def as_job_id(value: str) -> int:
     if not value.isdecimal() or not 0 < int(value) < 2**63:
         raise click.BadParameter(f"{value!r} is not the id of a job")
     return int(value)
+
+
+def as_time(value: str) -> datetime:
+    """Parameter type: a time with a time zone."""
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a time, as 2030-01-31T08:00Z") from error
+    if time.utcoffset() is None:
+        raise click.BadParameter(
+            f"{value!r} has no time zone; give it, as {value}Z or {value}+01:00"
+        )
+    return time
 
 
 class ListFirst(click.Group):
@@ -154,6 +171,9 @@ def enqueue(given: CliState, /, task: str, **options: Any) -> None:
     enqueuing.enqueue(given.application(), task, **options)
 
 
+_args = click.option(
+    "--args", metavar="JSON", help="New values of some arguments by name, as JSON; others stay."
+)
 _limit = click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="At most so many, the oldest first."
 )
@@ -164,23 +184,79 @@ _ids = click.argument("job_ids", metavar="[ID]...", nargs=-1, type=as_job_id)
 @click.command()
 @_ids
 @_which("failed", "cancelled")
+@_args
 @_limit
 @_yes
 @on_database
-def requeue(given: CliState, /, **options: Any) -> None:
+def requeue(given: CliState, /, args: str | None, **options: Any) -> None:
     """Put failed or cancelled jobs back, with all their attempts available again.
 
     Name the jobs by id, or select them by --status and other options: then the command counts
     them, asks you, and requeues them in batches, each in its own commit.  Jobs that are not, or
-    no longer, failed or cancelled stay as they are.
+    no longer, failed or cancelled stay as they are.  --args replaces some arguments before; it
+    needs the app, which checks them.
 
     \b
     Example:  pgqueue --app shop.jobs:queue requeue 4711 4712
               pgqueue --app shop.jobs:queue requeue --status failed --task mail.welcome
     """
-    from pgqueue.cli.changing import REQUEUE, change
+    from pgqueue.cli.changing import REQUEUE, change, requeuing
 
-    change(given.database(), REQUEUE, **options)
+    verb = REQUEUE if args is None else requeuing(_changes(args=args))
+    change(given.database(), verb, **options)
+
+
+@click.command("change")
+@_ids
+@_which()
+@click.option("--priority", type=click.IntRange(0, 9), help="The new one: 0 runs first, 9 last.")
+@click.option(
+    "--delay", type=float, metavar="SECONDS", callback=as_seconds, help="Not before, from now."
+)
+@click.option("--run-at", type=as_time, metavar="TIME", help="Not before, as 2030-01-31T08:00Z.")
+@_args
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@_limit
+@_yes
+@on_database
+def change_jobs(
+    given: CliState,
+    /,
+    priority: int | None,
+    delay: timedelta | None,
+    run_at: datetime | None,
+    args: str | None,
+    dry_run: bool,
+    yes: bool,
+    **options: Any,
+) -> None:
+    """Change waiting jobs: their priority, their time, or some of their arguments.
+
+    Name the jobs by id, or select them by --task and other options: then the command counts them,
+    asks you, and changes them in batches, each in its own commit.  The arguments that --args does
+    not name stay; all are checked by the app, and a job whose arguments would be wrong is refused.
+    Jobs that are running or ended stay as they are.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue change 4711 --priority 0
+              pgqueue --app shop.jobs:queue change --task mail.send --priority 9 --dry-run
+    """
+    from pgqueue.cli.changing import change, changing
+    from pgqueue.cli.planning import show_plan
+
+    changes = _changes(priority=priority, delay=delay, run_at=run_at, args=args)
+    if dry_run:
+        show_plan(given.database(), changes, **options)
+    else:
+        change(given.database(), changing(changes), yes=yes, **options)
+
+
+def _changes(*, args: str | None, **values: Any) -> "Changes":
+    from pgqueue.cli.enqueuing import json_object
+    from pgqueue.tasks.editing import Changes
+
+    given = None if args is None else json_object(args)
+    return Changes(**values, args=given, are_args_stored=True)
 
 
 @click.command("run-now")
@@ -196,7 +272,7 @@ def run_now(given: CliState, /, **options: Any) -> None:
     of a mail server: then the command counts them, asks you, and changes them in batches, each in
     its own commit.  Uses up no attempt.  Jobs that are due, running or ended stay as they are.
 
-    
+    \b
     Example:  pgqueue --app shop.jobs:queue run-now 4711
               pgqueue --app shop.jobs:queue run-now --task mail.send
     """

@@ -17,6 +17,7 @@ from pgqueue.terminal import harmless, print_table
 
 COUNTED = 200_000
 """Up to this number all jobs are counted; above it, some statuses only with --exact."""
+QUIET = "(quiet)"
 ONLY_IN_JOBS = (JobStatus.SUCCEEDED,)
 """Statuses without a narrow table, which are counted only by reading all of ``jobs``."""
 
@@ -99,6 +100,7 @@ def live_workers(session: Session) -> list[dict[str, Any]]:
             "hostname": worker.hostname,
             "pid": worker.pid,
             "queues": worker.queues,
+            "is_quiet": not worker.queues,
             "slots": worker.slots,
             "jobs": jobs,
             # No lease says whether its job has started, but no more jobs run than there are slots.
@@ -131,7 +133,7 @@ def _print_workers(workers: list[dict[str, Any]]) -> None:
     rows = [
         [
             f"{worker['hostname']}:{worker['pid']}",
-            ", ".join(worker["queues"]),
+            QUIET if worker["is_quiet"] else ", ".join(worker["queues"]),
             worker["slots"],
             worker["jobs"],
             f"{worker['heartbeat_age']:.1f} s ago",

@@ -4,7 +4,6 @@ The parent loads no application and holds no connection.  It starts the workers,
 for each that ends by itself, and forwards signals.
 """
 
-import logging
 import os
 import signal
 import subprocess
@@ -152,9 +151,11 @@ class ProcessGroup:
             logger.info("worker %d has ended %s", pid, how)
             return
         place.start_again()
+        if place.is_reloading:
+            logger.info("worker %d has ended %s; another one is started", pid, how)
+            return
         message = "worker %d has ended %s; another one is started in %.0f s"
-        level = logging.INFO if place.is_reloading else logging.WARNING
-        logger.log(level, message, pid, how, place.pause)
+        logger.warning(message, pid, how, place.pause)
 
     def _stop(self, number: int) -> None:
         """Forward a signal, and start no more workers."""

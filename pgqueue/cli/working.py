@@ -2,16 +2,19 @@
 
 import atexit
 import os
+import signal
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import click
 
 from pgqueue import redaction
-from pgqueue.cli.worker_processes import place_under_parent
+from pgqueue.cli.worker_processes import SIGNALS, place_under_parent
+from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
 from pgqueue.worker import Worker
 
@@ -36,13 +39,11 @@ def work(
     """Run a worker to its end, then end the process."""
     if not queue.tasks:
         raise click.ClickException(
-            "The app registers no tasks: have the module of --app import those that define them"
+            "The app registers no tasks, so a worker has nothing to run: import the modules that "
+            "define tasks in the module of --app"
         )
-    names = [name.strip() for listed in queues for name in listed.split(",") if name.strip()]
-    if queues and not names:
-        raise click.UsageError("--queues names no queue")
-    worker = Worker(queue, names or None, **options)
-    logger.info("worker %d starts: %d tasks", os.getpid(), len(queue.tasks))
+    worker = _made_worker(queue, queues, options)
+    logger.info("worker %d starts; number of tasks: %d", os.getpid(), len(queue.tasks))
     code = 1
     try:
         with ExitStack() as stack:
@@ -58,6 +59,16 @@ def work(
         sys.exit(code)
 
 
+def _made_worker(queue: PgQueue, queues: tuple[str, ...], options: dict[str, Any]) -> Worker:
+    names = [name.strip() for listed in queues for name in listed.split(",") if name.strip()]
+    if queues and not names:
+        raise click.UsageError("--queues names no queue")
+    try:
+        return Worker(queue, names or None, **options)
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error
+
+
 def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, port: int) -> None:
     try:
         from pgqueue.metrics import serving
@@ -68,16 +79,30 @@ def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, port: int) 
     try:
         stack.enter_context(serving(worker, queue, port=port))
     except (OSError, OverflowError) as error:
-        raise click.ClickException(f"Port {port} cannot be used for metrics: {error}") from error
+        raise click.ClickException(
+            f"Port {port} cannot be used for metrics: {error}; give another --metrics-port"
+        ) from error
     logger.info("worker %d serves /metrics and /healthz on port %d", os.getpid(), port)
+
+
+@contextmanager
+def _ignoring_signals_afterwards() -> Iterator[None]:
+    """A further signal must not end the process before its last attempts are settled."""
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _run(worker: Worker, *, until_empty: bool) -> None:
     if not until_empty:
-        worker.run()
+        with _ignoring_signals_afterwards():
+            worker.run()
         logger.info("worker %d has stopped", os.getpid())
         return
-    counts = worker.run_until_empty()
+    with _ignoring_signals_afterwards():
+        counts = worker.run_until_empty()
     ended = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()) if number)
     click.echo(ended or "nothing to do")
 
@@ -93,7 +118,9 @@ def _end_for_certain(code: int) -> None:
     def end() -> None:
         if threads_have_ended.wait(FOR_THREADS):
             time.sleep(FOR_EXIT)
-        logger.warning("ending the process under threads that do not end")
+        logger.warning(
+            "worker %d exits although threads that handlers have started still run", os.getpid()
+        )
         os._exit(code)
 
     threading.Thread(target=end, name="pgqueue-end", daemon=True).start()

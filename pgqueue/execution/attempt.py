@@ -360,7 +360,12 @@ def _returned(task: Task[..., Any], claimed: Claimed, returned: Any) -> AttemptR
         )
     result = storable_result(returned)
     if isinstance(result, dict) and UNKEPT in result:
-        logger.warning("job %d %s: its result is not kept", claimed.job_id, task.name)
+        logger.warning(
+            "job %d %s: it has succeeded, and its result is not kept: %s",
+            claimed.job_id,
+            task.name,
+            result[UNKEPT],
+        )
     return AttemptResult(Succeeded(result), keeps_writes=True)
 
 

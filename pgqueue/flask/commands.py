@@ -7,6 +7,7 @@ from typing import Any
 import click
 from flask import current_app
 from flask.cli import ScriptInfo
+from flask.logging import default_handler
 
 from pgqueue.cli import main
 from pgqueue.cli.group import CliState, ErrorHandlingGroup, verbose_option
@@ -27,7 +28,9 @@ class AppCommands(ErrorHandlingGroup):
     def invoke(self, ctx: click.Context) -> Any:
         if not current_app:  # Flask's test runner calls it without a context
             ctx.with_resource(ctx.ensure_object(ScriptInfo).load_app().app_context())
-        ctx.ensure_object(CliState).queue = current_app.extensions["pgqueue"]
+        given = ctx.ensure_object(CliState)
+        given.queue = current_app.extensions["pgqueue"]
+        given.replaced_handler = (current_app.logger, default_handler)
         return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -49,7 +52,7 @@ def _joined(command: click.Command) -> click.Command:
     return joined
 
 
-@click.group("pgqueue", cls=AppCommands, context_settings=main.context_settings)
+@click.group("pgqueue", cls=AppCommands, context_settings=main.context_settings, epilog=main.epilog)
 @verbose_option
 def commands() -> None:
     """Background jobs: their tables, their workers, and their status.

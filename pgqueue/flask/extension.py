@@ -53,7 +53,11 @@ class PgQueue(job_queue.PgQueue):
         self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
         if app is not None:
             if db is None:
-                raise ArgumentsError("PgQueue(app, db) needs both: db is the app's SQLAlchemy()")
+                raise ArgumentsError(
+                    f"PgQueue of pgqueue.flask was given {type(app).__name__} alone; give "
+                    "PgQueue(app, db), where db is the app's SQLAlchemy(), or for a URL or an "
+                    "Engine use pgqueue.PgQueue"
+                )
             self.init_app(app, db)
 
     def init_app(self, app: Flask, db: Database) -> None:

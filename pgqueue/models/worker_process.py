@@ -22,6 +22,8 @@ class WorkerProcess(Base):
     """The server process of the heartbeat connection, which holds the advisory lock."""
 
     queues: Mapped[list[str]]
+    """Empty: an operator has made the worker quiet, and it claims no more jobs."""
+
     slots: Mapped[int] = mapped_column(SmallInteger)
     started_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
     heartbeat_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))

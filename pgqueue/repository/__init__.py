@@ -13,7 +13,7 @@ from pgqueue.repository.health import (
     Unreadable,
     Waiting,
 )
-from pgqueue.repository.jobs import Change, Jobs, raising_duplicate
+from pgqueue.repository.jobs import Change, Jobs, JobValues, NewValues, raising_duplicate
 from pgqueue.repository.listing import (
     Holder,
     JobDetails,
@@ -38,13 +38,14 @@ from pgqueue.repository.rows import (
     Violation,
 )
 from pgqueue.repository.schedules import DueSchedule, Moved, ScheduleRows, ScheduleState
-from pgqueue.repository.workers import Notices, SeenWorker, Workers
+from pgqueue.repository.workers import Beat, Notices, SeenWorker, Workers
 
 __all__ = [
     "NOTHING",
     "LIMITS",
     "Admissions",
     "Attempts",
+    "Beat",
     "Change",
     "Claim",
     "Claimed",
@@ -61,6 +62,8 @@ __all__ = [
     "JobLine",
     "JobPage",
     "Jobs",
+    "JobValues",
+    "NewValues",
     "LimitState",
     "LimitUse",
     "Listing",

@@ -1,10 +1,11 @@
 """An application's operations on jobs: enqueue, cancel, requeue, inspect."""
 
 import json
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
@@ -29,10 +30,40 @@ class Change(StrEnum):
     """The job is running; it ends as cancelled when its handler ends."""
     REQUEUED = "requeued"
     DUE_NOW = "due now"
+    CHANGED = "changed"
     UNCHANGED = "unchanged"
 
     def __bool__(self) -> bool:
         return self is not Change.UNCHANGED
+
+
+class JobValues(NamedTuple):
+    """What an operator may change of a job, and what decides whether."""
+
+    id: int
+    task: str
+    queue: str
+    outcome: str | None
+    priority: int
+    run_at: datetime
+    unique_key: str | None
+    limit_keys: str | None
+    is_leased: bool
+    now: datetime
+    """The time of the database."""
+    args: Any
+    """None if they were not asked for."""
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.outcome is None and not self.is_leased
+
+
+NewValues = Mapping[str, Any]
+"""New values by the names of columns; ``args`` as JSON text."""
+
+Edit = Callable[[JobValues], NewValues]
+"""Decides which values a job gets; empty: it keeps all."""
 
 
 class Jobs:
@@ -179,8 +210,11 @@ class Jobs:
         self._run(operations.cancel_job(), job_id)
         return Change.CANCELLED
 
-    def requeue(self, job_id: int, *, notify: bool) -> Change:
-        """Put a failed or cancelled job back as if new; its old attempts stay on record."""
+    def requeue(self, job_id: int, *, notify: bool, edit: Edit | None = None) -> Change:
+        """Put a failed or cancelled job back as if new; its old attempts stay on record.
+
+        ``edit`` decides which values it gets before.
+        """
         # Leases before jobs, as everywhere: a late settle of this job locks them in that order.
         self._run(operations.delete_lease_of_ended_job(), job_id)
         job = self._locked(job_id)
@@ -191,18 +225,16 @@ class Jobs:
             # A worker has held the job since before the cancel.  If its transaction rolls back, or
             # its claim is settled after all, the job would get two messages and twice its attempts.
             return Change.UNCHANGED
+        new = {} if edit is None else edit(self.values(job_id))
 
-        def requeue() -> None:
-            # In a savepoint: a taken key must leave the caller's transaction as it was.
-            with self._executor.begin_nested():
-                limited = job.limit_keys is not None
-                self._run(operations.requeue_job(notify=notify, limited=limited), job_id)
+        def requeue() -> Change:
+            if new:
+                self._run_with(operations.edit_job(tuple(sorted(new))), job_id, new)
+            limited = job.limit_keys is not None
+            self._run(operations.requeue_job(notify=notify, limited=limited), job_id)
+            return Change.REQUEUED
 
-        key = job.unique_key
-        raising_duplicate(
-            requeue, job_id, key, lambda: holders(self._executor, job.queue, [key]).get(key)
-        )
-        return Change.REQUEUED
+        return self._taking_key(requeue, job_id, job.queue, new.get("unique_key", job.unique_key))
 
     def run_now(self, job_id: int, *, notify: bool) -> Change:
         """Make a waiting job due now; any other job stays as it is."""
@@ -213,6 +245,34 @@ class Jobs:
         if moved is None and job.limit_keys is not None:
             moved = self._run(operations.run_waiting_now(notify=notify), job_id).first()
         return Change.UNCHANGED if moved is None else Change.DUE_NOW
+
+    def values(self, job_id: int, *, with_args: bool = True) -> JobValues:
+        """What an operator may change of a job; raises JobNotFound.  Locks nothing."""
+        row = self._run(operations.values_of_job(with_args=with_args), job_id).one_or_none()
+        if row is None:
+            raise _not_found(job_id)
+        return JobValues(*row)
+
+    def change(self, job_id: int, edit: Edit, *, with_args: bool, notify: bool) -> Change:
+        """Give a waiting job the values that ``edit`` decides; any other job stays as it is."""
+        self._locked(job_id)
+        job = self.values(job_id, with_args=with_args)
+        new = edit(job) if job.is_waiting else {}
+        if not new:
+            return Change.UNCHANGED
+        if "unique_key" not in new:
+            return self._write(job, new, notify=notify)
+        write = partial(self._write, job, new, notify=notify)
+        return self._taking_key(write, job_id, job.queue, new["unique_key"])
+
+    def _write(self, job: JobValues, new: NewValues, *, notify: bool) -> Change:
+        names = tuple(sorted(new))
+        statement = operations.change_job(names, notify=notify)
+        found = self._run_with(statement, job.id, new).first()
+        if found is None and job.limit_keys is not None:
+            statement = operations.change_waiting_job(names, notify=notify)
+            found = self._run_with(statement, job.id, new).first()
+        return Change.UNCHANGED if found is None else Change.CHANGED
 
     def delete_belongings(self, job_id: int) -> None:
         """Delete the other rows of a job, right before the job itself is deleted.
@@ -252,13 +312,30 @@ class Jobs:
     def _run(self, statement: Any, job_id: int) -> Any:
         return self._executor.execute(statement, {"job_id": job_id})
 
+    def _run_with(self, statement: Any, job_id: int, new: NewValues) -> Any:
+        named = {f"{operations.NEW}{name}": value for name, value in new.items()}
+        return self._executor.execute(statement, {"job_id": job_id, **named})
+
+    def _taking_key(
+        self, action: Callable[[], Change], job_id: int, queue: str, key: str | None
+    ) -> Change:
+        """Run what takes a unique key; raises DuplicateJob if another job has it."""
+
+        def in_savepoint() -> Change:
+            # A taken key must leave the caller's transaction as it was.
+            with self._executor.begin_nested():
+                return action()
+
+        def holder() -> KeyHolder | None:
+            return None if key is None else holders(self._executor, queue, [key]).get(key)
+
+        done: Change = raising_duplicate(in_savepoint, job_id, key, holder)
+        return done
+
     def _locked(self, job_id: int) -> Any:
         job = self._run(operations.lock_job(), job_id).one_or_none()
         if job is None:
-            raise JobNotFound(
-                f"job {job_id} does not exist: it was never committed, or has been deleted; "
-                "look the id up in pgqueue.jobs"
-            )
+            raise _not_found(job_id)
         return job
 
 
@@ -283,6 +360,13 @@ def raising_duplicate(
         )
         duplicate.holder = found and found.id
         raise duplicate from error
+
+
+def _not_found(job_id: int) -> JobNotFound:
+    return JobNotFound(
+        f"job {job_id} does not exist: it was never committed, or has been deleted; "
+        "look the id up in pgqueue.jobs"
+    )
 
 
 def _key_keeps_moving(new: NewJob, unique_key: str) -> DuplicateJob:

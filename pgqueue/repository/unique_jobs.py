@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.repository.new_job import KeyHolder, NewJob, Placed, Row
 from pgqueue.statements import enqueueing, unique_keys
+from pgqueue.statements.operations import NEW
 from pgqueue.unique import Unique
 
 Executor = Session | Connection
@@ -95,7 +96,7 @@ def _changed(
         labelled=new.is_labelled,
     )
     bound = {} if unique.at_most is None else {"at_most": unique.at_most}
-    named = {f"{unique_keys.NEW}{name}": value for name, value in new.parameters().items()}
+    named = {f"{NEW}{name}": value for name, value in new.parameters().items()}
     parameters = {**named, **_documents(rows), **bound}
     changed = executor.execute(statement, parameters)
     return {key: Placed(id, is_new=False, is_changed=True) for id, key, _ in changed}
@@ -106,7 +107,7 @@ def _freed(executor: Executor, new: NewJob, rows: Sequence[Row]) -> set[str]:
 
 
 def _common(new: NewJob, rows: Sequence[Row]) -> dict[str, Any]:
-    names = {f"{unique_keys.NEW}task": new.task, f"{unique_keys.NEW}queue": new.queue}
+    names = {f"{NEW}task": new.task, f"{NEW}queue": new.queue}
     return {**names, **_documents(rows)}
 
 

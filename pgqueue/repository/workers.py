@@ -23,6 +23,14 @@ class SeenWorker(NamedTuple):
     is_locked: bool
 
 
+class Beat(NamedTuple):
+    """What a heartbeat has read."""
+
+    others: list[SeenWorker]
+    is_quiet: bool
+    """Whether an operator wants this worker to claim nothing more."""
+
+
 class Notices(NamedTuple):
     """What a worker must know of operators' calls and of other workers."""
 
@@ -63,10 +71,18 @@ class Workers:
             self._executor.execute(workers.lock_presence(), {"worker_id": worker_id}).scalar()
         )
 
-    def beat(self, worker_id: UUID) -> list[SeenWorker] | None:
-        """Write a heartbeat; returns the other workers, or None for a worker declared dead."""
+    def beat(self, worker_id: UUID) -> Beat | None:
+        """Write a heartbeat; returns what it has read, or None for a worker declared dead."""
         rows = list(self._executor.execute(workers.beat(), {"worker_id": worker_id}))
-        return [SeenWorker(*row) for row in rows if row[0] is not None] if rows else None
+        if not rows:
+            return None
+        others = [SeenWorker(*other) for _, *other in rows if other[0] is not None]
+        return Beat(others, is_quiet=rows[0][0])
+
+    def make_quiet(self, worker_id: UUID) -> bool:
+        """Take all queues from a worker; False if there is no such worker."""
+        found = self._executor.execute(workers.make_quiet(), {"worker_id": worker_id})
+        return found.first() is not None
 
     def notices(
         self, *, running: Sequence[int], search: bool, scheduled: str | None = None

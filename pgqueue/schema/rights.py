@@ -27,8 +27,9 @@ def grant(
     """Grant roles their rights on the tables, in one of your revisions or on a connection.
 
     ``worker`` runs jobs, ``enqueue`` only writes them, ``dashboard`` reads them without arguments,
-    results and tracebacks, and may cancel, requeue, run now, pause and set limits; ``owner``
-    becomes the owner of the tables, and ``migrator`` a member of ``owner``.  The roles must exist.
+    results and tracebacks, and may cancel, requeue, run now, change priorities and times, pause,
+    set limits and make workers quiet; ``owner`` becomes the owner of the tables, and ``migrator`` a
+    member of ``owner``.  The roles must exist.
 
     Works offline (``--sql``) too.  Repeat the call after each upgrade of the tables.
     """

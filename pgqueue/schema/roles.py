@@ -72,10 +72,10 @@ DASHBOARD: Rights = {
             "interruptions, outcome, last_error, unique_key, held_unique_key, tags, meta, "
             "progress, created_at, started_at, finished_at, cancel_requested_at, limit_keys"
         ),
-        # The columns that cancel and requeue write.
+        # The columns that cancel and requeue write, and a change of the priority.
         "UPDATE": (
-            "outcome, attempts, snoozes, interruptions, run_at, result, progress, started_at, "
-            "finished_at, cancel_requested_at, held_unique_key"
+            "outcome, priority, attempts, snoozes, interruptions, run_at, result, progress, "
+            "started_at, finished_at, cancel_requested_at, held_unique_key"
         ),
     },
     "message_queue": {
@@ -88,7 +88,7 @@ DASHBOARD: Rights = {
     "waiting_messages": {
         **dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
         "INSERT": WAITING,
-        "UPDATE": "run_at",
+        "UPDATE": "priority, run_at",
     },
     "limit_places": {"SELECT": ALL_OF_IT},
     "limit_buckets": {"SELECT": ALL_OF_IT},
@@ -96,7 +96,7 @@ DASHBOARD: Rights = {
     "leases": {**dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT), "UPDATE": "started_at"},
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "queues": {"SELECT": ALL_OF_IT, "INSERT": "name, paused_at", "UPDATE": "paused_at"},
-    "workers": {"SELECT": ALL_OF_IT},
+    "workers": {"SELECT": ALL_OF_IT, "UPDATE": "queues"},
     "unreadable_jobs": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
     "job_attempts": {
         # All but the traceback.

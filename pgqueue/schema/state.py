@@ -136,6 +136,7 @@ _REVISION = text(
 def _no_tables() -> SchemaMissing:
     return SchemaMissing(
         f"There are no pgqueue tables in schema {SCHEMA} of this database. "
-        f"Run `{_UPGRADE_COMMAND}`, or write a revision in your application's own Alembic "
-        f"history that calls `pgqueue.schema.upgrade(to={SCHEMA_VERSION})`, and run it."
+        f"Run `{_UPGRADE_COMMAND}`, in a Flask application `flask pgqueue upgrade`. Or write a "
+        "revision in your application's own Alembic history with `pgqueue revision`, which calls "
+        f"`pgqueue.schema.upgrade(to={SCHEMA_VERSION})`, and run it."
     )

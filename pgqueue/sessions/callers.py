@@ -82,8 +82,9 @@ def telling_failures() -> Iterator[None]:
 
 
 _UPGRADE = (
-    f"in schema {SCHEMA} of this session's database. Run `pgqueue --app module:queue upgrade`, or "
-    "the migrations of the application where its own Alembic history brings them."
+    f"in schema {SCHEMA} of this session's database. Run `pgqueue --app module:queue upgrade`, in "
+    "a Flask application `flask pgqueue upgrade`. If the application's own Alembic history creates "
+    "the tables, run its migrations instead."
 )
 
 

@@ -1,15 +1,20 @@
-"""An operator's statements: inspect, cancel, requeue or run one job now; pause a queue."""
+"""An operator's statements: inspect, cancel, requeue or change one job; pause a queue."""
 
 from functools import cache
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    DateTime,
     Executable,
+    SmallInteger,
     Text,
     any_,
     bindparam,
+    case,
+    cast,
     delete,
     exists,
     func,
@@ -22,6 +27,7 @@ from sqlalchemy import (
     true,
     update,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
 from pgqueue.statements.enqueueing import (
@@ -50,6 +56,8 @@ from pgqueue.statements.tables import (
 from pgqueue.statements.tables import notify as tell
 
 JOB = bindparam("job_id", type_=BigInteger)
+NEW = "new_"
+"""Begins the names of parameters: in an UPDATE, one with a column's name is added to SET."""
 HELD_HERE = literal_column("xmax = pg_catalog.pg_current_xact_id()::xid", Boolean)
 """A message that this transaction has locked: xmax is the last transaction to lock or delete a row.
 https://www.postgresql.org/docs/current/ddl-system-columns.html"""
@@ -216,53 +224,48 @@ def run_now(*, notify: bool) -> Executable:
 
     The new message keeps what the old one says about past attempts.
     """
-    later = (
-        select(CTID)
-        .select_from(message_queue)
-        .where(stands_at_place_of(JOB), message_queue.c.run_at > clock(), not_(HELD_HERE))
-        .with_for_update(skip_locked=True)
-    )
-    kept = ("attempt", "crashes", "alone")
-    taken = (
-        delete(message_queue)
-        .where(any_(func.array(later.scalar_subquery())) == CTID)
-        .returning(*(message_queue.c[name] for name in kept))
-        .cte("taken")
-    )
-    job = (
-        update(jobs)
-        .where(jobs.c.id == JOB, jobs.c.outcome.is_(None), exists(select(taken.c.attempt)))
-        .values(run_at=clock())
-        .returning(*DISPATCHED)
-        .cte("job")
-    )
-    place = (job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task)
-    row = select(*place, *(taken.c[name] for name in kept)).select_from(job.join(taken, true()))
-    columns = ["queue", "priority", "run_at", "target_id", "task", *kept]
-    message = insert(message_queue).from_select(columns, row.limit(literal_column("1")))
-    woken = tell("rewind") if notify else true()
-    return select(job.c.id, woken).add_cte(message.cte("message"))
+    return _changed({"run_at": clock()}, message_queue.c.run_at > clock(), notify=notify)
 
 
 @cache
 def run_waiting_now(*, notify: bool) -> Executable:
     """Let a job that waits to be admitted be admitted from now on; no row if it is due."""
     later = waiting_messages.c.run_at > clock()
-    message = (
-        update(waiting_messages)
-        .where(waits_at_place_of(JOB), later)
-        .values(run_at=clock())
-        .returning(waiting_messages.c.target_id, waiting_messages.c.run_at)
-        .cte("message")
-    )
-    job = (
-        update(jobs)
-        .where(jobs.c.id == message.c.target_id)
-        .values(run_at=message.c.run_at)
-        .returning(jobs.c.id)
-        .cte("job")
-    )
-    return select(job.c.id, tell("rewind") if notify else true())
+    return _changed_in_lane({"run_at": clock()}, later, notify=notify)
+
+
+@cache
+def values_of_job(*, with_args: bool) -> Executable:
+    """What an operator may change of a job, and what decides whether.  Locks nothing.
+
+    Not every role may read arguments.
+    """
+    leased = exists().where(leases.c.target_id == jobs.c.id).label("leased")
+    names = ("id", "task", "queue", "outcome", "priority", "run_at", "unique_key", "limit_keys")
+    args = jobs.c.args if with_args else null().label("args")
+    return select(*(jobs.c[name] for name in names), leased, clock(), args).where(jobs.c.id == JOB)
+
+
+@cache
+def change_job(columns: tuple[str, ...], *, notify: bool) -> Executable:
+    """Give a waiting job new values; no row if a transaction holds its message.
+
+    The message is replaced even if it says the same: a claim that has read the old arguments finds
+    the old message gone.
+    """
+    return _changed(_new_values(columns), notify=notify)
+
+
+@cache
+def change_waiting_job(columns: tuple[str, ...], *, notify: bool) -> Executable:
+    """The same for a job that waits to be admitted."""
+    return _changed_in_lane(_new_values(columns), notify=notify)
+
+
+@cache
+def edit_job(columns: tuple[str, ...]) -> Executable:
+    """Give a job without a message, such as a failed one, new values."""
+    return update(jobs).where(jobs.c.id == JOB).values(_new_values(columns))
 
 
 @cache
@@ -285,3 +288,70 @@ def resume_queue() -> Executable:
 
 def _is_dead() -> ColumnElement[bool]:
     return jobs.c.outcome.in_([FAILED, CANCELLED])
+
+
+def _new_values(columns: tuple[str, ...]) -> dict[str, Any]:
+    """The new values of these columns of a job."""
+    moment = bindparam(f"{NEW}run_at", type_=DateTime(timezone=True))
+    unique_key = bindparam(f"{NEW}unique_key", type_=Text)
+    is_held = jobs.c.held_unique_key.is_not(None)
+    known: dict[str, Any] = {
+        "priority": bindparam(f"{NEW}priority", type_=SmallInteger),
+        # Never in the past: claims find a message behind their cursors late.
+        "run_at": func.greatest(moment, clock()),
+        "args": cast(bindparam(f"{NEW}args", type_=Text), JSONB),
+        "unique_key": unique_key,
+        "held_unique_key": case((is_held, cast(unique_key, Text))),
+    }
+    also = ("held_unique_key",) if "unique_key" in columns else ()
+    return {name: known[name] for name in (*columns, *also)}
+
+
+def _changed(values: dict[str, Any], *conditions: ColumnElement[bool], notify: bool) -> Executable:
+    """Give a waiting job new values, and replace its message by one at the new place."""
+    place = (stands_at_place_of(JOB), *conditions, not_(HELD_HERE))
+    found = select(CTID).select_from(message_queue).where(*place).with_for_update(skip_locked=True)
+    kept = ("attempt", "crashes", "alone")
+    taken = (
+        delete(message_queue)
+        .where(any_(func.array(found.scalar_subquery())) == CTID)
+        .returning(*(message_queue.c[name] for name in kept))
+        .cte("taken")
+    )
+    job = (
+        update(jobs)
+        .where(jobs.c.id == JOB, jobs.c.outcome.is_(None), exists(select(taken.c.attempt)))
+        .values(values)
+        .returning(*DISPATCHED)
+        .cte("job")
+    )
+    columns = (job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task)
+    row = select(*columns, *(taken.c[name] for name in kept)).select_from(job.join(taken, true()))
+    message = insert(message_queue).from_select(
+        ["queue", "priority", "run_at", "target_id", "task", *kept],
+        row.limit(literal_column("1")),
+    )
+    woken = tell("rewind") if notify else true()
+    return select(job.c.id, woken).add_cte(message.cte("message"))
+
+
+def _changed_in_lane(
+    values: dict[str, Any], *conditions: ColumnElement[bool], notify: bool
+) -> Executable:
+    """The same for a job that waits to be admitted, whose message has a key and no id."""
+    place = {name: values[name] for name in ("priority", "run_at") if name in values}
+    message = (
+        update(waiting_messages)
+        .where(waits_at_place_of(JOB), *conditions)
+        .values(place or {"run_at": waiting_messages.c.run_at})
+        .returning(waiting_messages.c.target_id, *(waiting_messages.c[name] for name in place))
+        .cte("message")
+    )
+    job = (
+        update(jobs)
+        .where(jobs.c.id == message.c.target_id)
+        .values({**values, **{name: message.c[name] for name in place}})
+        .returning(jobs.c.id)
+        .cte("job")
+    )
+    return select(job.c.id, tell("rewind") if notify else true())

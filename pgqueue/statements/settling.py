@@ -278,13 +278,10 @@ def write_verdicts(lease: CTE, *more: str) -> Executable:
     )
     return (
         select(job.c.id, job.c.outcome, *(job.c[name] for name in more))
-        .add_cte(_next_messages_of(job))
-        .add_cte(_waiting_messages_of(job))
-        .add_cte(_bad_attempts_of(job))
-        .add_cte(_letters_of(job))
+        .add_cte(_next_messages_of(job), _waiting_messages_of(job))
+        .add_cte(_bad_attempts_of(job), _letters_of(job))
         .add_cte(follow_up_messages(job))
-        .add_cte(_unreadable_jobs_of(job))
-        .add_cte(_readable_jobs_of(job))
+        .add_cte(_unreadable_jobs_of(job), _readable_jobs_of(job))
     )
 
 

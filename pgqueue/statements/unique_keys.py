@@ -33,7 +33,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from pgqueue.statements.enqueueing import DISPATCHED, Start, labels, start_time
 from pgqueue.statements.fencing import ONE, is_ours
-from pgqueue.statements.operations import HELD_HERE
+from pgqueue.statements.operations import HELD_HERE, NEW
 from pgqueue.statements.tables import (
     AS_IT_STANDS,
     CTID,
@@ -45,9 +45,6 @@ from pgqueue.statements.tables import (
     text_parameter,
     wake_up_call,
 )
-
-NEW = "new_"
-"""Begins the names of the parameters: in an UPDATE, one with a column's name is added to SET."""
 
 KEPT = ("attempt", "crashes", "alone")
 """What a message says about past attempts."""

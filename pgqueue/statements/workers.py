@@ -41,6 +41,7 @@ from pgqueue.statements.schedules import seconds_to_next_tick
 from pgqueue.statements.tables import clock, job_attempts, jobs, leases, pg, queues, workers
 
 WORKER = bindparam("worker_id", type_=Uuid)
+NO_QUEUES = cast(literal_column("'[]'", Text), JSONB)
 
 
 @cache
@@ -74,16 +75,30 @@ def beat() -> Executable:
     Uses no table but `workers`: a worker that waits for a lock on another table must not seem
     dead.  A lock that delays the heartbeats on `workers` also delays the reads, so no worker is
     declared dead meanwhile.  One row with a NULL id: there are no other workers.
+
+    Each row also says whether the row of this worker names no queues: an operator has made it
+    quiet.
     """
     beaten = (
         update(workers)
         .where(workers.c.id == WORKER, workers.c.dead_at.is_(None))
         .values(heartbeat_at=clock(), backend_pid=pg.pg_backend_pid())
-        .returning(workers.c.id)
+        .returning((workers.c.queues == NO_QUEUES).label("is_quiet"))
         .cte("beaten")
     )
     others = _members().where(workers.c.id != WORKER).subquery("others")
-    return select(others).select_from(beaten.outerjoin(others, true()))
+    return select(beaten.c.is_quiet, others).select_from(beaten.outerjoin(others, true()))
+
+
+@cache
+def make_quiet() -> Executable:
+    """Take all queues from the row of a live worker; its next heartbeat reads this."""
+    return (
+        update(workers)
+        .where(workers.c.id == WORKER, workers.c.dead_at.is_(None))
+        .values(queues=NO_QUEUES)
+        .returning(workers.c.id)
+    )
 
 
 @cache

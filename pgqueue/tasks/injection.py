@@ -115,7 +115,7 @@ def _refuse_vague_first(first: inspect.Parameter, hints: Mapping[str, Any], name
     if hints.get(first.name) in (object, Any):
         raise TaskDefinitionError(
             f"task {name}: the first parameter {first.name!r} is annotated {hints[first.name]!r}; "
-            "give it the type of the argument, or leave the annotation away"
+            "give it the type of the argument, or omit the annotation"
         )
 
 

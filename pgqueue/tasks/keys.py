@@ -96,6 +96,14 @@ def in_period(jobs: Jobs, new: NewJob, keys: Sequence[str | None]) -> list[str |
     return [None if key is None else f"{KEY_OF_PERIOD}{begins}:{key}" for key in keys]
 
 
+def split_period(stored_key: str) -> tuple[str, str]:
+    """Split a key as it is held into the words for its period, maybe empty, and the key itself."""
+    if not stored_key.startswith(KEY_OF_PERIOD):
+        return "", stored_key
+    begins, _, key = stored_key.removeprefix(KEY_OF_PERIOD).partition(":")
+    return f"{KEY_OF_PERIOD}{begins}:", key
+
+
 def canonical_text(stored: Any) -> str:
     """Write JSON data so that values which jsonb counts as equal give the same text."""
     return json.dumps(_canonical(stored), sort_keys=True, ensure_ascii=True, separators=(",", ":"))

@@ -19,7 +19,7 @@ from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret
-from pgqueue.repository import Enqueued, Jobs, KeyHolder, NewJob
+from pgqueue.repository import Enqueued, Jobs, JobValues, KeyHolder, NewJob
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import joined, may_notify, sync_session, telling_failures
 from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job, placed_job
@@ -32,7 +32,7 @@ from pgqueue.tasks.delaying import warn_of_open_transaction
 from pgqueue.tasks.duplicates import check_holder, check_rows, rows_to_place
 from pgqueue.tasks.finishing import PlainFinishing
 from pgqueue.tasks.injection import Injection, injection_of
-from pgqueue.tasks.keys import in_period
+from pgqueue.tasks.keys import in_period, split_period
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -345,6 +345,29 @@ class Task(Generic[P, R]):
         )
         return placed.id
 
+    def edited(
+        self, job: JobValues, args: Mapping[str, Any], *, are_stored: bool
+    ) -> dict[str, Any]:
+        """Return the new values of a job of this task, some of whose arguments are replaced.
+
+        Its unique key is made anew if it was made of the arguments.  Raises ArgumentsError or
+        PayloadError; also if a limit of the job would be another, because the job may have been
+        admitted under it.
+        """
+        written = self._written((), self.payload.changed(job.args, args, are_stored=are_stored))
+        if written.args == job.args:
+            return {}
+        if job.limit_keys is not None and self._limits.of(written.args) != self._limits.of(
+            job.args
+        ):
+            raise ArgumentsError(
+                f"{self._where}: job {job.id} counts in a limit by one of these arguments, so they "
+                "cannot change; cancel it, and enqueue another job"
+            )
+        unique_key = self._unique_key_after(job, written.unique_key)
+        changed = {} if unique_key == job.unique_key else {"unique_key": unique_key}
+        return {"args": written.args, **changed}
+
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 
@@ -419,6 +442,22 @@ class Task(Generic[P, R]):
 
     def _written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Written:
         return self._arguments.of_call(args, kwargs, max_bytes=self.owner.max_payload_bytes)
+
+    def _unique_key_after(self, job: JobValues, new: str | None) -> str | None:
+        """The unique key of a job whose arguments now make the key ``new``.
+
+        A key that its arguments had not made was given by the enqueue, and stays.
+        """
+        if job.unique_key is None:
+            return None
+        period, key = split_period(job.unique_key)
+        try:
+            made = self._written((), self.payload.decode(job.args)).unique_key
+        except (ArgumentsError, OptionError, PayloadError):
+            return job.unique_key
+        if key != made:
+            return job.unique_key
+        return None if new is None else f"{period}{new}"
 
     def _insert(self, jobs: Jobs, new: NewJob, written: Written) -> Enqueued | KeyHolder:
         return jobs.enqueue(

@@ -36,6 +36,8 @@ class WorkerIdentity:
         self.queues = queues
         self.slots = slots
         self.paused: Collection[str] = ()
+        self.is_quiet = False
+        """Whether an operator has taken all queues from this worker; it serves none again."""
         self._fresh_until = float("-inf")
         self.acknowledged_at = time.monotonic()
         """When the last acknowledged heartbeat was sent, at first when the worker was made."""
@@ -47,6 +49,16 @@ class WorkerIdentity:
         The time is read before the heartbeat is sent, so it is never later than the database's.
         """
         return time.monotonic() < self._fresh_until
+
+    @property
+    def closed(self) -> Collection[str]:
+        """The queues from which this worker must not claim."""
+        return self.queues if self.is_quiet else self.paused
+
+    @property
+    def served(self) -> Sequence[str]:
+        """The queues that this worker serves, as its row says them."""
+        return () if self.is_quiet else self.queues
 
     def acknowledged(self, *, sent_at: float) -> None:
         self.acknowledged_at = sent_at
@@ -115,7 +127,7 @@ class Heartbeat(WorkerThread):
                 identity.worker_id,
                 hostname=socket.gethostname(),
                 pid=os.getpid(),
-                queues=identity.queues,
+                queues=identity.served,
                 slots=identity.slots,
             )
         if self._generation != self._reconnecting.generation:
@@ -124,14 +136,19 @@ class Heartbeat(WorkerThread):
             self._witness = Witness()
         self._is_locked = self._is_locked or workers.lock_presence(identity.worker_id)
         asked_at = time.monotonic()
-        others = workers.beat(identity.worker_id)
-        if others is None:
+        beat = workers.beat(identity.worker_id)
+        if beat is None:
             self._die()
             return
+        if beat.is_quiet and not identity.is_quiet:
+            logger.info("worker %s is quiet: it claims no more jobs", identity.worker_id)
+            identity.is_quiet = True
         identity.acknowledged(sent_at=sent_at)
         self.registered.set()
         answered_at = time.monotonic()
-        self._on_dead(self._witness.dead_among(others, asked_at=asked_at, answered_at=answered_at))
+        self._on_dead(
+            self._witness.dead_among(beat.others, asked_at=asked_at, answered_at=answered_at)
+        )
 
     def _die(self) -> None:
         logger.error(

@@ -33,8 +33,8 @@ def job_log(level: LogJobs) -> AttemptCallback:
             event.outcome.value,
             event.attempt,
             event.max_attempts,
-            waited,
-            ran,
+            _shown(waited),
+            _shown(ran),
             extra={
                 "job_id": event.job_id,
                 "task": event.task,
@@ -51,3 +51,7 @@ def job_log(level: LogJobs) -> AttemptCallback:
 
 def _seconds(time: timedelta | None) -> float | None:
     return None if time is None else round(time.total_seconds(), 6)
+
+
+def _shown(seconds: float | None) -> str:
+    return "?" if seconds is None else f"{seconds:.3f}"

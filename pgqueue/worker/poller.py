@@ -78,7 +78,7 @@ class Poller:
         cursors = self._runtime.cursors
         if sweep:
             cursors.rewind()
-        pairs = cursors.pairs(paused=self._runtime.identity.paused)
+        pairs = cursors.pairs(paused=self._runtime.identity.closed)
         began = time.monotonic()
         found = claim(pairs)
         if sweep:
@@ -115,7 +115,7 @@ class Poller:
         if not slept_through or not may_sweep:
             return False
         began = time.monotonic()
-        upcoming = ask(cursors.pairs(paused=self._runtime.identity.paused, from_start=True))
+        upcoming = ask(cursors.pairs(paused=self._runtime.identity.closed, from_start=True))
         self._runtime.looked_at = ended = time.monotonic()
         cursors.swept(began=began, ended=ended)
         if upcoming.is_due:
@@ -138,7 +138,7 @@ class Poller:
             self._armed_at = time.monotonic()
             return  # claim once more: transactions committed before the lock have not notified
         # Jobs that are due could not be claimed: sleep only until the next one is due.
-        self._nap(ask(runtime.cursors.pairs(paused=runtime.identity.paused)))
+        self._nap(ask(runtime.cursors.pairs(paused=runtime.identity.closed)))
 
     def _nap(self, upcoming: Upcoming) -> None:
         """Sleep until the next poll or, if that is sooner, until the next message is due or the

@@ -152,7 +152,7 @@ class WorkerRuntime:
             isolation_level=READ_COMMITTED,
         )
         rounds = AdmissionRounds(
-            lambda: self.identity.queues,
+            lambda: self.identity.served,
             lambda: self.identity.paused,
             tasks=self.task_names,
             notify=self.listener.enabled,

@@ -256,7 +256,7 @@ class Supervisor:
     def _end(self, grace: Callable[[], float]) -> None:
         """Stop claiming, release jobs that have not started, let handlers finish, settle."""
         runtime = self._runtime
-        logger.info("stopping: %d handlers still run", len(self._runs()))
+        logger.info("stopping; number of running handlers: %d", len(self._runs()))
         self._stopping.set()
         for run in self._runs():
             run.tell_child()
@@ -266,6 +266,7 @@ class Supervisor:
             runtime.buffer.done(claimed, Released())
         runtime.buffer.close()
         wait_until(self._have_ended, grace)
+        self._tell_of_unended()
         if runtime.children.interrupt():
             self._has_interrupted = True
             wait_until(lambda: all(map(_is_stuck, self._mode.slots)), lambda: LAST_TAKEOVER)
@@ -277,6 +278,16 @@ class Supervisor:
             Thread(target=self._close_later, name="pgqueue-last-out", daemon=True).start()
             return
         self.interrupt()  # settles attempts of threads that ended by an error, if any
+
+    def _tell_of_unended(self) -> None:
+        for run in self._runs():
+            logger.warning(
+                "job %d %s: its handler still runs after the grace period; the attempt is "
+                "interrupted if it does not end before the process",
+                run.claimed.job_id,
+                run.task.name,
+                extra={"job_id": run.claimed.job_id, "task": run.task.name},
+            )
 
     def _close_later(self) -> None:
         """Close after the last handler: until then, the leases need the heartbeat."""

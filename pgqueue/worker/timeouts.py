@@ -56,7 +56,9 @@ def staying(runs: Iterable[RunningAttempt]) -> Iterator[None]:
 
 def late(run: RunningAttempt) -> Outcome:
     """The outcome of an attempt that is past its timeout."""
-    logger.warning("job %s: past its timeout; its thread is abandoned", run.claimed.job_id)
+    logger.warning(
+        "job %d %s: past its timeout; its thread is abandoned", run.claimed.job_id, run.task.name
+    )
     if run.is_settled:
         return Succeeded()  # by ctx.finish(): nothing is left to settle
     error = too_late(run.task)

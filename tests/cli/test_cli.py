@@ -81,6 +81,7 @@ class TestHelp:
             "0",
             "1",
             "2",
+            "3",
             "130",
         ]
 
@@ -491,6 +492,25 @@ class TestWorker:
             assert session.scalars(select(JobAttempt.outcome)).all() == ["interrupted"]
             assert session.scalars(select(Job.status)).all() == ["pending"]
             assert queue.check(session) == []
+
+    def test_a_third_signal_does_not_end_the_process_before_the_attempts_are_settled(
+        self, shop: Path, engine: Engine, database_url: str
+    ) -> None:
+        enqueue(engine, shop, "never_end", (True,))
+
+        with running_worker(shop, database_url, "--grace", "600") as worker:
+            wait_until(running(engine, 1))
+            assert worker.stderr is not None
+            with engine.connect() as holder:
+                holder.execute(text("LOCK TABLE pgqueue.leases"))
+                worker.send_signal(signal.SIGINT)
+                next(line for line in worker.stderr if "stopping" in line)
+                worker.send_signal(signal.SIGINT)
+                next(line for line in worker.stderr if "has stopped" in line)
+                worker.send_signal(signal.SIGINT)
+                worker.communicate(timeout=PATIENCE)
+
+        assert worker.returncode == 3
 
 
 def _workers(engine: Engine) -> int:

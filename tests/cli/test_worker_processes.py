@@ -146,6 +146,23 @@ def test_a_wrong_command_line_is_not_started_again(shop: Path, database_url: str
     assert "--app module:queue" in ended.stderr
 
 
+def test_a_wrong_option_of_the_worker_is_not_started_again(shop: Path, database_url: str) -> None:
+    command = [sys.executable, "-m", "pgqueue", "--app", "shop:queue", "worker"]
+
+    ended = subprocess.run(
+        [*command, "--processes", "2", "--queues", "a b"],
+        cwd=shop,
+        env={**os.environ, "SHOP_DATABASE": database_url},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+    assert ended.returncode == 2
+    assert "a queue name has 1 to 64 letters" in ended.stderr
+    assert "another one is started" not in ended.stderr
+
+
 @pytest.mark.parametrize("parent", [["--reload"]], indirect=True)
 def test_a_changed_file_restarts_the_worker_with_the_new_code(
     parent: subprocess.Popen[str], shop: Path, engine: Engine

@@ -127,6 +127,22 @@ def test_an_order_gets_its_receipt_and_a_refused_one_leaves_nothing(
     ]
 
 
+def test_a_worker_writes_each_line_of_the_application_once(service: Service) -> None:
+    with (service.directory / "shop.py").open("a") as module:
+        module.write(
+            "\n\n@queue.task\ndef greet():\n"
+            "    from flask import current_app\n\n"
+            "    current_app.logger.warning('good morning')\n"
+        )
+    service.flask("pgqueue", "upgrade")
+    service.flask("pgqueue", "enqueue", "shop.greet")
+
+    with service.worker("--until-empty") as worker:
+        worker.wait(PATIENCE)
+
+    assert service.log.read_text().count("good morning") == 1
+
+
 def test_a_killed_worker_of_flask_loses_no_receipt(service: Service, shop: Any) -> None:
     """The receipt waits for a lock that the test holds, and its worker is killed there."""
     service.flask("pgqueue", "upgrade")

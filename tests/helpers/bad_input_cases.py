@@ -150,15 +150,15 @@ CASES: dict[int, tuple[Case, ...]] = {
     66: (one_bad_in_a_batch(0), one_bad_in_a_batch(5000), one_bad_in_a_batch(10_000)),
     67: (taken_key,),  # no error: a key is no claim about the arguments
     # Schedules
-    68: (schedule("six fields", "has 6 fields; give five", "* * * * * *"),),
+    68: (schedule("six fields", "needs five fields, not 6", "* * * * * *"),),
     69: (schedule("minute 60", "field 1, the minute, is '60'", "60 * * * *"),),
     70: (schedule("never due", "field 3, the day-of-month, is '31'", "0 0 31 2 *"),),
     71: (schedule("every 0 minutes", "field 1, the minute, is", "*/0 * * * *"),),
-    72: (schedule("no fields", "has 0 fields; give five", ""),),
-    73: (schedule("5 KB", "has 1 fields; give five", "*," * 2500),),
+    72: (schedule("no fields", "needs five fields, not 0", ""),),
+    73: (schedule("5 KB", "needs five fields, not 1", "*," * 2500),),
     74: (schedule("unknown zone", "timezone is 'Mars/Olympus'", timezone="Mars/Olympus"),),
     75: (schedule("zone of a path", "give an IANA name", timezone="../../etc/passwd"),),
-    76: (schedule("at a reboot", "has 1 fields; give five", "@reboot"),),
+    76: (schedule("at a reboot", "needs five fields, not 1", "@reboot"),),
     # What a handler returns or raises
     77: (
         *returned("NaN", "infinity"),

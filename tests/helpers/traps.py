@@ -79,6 +79,7 @@ def _arguments(build: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     names = inspect.signature(build).parameters
     others: dict[str, list[Any]] = {"start": list(Start), "references": [(), (REFERENCE,)]}
     others["names"] = [("args", "next_at"), ("cron", "every", "paused_at")]
+    others["columns"] = [("priority", "run_at"), ("args", "unique_key")]
     values = [others.get(name, [False, True]) for name in names]
     for chosen in itertools.product(*values):
         yield dict(zip(names, chosen, strict=True))

@@ -25,6 +25,7 @@ from chaos.interleavings.logical_workers import (
 )
 from pgqueue import Cancel, Change, Limit, PgQueue, Retry, Snooze, Worker
 from pgqueue.errors import OptionError
+from pgqueue.repository import Listing
 from pgqueue.schema import grant, revoke, upgrade_database, verify
 from pgqueue.statements.tables import array_of
 from pgqueue.testing.databases import fresh_database
@@ -70,7 +71,7 @@ def follow_up(session: Session) -> None:
 def one_at_a_time(n: int) -> None: ...
 
 
-@tasks.task(limit=Limit(2, name="alone"))
+@tasks.task(limit=(Limit(2, name="alone"), Limit(60, per=timedelta(hours=1), burst=9, name="rate")))
 def alone(n: int) -> None: ...
 
 
@@ -279,14 +280,23 @@ class TestLimits:
         queue.bind(place.engine("dashboard"))
         with queue.session() as session, session.begin():
             queue.set_limit(session, "alone", 1)  # which no worker has declared
+            assert not queue.quiet(session, uuid.uuid4())
             assert [queue.run_now(session, id) for id in (first, third)] == [Change.DUE_NOW] * 2
+            for id in (second, third):
+                assert queue.change(session, id, priority=1, delay=timedelta(0)) is Change.CHANGED
             assert queue.cancel(session, second) is Change.CANCELLED
             assert queue.requeue(session, second) is Change.REQUEUED
-            [limit] = [one for one in queue.limits(session) if one.name == "alone"]
-            assert limit.waiting == 5
+            queue.set_limit(session, "rate", 30)
+            assert {one.name: one.waiting for one in queue.limits(session)} == {
+                "alone": 5,
+                "rate": 5,
+            }
 
         queue.bind(place.engine("worker"))
         assert Worker(queue).run_until_empty(timeout=60)["succeeded"] == 6
+        queue.bind(place.engine("dashboard"))
+        with queue.session() as session:
+            assert [use.key for use in Listing(session).job(first).limits] == ["alone", "rate"]
         assert violations(place.admin) == []
 
 

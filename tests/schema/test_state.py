@@ -39,6 +39,8 @@ def test_missing_tables_name_both_ways_to_create_them(empty_connection: Connecti
         verify(empty_connection)
 
     assert "`pgqueue --app module:queue upgrade`" in str(refusal.value)
+    assert "`flask pgqueue upgrade`" in str(refusal.value)
+    assert "`pgqueue revision`" in str(refusal.value)
     assert f"`pgqueue.schema.upgrade(to={SCHEMA_VERSION})`" in str(refusal.value)
 
 

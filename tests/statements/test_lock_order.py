@@ -57,7 +57,7 @@ class Storm:
         self._deadline = time.monotonic() + seconds
 
     def rage(self) -> None:
-        operators = ("cancel", "requeue", "run_now", "prune")
+        operators = ("cancel", "requeue", "run_now", "change", "prune")
         kinds = ("enqueue", *operators, "lease", "lease", "hold", "hold", "rescue")
         run_together(*(partial(self._repeat, kind) for kind in kinds))
 
@@ -91,6 +91,14 @@ class Storm:
         with Session(self._engine) as session, session.begin():
             try:
                 return bool(queue.run_now(session, self._some_job(session)))
+            except JobNotFound:
+                return False
+
+    def _change(self) -> bool:
+        with Session(self._engine) as session, session.begin():
+            try:
+                job_id = self._some_job(session)
+                return bool(queue.change(session, job_id, priority=self._chance.randrange(10)))
             except JobNotFound:
                 return False
 

@@ -470,6 +470,83 @@ class TestRunNow:
             queue.run_now(connection, 7)
 
 
+CHANGES: list[tuple[State, Change, JobStatus]] = [
+    (pending, Change.CHANGED, JobStatus.PENDING),
+    (delayed, Change.CHANGED, JobStatus.PENDING),
+    (backing_off, Change.CHANGED, JobStatus.PENDING),
+    (locked, Change.UNCHANGED, JobStatus.PENDING),
+    (stamped, Change.UNCHANGED, JobStatus.RUNNING),
+    (leased, Change.UNCHANGED, JobStatus.RUNNING),
+    (crashed, Change.UNCHANGED, JobStatus.RUNNING),
+    (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
+    (failed, Change.UNCHANGED, JobStatus.FAILED),
+    (cancelled, Change.UNCHANGED, JobStatus.CANCELLED),
+]
+
+
+class TestChange:
+    @pytest.mark.parametrize(("state", "change", "status"), CHANGES, ids=name_of)
+    def test_it_says_what_it_has_done_and_waits_for_no_handler(
+        self,
+        engine: Engine,
+        impatient: Engine,
+        worker: LogicalWorker,
+        state: State,
+        change: Change,
+        status: JobStatus,
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection, key="k")
+        state(worker, engine, job_id)
+
+        with impatient.begin() as connection:
+            assert queue.change(connection, job_id, priority=1) is change
+
+        assert status_of(engine, job_id) is status
+        assert violations(engine) == []
+
+    def test_its_attempts_and_crashes_count_on(self, engine: Engine, worker: LogicalWorker) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        claimed = leased(worker, engine, job_id)
+        worker.settle(claimed, Retried(timedelta(0), ERROR, AttemptEnd.CRASHED))
+
+        with engine.begin() as connection:
+            queue.change(connection, job_id, priority=1)
+
+        again = leased(worker, engine, job_id)
+        assert (again.attempt, again.crashes, again.priority) == (2, 1, 1)
+
+    def test_the_workers_are_told_that_it_stands_behind_their_cursors(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        with engine.connect() as listener, engine.begin() as connection:
+            driver = driver_connection(listener)
+            driver.autocommit = True
+            driver.execute(f"LISTEN {CHANNEL}")
+
+            queue.change(connection, job_id, priority=1)
+            connection.commit()
+
+            [told] = driver.notifies(timeout=60, stop_after=1)
+            assert told.payload == "rewind"
+
+    def test_the_handler_of_a_job_cannot_change_it(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        with engine.begin() as connection:
+            job_id = enqueue(connection)
+        worker.lock()
+
+        assert queue.change(worker.transaction, job_id, priority=1) is Change.UNCHANGED
+
+    def test_a_job_that_does_not_exist_is_an_error(self, engine: Engine) -> None:
+        with engine.begin() as connection, pytest.raises(JobNotFound, match="job 7 does not exist"):
+            queue.change(connection, 7, priority=1)
+
+
 @pytest.mark.parametrize(
     "call", ["cancel", "requeue", "run_now", "pause", "resume", "check", "counts"]
 )

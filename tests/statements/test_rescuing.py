@@ -25,7 +25,7 @@ from chaos.interleavings.logical_workers import (
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, MessageQueue, PgQueue
 from pgqueue.outcomes import Retried, Succeeded
-from pgqueue.repository import Claimed, Workers
+from pgqueue.repository import Beat, Claimed, Workers
 from pgqueue.statements import rescuing
 from pgqueue.worker.liveness import Witness
 from pgqueue.worker.rescue import RESCUE_LOCK, SEARCH_EVERY, Rescue
@@ -347,7 +347,7 @@ class TestDeclaringDead:
         with logical_workers(workers, 1) as [worker], engine.begin() as connection:
             fleet = Workers(connection)
             [seen] = fleet.members()
-            assert Workers(worker.identity).beat(worker.id) == []
+            assert Workers(worker.identity).beat(worker.id) == Beat([], is_quiet=False)
 
             assert not fleet.declare_dead(seen)
 
@@ -359,7 +359,7 @@ class TestDeclaringDead:
         with logical_workers(workers, 1) as [worker]:
             with engine.connect() as connection:
                 [seen] = Workers(connection).members()
-            assert Workers(worker.transaction).beat(worker.id) == []
+            assert Workers(worker.transaction).beat(worker.id) == Beat([], is_quiet=False)
             declared: list[bool] = []
             with engine.connect() as rescuer:
                 pid = rescuer.scalar(text("SELECT pg_backend_pid()"))

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, assert_type, reveal_type
+from uuid import uuid4
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
@@ -197,5 +198,9 @@ def tell(event: AttemptEnded) -> None:
 
 def what_an_operator_does(session: Session) -> None:
     queue.run_now(session, 7)
+    queue.change(session, 7, priority=1, delay=timedelta(hours=1), args={"n": 1})
+    queue.requeue(session, 7, args={"n": 1})
+    if queue.quiet(session, uuid4()):
+        print("quiet")
     if queue.cancel(session, 7) or queue.requeue(session, job_id=7):
         print(queue.check(session))

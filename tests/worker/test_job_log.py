@@ -8,7 +8,9 @@ import pytest
 from sqlalchemy import Engine, text
 from worker_rig import MODES, PATIENCE
 
-from pgqueue import Discard, JobContext, PgQueue, Retry, Secret, Worker
+from pgqueue import AttemptEnded, Discard, JobContext, PgQueue, Retry, Secret, Worker
+from pgqueue.events import AttemptOutcome
+from pgqueue.worker.job_log import LogJobs, job_log
 
 AT_ONCE = Retry.constant(timedelta(0))
 
@@ -137,3 +139,26 @@ def test_each_attempt_is_logged_on_request(
     assert (fields["attempt"], fields["outcome"]) == (1, "succeeded")
     assert fields["waited"] >= 0
     assert fields["ran"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("waited", "ran", "shown"),
+    [
+        (timedelta(microseconds=92), timedelta(seconds=2), "waited 0.000 s, ran 2.000 s"),
+        (timedelta(days=2), timedelta(milliseconds=107), "waited 172800.000 s, ran 0.107 s"),
+        (None, None, "waited ? s, ran ? s"),
+    ],
+)
+def test_durations_are_logged_with_three_decimals(
+    caplog: pytest.LogCaptureFixture, waited: timedelta | None, ran: timedelta | None, shown: str
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    job_log(LogJobs.INFO)(
+        AttemptEnded(
+            job_id=7, task="any", queue="default", attempt=1, max_attempts=10,
+            outcome=AttemptOutcome.SUCCEEDED, is_final=True, waited=waited, ran=ran,
+        )
+    )  # fmt: skip
+
+    assert caplog.messages == [f"job 7 any succeeded: attempt 1 of 10, {shown}"]

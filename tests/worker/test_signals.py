@@ -166,6 +166,9 @@ def test_a_second_signal_ends_the_grace(database_url: str, tmp_path: Path, mode:
         assert (rig.outcome(job), rig.attempts(job)) == (None, 0)
         assert rig.effects() == 0
         assert rig.check() == []
+        assert f"job {job} {chores.wait_and_pay.name}: its handler still runs" in (
+            worker.log.read_text()
+        )
 
 
 @pytest.mark.parametrize("mode", MODES)

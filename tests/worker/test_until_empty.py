@@ -109,6 +109,31 @@ def test_ahead_runs_the_future_and_leaves_what_is_later(queue: PgQueue, mode: st
         assert queue.check(session) == []
 
 
+def test_the_endings_are_plain_words(queue: PgQueue) -> None:
+    @queue.task
+    def finish(ctx: JobContext) -> None:
+        with ctx.finish():
+            pass
+
+    finish.delay()
+
+    counts = Worker(queue).run_until_empty(timeout=60)
+
+    assert repr(counts) == "{'succeeded': 1}"
+
+
+@MODES
+def test_a_result_that_is_not_kept_is_logged_with_the_reason(
+    queue: PgQueue, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = queue.task(name="lose")(lambda: object()).delay()
+
+    Worker(queue, mode=mode).run_until_empty(timeout=60)
+
+    [line] = [line for line in caplog.messages if line.startswith(f"job {lost.id} lose")]
+    assert "it has succeeded, and its result is not kept: object: object has no form in" in line
+
+
 def test_ahead_is_a_timedelta(queue: PgQueue) -> None:
     with pytest.raises(OptionError, match="ahead is 5; give a timedelta of 0 seconds or more"):
         Worker(queue).run_until_empty(ahead=5)  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""How fast jobs under limits are run, and what others feel of a key that is blocked."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.arena import Arena
+from benchmarks.case import Bench, Finding, Size, case, in_turns
+from benchmarks.cases.drains import RATE
+from benchmarks.systems import PGQUEUE, PGQUEUER
+
+BLOCKED_FOR = 15.0
+"""Seconds for which the first job of the blocked key runs: longer than the others take."""
+
+
+@case(
+    smoke=Size(jobs=100),
+    usual=Size(jobs=3_000, turns=3),
+    full=Size(jobs=10_000, turns=7),
+)
+def drain_limited(bench: Bench, size: Size) -> Finding:
+    """No-op jobs of one key, of which at most so many run at once; PgQueuer beside it with its
+    ``concurrency_limit``."""
+    finding = Finding()
+    ours = [PGQUEUE.given(f"at most {limit}", limit=limit) for limit in (1, 10, 100)]
+    theirs = [PGQUEUER.given(f"at most {limit}", limit=limit) for limit in (1, 10, 100)]
+    with bench.arenas(*ours, *theirs) as arenas:
+        found = in_turns(arenas, size.turns, lambda arena: arena.drain(size.jobs))
+    series = {name: finding.add(name, values, RATE) for name, values in found.items()}
+    for mine, other in zip(ours, theirs, strict=True):
+        if other.label in series:
+            finding.ratio(series[mine.label], series[other.label])
+    return finding
+
+
+@case(
+    smoke=Size(jobs=500, rows=100),
+    usual=Size(jobs=20_000, rows=10_000, turns=3),
+    full=Size(jobs=50_000, rows=10_000, turns=7),
+)
+def drain_of_many_keys(bench: Bench, size: Size) -> Finding:
+    """No-op jobs of 10,000 keys, one job of a key at a time, beside as many without a limit."""
+    finding = Finding()
+    limited = PGQUEUE.given(f"{size.rows:,} keys", limit=1, keys=size.rows)
+    with bench.arenas(limited, PGQUEUE) as arenas:
+        found = in_turns(arenas, size.turns, lambda arena: arena.drain(size.jobs))
+    series = {name: finding.add(name, values, RATE) for name, values in found.items()}
+    finding.ratio(series[limited.label], series[PGQUEUE.label])
+    return finding
+
+
+@case(
+    smoke=Size(jobs=100, rows=500),
+    usual=Size(jobs=2_000, rows=100_000, turns=3),
+    full=Size(jobs=2_000, rows=100_000, turns=7),
+)
+def blocked_key(bench: Bench, size: Size) -> Finding:
+    """Jobs of other keys that were enqueued behind 100,000 of a key that is blocked, beside the
+    same without these."""
+    finding = Finding()
+    free: list[float] = []
+    behind: list[float] = []
+    with bench.arena(PGQUEUE.given("other keys", limit=1, keys=100)) as arena:
+        for _ in range(size.turns):
+            free.append(_rate_of_others(arena, size.jobs, blocked=0))
+            behind.append(_rate_of_others(arena, size.jobs, blocked=size.rows))
+    ours = finding.add("behind a blocked key", behind, RATE)
+    finding.ratio(ours, finding.add("alone", free, RATE))
+    return finding
+
+
+def _rate_of_others(arena: Arena, jobs: int, *, blocked: int) -> float:
+    """From the start of the workers until the last of the others has started."""
+    arena.tell("empty")
+    arena.prepare_starts(blocked + jobs)
+    if blocked:
+        arena.tell("blocked", first=0, jobs=blocked, seconds=BLOCKED_FOR)
+    arena.tell("bulk", first=blocked, jobs=jobs)
+    arena.calm()
+    with arena.workers() as processes:
+        began = time.monotonic()
+        arena.wait_for_starts(jobs, processes, first=blocked)
+        return jobs / (time.monotonic() - began)

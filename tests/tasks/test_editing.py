@@ -1,0 +1,326 @@
+"""``queue.change``, and ``queue.requeue`` with arguments: values, keys and errors."""
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session
+
+from chaos.interleavings.logical_workers import violations, wait_until, waits_for_lock
+from pgqueue import (
+    ArgumentsError,
+    Change,
+    DuplicateJob,
+    Job,
+    JobStatus,
+    Limit,
+    OptionError,
+    PayloadError,
+    PgQueue,
+    Retry,
+    Unique,
+    UnknownTask,
+    Worker,
+)
+
+HOUR = timedelta(hours=1)
+seen: list[Any] = []
+
+
+@pytest.fixture
+def queue(engine: Engine) -> Iterator[PgQueue]:
+    """A queue with the tasks of this module."""
+    queue = PgQueue(engine)
+
+    @queue.task(name="bill", max_attempts=1, retry=Retry.never(), renamed={"customer": "name"})
+    def bill(name: str, day: date = date(2000, 1, 1), amount: int = 0) -> None:
+        seen.append((name, day, amount))
+        if amount < 0:
+            raise ValueError(amount)
+
+    @queue.task(name="unique", unique=Unique(by=("n",)))
+    def unique(n: int, words: str = "") -> None: ...
+
+    @queue.task(name="monthly", unique=Unique(by=("n",), period=timedelta(days=30)))
+    def monthly(n: int) -> None: ...
+
+    @queue.task(name="limited", limit=Limit(1, by="tenant"))
+    def limited(tenant: int, words: str = "") -> None:
+        seen.append(words)
+
+    seen.clear()
+    yield queue
+    assert violations(engine) == []
+
+
+def change(queue: PgQueue, job_id: int, **values: Any) -> Change:
+    with queue.session() as session, session.begin():
+        return queue.change(session, job_id, **values)
+
+
+def requeue(queue: PgQueue, job_id: int, **args: Any) -> Change:
+    with queue.session() as session, session.begin():
+        return queue.requeue(session, job_id, args=args)
+
+
+def job(queue: PgQueue, job_id: int) -> Job:
+    with Session(queue.engine) as session:
+        return session.get_one(Job, job_id)
+
+
+def status(queue: PgQueue, job_id: int) -> JobStatus:
+    with Session(queue.engine) as session:
+        return session.get_one(Job, job_id).status
+
+
+def run(queue: PgQueue) -> None:
+    Worker(queue).run_until_empty(timeout=60)
+
+
+class TestPriorityAndTime:
+    def test_the_priority_changes_and_the_time_stays(self, queue: PgQueue) -> None:
+        later, first = (queue.tasks["bill"].delay(name) for name in ("later", "first"))
+
+        assert change(queue, first.id, priority=0) is Change.CHANGED
+        assert change(queue, first.id, priority=0) is Change.UNCHANGED
+
+        assert job(queue, first.id).run_at == first.run_at
+        with Session(queue.engine) as session:
+            jobs = session.scalars(select(Job.id).order_by(Job.priority, Job.run_at))
+            assert jobs.all() == [first.id, later.id]
+        run(queue)
+        assert [name for name, *_ in seen] == ["first", "later"]
+
+    def test_a_delay_counts_from_now_and_a_time_in_the_past_means_now(self, queue: PgQueue) -> None:
+        one = queue.tasks["bill"].delay("x")
+
+        assert change(queue, one.id, delay=HOUR) is Change.CHANGED
+        assert job(queue, one.id).run_at > one.run_at + HOUR
+        assert change(queue, one.id, run_at=datetime(2001, 1, 1, tzinfo=UTC)) is Change.CHANGED
+        assert one.run_at < job(queue, one.id).run_at < one.run_at + HOUR
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ({}, "nothing to change"),
+            ({"priority": 10}, "priority is 10; give a whole number from 0 to 9"),
+            ({"delay": -HOUR}, "delay is"),
+            ({"run_at": datetime(2030, 1, 1)}, "give a datetime with a time zone"),
+            ({"run_at": datetime(2030, 1, 1, tzinfo=UTC), "delay": HOUR}, "give one of them"),
+        ],
+    )
+    def test_wrong_values_are_refused(
+        self, queue: PgQueue, values: dict[str, Any], words: str
+    ) -> None:
+        with pytest.raises(OptionError, match=words):
+            change(queue, 1, **values)
+
+
+class TestArguments:
+    def test_some_change_and_the_others_stay(self, queue: PgQueue) -> None:
+        one = queue.tasks["bill"].delay("x", amount=7)
+
+        assert change(queue, one.id, args={"day": date(2026, 2, 3)}) is Change.CHANGED
+
+        assert job(queue, one.id).args == {"name": "x", "amount": 7, "day": "2026-02-03"}
+        assert change(queue, one.id, args={"day": date(2026, 2, 3)}) is Change.UNCHANGED
+        run(queue)
+        assert seen == [("x", date(2026, 2, 3), 7)]
+
+    @pytest.mark.parametrize(
+        ("args", "error", "words"),
+        [
+            ({"nam": "y"}, ArgumentsError, "task bill: it has no argument 'nam'"),
+            ({"amount": "7"}, ArgumentsError, "task bill: argument amount"),
+            ({"name": "\0"}, PayloadError, "task bill: argument name"),
+            ({"name": "y" * 2_000_000}, PayloadError, "over the limit of"),
+            ([("name", "y")], ArgumentsError, "args is list"),
+        ],
+    )
+    def test_wrong_arguments_are_refused_as_at_an_enqueue(
+        self, queue: PgQueue, args: Any, error: type[Exception], words: str
+    ) -> None:
+        one = queue.tasks["bill"].delay("x")
+
+        with pytest.raises(error, match=words):
+            change(queue, one.id, args=args)
+
+        assert job(queue, one.id).args == {"name": "x"}
+
+    def test_an_argument_that_no_worker_can_read_is_repaired(self, queue: PgQueue) -> None:
+        with queue.session() as session, session.begin():
+            stored = {"customer": "x", "amount": "seven"}
+            one = queue.tasks["bill"].enqueue(session, "x")
+            one.args = stored
+            job_id = one.id
+
+        assert change(queue, job_id, args={"amount": 7}) is Change.CHANGED
+
+        assert job(queue, job_id).args == {"name": "x", "amount": 7}
+
+    def test_an_argument_that_is_stored_under_its_old_name_is_replaced(
+        self, queue: PgQueue
+    ) -> None:
+        with queue.session() as session, session.begin():
+            one = queue.tasks["bill"].enqueue(session, "x")
+            one.args = {"customer": "x"}
+            job_id = one.id
+
+        assert change(queue, job_id, args={"name": "y"}) is Change.CHANGED
+
+        assert job(queue, job_id).args == {"name": "y"}
+
+    def test_only_an_application_with_the_task_changes_arguments(self, queue: PgQueue) -> None:
+        one = queue.tasks["bill"].delay("x")
+        other = PgQueue(queue.engine)
+
+        with pytest.raises(UnknownTask, match="no task 'bill'"):
+            change(other, one.id, args={"name": "y"})
+        assert change(other, one.id, priority=1) is Change.CHANGED
+
+    def test_a_claim_that_began_before_runs_the_new_arguments(self, queue: PgQueue) -> None:
+        """The job's message is another, so that nobody holds the old arguments."""
+        one = queue.tasks["bill"].delay("x")
+
+        with queue.session() as session, session.begin():
+            queue.change(session, one.id, args={"name": "y"})
+            run(queue)  # finds no message that it may have
+            assert seen == []
+        run(queue)
+
+        assert [name for name, *_ in seen] == ["y"]
+
+
+class TestUniqueKeys:
+    def test_a_key_made_of_the_arguments_is_made_anew(self, queue: PgQueue) -> None:
+        task = queue.tasks["unique"]
+        one = task.delay(1)
+
+        assert change(queue, one.id, args={"n": 2}) is Change.CHANGED
+
+        assert task.delay(1).is_new
+        assert task.delay(2).id == one.id
+
+    def test_a_key_that_is_taken_leaves_job_and_transaction_as_they_were(
+        self, queue: PgQueue
+    ) -> None:
+        task = queue.tasks["unique"]
+        one, two = task.delay(1), task.delay(2)
+
+        with queue.session() as session, session.begin():
+            with pytest.raises(DuplicateJob, match=f"job {two.id} of its queue") as caught:
+                queue.change(session, one.id, args={"n": 2})
+            queue.change(session, one.id, args={"words": "kept"})
+
+        assert caught.value.holder == two.id
+        assert job(queue, one.id).args == {"n": 1, "words": "kept"}
+        assert task.delay(1).id == one.id
+
+    def test_a_key_that_the_enqueue_gave_stays(self, queue: PgQueue) -> None:
+        task = queue.tasks["unique"].options(unique_key="mine")
+        one = task.delay(1)
+
+        change(queue, one.id, args={"n": 2})
+
+        assert job(queue, one.id).unique_key == "mine"
+        assert task.delay(3).id == one.id
+
+    def test_a_key_stays_in_its_period(self, queue: PgQueue) -> None:
+        task = queue.tasks["monthly"]
+        one = task.delay(1)
+
+        change(queue, one.id, args={"n": 2})
+
+        assert task.delay(2).id == one.id
+        assert task.delay(1).is_new
+
+    def test_it_waits_for_another_transaction_that_takes_the_key(self, queue: PgQueue) -> None:
+        task = queue.tasks["unique"]
+        one = task.delay(1)
+        changes: list[Change] = []
+        with queue.session() as other, queue.engine.connect() as operator:
+            task.enqueue(other, 2)
+            pid = operator.scalar(text("SELECT pg_backend_pid()"))
+
+            def change_it() -> None:
+                changes.append(queue.change(operator, one.id, args={"n": 2}))
+                operator.commit()
+
+            thread = threading.Thread(target=change_it)
+            thread.start()
+            wait_until(lambda: waits_for_lock(queue.engine, pid))
+            other.rollback()
+            thread.join()
+
+        assert changes == [Change.CHANGED]
+        assert task.delay(2).id == one.id
+
+
+class TestLimits:
+    def test_a_job_that_waits_for_room_changes_too(self, queue: PgQueue) -> None:
+        one = queue.tasks["limited"].delay(1)
+
+        assert change(queue, one.id, args={"words": "new"}) is Change.CHANGED
+        assert change(queue, one.id, priority=1, delay=HOUR) is Change.CHANGED
+        assert status(queue, one.id) is JobStatus.BLOCKED
+        assert change(queue, one.id, delay=timedelta(0)) is Change.CHANGED
+
+        run(queue)
+        assert seen == ["new"]
+
+    def test_an_argument_by_which_it_counts_cannot_change(self, queue: PgQueue) -> None:
+        one = queue.tasks["limited"].delay(1)
+
+        with pytest.raises(ArgumentsError, match=f"job {one.id} counts in a limit"):
+            change(queue, one.id, args={"tenant": 2})
+
+
+class TestRequeue:
+    def test_a_failed_job_begins_again_with_other_arguments_and_its_history(
+        self, queue: PgQueue
+    ) -> None:
+        one = queue.tasks["bill"].delay("x", amount=-1)
+        run(queue)
+        assert status(queue, one.id) is JobStatus.FAILED
+
+        assert requeue(queue, one.id, amount=1) is Change.REQUEUED
+        run(queue)
+
+        assert [amount for *_, amount in seen] == [-1, 1]
+        with Session(queue.engine) as session:
+            ended = session.get_one(Job, one.id)
+            assert ended.status is JobStatus.SUCCEEDED
+            assert [attempt.error for attempt in ended.failed_attempts] == ["-1"]
+
+    def test_wrong_arguments_leave_it_failed(self, queue: PgQueue) -> None:
+        one = queue.tasks["bill"].delay("x", amount=-1)
+        run(queue)
+
+        with pytest.raises(ArgumentsError, match="it has no argument 'amont'"):
+            requeue(queue, one.id, amont=1)
+
+        assert status(queue, one.id) is JobStatus.FAILED
+
+    def test_its_unique_key_is_that_of_the_new_arguments(self, queue: PgQueue) -> None:
+        task = queue.tasks["unique"]
+        one = task.delay(1)
+        with queue.session() as session, session.begin():
+            queue.cancel(session, one.id)
+        two = task.delay(1)
+
+        with pytest.raises(DuplicateJob, match=f"job {two.id}"):
+            requeue(queue, one.id, words="new")
+        assert job(queue, one.id).args == {"n": 1}
+        assert requeue(queue, one.id, n=3) is Change.REQUEUED
+
+        assert task.delay(3).id == one.id
+
+    def test_a_job_that_waits_keeps_its_arguments(self, queue: PgQueue) -> None:
+        one = queue.tasks["bill"].delay("x")
+
+        assert requeue(queue, one.id, name="y") is Change.UNCHANGED
+
+        assert job(queue, one.id).args == {"name": "x"}
