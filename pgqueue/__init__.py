@@ -3,10 +3,13 @@
 docs/explanation/architecture.md describes the packages and the order of their imports.
 """
 
+from pgqueue.batches import OpenBatch
 from pgqueue.context import JobContext
 from pgqueue.errors import (
     ArgumentsError,
     AttemptFailed,
+    BatchEnded,
+    BatchNotFound,
     DelayInTransaction,
     DuplicateJob,
     DuplicateSchedule,
@@ -33,6 +36,8 @@ from pgqueue.events import AttemptEnded, AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.limits import Limit
 from pgqueue.models import (
+    Batch,
+    BatchJob,
     DeadLetter,
     Job,
     JobAttempt,
@@ -50,7 +55,7 @@ from pgqueue.models import (
 )
 from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze
 from pgqueue.redaction import Secret
-from pgqueue.repository import Change, LimitState, ScheduleState, Violation
+from pgqueue.repository import BatchState, Change, LimitState, ScheduleState, Violation
 from pgqueue.retention import Keep
 from pgqueue.retry import Retry
 from pgqueue.schedules import Schedules
@@ -94,10 +99,15 @@ __all__ = [
     "LimitBucket",
     "LimitPlace",
     "LimitSettings",
+    "Batch",
+    "BatchJob",
     # results of operators' calls
     "Change",
     "LimitState",
     "Violation",
+    # batches
+    "BatchState",
+    "OpenBatch",
     # schedules
     "Schedules",
     "ScheduleState",
@@ -105,6 +115,8 @@ __all__ = [
     "PgQueueError",
     "ArgumentsError",
     "AttemptFailed",
+    "BatchEnded",
+    "BatchNotFound",
     "DelayInTransaction",
     "DuplicateJob",
     "DuplicateSchedule",

@@ -45,6 +45,14 @@ class ScheduleNotFound(PgQueueError, LookupError):
     """No schedule has this name."""
 
 
+class BatchNotFound(PgQueueError, LookupError):
+    """No batch has this id: it was never created, was rolled back, or has been deleted."""
+
+
+class BatchEnded(PgQueueError):
+    """The batch has ended, so no job can be added to it; nothing was enqueued."""
+
+
 class LeaseLost(PgQueueError, RuntimeError):
     """The job of this attempt has been given to another, so nothing of the attempt may be kept."""
 

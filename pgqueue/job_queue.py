@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from pgqueue import schema
 from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
+from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch
 from pgqueue.connections.autocommit import autocommitting, in_savepoint
 from pgqueue.connections.opening import DRIVER, connection_parameters, worker_engine_for_now
 from pgqueue.context import Around, JobContext, nothing_around
@@ -29,7 +30,17 @@ from pgqueue.limits import Limit, Limited, by_name, check_capacity, limits_of_qu
 from pgqueue.middleware import Middleware, as_context_manager
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole, shown
 from pgqueue.redaction import redacted
-from pgqueue.repository import Admissions, Change, Jobs, LimitState, StatusCount, Violation, Workers
+from pgqueue.repository import (
+    Admissions,
+    Batches,
+    BatchState,
+    Change,
+    Jobs,
+    LimitState,
+    StatusCount,
+    Violation,
+    Workers,
+)
 from pgqueue.retention import DEFAULT_KEEP, Keep, Retention, keep_of
 from pgqueue.schedule_rules import checked_rule
 from pgqueue.schedules import (
@@ -52,7 +63,7 @@ from pgqueue.tasks.editing import requeue as requeue_changed
 from pgqueue.tasks.task import MetaSource
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -406,6 +417,62 @@ class PgQueue:
             )
         return self.tasks[name]
 
+    def batch(
+        self,
+        session: "Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any]",
+        name: str | None = None,
+        *,
+        on_success: Task[..., Any] | None = None,
+        on_failure: Task[..., Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> OpenBatch:
+        """Return a ``with`` block whose jobs are one batch; ``async with`` for an AsyncSession.
+
+        All jobs that the block enqueues through ``session`` belong to the batch.  When the last of
+        them has ended, one job is enqueued: of the task ``on_failure`` if a job has failed, else of
+        ``on_success``.  Its one argument is the id of the batch, an int.  A cancelled job has not
+        failed.  ``name`` and ``meta`` (a dict of JSON data) are for :meth:`get_batch`, and for
+        people.
+
+        Joins the caller's transaction and commits nothing.  Raises OptionError, ArgumentsError or
+        PayloadError for a task that cannot be called so.
+        """
+        for task in (on_success, on_failure):
+            if task is not None and (not isinstance(task, Task) or task.owner is not self):
+                raise TaskDefinitionError(
+                    f"batch: on_success or on_failure is {task!r}; give a task of this queue"
+                )
+        return NewBatch(session, name, meta=meta, on_success=on_success, on_failure=on_failure)
+
+    def extend_batch(
+        self,
+        session: "Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any]",
+        batch_id: int,
+    ) -> OpenBatch:
+        """Return a ``with`` block whose jobs are added to a batch, as a job of the batch does.
+
+        The batch does not end before the transaction of ``session``.  To enter the block raises
+        BatchEnded if the batch has ended, and BatchNotFound.
+        """
+        return ExtendedBatch(session, _checked_id(batch_id, "batch"))
+
+    @telling_failures()
+    def get_batch(
+        self, session: "Session | Connection | scoped_session[Any]", batch_id: int
+    ) -> BatchState:
+        """Return a batch with its progress.  Reads all of its jobs until it has ended.
+
+        Raises BatchNotFound.
+        """
+        return Batches(executor(session)).state(_checked_id(batch_id, "batch"))
+
+    @telling_failures()
+    def batches(
+        self, session: "Session | Connection | scoped_session[Any]", limit: int = 100
+    ) -> list[BatchState]:
+        """Return the newest batches with their progress."""
+        return Batches(executor(session)).states(limit)
+
     @telling_failures()
     def cancel(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
         """Cancel a job in the caller's transaction; returns what the call has done.
@@ -648,9 +715,9 @@ def _checked_limits(
     return limits_of_queues(limits)
 
 
-def _checked_id(job_id: Any) -> int:
-    if type(job_id) is not int:
+def _checked_id(id: Any, of: str = "job") -> int:
+    if type(id) is not int:
         raise ArgumentsError(
-            f"a job's id is needed here, not {type(job_id).__name__}: give job.id, a whole number"
+            f"a {of}'s id is needed here, not {type(id).__name__}: give {of}.id, a whole number"
         )
-    return job_id
+    return id

@@ -7,6 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from pgqueue.cli.batch_commands import batches
 from pgqueue.cli.group import (
     CliState,
     ErrorHandlingGroup,
@@ -299,7 +300,7 @@ def demo(given: CliState, /, url: str | None, **options: Any) -> None:
 
 for command in (jobs, enqueue, requeue, run_now, change_jobs, cancel, pause, resume):
     main.add_command(command)
-for command in (workers, quiet, limits, set_limit, prune):
+for command in (workers, quiet, limits, set_limit, batches, prune):
     main.add_command(command)
 for command in (grant, revoke):
     main.add_command(command)

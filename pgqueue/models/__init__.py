@@ -6,6 +6,7 @@ declared only here; the statements on them are in :mod:`pgqueue.statements`.
 """
 
 from pgqueue.models.base import SCHEMA, Base
+from pgqueue.models.batch import Batch, BatchJob
 from pgqueue.models.dead_letter import DeadLetter
 from pgqueue.models.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE, Job
 from pgqueue.models.job_attempt import JobAttempt
@@ -39,6 +40,8 @@ __all__ = [
     "LimitBucket",
     "LimitPlace",
     "LimitSettings",
+    "Batch",
+    "BatchJob",
     "SchemaVersion",
     "DEFAULT_QUEUE",
     "DEFAULT_PRIORITY",

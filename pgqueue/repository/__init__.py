@@ -2,6 +2,7 @@
 
 from pgqueue.repository.admissions import Admissions, LimitState
 from pgqueue.repository.attempts import Attempts
+from pgqueue.repository.batches import Batches, BatchState, Callback
 from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.health import (
     LIMITS,
@@ -45,7 +46,10 @@ __all__ = [
     "LIMITS",
     "Admissions",
     "Attempts",
+    "BatchState",
+    "Batches",
     "Beat",
+    "Callback",
     "Change",
     "Claim",
     "Claimed",

@@ -44,6 +44,8 @@ class Notices(NamedTuple):
     has_stamps: bool | None
     seconds_to_tick: float | None
     """How long the next tick of a schedule is away; None if there is none, or it was not asked."""
+    has_batches: bool | None
+    """Whether a batch may have ended; None if it was not asked."""
 
 
 class Workers:
@@ -89,7 +91,8 @@ class Workers:
     ) -> Notices:
         """Read pauses, cancels and deaths; with ``search``, also orphaned leases and stamps.
 
-        ``scheduled``: tasks whose next tick to look up, as ``array_of`` names them.
+        ``scheduled``: tasks whose next tick to look up, as ``array_of`` names them; then batches
+        are looked up too.
         """
         has_ticks = scheduled is not None
         statement = workers.notices(running=bool(running), search=search, ticks=has_ticks)

@@ -42,6 +42,13 @@ ENQUEUE: Rights = {
     # An application manages the schedules of its customers, their arguments included.
     "schedules": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
     "waiting_messages": {"INSERT": WAITING},
+    # UPDATE also for SELECT ... FOR KEY SHARE, by which an addition keeps a batch open.
+    "batches": {
+        "INSERT": "name, meta",
+        "SELECT": "id, ended_at",
+        "UPDATE": "on_success, on_failure",
+    },
+    "batch_jobs": {"INSERT": ALL_OF_IT},
 }
 WORKER: Rights = {
     **VERSION,
@@ -62,6 +69,8 @@ WORKER: Rights = {
     "limit_places": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "limits": dict.fromkeys(("SELECT", "INSERT", "UPDATE"), ALL_OF_IT),
     "limit_buckets": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "batches": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "batch_jobs": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
 }
 DASHBOARD: Rights = {
     **VERSION,
@@ -92,6 +101,8 @@ DASHBOARD: Rights = {
     },
     "limit_places": {"SELECT": ALL_OF_IT},
     "limit_buckets": {"SELECT": ALL_OF_IT},
+    "batches": {"SELECT": ALL_OF_IT},
+    "batch_jobs": {"SELECT": ALL_OF_IT},
     "limits": {**dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT), "UPDATE": "capacity"},
     "leases": {**dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT), "UPDATE": "started_at"},
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),

@@ -4,13 +4,14 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, event, inspect, select
-from sqlalchemy.orm import Session, load_only, make_transient_to_detached
+from sqlalchemy.orm import Session, load_only, make_transient_to_detached, object_session
 from sqlalchemy.orm.attributes import set_committed_value
 
 from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository import Jobs, KeyHolder, Placed, raising_duplicate
 from pgqueue.sessions.callers import may_notify
+from pgqueue.sessions.collecting import collect
 
 MADE_BY_HAND = "pgqueue.made_by_hand"
 WITHOUT_NOTIFY = "pgqueue.without_notify"
@@ -113,6 +114,7 @@ def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
 
     raising_duplicate(dispatch, job, unique_key)
     set_committed_value(job, "held_unique_key", unique_key)
+    collect(object_session(job), [job.id])
 
 
 @event.listens_for(Job, "before_delete", propagate=True)

@@ -36,6 +36,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from pgqueue.models import SCHEMA
 from pgqueue.models.job_status import status_of
+from pgqueue.statements.batches import is_in_open_batch
 from pgqueue.statements.tables import (
     CANCELLED,
     CTID,
@@ -162,6 +163,7 @@ def _is_due(references: tuple[Reference, ...]) -> ColumnElement[bool]:
         span >= literal_column("0::double precision", Float),
         jobs.c.finished_at <= pg.statement_timestamp() - seconds(span),
         or_(jobs.c.outcome != CANCELLED, place == literal_column("'blocked'")),
+        ~is_in_open_batch(),
         *(_is_free(reference) for reference in references),
     )
 

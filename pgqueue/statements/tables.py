@@ -32,6 +32,8 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 
 from pgqueue.models import (
     SCHEMA,
+    Batch,
+    BatchJob,
     DeadLetter,
     Job,
     JobAttempt,
@@ -66,6 +68,8 @@ waiting_messages = _table(WaitingMessage)
 limit_places = _table(LimitPlace)
 limits = _table(LimitSettings)
 limit_buckets = _table(LimitBucket)
+batches = _table(Batch)
+batch_jobs = _table(BatchJob)
 
 AS_IT_STANDS: ColumnElement[Any] = literal_column("0")
 """An OFFSET that keeps the planner from reordering a sub-query: one probe by key for each row."""

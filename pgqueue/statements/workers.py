@@ -36,6 +36,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
+from pgqueue.statements.batches import has_candidates
 from pgqueue.statements.rescuing import died_lately, orphaned_leases
 from pgqueue.statements.schedules import seconds_to_next_tick
 from pgqueue.statements.tables import clock, job_attempts, jobs, leases, pg, queues, workers
@@ -184,7 +185,7 @@ def notices(*, running: bool, search: bool, ticks: bool = False) -> Executable:
     ``running``: also which of these running jobs were asked to cancel, or were already cancelled
     while they were being claimed.  ``search``: also whether dead workers have left a lease, and
     whether there are stamps; this reads all leases.  ``ticks``: also how long the next tick of a
-    schedule is away.
+    schedule is away, and whether a batch may have ended.
     """
     paused = select(func.coalesce(pg.jsonb_agg(queues.c.name), literal_column("'[]'"))).where(
         queues.c.paused_at.is_not(None)
@@ -201,6 +202,7 @@ def notices(*, running: bool, search: bool, ticks: bool = False) -> Executable:
         (orphans if search else null()).label("has_orphans"),
         (stamps if search else null()).label("has_stamps"),
         (seconds_to_next_tick() if ticks else null()).label("seconds_to_tick"),
+        (has_candidates() if ticks else null()).label("has_batches"),
     )
 
 

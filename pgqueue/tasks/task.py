@@ -19,9 +19,10 @@ from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret
-from pgqueue.repository import Enqueued, Jobs, JobValues, KeyHolder, NewJob
+from pgqueue.repository import Callback, Enqueued, Jobs, JobValues, KeyHolder, NewJob
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import joined, may_notify, sync_session, telling_failures
+from pgqueue.sessions.collecting import collect
 from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job, placed_job
 from pgqueue.statements.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
 from pgqueue.statements.starting import EXPIRES_IN
@@ -176,7 +177,9 @@ class Task(Generic[P, R]):
             found = self._insert(Jobs(connection), new, written)
         if isinstance(found, KeyHolder):
             check_holder(self._options, found.id, written.unique_key)
+            collect(target, [found.id])
             return held_job(target, found)
+        collect(target, [found.id])
         job = self._loaded_job(found, written, new)
         # The row is written and needs no flush, so a mapper event may enqueue too: SQLAlchemy warns
         # of an add there, because the flush would miss new or changed objects.
@@ -214,14 +217,10 @@ class Task(Generic[P, R]):
         written = self._arguments.of_rows(rows, max_bytes=self.owner.max_payload_bytes)
         connection = joined(target, self._where)
         refuse_autocommit(connection, f"{self._where}: enqueue_many")
-        jobs, new = Jobs(connection), self._new_on(connection)
         with telling_failures():
-            if self._options.uniqueness is not None or self._limits:
-                written = replace(written, unique_keys=in_period(jobs, new, written.unique_keys))
-                raises = self._options.conflict != "return"
-                with connection.begin_nested() if raises else nullcontext():
-                    return _enqueue_unique(jobs, new, written, self._options, self._limits)
-            return [id for text in written.texts for id in jobs.enqueue_chunk(new, documents=text)]
+            job_ids = self._insert_many(connection, written)
+        collect(target, job_ids)
+        return job_ids
 
     async def enqueue_many_async(
         self,
@@ -368,6 +367,21 @@ class Task(Generic[P, R]):
         changed = {} if unique_key == job.unique_key else {"unique_key": unique_key}
         return {"args": written.args, **changed}
 
+    def callback(self, batch_id: int) -> Callback:
+        """Return the job that calls this task with the id of a batch, as the batch keeps it.
+
+        Raises OptionError, ArgumentsError or PayloadError.
+        """
+        new = self._new_now()
+        if new.unique is not None or new.delay is not None or new.run_at is not None:
+            raise OptionError(
+                f"{self._where}: the callback of a batch is enqueued when the batch ends, once, "
+                "and takes no unique key, delay or run_at; give task.options(...) without them, or "
+                "another task"
+            )
+        written = self._written((batch_id,), {})
+        return Callback(new, written.text, self._limits.of(written.args))
+
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 
@@ -467,6 +481,15 @@ class Task(Generic[P, R]):
             limit_keys=self._limits.of(written.args),
         )
 
+    def _insert_many(self, connection: Connection, written: WrittenRows) -> list[int]:
+        jobs, new = Jobs(connection), self._new_on(connection)
+        if self._options.uniqueness is not None or self._limits:
+            written = replace(written, unique_keys=in_period(jobs, new, written.unique_keys))
+            raises = self._options.conflict != "return"
+            with connection.begin_nested() if raises else nullcontext():
+                return _enqueue_unique(jobs, new, written, self._options, self._limits)
+        return [id for text in written.texts for id in jobs.enqueue_chunk(new, documents=text)]
+
     def _in_period(self, connection: Connection, new: NewJob, written: Written) -> Written:
         if new.unique is None or new.unique.period is None:
             return written
@@ -513,6 +536,7 @@ class Task(Generic[P, R]):
             )
         if not (placed.is_new or placed.is_changed):
             check_holder(self._options, placed.id, written.unique_key)
+        collect(session, [placed.id])
         return placed_job(session, placed)
 
     async def _call_async(self, *args: Any, **kwargs: Any) -> Any:

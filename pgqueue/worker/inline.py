@@ -28,6 +28,7 @@ from pgqueue.sessions.handlers import joining_sessions
 from pgqueue.statements.tables import array_of
 from pgqueue.worker.admitting import AdmissionRounds, rules_of
 from pgqueue.worker.ahead import run_ahead
+from pgqueue.worker.batch_ends import end_batches_inline
 from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.inline_attempt import Ended, InlineAttempt, raise_error
 
@@ -113,10 +114,11 @@ class InlineWorker:
             run_ahead(self._due_times, drain, upcoming, ahead=ahead)
 
     def _next(self) -> Claimed | None:
-        """Claim the first job that is due; if there is none, admit jobs and look again."""
+        """Claim the first job that is due; if there is none, admit jobs, then end batches, and
+        look again."""
         claimed = self.claim(self._pairs())
-        if claimed is None and self.admit():
-            return self.claim(self._pairs())
+        while claimed is None and (self.admit() or end_batches_inline(self._connection)):
+            claimed = self.claim(self._pairs())
         return claimed
 
     def admit(self) -> bool:

@@ -1,6 +1,7 @@
 """One round of pruning: two walks over the jobs from the oldest, in short transactions.
 
-The first is over the failed and cancelled jobs, the second over all jobs that are old enough.
+The first is over the failed and cancelled jobs, the second over all jobs that are old enough.  At
+the end batches are deleted.
 """
 
 import time
@@ -11,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from pgqueue import redaction
-from pgqueue.repository import Pruning, Stretch
+from pgqueue.repository import Batches, Pruning, Stretch
 from pgqueue.retention import Retention
 from pgqueue.statements.pruning import Reference
 from pgqueue.worker.reconnecting import is_lock_timeout
@@ -69,7 +70,7 @@ class PruneRound:
     def step(self, connection: Connection) -> Progress:
         """Prune one stretch in a transaction of its own."""
         if not self._walks:
-            return Progress.DONE
+            return self._prune_batches(connection)
         began = time.monotonic()
         try:
             with connection.begin():
@@ -106,7 +107,12 @@ class PruneRound:
     def _end_walk(self) -> Progress:
         del self._walks[0]
         self._after = 0
-        return Progress.MORE if self._walks else Progress.DONE
+        return Progress.MORE
+
+    def _prune_batches(self, connection: Connection) -> Progress:
+        with connection.begin():
+            deleted = Batches(connection).prune(self._retention, MOST)
+        return Progress.MORE if deleted else Progress.DONE
 
     def _prune(self, connection: Connection) -> Stretch:
         pruning = Pruning(connection)

@@ -35,12 +35,12 @@ FORGET_EVERY = 3600.0
 
 
 class Ticking(Protocol):
-    """Fires the ticks of schedules."""
+    """Fires the ticks of schedules, and ends batches."""
 
     task_names: str
     """The tasks whose schedules it fires, as ``array_of`` names them."""
 
-    def expect(self, seconds: float | None) -> None: ...
+    def expect(self, seconds: float | None, *, batches: bool) -> None: ...
 
 
 class Rescuer(WorkerThread):
@@ -57,7 +57,8 @@ class Rescuer(WorkerThread):
         on_rescued: Callable[[Sequence[Rescued]], object] = lambda _: None,
         ticking: Ticking | None = None,
     ) -> None:
-        """``ticking``: told at each look when the next tick of a schedule is due."""
+        """``ticking``: told at each look when the next tick of a schedule is due, and whether a
+        batch may have ended."""
         super().__init__(name="upkeep")
         self.informed = Event()
         """Set when the paused queues are known: a worker must not claim from them."""
@@ -120,7 +121,7 @@ class Rescuer(WorkerThread):
         self._identity.paused = notices.paused
         self.informed.set()
         if self._ticking is not None:
-            self._ticking.expect(notices.seconds_to_tick)
+            self._ticking.expect(notices.seconds_to_tick, batches=bool(notices.has_batches))
         if notices.cancelled:
             self._on_cancel(notices.cancelled)
         self._rescue.rescue(connection, notices)

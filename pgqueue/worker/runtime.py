@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -11,7 +12,7 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.connections.opening import READ_COMMITTED
-from pgqueue.connections.settings import ADMITTING
+from pgqueue.connections.settings import ADMITTING, SCHEDULING
 from pgqueue.context import Around
 from pgqueue.limits import Limited
 from pgqueue.middleware import (
@@ -28,6 +29,7 @@ from pgqueue.tasks import Task
 from pgqueue.worker.admitter import Admitter
 from pgqueue.worker.admitting import AdmissionRounds
 from pgqueue.worker.attempt_events import AttemptEvents
+from pgqueue.worker.batch_ends import end_batches
 from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
 from pgqueue.worker.claiming.cursors import ClaimCursors
@@ -103,6 +105,30 @@ class WorkerRuntime:
         if not self.deletes_at_once:
             return True
         return not self.retention.deletes_at_once(claimed.task, claimed.queue)
+
+    def leaves_nothing(self, admitted: int) -> bool:
+        """Whether no job comes any more, for a worker that ends when no job is left.
+
+        Admits jobs that wait for room, if ``admitter.admitted`` was this number before the claim
+        that found nothing, and ends batches, whose callbacks are jobs too.
+        """
+        if self.admitter.has_admitted_since(admitted):
+            return False
+        connection = ReconnectingConnection(
+            self.engine,
+            SCHEDULING,
+            self.outage,
+            name="batches",
+            stopping=self.stopping,
+            isolation_level=READ_COMMITTED,
+        )
+        try:
+            ended = connection.attempt(
+                partial(end_batches, notify=self.listener.enabled, stopping=self.stopping)
+            )
+        finally:
+            connection.close()
+        return ended == 0  # None if the database is away
 
     def may_start(self, claimed: Claimed) -> bool:
         """Whether a claimed job may start: only while no other worker can have rescued it.

@@ -1,13 +1,15 @@
-"""The scheduler: writes the schedules of the code at the start, and fires ticks in time.
+"""The scheduler: writes the schedules of the code at the start, fires ticks in time, ends batches.
 
-It has a thread and a connection of its own, so that the application's code in an enqueue and ten
-thousand ticks at midnight hold up no rescue.  The rescuer tells it when the next tick is due, so a
-worker without schedules has this thread asleep and no connection for it.
+It has a thread and a connection of its own, so that the application's code in an enqueue, ten
+thousand ticks at midnight and the count of a million jobs hold up no rescue.  The rescuer tells it
+when the next tick is due and when a batch may have ended, so a worker without either has this
+thread asleep and no connection for it.
 """
 
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -17,6 +19,7 @@ from pgqueue.connections.settings import SCHEDULING
 from pgqueue.errors import ScheduleNotFound
 from pgqueue.job_queue import PgQueue
 from pgqueue.tasks import Task
+from pgqueue.worker.batch_ends import end_batches
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.reconnecting import REST_AFTER, ReconnectingConnection
 from pgqueue.worker.threads import WorkerThread
@@ -49,6 +52,8 @@ class Scheduler(WorkerThread):
         self._stopping = Event()
         self._awake = Event()
         self._due_at = NEVER
+        self._may_end_batches = False
+        self._end_batches = partial(end_batches, notify=queue.notify, stopping=self._stopping)
         self._reconnecting = ReconnectingConnection(
             engine,
             SCHEDULING,
@@ -63,15 +68,25 @@ class Scheduler(WorkerThread):
             pass
         self._reconnecting.close()
         while self._wait_until_due():
-            self._due_at = time.monotonic() + AGAIN
-            self._reconnecting.attempt(self._fire)
+            if self._due_at <= time.monotonic():
+                self._due_at = time.monotonic() + AGAIN
+                self._reconnecting.attempt(self._fire)
+            if self._may_end_batches:
+                self._may_end_batches = False
+                self._reconnecting.attempt(self._end_batches)
         self._reconnecting.close()
 
-    def expect(self, seconds: float | None) -> None:
-        """Expect the next tick in this time, or none; called at each look of the rescuer."""
+    def expect(self, seconds: float | None, *, batches: bool) -> None:
+        """Expect the next tick in this time, or none; called at each look of the rescuer.
+
+        ``batches``: whether a batch may have ended.
+        """
         due_at = NEVER if seconds is None else time.monotonic() + max(seconds, 0.0)
         if due_at < self._due_at - NEWS:
             self._due_at = due_at
+            self._awake.set()
+        if batches:
+            self._may_end_batches = True
             self._awake.set()
 
     def stop(self, *, seconds: float) -> None:
@@ -83,10 +98,10 @@ class Scheduler(WorkerThread):
             self._reconnecting.cancel()
 
     def _wait_until_due(self) -> bool:
-        """Sleep until a tick is due; False when the worker stops."""
+        """Sleep until a tick is due or a batch may have ended; False when the worker stops."""
         while not self._stopping.is_set():
             left = self._due_at - time.monotonic()
-            if left <= 0:
+            if left <= 0 or self._may_end_batches:
                 return True
             is_open = self._reconnecting.is_open
             self._awake.wait(min(left, REST_AFTER) if is_open else min(left, threading.TIMEOUT_MAX))

@@ -25,7 +25,7 @@ from chaos.interleavings.logical_workers import (
 )
 from pgqueue import Cancel, Change, Limit, PgQueue, Retry, Snooze, Worker
 from pgqueue.errors import OptionError
-from pgqueue.repository import Listing
+from pgqueue.repository import Batches, Listing
 from pgqueue.schema import grant, revoke, upgrade_database, verify
 from pgqueue.statements.tables import array_of
 from pgqueue.testing.databases import fresh_database
@@ -300,6 +300,33 @@ class TestLimits:
         assert violations(place.admin) == []
 
 
+class TestBatches:
+    def test_an_enqueuer_creates_and_extends_them_and_a_worker_ends_them(
+        self, place: Place, queue: PgQueue
+    ) -> None:
+        queue.bind(place.engine("enqueue"))
+        with queue.session() as session, session.begin():
+            with queue.batch(session, "mine", on_success=succeed) as batch:
+                succeed.enqueue(session, 1)
+            with queue.extend_batch(session, batch.id):
+                succeed.enqueue_many(session, [(2,), (3,)])
+        queue.bind(place.engine("dashboard"))
+        with queue.session() as session:
+            assert queue.get_batch(session, batch.id).total == 3
+
+        queue.bind(place.engine("worker"))
+        assert Worker(queue).run_until_empty(timeout=60)["succeeded"] == 4
+        with place.engine("worker").connect() as connection:
+            connection.execute(text("UPDATE pgqueue.batches SET ended_at = now() - interval '9y'"))
+            assert Batches(connection).prune(queue.retention, 100) == 4
+            connection.rollback()
+
+        queue.bind(place.engine("dashboard"))
+        with queue.session() as session:
+            [state] = queue.batches(session)
+        assert (state.outcome, state.total) == ("succeeded", 3)
+
+
 class TestSchedules:
     def test_an_enqueuer_manages_them_a_worker_fires_them_and_a_dashboard_pauses_them(
         self, place: Place, queue: PgQueue
@@ -413,6 +440,9 @@ NOT_ENQUEUE = [
     "DELETE FROM pgqueue.waiting_messages",
     "INSERT INTO pgqueue.limits (name, declared) VALUES ('bank', 9)",
     "DELETE FROM pgqueue.limit_places",
+    "SELECT * FROM pgqueue.batches",
+    "UPDATE pgqueue.batches SET ended_at = now()",
+    "DELETE FROM pgqueue.batch_jobs",
 ]
 NOT_WORKER = [
     "DELETE FROM pgqueue.schedules",
@@ -422,6 +452,7 @@ NOT_WORKER = [
 ]
 NOT_DASHBOARD = [
     "SELECT args FROM pgqueue.schedules",
+    "UPDATE pgqueue.batches SET on_success = NULL",
     "UPDATE pgqueue.schedules SET args = '{}'",
     "UPDATE pgqueue.schedules SET task = 'other'",
     "INSERT INTO pgqueue.schedules (name, task, cron) VALUES ('n', 't', '* * * * *')",

@@ -194,7 +194,7 @@ class Claimer(WorkerThread):
             self._wait_for_room()  # releases jobs that have waited too long
         elif not self._until_empty:
             self._poller.sleep(self._ask(connection))
-        elif was_quiet and not runtime.admitter.has_admitted_since(admitted):
+        elif was_quiet and runtime.leaves_nothing(admitted):
             # Messages that a job enqueues are there before it leaves in_flight: none is missed.
             self.finished.set()
         else:

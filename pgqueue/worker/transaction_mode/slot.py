@@ -193,7 +193,7 @@ class TransactionSlot(Slot):
         """Sleep for all slots, which wait at the claim gate meanwhile."""
         runtime, claim_gate = self.runtime, self._claim_gate
         if claim_gate.until_empty:
-            if swept and was_quiet and not runtime.admitter.has_admitted_since(admitted):
+            if swept and was_quiet and runtime.leaves_nothing(admitted):
                 claim_gate.finished.set()
             else:
                 runtime.buffer.room.wait(0.05)

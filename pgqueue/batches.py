@@ -1,0 +1,158 @@
+"""Batches: jobs that are one thing, whose end enqueues one more job."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy.orm import Session
+
+from pgqueue.connections.autocommit import refuse_autocommit
+from pgqueue.errors import OptionError, PgQueueError
+from pgqueue.meta import checked_meta, meta_text
+from pgqueue.options import shown
+from pgqueue.repository import Batches, Callback
+from pgqueue.sessions import async_sessions
+from pgqueue.sessions.callers import joined, sync_session, telling_failures
+from pgqueue.sessions.collecting import collected
+from pgqueue.tasks import Task
+
+LONGEST_NAME = 200
+
+
+class OpenBatch(ABC):
+    """A batch while jobs are added to it: a ``with`` block, or ``async with`` for an AsyncSession.
+
+    Every job that the block enqueues through the Session belongs to the batch, also a job that
+    held the unique key of an enqueue.  All is written in the transaction of the Session, which
+    must not end inside of the block; nothing is committed.
+    """
+
+    def __init__(self, session: Any, where: str) -> None:
+        self._given = session
+        self._where = where
+        self._id: int | None = None
+
+    @property
+    def id(self) -> int:
+        """The id of the batch.  Raises PgQueueError before the block."""
+        if self._id is None:
+            raise PgQueueError(f"{self._where} has no id yet; open it with a `with` block")
+        return self._id
+
+    def __enter__(self) -> Self:
+        self._block = self._opened(sync_session(self._given, self._where))
+        self._block.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._block.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Self:
+        def enter(session: Session) -> None:
+            self._block = self._opened(session)
+            self._block.__enter__()
+
+        self._actual = async_sessions.actual(self._given, self._where)
+        await self._actual.run_sync(enter)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._actual.run_sync(lambda _: self._block.__exit__(kind, error, trace))
+
+    @abstractmethod
+    def _begin(self, rows: Batches) -> int:
+        """Create the batch, or keep it open; returns its id."""
+
+    @abstractmethod
+    def _end(self, rows: Batches) -> None:
+        """Write what is left, after the jobs."""
+
+    @contextmanager
+    def _opened(self, session: Session) -> Iterator[None]:
+        connection = joined(session, self._where)
+        refuse_autocommit(connection, self._where, instead="a batch needs a transaction")
+        with telling_failures():
+            self._id = self._begin(Batches(connection))
+        transaction = session.get_transaction()
+        with collected(session) as job_ids:
+            yield
+            if session.get_transaction() is not transaction:
+                raise PgQueueError(
+                    f"{self._where}: the transaction has ended inside of the `with` block, so the "
+                    f"jobs are not in batch {self._id}; commit after the block"
+                )
+            session.flush()  # jobs that were given to session.add()
+        with telling_failures():
+            rows = Batches(joined(session, self._where))
+            rows.add_jobs(self.id, job_ids)
+            self._end(rows)
+
+
+class NewBatch(OpenBatch):
+    """Creates the batch.  The callbacks are written last: a batch whose block has failed, and whose
+    transaction is committed all the same, has none."""
+
+    def __init__(
+        self,
+        session: Any,
+        name: str | None,
+        *,
+        meta: Mapping[str, Any] | None,
+        on_success: Task[..., Any] | None,
+        on_failure: Task[..., Any] | None,
+    ) -> None:
+        super().__init__(session, f"batch {name}" if name else "batch")
+        self._name = _checked_name(name)
+        where = f"{self._where}: "
+        self._meta = meta_text(where, checked_meta(where, meta)) if meta else None
+        self._tasks = (on_success, on_failure)
+        self._callbacks: tuple[Callback | None, Callback | None] = (None, None)
+
+    def _begin(self, rows: Batches) -> int:
+        batch_id = rows.add(self._name, self._meta)
+        succeeded, failed = (
+            None if task is None else task.callback(batch_id) for task in self._tasks
+        )
+        self._callbacks = succeeded, failed
+        return batch_id
+
+    def _end(self, rows: Batches) -> None:
+        if any(self._callbacks):
+            rows.set_callbacks(self.id, *self._callbacks)
+
+
+class ExtendedBatch(OpenBatch):
+    """Adds to a batch that exists, and keeps it from ending until the transaction does."""
+
+    def __init__(self, session: Any, batch_id: int) -> None:
+        super().__init__(session, f"batch {batch_id}")
+        self._batch_id = batch_id
+
+    def _begin(self, rows: Batches) -> int:
+        rows.keep_open(self._batch_id)
+        return self._batch_id
+
+    def _end(self, rows: Batches) -> None:
+        """Nothing is left: the callbacks are those of the batch."""
+
+
+def _checked_name(name: Any) -> str | None:
+    if name is None or (
+        isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
+    ):
+        return name
+    raise OptionError(
+        f"batch: name is {shown(name)}; give at most {LONGEST_NAME} printable characters"
+    )

@@ -1,0 +1,64 @@
+"""Batches: sets of jobs whose end enqueues one more job."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from pgqueue.models.base import Base
+
+
+class Batch(Base):
+    """A set of jobs, and the jobs to enqueue when the last of them has ended.
+
+    The worker that ends a batch locks its row, sees that no job is unfinished, inserts the callback
+    and writes ``ended_at``, in one transaction.  A transaction that adds jobs locks the row too, in
+    a mode that only the end of the batch waits for.
+    """
+
+    __tablename__ = "batches"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    name: Mapped[str | None]
+    meta: Mapped[dict[str, Any] | None]
+    """What the application has noted, for the callback and for its queries."""
+
+    on_success: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    on_failure: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    """The values of the callback: any worker can enqueue it, also one without its task."""
+
+    created_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
+
+    waits_for: Mapped[int | None] = mapped_column(BigInteger)
+    """A job that was unfinished when a worker last looked: while it is, the batch has not ended."""
+
+    outcome: Mapped[str | None]
+    """NULL until the batch ends, then succeeded, or failed if a job of it has failed."""
+    total: Mapped[int | None] = mapped_column(BigInteger)
+    """How many jobs the batch had when it ended; NULL before, as the two below."""
+    failed: Mapped[int | None] = mapped_column(BigInteger)
+    cancelled: Mapped[int | None] = mapped_column(BigInteger)
+    callback_id: Mapped[int | None] = mapped_column(BigInteger)
+    """The job that the end has enqueued; it may have been deleted since."""
+    ended_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        CheckConstraint("outcome IN ('succeeded', 'failed')", name="batches_outcome"),
+        CheckConstraint("(outcome IS NULL) = (ended_at IS NULL)", name="batches_ended_at"),
+        Index("batches_open", "id", postgresql_where=text("ended_at IS NULL")),
+    )
+
+
+class BatchJob(Base):
+    """A job that belongs to a batch.
+
+    A row stays as long as its batch, also if the job has been deleted.
+    """
+
+    __tablename__ = "batch_jobs"
+    __table_args__ = (Index("batch_jobs_job_id", "job_id"),)
+
+    batch_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)

@@ -1,0 +1,205 @@
+"""Batches: what is written about them, and the end of one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from pgqueue.errors import BatchEnded, BatchNotFound
+from pgqueue.models import JobStatus
+from pgqueue.repository.jobs import Jobs
+from pgqueue.repository.new_job import Enqueued, NewJob
+from pgqueue.retention import Retention
+from pgqueue.statements import batches
+
+JOBS_IN_A_STATEMENT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Callback:
+    """The job that the end of a batch enqueues."""
+
+    new: NewJob
+    args: str
+    limit_keys: str | None
+
+    def document(self) -> str:
+        """The same as JSON, so that any worker can enqueue the job without knowing its task."""
+        new = self.new
+        values = {
+            "task": new.task,
+            "queue": new.queue,
+            "priority": new.priority,
+            "max_attempts": new.max_attempts,
+            "meta": new.meta,
+            "tags": list(new.tags),
+            "args": self.args,
+            "limit_keys": self.limit_keys,
+        }
+        return json.dumps(values)
+
+    @classmethod
+    def of(cls, document: str, *, notify: bool) -> "Callback":
+        values = json.loads(document)
+        args, limit_keys = values.pop("args"), values.pop("limit_keys")
+        return cls(NewJob(**values, notify=notify), args, limit_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchState:
+    """A batch and its progress, as read by :meth:`PgQueue.get_batch`."""
+
+    id: int
+    name: str | None
+    meta: Mapping[str, Any]
+    total: int
+    """How many jobs have been added."""
+    ended: int
+    """How many of them have succeeded, failed, were cancelled, or were deleted."""
+    failed: int
+    cancelled: int
+    outcome: str | None
+    """None while the batch is open, then "succeeded", or "failed" if a job of it has failed."""
+    callback_id: int | None
+    """The job that the end has enqueued."""
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class Looked(NamedTuple):
+    """A batch that may have ended, and whether it had."""
+
+    id: int
+    has_ended: bool
+
+
+class Counts(NamedTuple):
+    """The jobs of a batch."""
+
+    total: int
+    unfinished: int
+    failed: int
+    cancelled: int
+    first_unfinished: int | None
+
+
+class Batches:
+    """The batches behind one Session or Connection."""
+
+    def __init__(self, executor: Session | Connection) -> None:
+        self._executor = executor
+
+    def add(self, name: str | None, meta: str | None) -> int:
+        """Insert a batch; returns its id."""
+        row = {"name": name, "meta": meta}
+        return int(self._executor.execute(batches.add_batch(), row).scalar_one())
+
+    def set_callbacks(
+        self, batch_id: int, on_success: Callback | None, on_failure: Callback | None
+    ) -> None:
+        parameters = {
+            "batch_id": batch_id,
+            "on_success": on_success and on_success.document(),
+            "on_failure": on_failure and on_failure.document(),
+        }
+        self._executor.execute(batches.set_callbacks(), parameters)
+
+    def keep_open(self, batch_id: int) -> None:
+        """Keep a batch from ending before this transaction does.
+
+        Raises BatchEnded or BatchNotFound.
+        """
+        parameters = {"batch_id": batch_id}
+        if self._executor.execute(batches.keep_open(), parameters).first() is not None:
+            return
+        if self._executor.execute(batches.is_known(), parameters).first() is None:
+            raise not_found(batch_id)
+        raise BatchEnded(
+            f"batch {batch_id} has ended, and its callback may have run, so no job can be added; "
+            "create another batch"
+        )
+
+    def add_jobs(self, batch_id: int, job_ids: Sequence[int]) -> None:
+        for start in range(0, len(job_ids), JOBS_IN_A_STATEMENT):
+            part = list(job_ids[start : start + JOBS_IN_A_STATEMENT])
+            self._executor.execute(batches.add_jobs(), {"batch_id": batch_id, "job_ids": part})
+
+    def end_next(self, *, after: int, notify: bool) -> Looked | None:
+        """Lock the next batch that may have ended, and end it if it has; None if there is none.
+
+        Needs a transaction in READ COMMITTED: each statement after the lock must see what the last
+        addition has committed.
+        """
+        row = self._executor.execute(batches.lock_candidate(), {"after": after}).first()
+        if row is None:
+            return None
+        batch_id, waited_for, *callbacks = row
+        counts = Counts(0, 0, 0, 0, self._next_unfinished(batch_id, waited_for or 0))
+        if counts.first_unfinished is None:
+            # Once more from the first job on: one may have been requeued, or added behind.
+            counts = Counts(*self._run(batches.count_jobs(), batch_id).one())
+        if counts.first_unfinished is not None:
+            self._run(batches.wait_for(), batch_id, job_id=counts.first_unfinished)
+            return Looked(batch_id, has_ended=False)
+        self._end(batch_id, counts, callbacks[bool(counts.failed)], notify=notify)
+        return Looked(batch_id, has_ended=True)
+
+    def state(self, batch_id: int) -> BatchState:
+        """Return a batch with its progress; raises BatchNotFound."""
+        row = self._run(batches.batch_states(one=True), batch_id).first()
+        if row is None:
+            raise not_found(batch_id)
+        return _state_of(row)
+
+    def states(self, limit: int) -> list[BatchState]:
+        """Return the newest batches."""
+        rows = self._executor.execute(batches.batch_states(one=False), {"limit": limit})
+        return [_state_of(row) for row in rows]
+
+    def prune(self, retention: Retention, size: int) -> int:
+        """Delete up to ``size`` rows of the oldest batch whose time is over; returns how many."""
+        keep = retention.parameters()["keep_of_others"]
+        parameters = {"keep_of_others": keep, "size": size}
+        return int(self._executor.execute(batches.prune_batches(), parameters).scalar_one())
+
+    def _next_unfinished(self, batch_id: int, after: int) -> int | None:
+        found: int | None = self._run(batches.next_unfinished(), batch_id, after=after).scalar()
+        return found
+
+    def _end(self, batch_id: int, counts: Counts, document: str | None, *, notify: bool) -> None:
+        callback_id = None
+        if document is not None:
+            callback = Callback.of(document, notify=notify)
+            enqueued = Jobs(self._executor).enqueue(
+                callback.new, args=callback.args, unique_key=None, limit_keys=callback.limit_keys
+            )
+            assert isinstance(enqueued, Enqueued), "it has no unique key"
+            callback_id = enqueued.id
+        self._run(
+            batches.end_batch(),
+            batch_id,
+            outcome=JobStatus.FAILED.value if counts.failed else JobStatus.SUCCEEDED.value,
+            total=counts.total,
+            failed=counts.failed,
+            cancelled=counts.cancelled,
+            callback_id=callback_id,
+        )
+
+    def _run(self, statement: Any, batch_id: int, **parameters: Any) -> Any:
+        return self._executor.execute(statement, {"batch_id": batch_id, **parameters})
+
+
+def not_found(batch_id: int) -> BatchNotFound:
+    return BatchNotFound(
+        f"batch {batch_id} does not exist: it was never committed, or has been deleted; "
+        "look the id up in pgqueue.batches"
+    )
+
+
+def _state_of(row: Any) -> BatchState:
+    id, name, meta, *others = row
+    return BatchState(id, name, json.loads(meta) if meta else {}, *others)

@@ -1,0 +1,495 @@
+"""Batches: what belongs to one, when it ends, and what its callback is."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, make_url, select, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from pgqueue import (
+    ArgumentsError,
+    Batch,
+    BatchEnded,
+    BatchJob,
+    BatchNotFound,
+    Cancel,
+    Change,
+    Job,
+    JobContext,
+    Keep,
+    Limit,
+    NoTransaction,
+    OptionError,
+    PgQueue,
+    PgQueueError,
+    TaskDefinitionError,
+    Worker,
+)
+from pgqueue.repository import Batches
+from pgqueue.testing import run_jobs
+from pgqueue.worker.pruning import Progress, PruneRound
+
+AT_ONCE = timedelta(0)
+
+
+class Shop:
+    """An application that writes down which callbacks have run."""
+
+    def __init__(self, engine: Engine, **options: Any) -> None:
+        self.queue = queue = PgQueue(engine, **options)
+        self.told: list[tuple[str, int]] = []
+        self.mail = queue.task(name="mail")(lambda n: n)
+        self.fail = queue.task(name="fail", max_attempts=1)(self._fail)
+        self.unwanted = queue.task(name="unwanted")(self._cancel)
+        self.brief = queue.task(name="brief", keep=AT_ONCE)(lambda: None)
+        self.once = queue.task(name="once", unique_key=lambda n: f"once {n}")(lambda n: n)
+        self.done = queue.task(name="done")(self._done)
+        self.broken = queue.task(name="broken")(self._broken)
+
+    def _fail(self) -> None:
+        raise ValueError("planned")
+
+    def _cancel(self) -> None:
+        raise Cancel
+
+    def _done(self, batch_id: int) -> None:
+        self.told.append(("done", batch_id))
+
+    def _broken(self, batch_id: int) -> None:
+        self.told.append(("broken", batch_id))
+
+    def work(self) -> dict[str, int]:
+        return Worker(self.queue).run_until_empty(timeout=60)
+
+    def callbacks(self) -> dict[str, Any]:
+        return {"on_success": self.done, "on_failure": self.broken}
+
+
+@pytest.fixture
+def shop(engine: Engine) -> Shop:
+    return Shop(engine)
+
+
+def test_the_callback_is_enqueued_once_when_the_last_job_has_ended(
+    shop: Shop, session: Session
+) -> None:
+    with shop.queue.batch(session, "issue 12", meta={"issue": 12}, **shop.callbacks()) as batch:
+        shop.mail.enqueue_many(session, [(n,) for n in range(5)])
+        shop.mail.enqueue(session, 5)
+        session.add(shop.mail.job(6))
+    shop.mail.enqueue(session, 7)  # after the block: in no batch
+    session.commit()
+
+    assert shop.work() == {"succeeded": 9}
+    assert shop.work() == {}
+
+    assert shop.told == [("done", batch.id)]
+    state = shop.queue.get_batch(session, batch.id)
+    assert (state.name, state.meta, state.outcome) == ("issue 12", {"issue": 12}, "succeeded")
+    assert (state.total, state.ended, state.failed, state.cancelled) == (7, 7, 0, 0)
+    assert state.ended_at is not None
+    assert session.get_one(Job, state.callback_id).task == "done"
+
+
+def test_the_progress_is_that_of_its_own_jobs(shop: Shop, session: Session) -> None:
+    with shop.queue.batch(session) as batch:
+        later = shop.mail.options(delay=timedelta(hours=1)).enqueue(session, 1)
+        shop.fail.enqueue(session)
+        shop.unwanted.enqueue(session)
+        shop.mail.enqueue(session, 2)
+    with shop.queue.batch(session, "other"):
+        shop.mail.enqueue(session, 3)
+    session.commit()
+    shop.work()
+
+    other, state = shop.queue.batches(session)
+
+    assert (state.id, state.outcome, state.ended_at) == (batch.id, None, None)
+    assert (state.total, state.ended, state.failed, state.cancelled) == (4, 3, 1, 1)
+    assert (other.name, other.outcome, other.total) == ("other", "succeeded", 1)
+    assert shop.queue.batches(session, 1) == [other]
+    waits_for = session.scalars(select(Batch.waits_for).where(Batch.id == batch.id)).one()
+    assert waits_for == later.id
+
+
+def test_a_batch_fails_if_a_job_of_it_has_failed_and_says_so_at_its_end(
+    shop: Shop, session: Session
+) -> None:
+    with shop.queue.batch(session, **shop.callbacks()) as batch:
+        shop.fail.enqueue(session)
+        later = shop.mail.options(delay=timedelta(hours=1)).enqueue(session, 1)
+    session.commit()
+    shop.work()
+    assert shop.told == []
+
+    shop.queue.run_now(session, later.id)
+    session.commit()
+    shop.work()
+
+    assert shop.told == [("broken", batch.id)]
+    assert shop.queue.get_batch(session, batch.id).outcome == "failed"
+
+
+def test_a_cancelled_job_has_not_failed(shop: Shop, session: Session) -> None:
+    with shop.queue.batch(session, **shop.callbacks()) as batch:
+        shop.queue.cancel(session, shop.mail.enqueue(session, 1).id)
+        shop.unwanted.enqueue(session)
+    session.commit()
+    shop.work()
+
+    assert shop.told == [("done", batch.id)]
+    state = shop.queue.get_batch(session, batch.id)
+    assert (state.outcome, state.cancelled) == ("succeeded", 2)
+
+
+def test_a_failed_job_that_is_requeued_before_the_end_counts_as_it_ends_then(
+    shop: Shop, engine: Engine, session: Session
+) -> None:
+    with shop.queue.batch(session, **shop.callbacks()):
+        job_id = shop.fail.enqueue(session).id
+        later = shop.mail.options(delay=timedelta(hours=1)).enqueue(session, 1)
+    session.commit()
+    shop.work()
+    waits_for = session.scalars(select(Batch.waits_for)).one()
+    assert waits_for == later.id  # the worker has passed over the failed job
+
+    assert shop.queue.requeue(session, job_id) == Change.REQUEUED
+    shop.queue.cancel(session, later.id)
+    session.commit()
+    with engine.begin() as connection:  # before the requeued job runs
+        looked = Batches(connection).end_next(after=0, notify=False)
+    assert looked is not None
+    assert not looked.has_ended
+    shop.queue.cancel(session, job_id)
+    session.commit()
+    shop.work()
+
+    assert [word for word, _ in shop.told] == ["done"]
+
+
+def test_a_job_that_is_requeued_after_the_end_changes_nothing(shop: Shop, session: Session) -> None:
+    with shop.queue.batch(session, **shop.callbacks()) as batch:
+        job_id = shop.fail.enqueue(session).id
+    session.commit()
+    shop.work()
+    ended = shop.queue.get_batch(session, batch.id)
+
+    shop.queue.requeue(session, job_id)
+    session.commit()
+    shop.work()
+
+    assert shop.told == [("broken", batch.id)]
+    assert shop.queue.get_batch(session, batch.id) == ended
+
+
+def test_a_batch_without_jobs_succeeds(shop: Shop, session: Session) -> None:
+    with shop.queue.batch(session, **shop.callbacks()) as batch:
+        pass
+    session.commit()
+
+    assert shop.work() == {"succeeded": 1}
+    assert shop.told == [("done", batch.id)]
+    assert shop.queue.get_batch(session, batch.id).total == 0
+
+
+def test_jobs_that_are_deleted_when_they_succeed_have_ended(shop: Shop, session: Session) -> None:
+    with shop.queue.batch(session, **shop.callbacks()) as batch:
+        shop.brief.enqueue_many(session, [()] * 3)
+    session.commit()
+    shop.work()
+
+    assert session.query(Job).where(Job.task == "brief").count() == 0
+    assert shop.told == [("done", batch.id)]
+    assert shop.queue.get_batch(session, batch.id).total == 3
+
+
+def test_the_job_that_holds_a_unique_key_belongs_to_the_batch(shop: Shop, session: Session) -> None:
+    first = shop.once.options(delay=timedelta(hours=1)).enqueue(session, 1)
+    session.commit()
+    with shop.queue.batch(session) as batch:
+        assert shop.once.enqueue(session, 1).id == first.id
+        job_ids = shop.once.enqueue_many(session, [(1,), (2,)])
+
+    assert job_ids[0] == first.id
+    assert members(session, batch.id) == set(job_ids)
+
+
+def members(session: Session, batch_id: int) -> set[int]:
+    return set(session.scalars(select(BatchJob.job_id).where(BatchJob.batch_id == batch_id)))
+
+
+def test_what_a_savepoint_undoes_does_not_belong_to_the_batch(shop: Shop, session: Session) -> None:
+    with shop.queue.batch(session) as batch:
+        kept = shop.mail.enqueue(session, 1)
+        savepoint = session.begin_nested()
+        shop.mail.enqueue(session, 2)
+        savepoint.rollback()
+
+    assert members(session, batch.id) == {kept.id}
+
+
+def test_a_block_inside_of_another_collects_for_itself(shop: Shop, session: Session) -> None:
+    with shop.queue.batch(session) as outer:
+        first = shop.mail.enqueue(session, 1)
+        with shop.queue.batch(session) as inner:
+            second = shop.mail.enqueue(session, 2)
+        third = shop.mail.enqueue(session, 3)
+
+    assert members(session, outer.id) == {first.id, third.id}
+    assert members(session, inner.id) == {second.id}
+
+
+def test_a_block_that_fails_leaves_no_callback(shop: Shop, session: Session) -> None:
+    def fail_in_block() -> None:
+        with shop.queue.batch(session, **shop.callbacks()):
+            shop.mail.enqueue(session, 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_in_block()
+    shop.mail.enqueue(session, 2)
+    session.commit()
+
+    assert shop.work() == {"succeeded": 2}
+    assert shop.told == []
+    assert session.query(BatchJob).count() == 0
+
+
+def test_a_commit_inside_of_the_block_is_refused(shop: Shop, session: Session) -> None:
+    def commit_in_block() -> None:
+        with shop.queue.batch(session, **shop.callbacks()):
+            shop.mail.enqueue(session, 1)
+            session.commit()
+
+    with pytest.raises(PgQueueError, match="commit after the block"):
+        commit_in_block()
+
+    assert shop.work() == {"succeeded": 1}
+    assert shop.told == []
+
+
+def test_autocommit_is_refused(shop: Shop, engine: Engine) -> None:
+    with (
+        Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session,
+        pytest.raises(NoTransaction),
+        shop.queue.batch(session),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"name": ""}, OptionError),
+        ({"name": "x" * 201}, OptionError),
+        ({"meta": {"pgqueue.x": 1}}, OptionError),
+        ({"on_success": len}, TaskDefinitionError),
+    ],
+)
+def test_what_cannot_be_a_batch_is_refused(
+    shop: Shop, session: Session, given: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        shop.queue.batch(session, **given)
+
+
+def test_a_task_that_cannot_be_a_callback_is_refused(shop: Shop, session: Session) -> None:
+    wrong: list[tuple[Any, type[Exception]]] = [
+        (shop.fail, ArgumentsError),  # takes no argument
+        (shop.once, OptionError),  # has a unique key
+        (shop.done.options(delay=timedelta(hours=1)), OptionError),
+    ]
+    for task, error in wrong:
+        with pytest.raises(error), shop.queue.batch(session, on_success=task):
+            pass
+
+
+def test_a_batch_has_an_id_inside_of_its_block(shop: Shop, session: Session) -> None:
+    batch = shop.queue.batch(session)
+    with pytest.raises(PgQueueError, match="no id yet"):
+        _ = batch.id
+    with batch:
+        assert batch.id > 0
+
+
+def test_a_callback_keeps_its_options_the_meta_of_now_and_its_limits(
+    engine: Engine, session: Session
+) -> None:
+    shop = Shop(engine, queue_limits={"calls": Limit(1)})
+    trace = {"trace": "abc"}
+    shop.queue.on_enqueue(lambda task: trace)
+    callback = shop.done.options(queue="calls", priority=1, max_attempts=3, tags=["end"])
+    with shop.queue.batch(session, on_success=callback):
+        pass
+    session.commit()
+    trace.clear()
+
+    Worker(shop.queue, ["default", "calls"]).run_until_empty(timeout=60)
+
+    job = session.scalars(select(Job)).one()
+    assert (job.queue, job.priority, job.max_attempts) == ("calls", 1, 3)
+    assert (job.tags, job.meta, job.outcome) == (["end"], {"trace": "abc"}, "succeeded")
+    assert job.limit_keys
+
+
+def test_a_worker_that_does_not_know_the_callback_ends_the_batch(
+    shop: Shop, engine: Engine, session: Session
+) -> None:
+    other = PgQueue(engine)
+    other.task(name="mail")(lambda n: n)
+    with shop.queue.batch(session, **shop.callbacks()):
+        shop.mail.enqueue(session, 1)
+    session.commit()
+
+    assert Worker(other).run_until_empty(timeout=60) == {"succeeded": 1}
+    assert shop.work() == {"succeeded": 1}
+    assert len(shop.told) == 1
+
+
+def test_a_job_adds_to_its_batch_in_the_transaction_that_ends_it(
+    shop: Shop, session: Session
+) -> None:
+    def spread(session: Session, ctx: JobContext, batch_id: int, left: int) -> None:
+        with shop.queue.extend_batch(session, batch_id):
+            for _ in range(2 if left else 0):
+                again.enqueue(session, batch_id, left - 1)
+
+    again = shop.queue.task(name="spread")(spread)
+    with shop.queue.batch(session, **shop.callbacks()) as batch:
+        again.enqueue(session, batch.id, 3)
+    session.commit()
+
+    assert shop.work() == {"succeeded": 16}
+
+    assert shop.told == [("done", batch.id)]
+    assert shop.queue.get_batch(session, batch.id).total == 15
+
+
+def test_an_ended_batch_and_an_unknown_one_refuse_additions(shop: Shop, session: Session) -> None:
+    with shop.queue.batch(session) as batch:
+        pass
+    session.commit()
+    shop.work()
+
+    with pytest.raises(BatchEnded), shop.queue.extend_batch(session, batch.id):
+        pass
+    with pytest.raises(BatchNotFound), shop.queue.extend_batch(session, batch.id + 1):
+        pass
+    with pytest.raises(BatchNotFound):
+        shop.queue.get_batch(session, batch.id + 1)
+    with pytest.raises(ArgumentsError):
+        shop.queue.get_batch(session, "1")  # type: ignore[arg-type]
+
+
+def test_an_async_session_opens_batches(shop: Shop, database_url: str) -> None:
+    async def run() -> int:
+        url = make_url(database_url).set(drivername="postgresql+psycopg")
+        engine = create_async_engine(url)
+        async with AsyncSession(engine, expire_on_commit=False) as session:
+            async with shop.queue.batch(session, "async", **shop.callbacks()) as batch:
+                await shop.mail.enqueue_many_async(session, [(1,), (2,)])
+                await shop.mail.enqueue_async(session, 3)
+            async with shop.queue.extend_batch(session, batch.id):
+                await shop.mail.enqueue_async(session, 4)
+            await session.commit()
+            state = await session.run_sync(shop.queue.get_batch, batch.id)
+            assert (state.total, state.ended) == (4, 0)
+        await engine.dispose()
+        return batch.id
+
+    batch_id = asyncio.run(run())
+    shop.work()
+
+    assert shop.told == [("done", batch_id)]
+
+
+def test_callbacks_run_in_the_transaction_of_a_test(shop: Shop, session: Session) -> None:
+    with shop.queue.batch(session, **shop.callbacks()) as batch:
+        shop.mail.enqueue(session, 1)
+
+    ran = run_jobs(session, queue=shop.queue)
+
+    assert [job.task for job in ran] == ["mail", "done"]
+    assert shop.queue.get_batch(session, batch.id).outcome == "succeeded"
+
+
+def test_an_enqueue_outside_of_a_block_sends_what_it_sent_before(
+    shop: Shop, session: Session
+) -> None:
+    sent: list[str] = []
+    event.listen(
+        session.connection(),
+        "before_cursor_execute",
+        lambda _c, _d, statement, *_: sent.append(statement),
+    )
+    shop.mail.enqueue(session, 1)
+    shop.mail.enqueue_many(session, [(1,), (2,)])
+
+    assert len(sent) == 2
+    assert not [statement for statement in sent if "batch" in statement]
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    with engine.connect() as connection:
+        yield connection
+
+
+def pruned(shop: Shop, connection: Connection) -> None:
+    prune_round = PruneRound(shop.queue.retention)
+    while prune_round.step(connection) is Progress.MORE:
+        pass
+
+
+def test_pruning_leaves_the_jobs_of_an_open_batch(engine: Engine, connection: Connection) -> None:
+    shop = Shop(engine, keep=Keep(AT_ONCE, AT_ONCE, AT_ONCE))
+    with shop.queue.session() as session, session.begin():
+        with shop.queue.batch(session, **shop.callbacks()) as batch:
+            shop.fail.enqueue(session)
+            later = shop.mail.options(delay=timedelta(hours=1)).enqueue(session, 1).id
+        shop.fail.enqueue(session)
+    shop.work()
+
+    pruned(shop, connection)
+
+    with shop.queue.session() as session, session.begin():
+        assert session.query(Job).where(Job.task == "fail").count() == 1
+        shop.queue.cancel(session, later)
+    shop.work()
+    assert shop.told == [("broken", batch.id)]
+    pruned(shop, connection)
+    with shop.queue.session() as session:
+        assert session.query(Job).count() == 0
+        assert shop.queue.get_batch(session, batch.id).failed == 1
+
+
+def test_an_ended_batch_is_deleted_when_its_time_is_over_and_its_callback_has_ended(
+    engine: Engine, connection: Connection
+) -> None:
+    shop = Shop(engine, keep=timedelta(days=3))
+    with shop.queue.session() as session, session.begin():
+        for word in ("old", "young", "open", "called"):
+            callback = shop.done.options(queue="nobody") if word == "called" else None
+            with shop.queue.batch(session, word, on_success=callback):
+                delay = timedelta(hours=word == "open")
+                shop.mail.options(delay=delay).enqueue_many(session, [(1,), (2,)])
+    shop.work()
+    with engine.begin() as own:
+        own.execute(
+            text(
+                "UPDATE pgqueue.batches SET ended_at = ended_at - CASE name"
+                " WHEN 'young' THEN interval '2 days' ELSE interval '4 days' END"
+            )
+        )
+
+    pruned(shop, connection)
+
+    with shop.queue.session() as session:
+        left = set(session.scalars(select(Batch.name)))
+        assert left == {"young", "open", "called"}
+        of_batches = session.scalars(select(BatchJob.batch_id).distinct()).all()
+        assert len(of_batches) == 3
