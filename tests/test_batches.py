@@ -210,12 +210,14 @@ def test_jobs_that_are_deleted_when_they_succeed_have_ended(shop: Shop, session:
 def test_the_job_that_holds_a_unique_key_belongs_to_the_batch(shop: Shop, session: Session) -> None:
     first = shop.once.options(delay=timedelta(hours=1)).enqueue(session, 1)
     session.commit()
-    with shop.queue.batch(session) as batch:
+    with shop.queue.batch(session) as one:
         assert shop.once.enqueue(session, 1).id == first.id
+    with shop.queue.batch(session) as many:
         job_ids = shop.once.enqueue_many(session, [(1,), (2,)])
 
+    assert members(session, one.id) == {first.id}
     assert job_ids[0] == first.id
-    assert members(session, batch.id) == set(job_ids)
+    assert members(session, many.id) == set(job_ids)
 
 
 def members(session: Session, batch_id: int) -> set[int]:

@@ -470,3 +470,26 @@ def test_listeners_to_after_commit_hear_of_the_commit_of_the_job_in_its_app(
 
     assert counts == {"failed": 1, "succeeded": 1}
     assert heard == [(app.name, ["indexed"], ["indexed"])]
+
+
+def test_a_batch_joins_db_session_and_a_job_extends_it(
+    app: Flask, queue: PgQueue, mode: str
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    @queue.task(name="told")
+    def tell(batch_id: int) -> None:
+        told.append((batch_id, queue.get_batch(db.session, batch_id).total))
+
+    @queue.task(name="spread", transactional=True)
+    def spread(batch_id: int, left: int) -> None:
+        with queue.extend_batch(db.session, batch_id):
+            spread.enqueue_many(db.session, [(batch_id, left - 1)] * left)
+
+    with app.app_context():
+        with queue.batch(db.session, on_success=tell) as batch:
+            spread.enqueue(db.session, batch.id, 2)
+        db.session.commit()
+
+    assert work(app, queue, mode) == {"succeeded": 6}
+    assert told == [(batch.id, 5)]

@@ -134,6 +134,7 @@ def test_a_second_worker_skips_the_batch_that_the_first_ends(
     engine: Engine, batch_id: int, ending: Connection
 ) -> None:
     with engine.connect() as other:
+        other.execute(text("SET lock_timeout = '5s'"))
         assert end(ending) is True
         assert end(other) is None
         other.rollback()
