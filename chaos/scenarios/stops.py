@@ -43,7 +43,7 @@ CASES: list[tuple[float, tuple[signal.Signals, ...], str | None]] = [
 """The grace, what is sent to a worker while its handlers run, and what becomes of the attempts.
 Those of the first end within the grace."""
 BAD = "SELECT outcome, count(*) FROM pgqueue.job_attempts GROUP BY outcome"
-STOPPING = "stopping: "
+STOPPING = "stopping; "
 
 
 def until_open(gate: str) -> None:

@@ -39,7 +39,7 @@ LONGEST = 4.0
 """Seconds after which a handler returns by itself, as if nothing had been."""
 WITHIN = 5.0
 """Seconds; there are 128 handlers past their timeout at once, on two cores."""
-IMPORT = 3.0
+IMPORT = 10.0
 """Seconds in which a child process of each mode, of which many start at once, is ready."""
 
 
