@@ -212,11 +212,14 @@ def prune_batches() -> Executable:
 
 
 def is_in_open_batch() -> ColumnElement[bool]:
-    """Whether a job must stay, because its outcome counts at the end of a batch."""
+    """Whether a job must stay, because its outcome counts at the end of a batch.
+
+    Two probes by key for a job of a batch, one for any other.
+    """
+    is_open = select(batches.c.id).where(batches.c.id == batch_jobs.c.batch_id, IS_OPEN)
     return (
         select(batch_jobs.c.batch_id)
-        .join(batches, batches.c.id == batch_jobs.c.batch_id)
-        .where(batch_jobs.c.job_id == jobs.c.id, IS_OPEN)
+        .where(batch_jobs.c.job_id == jobs.c.id, is_open.offset(AS_IT_STANDS).exists())
         .offset(AS_IT_STANDS)
         .exists()
     )
