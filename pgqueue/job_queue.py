@@ -74,6 +74,10 @@ T = TypeVar("T", bound=Task[..., Any])
 
 _queues: WeakSet["PgQueue"] = WeakSet()
 
+BIGINT = 2**63
+"""Ids are smaller: the type bigint of PostgreSQL."""
+MOST_BATCHES = 1_000_000
+
 Bind = Union[str, Engine, Connection, "AsyncConnection", sessionmaker[Any]]
 
 
@@ -470,7 +474,8 @@ class PgQueue:
     def batches(
         self, session: "Session | Connection | scoped_session[Any]", limit: int = 100
     ) -> list[BatchState]:
-        """Return the newest batches with their progress."""
+        """Return the newest batches with their progress, at most ``limit``."""
+        check_whole("batches: ", "limit", limit, 0, MOST_BATCHES)
         return Batches(executor(session)).states(limit)
 
     @telling_failures()
@@ -720,4 +725,6 @@ def _checked_id(id: Any, of: str = "job") -> int:
         raise ArgumentsError(
             f"a {of}'s id is needed here, not {type(id).__name__}: give {of}.id, a whole number"
         )
+    if not -BIGINT <= id < BIGINT:
+        raise ArgumentsError(f"{id} is too large for a {of}'s id: give {of}.id")
     return id

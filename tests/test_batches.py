@@ -387,6 +387,29 @@ def test_an_ended_batch_and_an_unknown_one_refuse_additions(shop: Shop, session:
         shop.queue.get_batch(session, "1")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("call", ["get_batch", "extend_batch", "cancel", "run_now"])
+@pytest.mark.parametrize("id", [2**63, -(2**63) - 1])
+def test_an_id_that_no_row_can_have_is_refused_before_the_database_sees_it(
+    shop: Shop, call: str, id: int
+) -> None:
+    with shop.queue.session() as session:
+        mine = shop.mail.enqueue(session, 1).id
+
+        with pytest.raises(ArgumentsError, match="too large"):
+            getattr(shop.queue, call)(session, id)
+
+        session.commit()  # what was enqueued before is kept
+        assert session.get(Job, mine) is not None
+
+
+@pytest.mark.parametrize("limit", [-1, "10", 2**63, True])
+def test_a_limit_of_a_list_that_is_no_number_is_refused(
+    session: Session, shop: Shop, limit: Any
+) -> None:
+    with pytest.raises(OptionError, match="batches: limit is"):
+        shop.queue.batches(session, limit)
+
+
 def test_an_async_session_opens_batches(shop: Shop, database_url: str) -> None:
     async def run() -> int:
         url = make_url(database_url).set(drivername="postgresql+psycopg")

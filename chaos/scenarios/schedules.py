@@ -81,7 +81,7 @@ def ticks_without_lock(patch: Patch) -> None:
 
 @mutation
 def ticks_apart_from_their_jobs(patch: Patch) -> None:
-    """A schedule is moved in a transaction of its own, before its jobs are enqueued."""
+    """A schedule is moved in a separate transaction, before its jobs are enqueued."""
     fire_one = ticks.Ticks._fire_one
 
     def apart(self: Any, connection: Any, due: Any, running: set[int]) -> Any:

@@ -37,7 +37,7 @@ def show(queue: PgQueue, *, as_json: bool) -> None:
 
 
 def change(queue: PgQueue, verb: str, *, names: tuple[str, ...], as_json: bool) -> None:
-    """Change each schedule in a transaction of its own; exit with 1 if one does not exist."""
+    """Change each schedule in a separate transaction; exit with 1 if one does not exist."""
     changed: list[dict[str, Any]] = []
     for name in dict.fromkeys(names):
         with opened(queue) as session:

@@ -83,7 +83,7 @@ JOB_IDS = pg.unnest(cast(bindparam("job_ids", type_=Text), ARRAY(BigInteger)))
 def serialize_admissions() -> Executable:
     """Wait for the transaction that admits, and keep others out until this one ends.
 
-    In a statement of its own: the next one then sees what the other transaction has committed.
+    A separate statement: the next one then sees what the other transaction has committed.
     """
     return select(pg.pg_advisory_xact_lock(literal_column(str(lock_key("admission")), BigInteger)))
 

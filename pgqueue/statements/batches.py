@@ -132,7 +132,7 @@ def lock_candidate() -> Executable:
 def next_unfinished() -> Executable:
     """The first unfinished job of a batch after another job.
 
-    A statement of its own, after the lock: the snapshot of the statement that locks may be older
+    A separate statement, after the lock: the snapshot of the statement that locks may be older
     than the last addition.
     """
     job_id = batch_jobs.c.job_id

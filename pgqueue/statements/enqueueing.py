@@ -117,7 +117,7 @@ def enqueue_unique_jobs(
 ) -> Executable:
     """The same with a unique key each; returns the new jobs and the holders of taken keys.
 
-    Also the way of jobs under limits, which have keys of their own each.
+    Also for jobs under limits, whose keys differ from job to job.
 
     The holders are read in the statement's snapshot, so that a holder which ends while the
     statement runs, perhaps waiting for other enqueuers, is still found.

@@ -87,7 +87,7 @@ def due_schedules() -> Executable:
 def unfinished_jobs() -> Executable:
     """Which of these jobs have not ended.
 
-    A statement of its own, after the lock: the snapshot of the statement that locks may be older
+    A separate statement, after the lock: the snapshot of the statement that locks may be older
     than the job of a tick that another worker has just fired.
     """
     ids = cast(bindparam("job_ids"), ARRAY(BigInteger))

@@ -9,7 +9,6 @@ import time
 from functools import partial
 from threading import Event
 
-from psycopg.errors import InsufficientPrivilege
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -18,7 +17,7 @@ from pgqueue.connections.settings import PRUNING
 from pgqueue.retention import Retention
 from pgqueue.worker.outage import Outage, words_of
 from pgqueue.worker.pruning import Progress, PruneRound
-from pgqueue.worker.reconnecting import ReconnectingConnection
+from pgqueue.worker.reconnecting import GRANT_AGAIN, ReconnectingConnection, lacks_right
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
@@ -32,10 +31,7 @@ REST = 50
 are kept are read again by each round: a worker spends 2 % of its time on them at most."""
 
 MOMENT = 0.2
-NO_RIGHT = (
-    "prune: no ended job is deleted, because the worker's role may not: %s; as the owner of the "
-    "tables, run `pgqueue grant --worker ROLE`, as after each upgrade"
-)
+NO_RIGHT = f"prune: no ended job is deleted, because the worker's role may not: %s; {GRANT_AGAIN}"
 
 
 class Pruner(WorkerThread):
@@ -101,7 +97,7 @@ class Pruner(WorkerThread):
         try:
             return prune_round.step(connection)
         except DBAPIError as error:
-            if not isinstance(error.orig, InsufficientPrivilege):
+            if not lacks_right(error):
                 raise
             if not self._was_refused:
                 self._was_refused = True

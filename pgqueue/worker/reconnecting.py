@@ -9,7 +9,7 @@ from threading import Event
 from typing import TypeVar
 
 import psycopg
-from psycopg.errors import LockNotAvailable, QueryCanceled
+from psycopg.errors import InsufficientPrivilege, LockNotAvailable, QueryCanceled
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
@@ -32,6 +32,8 @@ REST_AFTER = 10.0
 """Seconds without work after which a connection is closed: opening another takes some
 milliseconds, and PostgreSQL allows 100 by default."""
 
+GRANT_AGAIN = "as the owner of the tables, run `pgqueue grant --worker ROLE`, as after each upgrade"
+
 BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
 """A connection lost inside a savepoint, or closed by a handler, raises InvalidRequestError."""
 
@@ -39,6 +41,11 @@ BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
 def is_lock_timeout(error: DBAPIError) -> bool:
     """Whether a statement has waited for a lock for as long as its connection may."""
     return isinstance(error.orig, LockNotAvailable)
+
+
+def lacks_right(error: Exception) -> bool:
+    """Whether the role of the connection may not do what a statement does."""
+    return isinstance(error, DBAPIError) and isinstance(error.orig, InsufficientPrivilege)
 
 
 def _is_cancelled(error: Exception) -> bool:
@@ -151,7 +158,8 @@ class ReconnectingConnection:
             self._outage.is_met(error, name=self._name, opened_at=opened_at)
         else:
             self._begin_afresh()
-            self._tell_refusal(words_of(error))
+            remedy = f"; {GRANT_AGAIN}" if lacks_right(error) else ""
+            self._tell_refusal(words_of(error) + remedy)
         self._before_wait()
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
         self._wait = min(2 * self._wait, self._longest_wait)

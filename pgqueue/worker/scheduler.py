@@ -1,6 +1,6 @@
 """The scheduler: writes the schedules of the code at the start, fires ticks in time, ends batches.
 
-It has a thread and a connection of its own, so that the application's code in an enqueue, ten
+It has a separate thread and connection, so that the application's code in an enqueue, ten
 thousand ticks at midnight and the count of a million jobs hold up no rescue.  The rescuer tells it
 when the next tick is due and when a batch may have ended, so a worker without either has this
 thread asleep and no connection for it.

@@ -120,7 +120,7 @@ def wait_alone(ctx: JobContext, gate: str) -> None:
     retry=Retry.never(),
 )
 def alone_in_process(left: int) -> None:
-    """Enqueues its successor under its own key, from a process of its own."""
+    """Enqueues its successor under its own key, from a child process."""
     if left:
         assert alone_in_process.delay(left - 1).is_new
 

@@ -47,3 +47,17 @@ def test_only_a_kept_line_goes_on_with_its_connection(line: ReconnectingConnecti
     after = line.attempt(backend_pid)
     assert (before == after) == line._is_kept
     assert line.attempt(cups) == 1
+
+
+def test_a_refused_role_is_told_the_remedy(
+    engine: Engine, line: ReconnectingConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read_as_a_role_without_rights(connection: Connection) -> None:
+        connection.execute(text("SET ROLE pg_monitor"))
+        connection.execute(text("SELECT FROM pgqueue.batches"))
+
+    assert line.attempt(read_as_a_role_without_rights) is None
+
+    [refused] = [record.getMessage() for record in caplog.records]
+    assert "the database refuses: permission denied for schema pgqueue" in refused
+    assert refused.endswith("run `pgqueue grant --worker ROLE`, as after each upgrade")

@@ -1,4 +1,4 @@
-"""``ctx.finish()`` in a child process: a transaction on a connection of its own engine.
+"""``ctx.finish()`` in a child process: a transaction on a connection of the process's engine.
 
 The process tells its worker of the COMMIT, and the worker asks the database whether it is so.
 """
