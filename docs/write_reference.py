@@ -69,6 +69,7 @@ TABLES = Page(
         "UnreadableJob",
         "WorkerProcess",
         "QueueSettings",
+        "PausedTask",
         "Schedule",
         "WaitingMessage",
         "LimitPlace",

@@ -16,6 +16,7 @@ from pgqueue.models.limit_bucket import LimitBucket
 from pgqueue.models.limit_place import LimitPlace
 from pgqueue.models.limit_settings import LimitSettings
 from pgqueue.models.message_queue import MessageQueue
+from pgqueue.models.paused_task import PausedTask
 from pgqueue.models.queue_settings import QueueSettings
 from pgqueue.models.schedule import Schedule
 from pgqueue.models.schema_version import SchemaVersion
@@ -35,6 +36,7 @@ __all__ = [
     "UnreadableJob",
     "WorkerProcess",
     "QueueSettings",
+    "PausedTask",
     "Schedule",
     "WaitingMessage",
     "LimitBucket",

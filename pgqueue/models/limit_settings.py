@@ -38,3 +38,6 @@ class LimitSettings(Base):
 
     burst: Mapped[int | None]
     """How many jobs of a rate may start at once after a pause."""
+
+    is_fair: Mapped[bool] = mapped_column(server_default=false())
+    """Whether the row stands for ``fair_by`` of a task: its keys take turns."""

@@ -64,6 +64,7 @@ WORKER: Rights = {
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "unreadable_jobs": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "queues": {"SELECT": ALL_OF_IT},
+    "paused_tasks": {"SELECT": ALL_OF_IT},
     "schedules": dict.fromkeys(("SELECT", "INSERT", "UPDATE"), ALL_OF_IT),
     "waiting_messages": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
     "limit_places": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
@@ -107,6 +108,7 @@ DASHBOARD: Rights = {
     "leases": {**dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT), "UPDATE": "started_at"},
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "queues": {"SELECT": ALL_OF_IT, "INSERT": "name, paused_at", "UPDATE": "paused_at"},
+    "paused_tasks": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "workers": {"SELECT": ALL_OF_IT, "UPDATE": "queues"},
     "unreadable_jobs": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
     "job_attempts": {

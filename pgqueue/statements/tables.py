@@ -42,6 +42,7 @@ from pgqueue.models import (
     LimitPlace,
     LimitSettings,
     MessageQueue,
+    PausedTask,
     QueueSettings,
     Schedule,
     UnreadableJob,
@@ -63,6 +64,7 @@ dead_letters = _table(DeadLetter)
 unreadable_jobs = _table(UnreadableJob)
 workers = _table(WorkerProcess)
 queues = _table(QueueSettings)
+paused_tasks = _table(PausedTask)
 schedules = _table(Schedule)
 waiting_messages = _table(WaitingMessage)
 limit_places = _table(LimitPlace)
