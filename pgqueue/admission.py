@@ -5,14 +5,22 @@ have become free since, and none can have been taken.
 
 A rate is a token bucket for each key.  It holds ``burst`` tokens, an admission takes one, and one
 comes back every ``period / capacity``.  All of its state is the time at which it is full again.
+
+The keys of a fair limit take turns, and only as many of its jobs are admitted as soon find a free
+slot: a key that comes later waits for no more than these.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from pgqueue.limits import name_of
+
+NEVER = datetime.min.replace(tzinfo=UTC)
+TURNS_ARE_KEPT = timedelta(hours=1)
+"""How long the last turn of a key is remembered; after it the key is like one that had none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,7 @@ class Rule:
     skips_failed: bool = False
     period: timedelta | None = None
     burst: int = 1
+    is_fair: bool = False
 
     @property
     def most_at_once(self) -> int:
@@ -51,6 +60,8 @@ class Place:
     """Whether the job does not run and cannot start now: it waits for its retry, or is paused."""
     limit_keys: tuple[str, ...] = ()
     has_started: bool = False
+    queue: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,7 @@ class Waiting:
     run_at: datetime
     job_id: int
     is_due: bool = True
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +85,53 @@ class Buckets:
     """When each bucket is full again; a bucket that is not here is full."""
 
 
+class Line(NamedTuple):
+    """The jobs among which the keys of a fair limit take turns."""
+
+    name: str
+    queue: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How the keys of fair limits took turns until now."""
+
+    ready: Mapping[Line, int] = field(default_factory=dict)
+    """How many jobs are admitted and have not started."""
+    most_ready: int = 0
+    last: Mapping[str, datetime] = field(default_factory=dict)
+    """When the keys had their last turns; a key that is not here had none for long."""
+
+
+NO_TURNS = Turns()
+
 Rules = Mapping[str, Rule]
+"""By the name of the limit; a key that has a rule of its own also by the key."""
+
+
+def rule_of(key: str, rules: Rules) -> Rule | None:
+    """Return the rule in force for a key; None if no worker has declared its limit."""
+    return rules.get(key) or rules.get(name_of(key))
 
 
 def is_rate(key: str, rules: Rules) -> bool:
-    rule = rules.get(name_of(key))
+    rule = rule_of(key, rules)
     return rule is not None and rule.period is not None
+
+
+def is_fair(key: str, rules: Rules) -> bool:
+    rule = rule_of(key, rules)
+    return rule is not None and rule.is_fair
+
+
+def ready_by_line(places: Iterable[Place], rules: Rules) -> Counter[Line]:
+    """How many jobs of fair limits are admitted and have not started."""
+    return Counter(
+        Line(name_of(place.key), place.queue, place.priority)
+        for place in places
+        if place.is_held and not place.has_started and is_fair(place.key, rules)
+    )
 
 
 def held_by_key(places: Iterable[Place], buckets: Buckets, rules: Rules) -> Counter[str]:
@@ -100,16 +153,23 @@ def held_by_key(places: Iterable[Place], buckets: Buckets, rules: Rules) -> Coun
 def after_starts(starts: Mapping[str, int], buckets: Buckets, rules: Rules) -> dict[str, datetime]:
     """When the buckets of these keys are full again after so many starts."""
     return {
-        key: _full_at(key, buckets, rules) + count * rules[name_of(key)].spacing
+        key: _full_at(key, buckets, rules) + count * _rule(key, rules).spacing
         for key, count in starts.items()
     }
+
+
+def after_turns(jobs: Iterable[Waiting], now: datetime, rules: Rules) -> dict[str, datetime]:
+    """Until when the last turns of the keys of these jobs are remembered, in their order."""
+    keys = [key for job in jobs for key in job.limit_keys if is_fair(key, rules)]
+    end = now + TURNS_ARE_KEPT
+    return {key: end + timedelta(microseconds=number) for number, key in enumerate(keys)}
 
 
 def next_token(keys: Iterable[str], buckets: Buckets, rules: Rules) -> timedelta | None:
     """How long until one of these keys that have no token has one; None if no key waits for it."""
     waits = []
     for key in keys:
-        rule = rules[name_of(key)]
+        rule = _rule(key, rules)
         wait = _full_at(key, buckets, rules) - buckets.now - (rule.burst - 1) * rule.spacing
         if wait > timedelta():
             waits.append(wait)
@@ -117,14 +177,14 @@ def next_token(keys: Iterable[str], buckets: Buckets, rules: Rules) -> timedelta
 
 
 def _missing_tokens(key: str, buckets: Buckets, rules: Rules) -> int:
-    spacing = rules[name_of(key)].spacing
+    spacing = _rule(key, rules).spacing
     missing = _full_at(key, buckets, rules) - buckets.now
     return -(-missing // spacing) if spacing else 0
 
 
 def _full_at(key: str, buckets: Buckets, rules: Rules) -> datetime:
     """At the latest when an empty bucket would be: the rule or the clock may have changed since."""
-    rule, now = rules[name_of(key)], buckets.now
+    rule, now = _rule(key, rules), buckets.now
     return min(max(buckets.full_at.get(key, now), now), now + rule.burst * rule.spacing)
 
 
@@ -149,6 +209,7 @@ def to_admit(
     *,
     locked: Collection[int] = (),
     most: int,
+    turns: Turns = NO_TURNS,
 ) -> list[int]:
     """The waiting jobs that are admitted, in the order in which they start.
 
@@ -156,27 +217,91 @@ def to_admit(
     transaction has locked.  A job is admitted if there is room under all its keys.  Under a strict
     key, a job that is due and is not admitted keeps all later ones back.
     """
-    taken = Counter(held)
+    taken, ready = Counter(held), Counter(turns.ready)
     closed: set[str] = set()
     admitted: list[int] = []
-    for job in sorted(waiting, key=_in_order):
+    terms = {keys: _terms_of(keys, rules) for keys in {job.limit_keys for job in waiting}}
+    due = [(job, known) for job in waiting if job.is_due and (known := terms[job.limit_keys])]
+    due.sort(key=_in_order)
+    for job, known in _in_turns(due, turns.last):
         if len(admitted) == most:
             break
-        if not job.is_due or not all(name_of(key) in rules for key in job.limit_keys):
-            continue
-        has_room = all(taken[key] < rules[name_of(key)].most_at_once for key in job.limit_keys)
-        if has_room and job.job_id not in locked and closed.isdisjoint(job.limit_keys):
+        has_room = all(taken[key] < most_of_key for key, most_of_key in known.most.items())
+        line = _line_of(job, known)
+        is_next = line is None or ready[line] < turns.most_ready
+        if has_room and is_next and job.job_id not in locked and closed.isdisjoint(job.limit_keys):
             admitted.append(job.job_id)
             taken.update(job.limit_keys)
+            ready.update([line] if line else [])
         else:
-            closed.update(key for key in job.limit_keys if rules[name_of(key)].is_strict)
+            closed.update(known.strict)
     return admitted
 
 
+class _Terms(NamedTuple):
+    """What the limits of a job say."""
+
+    most: Mapping[str, int]
+    """How many places each key has."""
+    strict: Collection[str]
+    fair: str | None
+    """The key that takes turns with others."""
+
+
+_Due = tuple[Waiting, _Terms]
+
+
+def _terms_of(limit_keys: Iterable[str], rules: Rules) -> _Terms | None:
+    """None if no worker has declared one of the limits."""
+    known = {key: rule for key in limit_keys if (rule := rule_of(key, rules)) is not None}
+    if len(known) < len(set(limit_keys)):
+        return None
+    return _Terms(
+        {key: rule.most_at_once for key, rule in known.items()},
+        [key for key, rule in known.items() if rule.is_strict],
+        next((key for key, rule in known.items() if rule.is_fair), None),
+    )
+
+
+def _in_turns(jobs: list[_Due], last: Mapping[str, datetime]) -> list[_Due]:
+    """These jobs, but in the places of each line its keys take turns: first one job of each key,
+    that whose last turn is longest ago first, then a second job of each."""
+    lines: defaultdict[Line, list[_Turn]] = defaultdict(list)
+    seen: Counter[tuple[Line, str]] = Counter()
+    for place, (job, terms) in enumerate(jobs):
+        if terms.fair is not None and (line := _line_of(job, terms)) is not None:
+            number = seen[line, terms.fair]
+            lines[line].append(_Turn(number, last.get(terms.fair, NEVER), place))
+            seen[line, terms.fair] = number + 1
+    found = list(jobs)
+    for turns in lines.values():
+        for turn, chosen in zip(turns, sorted(turns), strict=True):
+            found[turn.place] = jobs[chosen.place]
+    return found
+
+
+class _Turn(NamedTuple):
+    """Compared with other turns of its line, the lowest first."""
+
+    number: int
+    """How many jobs of the key come before."""
+    last: datetime
+    place: int
+
+
+def _line_of(job: Waiting, terms: _Terms) -> Line | None:
+    return None if terms.fair is None else Line(name_of(terms.fair), job.queue, job.priority)
+
+
+def _rule(key: str, rules: Rules) -> Rule:
+    return rules.get(key) or rules[name_of(key)]
+
+
 def _blocks(limit_keys: Iterable[str], rules: Rules) -> bool:
-    of_job = (rules.get(name_of(key)) for key in limit_keys)
+    of_job = (rule_of(key, rules) for key in limit_keys)
     return any(rule is None or (rule.is_strict and not rule.skips_failed) for rule in of_job)
 
 
-def _in_order(job: Waiting) -> tuple[int, datetime, int]:
+def _in_order(due: _Due) -> tuple[int, datetime, int]:
+    job, _ = due
     return job.priority, job.run_at, job.job_id

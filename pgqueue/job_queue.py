@@ -26,7 +26,15 @@ from pgqueue.errors import (
     UnknownTask,
 )
 from pgqueue.events import AttemptCallback
-from pgqueue.limits import Limit, Limited, by_name, check_capacity, limits_of_queues
+from pgqueue.limits import (
+    Limit,
+    Limited,
+    by_name,
+    check_capacity,
+    checked_key,
+    key_of,
+    limits_of_queues,
+)
 from pgqueue.middleware import Middleware, as_context_manager
 from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole, shown
 from pgqueue.redaction import redacted
@@ -585,14 +593,18 @@ class PgQueue:
         session: "Session | Connection | scoped_session[Any]",
         name: str,
         capacity: int | None,
-    ) -> None:
+        *,
+        key: Any = None,
+    ) -> str:
         """Set how many jobs of a limit run at once, or of a rate start in its period; None returns
         to the capacity in the code.
 
-        Holds for all workers from their next admission on, and for all keys of the limit.  Jobs
-        that have been admitted go on; with 0 no more are.  Raises OptionError for a capacity that
-        is no whole number from 0, for a strict limit above 1, and for a limit that neither this
-        application nor a worker has declared.
+        Holds for all workers from their next admission on.  ``key``: the value of the argument for
+        which alone it holds, or of several a tuple; without it, it holds for all that have no
+        capacity of their own.  Jobs that have been admitted go on; with 0 no more are.  Returns
+        the name under which :meth:`limits` has the capacity.  Raises OptionError for a capacity
+        that is no whole number from 0, for a strict limit above 1, for a key that the limit cannot
+        have, and for a limit that neither this application nor a worker has declared.
         """
         where = f"limit {shown(name)}: "
         if capacity is not None:
@@ -606,7 +618,14 @@ class PgQueue:
             raise OptionError(f"{where}there is no such limit; known are {known}")
         if rule.is_strict and (capacity or 0) > 1:
             raise OptionError(f"{where}its order is strict, and the capacity {capacity}; give 1")
-        admissions.set_capacity(name, capacity)
+        if key is None:
+            admissions.set_capacity(name, capacity)
+            return name
+        values = checked_key(where, own.get(name), key)
+        is_secret = any(task.has_secret_key(name) for task in self.tasks.values())
+        of_key = key_of(name, values, is_secret=is_secret)
+        admissions.set_capacity_of_key(name, of_key, capacity)
+        return of_key
 
     @telling_failures()
     def limits(self, session: "Session | Connection | scoped_session[Any]") -> list[LimitState]:

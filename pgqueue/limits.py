@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pgqueue.errors import OptionError, TaskDefinitionError
 
@@ -55,6 +55,9 @@ class Limit:
     per: timedelta | None = field(default=None, kw_only=True)
     burst: int = field(default=1, kw_only=True)
 
+    is_fair: ClassVar[bool] = False
+    """Whether the keys take turns: see :class:`Turns`."""
+
     def __post_init__(self) -> None:
         check_capacity("Limit: ", self.capacity)
         _check_rate(self.per, self.burst)
@@ -92,7 +95,8 @@ class Limit:
         if self.name is not None:
             return self
         by = ["+".join(self.by)] if self.by else []
-        name = ":".join([default, *by, *(["rate"] if self.per is not None else [])])
+        kind = ["fair"] if self.is_fair else ["rate"] if self.per is not None else []
+        name = ":".join([default, *by, *kind])
         _check_name(name)
         return replace(self, name=name)
 
@@ -100,12 +104,29 @@ class Limit:
         """Return the key under which a job with these stored arguments counts."""
         if not self.by:
             return str(self.name)
-        values = json.dumps(
-            [args.get(one) for one in self.by], sort_keys=True, separators=(",", ":")
+        return key_of(
+            str(self.name), [args.get(one) for one in self.by], is_secret=self.is_secret(secret)
         )
-        if len(values) > LONGEST_VALUES or not secret.isdisjoint(self.by):
-            values = f"sha256:{sha256(values.encode()).hexdigest()}"
-        return f"{self.name} {values}"
+
+    def is_secret(self, secret: frozenset[str]) -> bool:
+        """Whether the keys contain digests, given the secret arguments of a task."""
+        return not secret.isdisjoint(self.by)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns(Limit):
+    """What ``fair_by`` declares: a limit by argument whose capacity nobody reaches, and whose keys
+    take turns to be admitted."""
+
+    is_fair: ClassVar[bool] = True
+
+
+def key_of(name: str, values: Sequence[Any], *, is_secret: bool) -> str:
+    """Return the key of these stored arguments in the limit of this name."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    if len(text) > LONGEST_VALUES or is_secret:
+        text = f"sha256:{sha256(text.encode()).hexdigest()}"
+    return f"{name} {text}"
 
 
 def name_of(key: str) -> str:
@@ -154,7 +175,9 @@ class LimitKeys:
         return SEPARATOR.join(sorted(keys))
 
 
-def limits_of_task(limit: Any, task_name: str, parameters: Sequence[str]) -> tuple[Limit, ...]:
+def limits_of_task(
+    limit: Any, fair_by: Any, task_name: str, parameters: Sequence[str]
+) -> tuple[Limit, ...]:
     """Return the named limits that a task declares, checked."""
     given = (limit,) if isinstance(limit, Limit) else limit
     if not isinstance(given, list | tuple) or not all(isinstance(one, Limit) for one in given):
@@ -164,14 +187,16 @@ def limits_of_task(limit: Any, task_name: str, parameters: Sequence[str]) -> tup
         )
     if len(given) > MOST_LIMITS:
         raise OptionError(f"task {task_name}: {len(given)} limits; give at most {MOST_LIMITS}")
-    for one in given:
+    turns = _turns_of(fair_by, task_name)
+    for one in (*given, *turns):
         for name in one.by:
             if name not in parameters:
+                what = "fair_by" if one.is_fair else "a limit is by"
                 raise TaskDefinitionError(
-                    f"task {task_name}: a limit is by {name!r}, which is not a parameter of the "
+                    f"task {task_name}: {what} {name!r}, which is not a parameter of the "
                     f"task; it may name {', '.join(parameters) or 'nothing'}"
                 )
-    named = tuple(one.named(task_name) for one in given)
+    named = tuple(one.named(task_name) for one in (*given, *turns))
     names = [one.name for one in named]
     for name in names:
         if names.count(name) > 1:
@@ -180,6 +205,18 @@ def limits_of_task(limit: Any, task_name: str, parameters: Sequence[str]) -> tup
                 "another name=..."
             )
     return named
+
+
+def _turns_of(fair_by: Any, task_name: str) -> list[Turns]:
+    if fair_by in ((), [], None):
+        return []
+    try:
+        return [Turns(LARGEST_CAPACITY, by=fair_by)]
+    except OptionError as error:
+        raise OptionError(
+            f"task {task_name}: fair_by is {fair_by!r}; give the name of a parameter, as in "
+            'fair_by="tenant_id", or a tuple of names'
+        ) from error
 
 
 def limits_of_queues(limits: Any) -> dict[str, tuple[Limit, ...]]:
@@ -219,6 +256,23 @@ def by_name(limits: Iterable[Limit]) -> dict[str, Limit]:
                 "name"
             )
     return found
+
+
+def checked_key(where: str, limit: Limit | None, key: Any) -> list[Any]:
+    """Return the values of one key of a limit, None for a limit that only workers know."""
+    values = list(key) if isinstance(key, list | tuple) else [key]
+    if not all(isinstance(value, str | int | float | bool | None) for value in values):
+        raise OptionError(
+            f"{where}the key is {key!r}; give the value of the argument in its stored form, a text "
+            "or a number, or a tuple of several"
+        )
+    if limit is not None and len(values) != len(limit.by):
+        by = ", ".join(limit.by)
+        raise OptionError(
+            f"{where}the key is {key!r}; "
+            + (f"give the value of {by}" if by else "the limit is by no argument; omit it")
+        )
+    return values
 
 
 def check_capacity(where: str, capacity: Any) -> None:

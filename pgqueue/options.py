@@ -59,6 +59,7 @@ class TaskOptions(TypedDict, total=False):
     on_failed: Callable[[int], Any] | None
     keep: Keep | timedelta | None
     limit: Limit | Sequence[Limit]
+    fair_by: str | Sequence[str]
 
 
 class JobOptions(TypedDict, total=False):
@@ -107,6 +108,7 @@ class Options:
     keep: Keep | None = None
     """None: the rule of the job's queue, or that of the PgQueue."""
     limit: Limit | Sequence[Limit] = ()
+    fair_by: str | Sequence[str] = ()
 
     @classmethod
     def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":

@@ -7,6 +7,7 @@ import time
 from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case, in_turns
 from benchmarks.cases.drains import RATE
+from benchmarks.cases.pickup import quantile
 from benchmarks.systems import PGQUEUE, PGQUEUER
 
 BLOCKED_FOR = 15.0
@@ -66,6 +67,49 @@ def blocked_key(bench: Bench, size: Size) -> Finding:
             behind.append(_rate_of_others(arena, size.jobs, blocked=size.rows))
     ours = finding.add("behind a blocked key", behind, RATE)
     finding.ratio(ours, finding.add("alone", free, RATE))
+    return finding
+
+
+@case(
+    smoke=Size(jobs=5, rows=300),
+    usual=Size(jobs=300, rows=100_000),
+    full=Size(jobs=500, rows=100_000, turns=3),
+)
+def fair_turns(bench: Bench, size: Size) -> Finding:
+    """Single jobs of one key that come while 100,000 jobs of another wait, each of 10 ms, with
+    ``fair_by``: from the return of the enqueue call to the handler's first line."""
+    finding = Finding()
+    turns = []
+    with bench.arena(PGQUEUE.given("fair_by", fair=True, seconds=0.01)) as arena:
+        for _ in range(size.turns):
+            arena.fill(size.rows + size.jobs, bulk=size.rows)
+            arena.calm()
+            with arena.workers() as processes:
+                arena.wait_for_starts(min(size.rows // 2, 100), processes)
+                asked = arena.tell("each", first=size.rows, jobs=size.jobs, gap=0.03, key=1)
+                arena.wait_for_starts(size.jobs, processes, first=size.rows)
+            started = [arena.starts.of(size.rows + number)[0] for number in range(size.jobs)]
+            turns.append([1000 * (a - b) for a, b in zip(started, asked["returned"], strict=True)])
+    p95 = finding.add("p95", [quantile(turn, 0.95) for turn in turns], "ms")
+    finding.add("p50", [quantile(turn, 0.50) for turn in turns], "ms")
+    finding.bound(p95, at_most=100)
+    return finding
+
+
+@case(
+    smoke=Size(jobs=100),
+    usual=Size(jobs=2_000, turns=1),
+    full=Size(jobs=20_000, turns=7),
+)
+def drain_fair(bench: Bench, size: Size) -> Finding:
+    """No-op jobs of one key and of 1,000 keys with ``fair_by``."""
+    finding = Finding()
+    few = PGQUEUE.given("fair_by, 1 key", fair=True)
+    many = PGQUEUE.given("fair_by, 1,000 keys", fair=True, keys=1_000)
+    with bench.arenas(few, many) as arenas:
+        found = in_turns(arenas, size.turns, lambda arena: arena.drain(size.jobs))
+    for name, values in found.items():
+        finding.add(name, values, RATE)
     return finding
 
 

@@ -25,8 +25,8 @@ def pickup(bench: Bench, size: Size) -> Finding:
             for arena in arenas:
                 waits[arena.label].append(_waits(arena, size.jobs))
     for name, turns in waits.items():
-        p50 = finding.add(f"{name}, p50", [_quantile(turn, 0.50) for turn in turns], "ms")
-        p99 = finding.add(f"{name}, p99", [_quantile(turn, 0.99) for turn in turns], "ms")
+        p50 = finding.add(f"{name}, p50", [quantile(turn, 0.50) for turn in turns], "ms")
+        p99 = finding.add(f"{name}, p99", [quantile(turn, 0.99) for turn in turns], "ms")
         if name == PGQUEUE.label:
             finding.bound(p50, at_most=0.8)
             finding.bound(p99, at_most=2.5)
@@ -62,8 +62,8 @@ def urgent(bench: Bench, size: Size) -> Finding:
             arena.wait_for_starts(size.rows + size.jobs, processes)
         started = [arena.starts.of(size.rows + number)[0] for number in range(size.jobs)]
     waits = [1000 * (a - b) for a, b in zip(started, asked["returned"], strict=True)]
-    p99 = finding.add("p99", [_quantile(waits, 0.99)], "ms")
-    finding.add("p50", [_quantile(waits, 0.50)], "ms")
+    p99 = finding.add("p99", [quantile(waits, 0.99)], "ms")
+    finding.add("p50", [quantile(waits, 0.50)], "ms")
     finding.bound(p99, at_most=20)
     finding.remarks.append(
         f"{len(waits)} urgent jobs beside {size.rows:,} others"
@@ -85,6 +85,6 @@ def _waits(arena: Arena, jobs: int) -> list[float]:
     return sorted(1000 * (a - b) for a, b in zip(started, asked["returned"], strict=True))
 
 
-def _quantile(values: list[float], share: float) -> float:
+def quantile(values: list[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

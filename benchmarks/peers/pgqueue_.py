@@ -2,7 +2,8 @@
 
 Options: ``handler`` (sync, async, transactional), ``mode``, ``concurrency``, ``notify``, ``poll``,
 ``padding`` (bytes that each payload carries along), ``limit`` (how many jobs of a key run at once),
-``keys`` (over which the jobs are spread).
+``keys`` (over which the jobs are spread), ``fair`` (whether the keys take turns), ``seconds`` (for
+which each job of a bulk runs).
 """
 
 import time
@@ -29,13 +30,18 @@ EFFECT = sa.insert(sa.table("effects", sa.column("job")))
 PADDING = option("padding", 0)
 KEYS = option("keys", 0)
 LIMIT = option("limit", None)
+SECONDS = option("seconds", 0)
 EVERYTHING = "jobs, message_queue, leases, job_attempts, dead_letters"
-EVERYTHING += ", waiting_messages, limit_places"
+EVERYTHING += ", waiting_messages, limit_places, limit_buckets"
 
 
 if option("handler", "sync") == "sync":
 
-    @queue.task(name="nothing", limit=() if LIMIT is None else Limit(LIMIT, by="key"))
+    @queue.task(
+        name="nothing",
+        limit=() if LIMIT is None else Limit(LIMIT, by="key"),
+        fair_by="key" if option("fair", False) else (),
+    )
     def nothing(
         number: int, today: int = 0, padding: str = "", seconds: float = 0, key: int = 0
     ) -> None:
@@ -67,16 +73,18 @@ class PgqueueAdapter(Tables, Adapter):
         self.sql(f"TRUNCATE {tables}, effects")
 
     def enqueue(self, number):
-        self.task.delay(number)
+        self.task.delay(number, **self.arguments)
 
-    def do_each(self, first, jobs, gap, priority=None, notify=NOTIFY):
+    def do_each(self, first, jobs, gap, priority=None, notify=NOTIFY, key=None):
         queue.notify = notify
+        self.arguments = {} if key is None else {"key": key}
         options = {} if priority is None else {"priority": priority}
         self.task = nothing.options(**options)  # which reads whether the queue notifies
         return self.enqueue_each(first, jobs, gap)
 
     def enqueue_bulk(self, first, jobs):
         more = {"padding": "x" * PADDING} if PADDING else {}
+        more |= {"seconds": SECONDS} if SECONDS else {}
         rows = [{"number": number, **more} for number in range(first, first + jobs)]
         if KEYS:
             rows = [{**row, "key": row["number"] % KEYS} for row in rows]

@@ -1,7 +1,7 @@
 """The commands for limits: limits, set-limit."""
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -52,8 +52,11 @@ def limits(given: CliState, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("capacity", type=click.IntRange(min=0), required=False)
 @click.option("--reset", is_flag=True, help="Return to the capacity in the code.")
+@click.option("--key", help="Only for this value of the limit's argument; JSON for several.")
 @on_database
-def set_limit(given: CliState, as_json: bool, name: str, capacity: int | None, reset: bool) -> None:
+def set_limit(
+    given: CliState, as_json: bool, name: str, capacity: int | None, reset: bool, key: str | None
+) -> None:
     """Set how many jobs of a limit run at once, or start in its period, for all workers.
 
     Jobs that were admitted go on.  With 0 no more are admitted.
@@ -61,6 +64,7 @@ def set_limit(given: CliState, as_json: bool, name: str, capacity: int | None, r
     \b
     Example:  pgqueue --app shop.jobs:queue set-limit bank 5
               pgqueue --app shop.jobs:queue set-limit bank --reset
+              pgqueue --app shop.jobs:queue set-limit shop.report:tenant_id 0 --key 7
     """
     from pgqueue.cli.app_loader import opened
     from pgqueue.cli.jobs import as_data
@@ -69,14 +73,24 @@ def set_limit(given: CliState, as_json: bool, name: str, capacity: int | None, r
         raise click.UsageError("give either a CAPACITY or --reset")
     queue = given.database()
     with opened(queue) as session:
-        queue.set_limit(session, name, capacity)
+        written = queue.set_limit(session, name, capacity, key=None if key is None else _key(key))
         session.commit()
-        found = next(one for one in queue.limits(session) if one.name == name)
+        known = {one.name: one for one in queue.limits(session)}
+        found = known.get(written, known[name])
     if as_json:
         click.echo(json.dumps(as_data(found._asdict()), indent=2))
         return
     words = _capacity(found) if found.period else f"{found.capacity} at once"
-    click.echo(f"{name}: {words}")
+    click.echo(f"{written}: {words}")
+
+
+def _key(text: str) -> Any:
+    """The value of an argument as JSON or, if it is none, as text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return (None,) if value is None else value
 
 
 def _capacity(limit: "LimitState") -> str:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ FIRST_PLACE = ("", 0)
 class Lanes(NamedTuple):
     """Some lanes, and the first jobs in them."""
 
+    number: int
+    """How many lanes were read."""
     last: LaneKey | None
     """The last lane that was read; None if there was none."""
     are_all: bool
@@ -72,7 +75,13 @@ class Admissions:
         self._executor.execute(admitting.serialize_admissions())
 
     def rules(self) -> dict[str, Rule]:
-        return {name: Rule(*rest) for name, *rest in self._fetch(admitting.rules(), {})}
+        """The limits in force, by name; those of keys that have capacities of their own by key."""
+        rules = {name: Rule(*rest) for name, *rest in self._fetch(admitting.rules(), {})}
+        of_keys = {key: name_of(key) for key in rules if name_of(key) != key}
+        for key, name in of_keys.items():
+            rule, capacity = rules.get(name, rules[key]), rules[key].capacity
+            rules[key] = replace(rule, capacity=min(capacity, 1) if rule.is_strict else capacity)
+        return rules
 
     def first_waiting(
         self, after: LaneKey, *, queues: Sequence[str], tasks: str, lanes: int, of_lane: int
@@ -95,11 +104,13 @@ class Admissions:
             if job_id is None:
                 continue
             keys = tuple(key.limit_keys.split(SEPARATOR))
-            waiting.append(Waiting(keys, key.priority, run_at, job_id, is_due=seconds <= 0))
+            waiting.append(
+                Waiting(keys, key.priority, run_at, job_id, is_due=seconds <= 0, queue=key.queue)
+            )
             if seconds > 0:
                 later.append(float(seconds))
         last = next(reversed(known), None)
-        return Lanes(last, len(known) < lanes, waiting, min(later, default=None))
+        return Lanes(len(known), last, len(known) < lanes, waiting, min(later, default=None))
 
     def places_under(self, keys: Iterable[str], *, paused: Collection[str]) -> list[Place]:
         """All places under these keys."""
@@ -174,11 +185,16 @@ class Admissions:
         parameters = {"limit_name": name, "new_capacity": capacity}
         return self._executor.execute(admitting.set_capacity(), parameters).first() is not None
 
+    def set_capacity_of_key(self, name: str, key: str, capacity: int | None) -> None:
+        """Set the capacity of one key of a limit, or with None that of the limit."""
+        parameters = {"limit_name": name, "key": key, "new_capacity": capacity}
+        self._executor.execute(admitting.set_capacity_of_key(), parameters)
+
     def all(self) -> list[LimitState]:
         """All limits that were declared.  Reads all places and waiting messages."""
         held: Counter[str] = Counter()
         for key, count in self._executor.execute(admitting.held_by_key(), {"paused": "{}"}):
-            held[name_of(key)] += count
+            held.update(dict.fromkeys({key, name_of(key)}, count))
         waiting = self._waiting()
         return [
             LimitState(name, declared, capacity, is_set, held[name], waiting[name], *rate)
@@ -191,22 +207,22 @@ class Admissions:
         """How many jobs wait for each limit that no worker has declared: none admits them."""
         known = self.rules()
         waiting = sorted(self._waiting().items())
-        return {name: count for name, count in waiting if name not in known}
+        return {
+            name: count for name, count in waiting if name not in known and name_of(name) == name
+        }
 
     def _waiting(self) -> Counter[str]:
         """How many jobs wait for each limit, by name."""
         waiting: Counter[str] = Counter()
         for keys, count in self._executor.execute(admitting.waiting_by_keys()):
             for key in keys.split(SEPARATOR):
-                waiting[name_of(key)] += count
+                waiting.update(dict.fromkeys({key, name_of(key)}, count))
         return waiting
 
     def _places(self, statement: Executable, parameters: dict[str, Any]) -> list[Place]:
         return [
-            Place(key, job_id, is_held, may_go_back, tuple((keys or "").split(SEPARATOR)), started)
-            for key, job_id, is_held, may_go_back, keys, started in self._fetch(
-                statement, parameters
-            )
+            Place(key, job_id, is_held, may_go_back, tuple((keys or "").split(SEPARATOR)), *rest)
+            for key, job_id, is_held, may_go_back, keys, *rest in self._fetch(statement, parameters)
         ]
 
     def _fetch(self, statement: Executable, parameters: dict[str, Any]) -> Sequence[Any]:
@@ -222,6 +238,7 @@ def _said(limits: Iterable[Limit]) -> dict[str, str]:
             "skips_failed": limit.failed_head == "skip",
             "period": limit.per.total_seconds() if limit.per else None,
             "burst": limit.burst if limit.per else None,
+            "is_fair": limit.is_fair,
         }
         for limit in limits
     ]

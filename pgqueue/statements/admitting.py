@@ -72,7 +72,7 @@ from pgqueue.statements.tables import (
 LANE = ("limit_keys", "queue", "priority")
 """The jobs that are admitted in the order of their times: the key of a waiting message without
 its time and its job."""
-DECLARED = ("declared", "is_strict", "skips_failed", "period", "burst")
+DECLARED = ("declared", "is_strict", "skips_failed", "period", "burst", "is_fair")
 """What the code says of a limit."""
 PAUSED = cast(bindparam("paused", type_=Text), ARRAY(Text))
 ONE = literal_column("1", Integer)
@@ -93,7 +93,9 @@ def rules() -> Executable:
     """The limits that are in force."""
     burst = func.coalesce(limits.c.burst, ONE)
     flags = (limits.c.is_strict, limits.c.skips_failed)
-    return select(limits.c.name, _capacity(), *flags, limits.c.period, burst)
+    of_rate = (limits.c.period, burst)
+    columns = (limits.c.name, _capacity(), *flags, *of_rate, limits.c.is_fair)
+    return select(*columns).where(_is_in_force())
 
 
 @cache
@@ -331,11 +333,25 @@ def set_capacity() -> Executable:
 
 
 @cache
+def set_capacity_of_key() -> Executable:
+    """Write the capacity of one key of a limit as a row of its own; NULL is that of the limit."""
+    capacity = cast(bindparam("new_capacity", type_=Integer), Integer)
+    declared = [limits.c[name] for name in DECLARED]
+    row = select(text_parameter("key"), capacity, *declared).where(
+        limits.c.name == text_parameter("limit_name")
+    )
+    new = insert_or_skip(limits).from_select(["name", "capacity", *DECLARED], row)
+    return new.on_conflict_do_update(
+        index_elements=[limits.c.name], set_={"capacity": new.excluded.capacity}
+    )
+
+
+@cache
 def all_limits() -> Executable:
     is_set = limits.c.capacity.is_not(None)
     rate = (limits.c.period, limits.c.burst)
     known = select(limits.c.name, limits.c.declared, _capacity(), is_set, *rate)
-    return known.order_by(limits.c.name)
+    return known.where(_is_in_force()).order_by(limits.c.name)
 
 
 @cache
@@ -363,6 +379,7 @@ def _declared() -> Insert:
         column("skips_failed", Boolean),
         column("period", Float),
         column("burst", Integer),
+        column("is_fair", Boolean),
     )
     period = seconds(said.c.period)
     declared = (period if name == "period" else said.c[name] for name in DECLARED)
@@ -374,6 +391,12 @@ def _capacity() -> ColumnElement[int]:
     """The capacity in force; 1 for a strict limit, also if more was set before it was strict."""
     capacity = func.coalesce(limits.c.capacity, limits.c.declared)
     return case((limits.c.is_strict, func.least(capacity, ONE)), else_=capacity)
+
+
+def _is_in_force() -> ColumnElement[bool]:
+    """Not the row of a key that has no capacity of its own any more."""
+    is_of_key = pg.strpos(limits.c.name, literal_column("' '")) > literal_column("0")
+    return or_(~is_of_key, limits.c.capacity.is_not(None))
 
 
 def _lanes() -> Select[*tuple[Any, ...]]:
@@ -420,6 +443,8 @@ def _with_state(place: Subquery | FromClause) -> Select[*tuple[Any, ...]]:
         case((leased, false()), else_=func.coalesce(or_(later, paused), false())),
         job.c.limit_keys,
         leased.label("has_started"),
+        job.c.queue,
+        job.c.priority,
     ).select_from(place.outerjoin(job, true()).outerjoin(message, true()))
 
 

@@ -389,7 +389,9 @@ class Task(Generic[P, R]):
         self._options = options
         self.is_transactional = options.transactional or self.injection.wants_session
         self._arguments = Arguments(self.payload, options)
-        self.own_limits = limits_of_task(options.limit, self.name, self.payload.names)
+        self.own_limits = limits_of_task(
+            options.limit, options.fair_by, self.name, self.payload.names
+        )
         limits = (*self.own_limits, *self.owner.queue_limits.get(options.queue, ()))
         self._limits = LimitKeys(
             limits,
@@ -411,6 +413,11 @@ class Task(Generic[P, R]):
             tags=options.tags,
             unique=options.uniqueness,
         )
+
+    def has_secret_key(self, name: str) -> bool:
+        """Whether the keys of this limit contain secret arguments of the task."""
+        secret = frozenset(self._options.secret_args)
+        return any(limit.name == name and limit.is_secret(secret) for limit in self.own_limits)
 
     def _refuse_changes_under_limits(self) -> None:
         unique = self._options.uniqueness

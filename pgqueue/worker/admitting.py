@@ -1,8 +1,9 @@
 """One round of admission: all lanes in turn, in short transactions."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -10,11 +11,15 @@ from sqlalchemy import Connection
 from pgqueue.admission import (
     Buckets,
     Rule,
+    Turns,
     Waiting,
     after_starts,
+    after_turns,
     held_by_key,
+    is_fair,
     is_rate,
     next_token,
+    ready_by_line,
     to_admit,
     to_send_back,
 )
@@ -27,6 +32,8 @@ MOST_LANES = 1000
 MOST = 1000
 """Jobs that one transaction admits."""
 MOST_OF_LANE = 100
+KEYS_FOR_ONE_MORE = 10
+"""With so many more keys that take turns, one more of their jobs is ready: a round takes longer."""
 SWEPT_AT_ONCE = 1000
 """Places that one look for free ones reads."""
 NO_BUCKETS = Buckets(datetime.min, {})
@@ -54,6 +61,7 @@ class Admitted(NamedTuple):
 class AdmissionRounds:
     """Admits jobs of some queues and tasks, step by step.
 
+    ``most_ready``: how many jobs of a fair limit are admitted before they find a free slot.
     ``own``: limits that count although no worker has declared them, as in a test.
     ``is_alone``: no other transaction admits, so none is kept out.
     """
@@ -65,6 +73,7 @@ class AdmissionRounds:
         *,
         tasks: str,
         notify: bool,
+        most_ready: int,
         own: Mapping[str, Rule] | None = None,
         is_alone: bool = False,
     ) -> None:
@@ -72,9 +81,12 @@ class AdmissionRounds:
         self._paused = paused
         self._tasks = tasks
         self._notify = notify
+        self._most_ready = most_ready
         self._own = own or {}
         self._is_alone = is_alone
         self._after = FIRST_LANE
+        self._lanes = 1
+        """How many lanes were read last."""
         self._swept_to = FIRST_PLACE
         self._locked: set[int] = set()
         """Jobs that could not be moved in this round: other transactions have locked their rows."""
@@ -89,17 +101,19 @@ class AdmissionRounds:
         rules = {**self._own, **admissions.rules()}
         paused = self._paused()
         queues = [queue for queue in self._queues() if queue not in paused]
+        of_lane = self._of_lane(rules)
         lanes = admissions.first_waiting(
             self._after,
             queues=queues,
             tasks=self._tasks,
             lanes=MOST_LANES,
-            of_lane=self._of_lane(rules),
+            of_lane=of_lane,
         )
         is_last = lanes.are_all
+        self._lanes = lanes.number or self._lanes
         done = Admitted(0, is_to_repeat=False)
         if any(job.is_due for job in lanes.waiting):
-            done = self._admit(admissions, lanes.waiting, rules, paused)
+            done = self._admit(admissions, lanes.waiting, rules, paused, of_lane)
         if not done.is_to_repeat:
             self._after = FIRST_LANE if is_last else lanes.last or FIRST_LANE
         waits = [
@@ -129,6 +143,7 @@ class AdmissionRounds:
         waiting: Sequence[Waiting],
         rules: Mapping[str, Rule],
         paused: Collection[str],
+        of_lane: int,
     ) -> Admitted:
         self._serialize(admissions)
         keys = {key for job in waiting if job.is_due for key in job.limit_keys}
@@ -138,16 +153,20 @@ class AdmissionRounds:
         late = to_send_back(places, rules)
         back = admissions.send_back(late, paused=paused) if late else set()
         # After the places: a job that has not started now has not started at the buckets' time.
-        rates = {key for key in keys if is_rate(key, rules)}
-        buckets = admissions.buckets(sorted(rates)) if rates else NO_BUCKETS
-        held = held_by_key((one for one in places if one.job_id not in back), buckets, rules)
-        chosen = to_admit(waiting, held, rules, locked=self._locked, most=MOST)
+        timed = {key for key in keys if is_rate(key, rules) or is_fair(key, rules)}
+        buckets = admissions.buckets(sorted(timed)) if timed else NO_BUCKETS
+        left_places = [place for place in places if place.job_id not in back]
+        held = held_by_key(left_places, buckets, rules)
+        most_ready = self._most_ready + self._lanes // KEYS_FOR_ONE_MORE
+        turns = Turns(ready_by_line(left_places, rules), most_ready, buckets.full_at)
+        chosen = to_admit(waiting, held, rules, locked=self._locked, most=MOST, turns=turns)
         moved = admissions.admit(chosen, notify=self._notify) if chosen else set()
         if left := set(chosen) - moved:
             self._step_over(admissions, [job for job in waiting if job.job_id not in moved], left)
-        wait = _take_tokens(admissions, waiting, moved, buckets, rules) if rates else None
+        done = [job_id for job_id in chosen if job_id in moved]
+        wait = _take_tokens(admissions, waiting, done, buckets, rules) if timed else None
         are_all = len(chosen) < MOST and len(moved) == len(chosen)
-        is_to_repeat = not are_all or _is_lane_used_up(waiting, chosen, self._of_lane(rules))
+        is_to_repeat = not are_all or _is_lane_used_up(waiting, chosen, of_lane)
         return Admitted(len(moved), is_to_repeat, wait)
 
     def _step_over(
@@ -168,32 +187,45 @@ class AdmissionRounds:
             admissions.serialize()
 
     def _of_lane(self, rules: Mapping[str, Rule]) -> int:
-        """How many jobs of each lane to read: one more than can be admitted.
+        """How many jobs of each lane to read: one more than can be admitted, or if the lanes take
+        turns, than a lane is likely to get.
 
         Behind locked ones as many again: few steps then find the first that is free.
         """
-        largest = max((rule.most_at_once for rule in rules.values()), default=0)
+        largest = max((self._most_of_key(rule) for rule in rules.values()), default=0)
         return min(largest, MOST_OF_LANE) + 1 + 2 * len(self._locked)
+
+    def _most_of_key(self, rule: Rule) -> int:
+        if not rule.is_fair:
+            return rule.most_at_once
+        return min(rule.capacity, 1 + self._most_ready // self._lanes)
 
 
 def _take_tokens(
     admissions: Admissions,
     waiting: Sequence[Waiting],
-    moved: Collection[int],
+    moved: Sequence[int],
     buckets: Buckets,
     rules: Mapping[str, Rule],
 ) -> float | None:
-    """Take a token under each rate of these jobs; returns the seconds until the next one comes
-    back for which a job waits."""
-    under = {job.job_id: [key for key in job.limit_keys if is_rate(key, rules)] for job in waiting}
-    starts = Counter(key for job_id in moved for key in under[job_id])
+    """Take a token under each rate of the moved jobs, and the turns of their keys; returns the
+    seconds until the next token comes back for which a job waits."""
+    by_id = {job.job_id: job for job in waiting}
+    started = [by_id[job_id] for job_id in moved]
+    rates = {key for key in chain.from_iterable(_lanes(waiting)) if is_rate(key, rules)}
+    starts = Counter(key for job in started for key in job.limit_keys if key in rates)
     full_at = after_starts(starts, buckets, rules)
-    if full_at:
-        admissions.write_buckets(full_at)
-    left = [job.job_id for job in waiting if job.is_due and job.job_id not in moved]
-    keys = {key for job_id in left for key in under[job_id]}
+    turns = after_turns(started, buckets.now, rules)
+    if full_at or turns:
+        admissions.write_buckets({**full_at, **turns})
+    left = [job for job in waiting if job.is_due and job.job_id not in set(moved)]
+    keys = rates.intersection(chain.from_iterable(_lanes(left)))
     wait = next_token(keys, Buckets(buckets.now, {**buckets.full_at, **full_at}), rules)
     return None if wait is None else wait.total_seconds()
+
+
+def _lanes(jobs: Iterable[Waiting]) -> set[tuple[str, ...]]:
+    return {job.limit_keys for job in jobs}
 
 
 def _is_lane_used_up(waiting: Sequence[Waiting], chosen: Sequence[int], of_lane: int) -> bool:
@@ -206,6 +238,8 @@ def _is_lane_used_up(waiting: Sequence[Waiting], chosen: Sequence[int], of_lane:
 def rules_of(limits: Mapping[str, Limit]) -> dict[str, Rule]:
     """Return the limits of the code as they would be in force."""
     return {
-        name: Rule(limit.capacity, limit.is_strict, limit.failed_head == "skip")
+        name: Rule(
+            limit.capacity, limit.is_strict, limit.failed_head == "skip", is_fair=limit.is_fair
+        )
         for name, limit in limits.items()
     }

@@ -61,6 +61,7 @@ class InlineWorker:
             self._paused,
             tasks=self._task_names,
             notify=False,
+            most_ready=1,
             own=rules_of(limits),
             is_alone=True,
         )

@@ -182,6 +182,7 @@ class WorkerRuntime:
             lambda: self.identity.paused,
             tasks=self.task_names,
             notify=self.listener.enabled,
+            most_ready=self.identity.slots,
         )
         return Admitter(
             connection,

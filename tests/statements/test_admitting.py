@@ -73,6 +73,7 @@ def rounds(paused: list[str] | None = None) -> AdmissionRounds:
         lambda: paused or [],
         tasks=TASKS,
         notify=False,
+        most_ready=2,
         own=RULES,
     )
 
