@@ -267,12 +267,13 @@ def _in_turns(jobs: list[_Due], last: Mapping[str, datetime]) -> list[_Due]:
     """These jobs, but in the places of each line its keys take turns: first one job of each key,
     that whose last turn is longest ago first, then a second job of each."""
     lines: defaultdict[Line, list[_Turn]] = defaultdict(list)
-    seen: Counter[tuple[Line, str]] = Counter()
+    of_key: defaultdict[tuple[Line, str], list[int]] = defaultdict(list)
     for place, (job, terms) in enumerate(jobs):
         if terms.fair is not None and (line := _line_of(job, terms)) is not None:
-            number = seen[line, terms.fair]
-            lines[line].append(_Turn(number, last.get(terms.fair, NEVER), place))
-            seen[line, terms.fair] = number + 1
+            earlier = of_key[line, terms.fair]
+            earlier.append(place)
+            had = last.get(terms.fair, NEVER)
+            lines[line].append(_Turn(len(earlier), had, earlier[0], place))
     found = list(jobs)
     for turns in lines.values():
         for turn, chosen in zip(turns, sorted(turns), strict=True):
@@ -284,8 +285,8 @@ class _Turn(NamedTuple):
     """Compared with other turns of its line, the lowest first."""
 
     number: int
-    """How many jobs of the key come before."""
     last: datetime
+    first_of_key: int
     place: int
 
 

@@ -134,6 +134,11 @@ def name_of(key: str) -> str:
     return key.partition(" ")[0]
 
 
+def has_own_capacity(capacity: int, *, is_fair: bool) -> bool:
+    """Whether jobs at once are limited: the keys of ``fair_by`` take turns, as many as may."""
+    return not is_fair or capacity < LARGEST_CAPACITY
+
+
 def rate_in_words(capacity: int, period: timedelta) -> str:
     return f"{capacity:,} starts in {period}"
 

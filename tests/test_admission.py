@@ -8,12 +8,16 @@ from hypothesis import strategies as st
 
 from pgqueue.admission import (
     Buckets,
+    Line,
     Place,
     Rule,
+    Turns,
     Waiting,
     after_starts,
+    after_turns,
     held_by_key,
     next_token,
+    ready_by_line,
     to_admit,
     to_send_back,
 )
@@ -256,3 +260,103 @@ def test_a_rate_of_zero_admits_nothing_and_waits_for_no_token() -> None:
 
     assert key.admit(EPOCH, waiting=3) is None
     assert key.admitted == []
+
+
+FAIR = {"fair": Rule(1_000_000, is_fair=True), "task": Rule(2)}
+TENANTS = st.lists(st.sampled_from("abcd"), max_size=40)
+
+
+def tenants_of(waiting: list[Waiting], admitted: list[int]) -> list[str]:
+    by_id = {one.job_id: one.limit_keys[0].removeprefix("fair ") for one in waiting}
+    return [by_id[job_id] for job_id in admitted]
+
+
+def of_tenants(tenants: list[str] | str) -> list[Waiting]:
+    return [job(f"fair {one}", id=number, second=number) for number, one in enumerate(tenants)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(tenants=TENANTS)
+def test_keys_take_turns_until_their_jobs_are_used_up(tenants: list[str]) -> None:
+    waiting = of_tenants(tenants)
+
+    admitted = to_admit(waiting, {}, FAIR, most=100, turns=Turns(most_ready=100))
+
+    assert sorted(admitted) == [one.job_id for one in waiting]
+    order = tenants_of(waiting, admitted)
+    left = Counter(tenants)
+    while order:
+        turn, order = order[: len(left)], order[len(left) :]
+        assert sorted(turn) == sorted(left)  # one job of each that has any
+        left -= Counter(turn)
+    for tenant in set(tenants):
+        every = zip(admitted, tenants_of(waiting, admitted), strict=True)
+        own = [one for one, of in every if of == tenant]
+        assert own == sorted(own)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tenants=TENANTS, most_ready=st.integers(1, 4))
+def test_turns_go_on_from_one_admission_to_the_next(tenants: list[str], most_ready: int) -> None:
+    waiting = of_tenants(tenants)
+    at_once = to_admit(waiting, {}, FAIR, most=100, turns=Turns(most_ready=100))
+    last: dict[str, datetime] = {}
+    order: list[int] = []
+    for second in range(len(tenants)):
+        left = [one for one in waiting if one.job_id not in order]
+        turns = Turns(most_ready=most_ready, last=last)
+        admitted = to_admit(left, {}, FAIR, most=100, turns=turns)
+        by_id = {one.job_id: one for one in left}
+        now = EPOCH + timedelta(seconds=second)
+        last |= after_turns([by_id[job_id] for job_id in admitted], now, FAIR)
+        order += admitted
+
+    assert tenants_of(waiting, order) == tenants_of(waiting, at_once)
+
+
+def test_no_more_are_ready_than_soon_find_a_slot() -> None:
+    ready = {Line("fair", "", 5): 2}
+    waiting = of_tenants("aab")
+
+    assert to_admit(waiting, {}, FAIR, most=9, turns=Turns(ready, most_ready=3)) == [0]
+    assert to_admit(waiting, {}, FAIR, most=9, turns=Turns(ready, most_ready=2)) == []
+
+
+def test_only_jobs_that_have_not_started_are_ready() -> None:
+    places = [
+        Place("fair a", 1, is_held=True, queue="mail", priority=5),
+        Place("fair b", 2, is_held=True, queue="mail", priority=5),
+        Place("fair a", 3, is_held=True, queue="mail", priority=1),
+        Place("fair a", 4, is_held=True, queue="mail", priority=5, has_started=True),
+        Place("fair a", 5, is_held=False, queue="mail", priority=5),
+        Place("task 1", 6, is_held=True, queue="mail", priority=5),
+    ]
+
+    assert ready_by_line(places, FAIR) == {Line("fair", "mail", 5): 2, Line("fair", "mail", 1): 1}
+
+
+def test_jobs_that_are_ready_keep_back_none_of_another_priority() -> None:
+    ready = {Line("fair", "", 5): 9}
+
+    waiting = [job("fair a", id=1), job("fair a", id=2, priority=1)]
+
+    assert to_admit(waiting, {}, FAIR, most=9, turns=Turns(ready, most_ready=1)) == [2]
+
+
+def test_turns_are_taken_within_a_priority_and_others_keep_their_places() -> None:
+    waiting = [
+        job("fair a", id=1, second=1),
+        job("task 1", id=2, second=2),
+        job("fair a", id=3, second=3),
+        job("fair b", id=4, second=4),
+        job("fair b", id=5, second=0, priority=9),
+    ]
+
+    assert to_admit(waiting, {}, FAIR, most=9, turns=Turns(most_ready=9)) == [1, 2, 4, 3, 5]
+
+
+def test_a_key_with_a_capacity_of_its_own_lets_the_others_take_their_turns() -> None:
+    waiting = of_tenants("aabab")
+    rules = {**FAIR, "fair a": Rule(0, is_fair=True)}
+
+    assert to_admit(waiting, {}, rules, most=9, turns=Turns(most_ready=9)) == [2, 4]

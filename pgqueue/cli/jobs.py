@@ -10,7 +10,7 @@ import click
 
 from pgqueue.cli.app_loader import opened
 from pgqueue.job_queue import PgQueue
-from pgqueue.limits import rate_in_words
+from pgqueue.limits import has_own_capacity, rate_in_words
 from pgqueue.models import JobStatus
 from pgqueue.redaction import MASK, redacted, redacted_data, secrets_among
 from pgqueue.repository import Holder, JobDetails, JobLine, LimitUse, Listing, PastAttempt
@@ -146,6 +146,8 @@ def _lines(job: JobDetails) -> Iterator[str]:
 def _use(limit: LimitUse) -> str:
     if limit.capacity is None:
         return f"{limit.held} places held; no worker has declared it"
+    if not has_own_capacity(limit.capacity, is_fair=limit.is_fair):
+        return f"{limit.held} places held; the keys take turns"
     if limit.period is None:
         return f"{limit.held} of {limit.capacity} places held"
     wait = limit.seconds_to_token

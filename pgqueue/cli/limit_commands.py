@@ -39,7 +39,7 @@ def limits(given: CliState, as_json: bool) -> None:
     rows = [
         [
             one.name,
-            f"{_capacity(one)} (in the code {one.declared})" if one.is_set else _capacity(one),
+            _capacity(one),
             one.held,
             one.waiting,
         ]
@@ -68,6 +68,7 @@ def set_limit(
     """
     from pgqueue.cli.app_loader import opened
     from pgqueue.cli.jobs import as_data
+    from pgqueue.limits import has_own_capacity
 
     if reset == (capacity is not None):
         raise click.UsageError("give either a CAPACITY or --reset")
@@ -80,7 +81,8 @@ def set_limit(
     if as_json:
         click.echo(json.dumps(as_data(found._asdict()), indent=2))
         return
-    words = _capacity(found) if found.period else f"{found.capacity} at once"
+    is_number = found.period is None and has_own_capacity(found.capacity, is_fair=found.is_fair)
+    words = f"{found.capacity} at once" if is_number else _in_words(found, found.capacity)
     click.echo(f"{written}: {words}")
 
 
@@ -94,8 +96,13 @@ def _key(text: str) -> Any:
 
 
 def _capacity(limit: "LimitState") -> str:
-    from pgqueue.limits import rate_in_words
+    words = _in_words(limit, limit.capacity)
+    return f"{words} (in the code {_in_words(limit, limit.declared)})" if limit.is_set else words
 
-    return (
-        str(limit.capacity) if limit.period is None else rate_in_words(limit.capacity, limit.period)
-    )
+
+def _in_words(limit: "LimitState", capacity: int) -> str:
+    from pgqueue.limits import has_own_capacity, rate_in_words
+
+    if not has_own_capacity(capacity, is_fair=limit.is_fair):
+        return "in turns"
+    return str(capacity) if limit.period is None else rate_in_words(capacity, limit.period)

@@ -62,6 +62,8 @@ class LimitState(NamedTuple):
     """Of a rate: the time in which ``capacity`` jobs start; None if the limit counts jobs at once.
     """
     burst: int | None = None
+    is_fair: bool = False
+    """Whether it stands for ``fair_by`` of a task: its keys take turns."""
 
 
 class Admissions:
@@ -197,8 +199,8 @@ class Admissions:
             held.update(dict.fromkeys({key, name_of(key)}, count))
         waiting = self._waiting()
         return [
-            LimitState(name, declared, capacity, is_set, held[name], waiting[name], *rate)
-            for name, declared, capacity, is_set, *rate in self._executor.execute(
+            LimitState(name, declared, capacity, is_set, held[name], waiting[name], *kind)
+            for name, declared, capacity, is_set, *kind in self._executor.execute(
                 admitting.all_limits()
             )
         ]

@@ -10,9 +10,9 @@ from uuid import UUID
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from pgqueue.admission import Buckets, Rules, next_token
+from pgqueue.admission import Buckets, Rules, next_token, rule_of
 from pgqueue.errors import JobNotFound
-from pgqueue.limits import SEPARATOR, name_of
+from pgqueue.limits import SEPARATOR
 from pgqueue.models import JobStatus
 from pgqueue.repository.admissions import Admissions
 from pgqueue.statements import listing
@@ -83,6 +83,8 @@ class LimitUse(NamedTuple):
     """Of a rate: the time in which ``capacity`` jobs start."""
     seconds_to_token: float | None = None
     """Of a rate that is used up: how long until the next job may start."""
+    is_fair: bool = False
+    """Whether its keys take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +160,11 @@ class Listing:
 
 
 def _use_of(key: str, held: int, buckets: Buckets, rules: Rules) -> LimitUse:
-    rule = rules.get(name_of(key))
-    if rule is None or rule.period is None:
-        return LimitUse(key, held, None if rule is None else rule.capacity)
+    rule = rule_of(key, rules)
+    if rule is None:
+        return LimitUse(key, held, None)
+    if rule.period is None:
+        return LimitUse(key, held, rule.capacity, is_fair=rule.is_fair)
     wait = next_token([key], buckets, rules)
     seconds = None if wait is None else wait.total_seconds()
     return LimitUse(key, held, rule.capacity, rule.period, seconds)

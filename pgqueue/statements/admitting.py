@@ -350,7 +350,7 @@ def set_capacity_of_key() -> Executable:
 def all_limits() -> Executable:
     is_set = limits.c.capacity.is_not(None)
     rate = (limits.c.period, limits.c.burst)
-    known = select(limits.c.name, limits.c.declared, _capacity(), is_set, *rate)
+    known = select(limits.c.name, limits.c.declared, _capacity(), is_set, *rate, limits.c.is_fair)
     return known.where(_is_in_force()).order_by(limits.c.name)
 
 

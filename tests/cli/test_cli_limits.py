@@ -66,6 +66,7 @@ def test_limits_are_listed_with_their_jobs(engine: Engine, database_url: str, ap
                 "waiting": 3,
                 "period": None,
                 "burst": None,
+                "is_fair": False,
             }
         ]
     }
@@ -81,6 +82,20 @@ def test_a_limit_is_set_and_reset(engine: Engine, database_url: str, app: Path) 
 
     assert printed(app, database_url, "set-limit", "bank", "--reset") == "bank: 2 at once\n"
     assert document(app, database_url, "set-limit", "bank", "0")["capacity"] == 0
+
+
+def test_one_key_is_paused_and_resumed(engine: Engine, database_url: str, app: Path) -> None:
+    set_seven = ("set-limit", "bank", "--key", "7")
+    assert printed(app, database_url, *set_seven, "0") == "bank [7]: 0 at once\n"
+    assert "bank [7]" in printed(app, database_url, "limits")
+    queue = of_bank(engine)
+    for account in (7, 8):
+        queue.tasks["pay"].delay(account)
+    assert Worker(queue).run_until_empty() == {"succeeded": 1}
+
+    assert printed(app, database_url, *set_seven, "--reset") == "bank [7]: 2 at once\n"
+    assert "bank [7]" not in printed(app, database_url, "limits")
+    assert Worker(queue).run_until_empty() == {"succeeded": 1}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +130,14 @@ def test_a_job_shows_its_limits(engine: Engine, database_url: str, app: Path) ->
 
     assert shown["status"] == "blocked"
     assert shown["limits"] == [
-        {"key": "bank [7]", "held": 0, "capacity": 2, "period": None, "seconds_to_token": None}
+        {
+            "key": "bank [7]",
+            "held": 0,
+            "capacity": 2,
+            "period": None,
+            "seconds_to_token": None,
+            "is_fair": False,
+        }
     ]
     assert "bank [7], 0 of 2 places held" in printed(app, database_url, "jobs", str(job.id))
 

@@ -260,6 +260,8 @@ class TestDashboard:
             assert queue.cancel(session, ids[1]) is Change.CANCELLED
             assert queue.requeue(session, ids[1]) is Change.REQUEUED
             queue.set_limit(session, "test_rights.one_at_a_time:n", 3)
+            queue.set_limit(session, "test_rights.one_at_a_time:n", 0, key=7)
+            queue.set_limit(session, "test_rights.one_at_a_time:n", None, key=7)
             session.commit()
             [limit] = [one for one in queue.limits(session) if one.name.endswith(":n")]
             assert (limit.capacity, limit.waiting) == (3, 2)

@@ -26,6 +26,7 @@ from chaos.interleavings.logical_workers import (
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
 from pgqueue import Change, Job, JobStatus, Limit, PgQueue
 from pgqueue.admission import Rule
+from pgqueue.errors import OptionError
 from pgqueue.outcomes import (
     Cancelled,
     Failed,
@@ -45,6 +46,7 @@ RULES = {
     "task": Rule(2),
     "strict": Rule(1, is_strict=True),
     "skip": Rule(1, is_strict=True, skips_failed=True),
+    "fair": Rule(1_000_000, is_fair=True),
 }
 HOUR = timedelta(hours=1)
 
@@ -652,6 +654,150 @@ class TestRates:
         with engine.begin() as connection:
             connection.execute(text("LOCK pgqueue.limit_buckets, pgqueue.limits"))
             assert len(put_some(hasty, 3, "api")) == 3
+
+
+class TestTurns:
+    """Two jobs are ready at once."""
+
+    def started(self, engine: Engine, worker: LogicalWorker) -> list[int]:
+        """Admit, and run what is ready; the ids of the jobs."""
+        admit(engine)
+        jobs = worker.claim(9)
+        for claimed in jobs:
+            worker.settle(claimed, Succeeded())
+        return sorted(claimed.job_id for claimed in jobs)
+
+    def test_keys_take_turns_whatever_was_enqueued_first(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        first = put_some(engine, 5, "fair 1")
+        second = put_some(engine, 2, "fair 2")
+
+        started = [self.started(engine, worker) for _ in range(4)]
+
+        assert started == [[first[0], second[0]], [first[1], second[1]], first[2:4], first[4:]]
+
+    def test_a_key_that_has_just_had_its_turn_comes_last(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        first = put_some(engine, 3, "fair 1")
+        self.started(engine, worker)
+        second = put_some(engine, 1, "fair 2")
+        third = put_some(engine, 1, "fair 3")
+
+        assert self.started(engine, worker) == [*second, *third]
+        assert self.started(engine, worker) == first[2:]
+
+    @pytest.mark.parametrize("mode", ["lease", "transaction"])
+    def test_a_job_that_has_started_lets_the_next_be_admitted(
+        self, engine: Engine, worker: LogicalWorker, mode: str
+    ) -> None:
+        put_some(engine, 5, "fair 1")
+        assert admit(engine) == 2
+        assert admit(engine) == 0
+
+        if mode == "lease":
+            worker.claim(1)
+        else:
+            worker.start()
+
+        assert admit(engine) == 1
+
+    def test_ready_jobs_of_another_queue_or_priority_keep_none_back(self, engine: Engine) -> None:
+        put_some(engine, 3, "fair 1")
+        assert admit(engine) == 2
+        put_some(engine, 1, "fair 1", queue="other")
+        put_some(engine, 1, "fair 1", priority=1)
+
+        assert admit(engine) == 2
+
+    def test_a_retry_waits_for_its_turn_outside(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        put_some(engine, 4, "fair 1")
+        admit(engine)
+        for claimed in worker.claim(2):
+            worker.settle(claimed, Retried(HOUR, ERROR))
+
+        assert admit(engine) == 2
+        assert violations(engine) == []
+
+    def test_two_thousand_keys_take_turns_in_steps(self, engine: Engine) -> None:
+        with engine.begin() as connection:
+            for key in range(2000):
+                put(connection, f"fair {key}")
+                put(connection, f"fair {key}")
+
+        ready = admit(engine)
+
+        assert 4 <= ready < 500
+        keys = text(
+            "SELECT count(*), count(DISTINCT limit_keys) FROM pgqueue.message_queue "
+            "JOIN pgqueue.jobs ON jobs.id = target_id"
+        )
+        with engine.connect() as connection:
+            assert connection.execute(keys).one() == (ready, ready)
+
+
+class TestKeys:
+    """A key with a capacity of its own."""
+
+    def set_key(self, engine: Engine, capacity: int | None, **more: Any) -> str:
+        queue = PgQueue()
+
+        @queue.task(name="transfer", limit=Limit(2, by="account", name="giro"))
+        def transfer(account: int) -> None: ...
+
+        with engine.begin() as connection:
+            return queue.set_limit(connection, "giro", capacity, **{"key": 7, **more})
+
+    def test_holds_for_one_key_and_no_other_until_it_is_reset(self, engine: Engine) -> None:
+        assert self.set_key(engine, 0) == "giro [7]"
+        put_some(engine, 3, "giro [7]")
+        put_some(engine, 3, "giro [8]")
+        assert admit(engine) == 2
+        assert held(engine, "giro [7]") == []
+
+        self.set_key(engine, None)
+
+        assert admit(engine) == 2
+        assert len(held(engine, "giro [7]")) == 2
+
+    def test_may_be_larger_than_that_of_the_limit(self, engine: Engine) -> None:
+        self.set_key(engine, 5)
+        put_some(engine, 9, "giro [7]")
+
+        assert admit(engine) == 5
+
+    def test_is_listed_beside_its_limit(self, engine: Engine) -> None:
+        self.set_key(engine, 1)
+        put_some(engine, 3, "giro [7]")
+        put_some(engine, 3, "giro [8]")
+        admit(engine)
+        with engine.connect() as connection:
+            found = {
+                one.name: (one.capacity, one.held, one.waiting)
+                for one in PgQueue().limits(connection)
+            }
+
+        assert found == {"giro": (2, 3, 3), "giro [7]": (1, 1, 2)}
+
+    def test_of_a_strict_limit_is_one_whatever_was_set(self, engine: Engine) -> None:
+        self.set_key(engine, 5)
+        strict = Limit(1, by="account", name="giro", order="strict")
+        with engine.begin() as connection:
+            Admissions(connection).declare([strict])
+        put_some(engine, 3, "giro [7]")
+
+        assert admit(engine) == 1
+
+    @pytest.mark.parametrize(
+        ("key", "words"),
+        [((7, 8), "give the value of account"), (object(), "stored form"), ([], "account")],
+    )
+    def test_a_wrong_key_is_refused(self, engine: Engine, key: Any, words: str) -> None:
+        with pytest.raises(OptionError, match=words):
+            self.set_key(engine, 1, key=key)
 
 
 class TestDeclared:
