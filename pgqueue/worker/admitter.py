@@ -48,7 +48,6 @@ class Admitter(WorkerThread):
         self.admitted = 0
         """How many jobs this worker has admitted."""
         self._limited = limited
-        self._takes_turns = any(limit.is_fair for limit in limited.limits.values())
         self._rounds = rounds
         self._poll_interval = poll_interval
         self._stopping = stopping
@@ -72,11 +71,6 @@ class Admitter(WorkerThread):
         """Begin a round if one of these jobs may have given its place back."""
         limited = self._limited
         if any(job.task in limited.tasks or job.queue in limited.queues for job in jobs):
-            self.hint()
-
-    def started(self, jobs: Iterable[Claimed]) -> None:
-        """Begin a round if one of these jobs of fair limits may have let the next come."""
-        if self._takes_turns and any(job.task in self._limited.tasks for job in jobs):
             self.hint()
 
     def has_admitted_since(self, count: int) -> bool:

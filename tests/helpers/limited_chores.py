@@ -51,6 +51,14 @@ def gated(ctx: JobContext, key: str, gate: str) -> None:
     note("end", ctx, key=key)
 
 
+@queue.task(fair_by="key")
+def in_turns(ctx: JobContext, key: str, gate: str) -> None:
+    """Ends when its gate opens."""
+    note("start", ctx, key=key)
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+
+
 @queue.task(
     retry=AT_ONCE,
     limit=(

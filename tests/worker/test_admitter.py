@@ -145,3 +145,50 @@ def test_a_job_that_a_rate_blocks_starts_when_its_token_comes_not_at_the_next_po
 
         began = [note["at"] for note in rig.notes("start")]
         assert max(began) - min(began) > 0.3  # four spacings, and the moment from claim to note
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_job_of_a_key_starts_before_the_backlog_of_another(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(mode, **{**OPTIONS, "concurrency": 2})
+        with rig.session() as session:
+            rows = [("red", f"red{number}") for number in range(9)]
+            limited_chores.in_turns.enqueue_many(session, rows)
+            session.commit()
+        rig.until(lambda: started(rig) == 2, what="two start")
+        ready = "SELECT count(*) FROM pgqueue.limit_places"
+        rig.until(lambda: rig.rows(ready) == [(4,)], what="two are ready")
+        with rig.session() as session:
+            limited_chores.in_turns.enqueue(session, "green", "green")
+            session.commit()
+
+        for number in range(3):
+            rig.open(f"red{number}")
+            rig.until(lambda: started(rig) == 3 + number, what="the next starts")
+
+        assert [note["key"] for note in rig.notes("start")] == ["red"] * 4 + ["green"]
+        rig.open("green")
+        for number in range(9):
+            rig.open(f"red{number}")
+        rig.until_ended()
+        assert rig.check() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_slots_of_all_workers_are_used_though_only_a_few_jobs_are_ready(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        for _ in range(3):
+            rig.start(mode, **{**OPTIONS, "concurrency": 4, "poll_interval": 60})
+        with rig.session() as session:
+            rows = [(f"key{number % 3}", "gate") for number in range(20)]
+            limited_chores.in_turns.enqueue_many(session, rows)
+            session.commit()
+
+        rig.until(lambda: started(rig) == 12, what="all slots are busy")
+
+        rig.open("gate")
+        rig.until_ended()

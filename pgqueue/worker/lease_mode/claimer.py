@@ -155,7 +155,6 @@ class Claimer(WorkerThread):
             buffer.put_behind(rows, priority=min(claim.passed))
         elif rows:
             buffer.put(rows)
-        self._runtime.admitter.started(rows)
         if rows and not self._passed:  # else they belong to the claim before
             first = min([rows[0].priority, *claim.passed])
             self._prefetch.brought(first=first, last=rows[-1].priority)

@@ -222,7 +222,6 @@ class TransactionSlot(Slot):
         claimed = self._claim_gate.stamp(row, connection)
         if claimed is None:
             return False
-        self.runtime.admitter.started((claimed,))
         if self.runtime.events is not None and row.seen_message_id == row.message_id:
             self.runtime.events.crashed(claimed)
         run = self.runtime.run_of(claimed)
