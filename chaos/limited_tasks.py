@@ -34,3 +34,11 @@ def call_at_a_rate(ctx: JobContext, key: str) -> None:
     note(END, ctx, key=key)
     if ctx.attempt == 1:
         raise ValueError("planned")
+
+
+@queue.task(retry=AT_ONCE, fair_by="key")
+def call_by_turns(ctx: JobContext, key: str, milliseconds: float = 0) -> None:
+    """Something that keys take turns to do."""
+    note(START, ctx, key=key)
+    time.sleep(milliseconds / 1000)
+    note(END, ctx, key=key)

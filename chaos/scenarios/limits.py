@@ -38,6 +38,15 @@ STARTS = """
 """By the database's clock.  A start after a crash does not count in transaction mode."""
 
 
+STARTS_BEFORE = """
+    SELECT count(*) FROM pgqueue.jobs AS single, pgqueue.jobs AS other
+    WHERE single.id = :single AND other.args ->> 'key' = 'red'
+      AND other.started_at BETWEEN single.created_at AND single.started_at
+"""
+STARTS_IN_A_ROUND = 40
+"""Which the workers may make on a busy machine until the admission that follows an enqueue."""
+
+
 @mutation
 def admissions_beside_each_other(patch: Patch) -> None:
     """Several workers admit at once.
@@ -67,6 +76,22 @@ def a_lease_holds_no_place(patch: Patch) -> None:
     never = SimpleNamespace(where=lambda *_: false())
     patch.set(admitting, "exists", lambda *_: never)
     patch.rebuild(admitting.places_under, admitting.places_after, admitting.send_back)
+
+
+@mutation
+def no_key_gets_a_turn(patch: Patch) -> None:
+    """Jobs are admitted in the order of their times, whatever their keys."""
+    from pgqueue import admission
+
+    patch.set(admission, "_in_turns", lambda jobs, _: jobs)
+
+
+@mutation
+def a_backlog_is_ready(patch: Patch) -> None:
+    """Jobs are admitted although no slot becomes free for them soon."""
+    from pgqueue.worker import admitting
+
+    patch.set(admitting, "KEYS_FOR_ONE_MORE", 0.001)
 
 
 @mutation
@@ -165,6 +190,43 @@ def rates_under_kills(environment: Environment, size: Size) -> None:
     most = most_in_a_second([at for key, at in starts if key])
     environment.expect(most <= MOST_OF_ALL, f"{most} jobs started within a second")
     environment.check(succeeded=len(rows) + len(busy))
+
+
+@scenario(
+    promises="P8",
+    research="L1",
+    full=Size(jobs=5_000, workers=8, faults=40),
+    short=Size(jobs=600, workers=4, faults=3),
+    mutated={
+        "no_key_gets_a_turn": "waited for",
+        "a_backlog_is_ready": "waited for",
+    },
+    alone=True,
+)
+def turns_under_kills(environment: Environment, size: Size) -> None:
+    """kill -9 in both modes: single jobs start soon, whatever backlog another key has."""
+    from chaos.limited_tasks import call_by_turns
+
+    half, slots = size.workers // 2, 4
+    backlog = environment.enqueue(call_by_turns, [("red", 25)] * size.jobs)
+    options = {"concurrency": slots, "poll_interval": 0.1, "imports": ["chaos.limited_tasks"]}
+    fleets = [environment.workers(mode, half, **options) for mode in ("lease", "transaction")]
+    singles = []
+    for number in range(size.faults):
+        environment.until_ended_are((number + 1) * size.jobs // (2 * size.faults))
+        workers = fleets[number % 2]
+        workers.kill(workers.some())
+        workers.add()
+        singles += environment.enqueue(call_by_turns, [(f"green{number}",)])
+    environment.until_ended()
+    for workers in fleets:
+        workers.stop()
+    # Twice: a job may be admitted for a worker that is killed before it claims.
+    bound = 2 * (size.workers * slots + slots) + STARTS_IN_A_ROUND
+    for single in singles:
+        before = environment.scalar(STARTS_BEFORE, single=single)
+        environment.expect(before <= bound, f"a single job waited for {before} of a backlog")
+    environment.check(succeeded=len(backlog) + len(singles))
 
 
 def most_in_a_second(times: list[float]) -> int:
