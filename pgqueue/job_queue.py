@@ -331,7 +331,8 @@ class PgQueue:
         commands, as ``Secret`` does for one argument), ``on_failed`` (None; a task to enqueue with
         the id of the job, in the commit that records that the job has failed for good), ``keep``
         (that of the queue; how long ended jobs stay), ``limit`` (none; a :class:`Limit`, or several
-        in a tuple: how many jobs run at once).
+        in a tuple: how many jobs run at once), ``fair_by`` (none; the name of a parameter, or
+        several in a tuple, whose values take turns).
 
         A Session or AsyncSession and a JobContext among the first parameters are supplied when the
         job runs; they are not arguments of the job.
