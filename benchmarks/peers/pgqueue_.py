@@ -3,10 +3,11 @@
 Options: ``handler`` (sync, async, transactional), ``mode``, ``concurrency``, ``notify``, ``poll``,
 ``padding`` (bytes that each payload carries along), ``limit`` (how many jobs of a key run at once),
 ``keys`` (over which the jobs are spread), ``fair`` (whether the keys take turns), ``seconds`` (for
-which each job of a bulk runs).
+which each job of a bulk runs), ``batch`` (whether the jobs of a bulk are one batch).
 """
 
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 
 import sqlalchemy as sa
@@ -33,6 +34,7 @@ LIMIT = option("limit", None)
 SECONDS = option("seconds", 0)
 EVERYTHING = "jobs, message_queue, leases, job_attempts, dead_letters"
 EVERYTHING += ", waiting_messages, limit_places, limit_buckets"
+EVERYTHING += ", batches, batch_jobs"
 
 
 if option("handler", "sync") == "sync":
@@ -61,6 +63,10 @@ else:
     def nothing(session: Session, number: int) -> None:
         note_start(number)
         session.execute(EFFECT, {"job": number})
+
+
+def in_batch(session):
+    return queue.batch(session, "all") if option("batch", False) else nullcontext()
 
 
 class PgqueueAdapter(Tables, Adapter):
@@ -97,7 +103,7 @@ class PgqueueAdapter(Tables, Adapter):
         self.enqueue_rows(rows)
 
     def enqueue_rows(self, rows):
-        with queue.session() as session, session.begin():
+        with queue.session() as session, session.begin(), in_batch(session):
             nothing.enqueue_many(session, rows)
 
     def left(self):
