@@ -36,10 +36,11 @@ class Outage:
         self._is_read_only = False
 
     def is_met(self, error: Exception, *, name: str, opened_at: float) -> None:
-        """Record an error on a connection opened at ``opened_at``."""
+        """Record an error on a connection opened at ``opened_at``, or whose opening began then."""
         now, said, is_read_only = time.monotonic(), words_of(error), _state(error) == READ_ONLY
         with self._lock:
-            # A connection opened before an outage ended has broken in it, and is noticed late.
+            # A connection opened before an outage ended has broken in it, or could not be opened
+            # in it, and is noticed late.
             is_new = self._began_at is None and opened_at > self._ended_at
             if is_new:
                 self._began_at = now

@@ -101,7 +101,7 @@ class ReconnectingConnection:
             connection = self._open()
             result = step(connection)
         except BROKEN as error:
-            self._broke(error)
+            self._broke(error, asked_at)
             return None
         self._wait = FIRST_WAIT
         self._used_at = time.monotonic()
@@ -148,11 +148,11 @@ class ReconnectingConnection:
             self.generation += 1
         return self._connection
 
-    def _broke(self, error: Exception) -> None:
+    def _broke(self, error: Exception, asked_at: float) -> None:
         if self._stopping.is_set() and _is_cancelled(error):
             self.close()
             return
-        opened_at = self._opened_at if self._connection is not None else float("inf")
+        opened_at = self._opened_at if self._connection is not None else asked_at
         if is_away(error):
             self.close()
             self._outage.is_met(error, name=self._name, opened_at=opened_at)

@@ -279,7 +279,7 @@ def _tell_of_no_connection(runtime: WorkerRuntime, run: RunningAttempt, error: E
     """Log an outage once, not for each job that was claimed before it."""
     if isinstance(error, DBAPIError) and is_away(error):
         # A connection from the pool may have broken in an outage that is over.
-        opened_at = float("-inf") if error.connection_invalidated else float("inf")
+        opened_at = float("-inf") if error.connection_invalidated else run.started_at
         runtime.outage.is_met(error, name=f"job {run.claimed.job_id}", opened_at=opened_at)
     else:
         refused = words_of(error)

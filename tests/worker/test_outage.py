@@ -1,9 +1,12 @@
 """An outage: what is one, and what is told of what is none."""
 
+import time
+
+import pytest
 from psycopg import errors
 from sqlalchemy.exc import OperationalError
 
-from pgqueue.worker.outage import is_away
+from pgqueue.worker.outage import Outage, is_away
 
 
 def met(error: Exception) -> OperationalError:
@@ -24,3 +27,18 @@ def test_a_server_that_stops_starts_or_takes_no_writes_is_one() -> None:
     for error in (errors.AdminShutdown, errors.CannotConnectNow, errors.ReadOnlySqlTransaction):
         assert is_away(met(error("FATAL")))
     assert is_away(met(errors.OperationalError("connection refused")))
+
+
+def test_a_failure_under_way_when_an_outage_ends_begins_no_new_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outage, refused = Outage(), met(errors.OperationalError("connection refused"))
+    began_at = time.monotonic()
+    outage.is_met(refused, name="claimer", opened_at=began_at)
+    outage.is_over(asked_at=time.monotonic())
+
+    outage.is_met(refused, name="rescuer", opened_at=began_at)
+    assert caplog.text.count("waiting for the database") == 1
+
+    outage.is_met(refused, name="rescuer", opened_at=time.monotonic())
+    assert caplog.text.count("waiting for the database") == 2

@@ -20,6 +20,8 @@ IN_A_HANDLER = """
     SELECT pid FROM pg_stat_activity WHERE state = 'idle in transaction'
     AND datname = current_database() AND backend_xid IS NOT NULL
 """
+CONNECTIONS = 4
+"""Those of a worker in lease mode, beside its slots'."""
 AGAIN = "the database answers again, after "
 
 
@@ -130,8 +132,9 @@ def test_an_outage_is_not_told_for_each_job_that_was_claimed_before(
         rig.until_ended()
 
         said = worker.log.read_text()
-        # The server's processes end one after the other: one may answer when another has ended.
-        assert said.count("waiting for the database") <= 2
+        # The server's processes end one after the other: one of the worker's connections may answer
+        # when another has ended, and the 8 slots had claimed many jobs.
+        assert said.count("waiting for the database") <= CONNECTIONS
         assert "no connection for its handler" not in said
         assert rig.check() == []
 
