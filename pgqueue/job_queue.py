@@ -36,7 +36,14 @@ from pgqueue.limits import (
     limits_of_queues,
 )
 from pgqueue.middleware import Middleware, as_context_manager
-from pgqueue.options import Options, TaskOptions, check_queue_name, check_whole, shown
+from pgqueue.options import (
+    Options,
+    TaskOptions,
+    check_known_task_name,
+    check_queue_name,
+    check_whole,
+    shown,
+)
 from pgqueue.redaction import redacted
 from pgqueue.repository import (
     Admissions,
@@ -573,6 +580,22 @@ class PgQueue:
         """Undo :meth:`pause`."""
         check_queue_name(queue)
         Jobs(executor(session)).resume(queue)
+
+    @telling_failures()
+    def pause_task(self, session: "Session | Connection | scoped_session[Any]", task: str) -> None:
+        """Make all workers skip the jobs of a task, within two seconds; enqueuing continues.
+
+        ``task``: its name, as ``task.name`` has it.  Its schedules go on and enqueue.  Raises
+        OptionError for what cannot be a name; a task that nobody knows may be paused.
+        """
+        check_known_task_name(task)
+        Jobs(executor(session)).pause_task(task)
+
+    @telling_failures()
+    def resume_task(self, session: "Session | Connection | scoped_session[Any]", task: str) -> None:
+        """Undo :meth:`pause_task`."""
+        check_known_task_name(task)
+        Jobs(executor(session)).resume_task(task)
 
     @telling_failures()
     def quiet(self, session: "Session | Connection | scoped_session[Any]", worker_id: UUID) -> bool:

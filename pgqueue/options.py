@@ -280,6 +280,14 @@ def _check_task_name(name: Any) -> None:
         )
 
 
+def check_known_task_name(name: Any) -> None:
+    """Check a name that is to be that of an existing task."""
+    if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
+        raise OptionError(
+            f"{shown(name)} is no name of a task; give task.name, as in 'shop.jobs.send'"
+        )
+
+
 def shown(name: Any) -> str:
     """A name for an error: as it is, or the beginning of its repr if it is long or no name."""
     is_name = isinstance(name, str) and len(name) <= LONGEST_SHOWN and name.isprintable() and name

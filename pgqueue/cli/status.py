@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from pgqueue.cli.app_loader import opened
 from pgqueue.cli.doctor import words_for_unknown, words_for_unreadable
 from pgqueue.job_queue import PgQueue
-from pgqueue.models import JobStatus, Lease, QueueSettings, WorkerProcess
+from pgqueue.models import JobStatus, Lease, PausedTask, QueueSettings, WorkerProcess
 from pgqueue.repository import Health, StatusCount, Unreadable, Waiting
 from pgqueue.statements.tables import clock, count_rows
 from pgqueue.terminal import harmless, print_table
@@ -30,8 +30,10 @@ def show_status(queue: PgQueue, *, exact: bool, as_json: bool) -> None:
         queues, workers = _queues(counts, session, all_counted), live_workers(session)
         unknown = Health(session).unknown_tasks(queue.tasks) if queue.tasks else []
         unreadable = Health(session).unreadable()
+        paused = list(session.scalars(select(PausedTask.task).order_by(PausedTask.task)))
     if as_json:
-        found = {"queues": queues, "workers": workers, **_waiting(unknown, unreadable)}
+        found = {"queues": queues, "paused_tasks": paused, "workers": workers}
+        found |= _waiting(unknown, unreadable)
         click.echo(json.dumps({**found, "about_jobs": about}, indent=2))
         return
     _print_queues(queues)
@@ -39,6 +41,8 @@ def show_status(queue: PgQueue, *, exact: bool, as_json: bool) -> None:
         click.echo(f"About {about:,} jobs in all; --exact counts those marked ?, by reading them.")
     if ahead := sum(worker["claimed_ahead"] for worker in workers):
         click.echo(f"The running include {ahead:,} claimed ahead, which start when a slot is free.")
+    if paused:
+        click.echo(harmless(f"Paused tasks: {', '.join(paused)}."))
     click.echo()
     _print_workers(workers)
     for task in unknown:

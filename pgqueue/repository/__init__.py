@@ -39,13 +39,22 @@ from pgqueue.repository.rows import (
     Violation,
 )
 from pgqueue.repository.schedules import DueSchedule, Moved, ScheduleRows, ScheduleState
-from pgqueue.repository.workers import Beat, Notices, SeenWorker, Workers
+from pgqueue.repository.workers import (
+    NOTHING_PAUSED,
+    Beat,
+    Notices,
+    Paused,
+    SeenWorker,
+    Workers,
+)
 
 __all__ = [
     "NOTHING",
     "LIMITS",
     "Admissions",
     "Attempts",
+    "NOTHING_PAUSED",
+    "Paused",
     "BatchState",
     "Batches",
     "Beat",

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from pgqueue.admission import Buckets, Place, Rule, Waiting
 from pgqueue.connections.fast_path import fetch
 from pgqueue.limits import SEPARATOR, Limit, name_of
+from pgqueue.repository.workers import NOTHING_PAUSED, Paused
 from pgqueue.statements import admitting
 from pgqueue.statements.tables import array_of
 
@@ -114,10 +115,10 @@ class Admissions:
         last = next(reversed(known), None)
         return Lanes(len(known), last, len(known) < lanes, waiting, min(later, default=None))
 
-    def places_under(self, keys: Iterable[str], *, paused: Collection[str]) -> list[Place]:
+    def places_under(self, keys: Iterable[str], *, paused: Paused) -> list[Place]:
         """All places under these keys."""
         said = json.dumps([{"key": key} for key in keys])
-        return self._places(admitting.places_under(), {"keys": said, "paused": array_of(paused)})
+        return self._places(admitting.places_under(), {"keys": said, **_said_of_pause(paused)})
 
     def buckets(self, keys: Iterable[str]) -> Buckets:
         """The token buckets of these keys, which are at least one."""
@@ -136,21 +137,23 @@ class Admissions:
     def places_after(self, place: tuple[str, int], *, most: int) -> list[Place]:
         """The next places after one, in the order of their keys."""
         after = {"after_key": place[0], "after_id": place[1]}
-        return self._places(admitting.places_after(), {**after, "most": most, "paused": "{}"})
+        return self._places(
+            admitting.places_after(), {**after, "most": most, **_said_of_pause(NOTHING_PAUSED)}
+        )
 
     def delete_places(self, places: Iterable[Place]) -> None:
         """Delete places that are free."""
         free = [{"limit_key": place.key, "job_id": place.job_id} for place in places]
         self._executor.execute(admitting.delete_places(), {"free": json.dumps(free)})
 
-    def send_back(self, job_ids: Sequence[int], *, paused: Collection[str]) -> set[int]:
+    def send_back(self, job_ids: Sequence[int], *, paused: Paused) -> set[int]:
         """Make admitted jobs wait again that cannot start now; returns those that do.
 
         Locks them first: the next statement then sees every lease that others have written.
         """
         ids = {"job_ids": _array(job_ids)}
         locked = [row[0] for row in self._fetch(admitting.lock_admitted(), ids)]
-        parameters = {"job_ids": _array(locked), "paused": array_of(paused)}
+        parameters = {"job_ids": _array(locked), **_said_of_pause(paused)}
         return {row[0] for row in self._fetch(admitting.send_back(), parameters)}
 
     def admit(self, job_ids: Sequence[int], *, notify: bool) -> set[int]:
@@ -195,7 +198,9 @@ class Admissions:
     def all(self) -> list[LimitState]:
         """All limits that were declared.  Reads all places and waiting messages."""
         held: Counter[str] = Counter()
-        for key, count in self._executor.execute(admitting.held_by_key(), {"paused": "{}"}):
+        for key, count in self._executor.execute(
+            admitting.held_by_key(), _said_of_pause(NOTHING_PAUSED)
+        ):
             held.update(dict.fromkeys({key, name_of(key)}, count))
         waiting = self._waiting()
         return [
@@ -245,6 +250,10 @@ def _said(limits: Iterable[Limit]) -> dict[str, str]:
         for limit in limits
     ]
     return {"said": json.dumps(said)}
+
+
+def _said_of_pause(paused: Paused) -> dict[str, str]:
+    return {"paused": array_of(paused.queues), "paused_tasks": array_of(paused.tasks)}
 
 
 def _array(job_ids: Sequence[int]) -> str:

@@ -301,6 +301,12 @@ class Jobs:
     def resume(self, queue: str) -> None:
         self._executor.execute(operations.resume_queue(), {"queue_name": queue})
 
+    def pause_task(self, task: str) -> None:
+        self._executor.execute(operations.pause_task(), {"task": task})
+
+    def resume_task(self, task: str) -> None:
+        self._executor.execute(operations.resume_task(), {"paused_task": task})
+
     def violations(self) -> list[Violation]:
         return [
             Violation(*row) for row in self._executor.execute(invariants.invariant_violations())

@@ -15,6 +15,7 @@ from pgqueue.errors import JobNotFound
 from pgqueue.limits import SEPARATOR
 from pgqueue.models import JobStatus
 from pgqueue.repository.admissions import Admissions
+from pgqueue.repository.workers import NOTHING_PAUSED
 from pgqueue.statements import listing
 from pgqueue.statements.listing import JobFilter
 
@@ -153,7 +154,7 @@ class Listing:
             return []
         admissions, keys = Admissions(self._executor), limit_keys.split(SEPARATOR)
         rules = admissions.rules()
-        places = admissions.places_under(keys, paused=())
+        places = admissions.places_under(keys, paused=NOTHING_PAUSED)
         held = Counter(place.key for place in places if place.is_held)
         buckets = admissions.buckets(keys)
         return [_use_of(key, held[key], buckets, rules) for key in keys]

@@ -1,7 +1,7 @@
 """What workers write and read about each other: heartbeats, deaths, rescues."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -31,10 +31,20 @@ class Beat(NamedTuple):
     """Whether an operator wants this worker to claim nothing more."""
 
 
+class Paused(NamedTuple):
+    """The names of what operators have paused."""
+
+    queues: Collection[str] = ()
+    tasks: Collection[str] = ()
+
+
+NOTHING_PAUSED = Paused()
+
+
 class Notices(NamedTuple):
     """What a worker must know of operators' calls and of other workers."""
 
-    paused: list[str]
+    paused: Paused
     cancelled: set[int]
     """Those of its running jobs that were asked to cancel."""
     has_died_lately: bool
@@ -99,8 +109,9 @@ class Workers:
         parameters: dict[str, Any] = {"job_ids": list(running)} if running else {}
         if has_ticks:
             parameters["tasks"] = scheduled
-        paused, cancelled, *found = self._executor.execute(statement, parameters).one()
-        return Notices(json.loads(paused), set(cancelled or ()), *found)
+        queues, tasks, cancelled, *found = self._executor.execute(statement, parameters).one()
+        paused = Paused(json.loads(queues), json.loads(tasks))
+        return Notices(paused, set(cancelled or ()), *found)
 
     def deregister(self, worker_id: UUID) -> None:
         self._executor.execute(workers.deregister_worker(), {"worker_id": worker_id})

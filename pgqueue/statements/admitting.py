@@ -75,6 +75,7 @@ its time and its job."""
 DECLARED = ("declared", "is_strict", "skips_failed", "period", "burst", "is_fair")
 """What the code says of a limit."""
 PAUSED = cast(bindparam("paused", type_=Text), ARRAY(Text))
+PAUSED_TASKS = cast(bindparam("paused_tasks", type_=Text), ARRAY(Text))
 ONE = literal_column("1", Integer)
 JOB_IDS = pg.unnest(cast(bindparam("job_ids", type_=Text), ARRAY(BigInteger)))
 
@@ -213,7 +214,7 @@ def send_back() -> Executable:
     """
     job = _locked_jobs().cte("job")
     ctid: ColumnElement[Any] = literal_column("message_queue.ctid").label("ctid")
-    later = or_(message_queue.c.run_at > pg.statement_timestamp(), job.c.queue == any_(PAUSED))
+    later = or_(message_queue.c.run_at > pg.statement_timestamp(), _is_paused(message_queue))
     leased = exists().where(leases.c.target_id == message_queue.c.target_id)
     message = _message_of(job, ctid).where(later, ~leased).lateral("message")
     found = select(message.c.ctid).select_from(job.join(message, true()))
@@ -425,7 +426,7 @@ def _with_state(place: Subquery | FromClause) -> Select[*tuple[Any, ...]]:
         .lateral("job")
     )
     message = (
-        select(message_queue.c.run_at, message_queue.c.queue)
+        select(*(message_queue.c[name] for name in ("run_at", "queue", "task")))
         .where(
             *(message_queue.c[name] == job.c[name] for name in ("queue", "priority", "run_at")),
             message_queue.c.target_id == place.c.job_id,
@@ -435,17 +436,20 @@ def _with_state(place: Subquery | FromClause) -> Select[*tuple[Any, ...]]:
     )
     leased = exists().where(leases.c.target_id == place.c.job_id)
     later = message.c.run_at > pg.statement_timestamp()
-    paused = message.c.queue == any_(PAUSED)
     return select(
         place.c.limit_key,
         place.c.job_id,
         or_(leased, message.c.run_at.is_not(None)).label("is_held"),
-        case((leased, false()), else_=func.coalesce(or_(later, paused), false())),
+        case((leased, false()), else_=func.coalesce(or_(later, _is_paused(message)), false())),
         job.c.limit_keys,
         leased.label("has_started"),
         job.c.queue,
         job.c.priority,
     ).select_from(place.outerjoin(job, true()).outerjoin(message, true()))
+
+
+def _is_paused(message: FromClause) -> ColumnElement[bool]:
+    return or_(message.c.queue == any_(PAUSED), message.c.task == any_(PAUSED_TASKS))
 
 
 def _locked_jobs() -> Select[*tuple[Any, ...]]:

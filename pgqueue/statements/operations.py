@@ -46,6 +46,7 @@ from pgqueue.statements.tables import (
     jobs,
     leases,
     message_queue,
+    paused_tasks,
     queues,
     stands_at_place_of,
     text_parameter,
@@ -284,6 +285,17 @@ def pause_queue() -> Executable:
 def resume_queue() -> Executable:
     name = text_parameter("queue_name")
     return update(queues).where(queues.c.name == name).values(paused_at=null())
+
+
+@cache
+def pause_task() -> Executable:
+    row = insert_or_skip(paused_tasks).values(task=text_parameter("task"))
+    return row.on_conflict_do_nothing()
+
+
+@cache
+def resume_task() -> Executable:
+    return delete(paused_tasks).where(paused_tasks.c.task == text_parameter("paused_task"))
 
 
 def _is_dead() -> ColumnElement[bool]:

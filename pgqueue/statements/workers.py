@@ -39,7 +39,16 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from pgqueue.statements.batches import has_candidates
 from pgqueue.statements.rescuing import died_lately, orphaned_leases
 from pgqueue.statements.schedules import seconds_to_next_tick
-from pgqueue.statements.tables import clock, job_attempts, jobs, leases, pg, queues, workers
+from pgqueue.statements.tables import (
+    clock,
+    job_attempts,
+    jobs,
+    leases,
+    paused_tasks,
+    pg,
+    queues,
+    workers,
+)
 
 WORKER = bindparam("worker_id", type_=Uuid)
 NO_QUEUES = cast(literal_column("'[]'", Text), JSONB)
@@ -180,23 +189,21 @@ def terminate_backend() -> Executable:
 
 @cache
 def notices(*, running: bool, search: bool, ticks: bool = False) -> Executable:
-    """What a worker must know: the paused queues, and whether there is something to rescue.
+    """What a worker must know: what is paused, and whether there is something to rescue.
 
     ``running``: also which of these running jobs were asked to cancel, or were already cancelled
     while they were being claimed.  ``search``: also whether dead workers have left a lease, and
     whether there are stamps; this reads all leases.  ``ticks``: also how long the next tick of a
     schedule is away, and whether a batch may have ended.
     """
-    paused = select(func.coalesce(pg.jsonb_agg(queues.c.name), literal_column("'[]'"))).where(
-        queues.c.paused_at.is_not(None)
-    )
     ids = cast(bindparam("job_ids"), ARRAY(BigInteger))
     is_asked = or_(jobs.c.cancel_requested_at.is_not(None), jobs.c.outcome.is_not(None))
     asked = select(jobs.c.id).where(jobs.c.id == any_(ids), is_asked)
     orphans = orphaned_leases().exists()
     stamps = exists().where(leases.c.held)
     return select(
-        cast(paused.scalar_subquery(), Text).label("paused_queues"),
+        _names(queues.c.name, queues.c.paused_at.is_not(None)).label("paused_queues"),
+        _names(paused_tasks.c.task).label("paused_tasks"),
         func.array(asked.scalar_subquery()).label("cancelled") if running else null(),
         exists().where(died_lately()).label("has_died_lately"),
         (orphans if search else null()).label("has_orphans"),
@@ -204,6 +211,12 @@ def notices(*, running: bool, search: bool, ticks: bool = False) -> Executable:
         (seconds_to_next_tick() if ticks else null()).label("seconds_to_tick"),
         (has_candidates() if ticks else null()).label("has_batches"),
     )
+
+
+def _names(name: ColumnElement[str], *conditions: ColumnElement[bool]) -> ColumnElement[str]:
+    """These names, as the text of a JSON array."""
+    names = func.coalesce(pg.jsonb_agg(name), literal_column("'[]'"))
+    return cast(select(names).where(*conditions).scalar_subquery(), Text)
 
 
 def _lock_key(worker_id: ColumnElement[Any]) -> ColumnElement[int]:

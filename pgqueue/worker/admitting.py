@@ -24,7 +24,7 @@ from pgqueue.admission import (
     to_send_back,
 )
 from pgqueue.limits import Limit
-from pgqueue.repository import Admissions
+from pgqueue.repository import Admissions, Paused
 from pgqueue.repository.admissions import FIRST_LANE, FIRST_PLACE
 
 MOST_LANES = 1000
@@ -69,9 +69,9 @@ class AdmissionRounds:
     def __init__(
         self,
         queues: Callable[[], Sequence[str]],
-        paused: Callable[[], Collection[str]],
+        paused: Callable[[], Paused],
+        tasks: Callable[[], str],
         *,
-        tasks: str,
         notify: bool,
         most_ready: int,
         own: Mapping[str, Rule] | None = None,
@@ -100,12 +100,12 @@ class AdmissionRounds:
         admissions = Admissions(connection)
         rules = {**self._own, **admissions.rules()}
         paused = self._paused()
-        queues = [queue for queue in self._queues() if queue not in paused]
+        queues = [queue for queue in self._queues() if queue not in paused.queues]
         of_lane = self._of_lane(rules)
         lanes = admissions.first_waiting(
             self._after,
             queues=queues,
-            tasks=self._tasks,
+            tasks=self._tasks(),
             lanes=MOST_LANES,
             of_lane=of_lane,
         )
@@ -142,7 +142,7 @@ class AdmissionRounds:
         admissions: Admissions,
         waiting: Sequence[Waiting],
         rules: Mapping[str, Rule],
-        paused: Collection[str],
+        paused: Paused,
         of_lane: int,
     ) -> Admitted:
         self._serialize(admissions)

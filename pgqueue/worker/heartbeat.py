@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine
 
 from pgqueue import redaction
 from pgqueue.connections.settings import UPKEEP
-from pgqueue.repository import SeenWorker, Workers
+from pgqueue.repository import NOTHING_PAUSED, SeenWorker, Workers
 from pgqueue.worker import liveness
 from pgqueue.worker.liveness import Witness
 from pgqueue.worker.outage import Outage
@@ -35,7 +35,7 @@ class WorkerIdentity:
         self.worker_id = uuid.uuid4()
         self.queues = queues
         self.slots = slots
-        self.paused: Collection[str] = ()
+        self.paused = NOTHING_PAUSED
         self.is_quiet = False
         """Whether an operator has taken all queues from this worker; it serves none again."""
         self._fresh_until = float("-inf")
@@ -53,7 +53,7 @@ class WorkerIdentity:
     @property
     def closed(self) -> Collection[str]:
         """The queues from which this worker must not claim."""
-        return self.queues if self.is_quiet else self.paused
+        return self.queues if self.is_quiet else self.paused.queues
 
     @property
     def served(self) -> Sequence[str]:

@@ -21,15 +21,16 @@ from pgqueue.repository import (
     ClaimCursor,
     Claimed,
     DueTimes,
+    Paused,
     Upcoming,
     Workers,
 )
 from pgqueue.sessions.handlers import joining_sessions
-from pgqueue.statements.tables import array_of
 from pgqueue.worker.admitting import AdmissionRounds, rules_of
 from pgqueue.worker.ahead import run_ahead
 from pgqueue.worker.batch_ends import end_batches_inline
 from pgqueue.worker.claiming.cursors import ClaimCursors
+from pgqueue.worker.claiming.open_tasks import open_tasks
 from pgqueue.worker.inline_attempt import Ended, InlineAttempt, raise_error
 
 
@@ -51,7 +52,6 @@ class InlineWorker:
         self._connection = connection
         self._queues = queues
         self._due_times = DueTimes(connection)
-        self._task_names = array_of(sorted(queue.tasks))
         limits = queue.limited.limits
         self._has_limits = bool(limits)
         # Without the lock: what a test admits is rolled back, and tests must not wait for each
@@ -59,7 +59,7 @@ class InlineWorker:
         self._rounds = AdmissionRounds(
             self._served,
             self._paused,
-            tasks=self._task_names,
+            self._open_tasks,
             notify=False,
             most_ready=1,
             own=rules_of(limits),
@@ -109,7 +109,7 @@ class InlineWorker:
 
         def upcoming() -> Upcoming:
             pairs = self._pairs()
-            return self.attempts.upcoming(pairs, tasks=self._task_names) if pairs else NOTHING
+            return self.attempts.upcoming(pairs, tasks=self._open_tasks()) if pairs else NOTHING
 
         with self.registered():
             run_ahead(self._due_times, drain, upcoming, ahead=ahead)
@@ -135,7 +135,7 @@ class InlineWorker:
     def claim(self, pairs: Sequence[ClaimCursor]) -> Claimed | None:
         """Claim the first job that is due; messages without a job are dropped."""
         while True:
-            claim = self.attempts.claim(pairs, tasks=self._task_names, limit=1, meta=True)
+            claim = self.attempts.claim(pairs, tasks=self._open_tasks(), limit=1, meta=True)
             if claim.rows:
                 return claim.rows[0]
             if not claim.taken:
@@ -157,10 +157,13 @@ class InlineWorker:
         return attempt
 
     def _pairs(self) -> list[ClaimCursor]:
-        return ClaimCursors(self._served()).pairs(paused=self._paused(), from_start=True)
+        return ClaimCursors(self._served()).pairs(paused=self._paused().queues, from_start=True)
 
     def _served(self) -> Sequence[str]:
         return self._due_times.waiting_queues() if self._queues is None else self._queues
 
-    def _paused(self) -> Sequence[str]:
+    def _open_tasks(self) -> str:
+        return open_tasks(self._tasks, self._paused())
+
+    def _paused(self) -> Paused:
         return Workers(self._connection).notices(running=[], search=False).paused

@@ -49,6 +49,8 @@ class Poller:
         """Whether the last sleep lasted until the next poll, without a sign of a job."""
         self._has_heard_nothing = False
         """Whether no notification came during the last sleep: the connection may be lost."""
+        self._tasks = runtime.task_names
+        """The tasks whose messages the last claim took."""
         self.found_none = False
         """Whether the last claim took no message."""
 
@@ -76,8 +78,10 @@ class Poller:
     ) -> Claim[Kind]:
         """Claim once, from the cursors on or, in a sweep, from the start."""
         cursors = self._runtime.cursors
-        if sweep:
+        tasks = self._runtime.open_tasks
+        if sweep or tasks != self._tasks:  # the messages of a task that was paused are behind
             cursors.rewind()
+        self._tasks = tasks
         pairs = cursors.pairs(paused=self._runtime.identity.closed)
         began = time.monotonic()
         found = claim(pairs)

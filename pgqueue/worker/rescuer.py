@@ -61,7 +61,7 @@ class Rescuer(WorkerThread):
         batch may have ended."""
         super().__init__(name="upkeep")
         self.informed = Event()
-        """Set when the paused queues are known: a worker must not claim from them."""
+        """Set when it is known what is paused: a worker must not claim it."""
         self._identity = identity
         self._running = running
         self._on_cancel = on_cancel

@@ -34,6 +34,7 @@ from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
 from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.claiming.notifications import Listener
+from pgqueue.worker.claiming.open_tasks import open_tasks
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.outage import Outage
@@ -72,7 +73,7 @@ class WorkerRuntime:
     reads_meta: bool = field(init=False)
     """Whether claims read the meta of jobs: a handler or something around it may ask for it."""
     task_names: str = field(init=False)
-    """The names of all tasks, as the array parameter of a claim."""
+    """The names of all tasks, as the array parameter of a statement."""
     crash_isolation: CrashIsolation = field(init=False)
     progress: ProgressWriter = field(init=False)
     admitter: Admitter = field(init=False)
@@ -84,6 +85,12 @@ class WorkerRuntime:
     """When this worker last looked for jobs."""
     isolation_level: IsolationLevel = field(default=READ_COMMITTED, init=False)
     """The level of handlers' transactions in lease mode: that of the application's engine."""
+
+    @property
+    def open_tasks(self) -> str:
+        """The names of the tasks that are not paused, as the array parameter of a claim."""
+        paused = self.identity.paused
+        return open_tasks(self.tasks, paused) if paused.tasks else self.task_names
 
     def run_of(self, claimed: Claimed) -> RunningAttempt:
         """An attempt of this worker that begins now."""
@@ -180,7 +187,7 @@ class WorkerRuntime:
         rounds = AdmissionRounds(
             lambda: self.identity.served,
             lambda: self.identity.paused,
-            tasks=self.task_names,
+            lambda: self.open_tasks,
             notify=self.listener.enabled,
             most_ready=self.identity.slots,
         )

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from shop_rig import assert_one_line, enqueue, pgqueue, write_shop
@@ -177,5 +178,25 @@ def test_queues_are_paused_and_resumed(engine: Engine, database_url: str, shop: 
     assert paused() == ["mail", "male"]
 
     ended = pgqueue(shop, *APP, "resume", "male", "--json", database_url=database_url)
-    assert json.loads(ended.stdout) == {"queues": ["male"], "is_paused": False}
+    assert json.loads(ended.stdout) == {"queues": ["male"], "tasks": [], "is_paused": False}
     assert paused() == ["mail"]
+
+
+def test_tasks_are_paused_and_resumed(database_url: str, shop: Path) -> None:
+    def run(*words: str) -> CompletedProcess[str]:
+        return pgqueue(shop, *APP, *words, database_url=database_url)
+
+    ended = run("pause", "--task", "shop.add", "--task", "shop.ad")
+    assert (ended.returncode, ended.stdout) == (0, "shop.add: paused\nshop.ad: paused\n")
+    assert ended.stderr == "The app has no task shop.ad. Is the name misspelt?\n"
+    assert json.loads(run("status", "--json").stdout)["paused_tasks"] == ["shop.ad", "shop.add"]
+    assert "Paused tasks: shop.ad, shop.add." in run("status").stdout
+
+    ended = run("resume", "--task", "shop.add", "mail", "--json")
+    said = {"queues": ["mail"], "tasks": ["shop.add"], "is_paused": False}
+    assert json.loads(ended.stdout) == said
+    assert json.loads(run("status", "--json").stdout)["paused_tasks"] == ["shop.ad"]
+
+    ended = run("pause")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "name a queue, or a task with --task" in ended.stderr

@@ -235,6 +235,8 @@ class TestDashboard:
             changes = [queue.cancel(session, id) for id in (ids[0], ids[2], running)]
             changes += [queue.requeue(session, id) for id in (ids[1], ids[2])]
             queue.pause(session, "mail")
+            queue.pause_task(session, "tests.task")
+            queue.resume_task(session, "tests.task")
             queue.resume(session, "mail")
             session.commit()
             assert queue.check(session) == []

@@ -36,7 +36,7 @@ from pgqueue.outcomes import (
     Snoozed,
     Succeeded,
 )
-from pgqueue.repository import Admissions, Jobs, NewJob
+from pgqueue.repository import NOTHING_PAUSED, Admissions, Jobs, NewJob, Paused
 from pgqueue.statements import claiming, enqueueing, settling, stamping
 from pgqueue.statements.enqueueing import Start
 from pgqueue.worker.admitting import AdmissionRounds
@@ -69,18 +69,18 @@ def put_some(engine: Engine, count: int, keys: str = "bank", **more: Any) -> lis
         return [put(connection, keys, **more) for _ in range(count)]
 
 
-def rounds(paused: list[str] | None = None) -> AdmissionRounds:
+def rounds(paused: Paused = NOTHING_PAUSED) -> AdmissionRounds:
     return AdmissionRounds(
         lambda: ["default", "other"],
-        lambda: paused or [],
-        tasks=TASKS,
+        lambda: paused,
+        lambda: TASKS,
         notify=False,
         most_ready=2,
         own=RULES,
     )
 
 
-def admit(engine: Engine, *, paused: list[str] | None = None) -> int:
+def admit(engine: Engine, *, paused: Paused = NOTHING_PAUSED) -> int:
     """Run one round, as a worker does; how many jobs it has admitted."""
     admitting_rounds, admitted = rounds(paused), 0
     while True:
@@ -94,7 +94,7 @@ def admit(engine: Engine, *, paused: list[str] | None = None) -> int:
 def held(engine: Engine, key: str = "bank") -> list[int]:
     """The jobs that hold a place."""
     with engine.connect() as connection:
-        places = Admissions(connection).places_under([key], paused=())
+        places = Admissions(connection).places_under([key], paused=NOTHING_PAUSED)
         return [place.job_id for place in places if place.is_held]
 
 
@@ -456,7 +456,21 @@ def test_a_paused_queue_takes_no_places_and_gives_its_places_back(engine: Engine
     [mine] = put_some(engine, 1)
     assert held(engine) == [paused]
 
-    assert admit(engine, paused=["other"]) == 1
+    assert admit(engine, paused=Paused(queues=["other"])) == 1
+
+    assert held(engine) == [mine]
+    assert status(engine, paused) is JobStatus.BLOCKED
+    assert violations(engine) == []
+
+
+def test_a_paused_task_gives_its_places_back(engine: Engine) -> None:
+    [paused] = put_some(engine, 1, task="tests.paused")
+    with engine.begin() as connection:
+        Admissions(connection).admit([paused], notify=False)
+    [mine] = put_some(engine, 1)
+    assert held(engine) == [paused]
+
+    assert admit(engine, paused=Paused(tasks=["tests.paused"])) == 1
 
     assert held(engine) == [mine]
     assert status(engine, paused) is JobStatus.BLOCKED
@@ -471,7 +485,7 @@ def test_a_job_that_a_worker_starts_meanwhile_is_not_sent_back(
     put_some(engine, 1)
     assert len(worker.lock(queue="other")) == 1
 
-    assert admit(engine, paused=["other"]) == 0
+    assert admit(engine, paused=Paused(queues=["other"])) == 0
     assert held(engine) == [running]
 
 
@@ -485,7 +499,7 @@ def test_a_lease_that_a_crash_has_left_keeps_a_job_where_it_is(
     assert worker.stamp(locked) is not None
     worker.transaction.rollback()
 
-    assert admit(engine, paused=["other"]) == 0
+    assert admit(engine, paused=Paused(queues=["other"])) == 0
     assert held(engine) == [crashed]
     assert violations(engine) == []
 

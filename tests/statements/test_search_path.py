@@ -259,7 +259,9 @@ def test_an_application_calls_nothing_of_other_roles(
         queue.cancel(session, first.id)
         queue.requeue(session, first.id)
         queue.pause(session, "default")
+        queue.pause_task(session, "tests.task")
         queue.resume(session, "default")
+        queue.resume_task(session, "tests.task")
         session.delete(session.get_one(Job, first.id))
         session.commit()
         for status in JobStatus:

@@ -18,6 +18,7 @@ from pgqueue import (
     JobStatus,
     Lease,
     Limit,
+    OptionError,
     PgQueue,
     PgQueueError,
     Retry,
@@ -337,3 +338,37 @@ def test_a_job_that_is_run_too_late_is_cancelled(queue: PgQueue, session: Sessio
 
     assert run_jobs(session, queue=queue)[0] == late
     assert (late.status, called) == (JobStatus.CANCELLED, [2])
+
+
+def test_a_paused_task_waits_under_all_its_names(queue: PgQueue, session: Session) -> None:
+    ran: list[str] = []
+
+    @queue.task(name="new", aliases=("old",))
+    def renamed(word: str) -> None:
+        ran.append(word)
+
+    @queue.task(name="other")
+    def other() -> None:
+        ran.append("other")
+
+    queue.pause_task(session, "new")
+    renamed.enqueue(session, "by name")
+    waiting = renamed.enqueue(session, "by alias")
+    for table, condition in (("jobs", "id"), ("message_queue", "target_id")):
+        session.execute(
+            text(f"UPDATE pgqueue.{table} SET task = 'old' WHERE {condition} = {waiting.id}")
+        )
+    other.enqueue(session)
+
+    run_jobs(session, queue=queue)
+    assert ran == ["other"]
+
+    queue.resume_task(session, renamed.name)
+    run_jobs(session, queue=queue)
+    assert ran == ["other", "by name", "by alias"]
+
+
+def test_what_cannot_be_a_task_is_not_paused(queue: PgQueue, session: Session) -> None:
+    for name in ("", "two words", None, 7):
+        with pytest.raises(OptionError, match="is no name of a task"):
+            queue.pause_task(session, name)  # type: ignore[arg-type]

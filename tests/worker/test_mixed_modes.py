@@ -230,6 +230,32 @@ def test_one_worker_object_runs_again_and_again(engine: Engine, mode: str) -> No
         assert queue.check(session) == []
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_paused_task_is_passed_by_in_its_queue_and_resumed(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        rig.start(mode, poll_interval=0.2)
+        with rig.session() as session:
+            rig.queue.pause_task(session, chores.pay.name)
+            session.commit()
+        _until_upkeep_has_looked(rig)
+        with rig.session() as session:
+            paused = chores.pay.enqueue_many(session, [()] * 2000)
+            others = chores.quick.enqueue_many(session, [()] * 50)
+            session.commit()
+        rig.until_ended(*others)
+        _let_pass(0.5)
+        assert rig.scalar("SELECT count(*) FROM pgqueue.message_queue") == len(paused)
+
+        with rig.session() as session:
+            rig.queue.resume_task(session, chores.pay.name)
+            session.commit()
+
+        rig.until_ended(*paused)
+        assert rig.check() == []
+
+
 def _until_upkeep_has_looked(rig: Rig) -> None:
     """Until the only worker knows what was committed before: what it reads next may be older, its
     first look has two transactions, and what the next one has read it knows by the one after."""

@@ -111,7 +111,7 @@ class Claimer(WorkerThread):
     def _look(
         self, attempts: Attempts, *, limit: int, ahead: bool, sweep: bool, suspects: bool
     ) -> Claim[Claimed]:
-        tasks, meta = self._runtime.task_names, self._runtime.reads_meta
+        tasks, meta = self._runtime.open_tasks, self._runtime.reads_meta
         return self._poller.look(
             lambda pairs: attempts.claim(
                 pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects, meta=meta
@@ -203,7 +203,7 @@ class Claimer(WorkerThread):
     def _ask(self, connection: Connection) -> Ask:
         runtime = self._runtime
         attempts = Attempts(connection, runtime.identity.worker_id)
-        return lambda pairs: attempts.upcoming(pairs, tasks=runtime.task_names)
+        return lambda pairs: attempts.upcoming(pairs, tasks=runtime.open_tasks)
 
     def _wait_for_room(self) -> None:
         buffer = self._runtime.buffer

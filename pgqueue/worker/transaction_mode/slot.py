@@ -162,7 +162,7 @@ class TransactionSlot(Slot):
     def _look(
         self, attempts: Attempts, *, limit: int, sweep: bool, suspects: bool
     ) -> Claim[Locked]:
-        tasks, meta = self.runtime.task_names, self.runtime.reads_meta
+        tasks, meta = self.runtime.open_tasks, self.runtime.reads_meta
         return self._claim_gate.poller.look(
             lambda pairs: attempts.lock(
                 pairs, tasks=tasks, limit=limit, suspects=suspects, meta=meta
@@ -207,7 +207,7 @@ class TransactionSlot(Slot):
         attempts = Attempts(connection, self.runtime.identity.worker_id)
 
         def ask(pairs: list[ClaimCursor]) -> Upcoming:
-            upcoming = attempts.upcoming(pairs, tasks=self.runtime.task_names)
+            upcoming = attempts.upcoming(pairs, tasks=self.runtime.open_tasks)
             end(connection)  # never sleep in a transaction: it holds back the vacuum
             return upcoming
 
