@@ -28,6 +28,7 @@ from pgqueue.repository.new_job import Enqueued, KeyHolder, NewJob, Placed
 from pgqueue.repository.pruning import DueJobs, Pruning, Stretch
 from pgqueue.repository.rows import (
     NOTHING,
+    Ages,
     Claim,
     ClaimCursor,
     Claimed,
@@ -42,6 +43,7 @@ from pgqueue.repository.schedules import DueSchedule, Moved, ScheduleRows, Sched
 from pgqueue.repository.workers import Beat, Notices, SeenWorker, Workers
 
 __all__ = [
+    "Ages",
     "NOTHING",
     "LIMITS",
     "Admissions",
