@@ -123,7 +123,12 @@ def revision(host: Path | None, message: str, head: str) -> None:
 
 
 @main.command()
-@click.option("--queues", multiple=True, metavar="A,B", help="Queues to serve; all by default.")
+@click.option(
+    "--queues",
+    multiple=True,
+    metavar="A,B",
+    help="Queues to serve; all by default.  With weights: A=3,B=1.",
+)
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 1000),
@@ -167,6 +172,13 @@ def revision(host: Path | None, message: str, head: str) -> None:
     "--log-jobs",
     type=click.Choice(["info", "debug"]),
     help="Log the end of each attempt, at this level.",
+)
+@click.option(
+    "--age-after",
+    type=float,
+    metavar="SECONDS",
+    callback=as_seconds,
+    help="A job that has waited so long counts as one priority more urgent, twice as long as two.",
 )
 @click.option("--until-empty", is_flag=True, help="Stop when no job is due or running.")
 @click.option(

@@ -60,13 +60,30 @@ def work(
 
 
 def _made_worker(queue: PgQueue, queues: tuple[str, ...], options: dict[str, Any]) -> Worker:
+    try:
+        return Worker(queue, _named_queues(queues), **options)
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _named_queues(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
+    """The names of ``--queues A,B``, or the weights of ``--queues A=3,B=1``."""
     names = [name.strip() for listed in queues for name in listed.split(",") if name.strip()]
     if queues and not names:
         raise click.UsageError("--queues names no queue")
-    try:
-        return Worker(queue, names or None, **options)
-    except OptionError as error:
-        raise click.UsageError(str(error)) from error
+    if not any("=" in name for name in names):
+        return names or None
+    weights: dict[str, int] = {}
+    for item in names:
+        name, _, weight = (part.strip() for part in item.partition("="))
+        if not weight.isascii() or not weight.isdigit():
+            raise click.UsageError(
+                f"--queues {item}: give each queue a weight, or none, e.g. mail=3,reports=1"
+            )
+        if name in weights:
+            raise click.UsageError(f"--queues names {name} twice; give it one weight")
+        weights[name] = int(weight)
+    return weights
 
 
 def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, port: int) -> None:

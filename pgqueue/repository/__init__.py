@@ -28,6 +28,7 @@ from pgqueue.repository.new_job import Enqueued, KeyHolder, NewJob, Placed
 from pgqueue.repository.pruning import DueJobs, Pruning, Stretch
 from pgqueue.repository.rows import (
     NOTHING,
+    Ages,
     Claim,
     ClaimCursor,
     Claimed,
@@ -49,6 +50,7 @@ from pgqueue.repository.workers import (
 )
 
 __all__ = [
+    "Ages",
     "NOTHING",
     "LIMITS",
     "Admissions",

@@ -28,7 +28,16 @@ from pgqueue.outcomes import (
     Succeeded,
     Unreadable,
 )
-from pgqueue.repository.rows import Claim, ClaimCursor, Claimed, Kind, Locked, Settled, Upcoming
+from pgqueue.repository.rows import (
+    Ages,
+    Claim,
+    ClaimCursor,
+    Claimed,
+    Kind,
+    Locked,
+    Settled,
+    Upcoming,
+)
 from pgqueue.statements import claiming, fencing, settling, stamping, starting, unique_keys
 from pgqueue.statements.tables import CRASHED, INTERRUPTED
 
@@ -73,6 +82,17 @@ class Attempts:
         parameters = {"pairs": _documents(pairs), "tasks": tasks}
         is_due, seconds = self._executor.execute(claiming.upcoming(), parameters).one()
         return Upcoming(is_due, None if seconds is None else float(seconds))
+
+    def ages(self, pairs: Iterable[ClaimCursor], *, tasks: str, age_after: timedelta) -> Ages:
+        """Since when the first due job of each pair has waited."""
+        parameters = {
+            "pairs": _documents(pairs),
+            "tasks": tasks,
+            "period": age_after.total_seconds(),
+        }
+        rows = fetch(self._executor, claiming.ages(), parameters)
+        oldest = {(queue, priority): run_at for queue, priority, run_at, _ in rows}
+        return Ages(oldest, rows[0][3] if rows else ())
 
     def stamp(self, locked: Locked) -> Claimed | None:
         """Commit the start of a locked job's attempt; None if another worker was first.

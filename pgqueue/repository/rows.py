@@ -1,6 +1,6 @@
 """The rows that claims, settles and queries over all jobs return."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -83,6 +83,16 @@ class Upcoming(NamedTuple):
     """Whether a message is due; another transaction may hold it."""
     seconds: float | None
     """Seconds until the next one is due; None if there is none."""
+
+
+class Ages(NamedTuple):
+    """How long the first due jobs of some pairs have waited.  Times are as the database writes
+    them."""
+
+    oldest: Mapping[tuple[str, int], str]
+    """When the first job of each (queue, priority) was due, if one is."""
+    periods_ago: Sequence[str]
+    """The times that lie one, two and more periods back."""
 
 
 NOTHING = Upcoming(is_due=False, seconds=None)

@@ -11,6 +11,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     DateTime,
+    Double,
     Executable,
     FromClause,
     Integer,
@@ -35,7 +36,7 @@ from sqlalchemy import (
     true,
     tuple_,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, array
 from sqlalchemy.dialects.postgresql import insert as insert_or_take_over
 from sqlalchemy.sql.selectable import CTE, Subquery, TableValuedAlias
 
@@ -50,6 +51,7 @@ from pgqueue.statements.tables import (
     left_of_older_message,
     message_queue,
     pg,
+    seconds,
     workers,
 )
 
@@ -147,6 +149,38 @@ def upcoming() -> Executable:
     each = pair.outerjoin(due, true()).outerjoin(future, true())
     wait = func.extract("epoch", pg.min(future.c.run_at) - clock())
     return select((pg.count(due.c.run_at) > 0).label("is_due"), wait).select_from(each)
+
+
+@cache
+def ages() -> Executable:
+    """When the first due message of each pair was due, and the times of one to nine periods ago.
+
+    Locks nothing: a claim at the same time would skip the message.  So it must tell by their
+    stamps the messages that transaction mode holds while their jobs run.
+    """
+    pair = _pairs()
+    period = seconds(bindparam("period", type_=Double))
+    due = (
+        select(message_queue.c.run_at)
+        .where(
+            _of_pair(pair),
+            _is_behind_frontier(pair),
+            message_queue.c.run_at <= pg.statement_timestamp(),
+            ~_has_stamp(),
+        )
+        .order_by(message_queue.c.run_at, message_queue.c.id)
+        .limit(1)
+        .lateral("due")
+    )
+    ago = [
+        cast(
+            pg.statement_timestamp() - period * literal_column(f"double precision '{count}'"), Text
+        )
+        for count in range(1, 10)
+    ]
+    return select(
+        pair.c.queue, pair.c.priority, cast(due.c.run_at, Text).label("run_at"), array(ago)
+    ).select_from(pair.join(due, true()))
 
 
 def _taken_messages(due: CTE, *, ahead: bool) -> CTE:

@@ -1,13 +1,16 @@
 """The options of a worker."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
 from pgqueue.errors import OptionError
-from pgqueue.options import check_queue_name
+from pgqueue.options import check_queue_name, check_whole
 from pgqueue.worker.job_log import LogJobs
+
+MOST_WEIGHT = 1000
+AGE_AFTER = (timedelta(seconds=1), timedelta(days=365))
 
 
 class Mode(StrEnum):
@@ -30,21 +33,21 @@ class WorkerConfig:
     poll_interval: timedelta
     grace: timedelta
     log_jobs: LogJobs | None = None
+    weights: Mapping[str, int] | None = None
+    age_after: timedelta | None = None
 
 
 def checked_config(
-    queues: Sequence[str],
+    queues: Sequence[str] | Mapping[str, int],
     concurrency: int,
     mode: str,
     batch: int,
     poll_interval: timedelta,
     grace: timedelta,
     log_jobs: str | None = None,
+    age_after: timedelta | None = None,
 ) -> WorkerConfig:
-    if isinstance(queues, str) or not queues:
-        raise OptionError(f"queues is {queues!r}; give a list of queue names, e.g. ['default']")
-    for name in queues:
-        check_queue_name(name)
+    _check_queues(queues)
     for option, value in (("concurrency", concurrency), ("batch", batch)):
         if type(value) is not int or not 1 <= value <= 1000:
             raise OptionError(f"{option} is {value!r}; give a whole number from 1 to 1000")
@@ -61,6 +64,29 @@ def checked_config(
         poll_interval=poll_interval,
         grace=grace,
         log_jobs=_checked_level(log_jobs),
+        weights=dict(queues) if isinstance(queues, Mapping) else None,
+        age_after=_checked_age(age_after),
+    )
+
+
+def _check_queues(queues: Sequence[str] | Mapping[str, int]) -> None:
+    if isinstance(queues, str) or not queues:
+        raise OptionError(
+            f"queues is {queues!r}; give a list of queue names, e.g. ['default'], or a weight for "
+            "each queue, e.g. {'mail': 3, 'default': 1}"
+        )
+    for name in queues:
+        check_queue_name(name)
+        if isinstance(queues, Mapping):
+            check_whole("", f"the weight of queue {name}", queues[name], 1, MOST_WEIGHT)
+
+
+def _checked_age(age_after: timedelta | None) -> timedelta | None:
+    least, most = AGE_AFTER
+    if age_after is None or (isinstance(age_after, timedelta) and least <= age_after <= most):
+        return age_after
+    raise OptionError(
+        f"age_after is {age_after!r}; give a timedelta of 1 second to {most.days} days, or None"
     )
 
 

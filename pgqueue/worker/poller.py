@@ -12,7 +12,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, select
 
 from pgqueue import redaction
-from pgqueue.repository import Claim, ClaimCursor, Claimed, Locked, Upcoming
+from pgqueue.repository import Attempts, Claim, ClaimCursor, Claimed, Locked, Upcoming
 from pgqueue.statements.tables import lock_key, pg
 from pgqueue.worker.claiming.cursors import LATEST_SWEEP
 from pgqueue.worker.runtime import WorkerRuntime
@@ -68,6 +68,18 @@ class Poller:
             self._is_elected = bool(connection.scalar(lock))
         cursors = self._runtime.cursors
         return cursors.is_at_start or cursors.is_sweep_due(elected=self._is_elected)
+
+    def limit(self, room: int) -> int:
+        """How many jobs the next claim takes, if there is room for so many."""
+        return self._runtime.cursors.limit(room, paused=self._runtime.identity.closed)
+
+    def look_at_ages(self, attempts: Attempts) -> None:
+        """Learn now and then how old the first jobs are, if jobs age."""
+        cursors = self._runtime.cursors
+        if cursors.aging is not None and cursors.aging.is_look_due:
+            pairs = cursors.pairs(paused=self._runtime.identity.closed)
+            tasks, age_after = self._runtime.task_names, cursors.aging.age_after
+            cursors.aging.learn(attempts.ages(pairs, tasks=tasks, age_after=age_after))
 
     def look(
         self,

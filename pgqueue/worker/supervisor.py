@@ -22,8 +22,10 @@ from pgqueue.sessions.handlers import check_binds, joining_sessions
 from pgqueue.worker import timeouts
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import STALE, JobBuffer
+from pgqueue.worker.claiming.aging import Aging
 from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.claiming.notifications import Listener
+from pgqueue.worker.claiming.shares import Shares
 from pgqueue.worker.config import Mode, WorkerConfig
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.handler_errors import HandlerErrors
@@ -392,6 +394,14 @@ def _events_of(queue: PgQueue, config: WorkerConfig) -> AttemptEvents | None:
     return AttemptEvents(callbacks) if callbacks else None
 
 
+def _cursors_of(config: WorkerConfig) -> ClaimCursors:
+    return ClaimCursors(
+        config.queues,
+        shares=None if config.weights is None else Shares(config.weights),
+        aging=None if config.age_after is None else Aging(config.age_after),
+    )
+
+
 def _runtime_of(
     queue: PgQueue,
     config: WorkerConfig,
@@ -412,7 +422,7 @@ def _runtime_of(
         identity=WorkerIdentity(queues=config.queues, slots=config.slots),
         buffer=JobBuffer(),
         outage=Outage(),
-        cursors=ClaimCursors(config.queues),
+        cursors=_cursors_of(config),
         listener=Listener(engine, enabled=queue.notify),
         loop=EventLoop(engine),
         children=ProcessPool.of(queue, slots=config.slots),

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event
@@ -37,18 +37,20 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Worker:
     """Runs the jobs of some queues until it is stopped.
 
-    ``queues`` are the names to serve (default: all queues of registered tasks); ``concurrency``
-    handlers run at once, each in a thread.  ``mode`` is ``"lease"`` or ``"transaction"``; in
-    the latter, ``batch`` jobs share a transaction.  ``poll_interval`` is the longest a due job
-    waits if a wake-up is lost; ``grace`` is how long running handlers may take to end after the
-    worker is stopped.  ``log_jobs`` logs the end of each attempt, at the level
-    ``"info"`` or ``"debug"``.
+    ``queues`` are the names to serve (default: all queues of registered tasks), or weights by name:
+    with ``{"mail": 3, "reports": 1}`` three of four jobs are of the queue ``mail`` while both have
+    jobs.  With ``age_after``, a due job counts as one priority more urgent for each such period
+    that it has waited.  ``concurrency`` handlers run at once, each in a thread.  ``mode`` is
+    ``"lease"`` or ``"transaction"``; in the latter, ``batch`` jobs share a transaction.
+    ``poll_interval`` is the longest a due job waits if a wake-up is lost; ``grace`` is how long
+    running handlers may take to end after the worker is stopped.  ``log_jobs`` logs the end of
+    each attempt, at the level ``"info"`` or ``"debug"``.
     """
 
     def __init__(
         self,
         queue: PgQueue,
-        queues: Sequence[str] | None = None,
+        queues: Sequence[str] | Mapping[str, int] | None = None,
         *,
         concurrency: int = 10,
         mode: str = Mode.LEASE,
@@ -56,6 +58,7 @@ class Worker:
         poll_interval: timedelta = timedelta(seconds=1),
         grace: timedelta = timedelta(seconds=30),
         log_jobs: str | None = None,
+        age_after: timedelta | None = None,
     ) -> None:
         if not isinstance(queue, PgQueue):
             raise OptionError(
@@ -66,7 +69,7 @@ class Worker:
             queues = sorted(named | {DEFAULT_QUEUE})
         self._queue = queue
         self._config = checked_config(
-            queues, concurrency, mode, batch, poll_interval, grace, log_jobs
+            queues, concurrency, mode, batch, poll_interval, grace, log_jobs, age_after
         )
         _warn_of_unused(set(self._config.queues) - named - {DEFAULT_QUEUE})
         self._pid = os.getpid()

@@ -201,6 +201,16 @@ class TestWrongOptions:
             ["worker", "--grace", "nan"],
             ["worker", "--poll-interval", "soon"],
             ["worker", "--queues", " , "],
+            ["worker", "--queues", "mail=0"],
+            ["worker", "--queues", "mail=-1"],
+            ["worker", "--queues", "mail=nan"],
+            ["worker", "--queues", "mail="],
+            ["worker", "--queues", "=3"],
+            ["worker", "--queues", "mail=3=1"],
+            ["worker", "--queues", "mail=3,default"],
+            ["worker", "--queues", "mail=3", "--queues", "mail=3"],
+            ["worker", "--age-after", "0.5"],
+            ["worker", "--age-after", "nan"],
             ["worker", "--queues"],
             ["demo", "--limit", "1"],
             ["demo", "--workers", "1"],
@@ -438,6 +448,20 @@ class TestWorker:
         )  # fmt: skip
 
         assert ended.stdout == "nothing to do\n"
+
+    @pytest.mark.parametrize("mode", ["lease", "transaction"])
+    def test_serves_queues_by_weights_and_lets_jobs_age(
+        self, shop: Path, engine: Engine, database_url: str, mode: str
+    ) -> None:
+        enqueue(engine, shop, "add", (1, 2))
+
+        ended = pgqueue(
+            shop, "--app", "shop:queue", "worker", "--queues", "mail=3, default = 1",
+            "--age-after", "600", "--mode", mode, "--until-empty",
+            database_url=database_url,
+        )  # fmt: skip
+
+        assert ended.stdout == "1 succeeded\n"
 
     @pytest.mark.parametrize("mode", ["lease", "transaction"])
     def test_ends_with_0_after_sigterm_and_loses_nothing(

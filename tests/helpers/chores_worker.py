@@ -21,7 +21,7 @@ from sqlalchemy import create_engine
 from pgqueue import Worker
 from pgqueue.cli.working import work
 
-SPANS = ("poll_interval", "grace")
+SPANS = ("poll_interval", "grace", "age_after")
 
 
 def run(environment: Mapping[str, str], log: Path, options: dict[str, Any]) -> None:

@@ -98,6 +98,57 @@ class TestSkipLocked:
             assert 0 < seconds <= 100
 
 
+class TestAges:
+    def test_each_pair_is_as_old_as_the_first_job_that_may_be_claimed(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            first, *_ = enqueue_many(connection, 3, priority=3)
+            enqueue(connection, priority=4, delay=timedelta(seconds=100))
+            enqueue_many(connection, 1, priority=5, queue="other")
+            enqueue_many(connection, 1, priority=6, task="tests.unknown")
+        with logical_workers(workers, 1) as [worker]:
+            asked = pairs()
+
+            ages = Attempts(worker.line, worker.id).ages(
+                asked, tasks=TASKS, age_after=timedelta(minutes=1)
+            )
+
+            run_at = worker.line.scalar(
+                text("SELECT run_at::text FROM pgqueue.message_queue WHERE target_id = :id"),
+                {"id": first},
+            )
+            assert ages.oldest == {("default", 3): run_at}
+            assert len(ages.periods_ago) == 9
+            assert sorted(ages.periods_ago, reverse=True) == list(ages.periods_ago)
+            assert max(ages.periods_ago) < run_at
+
+    def test_a_job_that_transaction_mode_runs_does_not_count_although_its_message_is_there(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue(connection)
+        with logical_workers(workers, 2) as [holder, other]:
+            holder.start()
+
+            ages = Attempts(other.line, other.id).ages(
+                pairs(), tasks=TASKS, age_after=timedelta(seconds=1)
+            )
+
+            assert ages.oldest == {}
+
+    def test_no_claim_skips_the_jobs_that_are_looked_at(
+        self, engine: Engine, workers: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            enqueue_many(connection, 2)
+        with logical_workers(workers, 2) as [looking, claiming]:
+            attempts = Attempts(looking.transaction, looking.id)
+            attempts.ages(pairs(), tasks=TASKS, age_after=timedelta(seconds=1))
+
+            assert len(claiming.look(5).rows) == 2
+
+
 class TestTheLimit:
     @pytest.mark.parametrize("plan", BAD_PLANS, ids=lambda plan: next(iter(plan)))
     @pytest.mark.parametrize("how", ["claim", "ahead", "lock"])

@@ -128,6 +128,13 @@ class TestClaims:
 
         assert_by_key(plans.only, buffers=200)
 
+    def test_ages_are_looked_up_by_the_key(self, worker: LogicalWorker) -> None:
+        attempts = Attempts(worker.line, worker.id)
+        with plans_of(worker.line) as plans:
+            attempts.ages(pairs(), tasks=TASKS, age_after=timedelta(minutes=1))
+
+        assert_by_key(plans.only, buffers=200)
+
 
 OUTCOMES: list[Outcome] = [
     Succeeded({"sum": 3}),

@@ -1,9 +1,11 @@
 """What a worker refuses before it touches a job: other tables, and another process."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +209,27 @@ def _in_a_child(say: Callable[[], str]) -> str:
         words = pipe.read()
     os.waitpid(child, 0)
     return words
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queues": {"mail": 0}}, "the weight of queue mail is 0; give a whole number from 1 to"),
+        ({"queues": {"mail": -1}}, "the weight of queue mail is -1"),
+        ({"queues": {"mail": 1001}}, "the weight of queue mail is 1001"),
+        ({"queues": {"mail": 1.5}}, "the weight of queue mail is 1.5"),
+        ({"queues": {"mail": float("nan")}}, "the weight of queue mail is nan"),
+        ({"queues": {"mail": True}}, "the weight of queue mail is True"),
+        ({"queues": {"mail": "3"}}, "the weight of queue mail is '3'"),
+        ({"queues": {"a b": 3}}, "a queue name has 1 to 64"),
+        ({"queues": {3: 3}}, "a queue name has 1 to 64"),
+        ({"queues": {}}, "or a weight for each queue"),
+        ({"queues": [("mail", 3)]}, "a queue name has 1 to 64"),
+        ({"age_after": 600}, "age_after is 600; give a timedelta of 1 second to 365 days, or None"),
+        ({"age_after": timedelta(milliseconds=999)}, "give a timedelta of 1 second"),
+        ({"age_after": timedelta(days=366)}, "give a timedelta of 1 second"),
+    ],
+)
+def test_bad_weights_and_ages_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        Worker(PgQueue(), **options)

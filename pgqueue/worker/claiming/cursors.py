@@ -7,9 +7,12 @@ the claims forward again, so that the sweep ends when all these rows are claimed
 """
 
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from pgqueue.repository import Claim, ClaimCursor, Claimed, Locked
+from pgqueue.worker.claiming.aging import Aging
+from pgqueue.worker.claiming.shares import Shares
 
 PRIORITIES = range(10)
 START = ("-infinity", 0)
@@ -27,25 +30,50 @@ class ClaimCursors:
     their text does.
     """
 
-    def __init__(self, queues: Sequence[str]) -> None:
+    def __init__(
+        self, queues: Sequence[str], *, shares: Shares | None = None, aging: Aging | None = None
+    ) -> None:
         self._queues = list(queues)
+        self._shares = shares
+        self.aging = aging
         self._keys: dict[tuple[str, int], tuple[str, int]] = {}
         self._swept_at = float("-inf")
         self._sweep_took = 0.0
         self._turn = 0
 
     def pairs(self, *, paused: Collection[str] = (), from_start: bool = False) -> list[ClaimCursor]:
-        """All pairs, the most urgent first; queues of one priority take turns to be first."""
+        """All pairs, the most urgent first; queues of one priority take turns to be first.
+
+        With weights, all pairs of one queue come before those of the next.
+        """
         open_queues = [queue for queue in self._queues if queue not in paused]
         self._turn += 1
         supervisor = self._turn % len(open_queues) if open_queues else 0
         in_turn = open_queues[supervisor:] + open_queues[:supervisor]
         keys = {} if from_start else self._keys
-        return [
+        pairs = [
             ClaimCursor(queue, priority, *keys.get((queue, priority), START))
             for priority in PRIORITIES
             for queue in in_turn
         ]
+        if self.aging is not None:
+            pairs = self.aging.in_order(pairs)
+        if self._shares is not None:
+            order = self._shares.order(open_queues)
+            pairs.sort(key=lambda pair: order.index(pair.queue))
+        return pairs
+
+    @property
+    def keeps_priorities(self) -> bool:
+        """Whether jobs of a claim are as urgent as those of the next one, as far as these are
+        there: neither weights nor ages change the order."""
+        return self._shares is None and self.aging is None
+
+    def limit(self, room: int, *, paused: Collection[str] = ()) -> int:
+        """How many jobs the next claim takes: all for which there is room, or those of one turn."""
+        if self._shares is None:
+            return room
+        return self._shares.turn([each for each in self._queues if each not in paused], room)
 
     def rewind(self) -> None:
         """Start again at the head of every pair."""
@@ -86,6 +114,7 @@ class ClaimCursors:
         hold more, the pairs before it are exhausted, those after it were not read.  A claim ahead
         that has left messages moves no cursor: the next claim for free slots begins there.
         """
+        self._record(pairs, claim, limit=limit)
         if claim.passed:
             return
         last: dict[tuple[str, int], tuple[str, int]] = {}
@@ -103,3 +132,13 @@ class ClaimCursors:
                 key = max(key, (claim.quiet_until, 0))
             # Ahead of the database's clock: it was set back, or another server took over.
             self._keys[name] = START if key[0] > claim.read_at else key
+
+    def _record(
+        self, pairs: Sequence[ClaimCursor], claim: Claim[Claimed] | Claim[Locked], *, limit: int
+    ) -> None:
+        if self.aging is not None:
+            self.aging.took(claim.rows)
+        if self._shares is not None:
+            order = list(dict.fromkeys(pair.queue for pair in pairs))
+            is_full = claim.taken + len(claim.passed) >= limit
+            self._shares.took(order, Counter(row.queue for row in claim.rows), is_full=is_full)

@@ -52,6 +52,15 @@ class Claimer(WorkerThread):
         self._ran = (0, 0.0)
         self.finished = Event()
 
+    @property
+    def _low_water(self) -> int:
+        """How many buffered jobs are left when more are claimed ahead.
+
+        None if a claim may bring less urgent jobs for their turn: the buffer would start those of
+        the next claims first.
+        """
+        return self._prefetch.ahead if self._runtime.cursors.keeps_priorities else 0
+
     def cancel(self) -> None:
         """Cancel a claim that waits for a lock on a table."""
         self._reconnecting.cancel()
@@ -77,7 +86,7 @@ class Claimer(WorkerThread):
         if free > 0 and (self._passed or not self._was_full or not ahead):
             limit = min(free, self._passed or free)
             self._claim(connection, limit=limit, ahead=False, sweep=sweep)
-        elif not self._passed and len(buffer.heap) <= ahead > 0:
+        elif not self._passed and ahead > 0 and len(buffer.heap) <= self._low_water:
             self._claim(connection, limit=ahead, ahead=True, sweep=sweep)
         else:
             self._wait_for_room()
@@ -86,6 +95,8 @@ class Claimer(WorkerThread):
         runtime = self._runtime
         worker_id = runtime.identity.worker_id
         attempts = Attempts(connection, worker_id)
+        self._poller.look_at_ages(attempts)
+        limit = self._poller.limit(limit)
         self._follow_speed()
         was_quiet = not runtime.buffer.in_flight  # read first: the last suspect may end now
         admitted = runtime.admitter.admitted
@@ -158,7 +169,7 @@ class Claimer(WorkerThread):
         if rows and not self._passed:  # else they belong to the claim before
             first = min([rows[0].priority, *claim.passed])
             self._prefetch.brought(first=first, last=rows[-1].priority)
-            buffer.low_water = self._prefetch.ahead
+            buffer.low_water = self._low_water
         self._passed = self._left_to_claim(rows, claim, limit=limit)
         if not self._passed:
             buffer.let_go()
@@ -211,7 +222,7 @@ class Claimer(WorkerThread):
         buffer.room.wait(max(STALE - buffer.longest_wait(), 0.001))
         waited = buffer.longest_wait()
         self._prefetch.oldest_waits(waited)
-        buffer.low_water = self._prefetch.ahead
+        buffer.low_water = self._low_water
         if waited > STALE:
             for claimed in buffer.drain():
                 buffer.done(claimed, Released())

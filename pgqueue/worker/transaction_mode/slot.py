@@ -139,6 +139,8 @@ class TransactionSlot(Slot):
         admitted = runtime.admitter.admitted
         suspects = runtime.crash_isolation.are_welcome()
         self._prepare(connection)
+        claim_gate.poller.look_at_ages(attempts)
+        limit = claim_gate.poller.limit(limit)
         sweep = self._sweeps()
         claim = self._look(attempts, limit=limit, sweep=sweep, suspects=suspects)
         locked = _one_of_each_job(attempts, claim.rows)
