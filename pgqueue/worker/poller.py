@@ -78,7 +78,7 @@ class Poller:
         cursors = self._runtime.cursors
         if cursors.aging is not None and cursors.aging.is_look_due:
             pairs = cursors.pairs(paused=self._runtime.identity.closed)
-            tasks, age_after = self._runtime.task_names, cursors.aging.age_after
+            tasks, age_after = self._runtime.open_tasks, cursors.aging.age_after
             cursors.aging.learn(attempts.ages(pairs, tasks=tasks, age_after=age_after))
 
     def look(

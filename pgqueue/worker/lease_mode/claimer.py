@@ -56,7 +56,7 @@ class Claimer(WorkerThread):
     def _low_water(self) -> int:
         """How many buffered jobs are left when more are claimed ahead.
 
-        None if a claim may bring less urgent jobs for their turn: the buffer would start those of
+        0 if a claim may bring less urgent jobs for their turn: the buffer would start those of
         the next claims first.
         """
         return self._prefetch.ahead if self._runtime.cursors.keeps_priorities else 0
