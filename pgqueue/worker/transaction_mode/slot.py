@@ -133,14 +133,13 @@ class TransactionSlot(Slot):
             claim_gate.rest()
             return []
         attempts = Attempts(connection, runtime.identity.worker_id)
-        limit, self._next_batch = self._next_batch, self._batch
+        limit, self._next_batch = claim_gate.poller.limit(self._next_batch), self._batch
         # Read first: the last suspect may end now, and a settle may leave a job that is due.
         was_quiet = not runtime.buffer.in_flight and not runtime.settles_from_outside
         admitted = runtime.admitter.admitted
         suspects = runtime.crash_isolation.are_welcome()
         self._prepare(connection)
         claim_gate.poller.look_at_ages(attempts)
-        limit = claim_gate.poller.limit(limit)
         sweep = self._sweeps()
         claim = self._look(attempts, limit=limit, sweep=sweep, suspects=suspects)
         locked = _one_of_each_job(attempts, claim.rows)
