@@ -112,7 +112,7 @@ class TestWeights:
 
         reports = [kind for kind in kinds.order if kind != "mail"]
         assert reports == ["urgent report"] * 10 + ["report"] * 60
-        # In the buffer of lease mode, the urgent mails of later claims must not hold them up.
+        # In lease mode, the urgent mails of later claims ahead hold them up for a while.
         last = len(kinds.order) - 1 - kinds.order[::-1].index("report")
         assert last < (mails // 4 if mode == "lease" else 150)
 

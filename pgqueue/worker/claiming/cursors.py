@@ -63,12 +63,6 @@ class ClaimCursors:
             pairs.sort(key=lambda pair: order.index(pair.queue))
         return pairs
 
-    @property
-    def keeps_priorities(self) -> bool:
-        """Whether jobs of a claim are as urgent as those of the next one, as far as these are
-        there: neither weights nor ages change the order."""
-        return self._shares is None and self.aging is None
-
     def limit(self, room: int, *, paused: Collection[str] = ()) -> int:
         """How many jobs the next claim takes: all for which there is room, or those of one turn."""
         if self._shares is None:

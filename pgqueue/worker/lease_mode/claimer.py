@@ -52,15 +52,6 @@ class Claimer(WorkerThread):
         self._ran = (0, 0.0)
         self.finished = Event()
 
-    @property
-    def _low_water(self) -> int:
-        """How many buffered jobs are left when more are claimed ahead.
-
-        0 if a claim may bring less urgent jobs for their turn: the buffer would start those of
-        the next claims first.
-        """
-        return self._prefetch.ahead if self._runtime.cursors.keeps_priorities else 0
-
     def cancel(self) -> None:
         """Cancel a claim that waits for a lock on a table."""
         self._reconnecting.cancel()
@@ -86,7 +77,7 @@ class Claimer(WorkerThread):
         if free > 0 and (self._passed or not self._was_full or not ahead):
             limit = min(free, self._passed or free)
             self._claim(connection, limit=limit, ahead=False, sweep=sweep)
-        elif not self._passed and ahead > 0 and len(buffer.heap) <= self._low_water:
+        elif not self._passed and len(buffer.heap) <= ahead > 0:
             self._claim(connection, limit=ahead, ahead=True, sweep=sweep)
         else:
             self._wait_for_room()
@@ -169,7 +160,7 @@ class Claimer(WorkerThread):
         if rows and not self._passed:  # else they belong to the claim before
             first = min([rows[0].priority, *claim.passed])
             self._prefetch.brought(first=first, last=rows[-1].priority)
-            buffer.low_water = self._low_water
+            buffer.low_water = self._prefetch.ahead
         self._passed = self._left_to_claim(rows, claim, limit=limit)
         if not self._passed:
             buffer.let_go()
@@ -222,7 +213,7 @@ class Claimer(WorkerThread):
         buffer.room.wait(max(STALE - buffer.longest_wait(), 0.001))
         waited = buffer.longest_wait()
         self._prefetch.oldest_waits(waited)
-        buffer.low_water = self._low_water
+        buffer.low_water = self._prefetch.ahead
         if waited > STALE:
             for claimed in buffer.drain():
                 buffer.done(claimed, Released())
