@@ -119,9 +119,12 @@ def ticks_by_own_clock(patch: Patch) -> None:
 def ticks_of_schedules(environment: Environment, size: Size) -> None:
     """kill -9 amid ticks, lost connections, wrong clocks: each tick has one job, and no more."""
     began = _add_schedules(environment, size.jobs)
-    workers = environment.workers("lease", size.workers - len(CLOCKS))
+    workers = environment.workers("lease", 0)
     for kind in CLOCKS:
         _join(environment, workers, kind)
+    _until_fired_on(environment)  # by them, as there are no others yet
+    while len(workers.members) < size.workers:
+        workers.add()
     for number in range(size.faults):
         _until_fired_on(environment)
         (_die_amid_a_tick, _kill_some, _terminate)[number % 3](environment, workers)

@@ -159,7 +159,7 @@ def ages() -> Executable:
     stamps the messages that transaction mode holds while their jobs run.
     """
     pair = _pairs()
-    period = seconds(bindparam("period", type_=Double))
+    period = seconds(cast(bindparam("period", type_=Double), Double))
     due = (
         select(message_queue.c.run_at)
         .where(
