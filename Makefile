@@ -11,7 +11,7 @@ DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example quick test check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke reference build clean
+.PHONY: help setup demo example quick test journeys check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke reference build clean
 
 # More processes than cores: most tests wait for other processes, half of the time.
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
@@ -37,12 +37,15 @@ quick: contracts ## Run the inner loop: import contracts, units, statements, the
 	@$(PYTEST) -m "not battery" $(QUICK) $(ARGS)
 
 test: setup ## Run the tests (PGQUEUE_TEST_URL=... for your own server, ARGS="-k word" for some)
-	@$(PYTEST) -m "not battery and not chaos and not benchmark" $(ARGS)
+	@$(PYTEST) -m "not battery and not benchmark and not chaos and not journey" $(ARGS)
+
+journeys: setup ## Run the tests of examples, pages, demo, installations, upgrades and services
+	@$(PYTEST) -m journey $(ARGS)
 
 chaos-short: setup ## Run each chaos scenario in its short form, without and with its planted bugs
 	@$(PYTEST) -m chaos tests/chaos $(ARGS)
 
-check: format-check lint types contracts test chaos-short bench-smoke smoke ## Run everything a change has to pass
+check: format-check lint types contracts test journeys chaos-short bench-smoke smoke ## Run everything a change has to pass
 
 format: setup ## Rewrite the code to the house's format
 	@$(BIN)/ruff format .

@@ -13,6 +13,8 @@ from sqlalchemy import Engine, create_engine, text
 from pgqueue.demo.steps import BROKEN, python_files
 from pgqueue.terminal import print_table
 
+pytestmark = pytest.mark.journey
+
 LIMIT = 300
 BROKEN_ERRORS = {
     "torn_file.py.broken": "null bytes",

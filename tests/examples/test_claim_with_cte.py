@@ -3,10 +3,13 @@
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import pytest
 from sqlalchemy import Connection, TextClause, text
 from stage import Stage
 
 from examples.claim_with_cte import by_hand, move, with_pgqueue
+
+pytestmark = pytest.mark.journey
 
 BY_HAND = by_hand.__name__
 WITH_PGQUEUE = with_pgqueue.__name__

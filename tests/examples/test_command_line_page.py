@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from documents import ROOT, programs_of
 
+pytestmark = pytest.mark.journey
+
 PAGE = ROOT / "docs" / "how-to" / "command-line.md"
 SHELL = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

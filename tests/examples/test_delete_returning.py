@@ -7,6 +7,8 @@ from stage import Actor, Stage
 from examples.delete_returning import by_hand, move, with_pgqueue
 from examples.shop import UnknownOrder
 
+pytestmark = pytest.mark.journey
+
 BY_HAND = by_hand.__name__
 WITH_PGQUEUE = with_pgqueue.__name__
 

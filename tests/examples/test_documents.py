@@ -17,6 +17,7 @@ COMMAND = re.compile(r"\bpgqueue(?: --(?:app|url) \S+)* ([a-z][a-z-]*)\b")
 TARGET = re.compile(r"^make ([a-z]+)", re.MULTILINE)
 
 
+@pytest.mark.journey
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_the_python_in_our_documents_runs(
     program: Program, tmp_path: Path, database_url: str
@@ -27,6 +28,7 @@ def test_the_python_in_our_documents_runs(
     run(program.source, name=name, directory=tmp_path, database_url=database_url)
 
 
+@pytest.mark.journey
 def test_type_checkers_accept_the_python_in_our_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

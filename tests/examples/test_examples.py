@@ -10,6 +10,8 @@ from documents import ROOT, excerpts_of
 
 from examples.__main__ import HAND_WRITTEN
 
+pytestmark = pytest.mark.journey
+
 NOWHERE = "postgresql+psycopg://nobody@localhost:1/none"
 PAGE = ROOT / "docs" / "how-to" / "from-a-hand-written-queue.md"
 

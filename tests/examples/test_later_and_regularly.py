@@ -2,9 +2,12 @@
 
 from datetime import UTC, datetime, time, timedelta
 
+import pytest
 from stage import Stage
 
 from examples.later_and_regularly import by_hand, move, with_pgqueue
+
+pytestmark = pytest.mark.journey
 
 WITH_PGQUEUE = with_pgqueue.__name__
 DAY = timedelta(days=1)

@@ -7,6 +7,8 @@ import pytest
 from documents import ROOT
 from lessons import Reader, is_said, steps_of
 
+pytestmark = pytest.mark.journey
+
 EXAMPLE = ROOT / "examples" / "flask_service"
 TUTORIAL = ROOT / "docs" / "tutorial" / "flask-service.md"
 

@@ -3,9 +3,12 @@
 from collections import Counter
 from datetime import timedelta
 
+import pytest
 from stage import Stage
 
 from examples.polling_worker import by_hand, move, with_pgqueue
+
+pytestmark = pytest.mark.journey
 
 BY_HAND = by_hand.__name__
 WITH_PGQUEUE = with_pgqueue.__name__

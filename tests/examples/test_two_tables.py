@@ -1,8 +1,11 @@
 """Jobs and messages in two tables: what the hand-written form does, and what it loses."""
 
+import pytest
 from stage import Actor, Stage
 
 from examples.two_tables import by_hand, move, with_pgqueue
+
+pytestmark = pytest.mark.journey
 
 BY_HAND = by_hand.__name__
 WITH_PGQUEUE = with_pgqueue.__name__

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
+pytestmark = pytest.mark.journey
+
 APP = """
 import os
 import threading

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
+pytestmark = pytest.mark.journey
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flask_service"
 PATIENCE = 60.0
 

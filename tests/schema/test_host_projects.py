@@ -13,6 +13,8 @@ from sqlalchemy import Engine, create_engine, inspect
 from pgqueue.errors import SchemaError
 from pgqueue.schema import SCHEMA_VERSION, write_revision
 
+pytestmark = pytest.mark.journey
+
 MAKERS: dict[str, Callable[[Path, str], Host]] = {"alembic": alembic_host, "flask": flask_host}
 CLEAN = "No new upgrade operations detected."
 

@@ -10,6 +10,8 @@ import pytest
 import sqlalchemy
 from checkouts import copy_of_checkout, run_program
 
+pytestmark = pytest.mark.journey
+
 pytest.importorskip("pip")
 pytest.importorskip("build")
 

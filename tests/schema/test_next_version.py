@@ -12,6 +12,8 @@ from sqlalchemy import Engine, create_engine, select, text
 from pgqueue.models import SchemaVersion
 from pgqueue.schema import upgrade_database, verify, write_revision
 
+pytestmark = pytest.mark.journey
+
 BEGIN = """
 import io, sys
 from hosts import host_revision, offline_revision

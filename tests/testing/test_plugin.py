@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from documents import ROOT, programs_of
 
+pytestmark = pytest.mark.journey
+
 PLUGIN = "pgqueue.testing.plugin"
 
 CONFTEST = """

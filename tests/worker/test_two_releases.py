@@ -8,6 +8,8 @@ from worker_rig import MODES, Rig
 from pgqueue import PgQueue
 from pgqueue.repository import Health
 
+pytestmark = pytest.mark.journey
+
 TASKS = ("plain", "transactional", "on_the_loop", "in_a_process")
 
 
