@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 from pgqueue import redaction
@@ -279,10 +280,18 @@ def tell_final_failure(job_id: int, task_name: str, reason: str) -> None:
     )
 
 
-@lru_cache(maxsize=1000)
 def tell_of_waiting(reason: str) -> None:
-    """Log once, not for each job and look, why jobs wait: the cache knows the reasons logged."""
+    """Log once, not for each job and look, why jobs wait."""
+    with _telling:  # a cache alone lets threads that meet a reason at the same time all log it
+        _tell_of_waiting(reason)
+
+
+@lru_cache(maxsize=1000)
+def _tell_of_waiting(reason: str) -> None:
     logger.warning("%s; its jobs wait for a worker that can read them (pgqueue status)", reason)
+
+
+_telling = Lock()
 
 
 def obstacle(
