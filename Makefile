@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup demo example quick test journeys check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke reference build clean
 
-# More processes than cores: most tests wait for other processes, half of the time.
+# More processes than cores: most tests wait for other processes most of the time.
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
 STATEMENTS := claiming enqueueing fencing settling
@@ -39,7 +39,7 @@ quick: contracts ## Run the inner loop: import contracts, units, statements, the
 test: setup ## Run the tests (PGQUEUE_TEST_URL=... for your own server, ARGS="-k word" for some)
 	@$(PYTEST) -m "not battery and not benchmark and not chaos and not journey" $(ARGS)
 
-journeys: setup ## Run the tests of examples, pages, demo, installations, upgrades and services
+journeys: setup ## Run the tests of examples, pages, demo, servers, installations and services
 	@$(PYTEST) -m journey $(ARGS)
 
 chaos-short: setup ## Run each chaos scenario in its short form, without and with its planted bugs

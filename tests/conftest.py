@@ -32,8 +32,8 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """More than there are cores: most tests wait for processes, half of the time."""
-    return len(os.sched_getaffinity(0)) + 2 if hasattr(os, "sched_getaffinity") else 4
+    """More than there are cores: most tests wait for other processes most of the time."""
+    return len(os.sched_getaffinity(0)) + 4 if hasattr(os, "sched_getaffinity") else 6
 
 
 def pytest_collection_finish() -> None:

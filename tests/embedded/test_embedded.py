@@ -12,6 +12,10 @@ from sqlalchemy import make_url
 
 from pgqueue.embedded import EmbeddedPostgres, PostgresFailed, find_binaries
 
+pytestmark = pytest.mark.journey
+
+pytestmark = pytest.mark.journey
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another user")
 
 

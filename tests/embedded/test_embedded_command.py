@@ -10,6 +10,10 @@ from server_probes import accepts_connections
 
 from pgqueue.embedded import EmbeddedPostgres
 
+pytestmark = pytest.mark.journey
+
+pytestmark = pytest.mark.journey
+
 COMMAND = [sys.executable, "-m", "pgqueue.embedded"]
 
 

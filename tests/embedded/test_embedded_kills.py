@@ -18,6 +18,8 @@ from server_probes import (
 
 from pgqueue.embedded import EmbeddedPostgres
 
+pytestmark = pytest.mark.journey
+
 STARTER = """
 import json
 import sys

@@ -192,7 +192,7 @@ class TestAges:
             if ages:
                 until(done.is_set)
             else:
-                until(lambda: len(kinds.order) > 1000)
+                until(lambda: len(kinds.order) > 300)
             is_done = done.is_set()
             done.set()
 
