@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 from pgqueue.errors import BatchEnded, BatchNotFound
 from pgqueue.models import JobStatus
+from pgqueue.repository.enqueues import Enqueued, NewJob
 from pgqueue.repository.jobs import Jobs
-from pgqueue.repository.new_job import Enqueued, NewJob
 from pgqueue.retention import Retention
 from pgqueue.statements import batches
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from pgqueue.connections.fast_path import fetch
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository.new_job import Enqueued, KeyHolder, NewJob, Placed, Row
+from pgqueue.repository.enqueues import Enqueued, KeyHolder, NewJob, Placed, Row
 from pgqueue.repository.rows import StatusCount, Violation
 from pgqueue.repository.unique_jobs import enqueue_or_change, holders
 from pgqueue.statements import counts, enqueueing, invariants, operations, progress

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from pgqueue.repository.new_job import KeyHolder, NewJob, Placed, Row
+from pgqueue.repository.enqueues import KeyHolder, NewJob, Placed, Row
 from pgqueue.statements import enqueueing, unique_keys
 from pgqueue.statements.operations import NEW
 from pgqueue.unique import Unique
