@@ -31,12 +31,12 @@ Point = tuple[bytes, bytes, tuple[Task[..., Any], ...]]
 @mutation
 def unique_keys_are_not_held(patch: Patch) -> None:
     """A job is enqueued without taking its unique key."""
-    from pgqueue.repository import Jobs
+    from pgqueue.repository import Enqueues
 
     def enqueue(self, new, *, args, unique_key, **limits):  # type: ignore[no-untyped-def]
         return with_key(self, new, args=args, unique_key=None, **limits)
 
-    with_key = patch.set(Jobs, "enqueue", enqueue)
+    with_key = patch.set(Enqueues, "enqueue", enqueue)
 
 
 @mutation

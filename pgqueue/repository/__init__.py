@@ -4,7 +4,7 @@ from pgqueue.repository.admissions import Admissions, LimitState
 from pgqueue.repository.attempts import Attempts
 from pgqueue.repository.batches import Batches, BatchState, Callback
 from pgqueue.repository.due_times import DueTimes
-from pgqueue.repository.enqueues import Enqueued, KeyHolder, NewJob, Placed
+from pgqueue.repository.enqueues import Enqueued, Enqueues, KeyHolder, NewJob, Placed
 from pgqueue.repository.health import (
     LIMITS,
     Creator,
@@ -69,6 +69,7 @@ __all__ = [
     "DueSchedule",
     "DueTimes",
     "Enqueued",
+    "Enqueues",
     "Workers",
     "Health",
     "Holder",
