@@ -62,9 +62,9 @@ def settles_are_not_repeated(patch: Patch) -> None:
 @mutation
 def unknown_commits_count(patch: Patch) -> None:
     """A COMMIT without an answer is taken for carried out; nobody looks at the rows."""
-    from pgqueue.worker import transactional_handler
+    from pgqueue.worker import handler_transactions
 
-    patch.set(transactional_handler, "was_committed", lambda *_, **__: True)
+    patch.set(handler_transactions, "was_committed", lambda *_, **__: True)
 
 
 @mutation

@@ -11,10 +11,10 @@ from pgqueue import execution, redaction
 from pgqueue.connections.autocommit import autocommitting
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository import Attempts
+from pgqueue.worker.handler_transactions import after_broken_connection
 from pgqueue.worker.reconnecting import is_lock_timeout
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.transactional_handler import after_broken_connection
 
 logger = redaction.logger(__name__)
 

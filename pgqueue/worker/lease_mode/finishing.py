@@ -16,9 +16,9 @@ from pgqueue.outcomes import Succeeded
 from pgqueue.repository import Settled
 from pgqueue.unit_of_work import begin_for_handler, time_limits
 from pgqueue.worker.finishing import Finishing
+from pgqueue.worker.handler_transactions import leave
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.transactional_handler import leave
 from pgqueue.worker.unknown_commits import is_settled, was_committed
 
 if TYPE_CHECKING:

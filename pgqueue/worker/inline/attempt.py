@@ -51,7 +51,7 @@ from pgqueue.worker.buffer import STALE, WORDS
 from pgqueue.worker.event_loop import run_alone
 from pgqueue.worker.handler_errors import HandlerErrors
 from pgqueue.worker.handler_sessions import session_for_handler
-from pgqueue.worker.inline_finishing import InlineFinishing
+from pgqueue.worker.inline.finishing import InlineFinishing
 from pgqueue.worker.progress import row_of_progress
 
 T = TypeVar("T")
