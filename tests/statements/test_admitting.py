@@ -39,7 +39,7 @@ from pgqueue.outcomes import (
 from pgqueue.repository import NOTHING_PAUSED, Admissions, Enqueues, NewJob, Paused
 from pgqueue.statements import claiming, enqueueing, settling, stamping
 from pgqueue.statements.enqueueing import Start
-from pgqueue.worker.admitting import AdmissionRounds
+from pgqueue.worker.admitter import AdmissionRounds
 
 RULES = {
     "bank": Rule(1),

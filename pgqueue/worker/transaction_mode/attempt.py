@@ -28,12 +28,12 @@ from pgqueue.unit_of_work import (
     told_by_server,
 )
 from pgqueue.worker.handler_transactions import (
+    obstacle,
     run_with_async_session,
     run_with_session,
 )
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.starting import obstacle
 
 FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError)
 """Raised for example by a deferred constraint, or for a savepoint that no longer exists."""

@@ -24,7 +24,7 @@ from pgqueue.unit_of_work import (
     plan_freely,
     settings_of,
 )
-from pgqueue.worker.after_commit import tell_of_commit
+from pgqueue.worker.handler_sessions import tell_of_commit
 from pgqueue.worker.handler_transactions import report_stale
 from pgqueue.worker.mode import Slot
 from pgqueue.worker.poller import Ask
