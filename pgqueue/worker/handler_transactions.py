@@ -11,7 +11,8 @@ meanwhile, the settle finds no row and all writes of the handler are rolled back
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -82,13 +83,8 @@ def obstacle(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
 def run_in_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     """Run a handler in a transaction of its own; None if its attempt is settled already."""
     try:
-        with runtime.engine.connect() as connection:
-            leave_autocommit(connection)
-            let_server_notice_loss(connection)
-            try:
-                return _run_on(runtime, run, connection)
-            finally:
-                leave(run, connection)
+        with connection_for(runtime, run) as connection:
+            return _run_on(runtime, run, connection)
     except Stale:
         report_stale(runtime, run.claimed)
         return None
@@ -103,13 +99,8 @@ def run_in_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome |
 async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     """Like :func:`run_in_transaction` on the event loop, with an AsyncSession."""
     try:
-        async with runtime.loop.engine.connect() as connection:
-            await connection.execution_options(isolation_level=runtime.isolation_level)
-            await connection.run_sync(let_server_notice_loss)
-            try:
-                return await _run_async_on(runtime, run, connection)
-            finally:
-                await connection.run_sync(lambda sync: leave(run, sync))
+        async with async_connection_for(runtime, run) as connection:
+            return await _run_async_on(runtime, run, connection)
     except Stale:
         report_stale(runtime, run.claimed)
         return None
@@ -121,7 +112,33 @@ async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) 
         return await asyncio.to_thread(after_broken_connection, runtime, run, error)
 
 
-def leave(run: RunningAttempt, connection: Connection) -> None:
+@contextmanager
+def connection_for(runtime: WorkerRuntime, run: RunningAttempt) -> Iterator[Connection]:
+    """A connection of the pool for the transactions of an attempt."""
+    with runtime.engine.connect() as connection:
+        leave_autocommit(connection)
+        let_server_notice_loss(connection)
+        try:
+            yield connection
+        finally:
+            _leave(run, connection)
+
+
+@asynccontextmanager
+async def async_connection_for(
+    runtime: WorkerRuntime, run: RunningAttempt
+) -> "AsyncIterator[AsyncConnection]":
+    """The same on the event loop."""
+    async with runtime.loop.engine.connect() as connection:
+        await connection.execution_options(isolation_level=runtime.isolation_level)
+        await connection.run_sync(let_server_notice_loss)
+        try:
+            yield connection
+        finally:
+            await connection.run_sync(lambda sync: _leave(run, sync))
+
+
+def _leave(run: RunningAttempt, connection: Connection) -> None:
     """Prepare a connection for the pool; invalidate one that may have been ended meanwhile."""
     if run.session is not None:
         run.session.close()
