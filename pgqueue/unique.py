@@ -136,6 +136,14 @@ def storable_key(key: Any, task_name: str) -> str | None:
     return f"sha256:{sha256(key.encode()).hexdigest()}"
 
 
+def split_period(stored_key: str) -> tuple[str, str]:
+    """Split a key as it is held into the words for its period, maybe empty, and the key itself."""
+    if not stored_key.startswith(KEY_OF_PERIOD):
+        return "", stored_key
+    begins, _, key = stored_key.removeprefix(KEY_OF_PERIOD).partition(":")
+    return f"{KEY_OF_PERIOD}{begins}:", key
+
+
 def _has_surrogate(text: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in text)
 

@@ -31,7 +31,7 @@ from pgqueue import (
 )
 from pgqueue.repository import Batches
 from pgqueue.testing import run_jobs
-from pgqueue.worker.pruning import Progress, PruneRound
+from pgqueue.worker.pruner import Progress, PruneRound
 
 AT_ONCE = timedelta(0)
 

@@ -15,7 +15,16 @@ from pgqueue import PgQueue, Violation
 from pgqueue.connections.settings import CLAIMING
 from pgqueue.execution import CancelWins, Stale, complete
 from pgqueue.outcomes import Cancelled, ErrorReport, Exhausted, Outcome
-from pgqueue.repository import Attempts, Claim, ClaimCursor, Claimed, Jobs, Locked, NewJob, Workers
+from pgqueue.repository import (
+    Attempts,
+    Claim,
+    ClaimCursor,
+    Claimed,
+    Enqueues,
+    Locked,
+    NewJob,
+    Workers,
+)
 from pgqueue.statements.tables import array_of
 from pgqueue.worker.claiming.cursors import START
 
@@ -152,7 +161,7 @@ def enqueue(
             **more,
         }
     )
-    found = Jobs(executor).enqueue(new, args="{}", unique_key=key)
+    found = Enqueues(executor).enqueue(new, args="{}", unique_key=key)
     return found if isinstance(found, int) else found.id
 
 
@@ -167,7 +176,7 @@ def enqueue_many(executor: Connection | Session, count: int, **more: Any) -> lis
             **more,
         }
     )
-    return Jobs(executor).enqueue_chunk(new, documents=json.dumps([{}] * count))
+    return Enqueues(executor).enqueue_chunk(new, documents=json.dumps([{}] * count))
 
 
 def violations(engine: Engine) -> list[Violation]:

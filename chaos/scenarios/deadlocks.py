@@ -12,7 +12,7 @@ from chaos.interleavings.logical_workers import rescue
 from chaos.mutations import Patch, mutation
 from chaos.scenario import Size, scenario
 from chaos.stress import SESSIONS, STRICT, Storm, once
-from pgqueue.repository import Jobs, NewJob
+from pgqueue.repository import Enqueues, NewJob
 from pgqueue.statements import operations
 from pgqueue.statements.tables import leases
 from pgqueue.tasks import task
@@ -22,9 +22,9 @@ from pgqueue.tasks import task
 def enqueues_keys_in_any_order(patch: Patch) -> None:
     """A batch with unique keys is inserted in the order given, not in that of its keys."""
 
-    def in_given_order(jobs: Jobs, new: NewJob, written: Any, *_: Any) -> list[int]:
+    def in_given_order(enqueues: Enqueues, new: NewJob, written: Any, *_: Any) -> list[int]:
         keys = written.unique_keys
-        placed = jobs.enqueue_unique_chunk(new, payloads=written.args, keys=keys)
+        placed = enqueues.enqueue_unique_chunk(new, payloads=written.args, keys=keys)
         return [job.id for job in placed]
 
     patch.set(task, "_enqueue_unique", in_given_order)
@@ -42,7 +42,7 @@ def goes_back_for_freed_keys(patch: Patch) -> None:
                 ids[n] = id
         return [id for id in ids if id is not None]
 
-    patch.set(Jobs, "_enqueue_in_order", go_back)
+    patch.set(Enqueues, "_enqueue_in_order", go_back)
 
 
 @mutation

@@ -18,16 +18,16 @@ from pgqueue.worker import liveness
 @mutation
 def writes_outside_the_transaction(patch: Patch) -> None:
     """A transactional handler's session commits by itself, apart from the job's completion."""
-    from pgqueue.worker import transactional_handler
+    from pgqueue.worker import handler_transactions
     from pgqueue.worker.transaction_mode import slot
 
     def apart(sessions, connection, **_):  # type: ignore[no-untyped-def]
         engine = connection.engine.execution_options(isolation_level="AUTOCOMMIT")
         return sessions(bind=engine)
 
-    for module in (slot, transactional_handler):
+    for module in (slot, handler_transactions):
         patch.set(module, "tell_of_commit", lambda *_: None)  # a session apart has no listeners
-    patch.set(transactional_handler, "joined_session", apart)
+    patch.set(handler_transactions, "joined_session", apart)
 
 
 @mutation

@@ -31,12 +31,12 @@ Point = tuple[bytes, bytes, tuple[Task[..., Any], ...]]
 @mutation
 def unique_keys_are_not_held(patch: Patch) -> None:
     """A job is enqueued without taking its unique key."""
-    from pgqueue.repository import Jobs
+    from pgqueue.repository import Enqueues
 
     def enqueue(self, new, *, args, unique_key, **limits):  # type: ignore[no-untyped-def]
         return with_key(self, new, args=args, unique_key=None, **limits)
 
-    with_key = patch.set(Jobs, "enqueue", enqueue)
+    with_key = patch.set(Enqueues, "enqueue", enqueue)
 
 
 @mutation
@@ -62,9 +62,9 @@ def settles_are_not_repeated(patch: Patch) -> None:
 @mutation
 def unknown_commits_count(patch: Patch) -> None:
     """A COMMIT without an answer is taken for carried out; nobody looks at the rows."""
-    from pgqueue.worker import transactional_handler
+    from pgqueue.worker import handler_transactions
 
-    patch.set(transactional_handler, "was_committed", lambda *_, **__: True)
+    patch.set(handler_transactions, "was_committed", lambda *_, **__: True)
 
 
 @mutation

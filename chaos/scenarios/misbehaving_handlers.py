@@ -143,21 +143,21 @@ async def look_and_pay_async(session: AsyncSession, ctx: JobContext, after: str)
 @mutation
 def sessions_join_without_savepoint(patch: Patch) -> None:
     """A handler's session joins its transaction so that its commit() is that of the transaction."""
-    from pgqueue.worker import transactional_handler
+    from pgqueue.worker import handler_transactions
 
     def fully(sessions, connection, **_):  # type: ignore[no-untyped-def]
         return sessions(bind=connection, join_transaction_mode="control_fully")
 
-    patch.set(transactional_handler, "joined_session", fully)
+    patch.set(handler_transactions, "joined_session", fully)
 
 
 @mutation
 def changed_connections_are_reused(patch: Patch) -> None:
     """A connection whose session a handler has changed goes back as it is."""
-    from pgqueue.worker import transactional_handler
+    from pgqueue.worker import handler_transactions
     from pgqueue.worker.transaction_mode import slot
 
-    for module in (slot, transactional_handler):
+    for module in (slot, handler_transactions):
         patch.set(module, "close_if_changed", lambda _connection: False)
 
 

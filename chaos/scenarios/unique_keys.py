@@ -34,9 +34,9 @@ LAST_ASKED = """
 @mutation
 def changes_jobs_that_have_started(patch: Patch) -> None:
     """An enqueue replaces the arguments of the job that has the key, also if it has started."""
-    from pgqueue.repository import Placed, unique_jobs
+    from pgqueue.repository import Placed, enqueues
 
-    carefully: Callable[..., Any] = unique_jobs._changed
+    carefully: Callable[..., Any] = enqueues._changed
     change = text(
         "UPDATE pgqueue.jobs SET args = CAST(:args AS jsonb)"
         " WHERE queue = :queue AND held_unique_key = :key RETURNING id"
@@ -44,13 +44,13 @@ def changes_jobs_that_have_started(patch: Patch) -> None:
 
     def carelessly(executor: Any, new: Any, unique: Any, rows: Any) -> Any:
         placed = carefully(executor, new, unique, rows)
-        for row in unique_jobs._missing(rows, placed):
+        for row in enqueues._missing(rows, placed):
             named = {"args": json.dumps(row.args), "queue": new.queue, "key": row.unique_key}
             for id in executor.execute(change, named).scalars():
                 placed[row.unique_key] = Placed(id, is_new=False, is_changed=True)
         return placed
 
-    patch.set(unique_jobs, "_changed", carelessly)
+    patch.set(enqueues, "_changed", carelessly)
 
 
 @mutation

@@ -12,7 +12,7 @@ from pgqueue.connections.settings import PRUNING
 from pgqueue.job_queue import PgQueue
 from pgqueue.repository import DueJobs, Pruning
 from pgqueue.terminal import print_table
-from pgqueue.worker.pruning import Progress, PruneRound
+from pgqueue.worker.pruner import Progress, PruneRound
 
 UNTIL_FREE = 0.05
 """Seconds until the next try while a worker prunes."""

@@ -153,7 +153,7 @@ def _after_raised(
     if not context.is_finished:
         end = _end_of(task, error, clock)
         return AttemptResult(after_error(task, claimed, error, end=end), keeps_writes=False)
-    told = report(error, secrets=_secrets(task, claimed))
+    told = report(error, secrets=secrets_of(task, claimed))
     tell_after_finish(task, claimed, told)
     return AttemptResult(Failed(told), keeps_writes=False)  # the job has ended already
 
@@ -192,7 +192,7 @@ def after_error(
     told: ErrorReport | None = None,
 ) -> Outcome:
     """The outcome of an attempt whose handler raised, or could not be started."""
-    secrets = _secrets(task, claimed)
+    secrets = secrets_of(task, claimed)
     if isinstance(error, Cancel | Discard | Snooze):
         return _asked_for(error, secrets)
     outcome = task.settings.retry.after_failure(
@@ -232,7 +232,7 @@ def tell(
     The exception itself, which tools that collect errors read from the record, goes along unless
     it may quote a secret argument.
     """
-    is_safe = error is not None and not _secrets(task, claimed)
+    is_safe = error is not None and not secrets_of(task, claimed)
     logger.log(
         logging.WARNING if isinstance(outcome, Retried) else logging.ERROR,
         "job %d %s: attempt %d of %d: %s: %s; %s",
@@ -341,14 +341,14 @@ def _delete(attempts: Attempts, claimed: Claimed, *, held: bool) -> bool:
     return True
 
 
-def _secrets(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:
+def secrets_of(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:
     """The secret arguments of this job, which no error or log may quote."""
     return secrets_among(claimed.args, task.settings.secret_args)
 
 
 def _unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> AttemptResult:
     """Let arguments of another version wait, and fail for damaged ones: they stay damaged."""
-    told = report(error, secrets=_secrets(task, claimed))
+    told = report(error, secrets=secrets_of(task, claimed))
     outcome: Outcome
     if isinstance(error, OtherVersion):
         outcome = Unreadable(told, task.settings.max_unreadable)
@@ -361,7 +361,7 @@ def _unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> 
 
 def _returned(task: Task[..., Any], claimed: Claimed, returned: Any) -> AttemptResult:
     if isinstance(returned, Cancel | Discard | Snooze):
-        return AttemptResult(_asked_for(returned, _secrets(task, claimed)), keeps_writes=True)
+        return AttemptResult(_asked_for(returned, secrets_of(task, claimed)), keeps_writes=True)
     if inspect.iscoroutine(returned):
         returned.close()
         raise TaskDefinitionError(

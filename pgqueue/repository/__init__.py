@@ -4,6 +4,7 @@ from pgqueue.repository.admissions import Admissions, LimitState
 from pgqueue.repository.attempts import Attempts
 from pgqueue.repository.batches import Batches, BatchState, Callback
 from pgqueue.repository.due_times import DueTimes
+from pgqueue.repository.enqueues import Enqueued, Enqueues, KeyHolder, NewJob, Placed
 from pgqueue.repository.health import (
     LIMITS,
     Creator,
@@ -24,7 +25,6 @@ from pgqueue.repository.listing import (
     Listing,
     PastAttempt,
 )
-from pgqueue.repository.new_job import Enqueued, KeyHolder, NewJob, Placed
 from pgqueue.repository.pruning import DueJobs, Pruning, Stretch
 from pgqueue.repository.rows import (
     NOTHING,
@@ -69,6 +69,7 @@ __all__ = [
     "DueSchedule",
     "DueTimes",
     "Enqueued",
+    "Enqueues",
     "Workers",
     "Health",
     "Holder",

@@ -11,8 +11,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.errors import BatchEnded, BatchNotFound
 from pgqueue.models import JobStatus
-from pgqueue.repository.jobs import Jobs
-from pgqueue.repository.new_job import Enqueued, NewJob
+from pgqueue.repository.enqueues import Enqueued, Enqueues, NewJob
 from pgqueue.retention import Retention
 from pgqueue.statements import batches
 
@@ -174,7 +173,7 @@ class Batches:
         callback_id = None
         if document is not None:
             callback = Callback.of(document, notify=notify)
-            enqueued = Jobs(self._executor).enqueue(
+            enqueued = Enqueues(self._executor).enqueue(
                 callback.new, args=callback.args, unique_key=None, limit_keys=callback.limit_keys
             )
             assert isinstance(enqueued, Enqueued), "it has no unique key"

@@ -1,8 +1,8 @@
-"""An application's operations on jobs: enqueue, cancel, requeue, inspect."""
+"""Operations on jobs that exist: cancel, requeue, change, delete, inspect."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,12 +14,9 @@ from sqlalchemy.orm import Session
 from pgqueue.connections.fast_path import fetch
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository.new_job import Enqueued, KeyHolder, NewJob, Placed, Row
+from pgqueue.repository.enqueues import KeyHolder, holders
 from pgqueue.repository.rows import StatusCount, Violation
-from pgqueue.repository.unique_jobs import enqueue_or_change, holders
-from pgqueue.statements import counts, enqueueing, invariants, operations, progress
-
-TRIES_FOR_A_KEY = 20
+from pgqueue.statements import counts, invariants, operations, progress
 
 
 class Change(StrEnum):
@@ -71,124 +68,6 @@ class Jobs:
 
     def __init__(self, executor: Session | Connection) -> None:
         self._executor = executor
-
-    def period_of_start(self, new: NewJob, period: timedelta) -> int:
-        """When the period begins in which a new job is due, in seconds since 1970."""
-        times = {name: new.parameters()[name] for name in ("run_at", "delay") if getattr(new, name)}
-        parameters = {"period": period.total_seconds(), **times}
-        [row] = fetch(self._executor, enqueueing.period_of_start(new.start), parameters)
-        return int(row[0])
-
-    def enqueue(
-        self, new: NewJob, *, args: str, unique_key: str | None, limit_keys: str | None = None
-    ) -> Enqueued | KeyHolder:
-        """Insert a job; returns the values that the database chose, or the job that has the key.
-
-        Not for a job that may change the holder: that takes several statements.
-        """
-        statement = enqueueing.enqueue_job(
-            start=new.start,
-            unique=unique_key is not None,
-            notify=new.notify,
-            labelled=new.is_labelled,
-            limited=limit_keys is not None,
-        )
-        parameters = {**new.parameters(), "args": args}
-        if limit_keys is not None:
-            parameters["limit_keys"] = limit_keys
-        if unique_key is None:
-            [row] = fetch(self._executor, statement, parameters)
-            return Enqueued(*row[:3])
-        parameters["unique_key"] = unique_key
-        for _ in range(TRIES_FOR_A_KEY):
-            if rows := fetch(self._executor, statement, parameters):
-                return Enqueued(*rows[0][:3])
-            # Not visible: the holder ended between the two statements, so the key is free.
-            holder = holders(self._executor, new.queue, [unique_key]).get(unique_key)
-            if holder is not None:
-                return holder
-        raise _key_keeps_moving(new, unique_key)
-
-    def enqueue_chunk(self, new: NewJob, *, documents: str) -> list[int]:
-        """Insert a chunk of jobs from a JSON array of their arguments; returns ids in order."""
-        statement = enqueueing.enqueue_jobs(
-            start=new.start, notify=new.notify, labelled=new.is_labelled
-        )
-        rows = fetch(self._executor, statement, {**new.parameters(), "documents": documents})
-        # Identity values are drawn in the order of the array.
-        return sorted(row[0] for row in rows)
-
-    def enqueue_unique_chunk(
-        self,
-        new: NewJob,
-        *,
-        payloads: Sequence[Any],
-        keys: Sequence[str | None],
-        limit_keys: Sequence[str | None] = (),
-    ) -> list[Placed]:
-        """The same with unique keys, ascending; for a taken key, the job that holds it.
-
-        Two callers that use the same keys then wait for each other in one order.  If a holder may
-        be changed, each key may occur once.
-        """
-        if new.changes_holder:
-            return enqueue_or_change(
-                self._executor, new, [Row(*row) for row in zip(payloads, keys, strict=True)]
-            )
-        under = limit_keys or [None] * len(keys)
-        rows = [Row(*row) for row in zip(payloads, keys, under, strict=True)]
-        return self._enqueue_in_order(new, rows)
-
-    def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
-        """Insert rows by ascending keys, and never a key after a later one.
-
-        A taken key may have no holder any more when the holders are read, after the insert.  To
-        retry that key alone could deadlock with another caller that has since taken it and waits
-        for one of our keys: a rollback to the savepoint frees ours, and each half is tried in turn.
-        """
-        for _ in range(1 if len(rows) > 1 else TRIES_FOR_A_KEY):
-            with self._executor.begin_nested() as savepoint:
-                placed = self._enqueue_unless_taken(new, rows)
-                found = [one for one in placed if one is not None]
-                if len(found) == len(rows):
-                    return found
-                savepoint.rollback()
-        if len(rows) == 1:
-            raise _key_keeps_moving(new, str(rows[0].unique_key))
-        middle = len(rows) // 2
-        first = self._enqueue_in_order(new, rows[:middle])
-        return first + self._enqueue_in_order(new, rows[middle:])
-
-    def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[Row]) -> list[Placed | None]:
-        """The new jobs and the holders of taken keys; None for a holder that has ended."""
-        statement = enqueueing.enqueue_unique_jobs(
-            start=new.start,
-            notify=new.notify,
-            labelled=new.is_labelled,
-            limited=rows[0].limit_keys is not None,
-        )
-        documents = json.dumps([row._asdict() for row in rows])
-        written = self._executor.execute(statement, {**new.parameters(), "documents": documents})
-        without_key: list[int] = []
-        own: dict[str, Placed] = {}
-        held: dict[str, Placed] = {}
-        for id, key, is_new, _woken in written:
-            if key is None:
-                without_key.append(id)
-            else:
-                (own if is_new else held)[key] = Placed(id, is_new)
-        free = iter(Placed(id, is_new=True) for id in sorted(without_key))
-        taken = {row.unique_key for row in rows if row.unique_key is not None} - own.keys()
-        if taken:
-            found = holders(self._executor, new.queue, sorted(taken))
-            held |= {key: Placed(one.id, is_new=False) for key, one in found.items()}
-        placed = {**held, **own}
-        return [next(free) if key is None else placed.get(key) for _, key, _ in rows]
-
-    def dispatch(self, job_id: int, *, unique: bool, notify: bool, limited: bool) -> None:
-        """Insert the message of a job that a flush has just inserted."""
-        statement = enqueueing.dispatch_flushed_job(unique=unique, notify=notify, limited=limited)
-        self._executor.execute(statement, {"job_id": job_id})
 
     def cancel(self, job_id: int) -> Change:
         """End a waiting job as cancelled, or ask the worker of a running job to cancel it.
@@ -372,11 +251,4 @@ def _not_found(job_id: int) -> JobNotFound:
     return JobNotFound(
         f"job {job_id} does not exist: it was never committed, or has been deleted; "
         "look the id up in pgqueue.jobs"
-    )
-
-
-def _key_keeps_moving(new: NewJob, unique_key: str) -> DuplicateJob:
-    return DuplicateJob(
-        f"task {new.task}: the unique key {unique_key!r} in queue {new.queue!r} is held by a job "
-        f"this transaction cannot see; enqueue again in a new transaction"
     )

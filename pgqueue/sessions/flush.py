@@ -9,7 +9,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository import Jobs, KeyHolder, Placed, raising_duplicate
+from pgqueue.repository import Enqueues, Jobs, KeyHolder, Placed, raising_duplicate
 from pgqueue.sessions.callers import may_notify
 from pgqueue.sessions.collecting import collect
 
@@ -105,7 +105,7 @@ def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
     unique_key = job.unique_key
 
     def dispatch() -> None:
-        Jobs(connection).dispatch(
+        Enqueues(connection).dispatch(
             job.id,
             unique=unique_key is not None,
             notify=notify,

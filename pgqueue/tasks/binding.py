@@ -1,17 +1,23 @@
 """The input of an enqueue in its stored form: arguments as JSON, and the unique key."""
 
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from pgqueue.arguments.payload import Payload, in_batch
 from pgqueue.arguments.text import LARGEST_TEXT
-from pgqueue.errors import ArgumentsError, OptionError, PayloadError
+from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
 from pgqueue.options import Options, refuse_unknown_secrets, refuse_wrong_renames
-from pgqueue.tasks.keys import UniqueKeys
+from pgqueue.unique import Unique, names_wanted_by, storable_key
 
 CHUNK = 1000
 """Jobs in one statement of ``enqueue_many``."""
+
+DIGITS_OF_DIGEST = 32
+"""128 bits: no two values of an application have the same digest by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +95,92 @@ class Arguments:
             return self._unique_keys.of(values, encoded)
         except (ArgumentsError, OptionError, PayloadError) as error:
             raise type(error)(in_batch(error, index)) from error
+
+
+class UniqueKeys:
+    """Makes the unique keys of one task's jobs: each is given, returned by a function, or made from
+    the stored arguments."""
+
+    def __init__(self, payload: Payload, options: Options) -> None:
+        self._payload = payload
+        self._task_name = options.task
+        self._unique: Unique | None = options.uniqueness
+        self._names: tuple[str, ...] = ()
+        self._defaults: dict[str, Any] = {}
+        if self._unique is None:
+            return
+        if callable(self._unique.key):
+            names = frozenset(payload.names)
+            self._names = tuple(names_wanted_by(self._unique.key, options.task, names))
+        elif self._unique.key is None:
+            self._names = self._names_of(self._unique)
+            self._defaults = self._encoded_defaults()
+
+    def of(self, values: Mapping[str, Any], encoded: Mapping[str, Any]) -> str | None:
+        """Return the key of a call, from its arguments and their stored form.
+
+        Returns None if the job is not unique.
+        """
+        unique = self._unique
+        if unique is None:
+            return None
+        key: Any = unique.key
+        if key is None:
+            key = self._made_of(encoded)
+        elif callable(key):
+            key = self._returned(key, values)
+        return storable_key(key, self._task_name)
+
+    def _names_of(self, unique: Unique) -> tuple[str, ...]:
+        names = self._payload.names if unique.by is None else unique.by
+        for name in names:
+            if name not in self._payload.names:
+                raise TaskDefinitionError(
+                    f"task {self._task_name}: Unique: by has {name!r}, which is not a parameter of "
+                    f"the task; it may have {', '.join(self._payload.names) or 'nothing'}"
+                )
+        return tuple(sorted(set(names)))
+
+    def _encoded_defaults(self) -> dict[str, Any]:
+        """The defaults in their stored form; none for a default that no caller could give."""
+        encoded: dict[str, Any] = {}
+        for name, value in self._payload.with_defaults({}).items():
+            with suppress(ArgumentsError, PayloadError):
+                encoded |= self._payload.encode({name: value})
+        return encoded
+
+    def _made_of(self, encoded: Mapping[str, Any]) -> str:
+        """A digest, and not the values: a role may read keys and no arguments."""
+        what = f"{self._task_name}({','.join(self._names)})"
+        if not self._names:
+            return what
+        known = {**self._defaults, **encoded}
+        text = canonical_text({name: known[name] for name in self._names if name in known})
+        return f"{what}:{sha256(text.encode()).hexdigest()[:DIGITS_OF_DIGEST]}"
+
+    def _returned(self, function: Any, values: Mapping[str, Any]) -> Any:
+        known = self._payload.with_defaults(values)
+        try:
+            return function(**{name: known[name] for name in self._names})
+        except Exception as error:  # the application's code
+            raise OptionError(
+                f"task {self._task_name}: its unique_key function raised {type(error).__name__}; "
+                "let it give a str, or None for a job that is not unique"
+            ) from error
+
+
+def canonical_text(stored: Any) -> str:
+    """Write JSON data so that values which jsonb counts as equal give the same text."""
+    return json.dumps(_canonical(stored), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+
+
+def _canonical(stored: Any) -> Any:
+    """jsonb has one kind of number: 1 and 1.0 are equal, and so are 0.0 and -0.0."""
+    match stored:
+        case dict():
+            return {name: _canonical(value) for name, value in stored.items()}
+        case list() | tuple():
+            return [_canonical(value) for value in stored]
+        case float() if stored.is_integer():
+            return int(stored)
+    return stored

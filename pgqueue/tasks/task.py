@@ -19,7 +19,7 @@ from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret
-from pgqueue.repository import Callback, Enqueued, Jobs, JobValues, KeyHolder, NewJob
+from pgqueue.repository import Callback, Enqueued, Enqueues, JobValues, KeyHolder, NewJob
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import joined, may_notify, sync_session, telling_failures
 from pgqueue.sessions.collecting import collect
@@ -33,7 +33,7 @@ from pgqueue.tasks.delaying import warn_of_open_transaction
 from pgqueue.tasks.duplicates import check_holder, check_rows, rows_to_place
 from pgqueue.tasks.finishing import PlainFinishing
 from pgqueue.tasks.injection import Injection, injection_of
-from pgqueue.tasks.keys import in_period, split_period
+from pgqueue.unique import split_period
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -174,7 +174,7 @@ class Task(Generic[P, R]):
         if new.changes_holder:
             return self._enqueue_or_change(target, connection, written, new)
         with telling_failures():
-            found = self._insert(Jobs(connection), new, written)
+            found = self._insert(Enqueues(connection), new, written)
         if isinstance(found, KeyHolder):
             check_holder(self._options, found.id, written.unique_key)
             collect(target, [found.id])
@@ -280,7 +280,7 @@ class Task(Generic[P, R]):
         # In autocommit one statement is one transaction, which saves two round trips.
         with self.owner.autocommitting() as connection, telling_failures():
             written = self._in_period(connection, new, written)
-            found = self._insert(Jobs(connection), new, written)
+            found = self._insert(Enqueues(connection), new, written)
         if isinstance(found, Enqueued):
             return self._loaded_job(found, written, new)
         check_holder(self._options, found.id, written.unique_key)
@@ -335,11 +335,11 @@ class Task(Generic[P, R]):
         Raises PayloadError if the arguments are not those of this version of the task.
         """
         written = self._written((), self.payload.loads(stored))
-        jobs, new = Jobs(connection), self._new_on(connection)
+        enqueues, new = Enqueues(connection), self._new_on(connection)
         written = self._in_period(connection, new, written)
         if not new.changes_holder:
-            return self._insert(jobs, new, written).id
-        [placed] = jobs.enqueue_unique_chunk(
+            return self._insert(enqueues, new, written).id
+        [placed] = enqueues.enqueue_unique_chunk(
             new, payloads=[written.args], keys=[written.unique_key]
         )
         return placed.id
@@ -480,8 +480,8 @@ class Task(Generic[P, R]):
             return job.unique_key
         return None if new is None else f"{period}{new}"
 
-    def _insert(self, jobs: Jobs, new: NewJob, written: Written) -> Enqueued | KeyHolder:
-        return jobs.enqueue(
+    def _insert(self, enqueues: Enqueues, new: NewJob, written: Written) -> Enqueued | KeyHolder:
+        return enqueues.enqueue(
             new,
             args=written.text,
             unique_key=written.unique_key,
@@ -489,18 +489,18 @@ class Task(Generic[P, R]):
         )
 
     def _insert_many(self, connection: Connection, written: WrittenRows) -> list[int]:
-        jobs, new = Jobs(connection), self._new_on(connection)
+        enqueues, new = Enqueues(connection), self._new_on(connection)
         if self._options.uniqueness is not None or self._limits:
-            written = replace(written, unique_keys=in_period(jobs, new, written.unique_keys))
+            written = replace(written, unique_keys=enqueues.held_keys(new, written.unique_keys))
             raises = self._options.conflict != "return"
             with connection.begin_nested() if raises else nullcontext():
-                return _enqueue_unique(jobs, new, written, self._options, self._limits)
-        return [id for text in written.texts for id in jobs.enqueue_chunk(new, documents=text)]
+                return _enqueue_unique(enqueues, new, written, self._options, self._limits)
+        return [id for text in written.texts for id in enqueues.enqueue_chunk(new, documents=text)]
 
     def _in_period(self, connection: Connection, new: NewJob, written: Written) -> Written:
         if new.unique is None or new.unique.period is None:
             return written
-        [key] = in_period(Jobs(connection), new, [written.unique_key])
+        [key] = Enqueues(connection).held_keys(new, [written.unique_key])
         return replace(written, unique_key=key)
 
     def _new_on(self, connection: Connection) -> NewJob:
@@ -538,7 +538,7 @@ class Task(Generic[P, R]):
         where = f"{self._where}: on_conflict={self._options.conflict!r}"
         refuse_autocommit(connection, where, instead="another on_conflict")
         with telling_failures():
-            [placed] = Jobs(connection).enqueue_unique_chunk(
+            [placed] = Enqueues(connection).enqueue_unique_chunk(
                 new, payloads=[written.args], keys=[written.unique_key]
             )
         if not (placed.is_new or placed.is_changed):
@@ -579,7 +579,7 @@ MetaSource = Callable[[Task[..., Any]], Mapping[str, Any] | None]
 
 
 def _enqueue_unique(
-    jobs: Jobs, new: NewJob, written: WrittenRows, options: Options, limits: LimitKeys
+    enqueues: Enqueues, new: NewJob, written: WrittenRows, options: Options, limits: LimitKeys
 ) -> list[int]:
     # By ascending key, over all chunks: two callers in opposite orders would deadlock.
     keys = written.unique_keys
@@ -589,7 +589,7 @@ def _enqueue_unique(
     found: dict[int, int] = {}
     for start in range(0, len(order), written.to_a_statement):
         part = order[start : start + written.to_a_statement]
-        placed = jobs.enqueue_unique_chunk(
+        placed = enqueues.enqueue_unique_chunk(
             new,
             payloads=[written.args[index] for index in part],
             keys=[keys[index] for index in part],

@@ -18,7 +18,7 @@ from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository import ClaimCursor, Claimed, Workers
 from pgqueue.sessions.callers import telling_failures
 from pgqueue.testing.running import expire, joined_connection, queue_of
-from pgqueue.worker.inline import InlineWorker
+from pgqueue.worker.inline.worker import InlineWorker
 
 AnySession = Session | scoped_session[Any]
 

@@ -11,8 +11,8 @@ from pgqueue.job_queue import PgQueue, queues_with_tasks
 from pgqueue.models import Job
 from pgqueue.repository import DueTimes
 from pgqueue.sessions.callers import in_transaction, sync_session, telling_failures
-from pgqueue.worker.inline import InlineWorker
-from pgqueue.worker.inline_attempt import Ended
+from pgqueue.worker.inline.attempt import Ended
+from pgqueue.worker.inline.worker import InlineWorker
 
 QUEUE = "pgqueue.testing.queue"
 """The name in ``session.info`` of the queue that a fixture has chosen."""

@@ -1,25 +1,45 @@
 """The admitter: moves jobs that wait for room in their limits to the message queue.
 
 A worker has one if its application has limits, or if limits were ever declared in its database.
-Rounds find every job; the hints that begin one sooner may be lost.
+Rounds find every job; the hints that begin one sooner may be lost.  A round takes all lanes in
+turn, in short transactions.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import chain
 from threading import Condition, Event
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
-from pgqueue.limits import Limited
-from pgqueue.repository import Admissions, Claimed
-from pgqueue.worker.admitting import AdmissionRounds, Step
+from pgqueue.admission import (
+    Buckets,
+    Rule,
+    Turns,
+    Waiting,
+    after_starts,
+    after_turns,
+    held_by_key,
+    is_fair,
+    is_rate,
+    next_token,
+    ready_by_line,
+    to_admit,
+    to_send_back,
+)
+from pgqueue.limits import Limit, Limited
+from pgqueue.repository import Admissions, Claimed, Paused
+from pgqueue.repository.admissions import FIRST_LANE, FIRST_PLACE
 from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
+
 
 T = TypeVar("T")
 
@@ -36,7 +56,7 @@ class Admitter(WorkerThread):
     def __init__(
         self,
         connection: ReconnectingConnection,
-        rounds: AdmissionRounds,
+        rounds: "AdmissionRounds",
         *,
         limited: Limited,
         poll_interval: float,
@@ -155,3 +175,221 @@ class Admitter(WorkerThread):
                 return None
 
         return self._reconnecting.attempt(attempt)
+
+
+MOST_LANES = 1000
+"""Lanes in one transaction."""
+MOST = 1000
+"""Jobs that one transaction admits."""
+MOST_OF_LANE = 100
+KEYS_FOR_ONE_MORE = 10
+"""With so many more keys that take turns, one more of their jobs is ready: a round takes longer."""
+SWEPT_AT_ONCE = 1000
+"""Places that one look for free ones reads."""
+NO_BUCKETS = Buckets(datetime.min, {})
+
+
+class Step(NamedTuple):
+    """What one transaction has done."""
+
+    admitted: int
+    is_last: bool
+    """Whether the last lane was read."""
+    seconds_to_next: float | None = None
+    """How long until the next of the jobs that were read is due, or may start under its rates."""
+
+
+class Admitted(NamedTuple):
+    """What was admitted from some lanes."""
+
+    jobs: int
+    is_to_repeat: bool
+    """Whether more of these lanes may be admitted at once."""
+    seconds_to_token: float | None = None
+
+
+class AdmissionRounds:
+    """Admits jobs of some queues and tasks, step by step.
+
+    ``most_ready``: how many jobs of a fair limit are admitted before they find a free slot.
+    ``own``: limits that count although no worker has declared them, as in a test.
+    ``is_alone``: no other transaction admits, so none is kept out.
+    """
+
+    def __init__(
+        self,
+        queues: Callable[[], Sequence[str]],
+        paused: Callable[[], Paused],
+        tasks: Callable[[], str],
+        *,
+        notify: bool,
+        most_ready: int,
+        own: Mapping[str, Rule] | None = None,
+        is_alone: bool = False,
+    ) -> None:
+        self._queues = queues
+        self._paused = paused
+        self._tasks = tasks
+        self._notify = notify
+        self._most_ready = most_ready
+        self._own = own or {}
+        self._is_alone = is_alone
+        self._after = FIRST_LANE
+        self._lanes = 1
+        """How many lanes were read last."""
+        self._swept_to = FIRST_PLACE
+        self._locked: set[int] = set()
+        """Jobs that could not be moved in this round: other transactions have locked their rows."""
+
+    def begin(self) -> None:
+        """Begin a round: look again at jobs that were locked."""
+        self._locked.clear()
+
+    def step(self, connection: Connection) -> Step:
+        """Admit from the next lanes, in the transaction that the caller has begun."""
+        admissions = Admissions(connection)
+        rules = {**self._own, **admissions.rules()}
+        paused = self._paused()
+        queues = [queue for queue in self._queues() if queue not in paused.queues]
+        of_lane = self._of_lane(rules)
+        lanes = admissions.first_waiting(
+            self._after,
+            queues=queues,
+            tasks=self._tasks(),
+            lanes=MOST_LANES,
+            of_lane=of_lane,
+        )
+        is_last = lanes.are_all
+        self._lanes = lanes.number or self._lanes
+        done = Admitted(0, is_to_repeat=False)
+        if any(job.is_due for job in lanes.waiting):
+            done = self._admit(admissions, lanes.waiting, rules, paused, of_lane)
+        if not done.is_to_repeat:
+            self._after = FIRST_LANE if is_last else lanes.last or FIRST_LANE
+        waits = [
+            wait for wait in (lanes.seconds_to_next, done.seconds_to_token) if wait is not None
+        ]
+        return Step(done.jobs, is_last and not done.is_to_repeat, min(waits, default=None))
+
+    def sweep(self, connection: Connection) -> bool:
+        """Delete some places that are free, and full buckets; returns whether there may be many
+        more places.
+
+        Admission deletes only those under keys for which a job waits.
+        """
+        admissions = Admissions(connection)
+        self._serialize(admissions)
+        places = admissions.places_after(self._swept_to, most=SWEPT_AT_ONCE)
+        if free := [place for place in places if not place.is_held]:
+            admissions.delete_places(free)
+        admissions.delete_full_buckets(most=SWEPT_AT_ONCE)
+        is_last = len(places) < SWEPT_AT_ONCE
+        self._swept_to = FIRST_PLACE if is_last else (places[-1].key, places[-1].job_id)
+        return not is_last and len(free) > SWEPT_AT_ONCE // 2
+
+    def _admit(
+        self,
+        admissions: Admissions,
+        waiting: Sequence[Waiting],
+        rules: Mapping[str, Rule],
+        paused: Paused,
+        of_lane: int,
+    ) -> Admitted:
+        self._serialize(admissions)
+        keys = {key for job in waiting if job.is_due for key in job.limit_keys}
+        places = admissions.places_under(sorted(keys), paused=paused)
+        if free := [place for place in places if not place.is_held]:
+            admissions.delete_places(free)
+        late = to_send_back(places, rules)
+        back = admissions.send_back(late, paused=paused) if late else set()
+        # After the places: a job that has not started now has not started at the buckets' time.
+        timed = {key for key in keys if is_rate(key, rules) or is_fair(key, rules)}
+        buckets = admissions.buckets(sorted(timed)) if timed else NO_BUCKETS
+        left_places = [place for place in places if place.job_id not in back]
+        held = held_by_key(left_places, buckets, rules)
+        most_ready = self._most_ready + self._lanes // KEYS_FOR_ONE_MORE
+        turns = Turns(ready_by_line(left_places, rules), most_ready, buckets.full_at)
+        chosen = to_admit(waiting, held, rules, locked=self._locked, most=MOST, turns=turns)
+        moved = admissions.admit(chosen, notify=self._notify) if chosen else set()
+        if left := set(chosen) - moved:
+            self._step_over(admissions, [job for job in waiting if job.job_id not in moved], left)
+        done = [job_id for job_id in chosen if job_id in moved]
+        wait = _take_tokens(admissions, waiting, done, buckets, rules) if timed else None
+        are_all = len(chosen) < MOST and len(moved) == len(chosen)
+        is_to_repeat = not are_all or _is_lane_used_up(waiting, chosen, of_lane)
+        return Admitted(len(moved), is_to_repeat, wait)
+
+    def _step_over(
+        self, admissions: Admissions, waiting: Sequence[Waiting], left: Collection[int]
+    ) -> None:
+        """Step over the jobs that could not be moved, and over those behind them that cannot be.
+
+        All that were read at once: another transaction may have locked thousands.
+        """
+        lanes = {job.limit_keys for job in waiting if job.job_id in left}
+        behind = [job for job in waiting if job.limit_keys in lanes]
+        stuck = {job.job_id for job in behind} - admissions.free(behind)
+        admissions.drop_useless(job for job in behind if job.job_id in stuck)
+        self._locked |= stuck
+
+    def _serialize(self, admissions: Admissions) -> None:
+        if not self._is_alone:
+            admissions.serialize()
+
+    def _of_lane(self, rules: Mapping[str, Rule]) -> int:
+        """How many jobs of each lane to read: one more than can be admitted, or if the lanes take
+        turns, than a lane is likely to get.
+
+        Behind locked ones as many again: few steps then find the first that is free.
+        """
+        largest = max((self._most_of_key(rule) for rule in rules.values()), default=0)
+        return min(largest, MOST_OF_LANE) + 1 + 2 * len(self._locked)
+
+    def _most_of_key(self, rule: Rule) -> int:
+        if not rule.is_fair:
+            return rule.most_at_once
+        return min(rule.capacity, 1 + self._most_ready // self._lanes)
+
+
+def _take_tokens(
+    admissions: Admissions,
+    waiting: Sequence[Waiting],
+    moved: Sequence[int],
+    buckets: Buckets,
+    rules: Mapping[str, Rule],
+) -> float | None:
+    """Take a token under each rate of the moved jobs, and the turns of their keys; returns the
+    seconds until the next token comes back for which a job waits."""
+    by_id = {job.job_id: job for job in waiting}
+    started = [by_id[job_id] for job_id in moved]
+    rates = {key for key in chain.from_iterable(_lanes(waiting)) if is_rate(key, rules)}
+    starts = Counter(key for job in started for key in job.limit_keys if key in rates)
+    full_at = after_starts(starts, buckets, rules)
+    turns = after_turns(started, buckets.now, rules)
+    if full_at or turns:
+        admissions.write_buckets({**full_at, **turns})
+    left = [job for job in waiting if job.is_due and job.job_id not in set(moved)]
+    keys = rates.intersection(chain.from_iterable(_lanes(left)))
+    wait = next_token(keys, Buckets(buckets.now, {**buckets.full_at, **full_at}), rules)
+    return None if wait is None else wait.total_seconds()
+
+
+def _lanes(jobs: Iterable[Waiting]) -> set[tuple[str, ...]]:
+    return {job.limit_keys for job in jobs}
+
+
+def _is_lane_used_up(waiting: Sequence[Waiting], chosen: Sequence[int], of_lane: int) -> bool:
+    """Whether all jobs that were read of some lane are admitted: there may be room for more."""
+    ids = set(chosen)
+    lanes = Counter((job.limit_keys, job.priority) for job in waiting if job.job_id in ids)
+    return any(count >= of_lane for count in lanes.values())
+
+
+def rules_of(limits: Mapping[str, Limit]) -> dict[str, Rule]:
+    """Return the limits of the code as they would be in force."""
+    return {
+        name: Rule(
+            limit.capacity, limit.is_strict, limit.failed_head == "skip", is_fair=limit.is_fair
+        )
+        for name, limit in limits.items()
+    }

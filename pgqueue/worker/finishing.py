@@ -29,8 +29,7 @@ from pgqueue.sessions.handlers import joined_session
 from pgqueue.statements.transactions import AFTER_HANDLER
 from pgqueue.tasks import Task
 from pgqueue.unit_of_work import CommitUnknown, commit, set_now, write_pending
-from pgqueue.worker.after_commit import call_listeners
-from pgqueue.worker.handler_sessions import session_for_handler
+from pgqueue.worker.handler_sessions import call_listeners, session_for_handler
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession

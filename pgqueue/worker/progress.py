@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine
 from pgqueue import redaction
 from pgqueue.connections.settings import CLAIMING
 from pgqueue.context import LONGEST_NOTE, Progress
+from pgqueue.execution import secrets_of
 from pgqueue.execution.error_reports import storable_words
-from pgqueue.redaction import secrets_among
 from pgqueue.repository import Claimed, Jobs
 from pgqueue.tasks import Task
 from pgqueue.worker.outage import Outage
@@ -66,8 +66,7 @@ def row_of_progress(
     """The progress of one attempt as the statement takes it, without secrets."""
     done, total, note = progress
     if note is not None:
-        secrets = secrets_among(claimed.args, task.settings.secret_args)
-        note = storable_words(note, secrets=secrets)[:LONGEST_NOTE]
+        note = storable_words(note, secrets=secrets_of(task, claimed))[:LONGEST_NOTE]
     return {
         "job_id": claimed.job_id,
         "message_id": claimed.message_id,

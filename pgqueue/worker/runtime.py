@@ -26,15 +26,12 @@ from pgqueue.repository import Claimed
 from pgqueue.retention import Retention
 from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
-from pgqueue.worker.admitter import Admitter
-from pgqueue.worker.admitting import AdmissionRounds
+from pgqueue.worker.admitter import AdmissionRounds, Admitter
 from pgqueue.worker.attempt_events import AttemptEvents
-from pgqueue.worker.batch_ends import end_batches
 from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
-from pgqueue.worker.claiming.cursors import ClaimCursors
+from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks
 from pgqueue.worker.claiming.notifications import Listener
-from pgqueue.worker.claiming.open_tasks import open_tasks
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.outage import Outage
@@ -42,6 +39,7 @@ from pgqueue.worker.processes.pool import ProcessPool
 from pgqueue.worker.progress import ProgressWriter
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.scheduler import end_batches
 
 
 @dataclass(slots=True)

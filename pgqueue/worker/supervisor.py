@@ -28,7 +28,6 @@ from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.claiming.shares import Shares
 from pgqueue.worker.config import Mode, WorkerConfig
 from pgqueue.worker.event_loop import EventLoop
-from pgqueue.worker.handler_errors import HandlerErrors
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
 from pgqueue.worker.job_log import job_log
@@ -44,6 +43,7 @@ from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.scheduler import Scheduler
 from pgqueue.worker.threads import wait_until
 from pgqueue.worker.transaction_mode.mode import TransactionMode
+from pgqueue.worker.until_empty import HandlerErrors
 
 logger = redaction.logger(__name__)
 

@@ -22,12 +22,11 @@ from pgqueue.events import AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.repository import Listing
-from pgqueue.worker.ahead import drain_ahead
 from pgqueue.worker.config import Mode, checked_ahead, checked_config
-from pgqueue.worker.handler_errors import HandlerErrors
 from pgqueue.worker.health import WorkerHealth
-from pgqueue.worker.inline import InlineWorker
+from pgqueue.worker.inline.worker import InlineWorker
 from pgqueue.worker.supervisor import Supervisor
+from pgqueue.worker.until_empty import HandlerErrors, drain_ahead
 
 logger = redaction.logger(__name__)
 

@@ -36,10 +36,10 @@ from pgqueue.outcomes import (
     Snoozed,
     Succeeded,
 )
-from pgqueue.repository import NOTHING_PAUSED, Admissions, Jobs, NewJob, Paused
+from pgqueue.repository import NOTHING_PAUSED, Admissions, Enqueues, NewJob, Paused
 from pgqueue.statements import claiming, enqueueing, settling, stamping
 from pgqueue.statements.enqueueing import Start
-from pgqueue.worker.admitting import AdmissionRounds
+from pgqueue.worker.admitter import AdmissionRounds
 
 RULES = {
     "bank": Rule(1),
@@ -61,7 +61,7 @@ def put(executor: Any, keys: str = "bank", **more: Any) -> int:
     """Enqueue a job under limits; its id."""
     values = {"queue": "default", "priority": 5, "max_attempts": 10, "notify": False, **more}
     new = NewJob(task=values.pop("task", TASK), **values)
-    return Jobs(executor).enqueue(new, args="{}", unique_key=None, limit_keys=keys).id
+    return Enqueues(executor).enqueue(new, args="{}", unique_key=None, limit_keys=keys).id
 
 
 def put_some(engine: Engine, count: int, keys: str = "bank", **more: Any) -> list[int]:

@@ -25,7 +25,7 @@ from pgqueue import DuplicateJob, Job, JobNotFound, Keep, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
 from pgqueue.repository import Attempts
 from pgqueue.retention import Retention
-from pgqueue.worker.pruning import Progress, PruneRound
+from pgqueue.worker.pruner import Progress, PruneRound
 
 AT_ONCE = timedelta(0)
 TASKS = {"tests.task": None}

@@ -28,7 +28,7 @@ from pgqueue.outcomes import Retried, Succeeded
 from pgqueue.repository import Beat, Claimed, Workers
 from pgqueue.statements import rescuing
 from pgqueue.worker.liveness import Witness
-from pgqueue.worker.rescue import RESCUE_LOCK, SEARCH_EVERY, Rescue
+from pgqueue.worker.rescuer import RESCUE_LOCK, SEARCH_EVERY, Rescue
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from pgqueue.connections.opening import worker_engine
 from pgqueue.outcomes import Exhausted, Outcome, Retried, Succeeded
 from pgqueue.repository import Attempts, Claimed, Workers
 from pgqueue.worker.config import checked_config
-from pgqueue.worker.rescue import Rescue
+from pgqueue.worker.rescuer import Rescue
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.supervisor import _runtime_of
 from pgqueue.worker.transaction_mode.claim_gate import ClaimGate

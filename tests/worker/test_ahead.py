@@ -13,7 +13,7 @@ from chaos.interleavings.logical_workers import (
     worker_settings,
 )
 from pgqueue.repository import Attempts, Claimed, DueTimes, Upcoming
-from pgqueue.worker.ahead import run_ahead
+from pgqueue.worker.until_empty import run_ahead
 
 
 def test_a_job_that_becomes_due_after_the_drain_has_looked_runs(

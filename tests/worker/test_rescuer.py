@@ -12,8 +12,7 @@ from pgqueue.connections.opening import own_connection
 from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
 from pgqueue.worker.liveness import FAST_GRACE
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.rescue import RESCUE_LOCK
-from pgqueue.worker.rescuer import HOUSEKEEPING, Rescuer
+from pgqueue.worker.rescuer import HOUSEKEEPING, RESCUE_LOCK, Rescuer
 
 OUTAGE = FAST_GRACE + timedelta(seconds=0.5)
 A_WORKER = text(

@@ -22,7 +22,7 @@ from pgqueue.connections.autocommit import autocommitting
 from pgqueue.connections.opening import worker_engine
 from pgqueue.outcomes import Retried, Succeeded
 from pgqueue.repository import Attempts, Claimed, Workers
-from pgqueue.worker import transactional_handler, unknown_commits
+from pgqueue.worker import handler_transactions, unknown_commits
 from pgqueue.worker.config import checked_config
 from pgqueue.worker.lease_mode.settler import Settler
 from pgqueue.worker.running_attempt import RunningAttempt
@@ -108,9 +108,7 @@ class TestAfterACommitWhoseAnswerWasLost:
             attempts = Attempts(connection, shared.identity.worker_id)
             attempts.settle([(carried_out, Succeeded())])
             for claimed in (not_carried_out, carried_out):
-                outcome = transactional_handler._after_unknown_commit(
-                    shared, shared.run_of(claimed)
-                )
+                outcome = handler_transactions._after_unknown_commit(shared, shared.run_of(claimed))
                 assert isinstance(outcome, Retried)
                 attempts.settle([(claimed, outcome)])
 

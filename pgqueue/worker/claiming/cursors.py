@@ -8,9 +8,12 @@ the claims forward again, so that the sweep ends when all these rows are claimed
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from pgqueue.repository import Claim, ClaimCursor, Claimed, Locked
+from pgqueue.repository import Claim, ClaimCursor, Claimed, Locked, Paused
+from pgqueue.statements.tables import array_of
+from pgqueue.tasks import Task
 from pgqueue.worker.claiming.aging import Aging
 from pgqueue.worker.claiming.shares import Shares
 
@@ -136,3 +139,12 @@ class ClaimCursors:
             order = list(dict.fromkeys(pair.queue for pair in pairs))
             is_full = claim.taken + len(claim.passed) >= limit
             self._shares.took(order, Counter(row.queue for row in claim.rows), is_full=is_full)
+
+
+def open_tasks(tasks: Mapping[str, Task[..., Any]], paused: Paused) -> str:
+    """The names of the tasks that are not paused, as the array parameter of a claim.
+
+    ``tasks`` has each under its name and its aliases; all of them are paused by its name.
+    """
+    keys = (key for key, task in tasks.items() if not {key, task.name} & set(paused.tasks))
+    return array_of(sorted(keys))

@@ -11,7 +11,7 @@ from pgqueue.connections.settings import CLAIMING
 from pgqueue.outcomes import Released
 from pgqueue.repository import Attempts, Claim, Claimed, Workers
 from pgqueue.statements.tables import notify
-from pgqueue.worker.claiming.prefetch import STALE, Prefetch
+from pgqueue.worker.lease_mode.prefetch import STALE, Prefetch
 from pgqueue.worker.poller import Ask, Poller
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.runtime import WorkerRuntime

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection
 from sqlalchemy.util import await_only
 
-from pgqueue.connections.opening import leave_autocommit, let_server_notice_loss
 from pgqueue.events import AttemptOutcome
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository import Settled
 from pgqueue.unit_of_work import begin_for_handler, time_limits
 from pgqueue.worker.finishing import Finishing
+from pgqueue.worker.handler_transactions import async_connection_for, connection_for
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.transactional_handler import leave
 from pgqueue.worker.unknown_commits import is_settled, was_committed
 
 if TYPE_CHECKING:
@@ -46,28 +45,17 @@ class LeaseFinishing(Finishing):
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        with self._runtime.engine.connect() as connection:
-            leave_autocommit(connection)
-            let_server_notice_loss(connection)
-            try:
-                with self._run.on(connection):
-                    self._begin(connection)
-                    yield connection
-            finally:
-                leave(self._run, connection)
+        run = self._run
+        with connection_for(self._runtime, run) as connection, run.on(connection):
+            self._begin(connection)
+            yield connection
 
     @asynccontextmanager
     async def _async_transaction(self) -> "AsyncIterator[AsyncConnection]":
-        runtime, run = self._runtime, self._run
-        async with runtime.loop.engine.connect() as connection:
-            await connection.execution_options(isolation_level=runtime.isolation_level)
-            await connection.run_sync(let_server_notice_loss)
-            try:
-                with run.on(await connection.run_sync(lambda sync: sync)):
-                    await connection.run_sync(self._begin)
-                    yield connection
-            finally:
-                await connection.run_sync(lambda sync: leave(run, sync))
+        async with async_connection_for(self._runtime, self._run) as connection:
+            with self._run.on(await connection.run_sync(lambda sync: sync)):
+                await connection.run_sync(self._begin)
+                yield connection
 
     def _begin(self, connection: Connection) -> None:
         limits = time_limits(self.task.settings.timeout, connection)

@@ -7,12 +7,15 @@ from pgqueue import execution, redaction
 from pgqueue.context import Finishing, JobContext, nothing_around
 from pgqueue.outcomes import Exhausted, Outcome
 from pgqueue.repository import Claimed
+from pgqueue.worker.handler_transactions import (
+    obstacle,
+    run_in_async_transaction,
+    run_in_transaction,
+)
 from pgqueue.worker.lease_mode.finishing import LeaseFinishing
 from pgqueue.worker.mode import Slot
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.starting import obstacle
-from pgqueue.worker.transactional_handler import run_in_async_transaction, run_in_transaction
 
 logger = redaction.logger(__name__)
 

@@ -27,13 +27,13 @@ from pgqueue.unit_of_work import (
     time_limits,
     told_by_server,
 )
-from pgqueue.worker.running_attempt import RunningAttempt
-from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.starting import obstacle
-from pgqueue.worker.transactional_handler import (
+from pgqueue.worker.handler_transactions import (
+    obstacle,
     run_with_async_session,
     run_with_session,
 )
+from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.runtime import WorkerRuntime
 
 FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError)
 """Raised for example by a deferred constraint, or for a savepoint that no longer exists."""

@@ -24,14 +24,14 @@ from pgqueue.unit_of_work import (
     plan_freely,
     settings_of,
 )
-from pgqueue.worker.after_commit import tell_of_commit
+from pgqueue.worker.handler_sessions import tell_of_commit
+from pgqueue.worker.handler_transactions import report_stale
 from pgqueue.worker.mode import Slot
 from pgqueue.worker.poller import Ask
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.transaction_mode.attempt import TransactionAttempt
 from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
-from pgqueue.worker.transactional_handler import report_stale
 from pgqueue.worker.unknown_commits import was_committed
 
 logger = redaction.logger(__name__)

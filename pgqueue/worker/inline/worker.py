@@ -26,12 +26,11 @@ from pgqueue.repository import (
     Workers,
 )
 from pgqueue.sessions.handlers import joining_sessions
-from pgqueue.worker.admitting import AdmissionRounds, rules_of
-from pgqueue.worker.ahead import run_ahead
-from pgqueue.worker.batch_ends import end_batches_inline
-from pgqueue.worker.claiming.cursors import ClaimCursors
-from pgqueue.worker.claiming.open_tasks import open_tasks
-from pgqueue.worker.inline_attempt import Ended, InlineAttempt, raise_error
+from pgqueue.worker.admitter import AdmissionRounds, rules_of
+from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks
+from pgqueue.worker.inline.attempt import Ended, InlineAttempt, raise_error
+from pgqueue.worker.scheduler import end_batches_inline
+from pgqueue.worker.until_empty import run_ahead
 
 
 class InlineWorker:

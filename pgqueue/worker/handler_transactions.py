@@ -1,11 +1,18 @@
-"""Transactional handlers: one COMMIT for their writes, the jobs they enqueue and their outcome.
+"""The transactions of handlers, on connections of the pool.
 
-The settle runs inside the handler's transaction, right before its COMMIT.  If the lease has passed
-on meanwhile, the settle finds no row and all writes of the handler are rolled back.
+What the options of a task ask of the database before its handler starts is one short transaction
+for each attempt, committed before the handler is called; other tasks cost nothing.
+
+A transactional handler has one COMMIT for its writes, the jobs it enqueues and its outcome.  The
+settle runs inside the handler's transaction, right before its COMMIT.  If the lease has passed on
+meanwhile, the settle finds no row and all writes of the handler are rolled back.
 """
 
 import asyncio
+import random
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,6 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from pgqueue import execution, redaction
+from pgqueue.connections.autocommit import autocommitting
 from pgqueue.connections.opening import leave_autocommit, let_server_notice_loss
 from pgqueue.connections.session_changes import close_if_changed
 from pgqueue.events import AttemptOutcome
@@ -28,6 +36,7 @@ from pgqueue.statements.transactions import AFTER_HANDLER
 from pgqueue.unit_of_work import (
     CommitUnknown,
     TransactionEnded,
+    begin_for_handler,
     begin_now,
     commit,
     set_now,
@@ -35,12 +44,11 @@ from pgqueue.unit_of_work import (
     told_by_server,
     write_pending,
 )
-from pgqueue.worker.after_commit import tell_of_commit
 from pgqueue.worker.buffer import STALE
 from pgqueue.worker.event_loop import run_alone
-from pgqueue.worker.handler_sessions import session_for_handler
+from pgqueue.worker.handler_sessions import session_for_handler, tell_of_commit
 from pgqueue.worker.outage import is_away, words_of
-from pgqueue.worker.replays import Replays
+from pgqueue.worker.reconnecting import is_lock_timeout
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.unknown_commits import was_committed
@@ -53,16 +61,30 @@ logger = redaction.logger(__name__)
 WAIT_FOR_CONNECTION = 0.5
 
 
+def obstacle(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
+    """Return the outcome of an attempt whose handler must not start; None if it may.
+
+    A job whose row another transaction keeps locked is given back, and claimed again later.
+    """
+    try:
+        with autocommitting(runtime.engine) as connection:
+            attempts = Attempts(connection, run.worker_id)
+            return execution.obstacle(run.task, attempts, run.claimed, is_alone=True)
+    except (DBAPIError, PoolTimeout) as error:
+        if isinstance(error, DBAPIError) and is_lock_timeout(error):
+            logger.info(
+                "job %d: another transaction has locked its row, so it starts later",
+                run.claimed.job_id,
+            )
+            return Released()
+        return after_broken_connection(runtime, run, error)
+
+
 def run_in_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     """Run a handler in a transaction of its own; None if its attempt is settled already."""
     try:
-        with runtime.engine.connect() as connection:
-            leave_autocommit(connection)
-            let_server_notice_loss(connection)
-            try:
-                return _run_on(runtime, run, connection)
-            finally:
-                leave(run, connection)
+        with connection_for(runtime, run) as connection:
+            return _run_on(runtime, run, connection)
     except Stale:
         report_stale(runtime, run.claimed)
         return None
@@ -77,13 +99,8 @@ def run_in_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome |
 async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     """Like :func:`run_in_transaction` on the event loop, with an AsyncSession."""
     try:
-        async with runtime.loop.engine.connect() as connection:
-            await connection.execution_options(isolation_level=runtime.isolation_level)
-            await connection.run_sync(let_server_notice_loss)
-            try:
-                return await _run_async_on(runtime, run, connection)
-            finally:
-                await connection.run_sync(lambda sync: leave(run, sync))
+        async with async_connection_for(runtime, run) as connection:
+            return await _run_async_on(runtime, run, connection)
     except Stale:
         report_stale(runtime, run.claimed)
         return None
@@ -95,7 +112,33 @@ async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) 
         return await asyncio.to_thread(after_broken_connection, runtime, run, error)
 
 
-def leave(run: RunningAttempt, connection: Connection) -> None:
+@contextmanager
+def connection_for(runtime: WorkerRuntime, run: RunningAttempt) -> Iterator[Connection]:
+    """A connection of the pool for the transactions of an attempt."""
+    with runtime.engine.connect() as connection:
+        leave_autocommit(connection)
+        let_server_notice_loss(connection)
+        try:
+            yield connection
+        finally:
+            _leave(run, connection)
+
+
+@asynccontextmanager
+async def async_connection_for(
+    runtime: WorkerRuntime, run: RunningAttempt
+) -> "AsyncIterator[AsyncConnection]":
+    """The same on the event loop."""
+    async with runtime.loop.engine.connect() as connection:
+        await connection.execution_options(isolation_level=runtime.isolation_level)
+        await connection.run_sync(let_server_notice_loss)
+        try:
+            yield connection
+        finally:
+            await connection.run_sync(lambda sync: _leave(run, sync))
+
+
+def _leave(run: RunningAttempt, connection: Connection) -> None:
     """Prepare a connection for the pool; invalidate one that may have been ended meanwhile."""
     if run.session is not None:
         run.session.close()
@@ -139,7 +182,7 @@ def run_with_session(
     runtime: WorkerRuntime,
     run: RunningAttempt,
     connection: Connection,
-    replays: Replays | None = None,
+    replays: "Replays | None" = None,
 ) -> AttemptResult:
     """Run a handler with a Session inside the transaction of this connection."""
     begin_again = begin_now if replays is None else replays.begin
@@ -185,7 +228,7 @@ async def _run_with_async_session(
     runtime: WorkerRuntime,
     run: RunningAttempt,
     connection: "AsyncConnection | Connection",
-    replays: Replays | None = None,
+    replays: "Replays | None" = None,
 ) -> AttemptResult:
     begin_again = begin_now if replays is None else replays.begin
     sessions, joined = runtime.sessions, async_sessions.joined_session
@@ -212,7 +255,7 @@ def _complete(
     run: RunningAttempt,
     connection: Connection,
     verdict: AttemptResult,
-    replays: Replays,
+    replays: "Replays",
 ) -> Outcome | None:
     """Settle in the transaction and commit it, if the handler's writes are kept.
 
@@ -294,3 +337,64 @@ def _after_unknown_commit(runtime: WorkerRuntime, run: RunningAttempt) -> Outcom
     # If the COMMIT was carried out after all, the lease is gone and this outcome is dropped.
     lost = ConnectionError("the connection broke during COMMIT, which was not carried out")
     return execution.after_error(run.task, run.claimed, lost)
+
+
+SERIALIZATION_FAILURE = "40001"
+DEADLOCK = "40P01"
+MOST_REPLAYS = 5
+FIRST_PAUSE = 0.02
+"""Seconds; doubles with each replay."""
+
+
+class Replays:
+    """The transaction of one attempt in lease mode, and how often it may begin again.
+
+    A job with ``max_attempts=1`` is not replayed: its handler must not start twice.
+    """
+
+    def __init__(self, runtime: WorkerRuntime, run: RunningAttempt, limits: str) -> None:
+        self._runtime = runtime
+        self._run = run
+        self._most = MOST_REPLAYS if run.claimed.max_attempts > 1 else 0
+        self._done = 0
+        self.begin: Callable[[Connection], None] = partial(
+            begin_for_handler, limits=limits, isolation_level=runtime.isolation_level
+        )
+
+    def are_due(self, error: BaseException) -> bool:
+        """Whether after this error the transaction may succeed if it begins again."""
+        if self._run.is_lost:
+            return False
+        state = getattr(getattr(error, "orig", None), "sqlstate", None)
+        return state in (SERIALIZATION_FAILURE, DEADLOCK) and self._done < self._most
+
+    def prepare(self, connection: Connection, error: BaseException | None) -> None:
+        """End the failed transaction before the next begins; raises Stale or CancelWins.
+
+        A REPEATABLE READ transaction fails at rows that others have changed since it began.  The
+        change may be the rescue of its lease or the cancel of its job: the handler must then not
+        run again.
+        """
+        self._run.forget_session()
+        connection.rollback()
+        attempts = Attempts(connection, self._runtime.identity.worker_id)
+        is_cancelled = attempts.is_cancelled(self._run.claimed)
+        connection.rollback()
+        if is_cancelled is None:
+            raise Stale
+        if is_cancelled:
+            raise CancelWins
+        self._done += 1
+        logger.info(
+            "job %d %s: attempt %d begins again (%d of %d): %s",
+            self._run.claimed.job_id,
+            self._run.task.name,
+            self._run.claimed.attempt,
+            self._done,
+            self._most,
+            getattr(error, "orig", error),
+        )
+
+    def pause(self) -> float:
+        """Seconds to wait, so that the conflicting transactions do not meet again."""
+        return FIRST_PAUSE * 2.0**self._done * random.uniform(0.25, 0.5)  # noqa: S311  # no secret

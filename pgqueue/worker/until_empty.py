@@ -1,13 +1,15 @@
-"""Runs the jobs of the future, in the order of their due times: for tests."""
+"""``run_until_empty`` as tests use it: the jobs of the future run, and errors are raised."""
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from sqlalchemy.exc import DBAPIError
 
+from pgqueue.context import Around, JobContext
 from pgqueue.job_queue import PgQueue
+from pgqueue.outcomes import Cancel, Discard, Snooze
 from pgqueue.repository import NOTHING, Attempts, DueTimes, Upcoming
 from pgqueue.statements.tables import array_of
 from pgqueue.worker.claiming.cursors import ClaimCursors
@@ -90,3 +92,34 @@ def _sooner(first: Upcoming, second: Upcoming) -> Upcoming:
 def _put_back(due_times: DueTimes, moved: float) -> None:
     if moved:
         due_times.bring_forward(-moved)
+
+
+class HandlerErrors:
+    """Keeps what each handler has raised; a Cancel, Discard or Snooze is no error."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], BaseException] = {}
+
+    def around(self, inner: Around) -> Around:
+        """Return what to enter around each handler, with ``inner`` inside of it."""
+
+        @contextmanager
+        def keeping(context: JobContext) -> Iterator[None]:
+            attempt = (context.job_id, context.attempt)
+            self._kept.pop(attempt, None)  # its transaction is replayed
+            try:
+                with inner(context):
+                    yield
+            except (Cancel, Discard, Snooze):
+                raise
+            except BaseException as error:
+                self._kept[attempt] = error
+                raise
+
+        return keeping
+
+    def take_first(self) -> BaseException | None:
+        """Return the first error, and forget all."""
+        first = next(iter(self._kept.values()), None)
+        self._kept.clear()
+        return first

@@ -49,10 +49,10 @@ from pgqueue.unit_of_work import (
 )
 from pgqueue.worker.buffer import STALE, WORDS
 from pgqueue.worker.event_loop import run_alone
-from pgqueue.worker.handler_errors import HandlerErrors
 from pgqueue.worker.handler_sessions import session_for_handler
-from pgqueue.worker.inline_finishing import InlineFinishing
+from pgqueue.worker.inline.finishing import InlineFinishing
 from pgqueue.worker.progress import row_of_progress
+from pgqueue.worker.until_empty import HandlerErrors
 
 T = TypeVar("T")
 Joined = TypeVar("Joined")

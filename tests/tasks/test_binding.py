@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, text
 
 from pgqueue import PgQueue, Secret, TaskDefinitionError, Unique
-from pgqueue.tasks.keys import canonical_text
+from pgqueue.tasks.binding import canonical_text
 
 queue = PgQueue()
 

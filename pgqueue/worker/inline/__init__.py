@@ -1,0 +1,1 @@
+"""A worker in the thread and the transaction of a test."""
