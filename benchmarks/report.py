@@ -114,11 +114,12 @@ def _head(about: About) -> str:
         "Written by `make bench`; do not edit. What the cases measure and how: "
         "[benchmarks](../../benchmarks/README.md). Where the time goes, and what each safety "
         "feature costs: [performance](performance.md).\n\n"
-        f"{about.machine}, shared by client, workers and server; "
-        f"{about.server}, everything else default, the same for all: "
+        f"The machine has {about.machine}, shared by client, workers and server. All systems use "
+        f"the same server: {about.server}, everything else default. The systems are "
         f"{', '.join(about.systems)}. "
-        "Figures are medians (least to most) of the turns; a ratio is the median of those of the "
-        "turns. Machines drift: quote the ratios.\n"
+        "Each figure is the median of the turns, with the lowest and the highest in parentheses; "
+        "each ratio is the median of the ratios of the turns. The speed of the machine varies, so "
+        "quote the ratios.\n"
         f"{left_out}"
     )
 

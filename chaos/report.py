@@ -70,9 +70,9 @@ class Summary:
             f"{len(self.verdicts)} scenarios in {minutes} min {seconds} s, {totals['jobs']:,} jobs,"
             f" {totals['workers']:,} worker processes; {faults}."
             f" {totals['second starts']:,} jobs started a second time after their worker was"
-            f" harmed, and {broken or 'no'} scenario{'s' * (broken != 1)} found a promise broken."
-            f" {totals['samples']:,} times the invariants were asked for while all this went on;"
-            " one violation would have broken its scenario."
+            f" hit by a fault. {broken or 'No'} scenario{'s' * (broken > 1)} broke a promise."
+            f" The invariants were checked {totals['samples']:,} times; one violation fails its"
+            " scenario."
         )
 
 

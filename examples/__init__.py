@@ -1,1 +1,1 @@
-"""Applications to read and run; see README.md beside this file."""
+"""Example applications.  README.md in this directory describes them."""

@@ -1,4 +1,4 @@
-"""Run an example, by hand and with pgqueue, on a PostgreSQL of its own or on yours."""
+"""Runs an example, hand-written and with pgqueue, on a private PostgreSQL or in your database."""
 
 import os
 import subprocess
@@ -20,9 +20,9 @@ HAND_WRITTEN = (
 
 @click.command()
 @click.argument("name", type=click.Choice(HAND_WRITTEN))
-@click.option("--url", help="A database of yours, with nothing in it; without it, a private one.")
+@click.option("--url", help="An empty database of yours.  Default: a private PostgreSQL.")
 def main(name: str, url: str | None) -> None:
-    """Run the example NAME as it is written by hand, and then with pgqueue."""
+    """Run the hand-written form of the example NAME, and then the form with pgqueue."""
     with nullcontext(url) if url else EmbeddedPostgres() as server:
         given = server.url if isinstance(server, EmbeddedPostgres) else server
         environment = {**os.environ, "DATABASE_URL": str(given)}

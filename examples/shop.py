@@ -1,8 +1,8 @@
-"""The work that the examples share: a shop that takes payments and sends receipts.
+"""The application of all examples: a shop that takes payments and sends receipts.
 
-A payment is a row of the shop's own database and belongs to a transaction.  A receipt is a mail:
-what is sent is sent, whatever becomes of the sender.  The mail server is played by a table that
-is written on a connection of its own.
+A payment is a row in the shop's database, and belongs to a transaction.  A receipt is a mail,
+which a rollback cannot undo.  A table, written on a separate connection, takes the place of the
+mail server.
 """
 
 import os
@@ -24,7 +24,7 @@ class Base(DeclarativeBase): ...
 
 
 class Payment(Base):
-    """Nothing here keeps an order from being paid twice: that is the queue's part."""
+    """No constraint prevents a second payment of an order; the queue must prevent it."""
 
     __tablename__ = "payments"
 
@@ -43,14 +43,14 @@ class UnknownOrder(Exception): ...
 
 
 def pay(connection: Connection | Session, order_id: int) -> None:
-    """Take the money for an order, in the caller's transaction."""
+    """Insert the payment of an order, in the caller's transaction."""
     if order_id < 0:
         raise UnknownOrder(f"there is no order {order_id}")
     connection.execute(insert(Payment), {"order_id": order_id})
 
 
 def send_receipt(order_id: int) -> None:
-    """Mail a receipt, which no rollback takes back."""
+    """Send a receipt by mail.  A rollback does not undo it."""
     if order_id < 0:
         raise UnknownOrder(f"there is no order {order_id}")
     with mail_server(database_url()).begin() as connection:
@@ -58,7 +58,7 @@ def send_receipt(order_id: int) -> None:
 
 
 def database_url() -> str:
-    """``DATABASE_URL``, on the driver that pgqueue brings along."""
+    """Return ``DATABASE_URL`` with the driver psycopg."""
     url = make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
     return url.render_as_string(hide_password=False)
 
@@ -69,7 +69,7 @@ def mail_server(url: str) -> Engine:
 
 
 def open_shop() -> Engine:
-    """The shop's database, with its tables."""
+    """Create the shop's tables and return the engine."""
     engine = create_engine(database_url())
     Base.metadata.create_all(engine)
     return engine

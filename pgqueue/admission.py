@@ -1,13 +1,13 @@
-"""Decides which jobs are admitted to their limits.  Pure: reads nothing, writes nothing.
+"""Decides which jobs are admitted to their limits, without reading or writing the database.
 
-Only one worker admits at a time, and what it reads is at least as old as the decision: places may
-have become free since, and none can have been taken.
+Only one worker admits at a time.  Between its reads and its decision, places may become free, but
+none can be taken.
 
 A rate is a token bucket for each key.  It holds ``burst`` tokens, an admission takes one, and one
-comes back every ``period / capacity``.  All of its state is the time at which it is full again.
+comes back every ``period / capacity``.  Its only state is the time at which it is full again.
 
-The keys of a fair limit take turns, and only as many of its jobs are admitted as soon find a free
-slot: a key that comes later waits for no more than these.
+The keys of a fair limit take turns.  Only as many of its jobs are admitted as will soon find a free
+slot, so that a key that comes later waits for these jobs only.
 """
 
 from collections import Counter, defaultdict
@@ -20,15 +20,15 @@ from pgqueue.limits import name_of
 
 NEVER = datetime.min.replace(tzinfo=UTC)
 TURNS_ARE_KEPT = timedelta(hours=1)
-"""How long the last turn of a key is remembered; after it the key is like one that had none."""
+"""How long the last turn of a key is remembered.  A key without a remembered turn comes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A limit as it is in force."""
+    """A limit in force."""
 
     capacity: int
-    """How many jobs run at once, or with a period start in it."""
+    """How many jobs run at once or, with a ``period``, start in it."""
     is_strict: bool = False
     skips_failed: bool = False
     period: timedelta | None = None
@@ -37,12 +37,12 @@ class Rule:
 
     @property
     def most_at_once(self) -> int:
-        """How many places a key has: of a rate, the tokens of a full bucket."""
+        """How many places a key has; for a rate, the tokens of a full bucket."""
         return self.burst if self.period is not None and self.capacity else self.capacity
 
     @property
     def spacing(self) -> timedelta:
-        """The time in which a token comes back: rounded up, so that never too many do."""
+        """The time in which one token comes back; rounded up, so that never too many come back."""
         if self.period is None or not self.capacity:
             return timedelta()
         return -(-self.period // self.capacity)
@@ -57,7 +57,7 @@ class Place:
     is_held: bool
     """Whether the job has a message or a lease; otherwise the place is free."""
     may_go_back: bool = False
-    """Whether the job does not run and cannot start now: it waits for its retry, or is paused."""
+    """Whether the job may lose its place: it does not run, and waits for its retry or is paused."""
     limit_keys: tuple[str, ...] = ()
     has_started: bool = False
     queue: str = ""
@@ -78,11 +78,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The token buckets of some keys as they were at one moment of the database's clock."""
+    """The token buckets of some keys at one time of the database's clock."""
 
     now: datetime
     full_at: Mapping[str, datetime]
-    """When each bucket is full again; a bucket that is not here is full."""
+    """When each bucket is full again.  A missing key has a full bucket."""
 
 
 class Line(NamedTuple):
@@ -95,19 +95,19 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How the keys of fair limits took turns until now."""
+    """The previous turns of the keys of fair limits."""
 
     ready: Mapping[Line, int] = field(default_factory=dict)
     """How many jobs are admitted and have not started."""
     most_ready: int = 0
     last: Mapping[str, datetime] = field(default_factory=dict)
-    """When the keys had their last turns; a key that is not here had none for long."""
+    """When the keys had their last turns.  A missing key has had no recent turn."""
 
 
 NO_TURNS = Turns()
 
 Rules = Mapping[str, Rule]
-"""By the name of the limit; a key that has a rule of its own also by the key."""
+"""Rules by the name of their limit.  A key with its own rule is also in the mapping."""
 
 
 def rule_of(key: str, rules: Rules) -> Rule | None:
@@ -137,8 +137,8 @@ def ready_by_line(places: Iterable[Place], rules: Rules) -> Counter[Line]:
 def held_by_key(places: Iterable[Place], buckets: Buckets, rules: Rules) -> Counter[str]:
     """How many places are held under each key; under a rate, how many tokens are missing.
 
-    Jobs that were admitted and have not started are missing tokens too, however long ago they were
-    admitted: busy workers do not save starts up.
+    A job that was admitted and has not started holds its token, however long ago it was admitted,
+    so that no starts accumulate while workers are busy.
     """
     held = Counter(
         place.key
@@ -159,14 +159,14 @@ def after_starts(starts: Mapping[str, int], buckets: Buckets, rules: Rules) -> d
 
 
 def after_turns(jobs: Iterable[Waiting], now: datetime, rules: Rules) -> dict[str, datetime]:
-    """Until when the last turns of the keys of these jobs are remembered, in their order."""
+    """Return until when these jobs' turns are remembered, for each key in the order of the jobs."""
     keys = [key for job in jobs for key in job.limit_keys if is_fair(key, rules)]
     end = now + TURNS_ARE_KEPT
     return {key: end + timedelta(microseconds=number) for number, key in enumerate(keys)}
 
 
 def next_token(keys: Iterable[str], buckets: Buckets, rules: Rules) -> timedelta | None:
-    """How long until one of these keys that have no token has one; None if no key waits for it."""
+    """How long until one of these keys without a token has one; None if none waits for a token."""
     waits = []
     for key in keys:
         rule = _rule(key, rules)
@@ -183,15 +183,19 @@ def _missing_tokens(key: str, buckets: Buckets, rules: Rules) -> int:
 
 
 def _full_at(key: str, buckets: Buckets, rules: Rules) -> datetime:
-    """At the latest when an empty bucket would be: the rule or the clock may have changed since."""
+    """When the bucket is full, but not later than an empty bucket would be full.
+
+    The rule or the clock may have changed since the time was stored.
+    """
     rule, now = _rule(key, rules), buckets.now
     return min(max(buckets.full_at.get(key, now), now), now + rule.burst * rule.spacing)
 
 
 def to_send_back(places: Iterable[Place], rules: Rules) -> list[int]:
-    """The admitted jobs that give up their places until they can start again.
+    """Return the admitted jobs that give up their places until they can start again.
 
-    The head of a strict limit keeps its place, and so blocks the others, unless its rule is skip.
+    The first job of a strict limit keeps its place, and so blocks the others, unless the limit
+    skips failed jobs.
     """
     return sorted(
         {
@@ -211,11 +215,11 @@ def to_admit(
     most: int,
     turns: Turns = NO_TURNS,
 ) -> list[int]:
-    """The waiting jobs that are admitted, in the order in which they start.
+    """Return the waiting jobs that are admitted, in the order in which they start.
 
-    ``held``: of :func:`held_by_key`.  ``locked``: jobs whose rows another
-    transaction has locked.  A job is admitted if there is room under all its keys.  Under a strict
-    key, a job that is due and is not admitted keeps all later ones back.
+    ``held`` is the result of :func:`held_by_key`.  ``locked`` are jobs whose rows another
+    transaction has locked.  A job is admitted if all its keys have a free place.  Under a strict
+    key, a job that is due and is not admitted holds back all later jobs.
     """
     taken, ready = Counter(held), Counter(turns.ready)
     closed: set[str] = set()
@@ -239,7 +243,7 @@ def to_admit(
 
 
 class _Terms(NamedTuple):
-    """What the limits of a job say."""
+    """The terms of all limits of a job."""
 
     most: Mapping[str, int]
     """How many places each key has."""
@@ -252,7 +256,7 @@ _Due = tuple[Waiting, _Terms]
 
 
 def _terms_of(limit_keys: Iterable[str], rules: Rules) -> _Terms | None:
-    """None if no worker has declared one of the limits."""
+    """Return the terms of some keys; None if no worker has declared one of the limits."""
     known = {key: rule for key in limit_keys if (rule := rule_of(key, rules)) is not None}
     if len(known) < len(set(limit_keys)):
         return None
@@ -264,8 +268,11 @@ def _terms_of(limit_keys: Iterable[str], rules: Rules) -> _Terms | None:
 
 
 def _in_turns(jobs: list[_Due], last: Mapping[str, datetime]) -> list[_Due]:
-    """These jobs, but in the places of each line its keys take turns: first one job of each key,
-    that whose last turn is longest ago first, then a second job of each."""
+    """Reorder the jobs so that the keys of each line take turns in the places of the line.
+
+    First comes one job of each key, beginning with the key whose last turn is longest ago; then a
+    second job of each key, and so on.
+    """
     lines: defaultdict[Line, list[_Turn]] = defaultdict(list)
     of_key: defaultdict[tuple[Line, str], list[int]] = defaultdict(list)
     for place, (job, terms) in enumerate(jobs):
@@ -282,7 +289,7 @@ def _in_turns(jobs: list[_Due], last: Mapping[str, datetime]) -> list[_Due]:
 
 
 class _Turn(NamedTuple):
-    """Compared with other turns of its line, the lowest first."""
+    """The sort key of a job in its line; the lowest starts first."""
 
     number: int
     last: datetime

@@ -1,4 +1,4 @@
-"""What a handler can ask for about its job."""
+"""The context of a running job, which a handler may take as a parameter."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
 MOST = 2**53
-"""The largest number of a progress: up to here a float is exact."""
+"""The largest number in a progress report; up to this number a float is exact."""
 LONGEST_NOTE = 500
-"""Characters of a note that are stored, after its secrets were masked."""
+"""How many characters of a note are stored, after secrets are masked."""
 
 
 class Progress(NamedTuple):
-    """What a handler has reported last; None for what it has not given."""
+    """The last report of a handler; None for omitted values."""
 
     done: float
     total: float | None = None
@@ -60,33 +60,34 @@ class JobContext:
     together with the job's completion, or not at all."""
     cancelled: Callable[[], bool] = field(default=_never, repr=False)
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """What was noted with ``task.options(meta=...)`` or by ``queue.on_enqueue``."""
+    """The data given by ``task.options(meta=...)`` and ``queue.on_enqueue`` at enqueue."""
     stopping: Callable[[], bool] = field(default=_never, repr=False)
     reporting: Callable[[Progress], None] = field(default=_ignore, repr=False)
     finishing: Callable[[], Finishing] | None = field(default=None, repr=False)
 
     def is_cancelled(self) -> bool:
-        """Whether the handler should stop: its job was cancelled, its attempt has timed out or was
-        lost, or its transaction has ended with its connection.
+        """Return whether the handler should stop.
 
-        Sends no query; a cancel is seen within a second.
+        True if the job was cancelled, the attempt has timed out or was taken over, or the
+        transaction of the handler has ended with its connection.  Sends no query; a cancel is
+        visible within a second.
         """
         return self.cancelled()
 
     def is_stopping(self) -> bool:
-        """Whether the worker was asked to stop: the handler has the rest of the grace period.
+        """Return whether the worker was asked to stop; the grace period is then running.
 
-        A long handler saves its progress and returns ``Snooze(timedelta(0))``; another worker
-        goes on.  Sends no query.
+        A long handler saves its progress and returns ``Snooze(timedelta(0))``, so that another
+        worker continues the job.  Sends no query.
         """
         return self.stopping()
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
-        """Report how far the handler is; readable as ``Job.progress`` and in ``pgqueue jobs ID``.
+        """Report the progress of the handler, for ``Job.progress`` and ``pgqueue jobs ID``.
 
-        Returns at once.  The worker writes the last report at most once a second, on a connection
-        of its own, so that it is visible while the handler's transaction is open.  A note is cut
-        to 500 characters.  Raises ArgumentsError for numbers below zero and for other types.
+        Returns at once.  The worker writes the last report at most once a second, on a separate
+        connection, so the report is visible while the handler's transaction is open.  A note is
+        cut to 500 characters.  Raises ArgumentsError for numbers below zero and for other types.
         """
         self.reporting(checked_progress(done, total, note, where=f"job {self.job_id} {self.task}"))
 
@@ -94,14 +95,15 @@ class JobContext:
         """Return a ``with`` block with a Session, whose commit also ends the job as succeeded.
 
         For a handler without a session, in lease mode.  The end of the block writes ``result`` to
-        ``job.result`` and commits.  Raises LeaseLost, or Cancel for a cancelled job; the block is
-        then rolled back, as after any error in it.  After the block the job has ended: what the
-        handler returns is ignored, what it raises is logged.
+        ``job.result`` and commits.  It raises LeaseLost if the lease was lost, and Cancel if the
+        job was cancelled; the block is then rolled back, as after any error in it.  After the
+        block the job has ended: a return value of the handler is ignored, and an exception is
+        logged.
         """
         return self._finishing().begin(result)
 
     def finish_async(self, result: Any = None) -> "AbstractAsyncContextManager[AsyncSession]":
-        """:meth:`finish` for an async handler: an ``async with`` block with an AsyncSession."""
+        """:meth:`finish` for async handlers: an ``async with`` block with an AsyncSession."""
         return self._finishing().begin_async(result)
 
     @property
@@ -125,7 +127,7 @@ class JobContext:
 
 
 def checked_progress(done: Any, total: Any, note: Any, *, where: str) -> Progress:
-    """Return a progress that can be stored; raises ArgumentsError."""
+    """Check a progress report and return it.  Raises ArgumentsError."""
     for name, value in (("done", done), ("total", 0 if total is None else total)):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not 0 <= value <= MOST:
@@ -140,12 +142,12 @@ def checked_progress(done: Any, total: Any, note: Any, *, where: str) -> Progres
 
 
 Around = Callable[[JobContext], AbstractContextManager[None]]
-"""Returns the context manager that a worker enters before a handler and exits after it, in the
-handler's thread or coroutine.
+"""A function that returns a context manager.  A worker enters it before a handler and exits it
+after the handler, in the handler's thread or coroutine.
 
-The pending changes of a transactional handler's session are flushed before the exit.  An error of
-the handler passes through and must not be suppressed; an error that the context manager raises
-fails the attempt as an error of the handler does.
+The pending changes of a transactional handler's session are flushed before the exit.  The context
+manager must not suppress an error of the handler.  An error that the context manager raises fails
+the attempt, like an error of the handler.
 """
 
 _NOTHING = nullcontext()

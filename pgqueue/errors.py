@@ -1,12 +1,12 @@
-"""Every exception a caller may catch.  All derive from :class:`PgQueueError`."""
+"""Every exception that a caller may catch.  All derive from :class:`PgQueueError`."""
 
 
 class PgQueueError(Exception):
-    """Base class of the errors that pgqueue raises; the message says what to do next."""
+    """Base class of the errors that pgqueue raises.  The message says what to do next."""
 
 
 class TaskDefinitionError(PgQueueError, TypeError):
-    """A function cannot be made a task as written."""
+    """A function cannot be made a task in its present form."""
 
 
 class UnknownTask(PgQueueError, LookupError):
@@ -33,12 +33,12 @@ class DuplicateJob(PgQueueError):
     """Another unfinished job of this queue holds the unique key."""
 
     holder: int | None = None
-    """The id of that job.  None after a failed flush, which cannot look it up, and for two rows of
-    one ``enqueue_many``."""
+    """The id of the job that holds the key.  None after a failed flush, which cannot look it up,
+    and for two rows of one ``enqueue_many``."""
 
 
 class DuplicateSchedule(PgQueueError):
-    """There is a schedule with this name."""
+    """A schedule with this name already exists."""
 
 
 class ScheduleNotFound(PgQueueError, LookupError):
@@ -54,7 +54,7 @@ class BatchEnded(PgQueueError):
 
 
 class LeaseLost(PgQueueError, RuntimeError):
-    """The job of this attempt has been given to another, so nothing of the attempt may be kept."""
+    """The attempt has lost its lease, so its writes and its result are not kept."""
 
 
 class JobNotFound(PgQueueError, LookupError):
@@ -66,7 +66,7 @@ class NotBound(PgQueueError, RuntimeError):
 
 
 class NoTransaction(PgQueueError, RuntimeError):
-    """Statements that need a common transaction were sent where each would commit alone."""
+    """Statements that need one transaction were called on a connection in AUTOCOMMIT."""
 
 
 class UsedAcrossFork(PgQueueError, RuntimeError):
@@ -86,27 +86,27 @@ class SchemaTooOld(SchemaError):
 
 
 class SchemaTooNew(SchemaError):
-    """The tables have been upgraded past what this version of pgqueue supports."""
+    """The tables are newer than this version of pgqueue supports."""
 
 
 class WorkerBroken(PgQueueError, RuntimeError):
-    """A thread of the worker has ended by a bug in pgqueue; restart the worker."""
+    """A thread of the worker has ended because of a bug in pgqueue.  Restart the worker."""
 
 
 class TooManyStuck(PgQueueError, RuntimeError):
-    """As many handlers are stuck past their timeout as the worker has slots; end the process."""
+    """Handlers that are past their timeouts occupy all slots of the worker.  End the process."""
 
 
 class AttemptFailed(PgQueueError):
-    """An attempt failed without an exception that could be raised here: ``raise_errors`` was given.
+    """With ``raise_errors``, an attempt failed and has no exception that could be raised.
 
-    For example it has timed out, its arguments cannot be decoded, or its child process has died.
+    For example, it timed out, its arguments cannot be decoded, or its child process died.
     """
 
 
 class DelayInTransaction(UserWarning):
     """``delay()`` was called while a session of the caller had a transaction open.
 
-    A warning, not an error: ``warnings.filterwarnings("ignore", category=DelayInTransaction)``
-    silences it.
+    This is a warning, not an error.  To silence it, call
+    ``warnings.filterwarnings("ignore", category=DelayInTransaction)``.
     """

@@ -1,4 +1,4 @@
-"""Events: what the callbacks of ``queue.on_attempt_end`` receive."""
+"""Events: the values that callbacks of ``queue.on_attempt_end`` receive."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,21 +9,22 @@ from pgqueue.outcomes import AttemptEnd, ErrorReport
 
 
 class AttemptOutcome(StrEnum):
-    """What has become of an attempt, as it is written in the tables."""
+    """The outcome of an attempt, as recorded in the tables."""
 
     SUCCEEDED = "succeeded"
     RETRIED = "retried"
-    """The attempt failed, and the job goes on."""
+    """The attempt failed, and the job is retried."""
     FAILED = "failed"
     """The job has failed for good."""
     CANCELLED = "cancelled"
     SNOOZED = "snoozed"
     RELEASED = "released"
-    """The attempt was given back before it started; it does not count."""
+    """The attempt was released before it started; it does not count."""
     INTERRUPTED = "interrupted"
-    """The worker was stopped while the handler ran; it does not count as an attempt."""
+    """The worker was stopped while the handler ran; the attempt does not count."""
     UNREADABLE = "unreadable"
-    """The arguments are of another version of the task; the job waits for a worker that has it."""
+    """The arguments belong to another version of the task; the job waits for a worker that can read
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ class AttemptEnded:
     error: ErrorReport | None = None
     """Type, message and traceback; secrets are masked, as in ``job_attempts``."""
     waited: timedelta | None = None
-    """From the time the job was due to the start of the handler, by the clock of PostgreSQL.
-    None if the handler has not started, or was started by another worker."""
+    """From the time the job was due to the start of the handler, by PostgreSQL's clock.  None if
+    the handler has not started, or if another worker started it."""
     ran: timedelta | None = None
-    """How long the handler ran; None if it has not started, or was started by another worker."""
+    """How long the handler ran.  None if it has not started, or if another worker started it."""
 
 
 AttemptCallback = Callable[[AttemptEnded], object]

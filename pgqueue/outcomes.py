@@ -31,10 +31,10 @@ class Discard(Exception):
 
 
 class Snooze(Exception):
-    """Run the job again after ``delay``; uses up no attempt, however often.
+    """Run the job again after ``delay``.  A snooze uses up no attempt, and may be repeated.
 
-    ``ctx.attempt`` stays the same, so do not decide by it: a handler that snoozes in its first
-    attempt would snooze for ever.
+    ``ctx.attempt`` does not change, so do not use it to decide: a handler that snoozes whenever
+    ``ctx.attempt`` is 1 snoozes for ever.
 
     If a handler returns it, its writes commit; if it raises it, they roll back.
     """
@@ -54,8 +54,8 @@ class AttemptEnd(StrEnum):
     TIMEOUT = "timeout"
     """The handler ran past the task's timeout."""
     CRASHED = "crashed"
-    """The worker died, or was cut off from the database for the whole grace period; or the
-    handler's child process died."""
+    """The handler's child process died, or the worker died, or the worker was cut off from the
+    database until it was declared dead."""
     INTERRUPTED = "interrupted"
     """The worker was stopped and the handler did not end within the grace period.  Counts towards
     ``max_interruptions`` instead of ``max_attempts``."""
@@ -81,7 +81,7 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The attempt failed; the job may start again after ``delay``.  None keeps its ``run_at``."""
+    """The attempt failed; the job may start again after ``delay``.  None: at its old ``run_at``."""
 
     delay: timedelta | None
     error: ErrorReport
@@ -101,14 +101,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The handler requested that the job end as cancelled."""
+    """The handler asked to end the job as cancelled."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler requested to run again after ``delay``; the attempt does not count."""
+    """The handler asked to run again after ``delay``; the attempt does not count."""
 
     delay: timedelta
 
@@ -120,7 +120,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The attempt never started: its arguments are those of another version of the task.
+    """The attempt never started: its arguments belong to another version of the task.
 
     The job waits for a worker that can read them.  It fails once it has waited for
     ``max_unreadable``.
@@ -132,7 +132,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A stop has ended the attempt; the job starts again, unless this was its last interruption.
+    """A stop has interrupted the attempt; the job restarts, unless this was its last interruption.
 
     The attempt does not count towards ``max_attempts``.
     """
@@ -147,7 +147,7 @@ class Exhausted:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The attempt never started: the job was not to start any more.  The job is cancelled."""
+    """The attempt never started, because its job has expired.  The job is cancelled."""
 
     reason: str
 

@@ -1,7 +1,7 @@
 """Masks secrets in error records, log lines, ``repr`` and command-line output.
 
-These are the passwords of URLs, and the arguments that a task declares to be secret
-(:data:`Secret`, ``secret_args``), also where a text quotes their values.
+Secrets are the passwords of URLs, and the arguments that a task declares to be secret
+(:data:`Secret`, ``secret_args``).  A text that quotes the value of a secret is masked too.
 """
 
 import json
@@ -24,21 +24,21 @@ _MARK = _Marked()
 Secret: TypeAlias = Annotated[T, _MARK]
 """Marks an argument as secret: ``token: Secret[str]``.
 
-The type checker and the handler see the type inside; the value is stored as any other.  Where the
-job is shown, and in errors and tracebacks that quote the value, ``***`` replaces it.  An argument
+The type checker and the handler see the type in brackets.  The value is stored unmasked.  In output
+about the job, and in errors and tracebacks that quote the value, ``***`` replaces it.  An argument
 with a secret field is masked as a whole.
 """
 
 MASK = "***"
 
 LEAST_LENGTH = 4
-"""A shorter secret is masked only as a whole word: 7 is part of many numbers."""
+"""A shorter secret is masked only as a whole word: 7, for example, is part of many numbers."""
 
 MOST_SECRETS = 1000
 """If a job has more secret values, a text that may quote them is masked as a whole."""
 
 TRACEBACK = "pgqueue_traceback"
-"""The key in ``extra`` of a traceback as text, masked already, to print with a log line."""
+"""The key in ``extra`` for a masked traceback, as text, which is printed with the log line."""
 
 _URL_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s/]*@")
 _URL_PARAMETER = re.compile(r"([?&](?:ssl)?password=)[^\s&]*")
@@ -56,7 +56,7 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def redacted_data(value: Any, *, names: Collection[str] = (), secrets: Iterable[str] = ()) -> Any:
-    """The same for JSON data; also masks the values of the keys in ``names``."""
+    """Return JSON data with secrets masked, and with the values of the keys in ``names`` masked."""
     match value:
         case str():
             return redacted(value, secrets)
@@ -73,7 +73,7 @@ def redacted_data(value: Any, *, names: Collection[str] = (), secrets: Iterable[
 
 
 def is_secret(annotation: Any, *, within: tuple[Any, ...] = ()) -> bool:
-    """Whether an annotation is a :data:`Secret`, or contains one, as a record may."""
+    """Whether an annotation is a :data:`Secret` or contains one, as a dataclass may."""
     if annotation is _MARK:
         return True
     if isinstance(annotation, str):  # an annotation that could not be resolved
@@ -108,7 +108,7 @@ def secrets_among(args: Any, names: Iterable[str]) -> tuple[str, ...]:
         try:
             args = json.loads(args)
         except (ValueError, RecursionError):
-            return ()  # no error quotes arguments that cannot be read
+            return ()  # errors do not quote unreadable arguments
     if not isinstance(args, dict):
         return ()
     return tuple(leaf for name in wanted & args.keys() for leaf in _leaves(args[name]))
@@ -124,12 +124,12 @@ def logger(name: str) -> logging.Logger:
 
 class _Redacting(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        # Log aggregators group records by template and list the arguments: keep them apart.
+        # Log aggregators group records by template, so template and arguments stay separate.
         if record.args:
             record.args = _masked_all(record.args)
         else:
             record.msg = redacted(record.getMessage())
-        # If exc_text is set, a formatter prints it as the traceback.
+        # A formatter prints exc_text, if it is set, as the traceback.
         traceback = record.__dict__.pop(TRACEBACK, None)
         if traceback is not None:
             record.exc_text = traceback or None
@@ -142,7 +142,7 @@ _FORMATTER = logging.Formatter()
 
 
 class _Masked:
-    """An argument of a log record that is not text; redacted when it is formatted."""
+    """Wraps an argument of a log record that is not text, and redacts it when it is formatted."""
 
     __slots__ = ("_value",)
 
@@ -181,7 +181,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _forms(secrets: Iterable[str]) -> set[str]:
-    """Each secret as it is, and as Python, JSON and a URL write it."""
+    """Return each secret unchanged, and in its Python, JSON and URL forms."""
     return {
         form
         for secret in secrets

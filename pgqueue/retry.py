@@ -1,4 +1,4 @@
-"""Retry policies: whether a failed attempt is followed by another, and when."""
+"""Retry policies: decide whether and when a failed job is retried."""
 
 import inspect
 import math
@@ -20,7 +20,7 @@ MAX_DELAY = timedelta(days=3650)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt, with everything a delay may depend on."""
+    """A failed attempt, with all values on which a delay may depend."""
 
     attempt: int
     error: BaseException
@@ -64,7 +64,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """A wait that is multiplied after every failure."""
+    """A wait that is multiplied by a factor after every failure."""
 
     base: timedelta
     factor: float
@@ -73,7 +73,7 @@ class Exponential:
 
     def delay_after(self, failure: Failure) -> timedelta:
         delay = _at_most(self.cap, seconds=self._seconds_after(failure.attempt))
-        # Full jitter, from zero to the delay: jobs that failed together are not retried together.
+        # Full jitter, so that jobs that failed at the same time are not retried at the same time.
         return delay * failure.random() if self.jitter else delay
 
     def _seconds_after(self, attempt: int) -> float:
@@ -114,7 +114,7 @@ class Retry:
     """These errors are never retried."""
 
     longest: timedelta | None = None
-    """No attempt starts later than this after the start of the first one.  None: no limit."""
+    """No retry starts later than this after the start of the first attempt.  None: no limit."""
 
     def __post_init__(self) -> None:
         # Refuse a function with a wrong signature here, not at the first failure of a job.
@@ -163,11 +163,11 @@ class Retry:
         return replace(self, given_up=self.given_up + _exceptions("never_on", exceptions))
 
     def for_at_most(self, duration: timedelta) -> "Retry":
-        """Do not retry later than this after the first attempt has started.
+        """Do not start a retry later than ``duration`` after the start of the first attempt.
 
-        A wait that would end later fails the job at once.  The database's clock decides, when the
-        failed attempt is recorded.  An attempt that is running may end later, and so may one that
-        follows a crash of the worker, a snooze or an interruption.
+        If the wait would end later, the job fails at once.  The database's clock decides, when the
+        failed attempt is recorded.  The limit does not end a running attempt, and does not apply
+        to an attempt that follows a crash of the worker, a snooze or an interruption.
         """
         if not isinstance(duration, timedelta) or not timedelta(0) < duration <= MAX_DELAY:
             raise OptionError(
@@ -186,7 +186,7 @@ class Retry:
         random: Callable[[], float] = randomness.random,
         task_name: str = "",
     ) -> Retried | Failed:
-        """Decide what follows the failed attempt; the first attempt is number 1."""
+        """Return the outcome of a failed attempt.  The first attempt has the number 1."""
         if attempt >= max_attempts or not self._retries(error):
             return Failed(report, end)
         failure = Failure(attempt, error, random)
@@ -217,7 +217,7 @@ class Retry:
 
 
 def _asked(function: Callable[..., Any], failure: Failure, task_name: str) -> timedelta:
-    """Call the application's retry function; if its answer is unusable, use the default delay."""
+    """Call the application's retry function; return the default delay if its answer is unusable."""
     try:
         answer = function(failure.attempt, failure.error)
     except BaseException as error:  # an application's error must not stop the worker
@@ -237,7 +237,7 @@ def _asked(function: Callable[..., Any], failure: Failure, task_name: str) -> ti
 
 
 def _usable(answer: Any) -> timedelta | None:
-    """Return the answer as a delay; None if it is None, NaN, negative or infinite."""
+    """Return the answer as a delay; None if it is not a number, NaN, negative or too large."""
     seconds = answer.total_seconds() if isinstance(answer, timedelta) else answer
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     # Written so that NaN is refused too: every comparison with NaN is false.

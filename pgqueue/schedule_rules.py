@@ -1,7 +1,7 @@
-"""The rules of schedules: which ticks a rule has, and which of them get a job.
+"""The rules of schedules: computes the ticks of a rule, and decides which of them get a job.
 
-Pure functions: times are arguments, and come from the database.  A cron expression is read by
-cronsim, as wall-clock times without a zone; the functions here decide what such a time means on
+The functions do no I/O; their time arguments come from the database.  cronsim reads a cron
+expression as wall-clock times without a zone.  The functions here decide what such a time means on
 a day on which the clocks change (docs/decisions/0022).
 """
 
@@ -23,7 +23,7 @@ LONGEST = timedelta(days=36_525)
 INSTANT = timedelta(microseconds=1)
 SECOND = timedelta(seconds=1)
 LATE = timedelta(minutes=1)
-"""With ``catch_up="none"``, a tick that is later than this has been missed."""
+"""With ``catch_up="none"``, a tick that is late by more than this counts as missed."""
 MOST_CAUGHT_UP = 1000
 
 LONGEST_SHOWN = 100
@@ -34,7 +34,7 @@ CATCH_UP = {"none": 0, "last": 1}
 
 
 class Overlap(StrEnum):
-    """What a tick does while the job of the tick before is unfinished."""
+    """What a tick does while the job of the previous tick is unfinished."""
 
     ALLOW = "allow"
     SKIP = "skip"
@@ -50,16 +50,16 @@ class Rule:
     timezone: str = "UTC"
 
     def ticks(self, after: datetime) -> Iterator[datetime]:
-        """The ticks after a time, in UTC; ends where the rule has none in the next 50 years."""
+        """Yield the ticks after a time, in UTC.  Ends if there is no tick in the next 50 years."""
         tick = self.next_tick(after)
         while tick is not None:
             yield tick
             tick = self.next_tick(tick)
 
     def next_tick(self, after: datetime) -> datetime | None:
-        """The first tick after a time, in UTC."""
+        """Return the first tick after a time, in UTC."""
         if self.every is not None:
-            # Counted from the epoch: the ticks do not move when a worker starts.
+            # Counted from the epoch, so that the start of a worker does not move the ticks.
             return EPOCH + ((after - EPOCH) // self.every + 1) * self.every
         local = after.astimezone(ZoneInfo(self.timezone))
         if self._hour != "*":
@@ -72,9 +72,10 @@ class Rule:
         return min((tick for tick in found if tick is not None), default=None)
 
     def latest(self, after: datetime, last: datetime, most: int) -> list[datetime]:
-        """The last ``most`` ticks after a time and up to ``last``, in order.
+        """Return the last ``most`` ticks after a time and up to ``last``, in order.
 
-        Looks back in growing steps: after an outage of a year, it does not visit each tick.
+        It searches backwards in growing steps, so that it does not compute every tick of a long
+        outage.
         """
         span = timedelta(minutes=1)
         while True:
@@ -89,12 +90,14 @@ class Rule:
         return str(self.cron).split()[1]
 
     def _walls(self, local: datetime, back: timedelta = timedelta(0)) -> Iterator[datetime]:
-        """The times of the clock that the expression names after a local time."""
+        """Yield the wall-clock times of the expression after a local time."""
         return CronSim(str(self.cron), local.replace(tzinfo=None) - back)
 
     def _once(self, local: datetime) -> Iterator[datetime]:
-        """Each named time once: at the end of the gap if it is skipped, and the first time if it
-        comes twice."""
+        """Yield each named time once.
+
+        A skipped time is moved to the end of the gap; of a repeated time, the first is used.
+        """
         for wall in self._walls(local):
             there = wall.replace(tzinfo=local.tzinfo)
             yield there.astimezone(UTC) if _exists(there) else _end_of_gap(there)
@@ -111,7 +114,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a schedule stands when one of its ticks is due."""
+    """The state of a schedule when one of its ticks is due."""
 
     next_at: datetime
     catch_up: int
@@ -122,7 +125,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """The ticks that get a job now, and where the schedule stands then."""
+    """The ticks that get a job now, and the new state of the schedule."""
 
     ticks: tuple[datetime, ...]
     last_tick_at: datetime
@@ -130,12 +133,12 @@ class Firing:
 
 
 def decide(rule: Rule, standing: Standing, now: datetime) -> Firing | None:
-    """Decide what is fired at a time of the database; None if the due tick waits.
+    """Decide which ticks are fired now, by the database's clock; None if the due tick waits.
 
-    ``next_at`` of the result is always after ``last_tick_at``, and ``last_tick_at`` after that of
-    the standing: no tick is fired twice, whatever the rule and the clock were in between.
+    In the result, ``next_at`` is after ``last_tick_at``, and ``last_tick_at`` is not before the
+    due tick.  No tick is therefore fired twice, even if the rule or the clock has changed.
     """
-    # The row's own tick counts, also if the rules of its zone have changed since it was written.
+    # The tick in the row is fired even if the rules of its zone have changed since it was written.
     most = max(standing.catch_up, 1)
     due = [standing.next_at, *rule.latest(standing.next_at, now, most)][-most:]
     passed = due[-1]
@@ -152,12 +155,12 @@ def decide(rule: Rule, standing: Standing, now: datetime) -> Firing | None:
 
 
 def next_after(rule: Rule, now: datetime, last_tick_at: datetime | None) -> datetime | None:
-    """The next tick of a new, changed or resumed schedule: missed ones are not made up."""
+    """Return the next tick of a new, changed or resumed schedule.  Missed ticks are not fired."""
     return rule.next_tick(now if last_tick_at is None else max(now, last_tick_at))
 
 
 def checked_rule(where: str, cron: Any, every: Any, timezone: Any) -> Rule:
-    """Return a rule that has ticks; raises OptionError."""
+    """Return a rule that has at least one tick.  Raises OptionError."""
     if (cron is None) == (every is None):
         found = "neither" if cron is None else "both"
         raise OptionError(
@@ -179,7 +182,7 @@ def checked_rule(where: str, cron: Any, every: Any, timezone: Any) -> Rule:
 
 
 def checked_catch_up(where: str, catch_up: Any) -> int:
-    """Return how many missed ticks get a job; raises OptionError."""
+    """Return how many missed ticks get a job.  Raises OptionError."""
     if isinstance(catch_up, str) and catch_up in CATCH_UP:
         return CATCH_UP[catch_up]
     if type(catch_up) is not int or not 1 <= catch_up <= MOST_CAUGHT_UP:
@@ -191,7 +194,7 @@ def checked_catch_up(where: str, catch_up: Any) -> int:
 
 
 def checked_overlap(where: str, overlap: Any, catch_up: int) -> str:
-    """Return the overlap; raises OptionError."""
+    """Return the checked overlap.  Raises OptionError."""
     if overlap not in list(Overlap):
         raise OptionError(
             f"{where}overlap is {overlap!r}; give {', '.join(map(repr, map(str, Overlap)))}"
@@ -229,7 +232,7 @@ def _place(said: str, fields: list[str]) -> str:
 def _check_zone(where: str, timezone: Any) -> None:
     try:
         ZoneInfo(timezone)
-    # A directory, a path outside, a file that is no zone, no str at all.
+    # Errors for a directory, a path outside the zone files, a file without a zone, or no str.
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError, AttributeError) as error:
         raise OptionError(
             f"{where}timezone is {timezone!r}, which this system does not have; give an IANA name "
@@ -244,14 +247,14 @@ def _offset(there: datetime) -> timedelta:
 
 
 def _exists(there: datetime) -> bool:
-    """Whether the clocks show this time: not in the gap when they are set forward."""
+    """Whether the clocks show this time, which is not so in the gap when they are set forward."""
     back = there.astimezone(UTC).astimezone(there.tzinfo)
     return back.replace(tzinfo=None) == there.replace(tzinfo=None)
 
 
 def _end_of_gap(there: datetime) -> datetime:
-    """The moment at which the clocks are set forward over a time."""
-    # The offset after the gap puts a skipped time before it, and the offset before puts it after.
+    """Return the time, in UTC, at which the clocks are set forward over a local time."""
+    # With the later offset a skipped time is before the gap, with the earlier one after it.
     low = there.replace(fold=1).astimezone(UTC)
     high = there.replace(fold=0).astimezone(UTC)
     before = _offset(low.astimezone(there.tzinfo))
@@ -265,7 +268,7 @@ def _end_of_gap(there: datetime) -> datetime:
 
 
 def _left_of_first_pass(local: datetime) -> timedelta | None:
-    """How far the clocks will be set back, if this time will come a second time; else None."""
+    """How far the clocks will be set back, if this local time occurs twice; otherwise None."""
     if local.fold:
         return None
     return _offset(local) - _offset(local.replace(fold=1)) or None

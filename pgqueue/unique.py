@@ -1,4 +1,4 @@
-"""Unique jobs: which jobs count as the same, and what an enqueue does about the one that exists."""
+"""Unique jobs: which jobs are duplicates, and what an enqueue does about a duplicate."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -14,58 +14,57 @@ LONGEST_SPAN = timedelta(days=36_525)
 
 
 Until = Literal["started", "finished"]
-"""When a job gives its unique key back."""
+"""When a job releases its unique key."""
 
 OnConflict = Literal["return", "raise", "replace", "postpone"]
 """What an enqueue does if another job holds the unique key."""
 
 KEY_OF_PERIOD = "pgqueue.period:"
-"""Begins the keys that stay taken after their jobs have succeeded."""
+"""The prefix of keys that stay taken after their jobs have succeeded."""
 
 CHANGES_HOLDER = ("replace", "postpone")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unique:
-    """Which jobs of a task count as the same, and what an enqueue does about the one that exists.
+    """Defines which jobs of a task are duplicates, and what an enqueue does about a duplicate.
 
-    One job of a queue at a time holds a unique key.  The key is made of the task's name and of
-    the arguments ``by``; ``key`` gives another one.
+    At most one job of a queue holds a unique key at a time.  The key is made from the task's name
+    and the arguments in ``by``; ``key`` replaces it.
     """
 
     by: Sequence[str] | None = None
-    """Names of the parameters whose values make the key, defaults included.  None: all of them;
-    ``()``: none, so that there is one job of the task.  Values are compared as they are stored,
-    and only a digest of them is in the key."""
+    """Names of the parameters whose values make the key, defaults included.  None: all parameters.
+    ``()``: no parameters, so that the task has one job at a time.  Values are compared as they are
+    stored; the key contains only a digest of them."""
 
     key: str | Callable[..., str | None] | None = None
-    """Instead of ``by``: the key itself, or a function of some parameters that returns it.  The
-    key is stored and shown as it is, and tasks of one queue that use the same key share it.  If
-    the function returns None, the job is not unique."""
+    """Instead of ``by``: the key, or a function of some parameters that returns the key.  The key
+    is stored and shown unmasked, and tasks of one queue that use the same key share it.  If the
+    function returns None, the job is not unique."""
 
     period: timedelta | None = None
-    """Once in each period: the key stays taken after the job has succeeded, until the period is
-    over.  Periods follow each other from 1970-01-01 UTC; a job belongs to that of its ``run_at``,
-    by the clock of the database.  A job that fails or is cancelled gives the key back at once, and
-    so does one that is pruned before.  None: the key is given back as ``until`` says."""
+    """Allows one success in each period: the key stays taken after the job has succeeded, until the
+    period is over.  Periods follow each other from 1970-01-01 UTC; a job belongs to the period of
+    its ``run_at``, by the database's clock.  If the job fails, is cancelled or is pruned, its key
+    is free at once.  None: ``until`` decides when the key is free."""
 
     until: Until = "finished"
-    """When the job gives its key back: when it ends, or right before its handler first starts.
-    The key is free again in each case, also if the attempt then fails: a retry does not take it
-    back."""
+    """When the job releases its key: when it ends (``finished``), or right before its handler first
+    starts (``started``).  With ``started``, a failed attempt does not take the key again."""
 
     on_conflict: OnConflict = "return"
     """What an enqueue does if another job holds the key.
 
-    ``return`` returns that job; ``raise`` raises DuplicateJob.  ``replace`` gives the waiting job
-    the new arguments, time, priority, meta and tags; ``postpone`` gives it the new time only.  A
-    job that has started is not changed: with ``until="started"`` a new job is enqueued, with
+    ``return`` returns the other job; ``raise`` raises DuplicateJob.  ``replace`` gives the waiting
+    job the new arguments, time, priority, meta and tags; ``postpone`` gives it the new time only.
+    A job that has started is not changed: with ``until="started"`` a new job is enqueued, with
     ``until="finished"`` DuplicateJob is raised.
     """
 
     at_most: timedelta | None = None
-    """With ``replace`` or ``postpone``: the time of the waiting job is moved at most so far past
-    its creation.  None: without limit."""
+    """With ``replace`` or ``postpone``: the latest time of the waiting job, counted from its
+    creation.  None: no limit."""
 
     def __post_init__(self) -> None:
         if self.by is not None:
@@ -113,7 +112,7 @@ def names_wanted_by(
 
 
 def storable_key(key: Any, task_name: str) -> str | None:
-    """Return a unique key as it is stored: a long key as a digest, which fits into an index."""
+    """Return the stored form of a key.  A long key becomes a digest, which fits into an index."""
     if key is None:
         return None
     if not isinstance(key, str) or not key:

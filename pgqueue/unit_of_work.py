@@ -1,4 +1,4 @@
-"""How transactions begin and end.  The code that begins a transaction ends it."""
+"""Begins and ends transactions.  The code that begins a transaction also ends it."""
 
 from collections.abc import Collection
 from contextlib import suppress
@@ -22,10 +22,10 @@ def begin_now(
     *,
     isolation_level: IsolationLevel = READ_COMMITTED,
 ) -> None:
-    """Begin a transaction on the server, with these statements, in one round trip.
+    """Begin a transaction on the server and run ``settings`` in it, in one round trip.
 
-    The driver would send BEGIN before the first statement of a handler.  A connection that broke
-    in the pool must be found before the handler starts, so that it costs the job no attempt.
+    Otherwise the driver would send BEGIN with the handler's first statement.  A connection that
+    broke in the pool must be found before the handler starts, so that it costs the job no attempt.
     """
     connection.begin()
     if isinstance(driver_connection(connection), psycopg.Connection):
@@ -54,17 +54,17 @@ def set_now(connection: Connection, statements: str) -> None:
         state = (done.error_field(DiagnosticField.SQLSTATE) or b"").decode()
         if state in ENDED:
             raise TransactionEnded(done.error_message.decode(errors="replace").strip())
-    # Let SQLAlchemy raise: the transaction or the connection has failed before.
+    # SQLAlchemy raises the error: the transaction or the connection had failed before.
     connection.exec_driver_sql(statements)
 
 
 def plan_freely(connection: Connection) -> str:
-    """Return SQL that undoes PLAN_BY_KEY for a handler: the connection's settings without it."""
+    """Return SQL that restores, for a handler, the settings which PLAN_BY_KEY changes."""
     return settings_of(connection, LOCAL)
 
 
 def settings_of(connection: Connection, names: Collection[str]) -> str:
-    """Return SQL that gives a transaction the settings which this connection has now."""
+    """Return SQL that sets, for a transaction, the current values of these settings."""
     found = connection.exec_driver_sql(quoted_settings(names)).one()
     return set_local(zip(names, found, strict=True))
 
@@ -73,10 +73,10 @@ MARGIN = timedelta(minutes=1)
 
 
 def time_limits(timeout: timedelta | None, connection: Connection) -> str:
-    """The statements that set the server's timeouts for a handler's transaction.
+    """Return the statements that set the server's timeouts for a handler's transaction.
 
     The server ends the transaction of a frozen worker, but never before the task's own timeout.
-    Empty for a task without a timeout: the server's own settings then hold.
+    Without a timeout the result is empty, and the server's own settings apply.
     """
     if timeout is None:
         return ""
@@ -88,13 +88,13 @@ def time_limits(timeout: timedelta | None, connection: Connection) -> str:
 
 
 def limits_of(connection: Connection) -> list[str]:
-    """The settings by which this server ends long transactions."""
+    """Return the names of the settings by which this server ends long transactions."""
     version = connection.dialect.server_version_info or (0,)
     return list(LIMITS) if version >= FIRST_WITH_TRANSACTION_TIMEOUT else list(LIMITS[:1])
 
 
 ENDED = {"3B001", "25P01"}
-"""SQLSTATEs with which the server refuses RELEASE or ROLLBACK TO of a missing savepoint."""
+"""SQLSTATEs of the errors for RELEASE or ROLLBACK TO of a missing savepoint."""
 
 
 class TransactionEnded(Exception):
@@ -114,39 +114,41 @@ def told_by_server(error: Exception) -> Exception:
 
 
 def end(connection: Connection) -> None:
-    """Commit work that can be repeated if the answer is lost: reads, or writes behind a fence."""
+    """Commit reads or fenced writes, which can be repeated if the answer is lost."""
     connection.commit()
 
 
 def release_savepoints(connection: Connection, *, outer: NestedTransaction | None = None) -> None:
-    """Release the savepoints that a handler has left open; their writes stay.
+    """Release the savepoints that a handler has left open; their writes are kept.
 
-    ``outer``: the savepoint that was open before, and stays so.
+    ``outer``: a savepoint that was open before and stays open.
     """
     while (savepoint := connection.get_nested_transaction()) is not None and savepoint is not outer:
         savepoint.commit()
 
 
 def undo_savepoints(connection: Connection, *, outer: NestedTransaction | None) -> None:
-    """Roll back to where only the savepoint ``outer`` was open."""
+    """Roll back all savepoints inside ``outer``."""
     while (savepoint := connection.get_nested_transaction()) is not None and savepoint is not outer:
         savepoint.rollback()
 
 
 def write_pending(session: Session) -> None:
-    """Flush a handler's Session as its own commit would: the transaction of the job stays
-    open.  Its objects are not expired: the handler or its listeners may use them afterwards."""
+    """Flush a handler's Session as its commit would; the transaction of the job stays open.
+
+    Objects are not expired, because the handler or its listeners may use them afterwards.
+    """
     session.expire_on_commit = False
     if session.in_transaction():
         session.commit()
 
 
 class CommitUnknown(Exception):
-    """The connection broke during COMMIT: only the rows show whether it was carried out."""
+    """The connection broke during COMMIT; only the rows show whether it was carried out."""
 
 
 def commit(connection: Connection) -> None:
-    """Commit once.  An interrupted COMMIT is not sent again: it would commit nothing."""
+    """Commit once.  An interrupted COMMIT is not sent again: the transaction no longer exists."""
     transaction = connection.get_transaction()
     assert transaction is not None, "begun by the caller"
     try:

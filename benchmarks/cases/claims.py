@@ -50,8 +50,8 @@ WORKER = """
     full=Size(rows=5_000_000, turns=5),
 )
 def claim_time(bench: Bench, size: Size) -> Finding:
-    """One claim of 100 from a backlog of 10,000 and from the largest, and with as many jobs of
-    the future beside it."""
+    """One claim of 100 from a backlog of 10,000, from the largest backlog, and with as many jobs
+    that are scheduled for later."""
     backlogs = {
         f"{LEAST:,} waiting": ((LEAST, TODAY),),
         f"{size.rows:,} waiting": ((size.rows, TODAY),),
@@ -74,8 +74,8 @@ def claim_time(bench: Bench, size: Size) -> Finding:
     for other in others:
         finding.ratio(other, small, at_most=1.2)
     finding.remarks.append(
-        f"In a database each, claims from one, the other and the third in turns: medians of"
-        f" {REPEATS} for each turn, each by a new worker, without a frontier, not vacuumed."
+        f"Each backlog has its own database. Claims alternate between the three; a figure is the"
+        f" median of {REPEATS} claims, each by a new worker without a cursor, before any vacuum."
     )
     return finding
 
@@ -86,7 +86,7 @@ def claim_time(bench: Bench, size: Size) -> Finding:
     full=Size(rows=300_000),
 )
 def idle_probe(bench: Bench, size: Size) -> Finding:
-    """A claim that finds nothing, behind dead entries that a snapshot keeps from the vacuum."""
+    """A claim that finds nothing, while a snapshot keeps vacuum from removing dead entries."""
     finding = Finding()
     with bench.arena(PGQUEUE) as arena, _engine(arena) as engine, engine.connect() as holder:
         holder.execution_options(isolation_level="REPEATABLE READ")

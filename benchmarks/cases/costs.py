@@ -18,7 +18,8 @@ PADDING = 180
     full=Size(jobs=100_000, turns=5),
 )
 def wal(bench: Bench, size: Size) -> Finding:
-    """WAL per job from enqueue to done, payload of 200 bytes, in chunks of 1,000 and drained."""
+    """WAL per job from enqueue to settle, with a payload of 200 bytes, enqueued in chunks of 1,000
+    and drained."""
     finding = Finding()
     totals: list[float] = []
     with bench.arena(PGQUEUE.given("", padding=PADDING)) as arena:
@@ -73,7 +74,7 @@ def memory(bench: Bench, size: Size) -> Finding:
     full=Size(jobs=50_000, turns=7),
 )
 def safety(bench: Bench, size: Size) -> Finding:
-    """The same drain with one thing taken away or added, to see what each costs."""
+    """A drain with one safety feature removed or added, which shows the cost of each."""
     finding = Finding()
     rates: dict[str, list[float]] = {}
     with bench.arenas(*[PGQUEUE.given(name) for name in CHANGES]) as arenas:

@@ -31,7 +31,7 @@ def drain(bench: Bench, size: Size) -> Finding:
     full=Size(jobs=50_000, turns=7),
 )
 def drain_async(bench: Bench, size: Size) -> Finding:
-    """The same with ``async def`` handlers."""
+    """The drain with ``async def`` handlers."""
     finding = Finding()
     ours = PGQUEUE.given("async", handler="async")
     found = _drains(bench, size, finding, ours, PGQUEUER)
@@ -45,7 +45,7 @@ def drain_async(bench: Bench, size: Size) -> Finding:
     full=Size(jobs=100_000, turns=7),
 )
 def drain_by_two(bench: Bench, size: Size) -> Finding:
-    """The same by two worker processes."""
+    """The drain with two worker processes."""
     finding = Finding()
     found = _drains(bench, size, finding, PGQUEUE, GRAPHILE, workers=2)
     _compare(finding, found[PGQUEUE.label], found.get(GRAPHILE.label), at_least=1.4)
@@ -58,8 +58,8 @@ def drain_by_two(bench: Bench, size: Size) -> Finding:
     full=Size(jobs=10_000, turns=7),
 )
 def drain_transactional(bench: Bench, size: Size) -> Finding:
-    """Transactional handlers, one INSERT each in a transaction of its own, beside a hand-written
-    loop of psycopg that does the same."""
+    """Transactional handlers with one INSERT each, in separate transactions, compared with a
+    hand-written psycopg loop that does the same."""
     finding = Finding()
     lease = PGQUEUE.given("lease mode", handler="transactional")
     transaction = PGQUEUE.given("transaction mode", handler="transactional", mode="transaction")

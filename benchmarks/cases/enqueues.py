@@ -58,7 +58,7 @@ def enqueue_by_eight(bench: Bench, size: Size) -> Finding:
 
 @case(smoke=Size(jobs=20), usual=Size(jobs=1_000, turns=9), full=Size(jobs=3_000, turns=15))
 def enqueue_in_session(bench: Bench, size: Size) -> Finding:
-    """One job in a Session and its commit, beside one bare Core INSERT in the same Session."""
+    """One job in a Session and its commit, compared with one bare Core INSERT in a Session."""
     finding = Finding()
     with bench.arena(PGQUEUE) as arena:
         queue = PgQueue(arena.url)

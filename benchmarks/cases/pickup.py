@@ -17,7 +17,8 @@ FALLEN_ASLEEP = 1.0
 
 @case(smoke=Size(jobs=10), usual=Size(jobs=100, turns=3), full=Size(jobs=300, turns=5))
 def pickup(bench: Bench, size: Size) -> Finding:
-    """An idle worker, from the return of the enqueue call to the handler's first line."""
+    """The time from the return of the enqueue call to the handler's first line, with an idle
+    worker."""
     finding = Finding()
     with bench.arenas(PGQUEUE, GRAPHILE, PGQUEUER.given("", batch=10)) as arenas:
         waits: dict[str, list[list[float]]] = {arena.label: [] for arena in arenas}
@@ -35,7 +36,7 @@ def pickup(bench: Bench, size: Size) -> Finding:
 
 @case(smoke=Size(jobs=3), usual=Size(jobs=20, turns=1), full=Size(jobs=100, turns=3))
 def pickup_by_polling(bench: Bench, size: Size) -> Finding:
-    """The same without notifications, polling every half second."""
+    """The same time without notifications, with a poll every half second."""
     finding = Finding()
     with bench.arena(PGQUEUE.given("polling", notify=False, poll=POLL)) as arena:
         turns = [_waits(arena, size.jobs) for _ in range(size.turns)]
@@ -50,7 +51,7 @@ def pickup_by_polling(bench: Bench, size: Size) -> Finding:
     full=Size(jobs=500, rows=1_000_000),
 )
 def urgent(bench: Bench, size: Size) -> Finding:
-    """A job of high priority while many of low priority are drained."""
+    """The wait of a job of high priority during a drain of many jobs of low priority."""
     finding = Finding()
     with bench.arena(PGQUEUE) as arena:
         arena.fill(size.rows + size.jobs, bulk=size.rows)

@@ -34,8 +34,8 @@ FINISHED = """
     full=Size(jobs=1_000_000, turns=3),
 )
 def heldsnapshot(bench: Bench, size: Size) -> Finding:
-    """A transaction holds its snapshot while a stream of jobs is enqueued and run by two workers:
-    the last tenth, beside the same tenth with nothing held."""
+    """The last tenth of a stream of jobs that two workers run while a transaction holds its
+    snapshot, compared with the same tenth without the transaction."""
     finding = Finding()
     calm: list[float] = []
     held: list[float] = []
@@ -55,8 +55,8 @@ def heldsnapshot(bench: Bench, size: Size) -> Finding:
     full=Size(rows=50_000, jobs=100_000),
 )
 def late_commits(bench: Bench, size: Size) -> Finding:
-    """Jobs that are committed long after they were enqueued, behind the frontier of a worker that
-    is busy with fresh ones."""
+    """The wait of jobs that are committed long after they were enqueued, behind the cursor of a
+    worker that is busy with newer jobs."""
     finding = Finding()
     with bench.arena(PGQUEUE) as arena:
         total = size.rows + size.jobs
@@ -81,9 +81,9 @@ def late_commits(bench: Bench, size: Size) -> Finding:
     full=Size(jobs=50_000, turns=3),
 )
 def slow_among_quick(bench: Bench, size: Size) -> Finding:
-    """Two workers with ten slots each, no-ops, and sixteen jobs of a second among them, which
-    are more than one worker has slots, and less than both have: how long a no-op is held up
-    behind a slow one while later ones start."""
+    """How long a no-op job waits behind a slow job while later no-ops start.  Two workers have ten
+    slots each, and sixteen of the jobs take a second: more than the slots of one worker, fewer
+    than those of both."""
     finding = Finding()
     waits: list[float] = []
     for _ in range(size.turns):
@@ -116,7 +116,7 @@ def _longest_overtaken(arena: Arena, jobs: int) -> float:
     full=Size(jobs=3_000, turns=7),
 )
 def wake_ups(bench: Bench, size: Size) -> Finding:
-    """Eight clients enqueue while a worker is busy, with and without notifications."""
+    """Eight clients that enqueue while a worker is busy, with and without notifications."""
     finding = Finding()
     rates: dict[str, list[float]] = {"with notifications": [], "without": []}
     total = size.jobs * size.clients
@@ -141,8 +141,8 @@ def wake_ups(bench: Bench, size: Size) -> Finding:
     full=Size(rows=10_000_000, jobs=50_000, turns=5),
 )
 def history(bench: Bench, size: Size) -> Finding:
-    """A drain, an enqueue and the failed list with many finished jobs kept, beside a database
-    that has none."""
+    """A drain, an enqueue and the list of failed jobs in a database with many ended jobs, compared
+    with a database without them."""
     finding = Finding()
     with bench.arena(PGQUEUE) as empty, bench.arena(PGQUEUE) as full:
         full.sql(FINISHED, size.rows)

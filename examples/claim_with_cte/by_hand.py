@@ -1,4 +1,4 @@
-"""By hand: a claim that is committed at once, and a status that says who is at work.
+"""By hand: a claim that is committed at once, and a status that marks running tasks.
 
 DATABASE_URL=postgresql://... python -m examples.claim_with_cte.by_hand
 """
@@ -36,10 +36,10 @@ WHERE tasks.id = next_task.id
 RETURNING tasks.id, tasks.order_id
 """)
 
-# Right, and one at a time: every session waits for the one before it.
+# Correct, but slow: every session waits until the previous one has committed.
 CLAIM_THAT_WAITS = text(CLAIM.text.replace("FOR UPDATE SKIP LOCKED", "FOR UPDATE"))
 
-# Right nearly always, which is worse: nothing is locked between the look and the update.
+# Wrong, but rarely: no row is locked between the SELECT and the UPDATE.
 CLAIM_WITHOUT_A_LOCK = text("""
 UPDATE tasks
 SET status = 'running', started_at = now()
@@ -74,14 +74,14 @@ def claim(engine: Engine) -> Task | None:
 
 
 def finish(engine: Engine, task: Task) -> None:
-    """Do the work, and say so in the same transaction."""
+    """Do the work, and mark the task as done in the same transaction."""
     with engine.begin() as connection:
         pay(connection, task.order_id)
         connection.execute(SUCCEED, {"id": task.id})
 
 
 def reap(engine: Engine, longest: timedelta) -> int:
-    """Take tasks for abandoned that have been running for too long; how many there were."""
+    """Reset tasks that have been running for too long, and return their number."""
     with engine.begin() as connection:
         return connection.execute(REAP, {"longest": longest}).rowcount
 

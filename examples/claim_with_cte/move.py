@@ -1,4 +1,4 @@
-"""Move what waits in `tasks` over to pgqueue, and what nobody works on any more.
+"""Moves waiting and abandoned rows of `tasks` to pgqueue.
 
 DATABASE_URL=postgresql://... python -m examples.claim_with_cte.move
 """
@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from examples.claim_with_cte.with_pgqueue import pay_order, queue
 
-# The old workers have been stopped: whatever still says "running" was left behind.
+# The old workers have been stopped, so every "running" task is abandoned.
 TAKE_ALL = text("""
 DELETE FROM tasks
 WHERE status IN ('pending', 'running')

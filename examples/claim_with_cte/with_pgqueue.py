@@ -1,4 +1,4 @@
-"""With pgqueue: the claim is a committed lease, and its worker is known to live or not.
+"""With pgqueue: the claim is a committed lease of a worker, which sends heartbeats.
 
 DATABASE_URL=postgresql://... python -m examples.claim_with_cte.with_pgqueue
 """

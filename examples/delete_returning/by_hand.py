@@ -1,4 +1,4 @@
-"""By hand: the deleted row is the claim, for as long as its transaction is open.
+"""By hand: the claim is a deleted row, as long as its transaction is open.
 
 DATABASE_URL=postgresql://... python -m examples.delete_returning.by_hand
 """
@@ -30,13 +30,13 @@ def create_tables(engine: Engine) -> None:
 
 
 def enqueue(engine: Engine, how_many: int) -> None:
-    """Items 1, 2, 3 and so on."""
+    """Insert the items 1, 2, 3 and so on."""
     with engine.begin() as connection:
         connection.execute(ENQUEUE, {"how_many": how_many})
 
 
 def work_one(engine: Engine) -> bool:
-    """Take an item and work on it; the commit is what takes it away.  False if there is none."""
+    """Delete an item and do its work in one transaction.  Return False if there is none."""
     with engine.begin() as connection:
         item = connection.scalar(TAKE)
         if item is None:

@@ -1,4 +1,4 @@
-"""Move what is left in `items` over to pgqueue.
+"""Moves the remaining rows of `items` to pgqueue.
 
 DATABASE_URL=postgresql://... python -m examples.delete_returning.move
 """

@@ -1,4 +1,4 @@
-"""With pgqueue in transaction mode: the claim is a locked message, and the job stays on record.
+"""With pgqueue in transaction mode: the claim is a locked message, and the job is kept.
 
 DATABASE_URL=postgresql://... python -m examples.delete_returning.with_pgqueue
 """

@@ -1,6 +1,6 @@
-"""The shop as it runs in production: customers of several shops, reports, and what is watched.
+"""The shop as it runs in production: tenants, reports with progress, events and logs.
 
-``shop.py`` has the orders and receipts.  Each part here is explained on a page of the manual.
+``shop.py`` has the orders and receipts.  README.md links each part to its page of the manual.
 """
 
 import logging
@@ -29,7 +29,7 @@ def take_tenant():
 
 @queue.on_enqueue
 def note_tenant(task):
-    """Each job carries the tenant of the request, or of the job, that enqueues it."""
+    """Store the tenant of the current request or job in the meta of each new job."""
     return {"tenant": g.tenant} if "tenant" in g else None
 
 
@@ -53,11 +53,11 @@ def tell_support(job_id: int) -> None:
 
 @queue.task(
     name="reports.sum_orders",
-    aliases=["reports.total"],  # its name in the last release, whose jobs may still wait
+    aliases=["reports.total"],  # its name in the previous release, whose jobs may still wait
     renamed={"minimum": "at_least"},
     max_attempts=3,
     on_failed=tell_support,
-    keep=timedelta(days=1),  # nobody asks for a report of last week
+    keep=timedelta(days=1),  # old reports are not needed
 )
 def sum_orders(ctx: JobContext, at_least: int = 0) -> dict[str, int]:
     chosen = db.session.query(Order).filter(Order.cents >= at_least).all()
@@ -81,5 +81,5 @@ def order_report():
 def show_report(job_id):
     job = db.get_or_404(Job, job_id)
     if job.task != sum_orders.name or (job.meta or {}).get("tenant") != g.tenant:
-        abort(404)  # the ids of jobs are no secret: show each tenant its own reports only
+        abort(404)  # job ids can be guessed: show each tenant its own reports only
     return {"status": job.status, "progress": job.progress, "result": job.result}

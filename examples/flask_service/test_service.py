@@ -1,4 +1,4 @@
-"""Tests of the reports: tenants, progress, failures and the names of the last release."""
+"""Tests of the reports: tenants, progress, failures and the names of the previous release."""
 
 import pytest
 from service import sum_orders
@@ -12,7 +12,7 @@ ACME = {"X-Tenant": "acme"}
 
 @pytest.fixture
 def run(app):
-    """Run the jobs that wait, whatever becomes of them."""
+    """Run the waiting jobs, and raise no errors of handlers."""
 
     def run():
         with app.app_context():

@@ -1,4 +1,4 @@
-"""By hand: a column `run_at` for later, and a job that inserts its successor for regularly.
+"""By hand: a column `run_at` for later work; regular jobs insert their successors.
 
 DATABASE_URL=postgresql://... python -m examples.later_and_regularly.by_hand
 """
@@ -64,7 +64,7 @@ def at_a_time(
 
 
 def work_one(engine: Engine) -> bool:
-    """Take a job that is due, and leave its successor; False if none is due."""
+    """Run a due job and insert its successor.  Return False if no job is due."""
     with engine.begin() as connection:
         job = connection.execute(TAKE).one_or_none()
         if job is None:

@@ -1,4 +1,4 @@
-"""Move what is scheduled over to pgqueue, each job at its time.
+"""Moves the scheduled jobs to pgqueue, each at its time.
 
 DATABASE_URL=postgresql://... python -m examples.later_and_regularly.move
 """
@@ -18,7 +18,7 @@ RETURNING order_id, run_at, every
 
 
 def move(session: Session) -> int:
-    """Enqueue what happens once, and make schedules of what happens every day."""
+    """Enqueue the single jobs, and make schedules of the daily ones."""
     scheduled = session.execute(TAKE_ALL).all()
     for job in scheduled:
         if job.every is None:

@@ -1,4 +1,4 @@
-"""With pgqueue: `delay` and `run_at` are options, and what is regular is a schedule.
+"""With pgqueue: `delay` and `run_at` are options, and regular work is a schedule.
 
 DATABASE_URL=postgresql://... python -m examples.later_and_regularly.with_pgqueue
 """
@@ -27,7 +27,7 @@ def pay_rent(session: Session, order_id: int) -> None:
 
 
 def schedule_rent(session: Session, order_id: int, cron: str = "0 0 * * *") -> None:
-    """Pay the rent each day; a second process that starts finds the schedule there."""
+    """Pay the rent each day.  A second process finds that the schedule exists."""
     with suppress(DuplicateSchedule):
         queue.schedules.add(session, pay_rent, cron, name=f"rent:{order_id}", args=(order_id,))
 

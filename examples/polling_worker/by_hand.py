@@ -1,4 +1,4 @@
-"""By hand: a worker that polls, and works a batch of rows in one transaction.
+"""By hand: a worker that polls, and processes a batch of rows in one transaction.
 
 DATABASE_URL=postgresql://... python -m examples.polling_worker.by_hand
 """
@@ -70,7 +70,7 @@ def enqueue(connection: Connection, order_id: int) -> int:
 
 
 def work_a_batch(engine: Engine, settings: Settings) -> int:
-    """Lock some rows and work them one after another, in one transaction; how many there were."""
+    """Lock some rows and process them one by one in one transaction.  Return their number."""
     with engine.begin() as connection:
         batch = connection.execute(LOCK_A_BATCH, {"batch_size": settings.batch_size}).all()
         for job in batch:
@@ -93,7 +93,7 @@ def run(connection: Connection, job: Row[tuple[int, int, int]], settings: Settin
 
 
 def work(engine: Engine, settings: Settings | None = None) -> None:
-    """Poll for ever."""
+    """Process batches for ever."""
     settings = settings or Settings()
     while True:
         if work_a_batch(engine, settings) == 0:
@@ -101,7 +101,7 @@ def work(engine: Engine, settings: Settings | None = None) -> None:
 
 
 def requeue_failed(connection: Connection) -> int:
-    """Have all failed jobs tried again."""
+    """Retry all failed jobs."""
     return connection.execute(REQUEUE_FAILED).rowcount
 
 

@@ -1,4 +1,4 @@
-"""Move what waits in `mail_jobs` over to pgqueue, each job at its time.
+"""Moves the pending rows of `mail_jobs` to pgqueue, each at its time.
 
 DATABASE_URL=postgresql://... python -m examples.polling_worker.move
 """

@@ -1,4 +1,4 @@
-"""With pgqueue: the numbers of the polling worker are options, and a job is settled by itself.
+"""With pgqueue: batch sizes and intervals are options, and each job is settled separately.
 
 DATABASE_URL=postgresql://... python -m examples.polling_worker.with_pgqueue
 """
@@ -21,7 +21,7 @@ def mail_receipt(order_id: int) -> None:
 
 
 def requeue_failed(session: Session) -> int:
-    """Have all failed receipts tried again."""
+    """Retry all failed receipts."""
     is_failed = (Job.status == JobStatus.FAILED, Job.queue == "mail")
     failed = session.scalars(select(Job.id).where(*is_failed)).all()
     for job_id in failed:

@@ -45,8 +45,8 @@ WHERE id = (
 RETURNING target_id
 """)
 
-# A slip that looks right while the ids of both tables run side by side: the subselect reads, and
-# locks, the other table.
+# A mistake that goes unnoticed while the ids of both tables are equal: the subselect reads and
+# locks the wrong table.
 TAKE_BY_THE_WRONG_ID = text("""
 DELETE FROM message_queue
 WHERE id = (
@@ -80,7 +80,7 @@ def enqueue(connection: Connection, order_id: int) -> int:
 
 
 def work_one(engine: Engine) -> bool:
-    """Take a message and do its job in one transaction; False if there is none."""
+    """Delete a message and do its job in one transaction.  Return False if there is none."""
     with engine.begin() as connection:
         job_id = connection.scalar(TAKE)
         if job_id is None:

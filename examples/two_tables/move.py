@@ -1,4 +1,4 @@
-"""Move what waits in the two tables over to pgqueue.
+"""Moves the waiting jobs of the two tables to pgqueue.
 
 DATABASE_URL=postgresql://... python -m examples.two_tables.move
 """
@@ -23,7 +23,7 @@ RETURNING jobs.id, jobs.data
 
 
 def move(session: Session) -> int:
-    """Enqueue every job that waits, in the transaction that deletes its message."""
+    """Enqueue every waiting job, in the transaction that deletes its message."""
     waiting = sorted(session.execute(TAKE_ALL), key=lambda job: job.id)
     return len(pay_order.enqueue_many(session, [(job.data["order_id"],) for job in waiting]))
 

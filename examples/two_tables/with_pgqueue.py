@@ -1,4 +1,4 @@
-"""With pgqueue: the job, its attempts and its end are kept; the payment commits with the end.
+"""With pgqueue: the job and its attempts are kept; the payment commits with the job's end.
 
 DATABASE_URL=postgresql://... python -m examples.two_tables.with_pgqueue
 """

@@ -1,4 +1,4 @@
-"""The demo.  Read :mod:`pgqueue.demo.indexer` first: it is the whole application."""
+"""The demo.  Begin with :mod:`pgqueue.demo.indexer`, which is the application."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ DEMO_SCHEMA = "pgqueue_demo"
 
 
 def run(*, url: str | None, workers: int, limit: int, seed: int, keep: bool) -> None:
-    """Run the demo in a schema of its own; exit with 1 if a check of its summary fails."""
+    """Run the demo in a separate schema.  Exit with 1 if a check of its summary fails."""
     if os.environ.get("PGQUEUE_SCHEMA") != DEMO_SCHEMA:
         restart(sys.argv[1:])
     from pgqueue.demo.steps import run_steps
@@ -17,6 +17,6 @@ def run(*, url: str | None, workers: int, limit: int, seed: int, keep: bool) -> 
 
 
 def restart(arguments: list[str]) -> None:
-    """Start ``pgqueue`` anew in this process: the name of the schema is read once, at import."""
+    """Restart ``pgqueue`` in this process: it reads the name of the schema once, at import."""
     os.environ["PGQUEUE_SCHEMA"] = DEMO_SCHEMA
     os.execv(sys.executable, [sys.executable, "-m", "pgqueue", *arguments])  # noqa: S606

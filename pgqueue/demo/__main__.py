@@ -1,4 +1,4 @@
-"""``python -m pgqueue.demo`` is ``pgqueue demo``."""
+"""``python -m pgqueue.demo`` does the same as ``pgqueue demo``."""
 
 import sys
 

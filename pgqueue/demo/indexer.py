@@ -1,7 +1,7 @@
-"""The application: it indexes Python files, one job per file.
+"""The application of the demo: indexes Python files, one job per file.
 
-A file's row and the end of its job are one commit: there is a row if, and only if, the job has
-succeeded, whatever happens to the worker.
+A file's row and the end of its job are committed together.  A row exists if, and only if, its job
+has succeeded, whatever happens to the worker.
 """
 
 import ast
@@ -22,7 +22,7 @@ class Base(DeclarativeBase):
 
 
 class ModuleStats(Base):
-    """What one file contains."""
+    """The counts of one file."""
 
     __tablename__ = "module_stats"
 
@@ -38,7 +38,7 @@ class ModuleStats(Base):
 
 @queue.task(max_attempts=3, retry=Retry.exponential(base=timedelta(seconds=0.5)))
 def index(session: Session, ctx: JobContext, path: str) -> None:
-    """Parse one file.  Raises if its syntax or encoding is wrong, or if it is gone."""
+    """Parse one file and store its counts.  Raises if the file is missing or cannot be parsed."""
     with tokenize.open(path) as file:
         source = file.read()
     nodes = list(ast.walk(ast.parse(source, filename=path)))

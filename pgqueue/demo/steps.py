@@ -1,4 +1,4 @@
-"""The demo, step by step: tables, jobs, workers, a killed worker, a summary."""
+"""The steps of the demo: tables, jobs, workers, a killed worker, a summary."""
 
 import os
 import random
@@ -28,7 +28,7 @@ BROKEN = sorted(Path(__file__).with_name("broken").glob("*.broken"))
 
 
 def run_steps(*, url: str | None, workers: int, limit: int, seed: int, keep: bool) -> bool:
-    """Run the demo; returns whether all checks of the summary hold."""
+    """Run the demo and return whether all checks of the summary hold."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     click.echo("pgqueue demo: a job for each module of the standard library\n")
     with ExitStack() as stack:
@@ -51,7 +51,7 @@ def run_steps(*, url: str | None, workers: int, limit: int, seed: int, keep: boo
 
 @contextmanager
 def tables(url: str, *, keep: bool) -> Iterator[None]:
-    """Create the tables in a schema of their own, and drop it at the end."""
+    """Create the tables in a separate schema, and drop the schema at the end."""
     os.environ["PGQUEUE_URL"] = url  # the workers read it
     queue.bind(url)
     if inspect(queue.engine).has_schema(DEMO_SCHEMA):
@@ -71,7 +71,7 @@ def tables(url: str, *, keep: bool) -> Iterator[None]:
 
 
 def python_files(*, limit: int, seed: int) -> list[str]:
-    """The broken files, and a sample of the standard library."""
+    """Return the broken files and a sample of the standard library."""
     files = Path(sysconfig.get_path("stdlib")).rglob("*.py")
     modules = sorted(path for path in files if "site-packages" not in path.parts)
     random.Random(seed).shuffle(modules)  # noqa: S311  # not a secret
@@ -79,8 +79,8 @@ def python_files(*, limit: int, seed: int) -> list[str]:
 
 
 def start_worker(stack: ExitStack) -> subprocess.Popen[bytes]:
-    """Start a worker process, which is stopped at the end."""
-    # In a session of its own: Ctrl-C ends the demo, which then stops its workers.
+    """Start a worker process and arrange for its end."""
+    # A separate session: Ctrl-C reaches only the demo, which then stops its workers.
     process = subprocess.Popen(WORKER, stderr=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
     stack.enter_context(process)
     stack.callback(process.terminate)
@@ -88,7 +88,7 @@ def start_worker(stack: ExitStack) -> subprocess.Popen[bytes]:
 
 
 def watch(stack: ExitStack, processes: list[subprocess.Popen[bytes]], jobs: int) -> Any:
-    """Wait until all jobs have ended; after a tenth of them, kill a worker and start another."""
+    """Wait until all jobs have ended.  After a tenth of them, kill a worker and start another."""
     killed: Any = None
     looks = count()
     with progress(jobs) as show:
@@ -106,7 +106,7 @@ def watch(stack: ExitStack, processes: list[subprocess.Popen[bytes]], jobs: int)
 
 @contextmanager
 def progress(jobs: int) -> Iterator[Callable[[int], None]]:
-    """A function that shows how many jobs have ended: by a bar of rich, or by a line."""
+    """Yield a function that shows how many jobs have ended, as a progress bar or as lines."""
     if is_rich():
         from rich.progress import Progress
 
@@ -118,7 +118,7 @@ def progress(jobs: int) -> Iterator[Callable[[int], None]]:
 
 
 def kill_worker() -> Any:
-    """Send SIGKILL to the worker that holds most jobs, if one holds any."""
+    """Send SIGKILL to the worker with the most leases, if any worker has one."""
     worker = ask(
         select(WorkerProcess.id, WorkerProcess.pid, func.clock_timestamp().label("killed_at"))
         .join(Lease, Lease.worker_id == WorkerProcess.id)
@@ -131,6 +131,6 @@ def kill_worker() -> Any:
 
 
 def ask(statement: Select[Any]) -> Any:
-    """The first row, read in a transaction of its own."""
+    """Run a query in a separate transaction and return its first row."""
     with queue.session() as session:
         return session.execute(statement).first()

@@ -1,4 +1,4 @@
-"""The summary: what was indexed, what failed, and whether a job was lost or done twice."""
+"""The summary of the demo: results, failures, and whether a job was lost or done twice."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from pgqueue.terminal import print_table
 
 
 def show_summary(session: Session, killed: Row[Any] | None, seconds: float) -> bool:
-    """Print the tables and the checks; returns whether all checks hold."""
+    """Print the tables and the checks, and return whether all checks hold."""
     counts = {count.status: count.jobs for count in queue.counts(session)}
     jobs, succeeded = sum(counts.values()), counts[JobStatus.SUCCEEDED]
     ended = f"{succeeded:,} succeeded, {jobs - succeeded:,} failed"
@@ -56,7 +56,7 @@ def show_failures(session: Session) -> None:
 
 
 def show_killed(session: Session, killed: Row[Any] | None) -> bool:
-    """Print when the jobs of the killed worker started again; returns whether it held any."""
+    """Print when the jobs of the killed worker started again; return whether it held any."""
     if killed is None:
         click.echo("\nAll jobs ended before a worker could be killed. Use a larger --limit.")
         return False

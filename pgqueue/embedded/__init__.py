@@ -1,4 +1,4 @@
-"""A private PostgreSQL for the demo and the tests; it ends with the process that starts it."""
+"""A private PostgreSQL for the demo and the tests.  It ends when its starting process ends."""
 
 from pgqueue.embedded.account import PostgresFailed
 from pgqueue.embedded.programs import NoPostgres, find_binaries

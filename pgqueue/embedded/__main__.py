@@ -1,4 +1,4 @@
-"""``python -m pgqueue.embedded DIRECTORY``: a PostgreSQL for a project on this machine."""
+"""``python -m pgqueue.embedded DIRECTORY`` runs a PostgreSQL for a project on this machine."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The account that runs the server: your own, or another one if you are root."""
+"""The account that runs the server: the current user, or another account if the user is root."""
 
 # ruff: noqa: S603 - starting programs is what this module is for
 
@@ -33,12 +33,12 @@ class Account:
 
     @property
     def is_lent(self) -> bool:
-        """Whether the starting process is root, as which PostgreSQL refuses to run."""
+        """Whether the account is not the current user: PostgreSQL refuses to run as root."""
         return self.uid != os.geteuid()
 
     @property
     def process_options(self) -> dict[str, Any]:
-        """The arguments with which `subprocess` runs a program under this account."""
+        """The arguments of `subprocess.Popen` that run a program as this account."""
         if not self.is_lent:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
@@ -72,7 +72,7 @@ class Account:
 
 
 def server_account() -> Account:
-    """Choose the account to run the server: your own, unless you are root."""
+    """Choose the account that runs the server: the current user, unless it is root."""
     if os.geteuid() != 0:
         return Account(name=str(os.geteuid()), uid=os.geteuid(), gid=os.getegid())
     for name in ("postgres", "nobody"):
@@ -86,7 +86,7 @@ def server_account() -> Account:
 
 
 def environment() -> dict[str, str]:
-    """The environment for PostgreSQL's programs, without variables meant for other servers."""
-    # PGDATA, PGPORT and the like would mislead them; macOS requires a locale that exists.
+    """Return the environment for PostgreSQL's programs, without variables for other servers."""
+    # PGDATA, PGPORT and others would point them to another server; macOS needs an existing locale.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return kept | {"LC_ALL": "C"}

