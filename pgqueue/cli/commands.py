@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pgqueue.cli.batch_commands import batches
+from pgqueue.cli.batches import batches
 from pgqueue.cli.group import (
     CliState,
     ErrorHandlingGroup,
@@ -19,9 +19,9 @@ from pgqueue.cli.group import (
     verbose_option,
 )
 from pgqueue.cli.job_commands import cancel, change_jobs, enqueue, jobs, requeue, run_now
-from pgqueue.cli.limit_commands import limits, set_limit
-from pgqueue.cli.queue_commands import pause, prune, resume
-from pgqueue.cli.role_commands import grant, revoke
+from pgqueue.cli.limits import limits, set_limit
+from pgqueue.cli.queues import pause, prune, resume
+from pgqueue.cli.roles import grant, revoke
 from pgqueue.cli.schedule_commands import schedules
 from pgqueue.cli.worker_commands import quiet, workers
 
