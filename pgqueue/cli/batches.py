@@ -1,16 +1,16 @@
-"""The command for batches."""
-
-import json
-from dataclasses import asdict
+"""``pgqueue batches``: the newest batches."""
 
 import click
 
-from pgqueue.cli.group import CliState, on_database
+from pgqueue.cli.app_loader import CliState, opened
+from pgqueue.cli.group import on_database_with_json
+from pgqueue.repository import BatchState
+from pgqueue.terminal import print_json, print_table
 
 
 @click.command()
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
-@on_database
+@on_database_with_json
 def batches(given: CliState, as_json: bool, limit: int) -> None:
     """List the newest batches with their progress.
 
@@ -19,28 +19,16 @@ def batches(given: CliState, as_json: bool, limit: int) -> None:
     \b
     Example:  pgqueue --app shop.jobs:queue batches
     """
-    from pgqueue.cli.app_loader import opened
-    from pgqueue.cli.jobs import as_data
-    from pgqueue.terminal import print_table
-
     queue = given.database()
     with opened(queue) as session:
         found = queue.batches(session, limit)
     if as_json:
-        click.echo(json.dumps({"batches": [as_data(asdict(one)) for one in found]}, indent=2))
+        print_json({"batches": found})
         return
-    if not found:
-        click.echo("There are no batches.")
-        return
-    rows = [
-        [
-            one.id,
-            one.name or "-",
-            one.outcome or "open",
-            f"{one.ended} of {one.total}",
-            one.failed,
-            one.cancelled,
-        ]
-        for one in found
-    ]
-    print_table(["batch", "name", "outcome", "ended", "failed", "cancelled"], rows)
+    columns = ["batch", "name", "outcome", "ended", "failed", "cancelled"]
+    print_table(columns, list(map(_cells, found)), otherwise="There are no batches.")
+
+
+def _cells(one: BatchState) -> list[str | int]:
+    ended = f"{one.ended} of {one.total}"
+    return [one.id, one.name or "-", one.outcome or "open", ended, one.failed, one.cancelled]

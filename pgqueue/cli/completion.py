@@ -2,14 +2,11 @@
 
 import os
 from contextlib import redirect_stderr
-from typing import TYPE_CHECKING
 
 import click
 
-from pgqueue.cli.group import CliState
-
-if TYPE_CHECKING:
-    from pgqueue.tasks import Task
+from pgqueue.cli.app_loader import CliState
+from pgqueue.tasks import Task
 
 
 def complete_task(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -23,7 +20,7 @@ def complete_queue(ctx: click.Context, _parameter: click.Parameter, incomplete: 
     return sorted(queue for queue in queues if queue.startswith(incomplete))
 
 
-def _tasks(ctx: click.Context) -> "list[Task[..., object]]":
+def _tasks(ctx: click.Context) -> list[Task[..., object]]:
     given = ctx.ensure_object(CliState)
     given.app = given.app or ctx.find_root().params.get("app")
     # Output of the application's import must not appear in the line that is being typed.
