@@ -16,7 +16,6 @@ import click
 from sqlalchemy.orm import Session
 
 from pgqueue.cli.app_loader import CliState, opened
-from pgqueue.cli.enqueuing import json_object
 from pgqueue.cli.group import (
     Decorator,
     as_job_id,
@@ -26,6 +25,7 @@ from pgqueue.cli.group import (
     together,
     which_jobs,
 )
+from pgqueue.cli.jobs import json_object
 from pgqueue.cli.refusals import one_line
 from pgqueue.errors import (
     ArgumentsError,

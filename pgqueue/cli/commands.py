@@ -10,9 +10,8 @@ from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.batches import batches
 from pgqueue.cli.changing import cancel, change_jobs, requeue, run_now
 from pgqueue.cli.doctor import doctor
-from pgqueue.cli.enqueuing import enqueue
 from pgqueue.cli.group import ErrorHandlingGroup, on_database, verbose_option
-from pgqueue.cli.jobs import jobs
+from pgqueue.cli.jobs import enqueue, jobs
 from pgqueue.cli.limits import limits, set_limit
 from pgqueue.cli.pruning import prune
 from pgqueue.cli.queues import pause, resume

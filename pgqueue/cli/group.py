@@ -2,18 +2,20 @@
 
 import io
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from datetime import datetime, timedelta
 from typing import Any
 
 import click
 
 from pgqueue.cli.app_loader import CliState
-from pgqueue.cli.completion import complete_queue, complete_task
 from pgqueue.cli.refusals import words_for
 from pgqueue.redaction import redacted
+from pgqueue.tasks import Task
 from pgqueue.terminal import harmless
 
 INTERRUPTED = 130
@@ -127,6 +129,29 @@ on_database = together(app_option, url_option, verbose_option, click.pass_obj)
 on_database_with_json = together(
     app_option, url_option, verbose_option, _json_option, click.pass_obj
 )
+
+
+def complete_task(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of the application's tasks."""
+    return sorted(task.name for task in _tasks(ctx) if task.name.startswith(incomplete))
+
+
+def complete_queue(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Queues of the application's tasks."""
+    queues = {task.settings.queue for task in _tasks(ctx)}
+    return sorted(queue for queue in queues if queue.startswith(incomplete))
+
+
+def _tasks(ctx: click.Context) -> list[Task[..., object]]:
+    given = ctx.ensure_object(CliState)
+    given.app = given.app or ctx.find_root().params.get("app")
+    # Output of the application's import must not appear in the line that is being typed.
+    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+        try:
+            return list(given.application().tasks.values())
+        except Exception:  # an application may raise anything
+            return []
+
 
 _FILTERS = (
     click.option(

@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterable
 import click
 
 from pgqueue.cli.app_loader import CliState, opened
-from pgqueue.cli.completion import complete_queue, complete_task
-from pgqueue.cli.group import on_database_with_json, together
+from pgqueue.cli.group import complete_queue, complete_task, on_database_with_json, together
 from pgqueue.terminal import print_json
 
 _what = together(
