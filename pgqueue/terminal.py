@@ -1,11 +1,14 @@
-"""Tables for a terminal of any width, or for a pipe."""
+"""What commands print: tables for a terminal of any width or a pipe, and JSON for programs."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -33,8 +36,41 @@ def is_rich() -> bool:
     return sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows below their headings: numbers to the right, long texts cut to the window."""
+def print_json(document: Any) -> None:
+    click.echo(json.dumps(as_data(document), indent=2))
+
+
+def as_data(value: Any) -> Any:
+    """Convert to JSON data: ids and enums as text, times as ISO in UTC, durations as seconds."""
+    match value:
+        case dict():
+            return {key: as_data(item) for key, item in value.items()}
+        case tuple() if hasattr(value, "_asdict"):
+            return as_data(value._asdict())
+        case list() | tuple():
+            return [as_data(item) for item in value]
+        case datetime():
+            return value.astimezone(UTC).isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case None | bool() | int() | float():
+            return value
+        case _ if is_dataclass(value):
+            return as_data({field.name: getattr(value, field.name) for field in fields(value)})
+        case _:
+            return str(value)
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, otherwise: str = ""
+) -> None:
+    """Print rows below their headings: numbers to the right, long texts cut to the window.
+
+    ``otherwise``: what to print if there are no rows.
+    """
+    if otherwise and not rows:
+        click.echo(otherwise)
+        return
     if is_rich():
         _print_rich(columns, rows)
         return

@@ -17,7 +17,8 @@ from chaos.mutations import Patch, mutation
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
 from chaos.sample_tasks import call
 from chaos.scenario import Size, scenario
-from pgqueue.cli import main, server_findings
+from pgqueue.cli import main
+from pgqueue.cli.doctor import of_transactions
 from pgqueue.repository import Attempts, Health, OldTransaction
 from pgqueue.statements.tables import array_of
 from pgqueue.worker.claiming.cursors import ClaimCursors
@@ -135,7 +136,7 @@ def _doctor_names(environment: Environment, pid: int) -> None:
     """What is younger than five minutes it leaves alone otherwise."""
     patch = Patch()
     at_once = {"older_than": timedelta(0)}
-    patch.set(server_findings.of_transactions, "__kwdefaults__", at_once)
+    patch.set(of_transactions, "__kwdefaults__", at_once)
     try:
         said = (
             CliRunner()

@@ -1,15 +1,17 @@
-"""Finds the application's PgQueue, or creates one for a URL."""
+"""Finds the application's PgQueue, or creates one for a URL, by the options of a command."""
 
 import importlib
 import inspect
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from functools import reduce
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import click
 from sqlalchemy import make_url
@@ -23,13 +25,45 @@ from pgqueue.errors import NotBound, SchemaError
 from pgqueue.job_queue import PgQueue
 
 
-class Choice(Protocol):
-    """The application and the database given on the command line."""
+@dataclass
+class CliState:
+    """The options given before or after the command's name.
 
-    app: str | None
-    url: str | None
-    url_of_environment: str | None
-    queue: PgQueue | None
+    It is the ``ctx.obj`` of every command, and the only place where a command gets its queue.
+    """
+
+    app: str | None = None
+    url: str | None = None
+    url_of_environment: str | None = None
+    is_verbose: bool = False
+    queue: PgQueue | None = None
+    """The application's queue, if it is known without --app, as in ``flask pgqueue``."""
+    replaced_handler: tuple[logging.Logger, logging.Handler] | None = None
+    """The logger of a Flask application and Flask's own handler, which the worker's replaces."""
+
+    def application(self) -> PgQueue:
+        """The queue of --app: on the database of --url, else on its own, else on PGQUEUE_URL."""
+        if self.queue is not None:
+            return self.queue
+        if self.app is None:
+            raise click.UsageError(
+                "This needs your application: say --app module:queue, or set PGQUEUE_APP"
+            )
+        queue = find_queue(self.app)
+        url = self.url or (None if _is_bound(queue) else self.url_of_environment)
+        if url is not None:
+            queue.bind(_on_postgres(url))
+        return queue
+
+    def database(self) -> PgQueue:
+        """A queue on the database of --url, or of --app, with or without tasks."""
+        if self.queue is not None or (self.url is None and self.app is not None):
+            return self.application()
+        if url := self.url or self.url_of_environment:
+            return PgQueue(_on_postgres(url))
+        raise click.UsageError(
+            "Which database? Say --url postgresql://user@host/database or --app module:queue"
+        )
 
 
 @contextmanager
@@ -41,32 +75,6 @@ def opened(queue: PgQueue) -> Iterator[Session]:
         read_committed = {"isolation_level": "READ COMMITTED"}
         schema.verify(session.connection(execution_options=read_committed))
         yield session
-
-
-def application(given: Choice) -> PgQueue:
-    """The queue of --app: on the database of --url, else on its own, else on PGQUEUE_URL."""
-    if given.queue is not None:
-        return given.queue
-    if given.app is None:
-        raise click.UsageError(
-            "This needs your application: say --app module:queue, or set PGQUEUE_APP"
-        )
-    queue = find_queue(given.app)
-    url = given.url or (None if _is_bound(queue) else given.url_of_environment)
-    if url is not None:
-        queue.bind(_on_postgres(url))
-    return queue
-
-
-def database(given: Choice) -> PgQueue:
-    """A queue on the database of --url, or of --app."""
-    if given.queue is not None or (given.url is None and given.app is not None):
-        return application(given)
-    if url := given.url or given.url_of_environment:
-        return PgQueue(_on_postgres(url))
-    raise click.UsageError(
-        "Which database? Say --url postgresql://user@host/database or --app module:queue"
-    )
 
 
 def find_queue(app: str) -> PgQueue:

@@ -1,29 +1,26 @@
-"""The commands.  Their imports are made when they run, so that help appears at once."""
+"""The commands of ``pgqueue``, and those about its tables."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from pgqueue.cli.batch_commands import batches
-from pgqueue.cli.group import (
-    CliState,
-    ErrorHandlingGroup,
-    app_option,
-    as_seconds,
-    log_to_stderr,
-    on_database,
-    url_option,
-    verbose_option,
-)
-from pgqueue.cli.job_commands import cancel, change_jobs, enqueue, jobs, requeue, run_now
-from pgqueue.cli.limit_commands import limits, set_limit
-from pgqueue.cli.queue_commands import pause, prune, resume
-from pgqueue.cli.role_commands import grant, revoke
-from pgqueue.cli.schedule_commands import schedules
-from pgqueue.cli.worker_commands import quiet, workers
+from pgqueue.cli.app_loader import CliState
+from pgqueue.cli.batches import batches
+from pgqueue.cli.changing import cancel, change_jobs, requeue, run_now
+from pgqueue.cli.doctor import doctor
+from pgqueue.cli.group import ErrorHandlingGroup, on_database, verbose_option
+from pgqueue.cli.jobs import enqueue, jobs
+from pgqueue.cli.limits import limits, set_limit
+from pgqueue.cli.pruning import prune
+from pgqueue.cli.queues import pause, resume
+from pgqueue.cli.roles import grant, revoke
+from pgqueue.cli.schedules import schedules
+from pgqueue.cli.status import health, quiet, status, workers
+from pgqueue.cli.working import worker
+from pgqueue.models import SCHEMA
+from pgqueue.schema import SCHEMA_VERSION, write_revision
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -75,10 +72,7 @@ def main(ctx: click.Context, app: str | None, url: str | None) -> None:
 
 
 @main.command()
-@app_option
-@url_option
-@verbose_option
-@click.pass_obj
+@on_database
 def upgrade(given: CliState) -> None:
     """Create or upgrade pgqueue's tables.
 
@@ -88,9 +82,6 @@ def upgrade(given: CliState) -> None:
     \b
     Example:  pgqueue --app shop.jobs:queue upgrade
     """
-    from pgqueue.models import SCHEMA
-    from pgqueue.schema import SCHEMA_VERSION
-
     given.database().upgrade()
     click.echo(f"The tables in schema {SCHEMA} are up to date: version {SCHEMA_VERSION}.")
 
@@ -109,8 +100,6 @@ def revision(host: Path | None, message: str, head: str) -> None:
     \b
     Example:  pgqueue revision migrations && flask db upgrade
     """
-    from pgqueue.schema import write_revision
-
     if host is None:
         usual = [Path("alembic.ini"), Path("migrations")]
         host = next((path for path in usual if path.exists()), None)
@@ -120,164 +109,6 @@ def revision(host: Path | None, message: str, head: str) -> None:
             "them first, with `flask db init` or `alembic init`"
         )
     click.echo(f"Wrote {write_revision(host, message=message, head=head)}")
-
-
-@main.command()
-@click.option(
-    "--queues",
-    multiple=True,
-    metavar="A,B",
-    help="Queues to serve; all by default.  With weights: A=3,B=1.",
-)
-@click.option(
-    "--concurrency",
-    type=click.IntRange(1, 1000),
-    default=10,
-    show_default=True,
-    help="Jobs at a time.",
-)
-@click.option(
-    "--mode",
-    type=click.Choice(["lease", "transaction"]),
-    default="lease",
-    show_default=True,
-    help="lease is fast; transaction gives a crashed worker's jobs back at once.",
-)
-@click.option(
-    "--batch",
-    type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    help="Jobs per transaction, with --mode transaction.",
-)
-@click.option(
-    "--grace",
-    type=float,
-    metavar="SECONDS",
-    callback=as_seconds,
-    default=30,
-    show_default=True,
-    help="How long running jobs may take to end after SIGTERM.",
-)
-@click.option(
-    "--poll-interval",
-    type=click.FloatRange(min=0.01),
-    metavar="SECONDS",
-    callback=as_seconds,
-    default=1,
-    show_default=True,
-    help="The longest a job waits when a wake-up is lost.",
-)
-@click.option(
-    "--log-jobs",
-    type=click.Choice(["info", "debug"]),
-    help="Log the end of each attempt, at this level.",
-)
-@click.option(
-    "--age-after",
-    type=float,
-    metavar="SECONDS",
-    callback=as_seconds,
-    help="A job that has waited so long counts as one priority more urgent, twice as long as two.",
-)
-@click.option("--until-empty", is_flag=True, help="Stop when no job is due or running.")
-@click.option(
-    "--processes",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="Worker processes; one that dies is replaced.",
-)
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="Serve /metrics for Prometheus and /healthz; with --processes, on as many ports.",
-)
-@click.option("--reload", is_flag=True, help="Restart when a Python file here changes.")
-@app_option
-@verbose_option
-@click.pass_obj
-def worker(given: CliState, /, processes: int, reload: bool, **options: Any) -> None:
-    """Run jobs until SIGTERM or Ctrl-C; a second signal ends the grace period.
-
-    After the signal, starts no more jobs and lets the running ones finish.  Logs to stderr.
-
-    \b
-    Example:  pgqueue --app shop.jobs:queue worker --queues mail,default --concurrency 20
-    """
-    from pgqueue.cli.worker_processes import end_with_parent, is_under_parent, run_processes
-    from pgqueue.cli.working import work
-
-    log_to_stderr(given)
-    if is_under_parent():
-        end_with_parent()
-    elif processes > 1 or reload:
-        code = run_processes(processes, reload=reload, until_empty=options["until_empty"])
-        sys.exit(code)
-    work(given.application(), **options)
-
-
-@main.command()
-@click.option(
-    "--exact", is_flag=True, help="Count the succeeded and blocked too, however many there are."
-)
-@on_database
-def status(given: CliState, exact: bool, as_json: bool) -> None:
-    """Show the number of jobs by queue and status, and the live workers.
-
-    A job is running as soon as it is claimed.  A worker with quick jobs claims more than it has
-    slots; the number of jobs claimed ahead is shown below the table.
-
-    \b
-    Example:  pgqueue --app shop.jobs:queue status
-    """
-    from pgqueue.cli.status import show_status
-
-    show_status(given.database(), exact=exact, as_json=as_json)
-
-
-@main.command()
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    help="Ask the worker with this --metrics-port; left out, the heartbeats of this host.",
-)
-@app_option
-@url_option
-@verbose_option
-@click.pass_obj
-def health(given: CliState, port: int | None) -> None:
-    """Exit with 0 if a worker on this host lives, with 1 if none does.
-
-    With --port, a worker lives if it looks for jobs and PostgreSQL acknowledges its heartbeats.
-    Without it, any worker of this host with a recent heartbeat counts.
-
-    \b
-    Example:  pgqueue health --port 9187
-              pgqueue --app shop.jobs:queue health
-    """
-    from pgqueue.cli.health import ask_database, ask_port
-
-    if port is not None:
-        ask_port(port)
-    else:
-        ask_database(given.database())
-
-
-@main.command()
-@on_database
-def doctor(given: CliState, as_json: bool) -> None:
-    """Look for problems: the tables' version, broken rows, settings that lose commits.
-
-    Changes nothing, reads all jobs, and exits with 1 if something is wrong.
-
-    \b
-    Example:  pgqueue --url postgresql://me@localhost/shop doctor
-    """
-    from pgqueue.cli.doctor import examine
-
-    examine(given.database(), as_json=as_json)
 
 
 @main.command()
@@ -310,10 +141,9 @@ def demo(given: CliState, /, url: str | None, **options: Any) -> None:
     run(url=url or given.url, **options)
 
 
-for command in (jobs, enqueue, requeue, run_now, change_jobs, cancel, pause, resume):
+for command in (
+    *(worker, status, health, doctor, workers, quiet),
+    *(jobs, enqueue, requeue, run_now, change_jobs, cancel, pause, resume),
+    *(limits, set_limit, batches, prune, grant, revoke, schedules),
+):
     main.add_command(command)
-for command in (workers, quiet, limits, set_limit, batches, prune):
-    main.add_command(command)
-for command in (grant, revoke):
-    main.add_command(command)
-main.add_command(schedules)

@@ -1,21 +1,30 @@
-"""``pgqueue jobs``: a page of jobs, or everything about one of them."""
+"""``pgqueue jobs`` and ``enqueue``: a page of jobs, everything about one, or a new one."""
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
 
-from pgqueue.cli.app_loader import opened
+from pgqueue.cli.app_loader import CliState, opened
+from pgqueue.cli.group import (
+    as_job_id,
+    as_seconds,
+    complete_queue,
+    complete_task,
+    on_app_with_json,
+    on_database_with_json,
+    which_jobs,
+)
 from pgqueue.job_queue import PgQueue
 from pgqueue.limits import has_own_capacity, rate_in_words
 from pgqueue.models import JobStatus
 from pgqueue.redaction import MASK, redacted, redacted_data, secrets_among
 from pgqueue.repository import Holder, JobDetails, JobLine, LimitUse, Listing, PastAttempt
 from pgqueue.statements.listing import NOT_YOURS, JobFilter
-from pgqueue.terminal import harmless, print_table
+from pgqueue.terminal import as_data, harmless, print_json, print_table
 
 UNKNOWN = (
     "Its arguments and its result are hidden: which of them are secret is said by its task, which "
@@ -25,26 +34,80 @@ LONGEST_ERROR = 80
 """Characters of an error shown in a list; ``jobs show`` shows all."""
 
 
-def show_jobs(
-    queue: PgQueue, /, *, limit: int, as_json: bool, statuses: Sequence[str], **words: Any
+class ListFirst(click.Group):
+    """``pgqueue jobs`` is ``pgqueue jobs list``, and ``pgqueue jobs 4711`` shows that job."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        wants_help = bool(args) and args[0] in ctx.help_option_names
+        if ctx.resilient_parsing and not args:
+            return super().parse_args(ctx, args)  # the shell completes the command names
+        if not args or (args[0].startswith("-") and not wants_help):
+            args = ["list", *args]
+        elif args[0].isdecimal():
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=ListFirst)
+def jobs() -> None:
+    """List jobs, or show one with its errors.
+
+    Without a command, lists jobs; with an id, shows that job.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue jobs --status failed --task mail.welcome
+              pgqueue --app shop.jobs:queue jobs 4711
+    """
+
+
+@jobs.command("list")
+@which_jobs("pending", "running", "blocked", "succeeded", "failed", "cancelled")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many."
+)
+@on_database_with_json
+def list_(
+    given: CliState, /, as_json: bool, limit: int, statuses: Sequence[str], **words: Any
 ) -> None:
+    """List jobs, newest first.
+
+    For a page of older jobs, give the last id as --before.  Reads no arguments, and is fast
+    beside millions of ended jobs; only --task or --queue without --status may read far back
+    for a rare name.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue jobs list --status pending --status running
+    """
     which = JobFilter(statuses=frozenset(map(JobStatus, statuses)), **words)
-    with opened(queue) as session:
+    with opened(given.database()) as session:
         page = Listing(session).page(which, limit=limit)
     if as_json:
-        jobs = [redacted_data(as_data(job._asdict())) for job in page.jobs]
-        click.echo(json.dumps({"jobs": jobs, "next_before": page.next_before}, indent=2))
-        return
-    if not page.jobs:
-        click.echo("No job fits.")
+        jobs = [redacted_data(as_data(job)) for job in page.jobs]
+        print_json({"jobs": jobs, "next_before": page.next_before})
         return
     columns = ["id", "status", "task", "queue", "attempts", "created", "last error"]
-    print_table(columns, [_cells(job) for job in page.jobs])
+    print_table(columns, [_cells(job) for job in page.jobs], otherwise="No job fits.")
     if page.next_before is not None:
         click.echo(f"There are older ones: add --before {page.next_before}", err=True)
 
 
-def show_job(queue: PgQueue, job_id: int, *, as_json: bool, show_arguments: bool) -> None:
+@jobs.command()
+@click.argument("job_id", metavar="ID", type=as_job_id)
+@click.option(
+    "--show-arguments", is_flag=True, help="Also where nobody says which of them are secret."
+)
+@on_database_with_json
+def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> None:
+    """Show everything about one job.
+
+    Its arguments, options and times, the worker that runs it, and every unsuccessful attempt
+    with its error.  Arguments that its task declares secret are shown as ***.  If the app does not
+    have the task, arguments and result are hidden.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue jobs show 4711
+    """
+    queue = given.database()
     with opened(queue) as session:
         job = Listing(session).job(job_id)
     is_known = job.columns["task"] in queue.tasks
@@ -52,10 +115,66 @@ def show_job(queue: PgQueue, job_id: int, *, as_json: bool, show_arguments: bool
     if not is_known and not show_arguments:
         click.echo(UNKNOWN, err=True)
     if as_json:
-        click.echo(json.dumps(_document(job), indent=2))
+        more = {"status": job.status, "running_on": job.holder, "limits": job.limits}
+        print_json({**job.columns, **more, "failed_attempts": job.past_attempts})
         return
     for line in _lines(job):
         click.echo(harmless(line))
+
+
+@click.command()
+@click.argument("task", metavar="TASK", shell_complete=complete_task)
+@click.option("--args", metavar="JSON", default="{}", help="The arguments by name, as JSON.")
+@click.option(
+    "--queue", metavar="NAME", shell_complete=complete_queue, help="Instead of the task's queue."
+)
+@click.option("--priority", type=click.IntRange(0, 9), help="0 runs first, 9 last.")
+@click.option("--unique-key", metavar="KEY", help="Instead of the task's key.")
+@click.option("--max-attempts", type=int, metavar="N", help="Instead of the task's number.")
+@click.option(
+    "--delay", type=float, metavar="SECONDS", callback=as_seconds, default=0, help="Not before."
+)
+@on_app_with_json
+def enqueue(
+    given: CliState, /, task: str, args: str, delay: timedelta, as_json: bool, **options: Any
+) -> None:
+    """Enqueue a job of a task, in a transaction of its own.
+
+    The arguments are checked as in the application.  If an unfinished job of the queue holds the
+    unique key, prints that job.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue enqueue mail.welcome --args '{"user_id": 7}'
+    """
+    queue = given.application()
+    wanted = queue.find(task)
+    changed = {key: value for key, value in options.items() if value is not None}
+    if delay:
+        changed["delay"] = delay
+    values = json_object(args)
+    wanted.payload.bind((), values)  # refuses unknown and missing names, as in the application
+    arguments = wanted.payload.decode(values, noun="argument")
+    with opened(queue) as session:
+        job = wanted.options(**changed).enqueue(session, **arguments)
+        session.commit()
+        found = {"id": job.id, "task": job.task, "queue": job.queue, "status": job.status.value}
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"Job {found['id']} of task {found['task']} is {found['status']}.")
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Read the arguments of a job as --args has them."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"--args is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise click.UsageError(
+            "--args is not a JSON object: give the arguments by name, as in '{\"user_id\": 7}'"
+        )
+    return found
 
 
 def _hidden(job: JobDetails) -> JobDetails:
@@ -87,34 +206,6 @@ def _redacted(queue: PgQueue, job: JobDetails) -> JobDetails:
         for attempt in job.past_attempts
     ]
     return replace(job, columns=columns, past_attempts=past)
-
-
-def as_data(value: Any) -> Any:
-    """Convert to JSON data: ids and enums as text, times as ISO in UTC, durations as seconds."""
-    match value:
-        case dict():
-            return {key: as_data(item) for key, item in value.items()}
-        case list() | tuple():
-            return [as_data(item) for item in value]
-        case datetime():
-            return value.astimezone(UTC).isoformat()
-        case timedelta():
-            return value.total_seconds()
-        case None | bool() | int() | float():
-            return value
-        case _:
-            return str(value)
-
-
-def _document(job: JobDetails) -> dict[str, Any]:
-    # Arguments, result, tags and meta are JSON already.
-    return {
-        **as_data(job.columns),
-        "status": job.status.value,
-        "running_on": as_data(job.holder._asdict()) if job.holder else None,
-        "limits": [as_data(limit._asdict()) for limit in job.limits],
-        "failed_attempts": [as_data(attempt._asdict()) for attempt in job.past_attempts],
-    }
 
 
 def _cells(job: JobLine) -> list[str]:

@@ -1,6 +1,5 @@
-"""What ``pgqueue schedules`` prints and changes, and which schedules are overdue."""
+"""``pgqueue schedules``: list the schedules, pause, resume, trigger and remove them."""
 
-import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -8,35 +7,103 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from pgqueue.cli.app_loader import opened
+from pgqueue.cli.app_loader import CliState, opened
+from pgqueue.cli.group import on_database_with_json, together
 from pgqueue.errors import OptionError, ScheduleNotFound
 from pgqueue.job_queue import PgQueue
 from pgqueue.repository import ScheduleState
 from pgqueue.schedule_rules import LATE, Overlap
-from pgqueue.terminal import harmless, print_table
+from pgqueue.terminal import harmless, print_json, print_table
 
 RUNS = 3
 DONE = {"pause": "paused", "resume": "resumed", "trigger": "triggered", "remove": "removed"}
 NOT_FOUND = "not_found"
 
 
-def show(queue: PgQueue, *, as_json: bool) -> None:
+_named = together(
+    click.argument("names", metavar="NAME...", nargs=-1, required=True), on_database_with_json
+)
+
+
+@click.group(invoke_without_command=True)
+@on_database_with_json
+@click.pass_context
+def schedules(ctx: click.Context, given: CliState, as_json: bool) -> None:
+    """Show the schedules with their next three runs, in their zone and in UTC.
+
+    Below the table are the schedules whose tick is overdue, and why.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue schedules
+              pgqueue --app shop.jobs:queue schedules trigger shop.jobs.nightly
+    """
+    if ctx.invoked_subcommand is None:
+        _show(given.database(), as_json=as_json)
+
+
+@schedules.command()
+@_named
+def pause(given: CliState, /, **options: Any) -> None:
+    """Fire no tick of these schedules until `resume`.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue schedules pause shop.jobs.nightly
+    """
+    _change(given.database(), "pause", **options)
+
+
+@schedules.command()
+@_named
+def resume(given: CliState, /, **options: Any) -> None:
+    """Undo `pause`; the ticks of the pause are not made up.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue schedules resume shop.jobs.nightly
+    """
+    _change(given.database(), "resume", **options)
+
+
+@schedules.command()
+@_named
+def trigger(given: CliState, /, **options: Any) -> None:
+    """Enqueue a job of each schedule now; their next ticks stay where they are.
+
+    Needs the app, whose tasks encode the arguments.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue schedules trigger shop.jobs.nightly
+    """
+    _change(given.application(), "trigger", **options)
+
+
+@schedules.command()
+@_named
+def remove(given: CliState, /, **options: Any) -> None:
+    """Delete schedules; their jobs stay.
+
+    A schedule that the code declares is added again when the next worker starts.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue schedules remove report:7
+    """
+    _change(given.database(), "remove", **options)
+
+
+def _show(queue: PgQueue, *, as_json: bool) -> None:
     with opened(queue) as session:
         found = queue.schedules.list(session)
     if as_json:
-        click.echo(json.dumps({"schedules": [_document(queue, one) for one in found]}, indent=2))
-        return
-    if not found:
-        click.echo("No schedules.")
+        print_json({"schedules": [_document(queue, one) for one in found]})
         return
     rows = [row for one in found for row in _rows(one)]
-    print_table(["schedule", "task", "rule", "next runs", "in UTC", ""], rows)
+    columns = ["schedule", "task", "rule", "next runs", "in UTC", ""]
+    print_table(columns, rows, otherwise="No schedules.")
     for one in found:
         if words := words_for_overdue(queue, one):
             click.echo(harmless(f"\nWarning: {words}"))
 
 
-def change(queue: PgQueue, verb: str, *, names: tuple[str, ...], as_json: bool) -> None:
+def _change(queue: PgQueue, verb: str, *, names: tuple[str, ...], as_json: bool) -> None:
     """Change each schedule in a separate transaction; exit with 1 if one does not exist."""
     changed: list[dict[str, Any]] = []
     for name in dict.fromkeys(names):
@@ -51,7 +118,7 @@ def change(queue: PgQueue, verb: str, *, names: tuple[str, ...], as_json: bool) 
         if job_id is not None:
             changed[-1]["job_id"] = job_id
     if as_json:
-        click.echo(json.dumps({"schedules": changed}, indent=2))
+        print_json({"schedules": changed})
     else:
         for one in changed:
             click.echo(harmless(_line(one)), err=one["change"] == NOT_FOUND)
@@ -102,15 +169,16 @@ def _rows(state: ScheduleState) -> Iterator[Sequence[str]]:
         yield (*first, "", "", note)
     for number, run in enumerate(runs):
         named = first if number == 0 else ("", "", "")
-        yield (*named, _local(run, state), run.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"), "")
+        local = _in_zone(run, state).strftime("%a %Y-%m-%d %H:%M:%S %z")
+        yield (*named, local, run.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"), "")
 
 
 def _rule(state: ScheduleState) -> str:
     return f"every {state.every}" if state.cron is None else f"{state.cron} {state.timezone}"
 
 
-def _local(run: datetime, state: ScheduleState) -> str:
-    return run.astimezone(ZoneInfo(state.timezone)).strftime("%a %Y-%m-%d %H:%M:%S %z")
+def _in_zone(run: datetime, state: ScheduleState) -> datetime:
+    return run.astimezone(ZoneInfo(state.timezone))
 
 
 def _document(queue: PgQueue, state: ScheduleState) -> dict[str, Any]:
@@ -118,19 +186,16 @@ def _document(queue: PgQueue, state: ScheduleState) -> dict[str, Any]:
         "name": state.name,
         "task": state.task,
         "cron": state.cron,
-        "every": None if state.every is None else state.every.total_seconds(),
+        "every": state.every,
         "timezone": state.timezone,
         "catch_up": state.catch_up,
         "overlap": state.overlap,
         "declared_in": state.declared_in,
         "is_paused": state.paused_at is not None,
-        "last_tick_at": state.last_tick_at and state.last_tick_at.astimezone(UTC).isoformat(),
+        "last_tick_at": state.last_tick_at,
         "last_job_id": state.last_job_id,
         "next_runs": [
-            {
-                "local": run.astimezone(ZoneInfo(state.timezone)).isoformat(),
-                "utc": run.isoformat(),
-            }
+            {"local": _in_zone(run, state).isoformat(), "utc": run.isoformat()}
             for run in _next_runs(state)
         ],
         "overdue": words_for_overdue(queue, state),

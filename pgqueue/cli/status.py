@@ -1,69 +1,181 @@
-"""``pgqueue status``: the jobs by status, and the workers."""
+"""``pgqueue status``, ``workers``, ``quiet``, ``health``: the jobs by status, and the workers."""
 
-import json
+import socket
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+from uuid import UUID
 
 import click
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from pgqueue.cli.app_loader import opened
+from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.doctor import words_for_unknown, words_for_unreadable
+from pgqueue.cli.group import on_database, on_database_with_json
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus, Lease, PausedTask, QueueSettings, WorkerProcess
 from pgqueue.repository import Health, StatusCount, Unreadable, Waiting
 from pgqueue.statements.tables import clock, count_rows
-from pgqueue.terminal import harmless, print_table
+from pgqueue.terminal import harmless, print_json, print_table
+from pgqueue.worker.health import LONGEST_SILENCE
 
 COUNTED = 200_000
 """Up to this number all jobs are counted; above it, some statuses only with --exact."""
-QUIET = "(quiet)"
 ONLY_IN_JOBS = (JobStatus.SUCCEEDED,)
 """Statuses without a narrow table, which are counted only by reading all of ``jobs``."""
+NO_WORKER = "No worker lives."
+PATIENCE = 5.0
+"""Seconds for the worker to answer."""
 
 
-def show_status(queue: PgQueue, *, exact: bool, as_json: bool) -> None:
+@click.command()
+@click.option(
+    "--exact", is_flag=True, help="Count the succeeded and blocked too, however many there are."
+)
+@on_database_with_json
+def status(given: CliState, exact: bool, as_json: bool) -> None:
+    """Show the number of jobs by queue and status, and the live workers.
+
+    A job is running as soon as it is claimed.  A worker with quick jobs claims more than it has
+    slots; the number of jobs claimed ahead is shown below the table.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue status
+    """
+    queue = given.database()
     with opened(queue) as session:
         about = Health(session).about_jobs()
         all_counted = exact or about <= COUNTED
         counts = queue.counts(session) if all_counted else Health(session).counts_but_succeeded()
-        queues, workers = _queues(counts, session, all_counted), live_workers(session)
+        queues, live = _queues(counts, session, all_counted), live_workers(session)
         unknown = Health(session).unknown_tasks(queue.tasks) if queue.tasks else []
         unreadable = Health(session).unreadable()
         paused = list(session.scalars(select(PausedTask.task).order_by(PausedTask.task)))
     if as_json:
-        found = {"queues": queues, "paused_tasks": paused, "workers": workers}
+        found = {"queues": queues, "paused_tasks": paused, "workers": live}
         found |= _waiting(unknown, unreadable)
-        click.echo(json.dumps({**found, "about_jobs": about}, indent=2))
+        print_json({**found, "about_jobs": about})
         return
     _print_queues(queues)
     if not all_counted:
         click.echo(f"About {about:,} jobs in all; --exact counts those marked ?, by reading them.")
-    if ahead := sum(worker["claimed_ahead"] for worker in workers):
+    if ahead := sum(worker["claimed_ahead"] for worker in live):
         click.echo(f"The running include {ahead:,} claimed ahead, which start when a slot is free.")
     if paused:
         click.echo(harmless(f"Paused tasks: {', '.join(paused)}."))
     click.echo()
-    _print_workers(workers)
+    _print_workers(live)
     for task in unknown:
         click.echo(harmless(f"\nWarning: {words_for_unknown(task)}"))
     for each in unreadable:
         click.echo(harmless(f"\nWarning: {words_for_unreadable(each)}"))
 
 
+@click.command()
+@on_database_with_json
+def workers(given: CliState, as_json: bool) -> None:
+    """List the live workers with their ids.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue workers
+    """
+    with opened(given.database()) as session:
+        found = live_workers(session)
+    if as_json:
+        print_json({"workers": found})
+        return
+    rows = []
+    for worker in found:
+        name, queues, beat = _cells(worker)
+        rows.append([worker["id"], name, queues, f"{worker['jobs']}/{worker['slots']}", beat])
+    columns = ["id", "worker", "queues", "jobs/slots", "last heartbeat"]
+    print_table(columns, rows, otherwise=NO_WORKER)
+
+
+@click.command()
+@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, type=click.UUID)
+@on_database_with_json
+def quiet(given: CliState, as_json: bool, worker_ids: tuple[UUID, ...]) -> None:
+    """Make workers claim no more jobs, within a second.
+
+    A quiet worker ends the jobs that it has claimed and then idles; stop it with SIGTERM when
+    `pgqueue workers` shows that it has no jobs.  This cannot be undone: start another worker.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue quiet 6f9619ff-8b86-d011-b42d-00c04fc964ff
+    """
+    queue = given.database()
+    with opened(queue) as session:
+        are_quiet = {id: queue.quiet(session, id) for id in worker_ids}
+        session.commit()
+    if as_json:
+        found = [{"id": str(id), "is_quiet": is_quiet} for id, is_quiet in are_quiet.items()]
+        print_json({"workers": found})
+    else:
+        for id, is_quiet in are_quiet.items():
+            words = "quiet" if is_quiet else "no live worker has this id"
+            click.echo(f"{id}: {words}", err=not is_quiet)
+    if not all(are_quiet.values()):
+        click.get_current_context().exit(1)
+
+
+@click.command()
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="Ask the worker with this --metrics-port; left out, the heartbeats of this host.",
+)
+@on_database
+def health(given: CliState, port: int | None) -> None:
+    """Exit with 0 if a worker on this host lives, with 1 if none does.
+
+    With --port, a worker lives if it looks for jobs and PostgreSQL acknowledges its heartbeats.
+    Without it, any worker of this host with a recent heartbeat counts.
+
+    \b
+    Example:  pgqueue health --port 9187
+              pgqueue --app shop.jobs:queue health
+    """
+    if port is not None:
+        _ask_port(port)
+    else:
+        _ask_database(given.database())
+
+
+def _ask_port(port: int) -> None:
+    """Ask the worker that serves its health on this port of this host."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=PATIENCE) as answer:
+            click.echo(answer.read().decode().strip())
+    except HTTPError as error:
+        raise click.ClickException(error.read().decode().strip()) from error
+    except (URLError, OSError) as error:
+        raise click.ClickException(
+            f"No worker answers on port {port} ({getattr(error, 'reason', error)}); does one run "
+            f"with --metrics-port {port}?"
+        ) from error
+
+
+def _ask_database(queue: PgQueue) -> None:
+    """Look for workers of this host whose last heartbeat is recent."""
+    host = socket.gethostname()
+    with opened(queue) as session:
+        live = [
+            worker
+            for worker in live_workers(session)
+            if worker["hostname"] == host and worker["heartbeat_age"] < LONGEST_SILENCE
+        ]
+    if not live:
+        raise click.ClickException(f"No worker lives on {host}")
+    click.echo(f"Live on {host}: {', '.join(str(worker['pid']) for worker in live)}")
+
+
 def _waiting(unknown: list[Waiting], unreadable: list[Unreadable]) -> dict[str, Any]:
-    tasks = [
-        {"name": task.name, "due_jobs": task.jobs, "oldest_age": task.since.total_seconds()}
-        for task in unknown
-    ]
+    tasks = [{"name": one.name, "due_jobs": one.jobs, "oldest_age": one.since} for one in unknown]
     met = [
-        {
-            "task": each.task,
-            "jobs": each.jobs,
-            "oldest_age": each.since.total_seconds(),
-            "reason": each.reason,
-        }
-        for each in unreadable
+        {"task": one.task, "jobs": one.jobs, "oldest_age": one.since, "reason": one.reason}
+        for one in unreadable
     ]
     return {"unknown_tasks": tasks, "unreadable_jobs": met}
 
@@ -79,7 +191,7 @@ def _queues(counts: list[StatusCount], session: Session, all_counted: bool) -> l
         {
             "name": name,
             "is_paused": name in paused,
-            "oldest_due_age": age.total_seconds() if (age := ages.get(name)) else None,
+            "oldest_due_age": ages.get(name),
             "jobs": {status.value: jobs[name].get(status.value, 0) for status in JobStatus}
             | ({} if all_counted else {status.value: None for status in ONLY_IN_JOBS}),
         }
@@ -117,9 +229,6 @@ def live_workers(session: Session) -> list[dict[str, Any]]:
 
 
 def _print_queues(queues: list[dict[str, Any]]) -> None:
-    if not queues:
-        click.echo("No jobs yet.")
-        return
     rows = [
         [
             f"{queue['name']} (paused)" if queue["is_paused"] else queue["name"],
@@ -127,21 +236,22 @@ def _print_queues(queues: list[dict[str, Any]]) -> None:
         ]
         for queue in queues
     ]
-    print_table(["queue", *(status.value for status in JobStatus)], rows)
+    print_table(["queue", *(status.value for status in JobStatus)], rows, otherwise="No jobs yet.")
 
 
-def _print_workers(workers: list[dict[str, Any]]) -> None:
-    if not workers:
-        click.echo("No worker lives.")
-        return
-    rows = [
-        [
-            f"{worker['hostname']}:{worker['pid']}",
-            QUIET if worker["is_quiet"] else ", ".join(worker["queues"]),
-            worker["slots"],
-            worker["jobs"],
-            f"{worker['heartbeat_age']:.1f} s ago",
-        ]
-        for worker in workers
-    ]
-    print_table(["worker", "queues", "slots", "jobs", "last heartbeat"], rows)
+def _print_workers(live: list[dict[str, Any]]) -> None:
+    rows = []
+    for worker in live:
+        name, queues, beat = _cells(worker)
+        rows.append([name, queues, worker["slots"], worker["jobs"], beat])
+    columns = ["worker", "queues", "slots", "jobs", "last heartbeat"]
+    print_table(columns, rows, otherwise=NO_WORKER)
+
+
+def _cells(worker: dict[str, Any]) -> tuple[str, str, str]:
+    """Its name, its queues and the age of its heartbeat."""
+    return (
+        f"{worker['hostname']}:{worker['pid']}",
+        ", ".join(worker["queues"]) or "(quiet)",
+        f"{worker['heartbeat_age']:.1f} s ago",
+    )

@@ -1,4 +1,4 @@
-"""The worker process, from its command line to its exit code."""
+"""``pgqueue worker``: the worker process, from its command line to its exit code."""
 
 import atexit
 import os
@@ -13,7 +13,15 @@ from typing import Any
 import click
 
 from pgqueue import redaction
-from pgqueue.cli.worker_processes import SIGNALS, place_under_parent
+from pgqueue.cli.app_loader import CliState
+from pgqueue.cli.group import as_seconds, log_to_stderr, on_app
+from pgqueue.cli.worker_processes import (
+    SIGNALS,
+    end_with_parent,
+    is_under_parent,
+    place_under_parent,
+    run_processes,
+)
 from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
 from pgqueue.worker import Worker
@@ -26,6 +34,97 @@ FOR_THREADS = 0.5
 """Seconds for which threads that handlers have started may delay the end of the process."""
 FOR_EXIT = 15.0
 """Seconds for what the application does at Python's exit."""
+
+
+@click.command()
+@click.option(
+    "--queues",
+    multiple=True,
+    metavar="A,B",
+    help="Queues to serve; all by default.  With weights: A=3,B=1.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    help="Jobs at a time.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["lease", "transaction"]),
+    default="lease",
+    show_default=True,
+    help="lease is fast; transaction gives a crashed worker's jobs back at once.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Jobs per transaction, with --mode transaction.",
+)
+@click.option(
+    "--grace",
+    type=float,
+    metavar="SECONDS",
+    callback=as_seconds,
+    default=30,
+    show_default=True,
+    help="How long running jobs may take to end after SIGTERM.",
+)
+@click.option(
+    "--poll-interval",
+    type=click.FloatRange(min=0.01),
+    metavar="SECONDS",
+    callback=as_seconds,
+    default=1,
+    show_default=True,
+    help="The longest a job waits when a wake-up is lost.",
+)
+@click.option(
+    "--log-jobs",
+    type=click.Choice(["info", "debug"]),
+    help="Log the end of each attempt, at this level.",
+)
+@click.option(
+    "--age-after",
+    type=float,
+    metavar="SECONDS",
+    callback=as_seconds,
+    help="A job that has waited so long counts as one priority more urgent, twice as long as two.",
+)
+@click.option("--until-empty", is_flag=True, help="Stop when no job is due or running.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Worker processes; one that dies is replaced.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Serve /metrics for Prometheus and /healthz; with --processes, on as many ports.",
+)
+@click.option("--reload", is_flag=True, help="Restart when a Python file here changes.")
+@on_app
+def worker(given: CliState, /, processes: int, reload: bool, **options: Any) -> None:
+    """Run jobs until SIGTERM or Ctrl-C; a second signal ends the grace period.
+
+    After the signal, starts no more jobs and lets the running ones finish.  Logs to stderr.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue worker --queues mail,default --concurrency 20
+    """
+    log_to_stderr(given)
+    if is_under_parent():
+        end_with_parent()
+    elif processes > 1 or reload:
+        code = run_processes(processes, reload=reload, until_empty=options["until_empty"])
+        sys.exit(code)
+    work(given.application(), **options)
 
 
 def work(

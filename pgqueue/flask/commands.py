@@ -10,7 +10,8 @@ from flask.cli import ScriptInfo
 from flask.logging import default_handler
 
 from pgqueue.cli import main
-from pgqueue.cli.group import CliState, ErrorHandlingGroup, verbose_option
+from pgqueue.cli.app_loader import CliState
+from pgqueue.cli.group import ErrorHandlingGroup, verbose_option
 
 STAND_ALONE = {"demo"}
 """Commands that do not use an application."""

@@ -43,7 +43,7 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, Insert
+from sqlalchemy.dialects.postgresql import Insert
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.sql.selectable import CTE
 
@@ -52,9 +52,13 @@ from pgqueue.statements.tables import (
     AS_IT_STANDS,
     CTID,
     NEWLINE,
+    PLACE,
+    among,
+    array_parameter,
     clock,
     count_rows,
     document,
+    equal,
     jobs,
     leases,
     limit_buckets,
@@ -74,10 +78,10 @@ LANE = ("limit_keys", "queue", "priority")
 its time and its job."""
 DECLARED = ("declared", "is_strict", "skips_failed", "period", "burst", "is_fair")
 """What the code says of a limit."""
-PAUSED = cast(bindparam("paused", type_=Text), ARRAY(Text))
-PAUSED_TASKS = cast(bindparam("paused_tasks", type_=Text), ARRAY(Text))
+PAUSED = array_parameter("paused", Text)
+PAUSED_TASKS = array_parameter("paused_tasks", Text)
 ONE = literal_column("1", Integer)
-JOB_IDS = pg.unnest(cast(bindparam("job_ids", type_=Text), ARRAY(BigInteger)))
+JOB_IDS = pg.unnest(array_parameter("job_ids", BigInteger))
 
 
 @cache
@@ -94,8 +98,7 @@ def rules() -> Executable:
     """The limits that are in force."""
     burst = func.coalesce(limits.c.burst, ONE)
     flags = (limits.c.is_strict, limits.c.skips_failed)
-    of_rate = (limits.c.period, burst)
-    columns = (limits.c.name, _capacity(), *flags, *of_rate, limits.c.is_fair)
+    columns = (limits.c.name, _capacity(), *flags, limits.c.period, burst, limits.c.is_fair)
     return select(*columns).where(_is_in_force())
 
 
@@ -110,9 +113,9 @@ def first_waiting() -> Executable:
     first = (
         select(waiting_messages.c.run_at, waiting_messages.c.target_id)
         .where(
-            *(waiting_messages.c[name] == lanes.c[name] for name in LANE),
-            lanes.c.queue == any_(cast(bindparam("queues", type_=Text), ARRAY(Text))),
-            waiting_messages.c.task == any_(cast(bindparam("tasks", type_=Text), ARRAY(Text))),
+            *equal(waiting_messages, lanes, LANE),
+            lanes.c.queue == any_(array_parameter("queues", Text)),
+            waiting_messages.c.task == any_(array_parameter("tasks", Text)),
         )
         .order_by(waiting_messages.c.run_at, waiting_messages.c.target_id)
         .limit(bindparam("most_of_lane", type_=Integer))
@@ -167,8 +170,7 @@ def delete_full_buckets() -> Executable:
         .order_by(limit_buckets.c.full_at)
         .limit(bindparam("most", type_=Integer))
     )
-    keys = any_(func.array(full.scalar_subquery()))
-    return delete(limit_buckets).where(limit_buckets.c.limit_key == keys)
+    return delete(limit_buckets).where(limit_buckets.c.limit_key == among(full))
 
 
 @cache
@@ -218,12 +220,7 @@ def send_back() -> Executable:
     leased = exists().where(leases.c.target_id == message_queue.c.target_id)
     message = _message_of(job, ctid).where(later, ~leased).lateral("message")
     found = select(message.c.ctid).select_from(job.join(message, true()))
-    gone = (
-        delete(message_queue)
-        .where(any_(func.array(found.scalar_subquery())) == CTID)
-        .returning(message_queue)
-        .cte("gone")
-    )
+    gone = delete(message_queue).where(among(found) == CTID).returning(message_queue).cte("gone")
     names = ("queue", "priority", "run_at", "target_id", "task", "attempt", "crashes")
     rows = select(job.c.limit_keys, *(gone.c[name] for name in names)).join_from(
         gone, job, job.c.id == gone.c.target_id
@@ -242,13 +239,10 @@ def admit(*, notify: bool) -> Executable:
     place is not for a job that waits in a busy worker.
     """
     ready = _locked_jobs().cte("ready")
-    place = (*LANE, "run_at")
+    same = equal(waiting_messages, ready, (*LANE, "run_at"))
     taken = (
         delete(waiting_messages)
-        .where(
-            *(waiting_messages.c[name] == ready.c[name] for name in place),
-            waiting_messages.c.target_id == ready.c.id,
-        )
+        .where(*same, waiting_messages.c.target_id == ready.c.id)
         .returning(waiting_messages)
         .cte("taken")
     )
@@ -295,7 +289,7 @@ def drop_useless() -> Executable:
         .lateral("message")
     )
     ctids = select(message.c.ctid).select_from(useless.join(message, true()))
-    return delete(waiting_messages).where(any_(func.array(ctids.scalar_subquery())) == CTID)
+    return delete(waiting_messages).where(among(ctids) == CTID)
 
 
 @cache
@@ -427,10 +421,7 @@ def _with_state(place: Subquery | FromClause) -> Select[*tuple[Any, ...]]:
     )
     message = (
         select(*(message_queue.c[name] for name in ("run_at", "queue", "task")))
-        .where(
-            *(message_queue.c[name] == job.c[name] for name in ("queue", "priority", "run_at")),
-            message_queue.c.target_id == place.c.job_id,
-        )
+        .where(*equal(message_queue, job, PLACE), message_queue.c.target_id == place.c.job_id)
         .limit(ONE)
         .lateral("message")
     )
@@ -469,10 +460,7 @@ def _message_of(job: CTE, column: ColumnElement[Any]) -> Select[*tuple[Any, ...]
     return (
         select(column)
         .select_from(message_queue)
-        .where(
-            *(message_queue.c[name] == job.c[name] for name in ("queue", "priority", "run_at")),
-            message_queue.c.target_id == job.c.id,
-        )
+        .where(*equal(message_queue, job, PLACE), message_queue.c.target_id == job.c.id)
     )
 
 

@@ -30,7 +30,6 @@ from sqlalchemy import (
     true,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
 from pgqueue.statements.tables import (
@@ -38,11 +37,13 @@ from pgqueue.statements.tables import (
     CANCELLED,
     CTID,
     FAILED,
+    among,
     batch_jobs,
     batches,
     clock,
     count_rows,
     jobs,
+    json_parameter,
     pg,
     seconds,
 )
@@ -57,13 +58,13 @@ A_DAY = literal_column("86400::double precision", Float)
 @cache
 def add_batch() -> Executable:
     """Insert a batch without callbacks; returns its id."""
-    row = {"name": bindparam("name", type_=Text), "meta": _document("meta")}
+    row = {"name": bindparam("name", type_=Text), "meta": json_parameter("meta")}
     return insert(batches).values(row).returning(batches.c.id)
 
 
 @cache
 def set_callbacks() -> Executable:
-    values = {name: _document(name) for name in ("on_success", "on_failure")}
+    values = {name: json_parameter(name) for name in ("on_success", "on_failure")}
     return update(batches).where(batches.c.id == BATCH).values(values)
 
 
@@ -203,7 +204,7 @@ def prune_batches() -> Executable:
     id = select(old.c.id).scalar_subquery()
     size = bindparam("size", type_=BigInteger)
     places = select(CTID).select_from(batch_jobs).where(batch_jobs.c.batch_id == id).limit(size)
-    those = any_(func.array(places.scalar_subquery())) == CTID
+    those = among(places) == CTID
     parts = delete(batch_jobs).where(those).returning(batch_jobs.c.job_id).cte("parts")
     parts_gone = select(count_rows()).select_from(parts).scalar_subquery()
     whole = delete(batches).where(batches.c.id == id, parts_gone < size)
@@ -226,7 +227,7 @@ def is_in_open_batch() -> ColumnElement[bool]:
 
 
 def _first_due() -> Select[Any]:
-    keep = select(cast(bindparam("keep_of_others", type_=Text), JSONB)).scalar_subquery()
+    keep = select(json_parameter("keep_of_others")).scalar_subquery()
     span = cast(keep.op("->>")(batches.c.outcome), Float)
     return (
         select(batches.c.id)
@@ -267,7 +268,3 @@ def _is_unfinished(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
     """One probe by key for each row: the OFFSET keeps the planner from reading all jobs."""
     unfinished = select(jobs.c.id).where(jobs.c.id == job_id, jobs.c.outcome.is_(None))
     return unfinished.offset(AS_IT_STANDS).exists()
-
-
-def _document(name: str) -> ColumnElement[Any]:
-    return cast(bindparam(name, type_=Text), JSONB)

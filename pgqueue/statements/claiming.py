@@ -36,12 +36,15 @@ from sqlalchemy import (
     true,
     tuple_,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, array
+from sqlalchemy.dialects.postgresql import array
 from sqlalchemy.dialects.postgresql import insert as insert_or_take_over
 from sqlalchemy.sql.selectable import CTE, Subquery, TableValuedAlias
 
 from pgqueue.statements.tables import (
+    AS_IT_STANDS,
     CTID,
+    among,
+    array_parameter,
     clock,
     count_rows,
     crashed,
@@ -96,7 +99,7 @@ def lock(*, suspects: bool, meta: bool = False) -> Executable:
     stamp = (
         select(leases.c.message_id, leases.c.attempt, leases.c.held)
         .where(leases.c.target_id == started.c.target_id)
-        .offset(literal_column("0"))  # by key, however few leases the planner expects
+        .offset(AS_IT_STANDS)  # by key, however few leases the planner expects
         .lateral("stamp")
     )
     claimed = (
@@ -114,7 +117,7 @@ def lock(*, suspects: bool, meta: bool = False) -> Executable:
     )
     # Compared with the rows just found: a planner with wrong statistics would hash all of jobs.
     useless = select(message.c.ctid).where(~exists().where(started.c.id == message.c.id))
-    dropped = delete(message_queue).where(any_(func.array(useless.scalar_subquery())) == CTID)
+    dropped = delete(message_queue).where(among(useless) == CTID)
     moment = _moment(message, passed=null())
     return (
         select(moment, claimed)
@@ -194,10 +197,7 @@ def _taken_messages(due: CTE, *, ahead: bool) -> CTE:
     if ahead:
         places = places.where(~due.c.must_not_wait)
     return (
-        delete(message_queue)
-        .where(any_(func.array(places.scalar_subquery())) == CTID)
-        .returning(message_queue)
-        .cte("message")
+        delete(message_queue).where(among(places) == CTID).returning(message_queue).cte("message")
     )
 
 
@@ -249,7 +249,7 @@ def _pairs() -> TableValuedAlias:
 
 def _of_pair(pair: TableValuedAlias) -> ColumnElement[bool]:
     """Of the pair, and of a task that this worker knows; other tasks wait for a newer worker."""
-    known_tasks = cast(bindparam("tasks", type_=Text), ARRAY(Text))
+    known_tasks = array_parameter("tasks", Text)
     return and_(
         message_queue.c.queue == pair.c.queue,
         message_queue.c.priority == pair.c.priority,
@@ -279,7 +279,7 @@ def _unfinished_jobs_of(message: CTE, *, meta: bool) -> CTE:
     job = (
         select(jobs.c.max_attempts, cast(jobs.c.args, Text).label("args"), *more)
         .where(jobs.c.id == message.c.target_id, jobs.c.outcome.is_(None))
-        .offset(literal_column("0"))
+        .offset(AS_IT_STANDS)
         .lateral("job")
     )
     started: Select[*tuple[Any, ...]] = select(
@@ -354,7 +354,7 @@ def _crashed_attempts(started: CTE, lease: CTE) -> CTE:
     old = (
         select(leases.c.worker_id, leases.c.started_at)
         .where(leases.c.target_id == started.c.target_id)
-        .offset(literal_column("0"))
+        .offset(AS_IT_STANDS)
         .lateral("old")
     )
     attempts: Select[*tuple[Any, ...]] = select(

@@ -37,6 +37,7 @@ from pgqueue.statements.tables import (
     clock,
     document,
     jobs,
+    json_parameter,
     message_queue,
     pg,
     text_parameter,
@@ -82,7 +83,7 @@ def enqueue_job(
     values: dict[str, Any] = {
         "queue": bindparam("queue", type_=Text),
         "task": bindparam("task", type_=Text),
-        "args": cast(bindparam("args", type_=Text), JSONB),
+        "args": json_parameter("args"),
         "priority": bindparam("priority", type_=SmallInteger),
         "max_attempts": bindparam("max_attempts", type_=SmallInteger),
         "run_at": start_time(start),
@@ -103,7 +104,7 @@ def enqueue_job(
 def enqueue_jobs(*, start: Start, notify: bool, labelled: bool = False) -> Executable:
     """Insert a chunk of jobs of one task from one JSON array of arguments; returns their ids."""
     payloads = (
-        pg.jsonb_array_elements(cast(bindparam("documents", type_=Text), JSONB))
+        pg.jsonb_array_elements(json_parameter("documents"))
         .table_valued(column("args", JSONB))
         .render_derived(name="payload")
     )
@@ -154,7 +155,7 @@ def holders_of_unique_keys() -> Executable:
     """The unfinished jobs of a queue that hold these keys, and whether the role may read them."""
     all_of_jobs = literal_column(f"""'"{SCHEMA}".jobs', 'SELECT'""", Text)
     may_read = pg.has_table_privilege(all_of_jobs)
-    keys = pg.jsonb_array_elements_text(cast(bindparam("keys", type_=Text), JSONB))
+    keys = pg.jsonb_array_elements_text(json_parameter("keys"))
     holder = select(jobs.c.id, jobs.c.held_unique_key, may_read)
     return _that_hold(holder, select(keys.column_valued("key")))
 
@@ -183,9 +184,7 @@ class Taken(StrEnum):
 
 
 def labels(prefix: str = "") -> dict[str, Any]:
-    return {
-        name: cast(bindparam(f"{prefix}{name}", type_=Text), JSONB) for name in ("meta", "tags")
-    }
+    return {name: json_parameter(f"{prefix}{name}") for name in ("meta", "tags")}
 
 
 def start_time(start: Start, prefix: str = "") -> ColumnElement[Any]:

@@ -15,16 +15,13 @@ from sqlalchemy import (
     SmallInteger,
     Uuid,
     and_,
-    any_,
     bindparam,
     delete,
-    func,
-    literal_column,
     select,
     true,
 )
 
-from pgqueue.statements.tables import CTID, jobs, leases
+from pgqueue.statements.tables import AS_IT_STANDS, CTID, among, jobs, leases
 
 WORKER = bindparam("worker_id", type_=Uuid)
 ONE = (
@@ -73,14 +70,14 @@ def deleted_leases(said: Any, *, held: bool) -> CTE:
         select(CTID)
         .select_from(leases)
         .where(is_ours(said.c.target_id, said.c.message_id, said.c.attempt, held=held))
-        .offset(literal_column("0"))
+        .offset(AS_IT_STANDS)
         .lateral("lease")
     )
     places = select(lease.c.ctid).select_from(said.join(lease, true()))
     return (
         delete(leases)
         .where(
-            any_(func.array(places.scalar_subquery())) == CTID,
+            among(places) == CTID,
             leases.c.worker_id == WORKER,
         )
         .returning(*lease_columns())
@@ -101,11 +98,5 @@ def is_ours(job_id: Any, message_id: Any, attempt: Any, *, held: bool) -> Column
 
 def lease_columns() -> list[ColumnElement[Any]]:
     """The columns that a settle needs of the leases that were its own."""
-    return [
-        leases.c.target_id,
-        leases.c.message_id,
-        leases.c.attempt,
-        leases.c.crashes,
-        leases.c.worker_id,
-        leases.c.started_at,
-    ]
+    names = ("target_id", "message_id", "attempt", "crashes", "worker_id", "started_at")
+    return [leases.c[name] for name in names]

@@ -33,6 +33,7 @@ from sqlalchemy import (
 
 from pgqueue.models import SCHEMA, Job, JobStatus
 from pgqueue.statements.tables import (
+    AS_IT_STANDS,
     SUCCEEDED,
     clock,
     dead_letters,
@@ -236,7 +237,7 @@ def _pending(
     unfinished = (
         select(jobs.c.id)
         .where(jobs.c.id == ordered.c.target_id, jobs.c.outcome.is_(None))
-        .offset(literal_column("0"))
+        .offset(AS_IT_STANDS)
         .lateral("unfinished")
     )
     ids = select(ordered.c.target_id.label("id")).join(unfinished, true())

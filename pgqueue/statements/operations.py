@@ -11,7 +11,6 @@ from sqlalchemy import (
     Executable,
     SmallInteger,
     Text,
-    any_,
     bindparam,
     case,
     cast,
@@ -27,7 +26,6 @@ from sqlalchemy import (
     true,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
 from pgqueue.statements.enqueueing import (
@@ -38,12 +36,14 @@ from pgqueue.statements.enqueueing import (
 )
 from pgqueue.statements.tables import (
     CANCELLED,
-    CTID,
     FAILED,
+    PLACE,
     clock,
     dead_letters,
+    delete_unlocked,
     deleted_records,
     jobs,
+    json_parameter,
     leases,
     message_queue,
     paused_tasks,
@@ -85,17 +85,8 @@ def delete_messages() -> Executable:
 
     A handler's transaction holds its own job's message, which SKIP LOCKED would not skip.
     """
-    message = (
-        select(CTID)
-        .select_from(message_queue)
-        .where(stands_at_place_of(JOB), not_(HELD_HERE))
-        .with_for_update(skip_locked=True)
-    )
-    return (
-        delete(message_queue)
-        .where(any_(func.array(message.scalar_subquery())) == CTID)
-        .returning(message_queue.c.id)
-    )
+    messages = delete_unlocked(message_queue, stands_at_place_of(JOB), not_(HELD_HERE))
+    return messages.returning(message_queue.c.id)
 
 
 @cache
@@ -104,11 +95,8 @@ def delete_waiting_message() -> Executable:
 
     The job's row is locked, so no admission has this message, and none waits for it.
     """
-    return (
-        delete(waiting_messages)
-        .where(waits_at_place_of(JOB))
-        .returning(waiting_messages.c.target_id)
-    )
+    messages = delete(waiting_messages).where(waits_at_place_of(JOB))
+    return messages.returning(waiting_messages.c.target_id)
 
 
 @cache
@@ -135,13 +123,7 @@ def delete_left_lease() -> Executable:
     A transaction that has the lease deletes the job, stamps an attempt that the ended job
     refuses, or settles one; each deletes the lease too.
     """
-    lease = (
-        select(CTID)
-        .select_from(leases)
-        .where(leases.c.target_id == JOB, leases.c.held)
-        .with_for_update(skip_locked=True)
-    )
-    return delete(leases).where(any_(func.array(lease.scalar_subquery())) == CTID)
+    return delete_unlocked(leases, leases.c.target_id == JOB, leases.c.held)
 
 
 @cache
@@ -311,7 +293,7 @@ def _new_values(columns: tuple[str, ...]) -> dict[str, Any]:
         "priority": bindparam(f"{NEW}priority", type_=SmallInteger),
         # Never in the past: claims find a message behind their cursors late.
         "run_at": func.greatest(moment, clock()),
-        "args": cast(bindparam(f"{NEW}args", type_=Text), JSONB),
+        "args": json_parameter(f"{NEW}args"),
         "unique_key": unique_key,
         "held_unique_key": case((is_held, cast(unique_key, Text))),
     }
@@ -321,15 +303,9 @@ def _new_values(columns: tuple[str, ...]) -> dict[str, Any]:
 
 def _changed(values: dict[str, Any], *conditions: ColumnElement[bool], notify: bool) -> Executable:
     """Give a waiting job new values, and replace its message by one at the new place."""
-    place = (stands_at_place_of(JOB), *conditions, not_(HELD_HERE))
-    found = select(CTID).select_from(message_queue).where(*place).with_for_update(skip_locked=True)
+    message = delete_unlocked(message_queue, stands_at_place_of(JOB), *conditions, not_(HELD_HERE))
     kept = ("attempt", "crashes", "alone")
-    taken = (
-        delete(message_queue)
-        .where(any_(func.array(found.scalar_subquery())) == CTID)
-        .returning(*(message_queue.c[name] for name in kept))
-        .cte("taken")
-    )
+    taken = message.returning(*(message_queue.c[name] for name in kept)).cte("taken")
     job = (
         update(jobs)
         .where(jobs.c.id == JOB, jobs.c.outcome.is_(None), exists(select(taken.c.attempt)))
@@ -339,12 +315,10 @@ def _changed(values: dict[str, Any], *conditions: ColumnElement[bool], notify: b
     )
     columns = (job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task)
     row = select(*columns, *(taken.c[name] for name in kept)).select_from(job.join(taken, true()))
-    message = insert(message_queue).from_select(
-        ["queue", "priority", "run_at", "target_id", "task", *kept],
-        row.limit(literal_column("1")),
-    )
+    names = [*PLACE, "target_id", "task", *kept]
+    new = insert(message_queue).from_select(names, row.limit(literal_column("1")))
     woken = tell("rewind") if notify else true()
-    return select(job.c.id, woken).add_cte(message.cte("message"))
+    return select(job.c.id, woken).add_cte(new.cte("message"))
 
 
 def _changed_in_lane(

@@ -9,7 +9,6 @@ from sqlalchemy import (
     Uuid,
     and_,
     column,
-    literal_column,
     not_,
     select,
     true,
@@ -17,7 +16,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from pgqueue.statements.tables import document, jobs, leases
+from pgqueue.statements.tables import AS_IT_STANDS, document, jobs, leases
 
 REPORT = (
     column("job_id", BigInteger),
@@ -48,7 +47,7 @@ def write_progress() -> Executable:
         select(jobs.c.id)
         .where(jobs.c.id == said.c.job_id, jobs.c.attempts <= said.c.attempt)
         .with_for_update(key_share=True, skip_locked=True)
-        .offset(literal_column("0"))
+        .offset(AS_IT_STANDS)
         .lateral("unlocked")
     )
     job = (

@@ -15,13 +15,10 @@ from sqlalchemy import (
     Executable,
     Float,
     Integer,
-    Text,
     and_,
-    any_,
     bindparam,
     cast,
     column,
-    delete,
     exists,
     false,
     func,
@@ -32,19 +29,20 @@ from sqlalchemy import (
     table,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 
 from pgqueue.models import SCHEMA
 from pgqueue.models.job_status import status_of
 from pgqueue.statements.batches import is_in_open_batch
 from pgqueue.statements.tables import (
     CANCELLED,
-    CTID,
+    among,
     clock,
     count_rows,
     dead_letters,
+    delete_unlocked,
     deleted_records,
     jobs,
+    json_parameter,
     lock_key,
     pg,
     seconds,
@@ -101,15 +99,9 @@ def prune(references: tuple[Reference, ...], *, dead: bool) -> Executable:
     another transaction meanwhile is skipped.
     """
     first = _first(dead=dead)
-    ids = any_(func.array(select(first.c.id).scalar_subquery()))
-    due = (
-        select(CTID)
-        .select_from(jobs)
-        .where(jobs.c.id == ids, _is_due(references))
-        .with_for_update(skip_locked=True)
-    )
-    places = any_(func.array(due.scalar_subquery()))
-    gone = delete(jobs).where(places == CTID).returning(jobs.c.id).cte("gone")
+    ids = among(select(first.c.id))
+    due = delete_unlocked(jobs, jobs.c.id == ids, _is_due(references))
+    gone = due.returning(jobs.c.id).cte("gone")
     deleted = select(count_rows()).select_from(gone).scalar_subquery()
     are_young = pg.bool_and(first.c.is_young)
     return select(pg.max(first.c.id), are_young, deleted).add_cte(*deleted_records(gone))
@@ -170,7 +162,7 @@ def _is_due(references: tuple[Reference, ...]) -> ColumnElement[bool]:
 
 def _rules(name: str) -> ColumnElement[Any]:
     """A document, in a sub-select: a generic plan would read a parameter again for each row."""
-    return select(cast(bindparam(name, type_=Text), JSONB)).scalar_subquery()
+    return select(json_parameter(name)).scalar_subquery()
 
 
 def _seconds_of(keep: ColumnElement[Any]) -> ColumnElement[Any]:

@@ -20,14 +20,12 @@ from sqlalchemy import (
     Text,
     Uuid,
     and_,
-    any_,
     bindparam,
     cast,
     column,
     delete,
     exists,
     false,
-    func,
     literal_column,
     null,
     or_,
@@ -41,9 +39,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 from pgqueue.statements.settling import free_among, write_verdicts
 from pgqueue.statements.tables import (
     AS_IT_STANDS,
-    CTID,
     clock,
     crash_words,
+    delete_unlocked,
     jobs,
     leases,
     message_queue,
@@ -122,13 +120,7 @@ def drop_left_stamps() -> Executable:
         stands_at_place_of(leases.c.target_id), message_queue.c.id > leases.c.message_id
     )
     gone_on = and_(~exists().where(_is_own_message()), later)
-    stamp = (
-        select(CTID)
-        .select_from(leases)
-        .where(leases.c.held, or_(job.scalar_subquery().is_(None), gone_on))
-        .with_for_update(skip_locked=True)
-    )
-    return delete(leases).where(any_(func.array(stamp.scalar_subquery())) == CTID)
+    return delete_unlocked(leases, leases.c.held, or_(job.scalar_subquery().is_(None), gone_on))
 
 
 @cache
@@ -191,7 +183,9 @@ def _catalog(name: str, *columns: str) -> TableClause:
 
 def _rescue(condition: ColumnElement[bool]) -> Executable:
     # A transaction that has locked one job's row must not keep all others from being rescued.
-    orphan = free_among(_orphans(condition).cte("any_orphan")).limit(LIMIT).cte("orphan")
+    orphans = orphaned_leases().where(condition).order_by(leases.c.target_id)
+    unlocked = orphans.with_for_update(of=leases, skip_locked=True).cte("any_orphan")
+    orphan = free_among(unlocked).limit(LIMIT).cte("orphan")
     lease = (
         delete(leases)
         .where(leases.c.target_id == orphan.c.target_id, condition)
@@ -215,15 +209,6 @@ def forget_workers() -> Executable:
     day_ago = clock() - literal_column("interval '1 day'")
     holds = exists().where(leases.c.worker_id == workers.c.id)
     return delete(workers).where(workers.c.dead_at < day_ago, ~holds)
-
-
-def _orphans(condition: Any) -> Select[Any]:
-    return (
-        orphaned_leases()
-        .where(condition)
-        .order_by(leases.c.target_id)
-        .with_for_update(of=leases, skip_locked=True)
-    )
 
 
 def _is_orphan() -> ColumnElement[bool]:

@@ -26,7 +26,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from pgqueue.statements.tables import clock, document, jobs, pg, schedules, text_parameter
+from pgqueue.statements.tables import (
+    array_parameter,
+    clock,
+    document,
+    jobs,
+    pg,
+    schedules,
+    text_parameter,
+)
 
 NAME = schedules.c.name == text_parameter("schedule_name")
 MOMENT = DateTime(timezone=True)
@@ -188,7 +196,7 @@ def declared_schedules() -> Executable:
     """What the last synchronisation has written of these schedules."""
     return select(
         schedules.c.name, schedules.c.declared_in, cast(schedules.c.declaration, Text)
-    ).where(schedules.c.name == any_(_texts("names")))
+    ).where(schedules.c.name == any_(array_parameter("names", Text)))
 
 
 @cache
@@ -201,9 +209,9 @@ def pause_undeclared() -> Executable:
         update(schedules)
         .where(
             schedules.c.paused_at.is_(None),
-            schedules.c.declared_in == any_(_texts("modules")),
+            schedules.c.declared_in == any_(array_parameter("modules", Text)),
             schedules.c.declaration.is_not(None),
-            ~(schedules.c.name == any_(_texts("names"))),
+            ~(schedules.c.name == any_(array_parameter("names", Text))),
         )
         .values(
             paused_at=clock(),
@@ -214,15 +222,10 @@ def pause_undeclared() -> Executable:
 
 
 def _is_known_task() -> ColumnElement[bool]:
-    return schedules.c.task == any_(_texts("tasks"))
+    return schedules.c.task == any_(array_parameter("tasks", Text))
 
 
 def _value(name: str) -> ColumnElement[Any]:
     """The parameter for a column; JSON is sent as text."""
     type_ = schedules.c[name].type
     return cast(bindparam(name, type_=Text if isinstance(type_, JSONB) else type_), type_)
-
-
-def _texts(name: str) -> ColumnElement[Any]:
-    """Names as one text parameter, as ``array_of`` writes them."""
-    return cast(bindparam(name, type_=Text), ARRAY(Text))

@@ -19,7 +19,6 @@ from sqlalchemy import (
     SmallInteger,
     Text,
     and_,
-    any_,
     bindparam,
     case,
     cast,
@@ -37,7 +36,7 @@ from sqlalchemy import (
     true,
     update,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.sql.selectable import CTE, LateralFromClause, TableValuedAlias
 
@@ -45,10 +44,14 @@ from pgqueue.statements import fencing
 from pgqueue.statements.follow_ups import follow_up_messages
 from pgqueue.statements.stamping import take_message
 from pgqueue.statements.tables import (
+    AS_IT_STANDS,
     CANCELLED,
     FAILED,
     NEWLINE,
+    PLACE,
     SUCCEEDED,
+    among,
+    array_parameter,
     clock,
     count_rows,
     dead_letters,
@@ -78,6 +81,7 @@ KEPT = cast(literal_column("0"), SmallInteger)
 ONE = literal_column("1", Integer)
 SPACE = cast(literal_column("' '", Text), Text)
 """After the name of a limit in a key."""
+ERROR = ("error_type", "error", "traceback")
 LAST_INTERRUPTION = literal_column("' The job has reached max_interruptions = '", Text)
 
 
@@ -115,7 +119,8 @@ def settle(*, held: bool) -> Executable:
     rest = [column for column in gone.c if column.name != "crashes"]
     met = _first_met(said)
     too_late = _is_too_late(said, gone)
-    verdict = (*_verdict_columns(said), *_columns_of_waiting(said, met.c.since, too_late))
+    words = (said.c[name] for name in ("snoozed", "max_interruptions", "result", *ERROR))
+    verdict = (*words, *_columns_of_waiting(said, met.c.since, too_late))
     ours = gone.join(said, same_lease).outerjoin(met, true())
     return write_verdicts(select(*rest, crashes, *verdict).select_from(ours).cte("lease"))
 
@@ -162,7 +167,7 @@ def delete_succeeded(*, held: bool) -> Executable:
         select(leases.c.target_id)
         .where(fencing.is_ours(said.c.target_id, said.c.message_id, said.c.attempt, held=held))
         .with_for_update()
-        .offset(literal_column("0"))
+        .offset(AS_IT_STANDS)
         .lateral("ours")
     )
     lease = select(ours.c.target_id).select_from(said.join(ours, true())).cte("lease")
@@ -177,7 +182,7 @@ def delete_succeeded(*, held: bool) -> Executable:
         .returning(jobs.c.id)
         .cte("job")
     )
-    ids = any_(func.array(select(job.c.id).scalar_subquery()))
+    ids = among(select(job.c.id))
     gone = delete(leases).where(leases.c.target_id == ids).cte("gone")
     return select(job.c.id).add_cte(gone, *deleted_records(job))
 
@@ -190,7 +195,7 @@ def check_constraints() -> Executable:
 @cache
 def free_jobs() -> Executable:
     """Which of these jobs no other transaction has locked, for however short a time."""
-    ids = pg.unnest(cast(bindparam("target_ids", type_=Text), ARRAY(BigInteger)))
+    ids = pg.unnest(array_parameter("target_ids", BigInteger))
     said = ids.table_valued(column("target_id", BigInteger)).render_derived(name="said")
     return free_among(said)
 
@@ -202,7 +207,7 @@ def free_among(said: FromClause) -> Select[Any]:
     probe by key for each.  A deleted job counts as free.
     """
     job = select(jobs.c.id).where(jobs.c.id == said.c.target_id)
-    unlocked = job.with_for_update(key_share=True, skip_locked=True).offset(literal_column("0"))
+    unlocked = job.with_for_update(key_share=True, skip_locked=True).offset(AS_IT_STANDS)
     free = unlocked.lateral("free")
     return (
         select(said.c.target_id)
@@ -217,7 +222,7 @@ _SAID = (("target_ids", BigInteger), ("message_ids", BigInteger), ("attempts", S
 def _said_successes() -> TableValuedAlias:
     return (
         # unnest with several arrays is syntax, and takes no schema name.
-        func.unnest(*(cast(bindparam(name, type_=Text), ARRAY(kind)) for name, kind in _SAID))
+        func.unnest(*(array_parameter(name, kind) for name, kind in _SAID))
         .table_valued(
             column("target_id", BigInteger),
             column("message_id", BigInteger),
@@ -341,22 +346,16 @@ def _next_messages_of(job: CTE) -> CTE:
     """A job that crashed before, has only one attempt, or has places in limits is not claimed ahead
     of a slot."""
     alone = or_(job.c.lease_crashes > 0, job.c.max_attempts == 1, job.c.limit_keys.is_not(None))
-    rows = select(
-        job.c.queue,
-        job.c.priority,
-        job.c.run_at,
-        job.c.id,
-        job.c.task,
-        job.c.attempts,
-        job.c.lease_crashes,
-        alone,
-    ).where(job.c.outcome.is_(None), job.c.next_start_counts.is_not(true()))
-    columns = ["queue", "priority", "run_at", "target_id", "task", "attempt", "crashes", "alone"]
+    names = (*PLACE, "id", "task", "attempts", "lease_crashes")
+    rows = select(*(job.c[name] for name in names), alone).where(
+        job.c.outcome.is_(None), job.c.next_start_counts.is_not(true())
+    )
+    columns = [*PLACE, "target_id", "task", "attempt", "crashes", "alone"]
     return insert(message_queue).from_select(columns, rows).cte("next_message")
 
 
 def _waiting_messages_of(job: CTE) -> CTE:
-    names = ("limit_keys", "queue", "priority", "run_at", "id", "task", "attempts", "lease_crashes")
+    names = ("limit_keys", *PLACE, "id", "task", "attempts", "lease_crashes")
     rows = select(*(job.c[name] for name in names)).where(
         job.c.outcome.is_(None), job.c.next_start_counts
     )
@@ -373,27 +372,18 @@ def _next_start_counts() -> ColumnElement[bool | None]:
     key = pg.unnest(pg.string_to_array(jobs.c.limit_keys, NEWLINE)).column_valued("key")
     names = select(pg.split_part(key, SPACE, ONE, type_=Text))
     counts = and_(pg.bool_or(limits.c.period.is_not(None)), ~pg.bool_or(limits.c.is_strict))
-    known = select(counts).where(limits.c.name == any_(func.array(names.scalar_subquery())))
+    known = select(counts).where(limits.c.name == among(names))
     return case((jobs.c.limit_keys.is_not(None), known.scalar_subquery()))
 
 
 def _bad_attempts_of(job: CTE) -> CTE:
-    rows = select(
-        job.c.id,
-        job.c.lease_message_id,
-        job.c.lease_attempt,
-        job.c.lease_end,
-        job.c.lease_error_type,
-        job.c.lease_error,
-        job.c.lease_traceback,
-        job.c.lease_worker_id,
-        job.c.lease_started_at,
-        clock(),
-    ).where(job.c.lease_end.is_not(None))
-    ending = ["outcome", "error_type", "error", "traceback"]
-    moments = ["started_at", "finished_at"]
-    columns = ["job_id", "message_id", "attempt", *ending, "worker_id", *moments]
-    attempts = insert_or_skip(job_attempts).from_select(columns, rows).on_conflict_do_nothing()
+    names = ("message_id", "attempt", "end", *ERROR, "worker_id", "started_at")
+    rows = select(job.c.id, *(job.c[f"lease_{name}"] for name in names), clock()).where(
+        job.c.lease_end.is_not(None)
+    )
+    columns = ["outcome" if name == "end" else name for name in names]
+    attempts = insert_or_skip(job_attempts).from_select(["job_id", *columns, "finished_at"], rows)
+    attempts = attempts.on_conflict_do_nothing()
     return attempts.cte("bad_attempt")
 
 
@@ -421,17 +411,7 @@ def _readable_jobs_of(job: CTE) -> CTE:
     has_started = or_(job.c.lease_burned == BURNED, job.c.lease_snoozed == ONE)
     was_interrupted = job.c.lease_max_interruptions.is_not(None)
     ids = select(job.c.id).where(or_(has_started, was_interrupted, job.c.outcome.is_not(None)))
-    return (
-        delete(unreadable_jobs)
-        .where(unreadable_jobs.c.job_id == any_(func.array(ids.scalar_subquery())))
-        .cte("readable")
-    )
-
-
-def _verdict_columns(said: Any) -> list[ColumnElement[Any]]:
-    words = ("snoozed", "max_interruptions", "result")
-    error = ("error_type", "error", "traceback")
-    return [said.c[name] for name in (*words, *error)]
+    return delete(unreadable_jobs).where(unreadable_jobs.c.job_id == among(ids)).cte("readable")
 
 
 def _first_met(said: Any) -> LateralFromClause:
@@ -442,7 +422,7 @@ def _first_met(said: Any) -> LateralFromClause:
     row = select(unreadable_jobs.c.since).where(
         unreadable_jobs.c.job_id == said.c.target_id, said.c.max_unreadable.is_not(None)
     )
-    return row.offset(literal_column("0")).lateral("met")
+    return row.offset(AS_IT_STANDS).lateral("met")
 
 
 def _is_too_late(said: Any, lease: CTE) -> ColumnElement[bool]:

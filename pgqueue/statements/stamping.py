@@ -17,13 +17,10 @@ from sqlalchemy import (
     Text,
     Uuid,
     and_,
-    any_,
     bindparam,
     case,
     cast,
-    delete,
     exists,
-    func,
     literal_column,
     select,
     true,
@@ -33,9 +30,9 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.sql.dml import ReturningDelete
 
 from pgqueue.statements.tables import (
-    CTID,
     clock,
     crashed,
+    delete_unlocked,
     job_attempts,
     jobs,
     leases,
@@ -137,17 +134,7 @@ def has_crashed_before() -> Executable:
 @cache
 def take_message() -> ReturningDelete[int]:
     """Delete a message that this transaction holds or that is not locked; otherwise no row."""
-    message = (
-        select(CTID)
-        .select_from(message_queue)
-        .where(_is_the_message())
-        .with_for_update(skip_locked=True)
-    )
-    return (
-        delete(message_queue)
-        .where(any_(func.array(message.scalar_subquery())) == CTID)
-        .returning(message_queue.c.id)
-    )
+    return delete_unlocked(message_queue, _is_the_message()).returning(message_queue.c.id)
 
 
 @cache

@@ -9,6 +9,8 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    Delete,
+    FromClause,
     Function,
     Integer,
     Select,
@@ -27,8 +29,9 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy import cast as sql_cast
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.sql.selectable import TableValuedAlias
+from sqlalchemy.types import TypeEngine
 
 from pgqueue.models import (
     SCHEMA,
@@ -63,7 +66,6 @@ job_attempts = _table(JobAttempt)
 dead_letters = _table(DeadLetter)
 unreadable_jobs = _table(UnreadableJob)
 workers = _table(WorkerProcess)
-paused_tasks = _table(PausedTask)
 queues = _table(QueueSettings)
 paused_tasks = _table(PausedTask)
 schedules = _table(Schedule)
@@ -76,6 +78,8 @@ batch_jobs = _table(BatchJob)
 
 AS_IT_STANDS: ColumnElement[Any] = literal_column("0")
 """An OFFSET that keeps the planner from reordering a sub-query: one probe by key for each row."""
+PLACE = ("queue", "priority", "run_at")
+"""The columns that say where in the queue a job and its message stand."""
 CTID: ColumnElement[Any] = column("ctid")
 """The place of a row.  Safe in a statement that has itself locked the row, and only on a plain
 table: in a partitioned one, each partition may have a row with the same ctid."""
@@ -127,6 +131,16 @@ def text_parameter(name: str) -> ColumnElement[str]:
     return sql_cast(bindparam(name, type_=Text), Text)
 
 
+def json_parameter(name: str) -> ColumnElement[Any]:
+    """A JSON document, sent as text."""
+    return sql_cast(bindparam(name, type_=Text), JSONB)
+
+
+def array_parameter(name: str, type_: type[TypeEngine[Any]]) -> ColumnElement[Any]:
+    """An array, sent as the text that :func:`array_of` writes: psycopg would adapt each item."""
+    return sql_cast(bindparam(name, type_=Text), ARRAY(type_))
+
+
 def wake_up_call(word: str = "enqueued") -> ColumnElement[bool]:
     """Notify, but only if some worker sleeps.
 
@@ -152,7 +166,7 @@ def document(name: str, *columns: ColumnElement[Any]) -> TableValuedAlias:
     Bulk parameters are sent so because psycopg adapts a list of strings in Python, item by item,
     which costs more than the statement.
     """
-    recordset = pg.jsonb_to_recordset(sql_cast(bindparam(name, type_=Text), JSONB))
+    recordset = pg.jsonb_to_recordset(json_parameter(name))
     return recordset.table_valued(*columns).render_derived(name=name, with_types=True)
 
 
@@ -177,28 +191,44 @@ def key_after_success() -> ColumnElement[Any]:
     return case((has_key_of_period(), jobs.c.held_unique_key))
 
 
+def equal(left: FromClause, right: FromClause, names: Iterable[str]) -> list[ColumnElement[bool]]:
+    """Whether these columns have the same names and values on both sides."""
+    return [left.c[name] == right.c[name] for name in names]
+
+
 def stands_at_place_of(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
     """A message of this job, found by the job's queue, priority and time.
 
     These are the key of the message without its id: no index finds a message by its job alone.
     """
-    # Correlated by name: SQLAlchemy would otherwise repeat the table of an enclosing DELETE here.
-    job = select(jobs).where(jobs.c.id == job_id).correlate_except(jobs)
-    place = [
-        message_queue.c[name] == job.with_only_columns(jobs.c[name]).scalar_subquery()
-        for name in ("queue", "priority", "run_at")
-    ]
-    return and_(*place, message_queue.c.target_id == job_id)
+    return _is_at_place(message_queue, PLACE, job_id)
 
 
 def waits_at_place_of(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
     """The waiting message of this job, found by its whole key, which the job's row has."""
+    return _is_at_place(waiting_messages, ("limit_keys", *PLACE), job_id)
+
+
+def _is_at_place(
+    messages: Table, names: Iterable[str], job_id: ColumnElement[Any]
+) -> ColumnElement[bool]:
+    # Correlated by name: SQLAlchemy would otherwise repeat the table of an enclosing DELETE here.
     job = select(jobs).where(jobs.c.id == job_id).correlate_except(jobs)
     place = [
-        waiting_messages.c[name] == job.with_only_columns(jobs.c[name]).scalar_subquery()
-        for name in ("limit_keys", "queue", "priority", "run_at")
+        messages.c[name] == job.with_only_columns(jobs.c[name]).scalar_subquery() for name in names
     ]
-    return and_(*place, waiting_messages.c.target_id == job_id)
+    return and_(*place, messages.c.target_id == job_id)
+
+
+def among(values: Select[Any]) -> ColumnElement[Any]:
+    """Compare with these values: an array is read once, whatever the planner expects."""
+    return any_(func.array(values.scalar_subquery()))
+
+
+def delete_unlocked(table: Table, *conditions: ColumnElement[bool]) -> Delete:
+    """Delete these rows, except those that another transaction has locked: never waits."""
+    rows = select(CTID).select_from(table).where(*conditions).with_for_update(skip_locked=True)
+    return delete(table).where(among(rows) == CTID)
 
 
 def left_of_older_message(message_id: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -226,11 +256,8 @@ def crash_words() -> list[ColumnElement[Any]]:
 
 
 def deleted_records(gone: CTE) -> list[CTE]:
-    """Delete what is on record about deleted jobs.
-
-    An array is read once, and its rows by key, whatever the statistics of these tables.
-    """
-    ids = any_(func.array(select(gone.c.id).scalar_subquery()))
+    """Delete what is on record about deleted jobs, by key."""
+    ids = among(select(gone.c.id))
     return [
         delete(job_attempts).where(job_attempts.c.job_id == ids).cte("attempts"),
         delete(dead_letters).where(dead_letters.c.job_id == ids).cte("letters"),

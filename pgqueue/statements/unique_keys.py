@@ -14,7 +14,6 @@ from sqlalchemy import (
     Interval,
     SmallInteger,
     Text,
-    any_,
     bindparam,
     cast,
     column,
@@ -37,8 +36,11 @@ from pgqueue.statements.operations import HELD_HERE, NEW
 from pgqueue.statements.tables import (
     AS_IT_STANDS,
     CTID,
+    PLACE,
+    among,
     clock,
     document,
+    equal,
     jobs,
     message_queue,
     pg,
@@ -82,10 +84,9 @@ def change_holders(
         .returning(*DISPATCHED, jobs.c.held_unique_key)
         .cte("job")
     )
-    place = [job.c[name] for name in ("queue", "priority", "run_at", "id", "task")]
+    place = [job.c[name] for name in (*PLACE, "id", "task")]
     rows = select(*place, *(taken.c[name] for name in KEPT)).where(taken.c.target_id == job.c.id)
-    columns = ["queue", "priority", "run_at", "target_id", "task", *KEPT]
-    message = insert(message_queue).from_select(columns, rows)
+    message = insert(message_queue).from_select([*PLACE, "target_id", "task", *KEPT], rows)
     woken = select(wake_up_call() if notify else true()).scalar_subquery()
     return select(job.c.id, job.c.held_unique_key, woken).add_cte(message.cte("message"))
 
@@ -137,9 +138,8 @@ def free_key_of_attempt(*, is_alone: bool) -> Executable:
 def _holders() -> CTE:
     """The jobs of this task that hold the keys of the document, one probe of the index for each."""
     said = document("documents", column("args", JSONB), column("unique_key", Text))
-    place = [jobs.c[name] for name in ("id", "queue", "priority", "run_at")]
     job = (
-        select(*place)
+        select(*(jobs.c[name] for name in ("id", *PLACE)))
         .where(
             jobs.c.queue == text_parameter(f"{NEW}queue"),
             jobs.c.held_unique_key == said.c.unique_key,
@@ -154,7 +154,7 @@ def _holders() -> CTE:
 
 def _taken_messages(holder: CTE) -> CTE:
     """The messages of waiting jobs, deleted."""
-    same = [message_queue.c[name] == holder.c[name] for name in ("queue", "priority", "run_at")]
+    same = equal(message_queue, holder, PLACE)
     message = (
         select(CTID)
         .select_from(message_queue)
@@ -166,7 +166,7 @@ def _taken_messages(holder: CTE) -> CTE:
     places = select(message.c.ctid).select_from(holder.join(message, true()))
     return (
         delete(message_queue)
-        .where(any_(func.array(places.scalar_subquery())) == CTID)
+        .where(among(places) == CTID)
         .returning(message_queue.c.target_id, *(message_queue.c[name] for name in KEPT))
         .cte("taken")
     )

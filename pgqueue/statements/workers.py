@@ -43,6 +43,7 @@ from pgqueue.statements.tables import (
     clock,
     job_attempts,
     jobs,
+    json_parameter,
     leases,
     paused_tasks,
     pg,
@@ -62,7 +63,7 @@ def register_worker() -> Executable:
         hostname=bindparam("hostname", type_=Text),
         pid=bindparam("pid", type_=Integer),
         backend_pid=pg.pg_backend_pid(),
-        queues=cast(bindparam("queues", type_=Text), JSONB),
+        queues=json_parameter("queues"),
         slots=bindparam("slots", type_=SmallInteger),
     )
     # The row exists if the answer to the first try was lost.

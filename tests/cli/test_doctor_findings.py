@@ -12,8 +12,9 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from pgqueue import PgQueue
-from pgqueue.cli.finding import Finding, Level
-from pgqueue.cli.server_findings import (
+from pgqueue.cli.doctor import (
+    Finding,
+    Level,
     of_connection,
     of_notifications,
     of_search_path,

@@ -1,18 +1,19 @@
-"""The commands for limits: limits, set-limit."""
+"""``pgqueue limits`` and ``set-limit``."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from pgqueue.cli.group import CliState, on_database
-
-if TYPE_CHECKING:
-    from pgqueue.repository import LimitState
+from pgqueue.cli.app_loader import CliState, opened
+from pgqueue.cli.group import on_database_with_json
+from pgqueue.limits import has_own_capacity, rate_in_words
+from pgqueue.repository import LimitState
+from pgqueue.terminal import print_json, print_table
 
 
 @click.command()
-@on_database
+@on_database_with_json
 def limits(given: CliState, as_json: bool) -> None:
     """List the limits: capacities, places held, and jobs that wait.
 
@@ -23,29 +24,15 @@ def limits(given: CliState, as_json: bool) -> None:
     \b
     Example:  pgqueue --app shop.jobs:queue limits
     """
-    from pgqueue.cli.app_loader import opened
-    from pgqueue.cli.jobs import as_data
-    from pgqueue.terminal import print_table
-
     queue = given.database()
     with opened(queue) as session:
         found = queue.limits(session)
     if as_json:
-        click.echo(json.dumps({"limits": [as_data(one._asdict()) for one in found]}, indent=2))
+        print_json({"limits": found})
         return
-    if not found:
-        click.echo("No worker has declared a limit.")
-        return
-    rows = [
-        [
-            one.name,
-            _capacity(one),
-            one.held,
-            one.waiting,
-        ]
-        for one in found
-    ]
-    print_table(["limit", "capacity", "held", "waiting"], rows)
+    rows = [[one.name, _capacity(one), one.held, one.waiting] for one in found]
+    columns = ["limit", "capacity", "held", "waiting"]
+    print_table(columns, rows, otherwise="No worker has declared a limit.")
 
 
 @click.command(name="set-limit")
@@ -53,7 +40,7 @@ def limits(given: CliState, as_json: bool) -> None:
 @click.argument("capacity", type=click.IntRange(min=0), required=False)
 @click.option("--reset", is_flag=True, help="Return to the capacity in the code.")
 @click.option("--key", help="Only for this value of the limit's argument; JSON for several.")
-@on_database
+@on_database_with_json
 def set_limit(
     given: CliState, as_json: bool, name: str, capacity: int | None, reset: bool, key: str | None
 ) -> None:
@@ -66,10 +53,6 @@ def set_limit(
               pgqueue --app shop.jobs:queue set-limit bank --reset
               pgqueue --app shop.jobs:queue set-limit shop.report:tenant_id 0 --key 7
     """
-    from pgqueue.cli.app_loader import opened
-    from pgqueue.cli.jobs import as_data
-    from pgqueue.limits import has_own_capacity
-
     if reset == (capacity is not None):
         raise click.UsageError("give either a CAPACITY or --reset")
     queue = given.database()
@@ -79,7 +62,7 @@ def set_limit(
         known = {one.name: one for one in queue.limits(session)}
         found = known.get(written, known[name])
     if as_json:
-        click.echo(json.dumps(as_data(found._asdict()), indent=2))
+        print_json(found)
         return
     is_number = found.period is None and has_own_capacity(found.capacity, is_fair=found.is_fair)
     words = f"{found.capacity} at once" if is_number else _in_words(found, found.capacity)
@@ -95,14 +78,12 @@ def _key(text: str) -> Any:
     return (None,) if value is None else value
 
 
-def _capacity(limit: "LimitState") -> str:
+def _capacity(limit: LimitState) -> str:
     words = _in_words(limit, limit.capacity)
     return f"{words} (in the code {_in_words(limit, limit.declared)})" if limit.is_set else words
 
 
-def _in_words(limit: "LimitState", capacity: int) -> str:
-    from pgqueue.limits import has_own_capacity, rate_in_words
-
+def _in_words(limit: LimitState, capacity: int) -> str:
     if not has_own_capacity(capacity, is_fair=limit.is_fair):
         return "in turns"
     return str(capacity) if limit.period is None else rate_in_words(capacity, limit.period)

@@ -1,11 +1,10 @@
 """``pgqueue grant`` and ``pgqueue revoke``: the rights of roles on the tables."""
 
-from collections.abc import Callable
-from typing import Any
-
 import click
 
-from pgqueue.cli.group import CliState, app_option, url_option, verbose_option
+from pgqueue import schema
+from pgqueue.cli.app_loader import CliState
+from pgqueue.cli.group import on_database, together
 
 _PURPOSES = {
     "worker": "Runs jobs: reads and writes the tables, changes none.",
@@ -15,16 +14,11 @@ _PURPOSES = {
     "migrator": "May become the owner, to upgrade the tables.",
 }
 
-
-def _roles(function: Callable[..., Any]) -> Callable[..., Any]:
-    command = app_option(url_option(verbose_option(click.pass_obj(function))))
-    printing = click.option(
-        "--sql", "as_sql", is_flag=True, help="Print the statements; run none of them."
-    )
-    command = printing(command)
-    for purpose, words in reversed(_PURPOSES.items()):
-        command = click.option(f"--{purpose}", metavar="ROLE", help=words)(command)
-    return command
+_roles = together(
+    *(click.option(f"--{name}", metavar="ROLE", help=help) for name, help in _PURPOSES.items()),
+    click.option("--sql", "as_sql", is_flag=True, help="Print the statements; run none of them."),
+    on_database,
+)
 
 
 @click.command()
@@ -40,8 +34,6 @@ def grant(given: CliState, /, as_sql: bool, **names: str | None) -> None:
     Example:  pgqueue --url postgresql://postgres@localhost/shop grant --worker app_worker \\
                 --enqueue app_web --dashboard app_ops --owner app_owner --migrator app_migrator
     """
-    from pgqueue import schema
-
     if as_sql:
         _print(schema.grant_statements(schema.Roles(**names)))
         return
@@ -61,8 +53,6 @@ def revoke(given: CliState, /, as_sql: bool, **names: str | None) -> None:
     \b
     Example:  pgqueue --url postgresql://postgres@localhost/shop revoke --enqueue app_web
     """
-    from pgqueue import schema
-
     if as_sql:
         _print(schema.revoke_statements(schema.Roles(**names)))
         return
