@@ -15,6 +15,7 @@ from pgqueue.admission import (
     Waiting,
     after_starts,
     after_turns,
+    fair_names,
     held_by_key,
     is_fair,
     is_rate,
@@ -146,8 +147,10 @@ class AdmissionRounds:
         of_lane: int,
     ) -> Admitted:
         self._serialize(admissions)
-        keys = {key for job in waiting if job.is_due for key in job.limit_keys}
-        places = admissions.places_under(sorted(keys), paused=paused)
+        due = [job for job in waiting if job.is_due]
+        keys = {key for job in due for key in job.limit_keys}
+        names = {name for name, _ in fair_names(due, rules)}
+        places = admissions.places_under(sorted(keys | names), paused=paused)
         if free := [place for place in places if not place.is_held]:
             admissions.delete_places(free)
         late = to_send_back(places, rules)
@@ -174,11 +177,12 @@ class AdmissionRounds:
     ) -> None:
         """Step over the jobs that could not be moved, and over those behind them that cannot be.
 
-        All that were read at once: another transaction may have locked thousands.
+        All that were read at once: another transaction may have locked thousands.  A message that
+        does not stand where its job says cannot be moved, though nobody has locked the job.
         """
         lanes = {job.limit_keys for job in waiting if job.job_id in left}
         behind = [job for job in waiting if job.limit_keys in lanes]
-        stuck = {job.job_id for job in behind} - admissions.free(behind)
+        stuck = {job.job_id for job in behind} - admissions.free(behind) | set(left)
         admissions.drop_useless(job for job in behind if job.job_id in stuck)
         self._locked |= stuck
 
@@ -208,8 +212,9 @@ def _take_tokens(
     buckets: Buckets,
     rules: Mapping[str, Rule],
 ) -> float | None:
-    """Take a token under each rate of the moved jobs, and the turns of their keys; returns the
-    seconds until the next token comes back for which a job waits."""
+    """Take a token under each rate of the moved jobs, and the turns of their keys, with a place
+    under the name of their limit; returns the seconds until the next token comes back for which a
+    job waits."""
     by_id = {job.job_id: job for job in waiting}
     started = [by_id[job_id] for job_id in moved]
     rates = {key for key in chain.from_iterable(_lanes(waiting)) if is_rate(key, rules)}
@@ -218,6 +223,8 @@ def _take_tokens(
     turns = after_turns(started, buckets.now, rules)
     if full_at or turns:
         admissions.write_buckets({**full_at, **turns})
+    if turns:
+        admissions.add_places(fair_names(started, rules))
     left = [job for job in waiting if job.is_due and job.job_id not in set(moved)]
     keys = rates.intersection(chain.from_iterable(_lanes(left)))
     wait = next_token(keys, Buckets(buckets.now, {**buckets.full_at, **full_at}), rules)
