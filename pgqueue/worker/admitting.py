@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from pgqueue.admission import (
     Buckets,
+    Place,
     Rule,
     Turns,
     Waiting,
@@ -24,7 +25,7 @@ from pgqueue.admission import (
     to_admit,
     to_send_back,
 )
-from pgqueue.limits import Limit
+from pgqueue.limits import Limit, name_of
 from pgqueue.repository import Admissions, Paused
 from pgqueue.repository.admissions import FIRST_LANE, FIRST_PLACE
 
@@ -147,21 +148,14 @@ class AdmissionRounds:
         of_lane: int,
     ) -> Admitted:
         self._serialize(admissions)
-        due = [job for job in waiting if job.is_due]
-        keys = {key for job in due for key in job.limit_keys}
-        names = {name for name, _ in fair_names(due, rules)}
-        places = admissions.places_under(sorted(keys | names), paused=paused)
-        if free := [place for place in places if not place.is_held]:
-            admissions.delete_places(free)
-        late = to_send_back(places, rules)
-        back = admissions.send_back(late, paused=paused) if late else set()
+        keys = {key for job in waiting if job.is_due for key in job.limit_keys}
+        places = _places_that_stay(admissions, keys, rules, paused)
         # After the places: a job that has not started now has not started at the buckets' time.
         timed = {key for key in keys if is_rate(key, rules) or is_fair(key, rules)}
         buckets = admissions.buckets(sorted(timed)) if timed else NO_BUCKETS
-        left_places = [place for place in places if place.job_id not in back]
-        held = held_by_key(left_places, buckets, rules)
+        held = held_by_key(places, buckets, rules)
         most_ready = self._most_ready + self._lanes // KEYS_FOR_ONE_MORE
-        turns = Turns(ready_by_line(left_places, rules), most_ready, buckets.full_at)
+        turns = Turns(ready_by_line(places, rules), most_ready, buckets.full_at)
         chosen = to_admit(waiting, held, rules, locked=self._locked, most=MOST, turns=turns)
         moved = admissions.admit(chosen, notify=self._notify) if chosen else set()
         if left := set(chosen) - moved:
@@ -203,6 +197,20 @@ class AdmissionRounds:
         if not rule.is_fair:
             return rule.most_at_once
         return min(rule.capacity, 1 + self._most_ready // self._lanes)
+
+
+def _places_that_stay(
+    admissions: Admissions, keys: Collection[str], rules: Mapping[str, Rule], paused: Paused
+) -> list[Place]:
+    """Read the places under these keys, and under the names of their fair limits; deletes those
+    that are free, and sends jobs back that cannot start now."""
+    names = {name_of(key) for key in keys if is_fair(key, rules)}
+    places = admissions.places_under(sorted({*keys, *names}), paused=paused)
+    if free := [place for place in places if not place.is_held]:
+        admissions.delete_places(free)
+    late = to_send_back(places, rules)
+    back = admissions.send_back(late, paused=paused) if late else set()
+    return [place for place in places if place.job_id not in back]
 
 
 def _take_tokens(

@@ -806,6 +806,24 @@ class TestKeys:
         assert admit(engine) == 2
         assert len(held(engine, "giro [7]")) == 2
 
+    @pytest.mark.parametrize(("key", "stored"), [(7, "[7]"), (None, "[null]"), ((1, 2), None)])
+    def test_is_paused_and_resumed(self, engine: Engine, key: Any, stored: str | None) -> None:
+        queue = PgQueue()
+        by = "account" if stored else ("account", "bank")
+        queue.task(name="transfer", limit=Limit(2, by=by, name="giro"))(lambda account, bank: None)
+        name = f"giro {stored or '[1,2]'}"
+        put_some(engine, 1, name)
+        put_some(engine, 1, "giro [8]")
+
+        with engine.begin() as connection:
+            assert queue.pause_key(connection, "giro", key) == name
+        assert admit(engine) == 1
+        assert held(engine, name) == []
+
+        with engine.begin() as connection:
+            assert queue.resume_key(connection, "giro", key) == name
+        assert admit(engine) == 1
+
     def test_may_be_larger_than_that_of_the_limit(self, engine: Engine) -> None:
         self.set_key(engine, 5)
         put_some(engine, 9, "giro [7]")
