@@ -126,12 +126,26 @@ def is_fair(key: str, rules: Rules) -> bool:
 
 
 def ready_by_line(places: Iterable[Place], rules: Rules) -> Counter[Line]:
-    """How many jobs of fair limits are admitted and have not started."""
-    return Counter(
-        Line(name_of(place.key), place.queue, place.priority)
+    """How many jobs of fair limits are admitted and have not started.
+
+    A job has a place under its key, and one under the name of the limit.
+    """
+    ready = {
+        (place.job_id, Line(name_of(place.key), place.queue, place.priority))
         for place in places
         if place.is_held and not place.has_started and is_fair(place.key, rules)
-    )
+    }
+    return Counter(line for _, line in ready)
+
+
+def fair_names(jobs: Iterable[Waiting], rules: Rules) -> list[tuple[str, int]]:
+    """The names of the fair limits of each job, under which it has a second place.
+
+    All jobs that are ready are found under the name, also those of keys for which no job waits.
+    """
+    return [
+        (name_of(key), job.job_id) for job in jobs for key in job.limit_keys if is_fair(key, rules)
+    ]
 
 
 def held_by_key(places: Iterable[Place], buckets: Buckets, rules: Rules) -> Counter[str]:

@@ -598,6 +598,25 @@ class PgQueue:
         Jobs(executor(session)).resume_task(task)
 
     @telling_failures()
+    def pause_key(
+        self, session: "Session | Connection | scoped_session[Any]", limit: str, key: Any
+    ) -> str:
+        """Admit no more jobs of one value of an argument; enqueuing continues.
+
+        ``limit``: the name of a limit by the argument, or of ``fair_by``, as :meth:`limits` has it.
+        ``key``: the value, or a tuple of several.  Jobs that have been admitted go on.  Returns and
+        raises what :meth:`set_limit` does, which this calls with the capacity 0.
+        """
+        return self.set_limit(session, limit, 0, key=(None,) if key is None else key)
+
+    @telling_failures()
+    def resume_key(
+        self, session: "Session | Connection | scoped_session[Any]", limit: str, key: Any
+    ) -> str:
+        """Undo :meth:`pause_key`: the key has the capacity of the other keys again."""
+        return self.set_limit(session, limit, None, key=(None,) if key is None else key)
+
+    @telling_failures()
     def quiet(self, session: "Session | Connection | scoped_session[Any]", worker_id: UUID) -> bool:
         """Make a worker claim no more jobs, within a second; it ends the jobs that it has claimed.
 

@@ -325,6 +325,7 @@ def test_no_more_are_ready_than_soon_find_a_slot() -> None:
 def test_only_jobs_that_have_not_started_are_ready() -> None:
     places = [
         Place("fair a", 1, is_held=True, queue="mail", priority=5),
+        Place("fair", 1, is_held=True, queue="mail", priority=5),
         Place("fair b", 2, is_held=True, queue="mail", priority=5),
         Place("fair a", 3, is_held=True, queue="mail", priority=1),
         Place("fair a", 4, is_held=True, queue="mail", priority=5, has_started=True),

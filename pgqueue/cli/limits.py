@@ -57,7 +57,7 @@ def set_limit(
         raise click.UsageError("give either a CAPACITY or --reset")
     queue = given.database()
     with opened(queue) as session:
-        written = queue.set_limit(session, name, capacity, key=None if key is None else _key(key))
+        written = queue.set_limit(session, name, capacity, key=None if key is None else key_of(key))
         session.commit()
         known = {one.name: one for one in queue.limits(session)}
         found = known.get(written, known[name])
@@ -69,7 +69,7 @@ def set_limit(
     click.echo(f"{written}: {words}")
 
 
-def _key(text: str) -> Any:
+def key_of(text: str) -> Any:
     """The value of an argument as JSON or, if it is none, as text."""
     try:
         value = json.loads(text)
@@ -79,7 +79,7 @@ def _key(text: str) -> Any:
 
 
 def _capacity(limit: LimitState) -> str:
-    words = _in_words(limit, limit.capacity)
+    words = _in_words(limit, limit.capacity) if limit.capacity else "paused"
     return f"{words} (in the code {_in_words(limit, limit.declared)})" if limit.is_set else words
 
 

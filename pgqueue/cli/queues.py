@@ -1,12 +1,15 @@
-"""``pgqueue pause`` and ``resume``: queues and tasks that workers skip."""
+"""``pgqueue pause`` and ``resume``: queues, tasks and keys that workers skip."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import click
 
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.group import complete_queue, complete_task, on_database_with_json, together
-from pgqueue.terminal import print_json
+from pgqueue.cli.limits import key_of
+from pgqueue.job_queue import PgQueue
+from pgqueue.terminal import harmless, print_json
 
 _what = together(
     click.argument("queues", metavar="[QUEUE]...", nargs=-1, shell_complete=complete_queue),
@@ -18,61 +21,84 @@ _what = together(
         help="This task in all queues; may be repeated.",
         shell_complete=complete_task,
     ),
+    click.option(
+        "--limit", metavar="NAME", help="With --key: a limit by argument, or that of fair_by."
+    ),
+    click.option(
+        "--key", metavar="VALUE", help="This value of the limit's argument; JSON for several."
+    ),
     on_database_with_json,
 )
 
 
 @click.command()
 @_what
-def pause(given: CliState, as_json: bool, queues: tuple[str, ...], tasks: tuple[str, ...]) -> None:
-    """Make all workers skip queues or tasks, within two seconds.
+def pause(given: CliState, **what: Any) -> None:
+    """Make all workers skip queues, tasks or a key, within two seconds.
 
     Running jobs go on, and enqueuing continues.
 
     \b
     Example:  pgqueue --app shop.jobs:queue pause mail
     Or:       pgqueue --app shop.jobs:queue pause --task shop.jobs.send
+    Or:       pgqueue --app shop.jobs:queue pause --limit shop.report:tenant_id --key 7
     """
-    _set_paused(given, queues, tasks, is_paused=True, as_json=as_json)
+    _set_paused(given, **what, is_paused=True)
 
 
 @click.command()
 @_what
-def resume(given: CliState, as_json: bool, queues: tuple[str, ...], tasks: tuple[str, ...]) -> None:
+def resume(given: CliState, **what: Any) -> None:
     """Undo `pgqueue pause`.
 
     \b
     Example:  pgqueue --app shop.jobs:queue resume mail
     """
-    _set_paused(given, queues, tasks, is_paused=False, as_json=as_json)
+    _set_paused(given, **what, is_paused=False)
 
 
 def _set_paused(
-    given: CliState, queues: Iterable[str], tasks: Iterable[str], *, is_paused: bool, as_json: bool
+    given: CliState,
+    *,
+    queues: Iterable[str],
+    tasks: Iterable[str],
+    limit: str | None,
+    key: str | None,
+    is_paused: bool,
+    as_json: bool,
 ) -> None:
-    queues, tasks = list(dict.fromkeys(queues)), list(dict.fromkeys(tasks))
-    if not queues and not tasks:
-        raise click.UsageError("name a queue, or a task with --task")
+    if not queues and not tasks and limit is None and key is None:
+        raise click.UsageError("name a queue, a task with --task, or a key with --limit, --key")
+    if (limit is None) != (key is None):
+        raise click.UsageError("give --limit and --key together")
     queue = given.database()
-    change = queue.pause if is_paused else queue.resume
-    change_task = queue.pause_task if is_paused else queue.resume_task
+    queues, tasks, keys = list(dict.fromkeys(queues)), list(dict.fromkeys(tasks)), []
     with opened(queue) as session:
         for name in queues:
-            change(session, name)
+            (queue.pause if is_paused else queue.resume)(session, name)
         for name in tasks:
-            change_task(session, name)
+            (queue.pause_task if is_paused else queue.resume_task)(session, name)
+        if limit is not None and key is not None:
+            change_key = queue.pause_key if is_paused else queue.resume_key
+            keys = [change_key(session, limit, key_of(key))]
         session.commit()
     if as_json:
-        print_json({"queues": queues, "tasks": tasks, "is_paused": is_paused})
-        return
-    change_made = "paused" if is_paused else "resumed"
+        print_json({"queues": queues, "tasks": tasks, "keys": keys, "is_paused": is_paused})
+    else:
+        _tell(queue, queues, tasks, keys, "paused" if is_paused else "resumed")
+
+
+def _tell(
+    queue: PgQueue, queues: list[str], tasks: list[str], keys: list[str], change: str
+) -> None:
     known = {task.settings.queue for task in queue.tasks.values()}
-    _tell(queues, change_made, known, "No task of the app uses queue {}. Is the name misspelt?")
-    _tell(tasks, change_made, queue.tasks, "The app has no task {}. Is the name misspelt?")
-
-
-def _tell(names: Iterable[str], change: str, known: Collection[str], doubt: str) -> None:
-    for name in names:
+    for name in queues:
         click.echo(f"{name}: {change}")
         if known and name not in known:
-            click.echo(doubt.format(name), err=True)
+            click.echo(f"No task of the app uses queue {name}. Is the name misspelt?", err=True)
+    for name in tasks:
+        click.echo(f"{name}: {change}")
+        if queue.tasks and name not in queue.tasks:
+            click.echo(f"The app has no task {name}. Is the name misspelt?", err=True)
+    for name in keys:
+        click.echo(harmless(f"{name}: {change}"))

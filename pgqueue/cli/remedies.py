@@ -40,6 +40,19 @@ REMEDIES: dict[str, tuple[str, ...]] = {
         "SELECT unnest(string_to_array(limit_keys, chr(10))), id "
         'FROM "{schema}".jobs WHERE id = {id} ON CONFLICT DO NOTHING',
     ),
+    "a job of a batch has its batch": (
+        'DELETE FROM "{schema}".batch_jobs WHERE job_id = {id} AND NOT EXISTS '
+        '(SELECT FROM "{schema}".batches WHERE id = batch_id)',
+    ),
+    "no job is added to a batch after its end": (
+        'DELETE FROM "{schema}".batch_jobs USING "{schema}".batches '
+        "WHERE id = batch_id AND job_id = {id} AND ended_at IS NOT NULL",
+    ),
+    # A worker ends it again.
+    "an ended batch has enqueued its callback": (
+        'UPDATE "{schema}".batches SET ended_at = NULL, outcome = NULL, total = NULL '
+        'FROM "{schema}".batch_jobs WHERE id = batch_id AND job_id = {id} AND callback_id IS NULL',
+    ),
     "an ended job holds no unique key": (
         'UPDATE "{schema}".jobs SET held_unique_key = NULL WHERE id = {id}',
     ),

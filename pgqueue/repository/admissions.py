@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -141,6 +141,11 @@ class Admissions:
             admitting.places_after(), {**after, "most": most, **_said_of_pause(NOTHING_PAUSED)}
         )
 
+    def add_places(self, places: Iterable[tuple[str, int]]) -> None:
+        """Give jobs that were just admitted more places, by their keys and ids."""
+        more = [{"limit_key": key, "job_id": job_id} for key, job_id in places]
+        self._executor.execute(admitting.add_places(), {"more": json.dumps(more)})
+
     def delete_places(self, places: Iterable[Place]) -> None:
         """Delete places that are free."""
         free = [{"limit_key": place.key, "job_id": place.job_id} for place in places]
@@ -197,17 +202,11 @@ class Admissions:
 
     def all(self) -> list[LimitState]:
         """All limits that were declared.  Reads all places and waiting messages."""
-        held: Counter[str] = Counter()
-        for key, count in self._executor.execute(
-            admitting.held_by_key(), _said_of_pause(NOTHING_PAUSED)
-        ):
-            held.update(dict.fromkeys({key, name_of(key)}, count))
-        waiting = self._waiting()
+        known = self._executor.execute(admitting.all_limits()).all()
+        held, waiting = self._held({row.name for row in known if row.is_fair}), self._waiting()
         return [
             LimitState(name, declared, capacity, is_set, held[name], waiting[name], *kind)
-            for name, declared, capacity, is_set, *kind in self._executor.execute(
-                admitting.all_limits()
-            )
+            for name, declared, capacity, is_set, *kind in known
         ]
 
     def undeclared(self) -> dict[str, int]:
@@ -217,6 +216,15 @@ class Admissions:
         return {
             name: count for name, count in waiting if name not in known and name_of(name) == name
         }
+
+    def _held(self, fair: Collection[str]) -> Counter[str]:
+        """How many jobs hold places, by name and by key."""
+        held: Counter[str] = Counter()
+        parameters = _said_of_pause(NOTHING_PAUSED)
+        for key, count in self._executor.execute(admitting.held_by_key(), parameters):
+            if key not in fair:  # the second place of a job, under the name of its fair limit
+                held.update(dict.fromkeys({key, name_of(key)}, count))
+        return held
 
     def _waiting(self) -> Counter[str]:
         """How many jobs wait for each limit, by name."""

@@ -189,6 +189,18 @@ def places_after() -> Executable:
 
 
 @cache
+def add_places() -> Executable:
+    """Give jobs that were just admitted more places."""
+    more = document("more", column("limit_key", Text), column("job_id", BigInteger))
+    rows = select(more.c.limit_key, more.c.job_id).order_by(more.c.limit_key, more.c.job_id)
+    return (
+        insert_or_skip(limit_places)
+        .from_select(["limit_key", "job_id"], rows)
+        .on_conflict_do_nothing()
+    )
+
+
+@cache
 def delete_places() -> Executable:
     """Delete places that were found free: no job can take one again but by an admission."""
     free = document("free", column("limit_key", Text), column("job_id", BigInteger))

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Select,
     Text,
     and_,
+    case,
     cast,
     column,
     exists,
@@ -31,6 +32,8 @@ from pgqueue.statements.tables import (
     FAILED,
     NEWLINE,
     SUCCEEDED,
+    batch_jobs,
+    batches,
     clock,
     count_rows,
     dead_letters,
@@ -54,6 +57,7 @@ def invariant_violations() -> Executable:
         *_of_leases(),
         *_of_ended_jobs(),
         *_of_waiting_jobs(),
+        *_of_batches(),
     ).order_by(literal_column("2"), literal_column("1"))
 
 
@@ -203,6 +207,44 @@ def _of_waiting_jobs() -> list[Select[*tuple[Any, ...]]]:
             always,
         ),
         _without_place(),
+    ]
+
+
+def _of_batches() -> list[Select[*tuple[Any, ...]]]:
+    """Rules about batches, in one pass over their jobs.  The view does not have them."""
+    part = batch_jobs.c
+    size = (
+        select(part.batch_id, count_rows().label("count"), pg.max(part.job_id).label("last"))
+        .group_by(part.batch_id)
+        .subquery("size")
+    )
+    batch = batches.c
+    ended = size.join(batches, batch.id == size.c.batch_id)
+    document = case((batch.outcome == FAILED, batch.on_failure), else_=batch.on_success)
+    told_nobody = and_(batch.ended_at.is_not(None), batch.callback_id.is_(None))
+    named = pg.concat("batch ", batch.id)
+    return [
+        _broken(
+            "a job of a batch has its batch",
+            size.c.last,
+            pg.concat("batch ", size.c.batch_id),
+            size.outerjoin(batches, batch.id == size.c.batch_id),
+            batch.id.is_(None),
+        ),
+        _broken(
+            "no job is added to a batch after its end",
+            size.c.last,
+            pg.concat(named, ": ", size.c.count, " jobs, and ", batch.total, " at its end"),
+            ended,
+            size.c.count > batch.total,
+        ),
+        _broken(
+            "an ended batch has enqueued its callback",
+            size.c.last,
+            named,
+            ended,
+            and_(told_nobody, document.is_not(None)),
+        ),
     ]
 
 

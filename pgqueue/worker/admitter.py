@@ -19,11 +19,13 @@ from sqlalchemy.exc import DBAPIError
 from pgqueue import redaction
 from pgqueue.admission import (
     Buckets,
+    Place,
     Rule,
     Turns,
     Waiting,
     after_starts,
     after_turns,
+    fair_names,
     held_by_key,
     is_fair,
     is_rate,
@@ -32,7 +34,7 @@ from pgqueue.admission import (
     to_admit,
     to_send_back,
 )
-from pgqueue.limits import Limit, Limited
+from pgqueue.limits import Limit, Limited, name_of
 from pgqueue.repository import Admissions, Claimed, Paused
 from pgqueue.repository.admissions import FIRST_LANE, FIRST_PLACE
 from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
@@ -297,18 +299,13 @@ class AdmissionRounds:
     ) -> Admitted:
         self._serialize(admissions)
         keys = {key for job in waiting if job.is_due for key in job.limit_keys}
-        places = admissions.places_under(sorted(keys), paused=paused)
-        if free := [place for place in places if not place.is_held]:
-            admissions.delete_places(free)
-        late = to_send_back(places, rules)
-        back = admissions.send_back(late, paused=paused) if late else set()
+        places = _places_that_stay(admissions, keys, rules, paused)
         # After the places: a job that has not started now has not started at the buckets' time.
         timed = {key for key in keys if is_rate(key, rules) or is_fair(key, rules)}
         buckets = admissions.buckets(sorted(timed)) if timed else NO_BUCKETS
-        left_places = [place for place in places if place.job_id not in back]
-        held = held_by_key(left_places, buckets, rules)
+        held = held_by_key(places, buckets, rules)
         most_ready = self._most_ready + self._lanes // KEYS_FOR_ONE_MORE
-        turns = Turns(ready_by_line(left_places, rules), most_ready, buckets.full_at)
+        turns = Turns(ready_by_line(places, rules), most_ready, buckets.full_at)
         chosen = to_admit(waiting, held, rules, locked=self._locked, most=MOST, turns=turns)
         moved = admissions.admit(chosen, notify=self._notify) if chosen else set()
         if left := set(chosen) - moved:
@@ -324,11 +321,12 @@ class AdmissionRounds:
     ) -> None:
         """Step over the jobs that could not be moved, and over those behind them that cannot be.
 
-        All that were read at once: another transaction may have locked thousands.
+        All that were read at once: another transaction may have locked thousands.  A message that
+        does not stand where its job says cannot be moved, though nobody has locked the job.
         """
         lanes = {job.limit_keys for job in waiting if job.job_id in left}
         behind = [job for job in waiting if job.limit_keys in lanes]
-        stuck = {job.job_id for job in behind} - admissions.free(behind)
+        stuck = {job.job_id for job in behind} - admissions.free(behind) | set(left)
         admissions.drop_useless(job for job in behind if job.job_id in stuck)
         self._locked |= stuck
 
@@ -351,6 +349,20 @@ class AdmissionRounds:
         return min(rule.capacity, 1 + self._most_ready // self._lanes)
 
 
+def _places_that_stay(
+    admissions: Admissions, keys: Collection[str], rules: Mapping[str, Rule], paused: Paused
+) -> list[Place]:
+    """Read the places under these keys, and under the names of their fair limits; deletes those
+    that are free, and sends jobs back that cannot start now."""
+    names = {name_of(key) for key in keys if is_fair(key, rules)}
+    places = admissions.places_under(sorted({*keys, *names}), paused=paused)
+    if free := [place for place in places if not place.is_held]:
+        admissions.delete_places(free)
+    late = to_send_back(places, rules)
+    back = admissions.send_back(late, paused=paused) if late else set()
+    return [place for place in places if place.job_id not in back]
+
+
 def _take_tokens(
     admissions: Admissions,
     waiting: Sequence[Waiting],
@@ -358,8 +370,9 @@ def _take_tokens(
     buckets: Buckets,
     rules: Mapping[str, Rule],
 ) -> float | None:
-    """Take a token under each rate of the moved jobs, and the turns of their keys; returns the
-    seconds until the next token comes back for which a job waits."""
+    """Take a token under each rate of the moved jobs, and the turns of their keys, with a place
+    under the name of their limit; returns the seconds until the next token comes back for which a
+    job waits."""
     by_id = {job.job_id: job for job in waiting}
     started = [by_id[job_id] for job_id in moved]
     rates = {key for key in chain.from_iterable(_lanes(waiting)) if is_rate(key, rules)}
@@ -368,6 +381,8 @@ def _take_tokens(
     turns = after_turns(started, buckets.now, rules)
     if full_at or turns:
         admissions.write_buckets({**full_at, **turns})
+    if turns:
+        admissions.add_places(fair_names(started, rules))
     left = [job for job in waiting if job.is_due and job.job_id not in set(moved)]
     keys = rates.intersection(chain.from_iterable(_lanes(left)))
     wait = next_token(keys, Buckets(buckets.now, {**buckets.full_at, **full_at}), rules)

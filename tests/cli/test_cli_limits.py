@@ -85,17 +85,45 @@ def test_a_limit_is_set_and_reset(engine: Engine, database_url: str, app: Path) 
 
 
 def test_one_key_is_paused_and_resumed(engine: Engine, database_url: str, app: Path) -> None:
-    set_seven = ("set-limit", "bank", "--key", "7")
-    assert printed(app, database_url, *set_seven, "0") == "bank [7]: 0 at once\n"
-    assert "bank [7]" in printed(app, database_url, "limits")
+    seven = ("--limit", "bank", "--key", "7")
+    assert printed(app, database_url, "pause", *seven) == "bank [7]: paused\n"
+    assert "paused (in the code 2)" in printed(app, database_url, "limits")
     queue = of_bank(engine)
     for account in (7, 8):
         queue.tasks["pay"].delay(account)
     assert Worker(queue).run_until_empty() == {"succeeded": 1}
 
-    assert printed(app, database_url, *set_seven, "--reset") == "bank [7]: 2 at once\n"
+    keys = {"queues": [], "tasks": [], "keys": ["bank [7]"], "is_paused": False}
+    assert document(app, database_url, "resume", *seven) == keys
     assert "bank [7]" not in printed(app, database_url, "limits")
     assert Worker(queue).run_until_empty() == {"succeeded": 1}
+
+
+def test_a_key_is_given_the_capacity_of_its_own_and_again_that_of_the_limit(
+    engine: Engine, database_url: str, app: Path
+) -> None:
+    of_bank(engine)
+    seven = ("set-limit", "bank", "--key", "7")
+    assert printed(app, database_url, *seven, "1") == "bank [7]: 1 at once\n"
+    assert printed(app, database_url, *seven, "--reset") == "bank [7]: 2 at once\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--limit", "bank"), "give --limit and --key together"),
+        (("--key", "7"), "give --limit and --key together"),
+        (("--limit", "book", "--key", "7"), "the limit is by no argument; omit it"),
+        (("--limit", "bnk", "--key", "7"), "there is no such limit"),
+    ],
+)
+def test_a_wrong_key_is_not_paused(
+    database_url: str, app: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    ended = pgqueue(app, *APP, "pause", *arguments, database_url=database_url)
+
+    assert ended.returncode in (1, 2)
+    assert words in ended.stderr
 
 
 @pytest.mark.parametrize(

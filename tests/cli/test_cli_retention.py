@@ -178,7 +178,12 @@ def test_queues_are_paused_and_resumed(engine: Engine, database_url: str, shop: 
     assert paused() == ["mail", "male"]
 
     ended = pgqueue(shop, *APP, "resume", "male", "--json", database_url=database_url)
-    assert json.loads(ended.stdout) == {"queues": ["male"], "tasks": [], "is_paused": False}
+    assert json.loads(ended.stdout) == {
+        "queues": ["male"],
+        "tasks": [],
+        "keys": [],
+        "is_paused": False,
+    }
     assert paused() == ["mail"]
 
 
@@ -193,10 +198,10 @@ def test_tasks_are_paused_and_resumed(database_url: str, shop: Path) -> None:
     assert "Paused tasks: shop.ad, shop.add." in run("status").stdout
 
     ended = run("resume", "--task", "shop.add", "mail", "--json")
-    said = {"queues": ["mail"], "tasks": ["shop.add"], "is_paused": False}
+    said = {"queues": ["mail"], "tasks": ["shop.add"], "keys": [], "is_paused": False}
     assert json.loads(ended.stdout) == said
     assert json.loads(run("status", "--json").stdout)["paused_tasks"] == ["shop.ad"]
 
     ended = run("pause")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "name a queue, or a task with --task" in ended.stderr
+    assert "name a queue, a task with --task, or a key with --limit, --key" in ended.stderr

@@ -403,6 +403,27 @@ def test_a_waiting_message_that_has_lost_its_job_holds_up_no_other(engine: Engin
         assert not connection.execute(text("SELECT target_id FROM pgqueue.waiting_messages")).all()
 
 
+@pytest.mark.parametrize("change", ["priority = 1", "run_at = run_at - interval '1 s'"])
+def test_a_waiting_message_that_stands_elsewhere_than_its_job_holds_up_no_other(
+    engine: Engine, change: str
+) -> None:
+    """So plain SQL leaves it; ``check`` reports it.  A worker does not look at it without end."""
+    first, second = put_some(engine, 2)
+    with engine.begin() as connection:
+        moved = f"UPDATE pgqueue.jobs SET {change} WHERE id = :id"
+        connection.execute(text(moved), {"id": first})
+    admitting_rounds, steps = rounds(), 0
+
+    is_last = False
+    while not is_last:
+        with engine.begin() as connection:
+            is_last = admitting_rounds.step(connection).is_last
+        steps += 1
+        assert steps <= 10
+
+    assert held(engine) == [second]
+
+
 def test_a_limit_that_has_become_strict_lets_one_job_run_whatever_was_set_before(
     engine: Engine,
 ) -> None:
@@ -736,6 +757,14 @@ class TestTurns:
         assert admit(engine) == 2
         assert violations(engine) == []
 
+    def test_jobs_that_are_ready_count_though_none_of_their_key_waits(self, engine: Engine) -> None:
+        """A key that comes later would have to wait for all of them."""
+        for key in range(9):
+            put_some(engine, 1, f"fair {key}")
+        assert admit(engine) == 2
+
+        assert admit(engine) == 0
+
     def test_two_thousand_keys_take_turns_in_steps(self, engine: Engine) -> None:
         with engine.begin() as connection:
             for key in range(2000):
@@ -776,6 +805,24 @@ class TestKeys:
 
         assert admit(engine) == 2
         assert len(held(engine, "giro [7]")) == 2
+
+    @pytest.mark.parametrize(("key", "stored"), [(7, "[7]"), (None, "[null]"), ((1, 2), None)])
+    def test_is_paused_and_resumed(self, engine: Engine, key: Any, stored: str | None) -> None:
+        queue = PgQueue()
+        by = "account" if stored else ("account", "bank")
+        queue.task(name="transfer", limit=Limit(2, by=by, name="giro"))(lambda account, bank: None)
+        name = f"giro {stored or '[1,2]'}"
+        put_some(engine, 1, name)
+        put_some(engine, 1, "giro [8]")
+
+        with engine.begin() as connection:
+            assert queue.pause_key(connection, "giro", key) == name
+        assert admit(engine) == 1
+        assert held(engine, name) == []
+
+        with engine.begin() as connection:
+            assert queue.resume_key(connection, "giro", key) == name
+        assert admit(engine) == 1
 
     def test_may_be_larger_than_that_of_the_limit(self, engine: Engine) -> None:
         self.set_key(engine, 5)

@@ -38,6 +38,8 @@ class Damage:
     rule: str
     sql: str
     state: str = "pending"
+    is_in_view: bool = True
+    """Whether the view has the rule; rules about batches are of the check alone."""
 
 
 MOVED = "a message stands where its job says"
@@ -55,7 +57,19 @@ WAITING = f"""{NO_MESSAGE};
     SELECT limit_keys, queue, priority, run_at, id, task FROM pgqueue.jobs WHERE id = :id"""
 PLACE = "INSERT INTO pgqueue.limit_places (limit_key, job_id) VALUES ('bank', :id)"
 STANDS = "a waiting message stands where its job says"
+ENDED_BATCH = """INSERT INTO pgqueue.batches (on_success, outcome, total, ended_at, callback_id)
+    VALUES ('{}', 'succeeded', %s, now(), %s);
+    INSERT INTO pgqueue.batch_jobs (batch_id, job_id) SELECT max(id), :id FROM pgqueue.batches"""
 DAMAGES = [
+    Damage(
+        "a job of a batch has its batch",
+        "INSERT INTO pgqueue.batch_jobs (batch_id, job_id) VALUES (77, :id)",
+        is_in_view=False,
+    ),
+    Damage("no job is added to a batch after its end", ENDED_BATCH % ("0", "1"), is_in_view=False),
+    Damage(
+        "an ended batch has enqueued its callback", ENDED_BATCH % ("1", "NULL"), is_in_view=False
+    ),
     Damage(
         "a waiting message has an unfinished job",
         f"{WAITING}; DELETE FROM pgqueue.jobs WHERE id = :id",
@@ -195,7 +209,8 @@ def test_damage_is_reported_with_its_job(
     assert (damage.rule, job_id) in {(one.rule, one.job_id) for one in found}
     assert {one.job_id for one in found} == {job_id}
     assert all(f"job {job_id}: {one.rule}; {one.detail}" == str(one) for one in found)
-    assert by_view(engine) == sorted((one.rule, one.job_id, one.detail) for one in found)
+    if damage.is_in_view:
+        assert by_view(engine) == sorted((one.rule, one.job_id, one.detail) for one in found)
     mend(engine, found)
     assert violations(engine) == []
 
@@ -208,7 +223,7 @@ def test_every_rule_has_its_damage(engine: Engine) -> None:
 
     for damage in DAMAGES:
         assert damage.rule in texts
-    assert len({damage.rule for damage in DAMAGES}) == 16
+    assert len({damage.rule for damage in DAMAGES}) == 19
 
 
 @pytest.mark.parametrize("state", ["pending", "leased", "crashed", "failed", "succeeded"])
