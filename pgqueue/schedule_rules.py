@@ -103,7 +103,7 @@ class Rule:
             yield there.astimezone(UTC) if _exists(there) else _end_of_gap(there)
 
     def _passing(self, local: datetime, back: timedelta = timedelta(0)) -> Iterator[datetime]:
-        """Each named time as often as the clocks show it: skipped times never."""
+        """Yield each named time as often as the clocks show it: twice, once or never."""
         for wall in self._walls(local, back):
             there = wall.replace(tzinfo=local.tzinfo)
             if _exists(there):
