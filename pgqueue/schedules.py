@@ -152,12 +152,12 @@ class Schedules:
         state = rows.locked(name)
         if cron is None and every is None:
             cron, every = state.cron, state.every
-        rule = checked_rule(where, cron, every, timezone or state.timezone)
+        rule = checked_rule(where, cron, every, _given_or(timezone, state.timezone))
         number = state.catch_up if catch_up is None else checked_catch_up(where, catch_up)
         values: dict[str, Any] = {
             **asdict(rule),
             "catch_up": number,
-            "overlap": checked_overlap(where, overlap or state.overlap, number),
+            "overlap": checked_overlap(where, _given_or(overlap, state.overlap), number),
         }
         if args is not None or options:
             values |= self._changed_call(rows, name, args, options)
@@ -327,6 +327,10 @@ def task_of_schedule(
     about = {"name": name, "tick": tick and tick.astimezone(UTC).isoformat()}
     meta = {**stored.pop("meta", {}), META_KEY: about}
     return task.options(**stored, meta=meta)
+
+
+def _given_or(given: str | None, before: str) -> str:
+    return before if given is None else given
 
 
 def _new_row(new: Declaration, now: datetime) -> dict[str, Any]:

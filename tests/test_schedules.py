@@ -16,6 +16,7 @@ from pgqueue import (
     Job,
     JobStatus,
     Limit,
+    NoTransaction,
     OptionError,
     PayloadError,
     PgQueue,
@@ -195,7 +196,10 @@ class TestChange:
     def test_bad_values_are_refused(self, queue: PgQueue, added: None, session: Session) -> None:
         for error, given in [
             (OptionError, {"cron": "x"}),
+            (OptionError, {"cron": ""}),
             (OptionError, {"timezone": "Mars"}),
+            (OptionError, {"timezone": ""}),
+            (OptionError, {"overlap": ""}),
             (OptionError, {"catch_up": "none", "overlap": "wait"}),
             (ArgumentsError, {"args": (1, 2, 3)}),
             (UnknownOption, {"run_at": MINUTE}),
@@ -291,6 +295,20 @@ class TestTrigger:
             assert queue.schedules.trigger(session, "index") == waiting.id
             session.refresh(waiting)
             assert waiting.args == {"page": 2}
+
+    def test_in_autocommit_a_job_that_may_replace_another_is_refused(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
+        @queue.task(name="index", unique=Unique(by=(), on_conflict="replace"))
+        def index() -> None: ...
+
+        with queue.session() as session, session.begin():
+            queue.schedules.add(session, index, "0 7 * * *", name="index")
+        with (
+            Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session,
+            pytest.raises(NoTransaction, match=r"'replace': .* or another on_conflict"),
+        ):
+            queue.schedules.trigger(session, "index")
 
     def test_a_taken_key_is_no_error_whatever_the_task_says(self, queue: PgQueue) -> None:
         @queue.task(name="short", unique_key=lambda: "short", on_duplicate="raise")

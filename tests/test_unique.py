@@ -1,13 +1,16 @@
 """Unique jobs: what an enqueue does about the job that holds its key."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import key_contest
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -288,6 +291,89 @@ def test_autocommit_is_refused_because_a_change_takes_several_statements(engine:
         show.enqueue(session, 1)
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("on_conflict", ["return", "raise", "replace", "postpone"])
+def test_delay_needs_no_second_try_whatever_the_level_of_the_engine(
+    database_url: str, session: Session, on_conflict: Any, level: Any
+) -> None:
+    engine = create_engine(database_url, isolation_level=level, pool_size=8)
+    strict = PgQueue(engine)
+
+    @strict.task(name="tests.strict", unique=Unique(by=(), on_conflict=on_conflict))
+    def task(client: int) -> None: ...
+
+    together = threading.Barrier(8)
+
+    def ask(client: int) -> None:
+        together.wait(60)
+        for _ in range(10):
+            with suppress(DuplicateJob):
+                in_an_hour(task).delay(client)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(8))) == [None] * 8
+    engine.dispose()
+    assert session.query(Job).count() == 1
+
+
+def test_delay_replaces_also_by_an_engine_in_autocommit(database_url: str) -> None:
+    engine = create_engine(database_url, isolation_level="AUTOCOMMIT")
+    plain = PgQueue(engine)
+
+    @plain.task(name="tests.plain", unique=Unique(by=(), on_conflict="replace"))
+    def task(n: int) -> None: ...
+
+    first = in_an_hour(task).delay(1)
+
+    assert (in_an_hour(task).delay(2).id, plain.engine) == (first.id, engine)
+    engine.dispose()
+
+
+def delete_when_looked_up(engine: Engine, other: Engine) -> list[str]:
+    """Let another transaction delete all jobs right before the first one is loaded."""
+    seen: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def delete(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        is_load = "FROM pgqueue.jobs" in statement and "WHERE pgqueue.jobs.id =" in statement
+        if is_load and not seen:
+            seen.append(statement)
+            with other.begin() as connection:
+                connection.execute(text("DELETE FROM pgqueue.message_queue"))
+                connection.execute(text("DELETE FROM pgqueue.jobs"))
+
+    return seen
+
+
+@pytest.mark.parametrize("how", ["enqueue", "delay", "postpone"])
+def test_a_holder_that_is_deleted_before_it_is_returned_leaves_its_key_to_a_new_job(
+    database_url: str, engine: Engine, how: str
+) -> None:
+    mine = create_engine(database_url)
+    own = PgQueue(mine)
+    unique = Unique(by=())
+    if how == "postpone":
+        unique = Unique(by=(), on_conflict="postpone", at_most=HOUR)
+
+    @own.task(name="tests.brief", unique=unique, keep=timedelta(0))
+    def brief() -> None: ...
+
+    task = brief.options(delay=2 * HOUR)
+    first = task.delay().id
+    if how == "postpone":
+        task.delay()  # as far as it may be moved
+    seen = delete_when_looked_up(mine, engine)
+    if how == "delay":
+        job = task.delay()
+    else:
+        with Session(mine, expire_on_commit=False) as session, session.begin():
+            job = task.enqueue(session)
+
+    assert seen
+    assert (job.is_new, job.id != first) == (True, True)
+    mine.dispose()
+
+
 def test_a_rollback_leaves_the_waiting_job_as_it_was(session: Session) -> None:
     job = in_an_hour(show).enqueue(session, 1, "first")
     session.commit()
@@ -390,9 +476,12 @@ def test_the_key_of_a_period_stays_taken_after_success(
     again = task.enqueue(session, *given)
     assert (again.id, again.is_new, again.outcome) == (first.id, False, "succeeded")
     assert task.enqueue_many(session, [given]) == [first.id]
-    raising = Unique(by=task.settings.unique.by, period=DAY, on_conflict="raise")
-    with pytest.raises(DuplicateJob):
-        task.options(unique=raising).enqueue(session, *given)
+    for on_conflict in ("raise", "replace", "postpone"):
+        other = Unique(by=task.settings.unique.by, period=DAY, on_conflict=on_conflict)
+        with pytest.raises(
+            DuplicateJob, match=r"until its period is over.* with delay= or run_at="
+        ):
+            task.options(unique=other).enqueue(session, *given)
     assert task.options(delay=DAY).enqueue(session, *given).is_new
     assert session.execute(text("SELECT * FROM pgqueue.invariant_violations")).all() == []
 

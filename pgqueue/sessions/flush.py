@@ -42,26 +42,30 @@ _AS_NEW: dict[str, Any] = {
 }
 
 
-def held_job(session: Session, holding: KeyHolder) -> Job:
-    """Return the job that has a unique key, with the columns that the role may read."""
+def held_job(session: Session, holding: KeyHolder) -> Job | None:
+    """Return the job that has a unique key, with the columns that the role may read; None if it
+    has been deleted since."""
     with session.no_autoflush:
         if holding.is_readable:
-            job = session.get_one(Job, holding.id)
+            job = session.get(Job, holding.id)
         else:
             one = select(Job).where(Job.id == holding.id).options(load_only(*READ_BY_ENQUEUERS))
-            job = session.scalars(one).one()
-    job.is_new = False  # this Session may have created it before
+            job = session.scalars(one).one_or_none()
+    if job is not None:
+        job.is_new = False  # this Session may have created it before
     return job
 
 
-def placed_job(session: Session, placed: Placed) -> Job:
-    """Return a job that an enqueue has created or changed, as its row is now.
+def placed_job(session: Session, placed: Placed) -> Job | None:
+    """Return a job that an enqueue has created or changed, as its row is now; None if it was not
+    locked, because it cannot be postponed further, and has been deleted since.
 
     The columns that the role may read are all: to change a job takes the rights of a worker.
     """
     with session.no_autoflush:
-        job = session.get_one(Job, placed.id, populate_existing=True)
-    job.is_new = placed.is_new
+        job = session.get(Job, placed.id, populate_existing=True)
+    if job is not None:
+        job.is_new = placed.is_new
     return job
 
 

@@ -48,6 +48,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.sql.selectable import CTE
 
 from pgqueue.statements.enqueueing import DISPATCHED
+from pgqueue.statements.starting import meta_after_admission
 from pgqueue.statements.tables import (
     AS_IT_STANDS,
     CTID,
@@ -255,13 +256,14 @@ def admit(*, notify: bool) -> Executable:
     taken = (
         delete(waiting_messages)
         .where(*same, waiting_messages.c.target_id == ready.c.id)
-        .returning(waiting_messages)
+        .returning(waiting_messages, clock().label("admitted_at"))
         .cte("taken")
     )
+    admitted_at = taken.c.admitted_at
     job = (
         update(jobs)
         .where(jobs.c.id == taken.c.target_id)
-        .values(run_at=clock())
+        .values(run_at=admitted_at, meta=meta_after_admission(taken.c.run_at, admitted_at))
         .returning(*DISPATCHED, taken.c.attempt, taken.c.crashes)
         .cte("job")
     )

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Executable,
     FromClause,
     Select,
+    Subquery,
     Text,
     and_,
     case,
@@ -212,13 +213,7 @@ def _of_waiting_jobs() -> list[Select[*tuple[Any, ...]]]:
 
 def _of_batches() -> list[Select[*tuple[Any, ...]]]:
     """Rules about batches, in one pass over their jobs.  The view does not have them."""
-    part = batch_jobs.c
-    size = (
-        select(part.batch_id, count_rows().label("count"), pg.max(part.job_id).label("last"))
-        .group_by(part.batch_id)
-        .subquery("size")
-    )
-    batch = batches.c
+    size, batch = _sizes_of_batches(), batches.c
     ended = size.join(batches, batch.id == size.c.batch_id)
     document = case((batch.outcome == FAILED, batch.on_failure), else_=batch.on_success)
     told_nobody = and_(batch.ended_at.is_not(None), batch.callback_id.is_(None))
@@ -246,6 +241,15 @@ def _of_batches() -> list[Select[*tuple[Any, ...]]]:
             and_(told_nobody, document.is_not(None)),
         ),
     ]
+
+
+def _sizes_of_batches() -> Subquery:
+    part = batch_jobs.c
+    return (
+        select(part.batch_id, count_rows().label("count"), pg.max(part.job_id).label("last"))
+        .group_by(part.batch_id)
+        .subquery("size")
+    )
 
 
 def _without_place() -> Select[*tuple[Any, ...]]:

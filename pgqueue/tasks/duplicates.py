@@ -21,29 +21,41 @@ def check_holder(options: Options, holder_id: int, unique_key: str | None) -> No
     end without an error.  A job that was not changed as the enqueue asked would lose its arguments.
     """
     running = running_job.get()
-    words = ""
-    if running is not None and (running.job_id, running.queue) == (holder_id, options.queue):
-        words = (
-            ", which is running this code, holds the unique key {key!r} until it ends, so no job "
-            "was enqueued; give the next job another unique_key, for example one with its date, "
-            "use unique=Unique(..., until='started'), or enqueue it after this job has ended"
-        )
-    elif options.conflict == "raise":
-        words = (
-            " of queue {queue!r} holds the unique key {key!r}, so no job was enqueued; wait for "
-            "that job to end, or use on_duplicate='return' to get it"
-        )
-    elif options.conflict in CHANGES_HOLDER:
-        words = (
-            " of queue {queue!r} holds the unique key {key!r} and has started, or is of another "
-            "task, so it was not changed and no job was enqueued; enqueue again when it has ended, "
-            "or use until='started'"
-        )
+    caller = None if running is None else (running.job_id, running.queue)
+    words = _refusal(options, holder_is_caller=caller == (holder_id, options.queue))
     if words:
         told = words.format(queue=options.queue, key=unique_key)
         duplicate = DuplicateJob(f"task {options.task}: job {holder_id}{told}")
         duplicate.holder = holder_id
         raise duplicate
+
+
+def _refusal(options: Options, *, holder_is_caller: bool) -> str:
+    """What DuplicateJob says; empty if the enqueue returns the holder."""
+    has_period = options.unique is not None and options.unique.period is not None
+    if has_period and (holder_is_caller or options.conflict != "return"):
+        return (
+            " of queue {queue!r} holds the unique key {key!r} until its period is over, so no job "
+            "was enqueued; enqueue one of the next period, with delay= or run_at="
+        )
+    if holder_is_caller:
+        return (
+            ", which is running this code, holds the unique key {key!r} until it ends, so no job "
+            "was enqueued; give the next job another unique_key, for example one with its date, "
+            "use unique=Unique(..., until='started'), or enqueue it after this job has ended"
+        )
+    if options.conflict == "raise":
+        return (
+            " of queue {queue!r} holds the unique key {key!r}, so no job was enqueued; wait for "
+            "that job to end, or use on_duplicate='return' to get it"
+        )
+    if options.conflict in CHANGES_HOLDER:
+        return (
+            " of queue {queue!r} holds the unique key {key!r} and has started, or is of another "
+            "task, so it was not changed and no job was enqueued; enqueue again when it has ended, "
+            "or use until='started'"
+        )
+    return ""
 
 
 def check_rows(options: Options, unique_keys: list[str | None]) -> None:

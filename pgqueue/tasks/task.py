@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
-from sqlalchemy import Connection, func
+from sqlalchemy import Connection, Engine, func
 from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue.arguments import Payload
@@ -25,7 +25,7 @@ from pgqueue.sessions.callers import joined, may_notify, sync_session, telling_f
 from pgqueue.sessions.collecting import collect
 from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job, placed_job
 from pgqueue.statements.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
-from pgqueue.statements.starting import EXPIRES_IN
+from pgqueue.statements.starting import DUE, EXPIRES_IN
 from pgqueue.statements.tables import clock
 from pgqueue.tasks.address import Address, importable_address
 from pgqueue.tasks.binding import Arguments, Written, WrittenRows
@@ -175,10 +175,12 @@ class Task(Generic[P, R]):
             return self._enqueue_or_change(target, connection, written, new)
         with telling_failures():
             found = self._insert(Enqueues(connection), new, written)
-        if isinstance(found, KeyHolder):
+        while isinstance(found, KeyHolder):
             check_holder(self._options, found.id, written.unique_key)
-            collect(target, [found.id])
-            return held_job(target, found)
+            if (held := held_job(target, found)) is not None:
+                collect(target, [held.id])
+                return held
+            found = self._insert(Enqueues(connection), new, written)  # deleted, so the key is free
         collect(target, [found.id])
         job = self._loaded_job(found, written, new)
         # The row is written and needs no flush, so a mapper event may enqueue too: SQLAlchemy warns
@@ -277,22 +279,30 @@ class Task(Generic[P, R]):
         if self._new.changes_holder:
             return self._delay_or_change(*args, **kwargs)
         written, new = self._written(args, kwargs), self._new_now()
-        # In autocommit one statement is one transaction, which saves two round trips.
-        with self.owner.autocommitting() as connection, telling_failures():
-            written = self._in_period(connection, new, written)
-            found = self._insert(Enqueues(connection), new, written)
-        if isinstance(found, Enqueued):
-            return self._loaded_job(found, written, new)
-        check_holder(self._options, found.id, written.unique_key)
-        with self.owner.session() as session:
-            session.begin()  # if its sessionmaker has autobegin=False
-            job = held_job(session, found)
-            session.expunge(job)
-            return job
+        while True:
+            # In autocommit one statement is one transaction, which saves two round trips.
+            with self.owner.autocommitting() as connection, telling_failures():
+                written = self._in_period(connection, new, written)
+                found = self._insert(Enqueues(connection), new, written)
+            if isinstance(found, Enqueued):
+                return self._loaded_job(found, written, new)
+            check_holder(self._options, found.id, written.unique_key)
+            with self.owner.session() as session:
+                session.begin()  # if its sessionmaker has autobegin=False
+                if (job := held_job(session, found)) is not None:
+                    session.expunge(job)
+                    return job  # otherwise it has been deleted, so the key is free
 
     def _delay_or_change(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """:meth:`delay` in a transaction of several statements."""
+        """:meth:`delay` in a transaction of several statements.
+
+        READ COMMITTED: a stricter level of the engine would refuse a key that another transaction
+        has just changed, and the caller has no transaction to run again.
+        """
         with self.owner.session() as session, session.begin():
+            if isinstance(session.get_bind(mapper=Job), Engine):
+                options = {"isolation_level": "READ COMMITTED"}
+                session.connection(bind_arguments={"mapper": Job}, execution_options=options)
             job = self.enqueue(session, *args, **kwargs)
             session.expunge(job)  # as loaded: the COMMIT would expire it
             return job
@@ -339,6 +349,7 @@ class Task(Generic[P, R]):
         written = self._in_period(connection, new, written)
         if not new.changes_holder:
             return self._insert(enqueues, new, written).id
+        self._refuse_autocommit(connection)
         [placed] = enqueues.enqueue_unique_chunk(
             new, payloads=[written.args], keys=[written.unique_key]
         )
@@ -399,6 +410,8 @@ class Task(Generic[P, R]):
             defaults=lambda: self.payload.encode(self.payload.with_defaults({})),
         )
         self._refuse_changes_under_limits()
+        if options.expires_in is not None and self._limits:
+            self._own_meta[DUE] = None
         if options.on_failed is not None:
             self._own_meta[ON_FAILED] = self._described(options.on_failed)
         self._new = NewJob(
@@ -535,16 +548,21 @@ class Task(Generic[P, R]):
         self, session: Session, connection: Connection, written: Written, new: NewJob
     ) -> Job:
         """Enqueue a job, or change the waiting job that holds its unique key."""
+        self._refuse_autocommit(connection)
+        while True:
+            with telling_failures():
+                [placed] = Enqueues(connection).enqueue_unique_chunk(
+                    new, payloads=[written.args], keys=[written.unique_key]
+                )
+            if not (placed.is_new or placed.is_changed):
+                check_holder(self._options, placed.id, written.unique_key)
+            if (job := placed_job(session, placed)) is not None:
+                collect(session, [job.id])
+                return job
+
+    def _refuse_autocommit(self, connection: Connection) -> None:
         where = f"{self._where}: on_conflict={self._options.conflict!r}"
         refuse_autocommit(connection, where, instead="another on_conflict")
-        with telling_failures():
-            [placed] = Enqueues(connection).enqueue_unique_chunk(
-                new, payloads=[written.args], keys=[written.unique_key]
-            )
-        if not (placed.is_new or placed.is_changed):
-            check_holder(self._options, placed.id, written.unique_key)
-        collect(session, [placed.id])
-        return placed_job(session, placed)
 
     async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
         function: Callable[..., Any] = self.function

@@ -18,6 +18,7 @@ from pgqueue import (
     Job,
     JobAttempt,
     JobContext,
+    Limit,
     PgQueue,
     Retry,
     Unique,
@@ -28,6 +29,7 @@ HOUR = timedelta(hours=1)
 LATE = (
     "UPDATE pgqueue.jobs SET run_at = run_at - interval '2 hours'",
     "UPDATE pgqueue.message_queue SET run_at = run_at - interval '2 hours'",
+    "UPDATE pgqueue.waiting_messages SET run_at = run_at - interval '2 hours'",
 )
 
 
@@ -199,6 +201,33 @@ def test_a_job_that_was_not_started_in_time_is_cancelled_and_says_why(
     assert job.last_error == "expired: it was not started within its expires_in"
     assert session.get_one(DeadLetter, job_id).outcome == "cancelled"
     assert session.scalars(select(JobAttempt)).all() == []
+    check(engine)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_job_that_waits_for_a_limit_expires_as_if_it_had_not_waited(
+    engine: Engine, session: Session, mode: str
+) -> None:
+    queue = PgQueue(engine)
+    called: list[int] = []
+
+    @queue.task(name="tests.limited", expires_in=HOUR, limit=Limit(1))
+    def limited(ctx: JobContext, n: int) -> None:
+        assert ctx.meta == {"n": n}
+        called.append(n)
+
+    late = limited.options(meta={"n": 1}).delay(1).id
+    limited.options(meta={"n": 2}, expires_in=3 * HOUR).delay(2)
+    let_wait(session)
+    limited.options(meta={"n": 3}).delay(3)
+
+    assert endings(Worker(queue, mode=mode)) == {"succeeded": 2, "cancelled": 1}
+    assert sorted(called) == [2, 3]
+
+    assert queue.requeue(session, late)
+    session.commit()
+    assert endings(Worker(queue, mode=mode)) == {"succeeded": 1}
+    assert sorted(called) == [1, 2, 3]
     check(engine)
 
 
