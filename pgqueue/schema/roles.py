@@ -106,7 +106,7 @@ DASHBOARD: Rights = {
         "SELECT": (
             "job_id, message_id, attempt, outcome, error_type, error, worker_id, started_at, "
             "finished_at"
-        ),
+        )
     },
     "schedules": {
         # All but args and options.
