@@ -18,13 +18,7 @@ from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch
 from pgqueue.connections.autocommit import autocommitting, in_savepoint
 from pgqueue.connections.opening import DRIVER, connection_parameters, worker_engine_for_now
 from pgqueue.context import Around, JobContext, nothing_around
-from pgqueue.errors import (
-    ArgumentsError,
-    NotBound,
-    OptionError,
-    TaskDefinitionError,
-    UnknownTask,
-)
+from pgqueue.errors import ArgumentsError, NotBound, OptionError, TaskDefinitionError, UnknownTask
 from pgqueue.events import AttemptCallback
 from pgqueue.limits import (
     Limit,
@@ -774,9 +768,7 @@ def _checked_queues(keep: Mapping[str, Keep | timedelta | None]) -> dict[str, Ke
     return {name: keep_of(value, f"PgQueue: queue {name}: ") for name, value in keep.items()}
 
 
-def _checked_limits(
-    limits: Mapping[str, Limit | Sequence[Limit]],
-) -> dict[str, tuple[Limit, ...]]:
+def _checked_limits(limits: Mapping[str, Limit | Sequence[Limit]]) -> dict[str, tuple[Limit, ...]]:
     for queue in limits if isinstance(limits, Mapping) else ():
         check_queue_name(queue, "PgQueue: queue_limits: ")
     return limits_of_queues(limits)

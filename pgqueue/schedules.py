@@ -13,13 +13,7 @@ from pgqueue import redaction
 from pgqueue.errors import DuplicateSchedule, OptionError, TaskDefinitionError, UnknownOption
 from pgqueue.options import TASK_NAME
 from pgqueue.repository import ScheduleRows, ScheduleState
-from pgqueue.schedule_rules import (
-    Rule,
-    checked_catch_up,
-    checked_overlap,
-    checked_rule,
-    next_after,
-)
+from pgqueue.schedule_rules import Rule, checked_catch_up, checked_overlap, checked_rule, next_after
 from pgqueue.sessions.callers import executor, in_transaction, telling_failures
 from pgqueue.tasks import Task
 from pgqueue.tasks.address import module_of

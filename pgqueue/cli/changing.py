@@ -205,10 +205,10 @@ def change_jobs(
               pgqueue --app shop.jobs:queue change --task mail.send --priority 9 --dry-run
     """
     changes = _changes(priority=priority, delay=delay, run_at=run_at, args=args)
-    verb = replace(CHANGE, act=_editing(editing.change, changes))
     if dry_run:
-        _show_plan(given.database(), verb, changes, **options)
+        _show_plan(given.database(), changes, **options)
     else:
+        verb = replace(CHANGE, act=_editing(editing.change, changes))
         _change(given.database(), verb, yes=yes, **options)
 
 
@@ -273,7 +273,6 @@ def _change(
 
 def _show_plan(
     queue: PgQueue,
-    verb: Verb,
     changes: Changes,
     /,
     *,
@@ -283,7 +282,7 @@ def _show_plan(
     **words: Any,
 ) -> None:
     """Decide as :func:`_change` does, with the same checks; locks and writes nothing."""
-    which = _filter(verb, job_ids, (), limit, words)
+    which = _filter(CHANGE, job_ids, (), limit, words)
     with opened(queue) as session:
         ids = dict.fromkeys(job_ids) if which is None else Listing(session).ids(which, limit=limit)
         plans = [_planned(queue, session, changes, job_id) for job_id in ids]

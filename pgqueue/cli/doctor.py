@@ -305,9 +305,7 @@ def of_slots(slots: Iterable[Slot]) -> Iterator[Finding]:
         name = slot.name.replace("'", "''")
         detail = f"slot {slot.name} is {state} and keeps {holds}; if its reader is gone, run "
         yield Finding(
-            Level.WARNING,
-            "replication slot",
-            f"{detail}SELECT pg_drop_replication_slot('{name}')",
+            Level.WARNING, "replication slot", f"{detail}SELECT pg_drop_replication_slot('{name}')"
         )
 
 

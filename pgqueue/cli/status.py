@@ -202,11 +202,7 @@ def _queues(counts: list[StatusCount], session: Session, all_counted: bool) -> l
 def live_workers(session: Session) -> list[dict[str, Any]]:
     leases = select(count_rows()).where(Lease.worker_id == WorkerProcess.id).scalar_subquery()
     statement = (
-        select(
-            WorkerProcess,
-            clock() - WorkerProcess.heartbeat_at,
-            leases,
-        )
+        select(WorkerProcess, clock() - WorkerProcess.heartbeat_at, leases)
         .where(WorkerProcess.dead_at.is_(None))
         .order_by(WorkerProcess.started_at)
     )

@@ -45,10 +45,7 @@ class PgQueue(job_queue.PgQueue):
         queue_keep: Mapping[str, Keep | timedelta | None] | None = None,
     ) -> None:
         super().__init__(
-            notify=notify,
-            max_payload_bytes=max_payload_bytes,
-            keep=keep,
-            queue_keep=queue_keep,
+            notify=notify, max_payload_bytes=max_payload_bytes, keep=keep, queue_keep=queue_keep
         )
         self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
         if app is not None:

@@ -65,8 +65,7 @@ class Schedule(Base):
             f"next_at BETWEEN '{FIRST_TICK}' AND '{LAST_TICK}'", name="schedules_next_at"
         ),
         CheckConstraint(
-            f"last_tick_at BETWEEN '{FIRST_TICK}' AND '{LAST_TICK}'",
-            name="schedules_last_tick_at",
+            f"last_tick_at BETWEEN '{FIRST_TICK}' AND '{LAST_TICK}'", name="schedules_last_tick_at"
         ),
         CheckConstraint("next_at > last_tick_at", name="schedules_tick"),
         Index("schedules_next_tick", "next_at", "name", postgresql_where=text("paused_at IS NULL")),

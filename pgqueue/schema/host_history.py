@@ -10,12 +10,7 @@ from sqlalchemy import Connection, text
 
 from pgqueue.errors import SchemaError, SchemaTooNew
 from pgqueue.models.base import SCHEMA
-from pgqueue.schema.state import (
-    SCHEMA_VERSION,
-    installed,
-    read_state,
-    wait_for_other_upgrades,
-)
+from pgqueue.schema.state import SCHEMA_VERSION, installed, read_state, wait_for_other_upgrades
 from pgqueue.statements.tables import SEARCH_PATH
 
 if TYPE_CHECKING:

@@ -2,13 +2,7 @@
 
 from sqlalchemy import Connection, Engine
 
-from pgqueue.schema.state import (
-    SCHEMA_VERSION,
-    State,
-    read_state,
-    verify,
-    wait_for_other_upgrades,
-)
+from pgqueue.schema.state import SCHEMA_VERSION, State, read_state, verify, wait_for_other_upgrades
 
 
 def upgrade_database(engine: Engine) -> None:

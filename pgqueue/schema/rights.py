@@ -76,11 +76,7 @@ def revoke_statements(roles: Roles) -> list[str]:
     members = []
     if roles.migrator and roles.owner:
         members.append(f"REVOKE {_quoted(roles.owner)} FROM {_quoted(roles.migrator)}")
-    return [
-        *_nothing_for(roles),
-        *_owned_by("current_user" if roles.owner else None),
-        *members,
-    ]
+    return [*_nothing_for(roles), *_owned_by("current_user" if roles.owner else None), *members]
 
 
 def _quoted(name: str) -> str:

@@ -22,17 +22,10 @@ does least harm, of a lease's its start time."""
 Rights = dict[str, dict[str, str]]
 """Column names, by table and privilege."""
 
-
-def _all_of(*privileges: str) -> dict[str, str]:
-    return dict.fromkeys(privileges, ALL_OF_IT)
-
-
-READ = _all_of("SELECT")
-WRITE = _all_of("SELECT", "INSERT", "UPDATE", "DELETE")
-RECORD = _all_of("SELECT", "INSERT", "DELETE")
-"""Rows that nothing changes."""
-
-VERSION: Rights = {"schema_version": READ, "alembic_version": READ}
+VERSION: Rights = {
+    "schema_version": {"SELECT": ALL_OF_IT},
+    "alembic_version": {"SELECT": ALL_OF_IT},
+}
 ENQUEUE: Rights = {
     **VERSION,
     "jobs": {
@@ -47,7 +40,7 @@ ENQUEUE: Rights = {
     },
     "message_queue": {"INSERT": MESSAGE},
     # An application manages the schedules of its customers, their arguments included.
-    "schedules": WRITE,
+    "schedules": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
     "waiting_messages": {"INSERT": WAITING},
     # UPDATE also for SELECT ... FOR KEY SHARE, by which an addition keeps a batch open.
     "batches": {
@@ -60,13 +53,25 @@ ENQUEUE: Rights = {
 WORKER: Rights = {
     **VERSION,
     # DELETE for pruning, here and below.
-    **dict.fromkeys(("jobs", "leases", "workers", "batches"), WRITE),
-    **dict.fromkeys(("waiting_messages", "limit_buckets"), WRITE),
-    **dict.fromkeys(("job_attempts", "dead_letters", "unreadable_jobs"), RECORD),
-    **dict.fromkeys(("limit_places", "batch_jobs"), RECORD),
-    **dict.fromkeys(("schedules", "limits"), _all_of("SELECT", "INSERT", "UPDATE")),
-    **dict.fromkeys(("queues", "paused_tasks"), READ),
-    "message_queue": {**RECORD, "UPDATE": TO_LOCK},
+    "jobs": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "message_queue": {
+        **dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+        "UPDATE": TO_LOCK,
+    },
+    "leases": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "workers": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "job_attempts": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+    "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+    "unreadable_jobs": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+    "queues": {"SELECT": ALL_OF_IT},
+    "paused_tasks": {"SELECT": ALL_OF_IT},
+    "schedules": dict.fromkeys(("SELECT", "INSERT", "UPDATE"), ALL_OF_IT),
+    "waiting_messages": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "limit_places": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+    "limits": dict.fromkeys(("SELECT", "INSERT", "UPDATE"), ALL_OF_IT),
+    "limit_buckets": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "batches": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "batch_jobs": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
 }
 DASHBOARD: Rights = {
     **VERSION,
@@ -84,29 +89,34 @@ DASHBOARD: Rights = {
         ),
     },
     "message_queue": {
-        **_all_of("SELECT", "DELETE"),
+        "SELECT": ALL_OF_IT,
         # A job that is to run now keeps its past attempts.
         "INSERT": f"{MESSAGE}, attempt, crashes",
+        "DELETE": ALL_OF_IT,
         "UPDATE": TO_LOCK,
     },
     "waiting_messages": {
-        **_all_of("SELECT", "DELETE"),
+        **dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
         "INSERT": WAITING,
         "UPDATE": "priority, run_at",
     },
-    **dict.fromkeys(("limit_places", "limit_buckets", "batches", "batch_jobs"), READ),
-    "limits": {**_all_of("SELECT", "INSERT"), "UPDATE": "capacity"},
-    "leases": {**_all_of("SELECT", "DELETE"), "UPDATE": "started_at"},
-    **dict.fromkeys(("dead_letters", "paused_tasks"), RECORD),
-    "queues": {**READ, "INSERT": "name, paused_at", "UPDATE": "paused_at"},
-    "workers": {**READ, "UPDATE": "queues"},
-    "unreadable_jobs": _all_of("SELECT", "DELETE"),
+    "limit_places": {"SELECT": ALL_OF_IT},
+    "limit_buckets": {"SELECT": ALL_OF_IT},
+    "batches": {"SELECT": ALL_OF_IT},
+    "batch_jobs": {"SELECT": ALL_OF_IT},
+    "limits": {**dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT), "UPDATE": "capacity"},
+    "leases": {**dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT), "UPDATE": "started_at"},
+    "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+    "queues": {"SELECT": ALL_OF_IT, "INSERT": "name, paused_at", "UPDATE": "paused_at"},
+    "paused_tasks": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+    "workers": {"SELECT": ALL_OF_IT, "UPDATE": "queues"},
+    "unreadable_jobs": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
     "job_attempts": {
         # All but the traceback.
         "SELECT": (
             "job_id, message_id, attempt, outcome, error_type, error, worker_id, started_at, "
             "finished_at"
-        ),
+        )
     },
     "schedules": {
         # All but args and options.
@@ -116,8 +126,9 @@ DASHBOARD: Rights = {
         ),
         "UPDATE": "paused_at, next_at",
     },
-    "job_overview": READ,
-    **dict.fromkeys(("invariant_violations", "invariant_violations_in_flight"), READ),
+    "job_overview": {"SELECT": ALL_OF_IT},
+    "invariant_violations": {"SELECT": ALL_OF_IT},
+    "invariant_violations_in_flight": {"SELECT": ALL_OF_IT},
 }
 
 

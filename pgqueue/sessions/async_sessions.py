@@ -13,20 +13,11 @@ from sqlalchemy import URL, Connection, Engine, NullPool
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.errors import ArgumentsError
-from pgqueue.sessions.handlers import (
-    join_transaction,
-    sessions_of_jobs,
-)
-from pgqueue.sessions.handlers import (
-    session_in_savepoint as sync_session_in_savepoint,
-)
+from pgqueue.sessions.handlers import join_transaction, sessions_of_jobs
+from pgqueue.sessions.handlers import session_in_savepoint as sync_session_in_savepoint
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import (
-        AsyncConnection,
-        AsyncEngine,
-        AsyncSession,
-    )
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 Parameters = Callable[[], dict[str, Any]]
 """Returns the parameters with which libpq connects."""

@@ -110,10 +110,7 @@ def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
 
     def dispatch() -> None:
         Enqueues(connection).dispatch(
-            job.id,
-            unique=unique_key is not None,
-            notify=notify,
-            limited=job.limit_keys is not None,
+            job.id, unique=unique_key is not None, notify=notify, limited=job.limit_keys is not None
         )
 
     raising_duplicate(dispatch, job, unique_key)

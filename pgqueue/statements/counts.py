@@ -2,16 +2,7 @@
 
 from functools import cache
 
-from sqlalchemy import (
-    ColumnElement,
-    Executable,
-    Select,
-    exists,
-    literal,
-    select,
-    text,
-    union_all,
-)
+from sqlalchemy import ColumnElement, Executable, Select, exists, literal, select, text, union_all
 
 from pgqueue.models import SCHEMA, Job
 from pgqueue.statements.tables import (

@@ -19,14 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from pgqueue.statements.tables import (
-    clock,
-    jobs,
-    message_queue,
-    pg,
-    seconds,
-    waiting_messages,
-)
+from pgqueue.statements.tables import clock, jobs, message_queue, pg, seconds, waiting_messages
 
 COPIED = ("target_id", "task", "attempt", "crashes", "alone")
 

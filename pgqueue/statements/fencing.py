@@ -76,10 +76,7 @@ def deleted_leases(said: Any, *, held: bool) -> CTE:
     places = select(lease.c.ctid).select_from(said.join(lease, true()))
     return (
         delete(leases)
-        .where(
-            among(places) == CTID,
-            leases.c.worker_id == WORKER,
-        )
+        .where(among(places) == CTID, leases.c.worker_id == WORKER)
         .returning(*lease_columns())
         .cte("gone")
     )

@@ -28,12 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
-from pgqueue.statements.enqueueing import (
-    DISPATCHED,
-    UNDER_LIMITS,
-    message_of,
-    waiting_message_of,
-)
+from pgqueue.statements.enqueueing import DISPATCHED, UNDER_LIMITS, message_of, waiting_message_of
 from pgqueue.statements.tables import (
     CANCELLED,
     FAILED,

@@ -213,10 +213,7 @@ def pause_undeclared() -> Executable:
             schedules.c.declaration.is_not(None),
             ~(schedules.c.name == any_(array_parameter("names", Text))),
         )
-        .values(
-            paused_at=clock(),
-            declaration=null(),
-        )
+        .values(paused_at=clock(), declaration=null())
         .returning(schedules.c.name, schedules.c.declared_in)
     )
 

@@ -57,6 +57,7 @@ from pgqueue.statements.tables import (
     dead_letters,
     deleted_records,
     document,
+    equal,
     has_key_of_period,
     job_attempts,
     jobs,
@@ -81,6 +82,25 @@ KEPT = cast(literal_column("0"), SmallInteger)
 ONE = literal_column("1", Integer)
 SPACE = cast(literal_column("' '", Text), Text)
 """After the name of a limit in a key."""
+VERDICT = (
+    column("target_id", BigInteger),
+    column("message_id", BigInteger),
+    column("attempt", SmallInteger),
+    column("ending", Text),
+    column("delay", Float),
+    column("give_up_after", Float),
+    column("burned", SmallInteger),
+    column("crashed", SmallInteger),
+    column("snoozed", SmallInteger),
+    column("max_interruptions", SmallInteger),
+    column("max_unreadable", Float),
+    column("result", JSONB),
+    column("end", Text),
+    column("error_type", Text),
+    column("error", Text),
+    column("traceback", Text),
+)
+"""How an attempt has ended, as its worker says it."""
 ERROR = ("error_type", "error", "traceback")
 LAST_INTERRUPTION = literal_column("' The job has reached max_interruptions = '", Text)
 
@@ -92,28 +112,9 @@ def settle(*, held: bool) -> Executable:
     ``held`` settles attempts of transaction mode; it must run in the transaction that holds
     their messages.
     """
-    said = document(
-        "said",
-        column("target_id", BigInteger),
-        column("message_id", BigInteger),
-        column("attempt", SmallInteger),
-        column("ending", Text),
-        column("delay", Float),
-        column("give_up_after", Float),
-        column("burned", SmallInteger),
-        column("crashed", SmallInteger),
-        column("snoozed", SmallInteger),
-        column("max_interruptions", SmallInteger),
-        column("max_unreadable", Float),
-        column("result", JSONB),
-        column("end", Text),
-        column("error_type", Text),
-        column("error", Text),
-        column("traceback", Text),
-    )
+    said = document("said", *VERDICT)
     gone = fencing.deleted_leases(said, held=held)
-    key = ("target_id", "message_id", "attempt")
-    same_lease = and_(*(said.c[name] == gone.c[name] for name in key))
+    same_lease = and_(*equal(said, gone, ("target_id", "message_id", "attempt")))
     # A crash of the child process counts as one of the worker: the job is then claimed alone.
     crashes = (gone.c.crashes + said.c.crashed).label("crashes")
     rest = [column for column in gone.c if column.name != "crashes"]

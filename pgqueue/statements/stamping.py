@@ -61,14 +61,9 @@ def stamp_first() -> Executable:
     Or the message is gone, because the transaction that held it has broken: a late stamp would
     be a lease that no worker settles and no worker rescues.
     """
-    unfinished = select(
-        jobs.c.id,
-        MESSAGE,
-        NEXT,
-        CRASHES,
-        WORKER,
-        true(),
-    ).where(jobs.c.id == JOB, jobs.c.outcome.is_(None), exists().where(_is_the_message()))
+    unfinished = select(jobs.c.id, MESSAGE, NEXT, CRASHES, WORKER, true()).where(
+        jobs.c.id == JOB, jobs.c.outcome.is_(None), exists().where(_is_the_message())
+    )
     return (
         insert_or_skip(leases)
         .from_select(

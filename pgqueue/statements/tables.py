@@ -150,10 +150,7 @@ def wake_up_call(word: str = "enqueued") -> ColumnElement[bool]:
     """
     # A literal column: literal_execute would render the key anew at every enqueue.
     key = literal_column(str(SLEEPERS), BigInteger)
-    return case(
-        (pg.pg_try_advisory_lock(key), pg.pg_advisory_unlock(key)),
-        else_=notify(word),
-    )
+    return case((pg.pg_try_advisory_lock(key), pg.pg_advisory_unlock(key)), else_=notify(word))
 
 
 def notify(word: str) -> ColumnElement[bool]:

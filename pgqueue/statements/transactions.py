@@ -13,12 +13,7 @@ PLAN_ONCE = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
 """Each of these statements has one good plan, and planning costs more than execution.  A
 generic plan looks expensive, so JIT would compile it, which takes ten times as long again."""
 
-LOCAL = {
-    **dict.fromkeys(PLANNER, "off"),
-    **PLAN_ONCE,
-    "timezone": "'UTC'",
-    "datestyle": "'ISO'",
-}
+LOCAL = {**dict.fromkeys(PLANNER, "off"), **PLAN_ONCE, "timezone": "'UTC'", "datestyle": "'ISO'"}
 PLAN_BY_KEY = "; ".join(f"SET LOCAL {name} = {value}" for name, value in LOCAL.items())
 
 BEFORE_SETTLE = f"SET CONSTRAINTS ALL IMMEDIATE; {PLAN_BY_KEY}"

@@ -11,11 +11,4 @@ from pgqueue.testing.assertions import assert_enqueued, enqueued
 from pgqueue.testing.faults import crash_job, lose_lease, time_out_job
 from pgqueue.testing.running import run_jobs
 
-__all__ = [
-    "run_jobs",
-    "enqueued",
-    "assert_enqueued",
-    "crash_job",
-    "time_out_job",
-    "lose_lease",
-]
+__all__ = ["run_jobs", "enqueued", "assert_enqueued", "crash_job", "time_out_job", "lose_lease"]
