@@ -24,6 +24,11 @@ STATEMENT = re.compile(
     r"|NOTIFY|LOCK|DO|WITH|CREATE|ALTER|DROP|GRANT|REVOKE|TRUNCATE)\s+[\w{$(*]"
 )
 
+CARRIERS = ("connections", "execution", "sessions", "unit_of_work", "worker")
+"""Between the enqueue of a job and its handler; most of them do not look at its arguments."""
+SCHEDULER = "worker/scheduler.py"
+"""Enqueues with the arguments of a schedule."""
+
 LONGEST_FUNCTION = 30
 """Lines that hold code: neither the docstring, nor comments, nor empty lines, nor decorators."""
 
@@ -84,6 +89,22 @@ def test_only_the_unit_of_work_and_the_connections_commit(module: Path) -> None:
     assert not commits or is_in(module, "unit_of_work", "connections", *DOORS), commits
 
 
+def test_the_arguments_of_a_job_cross_twelve_files_at_most() -> None:
+    """The page lists the files; the code between them and around them carries jobs as a whole."""
+    page = (PACKAGE.parent / "docs" / "explanation" / "architecture.md").read_text("utf-8")
+    way = page.partition("## A job's way through the code")[2]
+    listed = re.findall(r"^\d+\. `([\w/]+\.py)`", way, re.MULTILINE)
+    carrying = [module for module in MODULES if is_in(module, *CARRIERS)]
+
+    looking = {
+        str(module.relative_to(PACKAGE)) for module in carrying if reads_args(tree_of(module))
+    }
+
+    assert 1 <= len(listed) <= 12
+    assert [name for name in listed if not (PACKAGE / name).is_file()] == []
+    assert looking - set(listed) == {SCHEDULER}
+
+
 def test_what_the_laws_look_for_is_found() -> None:
     tree = ast.parse(
         '"""SET nothing: a docstring."""\n'
@@ -140,6 +161,10 @@ def sql_in(tree: ast.Module) -> Iterator[str]:
 
 def calls_in(tree: ast.Module) -> Iterator[str]:
     return (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def reads_args(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == "args" for node in ast.walk(tree))
 
 
 def functions_of(tree: ast.AST) -> Iterator[Function]:

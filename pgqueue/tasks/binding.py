@@ -1,4 +1,4 @@
-"""The input of an enqueue in its stored form: arguments as JSON, and the unique key."""
+"""The input of an enqueue in its stored form: arguments as JSON, and the keys made of them."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,6 +10,7 @@ from typing import Any
 from pgqueue.arguments.payload import Payload, in_batch
 from pgqueue.arguments.text import LARGEST_TEXT
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
+from pgqueue.limits import LimitKeys
 from pgqueue.options import Options, refuse_unknown_secrets, refuse_wrong_renames
 from pgqueue.unique import Unique, names_wanted_by, storable_key
 
@@ -27,6 +28,7 @@ class Written:
     args: dict[str, Any]
     text: str
     unique_key: str | None
+    limit_keys: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class WrittenRows:
     args: list[dict[str, Any]]
     texts: list[str]
     unique_keys: list[str | None]
+    limit_keys: list[str | None]
     to_a_statement: int
     """How many calls one statement may take, in any order."""
 
@@ -52,14 +55,20 @@ class Arguments:
         self._unique_keys = UniqueKeys(payload, options)
 
     def of_call(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, max_bytes: int
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        limits: LimitKeys,
+        max_bytes: int,
     ) -> Written:
         values = self._payload.bind(args, kwargs)
         encoded = self._payload.encode(values)
         text = self._payload.dumps(encoded, max_bytes=max_bytes)
-        return Written(encoded, text, self._unique_keys.of(values, encoded))
+        unique_key = self._unique_keys.of(values, encoded)
+        return Written(encoded, text, unique_key, limits.of(encoded))
 
-    def of_rows(self, rows: Any, *, max_bytes: int) -> WrittenRows:
+    def of_rows(self, rows: Any, *, limits: LimitKeys, max_bytes: int) -> WrittenRows:
         """Encode every row before any is stored: if one is refused, none is written."""
         if not isinstance(rows, Iterable):
             raise ArgumentsError(
@@ -73,7 +82,10 @@ class Arguments:
         keys = [self._key_of_row(*call, index) for index, call in calls]
         is_small = sum(map(len, texts)) <= LARGEST_TEXT
         few = min(CHUNK, max(1, LARGEST_TEXT // max_bytes))
-        return WrittenRows(encoded, texts, keys, CHUNK if is_small else few)
+        under: list[str | None] = [None] * len(encoded)
+        if limits:
+            under = [limits.of(each) for each in encoded]
+        return WrittenRows(encoded, texts, keys, under, CHUNK if is_small else few)
 
     def _bound(self, row: Any, index: int) -> dict[str, Any]:
         try:

@@ -216,7 +216,9 @@ class Task(Generic[P, R]):
         """
         target = sync_session(session, self._where)
         # Encode every row before the first statement: if one is refused, none is written.
-        written = self._arguments.of_rows(rows, max_bytes=self.owner.max_payload_bytes)
+        written = self._arguments.of_rows(
+            rows, limits=self._limits, max_bytes=self.owner.max_payload_bytes
+        )
         connection = joined(target, self._where)
         refuse_autocommit(connection, f"{self._where}: enqueue_many")
         with telling_failures():
@@ -258,7 +260,7 @@ class Task(Generic[P, R]):
             max_attempts=self._options.max_attempts,
             interruptions=0,  # a value that the database chose would have to be read back
             unique_key=written.unique_key,
-            limit_keys=self._limits.of(written.args),
+            limit_keys=written.limit_keys,
             **new.labels,
         )
         job.is_new = True
@@ -367,9 +369,7 @@ class Task(Generic[P, R]):
         written = self._written((), self.payload.changed(job.args, args, are_stored=are_stored))
         if written.args == job.args:
             return {}
-        if job.limit_keys is not None and self._limits.of(written.args) != self._limits.of(
-            job.args
-        ):
+        if job.limit_keys is not None and written.limit_keys != self._limits.of(job.args):
             raise ArgumentsError(
                 f"{self._where}: job {job.id} counts in a limit by one of these arguments, so they "
                 "cannot change; cancel it, and enqueue another job"
@@ -391,7 +391,7 @@ class Task(Generic[P, R]):
                 "another task"
             )
         written = self._written((batch_id,), {})
-        return Callback(new, written.text, self._limits.of(written.args))
+        return Callback(new, written.text, written.limit_keys)
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
@@ -475,7 +475,8 @@ class Task(Generic[P, R]):
         }
 
     def _written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Written:
-        return self._arguments.of_call(args, kwargs, max_bytes=self.owner.max_payload_bytes)
+        most = self.owner.max_payload_bytes
+        return self._arguments.of_call(args, kwargs, limits=self._limits, max_bytes=most)
 
     def _unique_key_after(self, job: JobValues, new: str | None) -> str | None:
         """The unique key of a job whose arguments now make the key ``new``.
@@ -498,7 +499,7 @@ class Task(Generic[P, R]):
             new,
             args=written.text,
             unique_key=written.unique_key,
-            limit_keys=self._limits.of(written.args),
+            limit_keys=written.limit_keys,
         )
 
     def _insert_many(self, connection: Connection, written: WrittenRows) -> list[int]:
@@ -507,7 +508,7 @@ class Task(Generic[P, R]):
             written = replace(written, unique_keys=enqueues.held_keys(new, written.unique_keys))
             raises = self._options.conflict != "return"
             with connection.begin_nested() if raises else nullcontext():
-                return _enqueue_unique(enqueues, new, written, self._options, self._limits)
+                return _enqueue_unique(enqueues, new, written, self._options)
         return [id for text in written.texts for id in enqueues.enqueue_chunk(new, documents=text)]
 
     def _in_period(self, connection: Connection, new: NewJob, written: Written) -> Written:
@@ -540,7 +541,7 @@ class Task(Generic[P, R]):
             priority=self._new.priority,
             max_attempts=self._new.max_attempts,
             unique_key=written.unique_key,
-            limit_keys=self._limits.of(written.args),
+            limit_keys=written.limit_keys,
             **new.labels,
         )
 
@@ -597,7 +598,7 @@ MetaSource = Callable[[Task[..., Any]], Mapping[str, Any] | None]
 
 
 def _enqueue_unique(
-    enqueues: Enqueues, new: NewJob, written: WrittenRows, options: Options, limits: LimitKeys
+    enqueues: Enqueues, new: NewJob, written: WrittenRows, options: Options
 ) -> list[int]:
     # By ascending key, over all chunks: two callers in opposite orders would deadlock.
     keys = written.unique_keys
@@ -611,7 +612,7 @@ def _enqueue_unique(
             new,
             payloads=[written.args[index] for index in part],
             keys=[keys[index] for index in part],
-            limit_keys=[limits.of(written.args[index]) for index in part],
+            limit_keys=[written.limit_keys[index] for index in part],
         )
         for index, job in zip(part, placed, strict=True):
             if not (job.is_new or job.is_changed):

@@ -58,6 +58,9 @@ if TYPE_CHECKING:
 
 logger = redaction.logger(__name__)
 
+NOT_COMMITTED = (Stale, CancelWins, CommitUnknown, DBAPIError, PoolTimeout)
+"""Raised around a handler, whose own errors are outcomes, instead of a COMMIT that is known."""
+
 WAIT_FOR_CONNECTION = 0.5
 
 
@@ -85,15 +88,8 @@ def run_in_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome |
     try:
         with connection_for(runtime, run) as connection:
             return _run_on(runtime, run, connection)
-    except Stale:
-        report_stale(runtime, run.claimed)
-        return None
-    except CancelWins:
-        return Cancelled("")
-    except CommitUnknown:
-        return _after_unknown_commit(runtime, run)
-    except (DBAPIError, PoolTimeout) as error:
-        return after_broken_connection(runtime, run, error)
+    except NOT_COMMITTED as error:
+        return _not_committed(runtime, run, error)
 
 
 async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
@@ -101,15 +97,8 @@ async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) 
     try:
         async with async_connection_for(runtime, run) as connection:
             return await _run_async_on(runtime, run, connection)
-    except Stale:
-        report_stale(runtime, run.claimed)
-        return None
-    except CancelWins:
-        return Cancelled("")
-    except CommitUnknown:
-        return await asyncio.to_thread(_after_unknown_commit, runtime, run)
-    except (DBAPIError, PoolTimeout) as error:
-        return await asyncio.to_thread(after_broken_connection, runtime, run, error)
+    except NOT_COMMITTED as error:
+        return await asyncio.to_thread(_not_committed, runtime, run, error)
 
 
 @contextmanager
@@ -300,6 +289,19 @@ def _tell_of_success(
     runtime.note_times(run)
     runtime.buffer.settled([(run.claimed, outcome)], [settled])
     tell_of_commit(runtime.around, run.context, run.session)
+
+
+def _not_committed(runtime: WorkerRuntime, run: RunningAttempt, error: Exception) -> Outcome | None:
+    """The outcome after one of :data:`NOT_COMMITTED`; None if the attempt is settled already."""
+    match error:
+        case Stale():
+            report_stale(runtime, run.claimed)
+            return None
+        case CancelWins():
+            return Cancelled("")
+        case CommitUnknown():
+            return _after_unknown_commit(runtime, run)
+    return after_broken_connection(runtime, run, error)
 
 
 def report_stale(runtime: WorkerRuntime, claimed: Claimed) -> None:
