@@ -43,7 +43,7 @@ LEAVE = 4
 """Times as long as a look has taken, to wait until the next."""
 
 
-def wait_until(condition: Callable[[], T], *, seconds: float = PATIENCE, what: str) -> T:
+def wait_until(condition: Callable[[], T], *, seconds: float = PATIENCE, what: str = "") -> T:
     """Look until it is so; what it returned then."""
     began = time.monotonic()
     while True:
@@ -52,7 +52,7 @@ def wait_until(condition: Callable[[], T], *, seconds: float = PATIENCE, what: s
             return found
         now = time.monotonic()
         if now - began > seconds:
-            raise Broken(f"not within {seconds:g} s: {what}")
+            raise Broken(f"not within {seconds:g} s: {what or condition}")
         time.sleep(max(rest(now - began), LEAVE * (now - looked_at)))
 
 
@@ -129,11 +129,11 @@ class Member:
         """SIGSTOP; returns when every thread of it stands still."""
         self.was_harmed = True
         self.send(signal.SIGSTOP)
-        wait_until(lambda: _is_stopped(self.pid), what=f"{self.name} has stopped")
+        wait_until(lambda: is_stopped(self.pid), what=f"{self.name} has stopped")
 
     @property
     def stands_still(self) -> bool:
-        return self.is_running and _is_stopped(self.pid)
+        return self.is_running and is_stopped(self.pid)
 
     def thaw(self) -> None:
         self.send(signal.SIGCONT)
@@ -259,7 +259,7 @@ class Workers:
         self.members.clear()
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     threads = Path(f"/proc/{pid}/task")
     if threads.is_dir():
         states = [file.read_text().rpartition(")")[2].split()[0] for file in threads.glob("*/stat")]

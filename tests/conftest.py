@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, make_url
@@ -15,6 +16,9 @@ from sqlalchemy.orm import Session
 
 from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.testing.databases import as_text, fresh_database, memory_directory
+
+if TYPE_CHECKING:
+    from chaos.interleavings.logical_workers import LogicalWorker
 
 _OF_THE_TESTS = {"PGQUEUE_TEST_URL", "PGQUEUE_PG_BIN", "PGQUEUE_TIMED", "PGPASSWORD", "PGPASSFILE"}
 _SETTINGS = {"max_connections": "200", "max_wal_size": "256MB", "max_prepared_transactions": "10"}
@@ -96,6 +100,15 @@ def session(engine: Engine) -> Iterator[Session]:
     """A session on a database with pgqueue's tables; what it does not commit is rolled back."""
     with Session(engine) as session:
         yield session
+
+
+@pytest.fixture
+def worker(engine: Engine) -> "Iterator[LogicalWorker]":
+    """A worker of nothing but connections."""
+    from chaos.interleavings.logical_workers import workers_at
+
+    with workers_at(engine, 1) as [worker]:
+        yield worker
 
 
 @pytest.fixture

@@ -2,15 +2,15 @@
 
 import json
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
+from chaos.workers import wait_until as wait_until  # for its users, too
 from pgqueue import PgQueue, Violation
 from pgqueue.connections.settings import CLAIMING
 from pgqueue.execution import CancelWins, Stale, complete
@@ -18,6 +18,8 @@ from pgqueue.outcomes import Cancelled, ErrorReport, Exhausted, Outcome
 from pgqueue.repository import Attempts, Claim, ClaimCursor, Claimed, Jobs, Locked, NewJob, Workers
 from pgqueue.statements.tables import array_of
 from pgqueue.worker.claiming.cursors import START
+
+T = TypeVar("T")
 
 TASK = "tests.task"
 TASKS = array_of([TASK])
@@ -57,6 +59,17 @@ class LogicalWorker:
     def claim(self, limit: int = 1, *, queue: str = "default", **passing: bool) -> list[Claimed]:
         """Claim in lease mode."""
         return self.look(limit, queue=queue, **passing).rows
+
+    def claim_new(self, engine: Engine, **options: Any) -> Claimed:
+        """Enqueue a job, and claim it."""
+        enqueue(engine, **options)
+        [claimed] = self.claim()
+        return claimed
+
+    def start_new(self, engine: Engine, **options: Any) -> Claimed:
+        """Enqueue a job, lock its message and stamp its attempt."""
+        enqueue(engine, **options)
+        return self.start()[1]
 
     def look(self, limit: int, *, queue: str = "default", **passing: bool) -> Claim[Claimed]:
         attempts = Attempts(self.line, self.id)
@@ -138,36 +151,46 @@ def rescue(engine: Engine) -> dict[int, str | None]:
     return rescued
 
 
-def enqueue(
-    executor: Connection | Session, *, key: str | None = None, max_attempts: int = 10, **more: Any
-) -> int:
+Executor = Engine | Connection | Session
+
+
+def enqueue(executor: Executor, *, key: str | None = None, **options: Any) -> int:
     """Enqueue one job through the repository; its id, or that of the job with the key."""
-    new = NewJob(
-        **{
-            "task": TASK,
-            "queue": "default",
-            "priority": 5,
-            "max_attempts": max_attempts,
-            "notify": False,
-            **more,
-        }
-    )
-    found = Jobs(executor).enqueue(new, args="{}", unique_key=key)
+    with _transaction_of(executor) as transaction:
+        found = Jobs(transaction).enqueue(_new_job(options), args="{}", unique_key=key)
     return found if isinstance(found, int) else found.id
 
 
-def enqueue_many(executor: Connection | Session, count: int, **more: Any) -> list[int]:
-    new = NewJob(
-        **{
-            "task": TASK,
-            "queue": "default",
-            "priority": 5,
-            "max_attempts": 10,
-            "notify": False,
-            **more,
-        }
-    )
-    return Jobs(executor).enqueue_chunk(new, documents=json.dumps([{}] * count))
+def enqueue_many(executor: Executor, count: int, **options: Any) -> list[int]:
+    with _transaction_of(executor) as transaction:
+        documents = json.dumps([{}] * count)
+        return Jobs(transaction).enqueue_chunk(_new_job(options), documents=documents)
+
+
+def _new_job(options: dict[str, Any]) -> NewJob:
+    plain = {"task": TASK, "queue": "default", "priority": 5, "max_attempts": 10, "notify": False}
+    return NewJob(**{**plain, **options})
+
+
+@contextmanager
+def _transaction_of(executor: Executor) -> Iterator[Connection | Session]:
+    """That of a connection or session; on an engine, one that is committed at the end."""
+    if isinstance(executor, Engine):
+        with executor.begin() as connection:
+            yield connection
+    else:
+        yield executor
+
+
+def execute(engine: Engine, statement: str, **parameters: Any) -> None:
+    """Change rows by SQL, and commit."""
+    committed(engine, lambda connection: connection.execute(text(statement), parameters))
+
+
+def committed(engine: Engine, act: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Call ``act(connection, ...)`` in a transaction, and commit it."""
+    with engine.begin() as connection:
+        return act(connection, *arguments, **options)
 
 
 def violations(engine: Engine) -> list[Violation]:
@@ -186,14 +209,7 @@ def drain(engine: Engine, worker: LogicalWorker, outcome: Outcome, *, limit: int
     return count
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.001)
-
-
-def waits_for_lock(engine: Engine, pid: int) -> bool:
+def waits_for_lock(engine: Engine, pid: int | None) -> bool:
     """Whether a server process waits for a lock that another holds."""
     with engine.connect() as connection:
         blockers = text("SELECT cardinality(pg_blocking_pids(:pid)) > 0")
@@ -201,8 +217,29 @@ def waits_for_lock(engine: Engine, pid: int) -> bool:
 
 
 @contextmanager
+def waiting(engine: Engine, pid: int | None, action: Callable[[], T]) -> Iterator[list[T]]:
+    """Run the block while the action, in a thread, waits for a lock; at the end, its result.
+
+    ``pid`` is the server process of the connection that the action uses.
+    """
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(action()))
+    thread.start()
+    wait_until(lambda: waits_for_lock(engine, pid))
+    yield results
+    thread.join()
+
+
+@contextmanager
+def workers_at(engine: Engine, count: int, **settings: str) -> Iterator[list[LogicalWorker]]:
+    """So many workers at the database of an application's engine, closed at the end."""
+    with logical_workers(worker_settings(engine.url, **settings), count) as workers:
+        yield workers
+
+
+@contextmanager
 def logical_workers(engine: Engine, count: int) -> Iterator[list[LogicalWorker]]:
-    """So many workers, closed at the end."""
+    """So many workers on an engine with the settings of a worker, closed at the end."""
     workers = [LogicalWorker(engine) for _ in range(count)]
     try:
         yield workers

@@ -7,7 +7,6 @@ and does not commit, so that the work waits inside its INSERT.  The examples kno
 import importlib
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -15,6 +14,7 @@ from typing import Any, Self, TypeVar
 import pytest
 from sqlalchemy import NullPool, create_engine, text
 
+from chaos.workers import PATIENCE, wait_until
 from examples.shop import Base, database_url
 from pgqueue import Worker
 
@@ -24,8 +24,6 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["pgqueue", "sqlalchemy.dialects.postgresql.psycopg"])
 OF_ACTOR = "split_part(application_name, ' ', 1) = :name"
 """A worker says behind its name what a connection is for."""
-PATIENCE = 60.0
-LOOK_EVERY = 0.01
 
 
 class Actor:
@@ -147,11 +145,7 @@ class Stage:
 
     def until(self, condition: Callable[[], T], *, seconds: float = PATIENCE) -> T:
         """Look until it is so; what it returned then."""
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"not within {seconds} s"
-            time.sleep(LOOK_EVERY)
-        return found
+        return wait_until(condition, seconds=seconds)
 
 
 def _play_by_hand(name: str, url: str, module: str, function: str) -> None:

@@ -1,7 +1,7 @@
 """Admission against the database: places are taken only here, and given back by everything."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,13 +15,15 @@ from chaos.interleavings.logical_workers import (
     TASK,
     TASKS,
     LogicalWorker,
+    committed,
     declare_dead,
     enqueue,
-    logical_workers,
+    execute,
     rescue,
     violations,
     wait_until,
     worker_settings,
+    workers_at,
 )
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
 from pgqueue import Change, Job, JobStatus, Limit, PgQueue
@@ -49,12 +51,6 @@ RULES = {
     "fair": Rule(1_000_000, is_fair=True),
 }
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def worker(database_url: str) -> Iterator[LogicalWorker]:
-    with logical_workers(worker_settings(database_url), 1) as [worker]:
-        yield worker
 
 
 def put(executor: Any, keys: str = "bank", **more: Any) -> int:
@@ -174,7 +170,7 @@ def test_a_rescued_job_keeps_its_place_until_it_has_ended(
     engine: Engine, database_url: str
 ) -> None:
     first, second = put_some(engine, 2)
-    with logical_workers(worker_settings(database_url), 2) as [dead, worker]:
+    with workers_at(engine, 2) as [dead, worker]:
         admit(engine)
         assert [one.job_id for one in dead.claim()] == [first]
         declare_dead(engine, dead)
@@ -244,8 +240,7 @@ def test_a_running_job_that_is_to_be_cancelled_keeps_its_place_until_it_has_ende
     first, second = put_some(engine, 2)
     admit(engine)
     [claimed] = worker.claim()
-    with engine.begin() as connection:
-        assert PgQueue().cancel(connection, first) is Change.CANCEL_REQUESTED
+    assert committed(engine, PgQueue().cancel, first) is Change.CANCEL_REQUESTED
     assert admit(engine) == 0
 
     worker.settle(claimed, Succeeded())
@@ -259,8 +254,7 @@ def test_a_requeued_job_waits_for_its_limits_again(engine: Engine, worker: Logic
     admit(engine)
     [claimed] = worker.claim()
     worker.settle(claimed, Failed(ERROR))
-    with engine.begin() as connection:
-        assert PgQueue().requeue(connection, job) is Change.REQUEUED
+    assert committed(engine, PgQueue().requeue, job) is Change.REQUEUED
 
     assert status(engine, job) is JobStatus.BLOCKED
     assert worker.claim() == []
@@ -291,8 +285,7 @@ def test_a_retry_keeps_its_count_of_attempts_while_it_waits(
     assert (status(engine, first), held(engine)) == (JobStatus.BLOCKED, [second])
     [claimed] = worker.claim()
     worker.settle(claimed, Succeeded())
-    with engine.begin() as connection:
-        PgQueue().run_now(connection, first)
+    committed(engine, PgQueue().run_now, first)
 
     assert admit(engine) == 1
     assert [(one.job_id, one.attempt) for one in worker.claim()] == [(first, 2)]
@@ -394,8 +387,7 @@ GONE = "DELETE FROM pgqueue.jobs WHERE id = :id"
 def test_a_waiting_message_that_has_lost_its_job_holds_up_no_other(engine: Engine, by: str) -> None:
     """So the version before cancels and deletes: it knows no waiting messages."""
     first, second = put_some(engine, 2, "strict")
-    with engine.begin() as connection:
-        connection.execute(text(by), {"id": first})
+    execute(engine, by, id=first)
 
     assert admit(engine) == 1
     assert held(engine, "strict") == [second]
@@ -600,7 +592,7 @@ class TestRates:
         self, engine: Engine, database_url: str
     ) -> None:
         [job] = put_some(engine, 1, "api")
-        with logical_workers(worker_settings(database_url), 2) as [dead, worker]:
+        with workers_at(engine, 2) as [dead, worker]:
             admit(engine)
             assert len(dead.claim()) == 1
             declare_dead(engine, dead)
@@ -641,8 +633,7 @@ class TestRates:
         put_some(engine, 9, "api")
         admit(engine)
         worker.claim(9)
-        with engine.begin() as connection:
-            PgQueue().set_limit(connection, "api", 3600)
+        committed(engine, PgQueue().set_limit, "api", 3600)
         with engine.begin() as connection:
             assert rounds().step(connection).seconds_to_next == pytest.approx(1, abs=1)
 

@@ -2,7 +2,6 @@
 
 import threading
 import uuid
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -14,12 +13,12 @@ from chaos.interleavings.logical_workers import (
     LogicalWorker,
     declare_dead,
     enqueue,
-    logical_workers,
     rescue,
     violations,
     wait_until,
     waits_for_lock,
     worker_settings,
+    workers_at,
 )
 from pgqueue import Change, Job, JobStatus, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
@@ -40,19 +39,6 @@ EVERYTHING = (
     "(SELECT jsonb_agg(to_jsonb(a)) FROM pgqueue.job_attempts AS a), "
     "(SELECT jsonb_agg(to_jsonb(d)) FROM pgqueue.dead_letters AS d) FROM pgqueue.jobs AS j"
 )
-
-
-@pytest.fixture
-def workers(database_url: str) -> Iterator[Engine]:
-    engine = worker_settings(database_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def worker(workers: Engine) -> Iterator[LogicalWorker]:
-    with logical_workers(workers, 1) as [worker]:
-        yield worker
 
 
 def everything(engine: Engine) -> object:
@@ -88,9 +74,7 @@ class TestEachColumnOfTheFence:
         how: str,
         outcomes: list[Outcome],
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        [claimed] = worker.claim()
+        claimed = worker.claim_new(engine)
         before = everything(engine)
         if column == "worker_id":
             worker.id, other = uuid.uuid4(), claimed
@@ -106,9 +90,7 @@ class TestEachColumnOfTheFence:
     def test_a_held_settle_that_differs_in_it_changes_nothing(
         self, engine: Engine, worker: LogicalWorker, column: str
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        _, claimed = worker.start()
+        claimed = worker.start_new(engine)
         before = everything(engine)
         if column == "worker_id":
             worker.id, other = uuid.uuid4(), claimed
@@ -126,8 +108,7 @@ class TestEachColumnOfTheFence:
     def test_of_two_verdicts_on_one_message_only_that_on_the_current_attempt_counts(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         [claimed] = worker.claim()
         attempts = Attempts(worker.line, worker.id)
         late = [(claimed._replace(attempt=attempt), Failed(ERROR)) for attempt in (0, 2, 3)]
@@ -142,9 +123,7 @@ class TestHeld:
     def test_a_held_lease_is_never_settled_as_one_of_lease_mode(
         self, engine: Engine, worker: LogicalWorker, how: str, outcomes: list[Outcome]
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        _, claimed = worker.start()
+        claimed = worker.start_new(engine)
         before = everything(engine)
 
         for outcome in outcomes:
@@ -155,9 +134,7 @@ class TestHeld:
     def test_a_lease_of_lease_mode_is_never_settled_as_held(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        [claimed] = worker.claim()
+        claimed = worker.claim_new(engine)
         before = everything(engine)
 
         for outcome in OUTCOMES:
@@ -170,14 +147,12 @@ class TestHeld:
         assert everything(engine) == before
 
     def test_a_held_attempt_without_its_message_is_not_settled(
-        self, engine: Engine, worker: LogicalWorker, workers: Engine
+        self, engine: Engine, worker: LogicalWorker
     ) -> None:
         """T has ended, and another transaction holds the message: it may not be settled twice."""
-        with engine.begin() as connection:
-            enqueue(connection)
-        _, claimed = worker.start()
+        claimed = worker.start_new(engine)
         worker.transaction.rollback()
-        with logical_workers(workers, 1) as [other]:
+        with workers_at(engine, 1) as [other]:
             assert other.lock()
             before = everything(engine)
 
@@ -191,12 +166,10 @@ class TestHeld:
 class TestZombies:
     @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda one: type(one).__name__)
     def test_what_a_rescued_worker_says_late_changes_nothing(
-        self, engine: Engine, workers: Engine, outcome: Outcome
+        self, engine: Engine, outcome: Outcome
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [zombie, heir]:
-            [old] = zombie.claim()
+        with workers_at(engine, 2) as [zombie, heir]:
+            old = zombie.claim_new(engine)
             declare_dead(engine, zombie)
             rescue(engine)
             assert not zombie.settle(old, outcome)
@@ -213,12 +186,10 @@ class TestZombies:
 
     @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda one: type(one).__name__)
     def test_what_the_loser_of_a_transaction_says_late_changes_nothing(
-        self, engine: Engine, workers: Engine, outcome: Outcome
+        self, engine: Engine, outcome: Outcome
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [zombie, heir]:
-            _, old = zombie.start()
+        with workers_at(engine, 2) as [zombie, heir]:
+            old = zombie.start_new(engine)
             zombie.transaction.rollback()
             _, new = heir.start()
             before = everything(engine)
@@ -232,13 +203,9 @@ class TestZombies:
             heir.transaction.commit()
         assert violations(engine) == []
 
-    def test_a_settle_that_waits_for_a_take_over_loses_to_it(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [zombie, heir]:
-            _, old = zombie.start()
+    def test_a_settle_that_waits_for_a_take_over_loses_to_it(self, engine: Engine) -> None:
+        with workers_at(engine, 2) as [zombie, heir]:
+            old = zombie.start_new(engine)
             zombie.transaction.rollback()
             [locked] = heir.lock()
             settlements: list[object] = []
@@ -249,7 +216,7 @@ class TestZombies:
                 zombie.transaction.commit()
 
             thread = threading.Thread(target=settle_late)
-            with workers.connect() as side:
+            with worker_settings(engine.url).connect() as side:
                 new = Attempts(side, heir.id).stamp(locked)
                 thread.start()
                 wait_until(lambda: waits_for_lock(engine, zombie.pids[2]))
@@ -271,8 +238,7 @@ class TestTheArbiter:
     def test_a_job_that_has_ended_stays_as_it_ended(
         self, engine: Engine, worker: LogicalWorker, how: str, outcome: Outcome
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         [claimed] = worker.claim()
         with Session(engine) as session, session.begin():
             job = session.get_one(Job, job_id)
@@ -286,12 +252,11 @@ class TestTheArbiter:
 
     @pytest.mark.parametrize("outcome", [Retried(timedelta(0), ERROR), Succeeded()])
     def test_a_settle_that_waits_for_a_cancel_inserts_no_message(
-        self, engine: Engine, workers: Engine, outcome: Outcome
+        self, engine: Engine, outcome: Outcome
     ) -> None:
         """The cancel of a message that a transaction has locked, but not yet stamped."""
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        with logical_workers(workers, 1) as [worker], Session(engine) as operator:
+        job_id = enqueue(engine)
+        with workers_at(engine, 1) as [worker], Session(engine) as operator:
             [locked] = worker.lock()
             assert PgQueue().cancel(operator, job_id) is Change.CANCELLED
             claimed = worker.stamp(locked)  # it does not see the cancel yet

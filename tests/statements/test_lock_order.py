@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
@@ -15,6 +15,7 @@ from chaos.interleavings.logical_workers import (
     LogicalWorker,
     declare_dead,
     enqueue_many,
+    execute,
     logical_workers,
     rescue,
     run_together,
@@ -148,15 +149,13 @@ class Storm:
 
 
 def assert_calm(engine: Engine, database_url: str, *, seconds: float) -> None:
-    with engine.begin() as connection:
-        enqueue_many(connection, 60)
+    enqueue_many(engine, 60)
     storm = Storm(engine, database_url, seconds=seconds)
 
     storm.rage()
 
     assert min(storm.done.values()) > 0
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE pgqueue.workers SET dead_at = clock_timestamp()"))
+    execute(engine, "UPDATE pgqueue.workers SET dead_at = clock_timestamp()")
     rescue(engine)
     assert violations(engine) == []
 

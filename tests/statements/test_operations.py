@@ -11,14 +11,15 @@ from sqlalchemy.orm import Session
 from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
+    committed,
     declare_dead,
     enqueue,
-    logical_workers,
+    execute,
     rescue,
     violations,
     wait_until,
     waits_for_lock,
-    worker_settings,
+    workers_at,
 )
 from pgqueue import (
     Change,
@@ -37,19 +38,6 @@ from pgqueue.repository import Claimed
 from pgqueue.statements.tables import CHANNEL
 
 queue = PgQueue()
-
-
-@pytest.fixture
-def workers(database_url: str) -> Iterator[Engine]:
-    engine = worker_settings(database_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def worker(workers: Engine) -> Iterator[LogicalWorker]:
-    with logical_workers(workers, 1) as [worker]:
-        yield worker
 
 
 @pytest.fixture
@@ -112,14 +100,12 @@ def cancelled(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
 
 
 def damaged(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM pgqueue.message_queue"))
+    execute(engine, "DELETE FROM pgqueue.message_queue")
 
 
 def flagged(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
     leased(worker, engine, job_id)
-    with engine.begin() as connection:
-        assert queue.cancel(connection, job_id) is Change.CANCEL_REQUESTED
+    assert committed(engine, queue.cancel, job_id) is Change.CANCEL_REQUESTED
 
 
 CANCELS: list[tuple[State, Change, JobStatus]] = [
@@ -182,8 +168,7 @@ class TestCancel:
         change: Change,
         status: JobStatus,
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, key="k")
+        job_id = enqueue(engine, key="k")
         state(worker, engine, job_id)
 
         with impatient.begin() as connection:
@@ -201,26 +186,20 @@ class TestCancel:
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
         for outcome in (Succeeded(), Succeeded({"sum": 1}), Retried(None, ERROR), Failed(ERROR)):
-            with engine.begin() as connection:
-                job_id = enqueue(connection)
+            job_id = enqueue(engine)
             claimed = leased(worker, engine, job_id)
-            with engine.begin() as connection:
-                assert queue.cancel(connection, job_id) is Change.CANCEL_REQUESTED
+            assert committed(engine, queue.cancel, job_id) is Change.CANCEL_REQUESTED
 
             assert worker.settle(claimed, outcome)
 
             assert status_of(engine, job_id) is JobStatus.CANCELLED
         assert violations(engine) == []
 
-    def test_what_is_left_of_a_job_cancelled_under_a_lock_is_dropped(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with logical_workers(workers, 2) as [holder, other]:
-            with engine.begin() as connection:
-                job_id = enqueue(connection)
+    def test_what_is_left_of_a_job_cancelled_under_a_lock_is_dropped(self, engine: Engine) -> None:
+        with workers_at(engine, 2) as [holder, other]:
+            job_id = enqueue(engine)
             holder.lock()
-            with engine.begin() as connection:
-                queue.cancel(connection, job_id)
+            committed(engine, queue.cancel, job_id)
             holder.transaction.rollback()
 
             assert other.look(10).taken == 1
@@ -229,12 +208,10 @@ class TestCancel:
     def test_what_a_crash_has_left_goes_with_the_job(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         crashed(worker, engine, job_id)
 
-        with engine.begin() as connection:
-            queue.cancel(connection, job_id)
+        committed(engine, queue.cancel, job_id)
 
         with Session(engine) as session:
             assert session.query(Lease).count() == session.query(MessageQueue).count() == 0
@@ -242,8 +219,7 @@ class TestCancel:
     def test_a_cancel_that_is_rolled_back_has_done_nothing(
         self, engine: Engine, session: Session, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         queue.cancel(session, job_id)
         session.rollback()
 
@@ -262,8 +238,7 @@ class TestRequeue:
         change: Change,
         status: JobStatus,
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, key="k")
+        job_id = enqueue(engine, key="k")
         state(worker, engine, job_id)
         sound = violations(engine)
 
@@ -277,14 +252,12 @@ class TestRequeue:
     def test_the_sleepers_are_told_unless_the_application_does_without(
         self, engine: Engine, worker: LogicalWorker, notify: bool
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, max_attempts=1)
+        job_id = enqueue(engine, max_attempts=1)
         failed(worker, engine, job_id)
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listening:
             listening.exec_driver_sql(f"LISTEN {CHANNEL}")
 
-            with engine.begin() as connection:
-                PgQueue(notify=notify).requeue(connection, job_id)
+            committed(engine, PgQueue(notify=notify).requeue, job_id)
 
             heard = driver_connection(listening).notifies(timeout=0.2, stop_after=1)
             assert [word.payload for word in heard] == ["rewind"] * notify
@@ -292,12 +265,10 @@ class TestRequeue:
     def test_the_job_is_as_new_and_its_old_attempts_stay_on_record(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, key="k", max_attempts=1)
+        job_id = enqueue(engine, key="k", max_attempts=1)
         failed(worker, engine, job_id)
 
-        with engine.begin() as connection:
-            queue.requeue(connection, job_id)
+        committed(engine, queue.requeue, job_id)
 
         with Session(engine) as session:
             job = session.get_one(Job, job_id)
@@ -313,8 +284,7 @@ class TestRequeue:
     def test_a_taken_key_raises_and_leaves_the_transaction_usable(
         self, engine: Engine, session: Session, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, key="k")
+        job_id = enqueue(engine, key="k")
         failed(worker, engine, job_id)
         holder = enqueue(session, key="k")
 
@@ -328,15 +298,13 @@ class TestRequeue:
         assert {claimed.job_id for claimed in worker.claim(9)} == {holder, other}
         assert violations(engine) == []
 
-    def test_a_zombie_of_before_is_fenced(self, engine: Engine, workers: Engine) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, max_attempts=1)
-        with logical_workers(workers, 2) as [zombie, heir]:
+    def test_a_zombie_of_before_is_fenced(self, engine: Engine) -> None:
+        job_id = enqueue(engine, max_attempts=1)
+        with workers_at(engine, 2) as [zombie, heir]:
             [old] = zombie.claim()
             declare_dead(engine, zombie)
             assert rescue(engine) == {job_id: "failed"}
-            with engine.begin() as connection:
-                assert queue.requeue(connection, job_id) is Change.REQUEUED
+            assert committed(engine, queue.requeue, job_id) is Change.REQUEUED
             [new] = heir.claim()
 
             assert not zombie.settle(old, Succeeded())
@@ -349,8 +317,7 @@ class TestRequeue:
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
         """A claim and a cancel at once: the job ends while a worker has just begun to run it."""
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         old = leased(worker, engine, job_id)
         with engine.begin() as connection:
             connection.execute(
@@ -370,11 +337,10 @@ class TestRequeue:
 
     @pytest.mark.parametrize("stamps", [False, True])
     def test_a_job_cancelled_under_a_lock_never_has_two_messages(
-        self, engine: Engine, workers: Engine, stamps: bool
+        self, engine: Engine, stamps: bool
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        with logical_workers(workers, 1) as [worker]:
+        job_id = enqueue(engine)
+        with workers_at(engine, 1) as [worker]:
             [row] = worker.lock()
             with engine.begin() as connection:
                 assert queue.cancel(connection, job_id) is Change.CANCELLED
@@ -383,8 +349,7 @@ class TestRequeue:
                 assert worker.stamp(row) is None
             worker.transaction.rollback()
 
-            with engine.begin() as connection:
-                assert queue.requeue(connection, job_id) is Change.REQUEUED
+            assert committed(engine, queue.requeue, job_id) is Change.REQUEUED
 
         with Session(engine) as session:
             assert session.query(MessageQueue).count() == 1
@@ -393,8 +358,7 @@ class TestRequeue:
     def test_it_waits_for_a_settle_in_flight_and_then_sees_it(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         claimed = stamped(worker, engine, job_id)
         assert worker.settle_in_transaction(claimed, Failed(ERROR))
         changes: list[Change] = []
@@ -426,8 +390,7 @@ class TestRunNow:
         change: Change,
         status: JobStatus,
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, key="k")
+        job_id = enqueue(engine, key="k")
         state(worker, engine, job_id)
 
         with impatient.begin() as connection:
@@ -437,13 +400,11 @@ class TestRunNow:
         assert violations(engine) == []
 
     def test_its_attempts_and_crashes_count_on(self, engine: Engine, worker: LogicalWorker) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         claimed = leased(worker, engine, job_id)
         worker.settle(claimed, Retried(timedelta(hours=1), ERROR, AttemptEnd.CRASHED))
 
-        with engine.begin() as connection:
-            queue.run_now(connection, job_id)
+        committed(engine, queue.run_now, job_id)
 
         again = leased(worker, engine, job_id)
         assert (again.attempt, again.crashes) == (2, 1)
@@ -451,8 +412,7 @@ class TestRunNow:
     def test_the_workers_are_told_that_it_stands_behind_their_cursors(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         backing_off(worker, engine, job_id)
         with engine.connect() as listener, engine.begin() as connection:
             driver = driver_connection(listener)
@@ -495,8 +455,7 @@ class TestChange:
         change: Change,
         status: JobStatus,
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, key="k")
+        job_id = enqueue(engine, key="k")
         state(worker, engine, job_id)
 
         with impatient.begin() as connection:
@@ -506,13 +465,11 @@ class TestChange:
         assert violations(engine) == []
 
     def test_its_attempts_and_crashes_count_on(self, engine: Engine, worker: LogicalWorker) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         claimed = leased(worker, engine, job_id)
         worker.settle(claimed, Retried(timedelta(0), ERROR, AttemptEnd.CRASHED))
 
-        with engine.begin() as connection:
-            queue.change(connection, job_id, priority=1)
+        committed(engine, queue.change, job_id, priority=1)
 
         again = leased(worker, engine, job_id)
         assert (again.attempt, again.crashes, again.priority) == (2, 1, 1)
@@ -520,8 +477,7 @@ class TestChange:
     def test_the_workers_are_told_that_it_stands_behind_their_cursors(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         with engine.connect() as listener, engine.begin() as connection:
             driver = driver_connection(listener)
             driver.autocommit = True
@@ -536,8 +492,7 @@ class TestChange:
     def test_the_handler_of_a_job_cannot_change_it(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         worker.lock()
 
         assert queue.change(worker.transaction, job_id, priority=1) is Change.UNCHANGED

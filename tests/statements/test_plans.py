@@ -15,6 +15,7 @@ from chaos.interleavings.logical_workers import (
     logical_workers,
     pairs,
     worker_settings,
+    workers_at,
 )
 from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
 from pgqueue import PgQueue, Unique
@@ -395,7 +396,7 @@ class TestHot:
             connection.execute(text("ALTER TABLE pgqueue.jobs SET (autovacuum_enabled = off)"))
             enqueue_many(connection, 1000)
 
-        with logical_workers(worker_settings(database_url), 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             attempts = Attempts(worker.line, worker.id)
             settle_in_batches(worker, attempts.settle_succeeded, batch=20)
             worker.line.exec_driver_sql("SELECT pg_stat_force_next_flush()")

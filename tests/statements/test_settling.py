@@ -1,6 +1,5 @@
 """The settle: whatever a handler asks for is written, or it is refused in the handler itself."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,14 +7,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from chaos.interleavings.logical_workers import (
-    ERROR,
-    LogicalWorker,
-    enqueue,
-    logical_workers,
-    violations,
-    worker_settings,
-)
+from chaos.interleavings.logical_workers import ERROR, LogicalWorker, enqueue, execute, violations
 from pgqueue import Job, JobAttempt, JobStatus, MessageQueue, PgQueueError, Snooze
 from pgqueue.models import UnreadableJob
 from pgqueue.outcomes import (
@@ -34,12 +26,6 @@ from pgqueue.repository import Attempts, Claimed, Jobs
 DAY = timedelta(days=1)
 
 
-@pytest.fixture
-def worker(database_url: str) -> Iterator[LogicalWorker]:
-    with logical_workers(worker_settings(database_url), 1) as [worker]:
-        yield worker
-
-
 def only_job(engine: Engine) -> Job:
     with Session(engine) as session:
         return session.query(Job).one()
@@ -50,9 +36,7 @@ def only_job(engine: Engine) -> Job:
 def test_a_delay_beyond_all_bounds_is_brought_within_them(
     engine: Engine, worker: LogicalWorker, delay: timedelta, kind: str
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection)
-    [claimed] = worker.claim()
+    claimed = worker.claim_new(engine)
     outcome: Outcome = Snoozed(delay) if kind == "snoozed" else Retried(delay, ERROR)
 
     assert worker.settle(claimed, outcome)
@@ -92,8 +76,7 @@ def test_a_snooze_of_something_else_than_a_timedelta_is_refused_where_it_is_made
 def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
     engine: Engine, worker: LogicalWorker
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection, max_attempts=3)
+    enqueue(engine, max_attempts=3)
     first_run_at = only_job(engine).run_at
     steps: list[tuple[Outcome, int, int]] = [
         (Released(), 0, 0),
@@ -133,9 +116,7 @@ def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
 def test_a_job_that_has_succeeded_has_no_error_but_its_attempts_keep_theirs(
     engine: Engine, worker: LogicalWorker, how: str
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection)
-    [claimed] = worker.claim()
+    claimed = worker.claim_new(engine)
     assert worker.settle(claimed, Retried(timedelta(0), ERROR))
     assert only_job(engine).last_error == "planned"
 
@@ -166,8 +147,7 @@ def test_a_job_that_has_succeeded_has_no_error_but_its_attempts_keep_theirs(
 def test_a_job_that_goes_on_keeps_the_error_of_the_attempt_that_failed_last(
     engine: Engine, worker: LogicalWorker, outcome: Outcome
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection)
+    enqueue(engine)
     for one in (Retried(timedelta(0), ERROR), outcome):
         [claimed] = worker.claim()
         assert worker.settle(claimed, one)
@@ -178,8 +158,7 @@ def test_a_job_that_goes_on_keeps_the_error_of_the_attempt_that_failed_last(
 def test_a_crash_of_a_handlers_process_is_counted_apart_from_failures(
     engine: Engine, worker: LogicalWorker
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection, max_attempts=4)
+    enqueue(engine, max_attempts=4)
     steps = [
         (Retried(timedelta(0), ERROR), 0),
         (Retried(None, ERROR, AttemptEnd.CRASHED), 1),
@@ -237,8 +216,7 @@ def test_a_batch_may_end_in_every_way_at_once(engine: Engine, worker: LogicalWor
 def test_an_interruption_counts_towards_a_limit_of_its_own(
     engine: Engine, worker: LogicalWorker, is_held: bool
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection, max_attempts=1)
+    enqueue(engine, max_attempts=1)
 
     for interruptions in (1, 2, 3):
         assert only_job(engine).status is JobStatus.PENDING
@@ -262,8 +240,7 @@ def test_an_interruption_counts_towards_a_limit_of_its_own(
 
 
 def of_only_job(engine: Engine, change: str) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(change))
+    execute(engine, change)
 
 
 def claim_now(engine: Engine, worker: LogicalWorker) -> Claimed:
@@ -277,8 +254,7 @@ def claim_now(engine: Engine, worker: LogicalWorker) -> Claimed:
 def test_an_unreadable_job_waits_longer_the_longer_it_has_waited(
     engine: Engine, worker: LogicalWorker, age: int, pause: int
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection, max_attempts=1)
+    enqueue(engine, max_attempts=1)
     assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
     of_only_job(engine, f"UPDATE pgqueue.unreadable_jobs SET since = now() - interval '{age} s'")
 
@@ -300,8 +276,7 @@ def test_an_unreadable_job_waits_longer_the_longer_it_has_waited(
 def test_a_job_that_was_unreadable_for_too_long_fails_and_may_be_requeued(
     engine: Engine, worker: LogicalWorker
 ) -> None:
-    with engine.begin() as connection:
-        job = enqueue(connection)
+    job = enqueue(engine)
     assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
     of_only_job(engine, "UPDATE pgqueue.unreadable_jobs SET since = now() - interval '1 day'")
 
@@ -322,8 +297,7 @@ def test_a_job_that_was_unreadable_for_too_long_fails_and_may_be_requeued(
 def test_a_limit_of_zero_fails_an_unreadable_job_at_once(
     engine: Engine, worker: LogicalWorker
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection)
+    enqueue(engine)
 
     assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, timedelta(0)))
 
@@ -343,8 +317,7 @@ def test_a_limit_of_zero_fails_an_unreadable_job_at_once(
 def test_a_started_attempt_forgets_since_when_a_job_was_unreadable(
     engine: Engine, worker: LogicalWorker, outcome: Outcome, is_kept: bool
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection)
+    enqueue(engine)
     assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
 
     assert worker.settle(claim_now(engine, worker), outcome)
@@ -372,9 +345,7 @@ def retried(delay: timedelta, limit: timedelta | None) -> Retried:
 def test_a_wait_that_ends_after_the_limit_fails_the_job_at_its_first_attempt(
     engine: Engine, worker: LogicalWorker, delay: int, limit: int | None, outcome: str | None
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection)
-    [claimed] = worker.claim()
+    claimed = worker.claim_new(engine)
     longest = None if limit is None else timedelta(hours=limit)
 
     assert worker.settle(claimed, retried(timedelta(hours=delay), longest))
@@ -388,9 +359,7 @@ def test_the_limit_counts_from_the_start_of_the_first_attempt(
     engine: Engine, worker: LogicalWorker
 ) -> None:
     limit = timedelta(hours=2)
-    with engine.begin() as connection:
-        enqueue(connection)
-    [first] = worker.claim()
+    first = worker.claim_new(engine)
     assert worker.settle(first, retried(timedelta(0), limit))
     started_ago(engine, 1)
     [second] = worker.claim()
@@ -408,9 +377,7 @@ def test_the_limit_begins_anew_when_a_failed_job_is_requeued(
     engine: Engine, worker: LogicalWorker
 ) -> None:
     limit = timedelta(hours=2)
-    with engine.begin() as connection:
-        enqueue(connection)
-    [claimed] = worker.claim()
+    claimed = worker.claim_new(engine)
     assert worker.settle(claimed, retried(3 * limit, limit))
     started_ago(engine, 5)
     with Session(engine) as session, session.begin():

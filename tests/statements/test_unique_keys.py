@@ -12,12 +12,11 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
     PATIENCE,
-    logical_workers,
     run_together,
     violations,
     wait_until,
     waits_for_lock,
-    worker_settings,
+    workers_at,
 )
 from pgqueue import PgQueue
 from pgqueue.outcomes import Succeeded
@@ -80,7 +79,7 @@ def test_a_key_whose_jobs_keep_ending_is_never_held_twice(
                 session.commit()
 
     def work() -> None:
-        with logical_workers(worker_settings(database_url), 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             for _ in range(20):
                 for claimed in worker.claim(5):
                     assert worker.settle(claimed, Succeeded())
@@ -182,7 +181,7 @@ def test_only_the_worker_that_has_the_lease_gives_a_key_back(
 
     queue.bind(engine)
     once.delay(1)
-    with logical_workers(worker_settings(database_url), 2) as [first, second]:
+    with workers_at(engine, 2) as [first, second]:
         [claimed] = first.claim()
         assert not Attempts(second.line, second.id).free_key(claimed, is_alone=True)
         assert held(second.line) == "k1"
