@@ -116,7 +116,7 @@ class LogicalWorker:
 
     def _connect(self, engine: Engine, isolation_level: Any) -> Connection:
         connection = engine.connect().execution_options(isolation_level=isolation_level)
-        self.pids.append(connection.connection.driver_connection.info.backend_pid)  # type: ignore[union-attr]  # psycopg's
+        self.pids.append(_server_process(connection))
         return connection
 
 
@@ -209,7 +209,7 @@ def drain(engine: Engine, worker: LogicalWorker, outcome: Outcome, *, limit: int
     return count
 
 
-def waits_for_lock(engine: Engine, pid: int | None) -> bool:
+def waits_for_lock(engine: Engine, pid: int) -> bool:
     """Whether a server process waits for a lock that another holds."""
     with engine.connect() as connection:
         blockers = text("SELECT cardinality(pg_blocking_pids(:pid)) > 0")
@@ -217,17 +217,19 @@ def waits_for_lock(engine: Engine, pid: int | None) -> bool:
 
 
 @contextmanager
-def waiting(engine: Engine, pid: int | None, action: Callable[[], T]) -> Iterator[list[T]]:
-    """Run the block while the action, in a thread, waits for a lock; at the end, its result.
-
-    ``pid`` is the server process of the connection that the action uses.
-    """
+def waiting(engine: Engine, connection: Connection, action: Callable[[], T]) -> Iterator[list[T]]:
+    """Run the block while the action, on this connection, waits for a lock; then its result."""
     results: list[T] = []
     thread = threading.Thread(target=lambda: results.append(action()))
+    pid = _server_process(connection)
     thread.start()
     wait_until(lambda: waits_for_lock(engine, pid))
     yield results
     thread.join()
+
+
+def _server_process(connection: Connection) -> int:
+    return connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr,no-any-return]  # psycopg's
 
 
 @contextmanager

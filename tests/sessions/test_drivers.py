@@ -19,7 +19,16 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from pgqueue import Change, DuplicateJob, Job, JobStatus, MessageQueue, NoTransaction, PgQueue
+from pgqueue import (
+    ArgumentsError,
+    Change,
+    DuplicateJob,
+    Job,
+    JobStatus,
+    MessageQueue,
+    NoTransaction,
+    PgQueue,
+)
 from pgqueue.worker import Worker
 
 queue = PgQueue()
@@ -329,6 +338,19 @@ def test_stricter_isolation_is_no_obstacle(
     with_session(database_url, kind, scenario, isolation_level=level)
 
     assert count(engine) == (4, 3)
+
+
+def test_the_wrong_kind_of_session_is_named_with_the_right_method(
+    database_url: str, session: Session
+) -> None:
+    async def scenario(caller: Caller) -> None:
+        with pytest.raises(ArgumentsError, match="_async"):
+            note.enqueue(caller.session, 1)
+
+    with_session(database_url, ("psycopg", "AsyncSession"), scenario)
+    wrong: Any = session
+    with pytest.raises(ArgumentsError, match="without _async"):
+        asyncio.run(note.enqueue_async(wrong, 1))
 
 
 def enqueue_all(session: Any) -> list[int]:

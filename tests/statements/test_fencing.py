@@ -1,8 +1,8 @@
 """The fence: a worker's late word changes nothing, whichever part of its lease has passed on."""
 
-import threading
 import uuid
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import Engine, text
@@ -15,8 +15,7 @@ from chaos.interleavings.logical_workers import (
     enqueue,
     rescue,
     violations,
-    wait_until,
-    waits_for_lock,
+    waiting,
     worker_settings,
     workers_at,
 )
@@ -208,21 +207,17 @@ class TestZombies:
             old = zombie.start_new(engine)
             zombie.transaction.rollback()
             [locked] = heir.lock()
-            settlements: list[object] = []
 
-            def settle_late() -> None:
+            def settle_late() -> object:
                 attempts = Attempts(zombie.transaction, zombie.id)
-                settlements.append(attempts.settle([(old, Succeeded())], held=True))
-                zombie.transaction.commit()
+                return attempts.settle([(old, Succeeded())], held=True)
 
-            thread = threading.Thread(target=settle_late)
             with worker_settings(engine.url).connect() as side:
                 new = Attempts(side, heir.id).stamp(locked)
-                thread.start()
-                wait_until(lambda: waits_for_lock(engine, zombie.pids[2]))
-                side.commit()
-            thread.join()
+                with waiting(engine, zombie.transaction, settle_late) as settlements:
+                    side.commit()
 
+            zombie.transaction.commit()
             assert settlements == [[]]
             assert new is not None
             assert heir.settle_in_transaction(new, Succeeded())
@@ -261,16 +256,9 @@ class TestTheArbiter:
             assert PgQueue().cancel(operator, job_id) is Change.CANCELLED
             claimed = worker.stamp(locked)  # it does not see the cancel yet
             assert claimed is not None
-            results: list[bool] = []
-
-            def settle() -> None:
-                results.append(worker.settle_in_transaction(claimed, outcome))
-
-            thread = threading.Thread(target=settle)
-            thread.start()
-            wait_until(lambda: waits_for_lock(engine, worker.pids[2]))
-            operator.commit()
-            thread.join()
+            settle = partial(worker.settle_in_transaction, claimed, outcome)
+            with waiting(engine, worker.transaction, settle) as results:
+                operator.commit()
 
             assert results == [False]
             worker.transaction.rollback()

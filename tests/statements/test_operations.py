@@ -1,11 +1,11 @@
 """Cancel and requeue, of a job in every state it can be in: what they do, and what they say."""
 
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
@@ -17,8 +17,7 @@ from chaos.interleavings.logical_workers import (
     execute,
     rescue,
     violations,
-    wait_until,
-    waits_for_lock,
+    waiting,
     workers_at,
 )
 from pgqueue import (
@@ -38,6 +37,7 @@ from pgqueue.repository import Claimed
 from pgqueue.statements.tables import CHANNEL
 
 queue = PgQueue()
+CANCELLED, CANCEL_REQUESTED, REQUEUED, DUE_NOW, CHANGED, UNCHANGED = Change
 
 
 @pytest.fixture
@@ -108,48 +108,33 @@ def flagged(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
     assert committed(engine, queue.cancel, job_id) is Change.CANCEL_REQUESTED
 
 
-CANCELS: list[tuple[State, Change, JobStatus]] = [
-    (pending, Change.CANCELLED, JobStatus.CANCELLED),
-    (delayed, Change.CANCELLED, JobStatus.CANCELLED),
-    (locked, Change.CANCELLED, JobStatus.CANCELLED),
-    (stamped, Change.CANCEL_REQUESTED, JobStatus.RUNNING),
-    (leased, Change.CANCEL_REQUESTED, JobStatus.RUNNING),
-    (flagged, Change.CANCEL_REQUESTED, JobStatus.RUNNING),
-    (crashed, Change.CANCELLED, JobStatus.CANCELLED),
-    (damaged, Change.CANCELLED, JobStatus.CANCELLED),
-    (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
-    (failed, Change.UNCHANGED, JobStatus.FAILED),
-    (cancelled, Change.UNCHANGED, JobStatus.CANCELLED),
+# What each operation says of a job in a state; None: not tried.
+SAYS: list[tuple[State, JobStatus, dict[str, Change | None]]] = [
+    (state, status, dict(zip(("cancel", "requeue", "run_now", "change"), says, strict=True)))
+    for state, status, *says in (
+        (pending, JobStatus.PENDING, CANCELLED, UNCHANGED, UNCHANGED, CHANGED),
+        (delayed, JobStatus.PENDING, CANCELLED, UNCHANGED, DUE_NOW, CHANGED),
+        (backing_off, JobStatus.PENDING, None, None, DUE_NOW, CHANGED),
+        (locked, JobStatus.PENDING, CANCELLED, UNCHANGED, UNCHANGED, UNCHANGED),
+        (stamped, JobStatus.RUNNING, CANCEL_REQUESTED, UNCHANGED, UNCHANGED, UNCHANGED),
+        (leased, JobStatus.RUNNING, CANCEL_REQUESTED, UNCHANGED, UNCHANGED, UNCHANGED),
+        (flagged, JobStatus.RUNNING, CANCEL_REQUESTED, UNCHANGED, None, None),
+        (crashed, JobStatus.RUNNING, CANCELLED, UNCHANGED, UNCHANGED, UNCHANGED),
+        (damaged, JobStatus.BLOCKED, CANCELLED, UNCHANGED, None, None),
+        (succeeded, JobStatus.SUCCEEDED, UNCHANGED, UNCHANGED, UNCHANGED, UNCHANGED),
+        (failed, JobStatus.FAILED, UNCHANGED, REQUEUED, UNCHANGED, UNCHANGED),
+        (cancelled, JobStatus.CANCELLED, UNCHANGED, REQUEUED, None, UNCHANGED),
+    )
 ]
-REQUEUES: list[tuple[State, Change, JobStatus]] = [
-    (pending, Change.UNCHANGED, JobStatus.PENDING),
-    (delayed, Change.UNCHANGED, JobStatus.PENDING),
-    (locked, Change.UNCHANGED, JobStatus.PENDING),
-    (stamped, Change.UNCHANGED, JobStatus.RUNNING),
-    (leased, Change.UNCHANGED, JobStatus.RUNNING),
-    (flagged, Change.UNCHANGED, JobStatus.RUNNING),
-    (crashed, Change.UNCHANGED, JobStatus.RUNNING),
-    (damaged, Change.UNCHANGED, JobStatus.BLOCKED),
-    (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
-    (failed, Change.REQUEUED, JobStatus.PENDING),
-    (cancelled, Change.REQUEUED, JobStatus.PENDING),
-]
-
-RUN_NOWS: list[tuple[State, Change, JobStatus]] = [
-    (pending, Change.UNCHANGED, JobStatus.PENDING),
-    (delayed, Change.DUE_NOW, JobStatus.PENDING),
-    (backing_off, Change.DUE_NOW, JobStatus.PENDING),
-    (locked, Change.UNCHANGED, JobStatus.PENDING),
-    (stamped, Change.UNCHANGED, JobStatus.RUNNING),
-    (leased, Change.UNCHANGED, JobStatus.RUNNING),
-    (crashed, Change.UNCHANGED, JobStatus.RUNNING),
-    (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
-    (failed, Change.UNCHANGED, JobStatus.FAILED),
-]
-
-
-def name_of(value: object) -> str | None:
-    return getattr(value, "__name__", None)
+BECOMES = {
+    CANCELLED: JobStatus.CANCELLED, REQUEUED: JobStatus.PENDING, DUE_NOW: JobStatus.PENDING
+}  # fmt: skip
+ACTS: dict[str, Callable[[Connection | Session, int], Change]] = {
+    "cancel": queue.cancel,
+    "requeue": queue.requeue,
+    "run_now": queue.run_now,
+    "change": partial(queue.change, priority=1),
+}
 
 
 def status_of(engine: Engine, job_id: int) -> JobStatus:
@@ -157,31 +142,81 @@ def status_of(engine: Engine, job_id: int) -> JobStatus:
         return session.get_one(Job, job_id).status
 
 
+@pytest.mark.parametrize(
+    ("act", "state", "status", "change"),
+    [
+        pytest.param(act, state, status, change, id=f"{act}-{state.__name__}")
+        for state, status, says in SAYS
+        for act, change in says.items()
+        if change is not None
+    ],
+)
+def test_an_operation_says_what_it_has_done_and_waits_for_no_handler(
+    engine: Engine,
+    impatient: Engine,
+    worker: LogicalWorker,
+    act: str,
+    state: State,
+    status: JobStatus,
+    change: Change,
+) -> None:
+    job_id = enqueue(engine, key="k")
+    state(worker, engine, job_id)
+    before = violations(engine)
+    assert (before != []) is (state is damaged)
+
+    assert committed(impatient, ACTS[act], job_id) is change
+
+    assert status_of(engine, job_id) is BECOMES.get(change, status)
+    assert violations(engine) == (before if act == "requeue" else [])
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_an_unknown_job_is_named(session: Session, act: str) -> None:
+    with pytest.raises(JobNotFound, match="job 4711 does not exist"):
+        ACTS[act](session, 4711)
+
+
+@pytest.mark.parametrize(("act", "priority"), [("run_now", 5), ("change", 1)])
+def test_the_attempts_and_crashes_of_a_job_that_is_moved_count_on(
+    engine: Engine, worker: LogicalWorker, act: str, priority: int
+) -> None:
+    job_id = enqueue(engine)
+    delay = timedelta(hours=1) if act == "run_now" else timedelta(0)
+    worker.settle(leased(worker, engine, job_id), Retried(delay, ERROR, AttemptEnd.CRASHED))
+
+    committed(engine, ACTS[act], job_id)
+
+    again = leased(worker, engine, job_id)
+    assert (again.attempt, again.crashes, again.priority) == (2, 1, priority)
+
+
+@pytest.mark.parametrize(("act", "state"), [("run_now", backing_off), ("change", pending)])
+def test_the_workers_are_told_that_a_moved_job_stands_behind_their_cursors(
+    engine: Engine, worker: LogicalWorker, act: str, state: State
+) -> None:
+    job_id = enqueue(engine)
+    state(worker, engine, job_id)
+    with engine.connect() as listener, engine.begin() as connection:
+        driver = driver_connection(listener)
+        driver.autocommit = True
+        driver.execute(f"LISTEN {CHANNEL}")
+
+        ACTS[act](connection, job_id)
+        connection.commit()
+
+        [told] = driver.notifies(timeout=60, stop_after=1)
+        assert told.payload == "rewind"
+
+
+def test_the_handler_of_a_job_cannot_change_it(engine: Engine, worker: LogicalWorker) -> None:
+    job_id = enqueue(engine)
+    worker.lock()
+
+    assert queue.change(worker.transaction, job_id, priority=1) is Change.UNCHANGED
+
+
 class TestCancel:
-    @pytest.mark.parametrize(("state", "change", "status"), CANCELS, ids=name_of)
-    def test_it_says_what_it_has_done_and_waits_for_no_handler(
-        self,
-        engine: Engine,
-        impatient: Engine,
-        worker: LogicalWorker,
-        state: State,
-        change: Change,
-        status: JobStatus,
-    ) -> None:
-        job_id = enqueue(engine, key="k")
-        state(worker, engine, job_id)
-
-        with impatient.begin() as connection:
-            assert queue.cancel(connection, job_id) is change
-
-        assert status_of(engine, job_id) is status
-        assert violations(engine) == []
-
-    def test_an_unknown_job_is_named(self, session: Session) -> None:
-        for act in (queue.cancel, queue.requeue):
-            with pytest.raises(JobNotFound, match="job 4711 does not exist"):
-                act(session, 4711)
-
     def test_a_running_job_ends_cancelled_however_its_attempt_ends(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
@@ -228,26 +263,6 @@ class TestCancel:
 
 
 class TestRequeue:
-    @pytest.mark.parametrize(("state", "change", "status"), REQUEUES, ids=name_of)
-    def test_it_says_what_it_has_done_and_waits_for_no_handler(
-        self,
-        engine: Engine,
-        impatient: Engine,
-        worker: LogicalWorker,
-        state: State,
-        change: Change,
-        status: JobStatus,
-    ) -> None:
-        job_id = enqueue(engine, key="k")
-        state(worker, engine, job_id)
-        sound = violations(engine)
-
-        with impatient.begin() as connection:
-            assert queue.requeue(connection, job_id) is change
-
-        assert status_of(engine, job_id) is status
-        assert violations(engine) == sound
-
     @pytest.mark.parametrize("notify", [True, False])
     def test_the_sleepers_are_told_unless_the_application_does_without(
         self, engine: Engine, worker: LogicalWorker, notify: bool
@@ -361,145 +376,14 @@ class TestRequeue:
         job_id = enqueue(engine)
         claimed = stamped(worker, engine, job_id)
         assert worker.settle_in_transaction(claimed, Failed(ERROR))
-        changes: list[Change] = []
         with engine.connect() as operator:
-            pid = operator.scalar(text("SELECT pg_backend_pid()"))
-
-            def requeue() -> None:
-                changes.append(queue.requeue(operator, job_id))
-                operator.commit()
-
-            thread = threading.Thread(target=requeue)
-            thread.start()
-            wait_until(lambda: waits_for_lock(engine, pid))
-            worker.transaction.commit()
-            thread.join()
+            requeue = partial(queue.requeue, operator, job_id)
+            with waiting(engine, operator, requeue) as changes:
+                worker.transaction.commit()
+            operator.commit()
 
         assert changes == [Change.REQUEUED]
         assert violations(engine) == []
-
-
-class TestRunNow:
-    @pytest.mark.parametrize(("state", "change", "status"), RUN_NOWS, ids=name_of)
-    def test_it_says_what_it_has_done_and_waits_for_no_handler(
-        self,
-        engine: Engine,
-        impatient: Engine,
-        worker: LogicalWorker,
-        state: State,
-        change: Change,
-        status: JobStatus,
-    ) -> None:
-        job_id = enqueue(engine, key="k")
-        state(worker, engine, job_id)
-
-        with impatient.begin() as connection:
-            assert queue.run_now(connection, job_id) is change
-
-        assert status_of(engine, job_id) is status
-        assert violations(engine) == []
-
-    def test_its_attempts_and_crashes_count_on(self, engine: Engine, worker: LogicalWorker) -> None:
-        job_id = enqueue(engine)
-        claimed = leased(worker, engine, job_id)
-        worker.settle(claimed, Retried(timedelta(hours=1), ERROR, AttemptEnd.CRASHED))
-
-        committed(engine, queue.run_now, job_id)
-
-        again = leased(worker, engine, job_id)
-        assert (again.attempt, again.crashes) == (2, 1)
-
-    def test_the_workers_are_told_that_it_stands_behind_their_cursors(
-        self, engine: Engine, worker: LogicalWorker
-    ) -> None:
-        job_id = enqueue(engine)
-        backing_off(worker, engine, job_id)
-        with engine.connect() as listener, engine.begin() as connection:
-            driver = driver_connection(listener)
-            driver.autocommit = True
-            driver.execute(f"LISTEN {CHANNEL}")
-
-            queue.run_now(connection, job_id)
-            connection.commit()
-
-            [told] = driver.notifies(timeout=60, stop_after=1)
-            assert told.payload == "rewind"
-
-    def test_a_job_that_does_not_exist_is_an_error(self, engine: Engine) -> None:
-        with engine.begin() as connection, pytest.raises(JobNotFound, match="job 7 does not exist"):
-            queue.run_now(connection, 7)
-
-
-CHANGES: list[tuple[State, Change, JobStatus]] = [
-    (pending, Change.CHANGED, JobStatus.PENDING),
-    (delayed, Change.CHANGED, JobStatus.PENDING),
-    (backing_off, Change.CHANGED, JobStatus.PENDING),
-    (locked, Change.UNCHANGED, JobStatus.PENDING),
-    (stamped, Change.UNCHANGED, JobStatus.RUNNING),
-    (leased, Change.UNCHANGED, JobStatus.RUNNING),
-    (crashed, Change.UNCHANGED, JobStatus.RUNNING),
-    (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
-    (failed, Change.UNCHANGED, JobStatus.FAILED),
-    (cancelled, Change.UNCHANGED, JobStatus.CANCELLED),
-]
-
-
-class TestChange:
-    @pytest.mark.parametrize(("state", "change", "status"), CHANGES, ids=name_of)
-    def test_it_says_what_it_has_done_and_waits_for_no_handler(
-        self,
-        engine: Engine,
-        impatient: Engine,
-        worker: LogicalWorker,
-        state: State,
-        change: Change,
-        status: JobStatus,
-    ) -> None:
-        job_id = enqueue(engine, key="k")
-        state(worker, engine, job_id)
-
-        with impatient.begin() as connection:
-            assert queue.change(connection, job_id, priority=1) is change
-
-        assert status_of(engine, job_id) is status
-        assert violations(engine) == []
-
-    def test_its_attempts_and_crashes_count_on(self, engine: Engine, worker: LogicalWorker) -> None:
-        job_id = enqueue(engine)
-        claimed = leased(worker, engine, job_id)
-        worker.settle(claimed, Retried(timedelta(0), ERROR, AttemptEnd.CRASHED))
-
-        committed(engine, queue.change, job_id, priority=1)
-
-        again = leased(worker, engine, job_id)
-        assert (again.attempt, again.crashes, again.priority) == (2, 1, 1)
-
-    def test_the_workers_are_told_that_it_stands_behind_their_cursors(
-        self, engine: Engine, worker: LogicalWorker
-    ) -> None:
-        job_id = enqueue(engine)
-        with engine.connect() as listener, engine.begin() as connection:
-            driver = driver_connection(listener)
-            driver.autocommit = True
-            driver.execute(f"LISTEN {CHANNEL}")
-
-            queue.change(connection, job_id, priority=1)
-            connection.commit()
-
-            [told] = driver.notifies(timeout=60, stop_after=1)
-            assert told.payload == "rewind"
-
-    def test_the_handler_of_a_job_cannot_change_it(
-        self, engine: Engine, worker: LogicalWorker
-    ) -> None:
-        job_id = enqueue(engine)
-        worker.lock()
-
-        assert queue.change(worker.transaction, job_id, priority=1) is Change.UNCHANGED
-
-    def test_a_job_that_does_not_exist_is_an_error(self, engine: Engine) -> None:
-        with engine.begin() as connection, pytest.raises(JobNotFound, match="job 7 does not exist"):
-            queue.change(connection, 7, priority=1)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """Rescue: what the dead held comes back, and nothing of the living is touched."""
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import Connection, Engine, func, select, text
@@ -21,7 +21,7 @@ from chaos.interleavings.logical_workers import (
     run_together,
     violations,
     wait_until,
-    waits_for_lock,
+    waiting,
     workers_at,
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, MessageQueue, PgQueue
@@ -303,18 +303,10 @@ class TestDeclaringDead:
             with engine.connect() as connection:
                 [seen] = Workers(connection).members()
             assert Workers(worker.transaction).beat(worker.id) == Beat([], is_quiet=False)
-            declared: list[bool] = []
             with engine.connect() as rescuer:
-                pid = rescuer.scalar(text("SELECT pg_backend_pid()"))
-
-                def declare() -> None:
-                    declared.append(Workers(rescuer).declare_dead(seen))
-
-                thread = threading.Thread(target=declare)
-                thread.start()
-                wait_until(lambda: waits_for_lock(engine, pid))
-                worker.transaction.commit()
-                thread.join()
+                declare = partial(Workers(rescuer).declare_dead, seen)
+                with waiting(engine, rescuer, declare) as declared:
+                    worker.transaction.commit()
 
             assert declared == [False]
 

@@ -18,8 +18,7 @@ from chaos.interleavings.logical_workers import (
     execute,
     run_together,
     violations,
-    wait_until,
-    waits_for_lock,
+    waiting,
     worker_settings,
     workers_at,
 )
@@ -245,12 +244,8 @@ class TestLeftStamps:
             late.transaction.rollback()  # as when T breaks behind the worker's back
             _, claimed = worker.start()
             assert worker.settle_in_transaction(claimed, outcome)
-            stamps: list[Claimed | None] = []
-            thread = threading.Thread(target=lambda: stamps.append(late.stamp(seen)))
-            thread.start()
-            wait_until(lambda: waits_for_lock(engine, late.pids[1]))
-            worker.transaction.commit()
-            thread.join()
+            with waiting(engine, late.line, lambda: late.stamp(seen)) as stamps:
+                worker.transaction.commit()
             assert [stamp and stamp.job_id for stamp in stamps] == [job_id]
 
             rescuer = Rescue()
