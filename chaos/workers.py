@@ -238,6 +238,11 @@ class Workers:
         self.members.remove(member)
         self._run.count("kills")
 
+    def kill_one(self) -> None:
+        """kill -9 of one of them, by the seed; another starts in its place."""
+        self.kill(self.some())
+        self.add()
+
     def replace_ended(self) -> int:
         """What a supervisor does: start another for each that has ended; how many had."""
         ended = [member for member in self.members if not member.is_running]

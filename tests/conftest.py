@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, make_url
+from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session
 
 from pgqueue.embedded import EmbeddedPostgres
@@ -93,6 +93,28 @@ def engine(database_url: str) -> Iterator[Engine]:
     engine = create_engine(database_url)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    """A transaction on a database with pgqueue's tables, committed at the end."""
+    with engine.begin() as connection:
+        yield connection
+
+
+@pytest.fixture
+def empty_engine(empty_database_url: str) -> Iterator[Engine]:
+    """An engine on a database with nothing in it."""
+    engine = create_engine(empty_database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def empty_connection(empty_engine: Engine) -> Iterator[Connection]:
+    """A transaction on a database with nothing in it, committed at the end."""
+    with empty_engine.begin() as connection:
+        yield connection
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url, text
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, inspect, make_url, text
 from sqlalchemy.orm import Session
 
 from chaos.workers import wait_until as wait_until  # for its users, too
-from pgqueue import PgQueue, Violation
+from pgqueue import Job, JobStatus, PgQueue, Violation
 from pgqueue.connections.settings import CLAIMING
 from pgqueue.execution import CancelWins, Stale, complete
 from pgqueue.outcomes import Cancelled, ErrorReport, Exhausted, Outcome
@@ -56,6 +56,15 @@ class LogicalWorker:
         workers.register(self.id, hostname="here", pid=1, queues=["default"], slots=1)
         assert workers.lock_presence(self.id)
 
+    @property
+    def attempts(self) -> Attempts:
+        """On the connection that claims, settles and stamps."""
+        return Attempts(self.line, self.id)
+
+    @property
+    def attempts_in_transaction(self) -> Attempts:
+        return Attempts(self.transaction, self.id)
+
     def claim(self, limit: int = 1, *, queue: str = "default", **passing: bool) -> list[Claimed]:
         """Claim in lease mode."""
         return self.look(limit, queue=queue, **passing).rows
@@ -66,28 +75,40 @@ class LogicalWorker:
         [claimed] = self.claim()
         return claimed
 
+    def run_next(self, outcome: Outcome, *, held: bool = False) -> Claimed:
+        """Claim a job and settle it so, or do both in T."""
+        if held:
+            _, claimed = self.start()
+            assert self.settle_in_transaction(claimed, outcome)
+            self.transaction.commit()
+        else:
+            [claimed] = self.claim()
+            assert self.settle(claimed, outcome)
+        return claimed
+
     def start_new(self, engine: Engine, **options: Any) -> Claimed:
         """Enqueue a job, lock its message and stamp its attempt."""
         enqueue(engine, **options)
         return self.start()[1]
 
     def look(self, limit: int, *, queue: str = "default", **passing: bool) -> Claim[Claimed]:
-        attempts = Attempts(self.line, self.id)
-        return attempts.claim(pairs(queue), tasks=TASKS, limit=limit, **passing)
+        return self.attempts.claim(pairs(queue), tasks=TASKS, limit=limit, **passing)
 
     def settle(self, claimed: Claimed, outcome: Outcome) -> bool:
         """Settle one attempt in lease mode; whether it was accepted."""
-        return bool(Attempts(self.line, self.id).settle([(claimed, outcome)]))
+        return bool(self.attempts.settle([(claimed, outcome)]))
 
     def lock(
         self, limit: int = 1, *, queue: str = "default", suspects: bool = True
     ) -> list[Locked]:
         """Begin T, with the messages it locks."""
-        attempts = Attempts(self.transaction, self.id)
-        return attempts.lock(pairs(queue), tasks=TASKS, limit=limit, suspects=suspects).rows
+        locked = self.attempts_in_transaction.lock(
+            pairs(queue), tasks=TASKS, limit=limit, suspects=suspects
+        )
+        return locked.rows
 
     def stamp(self, locked: Locked) -> Claimed | None:
-        return Attempts(self.line, self.id).stamp(locked)
+        return self.attempts.stamp(locked)
 
     def settle_in_transaction(self, claimed: Claimed, outcome: Outcome) -> bool:
         """Take the message and settle, inside T, as a held slot does."""
@@ -191,6 +212,17 @@ def committed(engine: Engine, act: Callable[..., T], *arguments: Any, **options:
     """Call ``act(connection, ...)`` in a transaction, and commit it."""
     with engine.begin() as connection:
         return act(connection, *arguments, **options)
+
+
+def stored(engine: Engine, table: type[T]) -> list[T]:
+    """The rows of a table, in the order of its key."""
+    with Session(engine) as session:
+        return session.query(table).order_by(*inspect(table).primary_key).all()
+
+
+def status_of(engine: Engine, job_id: int) -> JobStatus:
+    with Session(engine) as session:
+        return session.get_one(Job, job_id).status
 
 
 def violations(engine: Engine) -> list[Violation]:

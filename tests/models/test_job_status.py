@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from chaos.interleavings.logical_workers import ERROR, enqueue, logical_workers, worker_settings
-from chaos.plans import AUTO_EXPLAIN, plans_of
+from chaos.plans import TELLING, plans_of
 from pgqueue import Job, JobStatus, OptionError, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Succeeded
 from pgqueue.repository import Health
@@ -77,7 +77,6 @@ def backlog(
     server_url: str, template_url: str, request: pytest.FixtureRequest
 ) -> Iterator[Connection]:
     """My tasks, with jobs of every status, beside a backlog; and what the planner knows of it."""
-    options = " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())
     with fresh_database(server_url, template_url=template_url) as url:
         quiet = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         with quiet.connect() as connection:
@@ -96,7 +95,7 @@ def backlog(
                 connection.execute(text("ANALYZE"))
             if request.param == "drained":
                 connection.execute(text(DRAINED))
-        told = create_engine(url, poolclass=NullPool, connect_args={"options": options})
+        told = create_engine(url, poolclass=NullPool, connect_args=TELLING)
         # In a transaction a plan is told only when the next statement comes.
         with told.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             yield connection
@@ -332,8 +331,7 @@ class TestComparisons:
 
 class TestPlans:
     def test_the_counts_of_the_narrow_tables_do_not_read_all_jobs(self, crowd_url: str) -> None:
-        options = " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())
-        engine = create_engine(crowd_url, connect_args={"options": options})
+        engine = create_engine(crowd_url, connect_args=TELLING)
         with Session(engine) as session, plans_of(session.connection()) as plans:
             Health(session).counts_but_succeeded()
             session.rollback()  # the server tells the plan when the statement's portal goes
@@ -344,8 +342,7 @@ class TestPlans:
 
     @pytest.mark.parametrize("status", [one for one in KNOWN if one is not JobStatus.SUCCEEDED])
     def test_a_filter_never_reads_all_jobs(self, crowd_url: str, status: JobStatus) -> None:
-        options = " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())
-        engine = create_engine(crowd_url, connect_args={"options": options})
+        engine = create_engine(crowd_url, connect_args=TELLING)
         with Session(engine) as session, plans_of(session.connection()) as plans:
             rows = session.execute(select(Job.id).where(Job.status == status)).all()
 
@@ -359,8 +356,7 @@ class TestPlans:
         engine.dispose()
 
     def test_neither_does_what_is_not_succeeded(self, crowd_url: str) -> None:
-        options = " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())
-        engine = create_engine(crowd_url, connect_args={"options": options})
+        engine = create_engine(crowd_url, connect_args=TELLING)
         unfinished = select(Job.id).where(Job.status != JobStatus.SUCCEEDED)
         with Session(engine) as session, plans_of(session.connection()) as plans:
             session.execute(unfinished).all()

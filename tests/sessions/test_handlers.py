@@ -346,9 +346,9 @@ class TestAnEngineOfATenant:
         assert words(engine) == kept
 
     def test_with_a_pool_of_its_own_is_told_of_at_start(
-        self, engine: Engine, database_url: str, caplog: pytest.LogCaptureFixture
+        self, engine: Engine, caplog: pytest.LogCaptureFixture
     ) -> None:
-        second = create_engine(database_url)
+        second = create_engine(engine.url)
         queue = PgQueue(sessionmaker(engine, binds={Base: second}))
 
         @queue.task(name="write", retry=NEVER)
@@ -758,13 +758,13 @@ class TestTheServersLimitsOnTransactions:
         "limit", ["idle_in_transaction_session_timeout", "transaction_timeout"]
     )
     def test_shorter_than_the_timeout(
-        self, engine: Engine, database_url: str, mode: str, limit: str, kind: str
+        self, engine: Engine, mode: str, limit: str, kind: str
     ) -> None:
         with engine.connect() as connection:
             version = connection.scalar(text("SHOW server_version_num"))
             if int(version) < 170000 and limit == "transaction_timeout":
                 pytest.skip("this server has no transaction_timeout")
-        own = create_engine(database_url, connect_args={"options": f"-c {limit}=2000"})
+        own = create_engine(engine.url, connect_args={"options": f"-c {limit}=2000"})
         queue = PgQueue(own)
         found: dict[str, str] = {}
         show = text(f"SELECT current_setting('{limit}')")

@@ -20,6 +20,7 @@ from chaos.interleavings.logical_workers import (
     enqueue,
     execute,
     rescue,
+    status_of,
     violations,
     wait_until,
     worker_settings,
@@ -94,26 +95,21 @@ def held(engine: Engine, key: str = "bank") -> list[int]:
         return [place.job_id for place in places if place.is_held]
 
 
-def status(engine: Engine, job_id: int) -> JobStatus:
-    with Session(engine) as session:
-        return session.get_one(Job, job_id).status
-
-
 def test_a_job_under_a_limit_is_blocked_until_it_is_admitted(
     engine: Engine, worker: LogicalWorker
 ) -> None:
     first, second = put_some(engine, 2)
     assert worker.claim(10) == []
-    assert status(engine, first) is JobStatus.BLOCKED
+    assert status_of(engine, first) is JobStatus.BLOCKED
 
     assert admit(engine) == 1
 
-    assert (status(engine, first), status(engine, second)) == (
+    assert (status_of(engine, first), status_of(engine, second)) == (
         JobStatus.PENDING,
         JobStatus.BLOCKED,
     )
     [claimed] = worker.claim(10)
-    assert (claimed.job_id, status(engine, first)) == (first, JobStatus.RUNNING)
+    assert (claimed.job_id, status_of(engine, first)) == (first, JobStatus.RUNNING)
     assert admit(engine) == 0
     assert violations(engine) == []
 
@@ -136,8 +132,7 @@ def test_a_settle_gives_the_place_back(
     first, second = put_some(engine, 2)
     admit(engine)
     if mode == "lease":
-        [claimed] = worker.claim()
-        assert worker.settle(claimed, outcome)
+        worker.run_next(outcome)
     else:
         _, claimed = worker.start()
         assert admit(engine) == 0
@@ -148,7 +143,7 @@ def test_a_settle_gives_the_place_back(
     assert admit(engine) == 1
 
     assert held(engine) == [second]
-    assert status(engine, first) is not JobStatus.PENDING
+    assert status_of(engine, first) is not JobStatus.PENDING
     assert violations(engine) == []
 
 
@@ -158,17 +153,14 @@ def test_a_job_that_starts_again_at_once_keeps_its_place(
 ) -> None:
     first, _ = put_some(engine, 2)
     admit(engine)
-    [claimed] = worker.claim()
-    worker.settle(claimed, outcome)
+    worker.run_next(outcome)
 
     assert admit(engine) == 0
     assert held(engine) == [first]
     assert [one.job_id for one in worker.claim(10)] == [first]
 
 
-def test_a_rescued_job_keeps_its_place_until_it_has_ended(
-    engine: Engine, database_url: str
-) -> None:
+def test_a_rescued_job_keeps_its_place_until_it_has_ended(engine: Engine) -> None:
     first, second = put_some(engine, 2)
     with workers_at(engine, 2) as [dead, worker]:
         admit(engine)
@@ -206,25 +198,13 @@ def delete(session: Session, job_id: int) -> None:
 
 
 @pytest.mark.parametrize("change", [cancel, delete])
-def test_a_job_that_is_cancelled_or_deleted_gives_its_place_back(
-    engine: Engine, change: Callable[[Session, int], None]
+@pytest.mark.parametrize("is_admitted", [True, False], ids=["admitted", "waits"])
+def test_a_job_that_is_cancelled_or_deleted_gives_its_place_or_its_wait_up(
+    engine: Engine, change: Callable[[Session, int], None], is_admitted: bool
 ) -> None:
     first, second = put_some(engine, 2)
-    admit(engine)
-    with Session(engine) as session:
-        change(session, first)
-        session.commit()
-
-    assert admit(engine) == 1
-    assert held(engine) == [second]
-    assert violations(engine) == []
-
-
-@pytest.mark.parametrize("change", [cancel, delete])
-def test_a_job_that_waits_can_be_cancelled_and_deleted(
-    engine: Engine, change: Callable[[Session, int], None]
-) -> None:
-    first, second = put_some(engine, 2)
+    if is_admitted:
+        admit(engine)
     with Session(engine) as session:
         change(session, first)
         session.commit()
@@ -252,11 +232,10 @@ def test_a_running_job_that_is_to_be_cancelled_keeps_its_place_until_it_has_ende
 def test_a_requeued_job_waits_for_its_limits_again(engine: Engine, worker: LogicalWorker) -> None:
     [job] = put_some(engine, 1)
     admit(engine)
-    [claimed] = worker.claim()
-    worker.settle(claimed, Failed(ERROR))
+    worker.run_next(Failed(ERROR))
     assert committed(engine, PgQueue().requeue, job) is Change.REQUEUED
 
-    assert status(engine, job) is JobStatus.BLOCKED
+    assert status_of(engine, job) is JobStatus.BLOCKED
     assert worker.claim() == []
     assert admit(engine) == 1
     assert [one.attempt for one in worker.claim()] == [1]
@@ -279,12 +258,10 @@ def test_a_retry_keeps_its_count_of_attempts_while_it_waits(
 ) -> None:
     first, second = put_some(engine, 2)
     admit(engine)
-    [claimed] = worker.claim()
-    worker.settle(claimed, Retried(HOUR, ERROR))
+    worker.run_next(Retried(HOUR, ERROR))
     admit(engine)
-    assert (status(engine, first), held(engine)) == (JobStatus.BLOCKED, [second])
-    [claimed] = worker.claim()
-    worker.settle(claimed, Succeeded())
+    assert (status_of(engine, first), held(engine)) == (JobStatus.BLOCKED, [second])
+    worker.run_next(Succeeded())
     committed(engine, PgQueue().run_now, first)
 
     assert admit(engine) == 1
@@ -297,8 +274,7 @@ def test_the_rule_for_a_failed_head_decides_whether_others_pass(
 ) -> None:
     first, second = put_some(engine, 2, key)
     admit(engine)
-    [claimed] = worker.claim()
-    worker.settle(claimed, Retried(HOUR, ERROR))
+    worker.run_next(Retried(HOUR, ERROR))
 
     admit(engine)
 
@@ -310,8 +286,7 @@ def test_a_strict_key_passes_on_when_its_head_has_failed_for_good(
 ) -> None:
     _, second = put_some(engine, 2, "strict")
     admit(engine)
-    [claimed] = worker.claim()
-    worker.settle(claimed, Failed(ERROR))
+    worker.run_next(Failed(ERROR))
 
     assert admit(engine) == 1
     assert held(engine, "strict") == [second]
@@ -415,16 +390,15 @@ def test_a_message_of_a_job_with_places_is_not_claimed_ahead_after_a_settle_eith
 ) -> None:
     put_some(engine, 1)
     admit(engine)
-    [claimed] = worker.claim()
-    worker.settle(claimed, outcome)
+    worker.run_next(outcome)
 
     with engine.connect() as connection:
         assert connection.execute(text("SELECT alone FROM pgqueue.message_queue")).scalar()
 
 
-def test_an_enqueue_never_waits_for_an_admission(engine: Engine, database_url: str) -> None:
+def test_an_enqueue_never_waits_for_an_admission(engine: Engine) -> None:
     put_some(engine, 1)
-    hasty = worker_settings(database_url, lock_timeout="1ms")
+    hasty = worker_settings(engine.url, lock_timeout="1ms")
     with engine.begin() as connection:
         assert rounds().step(connection).admitted == 1
         assert len(put_some(hasty, 3)) == 3
@@ -442,30 +416,27 @@ def test_a_job_of_another_task_or_queue_or_limit_is_left_to_others(engine: Engin
     assert held(engine) == [mine]
 
 
-def test_a_paused_queue_takes_no_places_and_gives_its_places_back(engine: Engine) -> None:
-    [paused] = put_some(engine, 1, queue="other")
-    admit(engine)
-    [mine] = put_some(engine, 1)
-    assert held(engine) == [paused]
-
-    assert admit(engine, paused=Paused(queues=["other"])) == 1
-
-    assert held(engine) == [mine]
-    assert status(engine, paused) is JobStatus.BLOCKED
-    assert violations(engine) == []
-
-
-def test_a_paused_task_gives_its_places_back(engine: Engine) -> None:
-    [paused] = put_some(engine, 1, task="tests.paused")
+@pytest.mark.parametrize(
+    ("of", "paused"),
+    [
+        ({"queue": "other"}, Paused(queues=["other"])),
+        ({"task": "tests.paused"}, Paused(tasks=["tests.paused"])),
+    ],
+    ids=["queue", "task"],
+)
+def test_a_paused_queue_or_task_takes_no_places_and_gives_its_places_back(
+    engine: Engine, of: dict[str, str], paused: Paused
+) -> None:
+    [waits] = put_some(engine, 1, **of)
     with engine.begin() as connection:
-        Admissions(connection).admit([paused], notify=False)
+        Admissions(connection).admit([waits], notify=False)
     [mine] = put_some(engine, 1)
-    assert held(engine) == [paused]
+    assert held(engine) == [waits]
 
-    assert admit(engine, paused=Paused(tasks=["tests.paused"])) == 1
+    assert admit(engine, paused=paused) == 1
 
     assert held(engine) == [mine]
-    assert status(engine, paused) is JobStatus.BLOCKED
+    assert status_of(engine, waits) is JobStatus.BLOCKED
     assert violations(engine) == []
 
 
@@ -551,7 +522,7 @@ class TestRates:
 
         assert admit(engine) == 1
         assert held(engine, "api") == [jobs[2]]
-        assert status(engine, jobs[3]) is JobStatus.BLOCKED
+        assert status_of(engine, jobs[3]) is JobStatus.BLOCKED
         assert violations(engine) == []
 
     def test_the_step_says_when_the_next_token_comes(self, engine: Engine) -> None:
@@ -574,23 +545,15 @@ class TestRates:
     ) -> None:
         [job] = put_some(engine, 1, "api")
         admit(engine)
-        if mode == "lease":
-            [claimed] = worker.claim()
-            assert worker.settle(claimed, outcome)
-        else:
-            _, claimed = worker.start()
-            assert worker.settle_in_transaction(claimed, outcome)
-            worker.transaction.commit()
+        worker.run_next(outcome, held=mode == "transaction")
 
         assert worker.claim() == []
-        assert status(engine, job) is JobStatus.BLOCKED
+        assert status_of(engine, job) is JobStatus.BLOCKED
         assert violations(engine) == []
         put_some(engine, 5, "api")
         assert admit(engine) == 1  # the second token
 
-    def test_a_job_of_a_dead_worker_waits_for_a_token(
-        self, engine: Engine, database_url: str
-    ) -> None:
+    def test_a_job_of_a_dead_worker_waits_for_a_token(self, engine: Engine) -> None:
         [job] = put_some(engine, 1, "api")
         with workers_at(engine, 2) as [dead, worker]:
             admit(engine)
@@ -620,12 +583,11 @@ class TestRates:
     ) -> None:
         first, second = put_some(engine, 2, "api\nstrict")
         admit(engine)
-        [claimed] = worker.claim()
-        worker.settle(claimed, Retried(HOUR, ERROR))
+        worker.run_next(Retried(HOUR, ERROR))
 
         assert admit(engine) == 0
         assert held(engine, "strict") == [first]
-        assert status(engine, second) is JobStatus.BLOCKED
+        assert status_of(engine, second) is JobStatus.BLOCKED
 
     def test_a_capacity_that_is_set_holds_from_the_next_admission_on(
         self, engine: Engine, worker: LogicalWorker
@@ -652,10 +614,10 @@ class TestRates:
             rounds().sweep(connection)
             assert connection.scalars(keys).all() == ["api [7]"]
 
-    def test_an_enqueue_does_not_wait_for_a_bucket(self, engine: Engine, database_url: str) -> None:
+    def test_an_enqueue_does_not_wait_for_a_bucket(self, engine: Engine) -> None:
         put_some(engine, 3, "api")
         admit(engine)
-        hasty = worker_settings(database_url, lock_timeout="1ms")
+        hasty = worker_settings(engine.url, lock_timeout="1ms")
         with engine.begin() as connection:
             connection.execute(text("LOCK pgqueue.limit_buckets, pgqueue.limits"))
             assert len(put_some(hasty, 3, "api")) == 3
@@ -834,10 +796,10 @@ FAR = """
 class TestPlans:
     @pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
     def test_a_blocked_key_with_many_jobs_is_read_like_one_with_few(
-        self, engine: Engine, database_url: str, analyzed: bool
+        self, engine: Engine, analyzed: bool
     ) -> None:
         self._fill(engine, of_one=100_000, keys=10, analyzed=analyzed)
-        own = prepare_at_once(worker_settings(database_url, **AUTO_EXPLAIN))
+        own = prepare_at_once(worker_settings(engine.url, **AUTO_EXPLAIN))
         with own.connect() as connection, plans_of(connection) as plans:
             step = rounds().step(connection)
 
@@ -852,10 +814,10 @@ class TestPlans:
 
     @pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
     def test_ten_thousand_keys_are_admitted_in_steps_that_read_no_table(
-        self, engine: Engine, database_url: str, analyzed: bool
+        self, engine: Engine, analyzed: bool
     ) -> None:
         self._fill(engine, of_one=0, keys=10_000, analyzed=analyzed)
-        own = prepare_at_once(worker_settings(database_url, **AUTO_EXPLAIN))
+        own = prepare_at_once(worker_settings(engine.url, **AUTO_EXPLAIN))
         keys, admitted = rounds(), 0
         with own.connect() as connection, plans_of(connection) as plans:
             for _ in range(12):

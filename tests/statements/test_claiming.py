@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine, text
-from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
     PATIENCE,
@@ -21,13 +20,14 @@ from chaos.interleavings.logical_workers import (
     pairs,
     rescue,
     run_together,
+    stored,
     violations,
     worker_settings,
     workers_at,
 )
 from pgqueue.models import Lease, MessageQueue
 from pgqueue.outcomes import Released
-from pgqueue.repository import Attempts, ClaimCursor, Upcoming, Workers
+from pgqueue.repository import ClaimCursor, Upcoming, Workers
 
 BAD_PLANS = [
     {"plan_cache_mode": "force_generic_plan"},
@@ -44,7 +44,7 @@ class TestSkipLocked:
         ids = enqueue_many(engine, 6)
         with workers_at(engine, 3) as [holder, slow, fast]:
             locked = [row.job_id for row in holder.lock(2)]
-            uncommitted = Attempts(slow.transaction, slow.id)
+            uncommitted = slow.attempts_in_transaction
             claimed = uncommitted.claim(pairs(), tasks=TASKS, limit=2, ahead=False).rows
 
             others = fast.claim(6)
@@ -64,7 +64,7 @@ class TestSkipLocked:
         with workers_at(engine, 2) as [holder, other]:
             holder.start_new(engine)
 
-            upcoming = Attempts(other.line, other.id).upcoming(pairs(), tasks=TASKS)
+            upcoming = other.attempts.upcoming(pairs(), tasks=TASKS)
 
             assert upcoming == Upcoming(is_due=True, seconds=None)
 
@@ -72,7 +72,7 @@ class TestSkipLocked:
         enqueue(engine)
         enqueue(engine, delay=timedelta(seconds=100))
         with workers_at(engine, 1) as [worker]:
-            is_due, seconds = Attempts(worker.line, worker.id).upcoming(pairs(), tasks=TASKS)
+            is_due, seconds = worker.attempts.upcoming(pairs(), tasks=TASKS)
 
             assert is_due
             assert seconds is not None
@@ -89,9 +89,7 @@ class TestAges:
         with workers_at(engine, 1) as [worker]:
             asked = pairs()
 
-            ages = Attempts(worker.line, worker.id).ages(
-                asked, tasks=TASKS, age_after=timedelta(minutes=1)
-            )
+            ages = worker.attempts.ages(asked, tasks=TASKS, age_after=timedelta(minutes=1))
 
             run_at = worker.line.scalar(
                 text("SELECT run_at::text FROM pgqueue.message_queue WHERE target_id = :id"),
@@ -108,16 +106,14 @@ class TestAges:
         with workers_at(engine, 2) as [holder, other]:
             holder.start_new(engine)
 
-            ages = Attempts(other.line, other.id).ages(
-                pairs(), tasks=TASKS, age_after=timedelta(seconds=1)
-            )
+            ages = other.attempts.ages(pairs(), tasks=TASKS, age_after=timedelta(seconds=1))
 
             assert ages.oldest == {}
 
     def test_no_claim_skips_the_jobs_that_are_looked_at(self, engine: Engine) -> None:
         enqueue_many(engine, 2)
         with workers_at(engine, 2) as [looking, claiming]:
-            attempts = Attempts(looking.transaction, looking.id)
+            attempts = looking.attempts_in_transaction
             attempts.ages(pairs(), tasks=TASKS, age_after=timedelta(seconds=1))
 
             assert len(claiming.look(5).rows) == 2
@@ -127,34 +123,32 @@ class TestTheLimit:
     @pytest.mark.parametrize("plan", BAD_PLANS, ids=lambda plan: next(iter(plan)))
     @pytest.mark.parametrize("how", ["claim", "ahead", "lock"])
     def test_a_claim_never_takes_more_whatever_the_plan(
-        self, engine: Engine, database_url: str, plan: dict[str, str], how: str
+        self, engine: Engine, plan: dict[str, str], how: str
     ) -> None:
         with engine.begin() as connection:
             connection.execute(text("ALTER TABLE pgqueue.message_queue SET (autovacuum_enabled=0)"))
             for priority in (0, 5, 9):
                 for queue in ("default", "other"):
                     enqueue_many(connection, 100, priority=priority, queue=queue)
-        badly = worker_settings(database_url, **plan)
+        badly = worker_settings(engine.url, **plan)
         both = [*pairs("default"), *pairs("other")]
 
         with logical_workers(badly, 1) as [worker]:
-            attempts = Attempts(worker.line, worker.id)
             if how == "lock":
-                claim = Attempts(worker.transaction, worker.id).lock(both, tasks=TASKS, limit=7)
+                claim = worker.attempts_in_transaction.lock(both, tasks=TASKS, limit=7)
                 taken = [claim.taken, len(claim.rows)]
                 worker.transaction.commit()
             else:
                 claims = [
-                    attempts.claim(both, tasks=TASKS, limit=limit, ahead=how == "ahead")
+                    worker.attempts.claim(both, tasks=TASKS, limit=limit, ahead=how == "ahead")
                     for limit in (7, 1, 110)
                 ]
                 taken = [claim.taken for claim in claims] + [len(claim.rows) for claim in claims]
 
         assert taken == ([7, 7] if how == "lock" else [7, 1, 110, 7, 1, 110])
         gone = 0 if how == "lock" else 118
-        with Session(engine) as session:
-            assert session.query(MessageQueue).count() == 600 - gone
-            assert session.query(Lease).count() == gone
+        assert len(stored(engine, MessageQueue)) == 600 - gone
+        assert len(stored(engine, Lease)) == gone
 
     def test_jobs_come_by_priority_and_then_in_the_order_they_were_enqueued(
         self, engine: Engine
@@ -279,9 +273,8 @@ class TestStrangeRows:
             assert claimed == Counter(good | expected)
             assert claim.taken > len(claim.rows)
             assert worker.claim(100) == []
-        with Session(engine) as session:
-            [untouched] = session.query(Lease).filter_by(worker_id=dead.id)
-            assert (untouched.message_id, untouched.attempt) == (0, 1)
+        [untouched] = [lease for lease in stored(engine, Lease) if lease.worker_id == dead.id]
+        assert (untouched.message_id, untouched.attempt) == (0, 1)
 
     def test_none_of_them_fails_the_lock_of_the_others(self, engine: Engine) -> None:
         with workers_at(engine, 2) as [dead, worker]:
@@ -314,8 +307,7 @@ class TestStrangeRows:
         with workers_at(engine, 1) as [worker]:
             assert [row.job_id for row in worker.claim(10)] == [known]
 
-        with Session(engine) as session:
-            assert session.query(MessageQueue).one().task == "tests.of_tomorrow"
+        assert [message.task for message in stored(engine, MessageQueue)] == ["tests.of_tomorrow"]
 
     def test_a_message_moved_by_its_job_is_still_settled_in_its_transaction(
         self, engine: Engine
@@ -328,7 +320,7 @@ class TestStrangeRows:
             [locked] = worker.lock()
             claimed = worker.stamp(locked)
             assert claimed is not None
-            assert Attempts(worker.transaction, worker.id).take_message(claimed)
+            assert worker.attempts_in_transaction.take_message(claimed)
             worker.transaction.commit()
 
         assert locked.job_id == job_id
@@ -337,7 +329,7 @@ class TestStrangeRows:
 class TestOtherSettings:
     @pytest.mark.parametrize("style", ["German", "SQL, DMY", "Postgres, MDY"])
     def test_jobs_come_in_order_whatever_the_server_writes_dates_like(
-        self, engine: Engine, database_url: str, style: str
+        self, engine: Engine, style: str
     ) -> None:
         with engine.begin() as connection:
             name = connection.scalar(text("SELECT current_database()"))
@@ -383,12 +375,11 @@ class TestFrontiers:
             ids = [enqueue(connection) for _ in range(4)]
         with workers_at(engine, 1) as [worker]:
             [first] = worker.claim(1)
-            attempts = Attempts(worker.line, worker.id)
-            [second] = attempts.claim(pairs(), tasks=TASKS, limit=1, ahead=False).rows
+            [second] = worker.attempts.claim(pairs(), tasks=TASKS, limit=1, ahead=False).rows
             behind = [ClaimCursor("default", 5, second.run_at, second.message_id)]
             worker.settle(first, Released())
 
-            found = attempts.claim(behind, tasks=TASKS, limit=9, ahead=False).rows
+            found = worker.attempts.claim(behind, tasks=TASKS, limit=9, ahead=False).rows
 
             assert [row.job_id for row in found] == ids[2:]
             assert [row.job_id for row in worker.claim(9)] == ids[:1]

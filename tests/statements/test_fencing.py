@@ -14,6 +14,7 @@ from chaos.interleavings.logical_workers import (
     declare_dead,
     enqueue,
     rescue,
+    status_of,
     violations,
     waiting,
     worker_settings,
@@ -46,13 +47,12 @@ def everything(engine: Engine) -> object:
 
 
 def settled(worker: LogicalWorker, claimed: Claimed, outcome: Outcome, *, how: str) -> bool:
-    attempts = Attempts(worker.line, worker.id)
     if how == "one success":
-        return bool(attempts.settle_one_success(claimed, held=False))
+        return bool(worker.attempts.settle_one_success(claimed, held=False))
     if how == "successes":
-        ours = attempts.settle_succeeded([claimed])
+        ours = worker.attempts.settle_succeeded([claimed])
         return ours is None or bool(ours)
-    return bool(attempts.settle([(claimed, outcome)]))
+    return bool(worker.attempts.settle([(claimed, outcome)]))
 
 
 HOW = pytest.mark.parametrize(
@@ -97,7 +97,7 @@ class TestEachColumnOfTheFence:
             other = claimed._replace(**{column: getattr(claimed, column) + 1})
 
         for outcome in OUTCOMES:
-            attempts = Attempts(worker.transaction, worker.id)
+            attempts = worker.attempts_in_transaction
             assert attempts.settle([(other, outcome)], held=True) == []
         assert attempts.settle_one_success(other, held=True) == []
         worker.transaction.rollback()
@@ -109,10 +109,9 @@ class TestEachColumnOfTheFence:
     ) -> None:
         job_id = enqueue(engine)
         [claimed] = worker.claim()
-        attempts = Attempts(worker.line, worker.id)
         late = [(claimed._replace(attempt=attempt), Failed(ERROR)) for attempt in (0, 2, 3)]
 
-        rows = attempts.settle([*late, (claimed, Succeeded()), *late])
+        rows = worker.attempts.settle([*late, (claimed, Succeeded()), *late])
 
         assert [tuple(row) for row in rows] == [(job_id, "succeeded")]
 
@@ -137,10 +136,10 @@ class TestHeld:
         before = everything(engine)
 
         for outcome in OUTCOMES:
-            attempts = Attempts(worker.transaction, worker.id)
+            attempts = worker.attempts_in_transaction
             assert attempts.settle([(claimed, outcome)], held=True) == []
             worker.transaction.commit()
-        assert Attempts(worker.transaction, worker.id).settle_one_success(claimed, held=True) == []
+        assert worker.attempts_in_transaction.settle_one_success(claimed, held=True) == []
         worker.transaction.commit()
 
         assert everything(engine) == before
@@ -176,7 +175,7 @@ class TestZombies:
             before = everything(engine)
 
             assert not zombie.settle(old, outcome)
-            late = Attempts(zombie.line, zombie.id)
+            late = zombie.attempts
             assert late.settle_succeeded([old]) == []
             assert late.settle_one_success(old, held=False) == []
 
@@ -194,7 +193,7 @@ class TestZombies:
             before = everything(engine)
 
             assert not zombie.settle_in_transaction(old, outcome)
-            assert Attempts(zombie.transaction, zombie.id).settle([(old, outcome)], held=True) == []
+            assert zombie.attempts_in_transaction.settle([(old, outcome)], held=True) == []
             zombie.transaction.commit()
 
             assert everything(engine) == before
@@ -209,7 +208,7 @@ class TestZombies:
             [locked] = heir.lock()
 
             def settle_late() -> object:
-                attempts = Attempts(zombie.transaction, zombie.id)
+                attempts = zombie.attempts_in_transaction
                 return attempts.settle([(old, Succeeded())], held=True)
 
             with worker_settings(engine.url).connect() as side:
@@ -241,8 +240,7 @@ class TestTheArbiter:
 
         assert not settled(worker, claimed, outcome, how=how)
 
-        with Session(engine) as session:
-            assert session.get_one(Job, job_id).status is JobStatus.SUCCEEDED
+        assert status_of(engine, job_id) is JobStatus.SUCCEEDED
         assert violations(engine) == []
 
     @pytest.mark.parametrize("outcome", [Retried(timedelta(0), ERROR), Succeeded()])
@@ -265,5 +263,4 @@ class TestTheArbiter:
             assert worker.claim() == []
             Workers(worker.line).drop_left_stamps()
         assert violations(engine) == []
-        with Session(engine) as session:
-            assert session.get_one(Job, job_id).status is JobStatus.CANCELLED
+        assert status_of(engine, job_id) is JobStatus.CANCELLED

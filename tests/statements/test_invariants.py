@@ -145,8 +145,7 @@ def bring_to(state: str, worker: LogicalWorker) -> None:
             worker.start()
             worker.transaction.rollback()
         case "failed" | "succeeded":
-            [claimed] = worker.claim()
-            assert worker.settle(claimed, ENDINGS[state])
+            worker.run_next(ENDINGS[state])
 
 
 def by_view(engine: Engine) -> list[tuple[Any, ...]]:

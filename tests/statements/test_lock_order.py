@@ -24,7 +24,6 @@ from chaos.interleavings.logical_workers import (
 )
 from pgqueue import DuplicateJob, Job, JobNotFound, Keep, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
-from pgqueue.repository import Attempts
 from pgqueue.retention import Retention
 from pgqueue.worker.pruning import Progress, PruneRound
 
@@ -50,10 +49,10 @@ later = once.options(delay=timedelta(hours=1), unique_key=None)
 class Storm:
     """Ten threads at the same few jobs for a while, and how often each did something."""
 
-    def __init__(self, engine: Engine, database_url: str, *, seconds: float) -> None:
+    def __init__(self, engine: Engine, *, seconds: float) -> None:
         self.done: Counter[str] = Counter()
         self._engine = engine
-        self._workers = worker_settings(database_url)
+        self._workers = worker_settings(engine.url)
         self._chance = random.Random(1)
         self._deadline = time.monotonic() + seconds
 
@@ -115,14 +114,15 @@ class Storm:
 
     def _lease(self) -> bool:
         with logical_workers(self._workers, 1) as [worker]:
-            attempts = Attempts(worker.line, worker.id)
             for _ in range(20):
                 claimed = worker.claim(10)
                 if self._chance.random() < 0.2:
                     declare_dead(self._engine, worker)  # and settle all the same
-                attempts.delete_succeeded(claimed[:2])
-                attempts.settle_succeeded(claimed[:4])
-                attempts.settle([(one, self._chance.choice(OUTCOMES)) for one in claimed[4:]])
+                worker.attempts.delete_succeeded(claimed[:2])
+                worker.attempts.settle_succeeded(claimed[:4])
+                worker.attempts.settle(
+                    [(one, self._chance.choice(OUTCOMES)) for one in claimed[4:]]
+                )
         return True
 
     def _hold(self) -> bool:
@@ -148,9 +148,9 @@ class Storm:
         return self._chance.choice(recent)
 
 
-def assert_calm(engine: Engine, database_url: str, *, seconds: float) -> None:
+def assert_calm(engine: Engine, *, seconds: float) -> None:
     enqueue_many(engine, 60)
-    storm = Storm(engine, database_url, seconds=seconds)
+    storm = Storm(engine, seconds=seconds)
 
     storm.rage()
 
@@ -160,11 +160,11 @@ def assert_calm(engine: Engine, database_url: str, *, seconds: float) -> None:
     assert violations(engine) == []
 
 
-def test_a_storm_of_everything_meets_no_deadlock(engine: Engine, database_url: str) -> None:
-    assert_calm(engine, database_url, seconds=4)
+def test_a_storm_of_everything_meets_no_deadlock(engine: Engine) -> None:
+    assert_calm(engine, seconds=4)
 
 
 @pytest.mark.battery
 @pytest.mark.timeout(900)
-def test_a_long_storm_meets_no_deadlock(engine: Engine, database_url: str) -> None:
-    assert_calm(engine, database_url, seconds=300)
+def test_a_long_storm_meets_no_deadlock(engine: Engine) -> None:
+    assert_calm(engine, seconds=300)

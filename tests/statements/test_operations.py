@@ -16,6 +16,8 @@ from chaos.interleavings.logical_workers import (
     enqueue,
     execute,
     rescue,
+    status_of,
+    stored,
     violations,
     waiting,
     workers_at,
@@ -24,6 +26,7 @@ from pgqueue import (
     Change,
     DuplicateJob,
     Job,
+    JobAttempt,
     JobNotFound,
     JobStatus,
     Lease,
@@ -137,11 +140,6 @@ ACTS: dict[str, Callable[[Connection | Session, int], Change]] = {
 }
 
 
-def status_of(engine: Engine, job_id: int) -> JobStatus:
-    with Session(engine) as session:
-        return session.get_one(Job, job_id).status
-
-
 @pytest.mark.parametrize(
     ("act", "state", "status", "change"),
     [
@@ -248,8 +246,7 @@ class TestCancel:
 
         committed(engine, queue.cancel, job_id)
 
-        with Session(engine) as session:
-            assert session.query(Lease).count() == session.query(MessageQueue).count() == 0
+        assert [*stored(engine, Lease), *stored(engine, MessageQueue)] == []
 
     def test_a_cancel_that_is_rolled_back_has_done_nothing(
         self, engine: Engine, session: Session, worker: LogicalWorker
@@ -285,15 +282,13 @@ class TestRequeue:
 
         committed(engine, queue.requeue, job_id)
 
-        with Session(engine) as session:
-            job = session.get_one(Job, job_id)
-            assert (job.attempts, job.outcome, job.finished_at) == (0, None, None)
-            assert job.held_unique_key == "k"
+        [job] = stored(engine, Job)
+        assert (job.attempts, job.outcome, job.finished_at) == (0, None, None)
+        assert job.held_unique_key == "k"
         [claimed] = worker.claim()
         assert claimed.attempt == 1
         assert worker.settle(claimed, Failed(ERROR))
-        with engine.connect() as connection:
-            assert connection.scalar(text("SELECT count(*) FROM pgqueue.job_attempts")) == 2
+        assert len(stored(engine, JobAttempt)) == 2
         assert violations(engine) == []
 
     def test_a_taken_key_raises_and_leaves_the_transaction_usable(
@@ -346,8 +341,7 @@ class TestRequeue:
 
         assert not worker.settle(old, Succeeded())
 
-        [new] = worker.claim()
-        assert worker.settle(new, Succeeded())
+        worker.run_next(Succeeded())
         assert violations(engine) == []
 
     @pytest.mark.parametrize("stamps", [False, True])
@@ -366,8 +360,7 @@ class TestRequeue:
 
             assert committed(engine, queue.requeue, job_id) is Change.REQUEUED
 
-        with Session(engine) as session:
-            assert session.query(MessageQueue).count() == 1
+        assert len(stored(engine, MessageQueue)) == 1
         assert violations(engine) == []
 
     def test_it_waits_for_a_settle_in_flight_and_then_sees_it(

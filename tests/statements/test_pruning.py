@@ -171,9 +171,7 @@ class TestARound:
         assert prune(pruner).deleted == 2 * MOST
         assert rows(engine, "pgqueue.jobs") == 3 * MOST
 
-    def test_two_do_not_prune_at_once(
-        self, engine: Engine, pruner: Connection, database_url: str
-    ) -> None:
+    def test_two_do_not_prune_at_once(self, engine: Engine, pruner: Connection) -> None:
         ended(engine)
         with engine.begin() as other:
             other.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": PRUNE_LOCK})

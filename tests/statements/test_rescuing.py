@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 from sqlalchemy import Connection, Engine, func, select, text
-from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
     ERROR,
@@ -19,6 +18,7 @@ from chaos.interleavings.logical_workers import (
     execute,
     rescue,
     run_together,
+    stored,
     violations,
     wait_until,
     waiting,
@@ -46,8 +46,8 @@ def look(connection: Connection, rescuer: Rescue) -> int:
 
 
 def only_job(engine: Engine) -> Job:
-    with Session(engine) as session:
-        return session.query(Job).one()
+    [job] = stored(engine, Job)
+    return job
 
 
 class TestWhose:
@@ -63,8 +63,7 @@ class TestWhose:
             rescued = rescue(engine)
 
         assert rescued == {ids[1]: None, ids[2]: None}
-        with Session(engine) as session:
-            assert [lease.target_id for lease in session.query(Lease)] == [ids[0]]
+        assert [lease.target_id for lease in stored(engine, Lease)] == [ids[0]]
         assert violations(engine) == []
 
     def test_a_held_lease_is_left_alone_while_its_message_is_there(self, engine: Engine) -> None:
@@ -121,13 +120,11 @@ class TestWhatBecomesOfTheJob:
 
             rescue(engine)
 
-            with Session(engine) as session:
-                message = session.query(MessageQueue).one()
-                assert (message.run_at, message.attempt, message.crashes) == (run_at, 1, 1)
-                assert message.alone
-                attempt = session.query(JobAttempt).one()
-                assert (attempt.job_id, attempt.outcome) == (job_id, "crashed")
-                assert attempt.worker_id == dead.id
+            [message], [attempt] = stored(engine, MessageQueue), stored(engine, JobAttempt)
+            assert (message.run_at, message.attempt, message.crashes) == (run_at, 1, 1)
+            assert message.alone
+            assert (attempt.job_id, attempt.outcome) == (job_id, "crashed")
+            assert attempt.worker_id == dead.id
             assert living.claim(ahead=True) == []
             [claimed] = living.claim()
         assert (claimed.attempt, claimed.crashes) == (2, 1)
@@ -189,8 +186,7 @@ class TestDamage:
             run_together(worker.transaction.commit, lambda: _rescue_nothing(engine))
 
         assert rescue(engine) == {}
-        with Session(engine) as session:
-            assert session.query(MessageQueue).count() == 1
+        assert len(stored(engine, MessageQueue)) == 1
         assert violations(engine) == []
 
     def test_what_comes_back_by_itself_does_not_crowd_out_the_damage(self, engine: Engine) -> None:

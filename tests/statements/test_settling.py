@@ -7,7 +7,14 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from chaos.interleavings.logical_workers import ERROR, LogicalWorker, enqueue, execute, violations
+from chaos.interleavings.logical_workers import (
+    ERROR,
+    LogicalWorker,
+    enqueue,
+    execute,
+    stored,
+    violations,
+)
 from pgqueue import Job, JobAttempt, JobStatus, MessageQueue, PgQueueError, Snooze
 from pgqueue.models import UnreadableJob
 from pgqueue.outcomes import (
@@ -21,14 +28,14 @@ from pgqueue.outcomes import (
     Succeeded,
     Unreadable,
 )
-from pgqueue.repository import Attempts, Claimed, Jobs
+from pgqueue.repository import Claimed, Jobs
 
 DAY = timedelta(days=1)
 
 
 def only_job(engine: Engine) -> Job:
-    with Session(engine) as session:
-        return session.query(Job).one()
+    [job] = stored(engine, Job)
+    return job
 
 
 @pytest.mark.parametrize("delay", [timedelta.max, timedelta(days=100_000), timedelta.min])
@@ -94,9 +101,8 @@ def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
         assert (job.attempts, job.snoozes, job.status) == (attempts, snoozes, JobStatus.PENDING)
         if isinstance(outcome, Released) or outcome == Retried(None, ERROR):
             assert job.run_at == before
-        with Session(engine) as session:
-            message = session.query(MessageQueue).one()
-            assert (message.run_at, message.attempt) == (job.run_at, attempts)
+        [message] = stored(engine, MessageQueue)
+        assert (message.run_at, message.attempt) == (job.run_at, attempts)
 
     [last] = worker.claim()
     assert last.attempt == 3
@@ -104,11 +110,8 @@ def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
     job = only_job(engine)
     assert (job.status, job.attempts, job.last_error) == (JobStatus.FAILED, 3, "planned")
     assert job.run_at > first_run_at
-    with Session(engine) as session:
-        rows = session.query(JobAttempt).order_by(JobAttempt.attempt)
-        assert [(row.attempt, row.outcome, row.error_type) for row in rows] == [
-            (attempt, "failed", "ValueError") for attempt in (1, 2, 3)
-        ]
+    rows = sorted((row.attempt, row.outcome, row.error_type) for row in stored(engine, JobAttempt))
+    assert rows == [(attempt, "failed", "ValueError") for attempt in (1, 2, 3)]
     assert violations(engine) == []
 
 
@@ -126,20 +129,18 @@ def test_a_job_that_has_succeeded_has_no_error_but_its_attempts_keep_theirs(
         worker.transaction.commit()
     else:
         [claimed] = worker.claim()
-        attempts = Attempts(worker.line, worker.id)
         match how:
             case "with a result":
                 assert worker.settle(claimed, Succeeded({"sum": 3}))
             case "in a batch":
-                assert attempts.settle_succeeded([claimed]) is None
+                assert worker.attempts.settle_succeeded([claimed]) is None
             case _:
-                assert attempts.settle_one_success(claimed, held=False)
+                assert worker.attempts.settle_one_success(claimed, held=False)
 
     job = only_job(engine)
     assert (job.status, job.attempts, job.last_error) == (JobStatus.SUCCEEDED, 2, None)
-    with Session(engine) as session:
-        [failed] = session.query(JobAttempt)
-        assert (failed.attempt, failed.error) == (1, "planned")
+    [failed] = stored(engine, JobAttempt)
+    assert (failed.attempt, failed.error) == (1, "planned")
     assert violations(engine) == []
 
 
@@ -149,8 +150,7 @@ def test_a_job_that_goes_on_keeps_the_error_of_the_attempt_that_failed_last(
 ) -> None:
     enqueue(engine)
     for one in (Retried(timedelta(0), ERROR), outcome):
-        [claimed] = worker.claim()
-        assert worker.settle(claimed, one)
+        worker.run_next(one)
 
     assert only_job(engine).last_error == "planned"
 
@@ -166,14 +166,11 @@ def test_a_crash_of_a_handlers_process_is_counted_apart_from_failures(
     ]
 
     for outcome, crashes in steps:
-        [claimed] = worker.claim()
-        assert worker.settle(claimed, outcome)
-        with Session(engine) as session:
-            message = session.query(MessageQueue).one()
-            assert (message.crashes, message.alone) == (crashes, crashes > 0)
+        worker.run_next(outcome)
+        [message] = stored(engine, MessageQueue)
+        assert (message.crashes, message.alone) == (crashes, crashes > 0)
 
-    [claimed] = worker.claim()
-    assert worker.settle(claimed, Retried(None, ERROR, AttemptEnd.CRASHED))
+    worker.run_next(Retried(None, ERROR, AttemptEnd.CRASHED))
     job = only_job(engine)
     assert (job.status, job.attempts, job.last_error) == (JobStatus.FAILED, 4, "planned")
     assert violations(engine) == []
@@ -193,22 +190,17 @@ def test_a_batch_may_end_in_every_way_at_once(engine: Engine, worker: LogicalWor
     ]
     claimed = worker.claim(10)
 
-    settled = Attempts(worker.line, worker.id).settle(list(zip(claimed, outcomes, strict=True)))
+    settled = worker.attempts.settle(list(zip(claimed, outcomes, strict=True)))
 
     assert {row.job_id for row in settled} == set(ids)
-    with Session(engine) as session:
-        jobs = [session.get_one(Job, id) for id in ids]
-        assert [job.status.value for job in jobs] == [
-            "succeeded",
-            "failed",
-            "pending",
-            "pending",
-            "pending",
-            "pending",
-            "failed",
-        ]
-        assert [job.held_unique_key for job in jobs] == [None, None, "k2", "k3", "k4", "k5", None]
-        assert jobs[0].result == {"sum": 3}
+    jobs = stored(engine, Job)
+    assert [(job.id, job.status.value, job.held_unique_key) for job in jobs] == [
+        (ids[0], "succeeded", None),
+        (ids[1], "failed", None),
+        *((ids[n], "pending", f"k{n}") for n in (2, 3, 4, 5)),
+        (ids[6], "failed", None),
+    ]
+    assert jobs[0].result == {"sum": 3}
     assert violations(engine) == []
 
 
@@ -220,22 +212,15 @@ def test_an_interruption_counts_towards_a_limit_of_its_own(
 
     for interruptions in (1, 2, 3):
         assert only_job(engine).status is JobStatus.PENDING
-        if is_held:
-            _, claimed = worker.start()
-            assert worker.settle_in_transaction(claimed, Interrupted(max_interruptions=3))
-            worker.transaction.commit()
-        else:
-            [claimed] = worker.claim()
-            assert worker.settle(claimed, Interrupted(max_interruptions=3))
+        claimed = worker.run_next(Interrupted(max_interruptions=3), held=is_held)
         job = only_job(engine)
         assert (claimed.attempt, job.attempts, job.interruptions) == (1, 0, interruptions)
 
     assert job.status is JobStatus.FAILED
     assert job.last_error is not None
     assert "The job has reached max_interruptions = 3" in job.last_error
-    with Session(engine) as session:
-        rows = session.query(JobAttempt).all()
-        assert [(row.attempt, row.outcome) for row in rows] == [(1, "interrupted")] * 3
+    rows = stored(engine, JobAttempt)
+    assert [(row.attempt, row.outcome) for row in rows] == [(1, "interrupted")] * 3
     assert violations(engine) == []
 
 
@@ -265,11 +250,10 @@ def test_an_unreadable_job_waits_longer_the_longer_it_has_waited(
     job = only_job(engine)
     assert (job.status, job.attempts, job.last_error) == (JobStatus.PENDING, 0, "planned")
     assert timedelta(seconds=pause) <= job.run_at - before < timedelta(seconds=pause + 5 + age / 20)
-    with Session(engine) as session:
-        row = session.query(UnreadableJob).one()
-        assert (row.job_id, row.task, row.reason) == (job.id, claimed.task, "planned")
-        assert row.since <= before - timedelta(seconds=age)
-        assert session.query(JobAttempt).all() == []
+    [row] = stored(engine, UnreadableJob)
+    assert (row.job_id, row.task, row.reason) == (job.id, claimed.task, "planned")
+    assert row.since <= before - timedelta(seconds=age)
+    assert stored(engine, JobAttempt) == []
     assert violations(engine) == []
 
 
@@ -284,9 +268,8 @@ def test_a_job_that_was_unreadable_for_too_long_fails_and_may_be_requeued(
 
     failed = only_job(engine)
     assert (failed.status, failed.attempts, failed.last_error) == (JobStatus.FAILED, 1, "planned")
-    with Session(engine) as session:
-        assert [row.outcome for row in session.query(JobAttempt)] == ["failed"]
-        assert session.query(UnreadableJob).all() == []
+    assert [row.outcome for row in stored(engine, JobAttempt)] == ["failed"]
+    assert stored(engine, UnreadableJob) == []
     with engine.begin() as connection:
         Jobs(connection).requeue(job, notify=False)
     assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
@@ -322,8 +305,7 @@ def test_a_started_attempt_forgets_since_when_a_job_was_unreadable(
 
     assert worker.settle(claim_now(engine, worker), outcome)
 
-    with Session(engine) as session:
-        assert (session.query(UnreadableJob).count() == 1) is is_kept
+    assert len(stored(engine, UnreadableJob)) == is_kept
 
 
 def started_ago(engine: Engine, hours: int) -> None:
@@ -362,8 +344,7 @@ def test_the_limit_counts_from_the_start_of_the_first_attempt(
     first = worker.claim_new(engine)
     assert worker.settle(first, retried(timedelta(0), limit))
     started_ago(engine, 1)
-    [second] = worker.claim()
-    assert worker.settle(second, retried(timedelta(0), limit))
+    worker.run_next(retried(timedelta(0), limit))
     assert only_job(engine).outcome is None
     started_ago(engine, 1)
     [third] = worker.claim()
@@ -384,7 +365,6 @@ def test_the_limit_begins_anew_when_a_failed_job_is_requeued(
         assert Jobs(session).requeue(claimed.job_id, notify=False)
 
     for _ in range(2):
-        [again] = worker.claim()
-        assert worker.settle(again, retried(timedelta(0), limit))
+        worker.run_next(retried(timedelta(0), limit))
 
     assert (only_job(engine).outcome, only_job(engine).attempts) == (None, 2)

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Engine, select, text
-from sqlalchemy.orm import Session
+from sqlalchemy import Engine, text
 
 from chaos import sample_tasks
 from chaos.interleavings.logical_workers import (
@@ -17,6 +16,8 @@ from chaos.interleavings.logical_workers import (
     enqueue,
     execute,
     run_together,
+    status_of,
+    stored,
     violations,
     waiting,
     worker_settings,
@@ -34,9 +35,7 @@ from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
 
 
 def attempts_on_record(engine: Engine) -> list[tuple[int, str]]:
-    with Session(engine) as session:
-        rows = session.query(JobAttempt).order_by(JobAttempt.attempt)
-        return [(row.attempt, row.outcome) for row in rows]
+    return sorted((row.attempt, row.outcome) for row in stored(engine, JobAttempt))
 
 
 def crash_in_transaction(engine: Engine) -> Claimed:
@@ -107,17 +106,16 @@ class TestCrashes:
             worker.transaction.commit()
 
         assert starts == [1, 2]
-        with Session(engine) as session:
-            job = session.get_one(Job, job_id)
-            assert (job.status, job.attempts) == (JobStatus.FAILED, 2)
-            assert str(job.last_error).startswith("The worker that ran this attempt died")
-            told = session.scalars(select(JobAttempt.error)).all()
-            assert [str(words) for words in told] == [job.last_error] * 2
+        [job] = stored(engine, Job)
+        assert (job.id, job.status, job.attempts) == (job_id, JobStatus.FAILED, 2)
+        assert str(job.last_error).startswith("The worker that ran this attempt died")
+        told = [str(attempt.error) for attempt in stored(engine, JobAttempt)]
+        assert told == [job.last_error] * 2
         assert attempts_on_record(engine) == [(1, "crashed"), (2, "crashed")]
         assert violations(engine) == []
 
     def test_a_crash_while_the_job_is_found_exhausted_adds_no_attempt(self, engine: Engine) -> None:
-        job_id = enqueue(engine, max_attempts=1)
+        enqueue(engine, max_attempts=1)
         for _ in range(3):
             crash_in_transaction(engine)
         with workers_at(engine, 1) as [worker]:
@@ -125,8 +123,7 @@ class TestCrashes:
 
             assert worker.settle(claimed, Exhausted())
 
-        with Session(engine) as session:
-            assert session.get_one(Job, job_id).attempts == 1
+        assert [job.attempts for job in stored(engine, Job)] == [1]
         assert violations(engine) == []
 
     def test_a_locked_job_that_did_not_start_loses_no_attempt(self, engine: Engine) -> None:
@@ -162,8 +159,7 @@ class TestRefusals:
         with workers_at(engine, 2) as [late, other]:
             [locked] = late.lock()
             late.transaction.rollback()
-            [claimed] = other.claim()
-            assert other.settle(claimed, Retried(timedelta(0), ERROR))
+            other.run_next(Retried(timedelta(0), ERROR))
 
             assert late.stamp(locked) is None
 
@@ -228,8 +224,7 @@ class TestLeftStamps:
             with engine.begin() as connection:
                 Workers(connection).drop_left_stamps()
 
-            with Session(engine) as session:
-                assert [lease.target_id for lease in session.query(Lease)] == [running]
+            assert [lease.target_id for lease in stored(engine, Lease)] == [running]
 
     @pytest.mark.parametrize(
         "outcome", [Succeeded(), Retried(timedelta(0), ERROR), Retried(timedelta(hours=1), ERROR)]
@@ -251,10 +246,9 @@ class TestLeftStamps:
             rescuer = Rescue()
             assert rescuer.rescue(looking, rescuer.read_notices(looking)) == 0
 
-            with Session(engine) as session:
-                assert session.query(Lease).count() == 0
-                ended = session.get_one(Job, job_id).status is JobStatus.SUCCEEDED
-                assert ended == isinstance(outcome, Succeeded)
+            assert stored(engine, Lease) == []
+            ended = status_of(engine, job_id) is JobStatus.SUCCEEDED
+            assert ended == isinstance(outcome, Succeeded)
         assert violations(engine) == []
 
     def test_that_of_an_attempt_that_runs_stays(self, engine: Engine) -> None:
@@ -288,8 +282,7 @@ class TestLeftStamps:
 
             worker.transaction.invalidate()
             assert stamped is None
-        with Session(engine) as session:
-            assert session.query(Lease).count() == 0
+        assert stored(engine, Lease) == []
 
 
 @contextmanager
