@@ -16,7 +16,7 @@ from sqlalchemy import NullPool, create_engine, text
 
 from chaos.workers import PATIENCE, wait_until
 from examples.shop import Base, database_url
-from pgqueue import Worker
+from pgqueue import PgQueue, Worker
 
 T = TypeVar("T")
 
@@ -63,6 +63,18 @@ class Stage:
         for actor in self.actors:
             actor.kill()
         self._environment.undo()
+
+    def enqueue_by_hand(self, example: Any, *order_ids: int) -> None:
+        """Make the tables of a hand-written example, and enqueue these orders."""
+        example.create_tables(self.engine)
+        with self.engine.begin() as connection:
+            for order_id in order_ids:
+                example.enqueue(connection, order_id)
+
+    def enqueue(self, queue: PgQueue, task: Any, *order_ids: int) -> None:
+        queue.bind(self.engine)
+        with queue.session() as session, session.begin():
+            task.enqueue_many(session, [(order_id,) for order_id in order_ids])
 
     def start_by_hand(self, module: str, function: str = "work_until_empty") -> Actor:
         """Start a process that runs one function of a hand-written example."""

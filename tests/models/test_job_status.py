@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased
 
-from chaos.interleavings.logical_workers import ERROR, enqueue, logical_workers, worker_settings
+from chaos.interleavings.logical_workers import ERROR, enqueue, execute, workers_at
 from chaos.plans import TELLING, plans_of
 from pgqueue import Job, JobStatus, OptionError, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Succeeded
@@ -41,12 +41,9 @@ def crowd_url(server_url: str, template_url: str) -> Iterator[str]:
     """Some jobs of every status, analysed; and then 200,000 that no statistics know of."""
     with fresh_database(server_url, template_url=template_url) as url:
         engine = create_engine(url)
-        with engine.begin() as connection:
-            for table in ("jobs", "message_queue", "leases", "dead_letters"):
-                connection.execute(
-                    text(f"ALTER TABLE pgqueue.{table} SET (autovacuum_enabled = off)")
-                )
-        make_one_of_each(engine, url)
+        for table in ("jobs", "message_queue", "leases", "dead_letters"):
+            execute(engine, f"ALTER TABLE pgqueue.{table} SET (autovacuum_enabled = off)")
+        make_one_of_each(engine)
         with engine.begin() as connection:
             connection.execute(text("ANALYZE"))
             connection.execute(text(STALE_CROWD))
@@ -85,7 +82,7 @@ def backlog(
                 connection.execute(off)
             if request.param == "empty":
                 connection.execute(text("ANALYZE"))
-            make_one_of_each(quiet, url)
+            make_one_of_each(quiet)
             connection.execute(text(MY_TASKS))
             moment = "now()" if request.param == "moment" else "clock_timestamp()"
             backlog = AT_ONE_MOMENT.replace("now()", moment)
@@ -108,39 +105,28 @@ DRAINED = """
 """
 
 
-def make_one_of_each(engine: Engine, url: str, *, count: int = 5) -> dict[JobStatus, set[int]]:
+def make_one_of_each(engine: Engine, *, count: int = 5) -> dict[JobStatus, set[int]]:
     """So many jobs of every status there is; RUNNING in both modes, and crashed in one."""
     made: dict[JobStatus, set[int]] = {status: set() for status in JobStatus}
-    with logical_workers(worker_settings(url), 2) as [worker, dead]:
-        endings = (Succeeded(), Failed(ERROR), Cancelled("enough"))
+    with workers_at(engine, 2) as [worker, dead]:
         for _ in range(count):
-            for outcome in endings:
-                with engine.begin() as connection:
-                    id = enqueue(connection)
-                [claimed] = worker.claim()
-                worker.settle(claimed, outcome)
-                name = type(outcome).__name__.lower()
-                made[JobStatus(name)].add(id)
-            with engine.begin() as connection:
-                made[JobStatus.RUNNING].add(enqueue(connection))
-            worker.claim()
-        with engine.begin() as connection:
-            made[JobStatus.RUNNING].add(enqueue(connection))
-        dead.start()
+            for outcome in (Succeeded(), Failed(ERROR), Cancelled("enough")):
+                id = enqueue(engine)
+                worker.run_next(outcome)
+                made[JobStatus(type(outcome).__name__.lower())].add(id)
+            made[JobStatus.RUNNING].add(worker.claim_new(engine).job_id)
+        made[JobStatus.RUNNING].add(dead.start_new(engine).job_id)
         dead.transaction.rollback()
-    with engine.begin() as connection:
-        made[JobStatus.PENDING] = {enqueue(connection) for _ in range(count)}
-        lost = enqueue(connection)
-        connection.execute(
-            text("DELETE FROM pgqueue.message_queue WHERE target_id = :id"), {"id": lost}
-        )
-        made[JobStatus.BLOCKED] = {lost}
+    made[JobStatus.PENDING] = {enqueue(engine) for _ in range(count)}
+    lost = enqueue(engine)
+    execute(engine, "DELETE FROM pgqueue.message_queue WHERE target_id = :id", id=lost)
+    made[JobStatus.BLOCKED] = {lost}
     return made
 
 
 @pytest.fixture
-def made(engine: Engine, database_url: str) -> dict[JobStatus, set[int]]:
-    return make_one_of_each(engine, database_url, count=2)
+def made(engine: Engine) -> dict[JobStatus, set[int]]:
+    return make_one_of_each(engine, count=2)
 
 
 def found(session: Session, statement: Select[Any]) -> set[int]:

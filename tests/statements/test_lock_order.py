@@ -3,6 +3,7 @@
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
@@ -22,7 +23,7 @@ from chaos.interleavings.logical_workers import (
     violations,
     worker_settings,
 )
-from pgqueue import DuplicateJob, Job, JobNotFound, Keep, PgQueue
+from pgqueue import Change, DuplicateJob, Job, JobNotFound, Keep, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
 from pgqueue.retention import Retention
 from pgqueue.worker.pruning import Progress, PruneRound
@@ -73,34 +74,28 @@ class Storm:
             later.enqueue_many(session, [(n,) for n in range(5)])
         return True
 
-    def _cancel(self) -> bool:
+    def _operate(
+        self,
+        act: Callable[[Session, int], Change],
+        refusals: tuple[type[Exception], ...] = (JobNotFound,),
+    ) -> bool:
         with Session(self._engine) as session, session.begin():
             try:
-                return bool(queue.cancel(session, self._some_job(session)))
-            except JobNotFound:
+                return bool(act(session, self._some_job(session)))
+            except refusals:
                 return False
+
+    def _cancel(self) -> bool:
+        return self._operate(queue.cancel)
 
     def _requeue(self) -> bool:
-        with Session(self._engine) as session, session.begin():
-            try:
-                return bool(queue.requeue(session, self._some_job(session)))
-            except (DuplicateJob, JobNotFound):
-                return False
+        return self._operate(queue.requeue, (DuplicateJob, JobNotFound))
 
     def _run_now(self) -> bool:
-        with Session(self._engine) as session, session.begin():
-            try:
-                return bool(queue.run_now(session, self._some_job(session)))
-            except JobNotFound:
-                return False
+        return self._operate(queue.run_now)
 
     def _change(self) -> bool:
-        with Session(self._engine) as session, session.begin():
-            try:
-                job_id = self._some_job(session)
-                return bool(queue.change(session, job_id, priority=self._chance.randrange(10)))
-            except JobNotFound:
-                return False
+        return self._operate(partial(queue.change, priority=self._chance.randrange(10)))
 
     def _prune(self) -> bool:
         with logical_workers(self._workers, 1) as [worker]:
