@@ -6,21 +6,33 @@ The rules have the names that they carry in the report.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from chaos.broken import Broken
 from chaos.history import START, Event
+from chaos.sampler import Sampler
+from chaos.workers import Run
+from pgqueue import PgQueue
 
-if TYPE_CHECKING:
-    from chaos.environment import Environment
+
+class CheckedRun(Run, Protocol):
+    """What the judge reads of an environment."""
+
+    acknowledged: set[int]
+    counts: Counter[str]
+    queue: PgQueue
+    sampler: Sampler
+
+    def history(self, word: str | None = None) -> list[Event]: ...
+    def interruptions(self) -> Counter[tuple[int, int]]: ...
 
 
 class Checker:
     """Looks at one run.  Raises :class:`Broken` with the first rules that do not hold."""
 
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-        self._starts = environment.history(START)
+    def __init__(self, run: CheckedRun) -> None:
+        self._run = run
+        self._starts = run.history(START)
         self._wrong: list[str] = []
 
     def all(self, outcomes: dict[str, int]) -> None:
@@ -37,7 +49,7 @@ class Checker:
 
     def _query(self, rule: str, statement: str) -> None:
         """The rule is broken by every row this returns."""
-        rows = self._environment.rows(statement)
+        rows = self._run.rows(statement)
         if rows:
             shown = ", ".join(str(tuple(row)) for row in rows[:5])
             self._wrong.append(f"{rule}: {len(rows)} break it, such as {shown}")
@@ -45,9 +57,9 @@ class Checker:
     def _acknowledged_jobs_have_ended(self, outcomes: dict[str, int]) -> None:
         """F1: what COMMIT acknowledged exists, and has ended as expected."""
         count = "SELECT coalesce(outcome, 'unfinished'), count(*) FROM pgqueue.jobs GROUP BY 1"
-        found = {row[0]: row[1] for row in self._environment.rows(count)}
-        ids = {row[0] for row in self._environment.rows("SELECT id FROM pgqueue.jobs")}
-        lost = self._environment.acknowledged - ids
+        found = {row[0]: row[1] for row in self._run.rows(count)}
+        ids = {row[0] for row in self._run.rows("SELECT id FROM pgqueue.jobs")}
+        lost = self._run.acknowledged - ids
         if lost:
             self._wrong.append(f"F1: {len(lost)} acknowledged jobs are gone, such as {min(lost)}")
         if found != {name: count for name, count in outcomes.items() if count}:
@@ -55,7 +67,7 @@ class Checker:
 
     def _nothing_came_from_nowhere(self) -> None:
         """F2: every start is of a job that exists."""
-        ids = {row[0] for row in self._environment.rows("SELECT id FROM pgqueue.jobs")}
+        ids = {row[0] for row in self._run.rows("SELECT id FROM pgqueue.jobs")}
         ghosts = {event.job for event in self._starts} - ids
         if ghosts:
             self._wrong.append(f"F2: jobs that were never committed have started: {ghosts}")
@@ -94,17 +106,15 @@ class Checker:
 
         A crash of the server may forget the stamps of the last moment, as is documented.
         """
-        interrupted = self._environment.interruptions()
-        most = {
-            r[0]: r[1] for r in self._environment.rows("SELECT id, max_attempts FROM pgqueue.jobs")
-        }
-        requeued = self._environment.counts["requeues"]
+        interrupted = self._run.interruptions()
+        most = {r[0]: r[1] for r in self._run.rows("SELECT id, max_attempts FROM pgqueue.jobs")}
+        requeued = self._run.counts["requeues"]
         starts = Counter(event.job for event in self._starts)
         starts.subtract(Counter(job for job, _ in interrupted.elements()))
         over = [job for job, n in starts.items() if n > most.get(job, n) * (1 + requeued)]
         if over:
             self._wrong.append(f"F5: started more often than max_attempts: {over[:5]}")
-        if not requeued and not self._environment.counts["server crashes"]:
+        if not requeued and not self._run.counts["server crashes"]:
             numbers = Counter((event.job, event.attempt) for event in self._starts)
             numbers.subtract(interrupted)
             twice = [number for number, n in numbers.items() if n > 1]
@@ -113,10 +123,10 @@ class Checker:
 
     def _only_jobs_of_harmed_workers_started_twice(self) -> None:
         """F6: a second start has a reason: the worker of the first was harmed, or it failed."""
-        harmed = {member.name for member in self._environment.members if member.was_harmed}
+        harmed = {member.name for member in self._run.members if member.was_harmed}
         failed = {
             (row[0], row[1])
-            for row in self._environment.rows(
+            for row in self._run.rows(
                 "SELECT job_id, attempt FROM pgqueue.job_attempts WHERE outcome != 'crashed'"
             )
         }
@@ -128,24 +138,24 @@ class Checker:
             if earlier is None or (earlier.job, earlier.attempt) in failed:
                 continue
             duplicates += 1
-            if earlier.worker not in harmed and not self._environment.counts["requeues"]:
+            if earlier.worker not in harmed and not self._run.counts["requeues"]:
                 self._wrong.append(
                     f"F6: job {event.job} started again although {earlier.worker} was well"
                 )
-        self._environment.counts["second starts"] += duplicates
+        self._run.counts["second starts"] += duplicates
 
     def _invariants_hold(self) -> None:
         """F8, at the end; the sampler has looked all the time."""
-        self._environment.sampler.raise_if_broken()
-        with self._environment.queue.session() as session:
-            violations = self._environment.queue.check(session)
+        self._run.sampler.raise_if_broken()
+        with self._run.queue.session() as session:
+            violations = self._run.queue.check(session)
         if violations:
             self._wrong.append(f"F8: {', '.join(map(str, violations[:5]))}")
-        self._environment.counts["samples"] = self._environment.sampler.looks
+        self._run.counts["samples"] = self._run.sampler.looks
 
     def _nothing_is_left_open(self) -> None:
         """F9: no worker has left a transaction, and nobody holds a row."""
-        names = [member.name for member in self._environment.members]
+        names = [member.name for member in self._run.members]
         self._query(
             "F9: no transaction is left open",
             "SELECT pid, application_name, state FROM pg_stat_activity"

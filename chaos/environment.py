@@ -128,6 +128,30 @@ class Environment:
         """Start workers; what a :class:`pgqueue.Worker` takes, the spans in seconds."""
         return Workers(self, mode, count, **options)
 
+    def freeze(self, member: Member) -> None:
+        """SIGSTOP, counted."""
+        member.freeze()
+        self.count("freezes")
+
+    def kill(self, member: Member) -> None:
+        """kill -9, counted."""
+        member.kill()
+        self.count("kills")
+
+    def finish(self, *fleets: Workers) -> None:
+        """Wait until all jobs have ended, and stop the workers, each of which has to end well."""
+        self.until_ended()
+        for workers in fleets:
+            workers.stop()
+
+    def leases_of(self, member: Member) -> int:
+        """How many leases a worker process holds."""
+        held = (
+            "SELECT count(*) FROM pgqueue.leases JOIN pgqueue.workers ON id = worker_id"
+            " WHERE pid = :pid"
+        )
+        return int(self.scalar(held, pid=member.pid))
+
     def enqueue(self, task: Task[..., Any], rows: Iterable[tuple[Any, ...]]) -> list[int]:
         """Enqueue and commit; the ids go into the ledger when COMMIT has returned."""
         ids: list[int] = []
@@ -167,7 +191,7 @@ class Environment:
         with self.engine.begin() as connection:
             connection.execute(text(statement), parameters)
 
-    def until(self, condition: Callable[[], T], *, seconds: float = PATIENCE, what: str) -> T:
+    def until(self, condition: Callable[[], T], *, seconds: float = PATIENCE, what: str = "") -> T:
         """Look until it is so.  A database that is away is looked at again; damage ends it."""
 
         def look() -> T | None:
@@ -184,6 +208,11 @@ class Environment:
             raise
         assert found is not None, "wait_until returns what is true"
         return found
+
+    def let_pass(self, seconds: float) -> None:
+        """Time that passes is the fault."""
+        over_at = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() > over_at, seconds=seconds + PATIENCE)
 
     def unfinished(self) -> int:
         """How many jobs have not ended; reads the narrow tables only."""

@@ -16,6 +16,8 @@ AUTO_EXPLAIN = {
     "auto_explain.log_format": "json",
     "client_min_messages": "log",
 }
+TELLING = {"options": " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())}
+"""What a connection is opened with (``connect_args``) whose plans are told."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -52,28 +53,42 @@ def is_open(gate: str) -> bool:
     return (directory() / f"gate-{gate}").exists()
 
 
+def until_open(gate: str) -> None:
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+
+
+def attend(ctx: JobContext, act: Callable[[], object]) -> int:
+    """Do it between the two lines of the history.
+
+    The result of a handler is its attempt, so that the judge can see whose outcome was kept.
+    """
+    note(START, ctx)
+    act()
+    note(END, ctx)
+    return ctx.attempt
+
+
+async def attend_async(ctx: JobContext, act: Awaitable[object]) -> int:
+    note(START, ctx)
+    await act
+    note(END, ctx)
+    return ctx.attempt
+
+
 def effect(ctx: JobContext) -> dict[str, Any]:
     return {"job": ctx.job_id, "attempt": ctx.attempt, "worker": worker_name()}
 
 
 @queue.task(retry=AT_ONCE)
 def call(ctx: JobContext, milliseconds: float = 0) -> int:
-    """Something outside the database: may happen twice if its worker dies.
-
-    Its result is the attempt, so that the judge can see whose outcome was kept.
-    """
-    note(START, ctx)
-    time.sleep(milliseconds / 1000)
-    note(END, ctx)
-    return ctx.attempt
+    """Something outside the database: may happen twice if its worker dies."""
+    return attend(ctx, lambda: time.sleep(milliseconds / 1000))
 
 
 @queue.task(retry=AT_ONCE)
 async def call_async(ctx: JobContext, milliseconds: float = 0) -> int:
-    note(START, ctx)
-    await asyncio.sleep(milliseconds / 1000)
-    note(END, ctx)
-    return ctx.attempt
+    return await attend_async(ctx, asyncio.sleep(milliseconds / 1000))
 
 
 @queue.task(retry=AT_ONCE, unique=Unique(by=("key",), until="started", on_conflict="replace"))
@@ -127,18 +142,10 @@ def pay_and_follow(session: Session, ctx: JobContext, milliseconds: float = 0) -
 @queue.task(retry=AT_ONCE)
 def wait(ctx: JobContext, gate: str) -> int:
     """Ends when its gate opens, whatever else happens."""
-    note(START, ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
-    note(END, ctx)
-    return ctx.attempt
+    return attend(ctx, lambda: until_open(gate))
 
 
 @queue.task(retry=AT_ONCE)
 def wait_and_pay(session: Session, ctx: JobContext, gate: str) -> int:
     session.execute(EFFECT, effect(ctx))
-    note(START, ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
-    note(END, ctx)
-    return ctx.attempt
+    return attend(ctx, lambda: until_open(gate))

@@ -12,15 +12,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from random import Random
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import make_url
 
+from chaos import worker
 from chaos.broken import Broken
-from chaos.worker import run
-
-if TYPE_CHECKING:
-    from chaos.environment import Environment
 
 T = TypeVar("T")
 
@@ -45,7 +43,7 @@ LEAVE = 4
 """Times as long as a look has taken, to wait until the next."""
 
 
-def wait_until(condition: Callable[[], T], *, seconds: float = PATIENCE, what: str) -> T:
+def wait_until(condition: Callable[[], T], *, seconds: float = PATIENCE, what: str = "") -> T:
     """Look until it is so; what it returned then."""
     began = time.monotonic()
     while True:
@@ -54,7 +52,7 @@ def wait_until(condition: Callable[[], T], *, seconds: float = PATIENCE, what: s
             return found
         now = time.monotonic()
         if now - began > seconds:
-            raise Broken(f"not within {seconds:g} s: {what}")
+            raise Broken(f"not within {seconds:g} s: {what or condition}")
         time.sleep(max(rest(now - began), LEAVE * (now - looked_at)))
 
 
@@ -66,30 +64,43 @@ def rest(waited: float) -> float:
     return min(max(waited / 20, LOOK_EVERY), LOOK_AT_LEAST_EVERY)
 
 
+class Run(Protocol):
+    """What workers read of their environment, and write into it."""
+
+    url: str
+    directory: Path
+    mutation: str | None
+    dice: Random
+    members: list[Member]
+
+    def next_name(self) -> str: ...
+    def count(self, what: str, times: int = 1) -> None: ...
+    def rows(self, statement: str) -> list[Any]: ...
+    def until(self, condition: Callable[[], T], *, seconds: float, what: str) -> T: ...
+
+
 class Member:
     """One worker process."""
 
-    def __init__(
-        self, environment: Environment, name: str, url: str, options: dict[str, Any]
-    ) -> None:
+    def __init__(self, run: Run, name: str, url: str, options: dict[str, Any]) -> None:
         self.name = name
-        self.log = environment.directory / f"{name}.log"
+        self.log = run.directory / f"{name}.log"
         self.log.touch()
         self.was_harmed = False
         """Whether it was killed, frozen or cut off: its jobs may start twice."""
         own_url = make_url(url).update_query_dict({"application_name": name})
         self.variables = {
             "CHAOS_URL": own_url.render_as_string(hide_password=False),
-            "CHAOS_DIRECTORY": str(environment.directory),
+            "CHAOS_DIRECTORY": str(run.directory),
             "CHAOS_WORKER": name,
-            "CHAOS_PLANT": environment.mutation or "",
+            "CHAOS_PLANT": run.mutation or "",
         }
         self._options = options
         self._start()
 
     def _start(self) -> None:
         self._process = FORKS.Process(
-            target=run, args=(self.variables, self.log, dict(self._options)), daemon=True
+            target=worker.run, args=(self.variables, self.log, dict(self._options)), daemon=True
         )
         self._process.start()
 
@@ -118,11 +129,11 @@ class Member:
         """SIGSTOP; returns when every thread of it stands still."""
         self.was_harmed = True
         self.send(signal.SIGSTOP)
-        wait_until(lambda: _is_stopped(self.pid), what=f"{self.name} has stopped")
+        wait_until(lambda: is_stopped(self.pid), what=f"{self.name} has stopped")
 
     @property
     def stands_still(self) -> bool:
-        return self.is_running and _is_stopped(self.pid)
+        return self.is_running and is_stopped(self.pid)
 
     def thaw(self) -> None:
         self.send(signal.SIGCONT)
@@ -146,7 +157,7 @@ class Program(Member):
 
     def __init__(
         self,
-        environment: Environment,
+        run: Run,
         name: str,
         url: str,
         options: dict[str, Any],
@@ -156,7 +167,7 @@ class Program(Member):
     ) -> None:
         self._before = before
         self._more = variables
-        super().__init__(environment, name, url, options)
+        super().__init__(run, name, url, options)
 
     def _start(self) -> None:
         command = [*self._before, sys.executable, "-m", "chaos.worker", str(self.log)]
@@ -183,8 +194,8 @@ class Program(Member):
 class Workers:
     """The worker processes of one scenario, of one kind."""
 
-    def __init__(self, environment: Environment, mode: str, count: int, **options: Any) -> None:
-        self._environment = environment
+    def __init__(self, run: Run, mode: str, count: int, **options: Any) -> None:
+        self._run = run
         self._mode = mode
         self.options = {"concurrency": 4, "poll_interval": 0.2, "grace": 10, **options}
         self.members: list[Member] = []
@@ -194,9 +205,9 @@ class Workers:
     def add(self, *, url: str | None = None, **options: Any) -> Member:
         """Start one more."""
         member = Member(
-            self._environment,
-            self._environment.next_name(),
-            url or self._environment.url,
+            self._run,
+            self._run.next_name(),
+            url or self._run.url,
             {"mode": self._mode, **self.options, **options},
         )
         return self.take(member)
@@ -204,28 +215,33 @@ class Workers:
     def take(self, member: Member) -> Member:
         """Make a process that was started otherwise one of this fleet."""
         self.members.append(member)
-        self._environment.members.append(member)
+        self._run.members.append(member)
         return member
 
     def until_registered(self, *, seconds: float = PATIENCE) -> None:
         """Wait until the database knows all of them."""
         names = {member.pid for member in self.members}
         alive = "SELECT pid FROM pgqueue.workers WHERE dead_at IS NULL"
-        self._environment.until(
-            lambda: names <= {row[0] for row in self._environment.rows(alive)},
+        self._run.until(
+            lambda: names <= {row[0] for row in self._run.rows(alive)},
             seconds=seconds,
             what="all workers are registered",
         )
 
     def some(self) -> Member:
         """One of them, by the seed."""
-        return self._environment.dice.choice(self.members)
+        return self._run.dice.choice(self.members)
 
     def kill(self, member: Member) -> None:
         """kill -9, counted."""
         member.kill()
         self.members.remove(member)
-        self._environment.count("kills")
+        self._run.count("kills")
+
+    def kill_one(self) -> None:
+        """kill -9 of one of them, by the seed; another starts in its place."""
+        self.kill(self.some())
+        self.add()
 
     def replace_ended(self) -> int:
         """What a supervisor does: start another for each that has ended; how many had."""
@@ -248,7 +264,7 @@ class Workers:
         self.members.clear()
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     threads = Path(f"/proc/{pid}/task")
     if threads.is_dir():
         states = [file.read_text().rpartition(")")[2].split()[0] for file in threads.glob("*/stat")]

@@ -8,13 +8,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, make_url
+from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session
 
 from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.testing.databases import as_text, fresh_database, memory_directory
+
+if TYPE_CHECKING:
+    from chaos.interleavings.logical_workers import LogicalWorker
 
 _OF_THE_TESTS = {"PGQUEUE_TEST_URL", "PGQUEUE_PG_BIN", "PGQUEUE_TIMED", "PGPASSWORD", "PGPASSFILE"}
 _SETTINGS = {"max_connections": "200", "max_wal_size": "256MB", "max_prepared_transactions": "10"}
@@ -92,10 +96,41 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    """A transaction on a database with pgqueue's tables, committed at the end."""
+    with engine.begin() as connection:
+        yield connection
+
+
+@pytest.fixture
+def empty_engine(empty_database_url: str) -> Iterator[Engine]:
+    """An engine on a database with nothing in it."""
+    engine = create_engine(empty_database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def empty_connection(empty_engine: Engine) -> Iterator[Connection]:
+    """A transaction on a database with nothing in it, committed at the end."""
+    with empty_engine.begin() as connection:
+        yield connection
+
+
+@pytest.fixture
 def session(engine: Engine) -> Iterator[Session]:
     """A session on a database with pgqueue's tables; what it does not commit is rolled back."""
     with Session(engine) as session:
         yield session
+
+
+@pytest.fixture
+def worker(engine: Engine) -> "Iterator[LogicalWorker]":
+    """A worker of nothing but connections."""
+    from chaos.interleavings.logical_workers import workers_at
+
+    with workers_at(engine, 1) as [worker]:
+        yield worker
 
 
 @pytest.fixture

@@ -2,16 +2,16 @@
 
 import json
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url, text
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, inspect, make_url, text
 from sqlalchemy.orm import Session
 
-from pgqueue import PgQueue, Violation
+from chaos.workers import wait_until as wait_until  # for its users, too
+from pgqueue import Job, JobStatus, PgQueue, Violation
 from pgqueue.connections.settings import CLAIMING
 from pgqueue.execution import CancelWins, Stale, complete
 from pgqueue.outcomes import Cancelled, ErrorReport, Exhausted, Outcome
@@ -27,6 +27,8 @@ from pgqueue.repository import (
 )
 from pgqueue.statements.tables import array_of
 from pgqueue.worker.claiming.cursors import START
+
+T = TypeVar("T")
 
 TASK = "tests.task"
 TASKS = array_of([TASK])
@@ -63,27 +65,59 @@ class LogicalWorker:
         workers.register(self.id, hostname="here", pid=1, queues=["default"], slots=1)
         assert workers.lock_presence(self.id)
 
+    @property
+    def attempts(self) -> Attempts:
+        """On the connection that claims, settles and stamps."""
+        return Attempts(self.line, self.id)
+
+    @property
+    def attempts_in_transaction(self) -> Attempts:
+        return Attempts(self.transaction, self.id)
+
     def claim(self, limit: int = 1, *, queue: str = "default", **passing: bool) -> list[Claimed]:
         """Claim in lease mode."""
         return self.look(limit, queue=queue, **passing).rows
 
+    def claim_new(self, engine: Engine, **options: Any) -> Claimed:
+        """Enqueue a job, and claim it."""
+        enqueue(engine, **options)
+        [claimed] = self.claim()
+        return claimed
+
+    def run_next(self, outcome: Outcome, *, held: bool = False) -> Claimed:
+        """Claim a job and settle it so, or do both in T."""
+        if held:
+            _, claimed = self.start()
+            assert self.settle_in_transaction(claimed, outcome)
+            self.transaction.commit()
+        else:
+            [claimed] = self.claim()
+            assert self.settle(claimed, outcome)
+        return claimed
+
+    def start_new(self, engine: Engine, **options: Any) -> Claimed:
+        """Enqueue a job, lock its message and stamp its attempt."""
+        enqueue(engine, **options)
+        return self.start()[1]
+
     def look(self, limit: int, *, queue: str = "default", **passing: bool) -> Claim[Claimed]:
-        attempts = Attempts(self.line, self.id)
-        return attempts.claim(pairs(queue), tasks=TASKS, limit=limit, **passing)
+        return self.attempts.claim(pairs(queue), tasks=TASKS, limit=limit, **passing)
 
     def settle(self, claimed: Claimed, outcome: Outcome) -> bool:
         """Settle one attempt in lease mode; whether it was accepted."""
-        return bool(Attempts(self.line, self.id).settle([(claimed, outcome)]))
+        return bool(self.attempts.settle([(claimed, outcome)]))
 
     def lock(
         self, limit: int = 1, *, queue: str = "default", suspects: bool = True
     ) -> list[Locked]:
         """Begin T, with the messages it locks."""
-        attempts = Attempts(self.transaction, self.id)
-        return attempts.lock(pairs(queue), tasks=TASKS, limit=limit, suspects=suspects).rows
+        locked = self.attempts_in_transaction.lock(
+            pairs(queue), tasks=TASKS, limit=limit, suspects=suspects
+        )
+        return locked.rows
 
     def stamp(self, locked: Locked) -> Claimed | None:
-        return Attempts(self.line, self.id).stamp(locked)
+        return self.attempts.stamp(locked)
 
     def settle_in_transaction(self, claimed: Claimed, outcome: Outcome) -> bool:
         """Take the message and settle, inside T, as a held slot does."""
@@ -112,7 +146,7 @@ class LogicalWorker:
 
     def _connect(self, engine: Engine, isolation_level: Any) -> Connection:
         connection = engine.connect().execution_options(isolation_level=isolation_level)
-        self.pids.append(connection.connection.driver_connection.info.backend_pid)  # type: ignore[union-attr]  # psycopg's
+        self.pids.append(_server_process(connection))
         return connection
 
 
@@ -147,36 +181,57 @@ def rescue(engine: Engine) -> dict[int, str | None]:
     return rescued
 
 
-def enqueue(
-    executor: Connection | Session, *, key: str | None = None, max_attempts: int = 10, **more: Any
-) -> int:
+Executor = Engine | Connection | Session
+
+
+def enqueue(executor: Executor, *, key: str | None = None, **options: Any) -> int:
     """Enqueue one job through the repository; its id, or that of the job with the key."""
-    new = NewJob(
-        **{
-            "task": TASK,
-            "queue": "default",
-            "priority": 5,
-            "max_attempts": max_attempts,
-            "notify": False,
-            **more,
-        }
-    )
-    found = Enqueues(executor).enqueue(new, args="{}", unique_key=key)
+    with _transaction_of(executor) as transaction:
+        found = Enqueues(transaction).enqueue(_new_job(options), args="{}", unique_key=key)
     return found if isinstance(found, int) else found.id
 
 
-def enqueue_many(executor: Connection | Session, count: int, **more: Any) -> list[int]:
-    new = NewJob(
-        **{
-            "task": TASK,
-            "queue": "default",
-            "priority": 5,
-            "max_attempts": 10,
-            "notify": False,
-            **more,
-        }
-    )
-    return Enqueues(executor).enqueue_chunk(new, documents=json.dumps([{}] * count))
+def enqueue_many(executor: Executor, count: int, **options: Any) -> list[int]:
+    with _transaction_of(executor) as transaction:
+        documents = json.dumps([{}] * count)
+        return Enqueues(transaction).enqueue_chunk(_new_job(options), documents=documents)
+
+
+def _new_job(options: dict[str, Any]) -> NewJob:
+    plain = {"task": TASK, "queue": "default", "priority": 5, "max_attempts": 10, "notify": False}
+    return NewJob(**{**plain, **options})
+
+
+@contextmanager
+def _transaction_of(executor: Executor) -> Iterator[Connection | Session]:
+    """That of a connection or session; on an engine, one that is committed at the end."""
+    if isinstance(executor, Engine):
+        with executor.begin() as connection:
+            yield connection
+    else:
+        yield executor
+
+
+def execute(engine: Engine, statement: str, **parameters: Any) -> None:
+    """Change rows by SQL, and commit."""
+    committed(engine, lambda connection: connection.execute(text(statement), parameters))
+
+
+def committed(engine: Engine, act: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Call ``act(connection, ...)`` in a transaction, and commit it."""
+    with engine.begin() as connection:
+        return act(connection, *arguments, **options)
+
+
+def stored(engine: Engine, table: type[T]) -> list[T]:
+    """The rows of a table, in the order of its key."""
+    with Session(engine) as session:
+        return session.query(table).order_by(*inspect(table).primary_key).all()
+
+
+def status_of(engine: Engine, job_id: int) -> JobStatus:
+    with Session(engine) as session:
+        return session.get_one(Job, job_id).status
 
 
 def violations(engine: Engine) -> list[Violation]:
@@ -195,13 +250,6 @@ def drain(engine: Engine, worker: LogicalWorker, outcome: Outcome, *, limit: int
     return count
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.001)
-
-
 def waits_for_lock(engine: Engine, pid: int) -> bool:
     """Whether a server process waits for a lock that another holds."""
     with engine.connect() as connection:
@@ -210,8 +258,31 @@ def waits_for_lock(engine: Engine, pid: int) -> bool:
 
 
 @contextmanager
+def waiting(engine: Engine, connection: Connection, action: Callable[[], T]) -> Iterator[list[T]]:
+    """Run the block while the action, on this connection, waits for a lock; then its result."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(action()))
+    pid = _server_process(connection)
+    thread.start()
+    wait_until(lambda: waits_for_lock(engine, pid))
+    yield results
+    thread.join()
+
+
+def _server_process(connection: Connection) -> int:
+    return connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr,no-any-return]  # psycopg's
+
+
+@contextmanager
+def workers_at(engine: Engine, count: int, **settings: str) -> Iterator[list[LogicalWorker]]:
+    """So many workers at the database of an application's engine, closed at the end."""
+    with logical_workers(worker_settings(engine.url, **settings), count) as workers:
+        yield workers
+
+
+@contextmanager
 def logical_workers(engine: Engine, count: int) -> Iterator[list[LogicalWorker]]:
-    """So many workers, closed at the end."""
+    """So many workers on an engine with the settings of a worker, closed at the end."""
     workers = [LogicalWorker(engine) for _ in range(count)]
     try:
         yield workers

@@ -89,9 +89,7 @@ def ends_of_batches(environment: Environment, size: Size) -> None:
         with queue.session() as session, session.begin(), queue.extend_batch(session, batch.id):
             pay_piece.enqueue(session, batch.id)
             added += 1
-            workers = fleets[number % 2]
-            workers.kill(workers.some())
-            workers.add()
+            fleets[number % 2].kill_one()
             _until_the_end_is_near(environment, batch.id)
         environment.count("late additions")
     everything = made * (PIECES + 1) + added

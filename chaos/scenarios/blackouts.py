@@ -127,8 +127,7 @@ def hosts_that_go_dark(environment: Environment, size: Size) -> None:
             time.sleep(max(dark_since + size.seconds - time.monotonic(), 0))  # the fault itself
             host.come_back()
             workers.until_registered()
-        environment.until_ended()
-        workers.stop()
+        environment.finish(workers)
         environment.check()
 
 

@@ -148,8 +148,7 @@ def two_releases_at_once(environment: Environment, size: Size) -> None:
         workers.stop()
         environment.count("restarts", size.workers)
         environment.enqueue(new["greet"], titled)
-        environment.until_ended()
-        younger.stop()
+        environment.finish(younger)
     environment.check()
 
 
@@ -211,9 +210,7 @@ def tables_upgraded_under_load(environment: Environment, size: Size) -> None:
             what="a worker starts on tables that still serve it",
         )
         fleets.append(late)
-    environment.until_ended()
-    for workers in fleets:
-        workers.stop()
+    environment.finish(*fleets)
     _refuses_unknown_tables(environment)
     environment.check()
 

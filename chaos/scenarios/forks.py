@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from chaos.environment import Environment
-from chaos.history import END, START
 from chaos.mutations import Patch, mutation
-from chaos.sample_tasks import LOOK_EVERY, is_open, note, queue
+from chaos.sample_tasks import attend, queue, until_open
 from chaos.scenario import Size, scenario
-from chaos.workers import Program
+from chaos.workers import Member, Program
 from pgqueue import JobContext, PgQueue
 
 ORPHAN_LIVES = 15.0
@@ -28,11 +27,7 @@ def leave_an_orphan(ctx: JobContext, gate: str) -> int:
     """Forks a child that outlives this process, at its first attempt."""
     if ctx.attempt == 1:
         _fork_a_child()
-    note(START, ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
-    note(END, ctx)
-    return ctx.attempt
+    return attend(ctx, lambda: until_open(gate))
 
 
 def _fork_a_child() -> None:
@@ -104,8 +99,7 @@ def forks_in_the_middle(environment: Environment, size: Size) -> None:
     environment.count("forks", size.workers)
     _collect(environment)
     workers = environment.workers("lease", 1)  # what was enqueued after the last child was done
-    environment.until_ended()
-    workers.stop()
+    environment.finish(workers)
     environment.check()
 
 
@@ -129,19 +123,16 @@ def orphans_of_a_killed_worker(environment: Environment, size: Size) -> None:
         environment.until_started(*jobs)
         watcher = environment.workers("lease", 1, concurrency=count)
         watcher.until_registered()
-        victim.kill()
-        environment.count("kills")
-        held = partial(environment.scalar, HELD_BY, pid=victim.pid)
-        environment.until(lambda: held() == 0, seconds=5, what="its jobs are claimable")  # noqa: B023
+        environment.kill(victim)
+        holds_none = partial(_holds_none, environment, victim)
+        environment.until(holds_none, seconds=5, what="its jobs are claimable")
         environment.open(f"go{number}")
-        environment.until_ended()
-        watcher.stop()
+        environment.finish(watcher)
     environment.check()
 
 
-HELD_BY = """
-    SELECT count(*) FROM pgqueue.leases JOIN pgqueue.workers ON id = worker_id WHERE pid = :pid
-"""
+def _holds_none(environment: Environment, member: Member) -> bool:
+    return environment.leases_of(member) == 0
 
 
 def _nobody_shares(environment: Environment) -> bool:

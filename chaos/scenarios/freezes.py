@@ -15,7 +15,18 @@ from sqlalchemy.orm import Session
 from chaos.environment import Environment
 from chaos.history import END, START
 from chaos.mutations import Patch, mutation
-from chaos.sample_tasks import AT_A_GATE, AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue
+from chaos.sample_tasks import (
+    AT_A_GATE,
+    AT_ONCE,
+    EFFECT,
+    LOOK_EVERY,
+    attend,
+    attend_async,
+    effect,
+    is_open,
+    queue,
+    until_open,
+)
 from chaos.scenario import Size, scenario
 from chaos.workers import Member, Workers
 from pgqueue import JobContext
@@ -37,42 +48,31 @@ def gate_of(ctx: JobContext, turn: int) -> str:
     return f"{turn}-{min(ctx.attempt, 2)}"
 
 
+async def until_open_async(gate: str) -> None:
+    while not is_open(gate):
+        await asyncio.sleep(LOOK_EVERY)
+
+
 @queue.task(retry=AT_ONCE, max_attempts=1000)
 def outlast(ctx: JobContext, turn: int) -> int:
-    note(START, ctx)
-    while not is_open(gate_of(ctx, turn)):
-        time.sleep(LOOK_EVERY)
-    note(END, ctx)
-    return ctx.attempt
+    return attend(ctx, lambda: until_open(gate_of(ctx, turn)))
 
 
 @queue.task(retry=AT_ONCE, max_attempts=1000)
 async def outlast_async(ctx: JobContext, turn: int) -> int:
-    note(START, ctx)
-    while not is_open(gate_of(ctx, turn)):
-        await asyncio.sleep(LOOK_EVERY)
-    note(END, ctx)
-    return ctx.attempt
+    return await attend_async(ctx, until_open_async(gate_of(ctx, turn)))
 
 
 @queue.task(retry=AT_ONCE, max_attempts=1000)
 def outlast_and_pay(session: Session, ctx: JobContext, turn: int) -> int:
     session.execute(EFFECT, effect(ctx))
-    note(START, ctx)
-    while not is_open(gate_of(ctx, turn)):
-        time.sleep(LOOK_EVERY)
-    note(END, ctx)
-    return ctx.attempt
+    return attend(ctx, lambda: until_open(gate_of(ctx, turn)))
 
 
 @queue.task(retry=AT_ONCE, max_attempts=1000)
 async def outlast_and_pay_async(session: AsyncSession, ctx: JobContext, turn: int) -> int:
     await session.execute(EFFECT, effect(ctx))
-    note(START, ctx)
-    while not is_open(gate_of(ctx, turn)):
-        await asyncio.sleep(LOOK_EVERY)
-    note(END, ctx)
-    return ctx.attempt
+    return await attend_async(ctx, until_open_async(gate_of(ctx, turn)))
 
 
 TASKS = (outlast, outlast_async, outlast_and_pay, outlast_and_pay_async)
@@ -221,8 +221,7 @@ def _freeze_in_handlers(
     busy = [each for each in workers.members if any(each.name == worker for worker, _ in runs)]
     zombies = environment.dice.sample(busy, min(frozen, len(busy)))
     for zombie in zombies:
-        zombie.freeze()
-        environment.count("freezes")
+        environment.freeze(zombie)
     names = {zombie.name for zombie in zombies}
     return zombies, [job for worker, job in runs if worker in names]
 

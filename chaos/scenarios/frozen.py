@@ -47,8 +47,7 @@ def frozen_for_good(environment: Environment, size: Size) -> None:
         environment.until_started(*jobs[mode])
     frozen = [workers.members[0] for workers in fleets.values()]
     for member in frozen:
-        member.freeze()
-        environment.count("freezes")
+        environment.freeze(member)
     until = time.monotonic() + size.seconds + CLAIMABLE
     for workers in fleets.values():
         workers.add()

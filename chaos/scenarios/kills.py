@@ -94,25 +94,18 @@ def recovery_after_a_kill(environment: Environment, size: Size) -> None:
         environment.until_started(*jobs[:1])
         watcher = environment.workers("lease", 1, concurrency=2, poll_interval=0.1)
         watcher.until_registered()
-        slot = partial(environment.scalar, HELD_BY, pid=victim.pid)
-        environment.until(slot, what="it holds leases")
-        victim.kill()
-        environment.count("kills")
+        held = partial(environment.leases_of, victim)
+        environment.until(held, what="it holds leases")
+        environment.kill(victim)
         began = time.monotonic()
-        environment.until(partial(_is_none, slot), seconds=5, what="its jobs are claimable")
+        environment.until(partial(_is_none, held), seconds=5, what="its jobs are claimable")
         took = time.monotonic() - began
         environment.expect(
             took <= 2, f"its jobs are claimable again after {took:.2f} s, promised are 2"
         )
         environment.open(f"go{number}")
-        environment.until_ended()
-        watcher.stop()
+        environment.finish(watcher)
     environment.check()
-
-
-HELD_BY = """
-    SELECT count(*) FROM pgqueue.leases JOIN pgqueue.workers ON id = worker_id WHERE pid = :pid
-"""
 
 
 def _is_none(count: Callable[[], int]) -> bool:
@@ -133,8 +126,6 @@ def _kill_while_they_pay(environment: Environment, size: Size, mode: str, **opti
     for number in range(size.faults):
         # Not by what is left: while jobs enqueue others, that stays the same.
         environment.until_ended_are((number + 1) * total // (size.faults + 2))
-        workers.kill(workers.some())
-        workers.add()
-    environment.until_ended()
-    workers.stop()
+        workers.kill_one()
+    environment.finish(workers)
     environment.check(succeeded=total)

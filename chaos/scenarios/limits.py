@@ -134,12 +134,8 @@ def limits_under_kills(environment: Environment, size: Size) -> None:
     fleets = [environment.workers(mode, half, **options) for mode in ("lease", "transaction")]
     for number in range(size.faults):
         environment.until_ended_are((number + 1) * len(rows) // (size.faults + 2))
-        workers = fleets[number % 2]
-        workers.kill(workers.some())
-        workers.add()
-    environment.until_ended()
-    for workers in fleets:
-        workers.stop()
+        fleets[number % 2].kill_one()
+    environment.finish(*fleets)
     events = environment.history()
     for limit, by_key in ((OF_A_KEY, True), (OF_ALL, False)):
         most = most_at_once(events, by_key=by_key)
@@ -172,17 +168,12 @@ def rates_under_kills(environment: Environment, size: Size) -> None:
     environment.until_started(*busy)
     rows = [(key,) for _ in range(size.jobs // len(KEYS)) for key in KEYS]
     environment.enqueue(call_at_a_rate, rows)
-    free_at = time.monotonic() + size.seconds
-    environment.until(lambda: time.monotonic() > free_at, what="tokens could be saved up")
+    environment.let_pass(size.seconds)  # tokens could be saved up
     environment.open("busy")
     for number in range(size.faults):
         environment.until_ended_are(len(busy) + (number + 1) * len(rows) // (size.faults + 2))
-        workers = fleets[number % 2]
-        workers.kill(workers.some())
-        workers.add()
-    environment.until_ended()
-    for workers in fleets:
-        workers.stop()
+        fleets[number % 2].kill_one()
+    environment.finish(*fleets)
     starts = [(row.key, float(row.at)) for row in environment.rows(STARTS)]
     for key in KEYS:
         most = most_in_a_second([at for of, at in starts if of == key])
@@ -214,13 +205,9 @@ def turns_under_kills(environment: Environment, size: Size) -> None:
     singles = []
     for number in range(size.faults):
         environment.until_ended_are((number + 1) * size.jobs // (2 * size.faults))
-        workers = fleets[number % 2]
-        workers.kill(workers.some())
-        workers.add()
+        fleets[number % 2].kill_one()
         singles += environment.enqueue(call_by_turns, [(f"green{number}",)])
-    environment.until_ended()
-    for workers in fleets:
-        workers.stop()
+    environment.finish(*fleets)
     # Twice: a job may be admitted for a worker that is killed before it claims.
     bound = 2 * (size.workers * slots + slots) + STARTS_IN_A_ROUND
     for single in singles:

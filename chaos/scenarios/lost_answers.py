@@ -99,8 +99,7 @@ def lost_answers_to_enqueuers(environment: Environment, size: Size) -> None:
             environment.expect(proxy.is_idle, "the enqueuer was not told that its answer was lost")
         environment.count("cuts", proxy.cuts)
     workers = environment.workers("lease", size.workers)
-    environment.until_ended()
-    workers.stop()
+    environment.finish(workers)
     environment.check(succeeded=environment.scalar("SELECT count(*) FROM pgqueue.jobs"))
 
 

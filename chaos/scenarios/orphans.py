@@ -97,8 +97,7 @@ def thousands_of_orphans(environment: Environment, size: Size) -> None:
     with environment.queue.session() as session:
         environment.queue.resume(session, "default")
         session.commit()
-    environment.until_ended()
-    workers.stop()
+    environment.finish(workers)
     _the_log_is_quiet(environment)
     environment.check()
 

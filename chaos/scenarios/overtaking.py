@@ -66,8 +66,7 @@ def jobs_that_must_not_wait(environment: Environment, size: Size) -> None:
         call.options(priority=0, max_attempts=1), [()] * (20 * size.faults)
     )
     workers = environment.workers("lease", size.workers, concurrency=SLOTS)
-    environment.until_ended()
-    workers.stop()
+    environment.finish(workers)
     starts = environment.history(START)
     place = {event.job: number for number, event in enumerate(starts)}
     first_other = min(place[job] for job in backlog)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 from sqlalchemy import and_, delete
 
 from chaos.environment import Environment
-from chaos.history import END, START
 from chaos.mutations import Patch, mutation
-from chaos.sample_tasks import AT_ONCE, LOOK_EVERY, is_open, note, queue, worker_name
+from chaos.sample_tasks import AT_ONCE, attend, queue, until_open, worker_name
 from chaos.scenario import Size, scenario
 from chaos.scenarios.freezes import HOLD_HEARTBEATS
 from pgqueue import JobContext
 
-LEASED_BY = """
-    SELECT count(*) FROM pgqueue.leases JOIN pgqueue.workers ON id = worker_id WHERE pid = :pid
-"""
 WRONG_RESULTS = "SELECT id, result FROM pgqueue.jobs WHERE result #>> '{}' != :name"
 TOO_LATE = "its result is not kept: too late"
 
@@ -24,10 +18,7 @@ TOO_LATE = "its result is not kept: too late"
 @queue.task(retry=AT_ONCE, max_attempts=1)
 def sign(ctx: JobContext, turn: int) -> str:
     """Gives the name of the worker that ran it, when the scenario lets that worker go on."""
-    note(START, ctx)
-    while not is_open(f"{turn}-{worker_name()}"):
-        time.sleep(LOOK_EVERY)
-    note(END, ctx)
+    attend(ctx, lambda: until_open(f"{turn}-{worker_name()}"))
     return worker_name()
 
 
@@ -76,15 +67,14 @@ def first_attempts_of_two_owners(environment: Environment, size: Size) -> None:
         [zombie] = workers.members
         jobs = environment.enqueue(sign, [(turn,)] * each)
         environment.until_started(*jobs)
-        zombie.freeze()
-        environment.count("freezes")
+        environment.freeze(zombie)
         owner = workers.add()
         environment.until(
             lambda: environment.unfinished() == 0, what="their only attempt has crashed"
         )
         _requeue(environment, jobs)
         environment.until(
-            lambda owner=owner: environment.scalar(LEASED_BY, pid=owner.pid) == each,  # type: ignore[misc]
+            lambda owner=owner: environment.leases_of(owner) == each,  # type: ignore[misc]
             what="the other worker has all of them, in their first attempt",
         )
         with environment.engine.begin() as connection:

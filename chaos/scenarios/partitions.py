@@ -17,11 +17,11 @@ from chaos.sample_tasks import (
     AT_A_GATE,
     AT_ONCE,
     EFFECT,
-    LOOK_EVERY,
+    attend,
     effect,
-    is_open,
     note,
     queue,
+    until_open,
     worker_name,
 )
 from chaos.scenario import Server, Size, scenario
@@ -44,19 +44,13 @@ PURSE = text("UPDATE purse SET spent = spent + 1")
 @queue.task(retry=AT_ONCE)
 def linger(ctx: JobContext, gate: str) -> int:
     """Ends when the gate of this attempt on this worker opens."""
-    note(START, ctx)
-    _wait_at(gate, ctx)
-    note(END, ctx)
-    return ctx.attempt
+    return attend(ctx, lambda: _wait_at(gate, ctx))
 
 
 @queue.task(retry=AT_ONCE)
 def pay_and_linger(session: Session, ctx: JobContext, gate: str) -> int:
     session.execute(EFFECT, effect(ctx))
-    note(START, ctx)
-    _wait_at(gate, ctx)
-    note(END, ctx)
-    return ctx.attempt
+    return attend(ctx, lambda: _wait_at(gate, ctx))
 
 
 @queue.task(retry=AT_ONCE)
@@ -71,8 +65,7 @@ def pay_from_one_purse(session: Session, ctx: JobContext, gate: str) -> int:
 
 
 def _wait_at(gate: str, ctx: JobContext) -> None:
-    while not is_open(gate_of(gate, ctx.attempt, worker_name())):
-        time.sleep(LOOK_EVERY)
+    until_open(gate_of(gate, ctx.attempt, worker_name()))
 
 
 def gate_of(gate: str, attempt: int, worker: str) -> str:
@@ -248,8 +241,7 @@ def _come_back(environment: Environment, host: FarHost, workers: Workers, far: M
     environment.enqueue(linger, [("back",)])
     for member in workers.members:
         environment.open(gate_of("back", 1, member.name))
-    environment.until_ended()
-    workers.stop()
+    environment.finish(workers)
     environment.expect(
         environment.scalar("SELECT spent FROM purse") == 1, "the purse was paid from twice"
     )
@@ -298,8 +290,7 @@ def dark_host_that_waits_for_an_answer(environment: Environment, size: Size) -> 
         jobs = environment.enqueue(linger, [("back",)])
         environment.open(gate_of("back", 1, far.name))
         environment.until_started(*jobs, seconds=seconds)
-        environment.until_ended()
-        workers.stop()
+        environment.finish(workers)
         environment.check()
 
 

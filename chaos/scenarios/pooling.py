@@ -50,13 +50,10 @@ def behind_a_pooler(environment: Environment, size: Size) -> None:
             environment.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 3))
         for number in range(size.faults):
             for workers in fleets:
-                workers.kill(workers.some())
-                workers.add()
+                workers.kill_one()
             environment.until_left(size.jobs - size.jobs * (number + 1) // (size.faults + 1))
         _kill_one_that_works(environment, fleets)
-        environment.until_ended()
-        for workers in fleets:
-            workers.stop()
+        environment.finish(*fleets)
         environment.lead_to(direct)
         environment.check()
 

@@ -76,11 +76,9 @@ def pruning_beside_work(environment: Environment, size: Size) -> None:
         rounds = [pool.submit(_prune, environment) for _ in range(PRUNERS)]
         for _ in range(size.faults):
             environment.enqueue(call, [()] * (size.jobs // 2 // size.faults))
-            workers.kill(workers.some())
-            workers.add()
+            workers.kill_one()
         deleted = sum(one.result() for one in rounds)
-    environment.until_ended()
-    workers.stop()
+    environment.finish(workers)
     environment.count("jobs pruned", deleted)
     environment.expect(
         deleted == 2 * size.jobs - kept, f"{deleted} were pruned, with {kept} kept by their rows"

@@ -133,8 +133,7 @@ def ticks_of_schedules(environment: Environment, size: Size) -> None:
     with environment.queue.session() as session, session.begin():
         for number in range(size.jobs):
             environment.queue.schedules.pause(session, f"s{number}")
-    environment.until_ended()
-    workers.stop()
+    environment.finish(workers)
     _each_tick_has_one_job(environment, began)
     total = environment.scalar("SELECT count(*) FROM pgqueue.jobs")
     environment.count("jobs", total)
@@ -185,9 +184,8 @@ def _die_amid_a_tick(environment: Environment, workers: Workers) -> None:
     environment.count("deaths")
 
 
-def _kill_some(environment: Environment, workers: Workers) -> None:
-    workers.kill(workers.some())
-    workers.add()
+def _kill_some(_environment: Environment, workers: Workers) -> None:
+    workers.kill_one()
 
 
 def _terminate(environment: Environment, workers: Workers) -> None:

@@ -80,8 +80,7 @@ def loops_survive_only_lost_connections(patch: Patch) -> None:
 def interrupt(environment: Environment, frozen: Member, interruption: Callable[[], None]) -> None:
     """Do it while one worker stands still, which beats again as soon as another has looked."""
     still_since = time.monotonic()
-    frozen.freeze()
-    environment.count("freezes")
+    environment.freeze(frozen)
     environment.until(
         lambda: time.monotonic() - still_since > PATIENT + 0.2, what="its last beat is old"
     )

@@ -80,12 +80,9 @@ def _do_harm(environment: Environment, workers: Workers, spared: list[Member]) -
             workers.kill(victim)
             workers.add()
         case "freeze":
-            victim.freeze()
-            environment.count("freezes")
-            until = time.monotonic() + environment.dice.uniform(
-                0.1, 7 if environment.dice.random() < 0.1 else 1
-            )
-            environment.until(lambda: time.monotonic() > until, what="it was frozen long enough")
+            environment.freeze(victim)
+            longest = 7 if environment.dice.random() < 0.1 else 1
+            environment.let_pass(environment.dice.uniform(0.1, longest))
             victim.thaw()
         case "terminate":
             victim.was_harmed = True
@@ -95,8 +92,7 @@ def _do_harm(environment: Environment, workers: Workers, spared: list[Member]) -
         case "cancel" | "requeue":
             _change_some_job(environment, fault)
         case _:
-            pause = time.monotonic() + 0.1
-            environment.until(lambda: time.monotonic() > pause, what="a moment passes")
+            environment.let_pass(0.1)
 
 
 def _change_some_job(environment: Environment, how: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,13 +15,12 @@ from chaos.history import END, START
 from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import (
     AT_ONCE,
-    LOOK_EVERY,
+    attend,
     call,
     call_async,
-    is_open,
-    note,
     pay,
     queue,
+    until_open,
     wait,
     worker_name,
 )
@@ -37,11 +35,7 @@ MODES = ("lease", "transaction")
 @queue.task(retry=AT_ONCE)
 async def block_the_loop(ctx: JobContext, gate: str) -> int:
     """Waits without giving the event loop back, as a call of a blocking library does."""
-    note(START, ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)  # the fault
-    note(END, ctx)
-    return ctx.attempt
+    return attend(ctx, lambda: until_open(gate))  # the fault
 
 
 @mutation
@@ -115,14 +109,12 @@ def claims_wedged(environment: Environment, size: Size) -> None:
     with environment.engine.connect() as connection:
         connection.execute(text("LOCK TABLE pgqueue.message_queue IN ACCESS EXCLUSIVE MODE"))
         environment.count("wedges")
-        _let_pass(environment, size.seconds + 1.5)
+        environment.let_pass(size.seconds + 1.5)
         connection.rollback()
     _nobody_is_dead(environment)
     for task in (call, call_async, pay):
         environment.enqueue(task, [(1,)] * (size.jobs // 3))
-    environment.until_ended()
-    for workers in fleets:
-        workers.stop()
+    environment.finish(*fleets)
     environment.check()
 
 
@@ -165,7 +157,7 @@ def tables_locked(environment: Environment, size: Size) -> None:
         environment.until(lambda: environment.history(START), what="they run")
         with _locked(environment, table, mode, behind_reader=behind_reader):
             environment.count("locks")
-            _let_pass(environment, size.seconds + 1.5)
+            environment.let_pass(size.seconds + 1.5)
         _nobody_is_dead(environment)
         _are_done(environment, jobs)
     environment.open("go")
@@ -225,16 +217,15 @@ def frozen_together(environment: Environment, size: Size) -> None:
     fleets = [environment.workers(mode, size.workers, slow_grace=size.seconds) for mode in MODES]
     for workers in fleets:
         workers.until_registered()
-    _let_pass(environment, 1.0)  # each has seen each other
+    environment.let_pass(1.0)  # each has seen each other
     for _ in range(size.faults):
         for member in environment.members:
-            member.freeze()
-            environment.count("freezes")
-        _let_pass(environment, size.seconds + 1)
+            environment.freeze(member)
+        environment.let_pass(size.seconds + 1)
         for member in environment.members:
             member.thaw()
-            _let_pass(environment, 0.1)
-        _let_pass(environment, 1.0)
+            environment.let_pass(0.1)
+        environment.let_pass(1.0)
         _nobody_is_dead(environment)
     jobs = environment.enqueue(call, [(1,)] * 10)
     _are_done(environment, jobs)
@@ -262,7 +253,7 @@ def event_loop_blocked(environment: Environment, size: Size) -> None:
     for number in range(size.faults):
         environment.until_started(*environment.enqueue(block_the_loop, [(f"round{number}",)]))
         environment.count("wedges")
-        _let_pass(environment, size.seconds + 1.5)
+        environment.let_pass(size.seconds + 1.5)
         _nobody_is_dead(environment)
         _are_done(environment, environment.enqueue(call, [(1,)] * 10))
         environment.open(f"round{number}")
@@ -277,12 +268,6 @@ def _are_done(environment: Environment, jobs: list[int]) -> None:
         return {event.job for event in environment.history(END)} >= set(jobs)
 
     environment.until(done, seconds=5, what="other jobs end")
-
-
-def _let_pass(environment: Environment, seconds: float) -> None:
-    """Time that passes is the fault."""
-    over_at = time.monotonic() + seconds
-    environment.until(lambda: time.monotonic() > over_at, what=f"{seconds} s pass")
 
 
 def _nobody_is_dead(environment: Environment) -> None:

@@ -9,18 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from chaos.environment import Environment
-from chaos.history import END, START
 from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import (
     AT_ONCE,
-    LOOK_EVERY,
+    attend,
+    attend_async,
     call,
     call_async,
-    is_open,
-    note,
     pay,
     pay_async,
     queue,
+    until_open,
     wait,
     wait_and_pay,
 )
@@ -46,27 +45,16 @@ BAD = "SELECT outcome, count(*) FROM pgqueue.job_attempts GROUP BY outcome"
 STOPPING = "stopping; "
 
 
-def until_open(gate: str) -> None:
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
-
-
 @queue.task(retry=AT_ONCE)
 def wait_for_pool(ctx: JobContext, gate: str) -> int:
     """Python ends no process before the threads of an executor have ended."""
-    note(START, ctx)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(until_open, gate).result()
-    note(END, ctx)
-    return ctx.attempt
+        return attend(ctx, lambda: pool.submit(until_open, gate).result())
 
 
 @queue.task(retry=AT_ONCE)
 async def wait_for_thread(ctx: JobContext, gate: str) -> int:
-    note(START, ctx)
-    await asyncio.to_thread(until_open, gate)
-    note(END, ctx)
-    return ctx.attempt
+    return await attend_async(ctx, asyncio.to_thread(until_open, gate))
 
 
 WAITERS = (wait, wait_and_pay, wait_for_pool, wait_for_thread)
@@ -190,8 +178,7 @@ def _restart_in_turn(environment: Environment, size: Size, mode: str, *, pace: f
         workers.add()
         _stop(environment, member, environment.dice.choice(SOFT), within=10 + MARGIN)
         _left_nothing(environment, member)
-    environment.until_ended()
-    workers.stop()
+    environment.finish(workers)
     bad = {row[0]: row[1] for row in environment.rows(BAD)}
     environment.expect(not bad, f"stops have cost attempts: {bad}, such as crashed ones")
     environment.check()

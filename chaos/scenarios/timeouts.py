@@ -18,17 +18,18 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from chaos.environment import Environment
-from chaos.history import END, START
 from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import (
     AT_ONCE,
     EFFECT,
     LOOK_EVERY,
+    attend,
+    attend_async,
     effect,
     is_open,
-    note,
     pay,
     queue,
+    until_open,
     wait_and_pay,
 )
 from chaos.scenario import Size, scenario
@@ -75,56 +76,37 @@ WAYS: dict[str, Callable[[], None]] = {
 
 @queue.task(retry=AT_ONCE, max_attempts=2, timeout=TIMEOUT)
 def overstay(ctx: JobContext, way: str) -> int:
-    note(START, ctx)
-    WAYS[way]()
-    note(END, ctx)
-    return ctx.attempt
+    return attend(ctx, WAYS[way])
 
 
 @queue.task(retry=AT_ONCE, max_attempts=2, timeout=TIMEOUT)
 def overstay_and_pay(session: Session, ctx: JobContext, way: str) -> int:
     session.execute(EFFECT, effect(ctx))
-    note(START, ctx)
-    WAYS[way]()
-    note(END, ctx)
-    return ctx.attempt
+    return attend(ctx, WAYS[way])
 
 
 @queue.task(retry=AT_ONCE, max_attempts=2, timeout=TIMEOUT)
 async def overstay_async(ctx: JobContext, way: str) -> int:
-    note(START, ctx)
-    await asyncio.sleep(LONGEST)
-    note(END, ctx)
-    return ctx.attempt
+    return await attend_async(ctx, asyncio.sleep(LONGEST))
 
 
 @queue.task(retry=AT_ONCE, max_attempts=2, timeout=TIMEOUT)
 async def overstay_and_pay_async(session: AsyncSession, ctx: JobContext, way: str) -> int:
     """In a statement: in transaction mode nothing but the end of its backend ends that."""
     await session.execute(EFFECT, effect(ctx))
-    note(START, ctx)
-    await session.execute(text(f"SELECT pg_sleep({LONGEST})"))
-    note(END, ctx)
-    return ctx.attempt
+    return await attend_async(ctx, session.execute(text(f"SELECT pg_sleep({LONGEST})")))
 
 
 @queue.task(retry=AT_ONCE, max_attempts=2, timeout=TIMEOUT, executor="process")
 def overstay_in_process(ctx: JobContext, way: str) -> int:
-    note(START, ctx)
-    WAYS[way]()
-    note(END, ctx)
-    return ctx.attempt
+    return attend(ctx, WAYS[way])
 
 
 @queue.task(retry=AT_ONCE, max_attempts=1, timeout=TIMEOUT)
 def overstay_at_gate(session: Session, ctx: JobContext, gate: str) -> int:
     """Writes, and returns when the gate opens: only its server process can be ended before."""
     session.execute(EFFECT, effect(ctx))
-    note(START, ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
-    note(END, ctx)
-    return ctx.attempt
+    return attend(ctx, lambda: until_open(gate))
 
 
 @mutation

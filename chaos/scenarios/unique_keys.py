@@ -87,15 +87,11 @@ def replaced_jobs(environment: Environment, size: Size) -> None:
     def kill() -> None:
         for number in range(size.faults):
             environment.until_ended_are(number * size.jobs // (size.faults + 1))
-            workers = fleets[number % len(fleets)]
-            workers.kill(workers.some())
-            workers.add()
+            fleets[number % len(fleets)].kill_one()
 
     seeds = [environment.dice.random() for _ in range(CLIENTS)]
     run_together(*(partial(_ask, environment, size, seed) for seed in seeds), kill)
-    environment.until_ended()
-    for workers in fleets:
-        workers.stop()
+    environment.finish(*fleets)
     _judge(environment)
     environment.check(succeeded=environment.scalar("SELECT count(*) FROM pgqueue.jobs"))
 

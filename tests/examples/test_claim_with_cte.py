@@ -15,19 +15,6 @@ BY_HAND = by_hand.__name__
 WITH_PGQUEUE = with_pgqueue.__name__
 
 
-def enqueue_by_hand(stage: Stage, *order_ids: int) -> None:
-    by_hand.create_tables(stage.engine)
-    with stage.engine.begin() as connection:
-        for order_id in order_ids:
-            by_hand.enqueue(connection, order_id)
-
-
-def enqueue_with_pgqueue(stage: Stage, *order_ids: int) -> None:
-    with_pgqueue.queue.bind(stage.engine)
-    with with_pgqueue.queue.session() as session, session.begin():
-        with_pgqueue.pay_order.enqueue_many(session, [(order_id,) for order_id in order_ids])
-
-
 def claims_of_two_that_meet(stage: Stage, claim: TextClause) -> tuple[int, int]:
     """Two sessions claim, the second one before the first commits; what each of them got.
 
@@ -56,7 +43,7 @@ def test_with_skip_locked_the_second_session_takes_the_next_task_at_once(
     database_url: str,
 ) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1, 2, 3)
+        stage.enqueue_by_hand(by_hand, 1, 2, 3)
 
         with stage.engine.connect() as first, stage.engine.connect() as second:
             second.execute(text("SET lock_timeout = '1ms'"))
@@ -67,22 +54,22 @@ def test_with_skip_locked_the_second_session_takes_the_next_task_at_once(
 
 def test_without_skip_locked_the_second_session_waits_for_the_first(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1, 2, 3)
+        stage.enqueue_by_hand(by_hand, 1, 2, 3)
 
         assert claims_of_two_that_meet(stage, by_hand.CLAIM_THAT_WAITS) == (1, 2)
 
 
 def test_without_a_lock_two_sessions_claim_the_same_task(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1, 2, 3)
+        stage.enqueue_by_hand(by_hand, 1, 2, 3)
 
         assert claims_of_two_that_meet(stage, by_hand.CLAIM_WITHOUT_A_LOCK) == (1, 1)
 
 
 def test_both_ways_do_the_work(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1, 2, 3)
-        enqueue_with_pgqueue(stage, 4, 5, 6)
+        stage.enqueue_by_hand(by_hand, 1, 2, 3)
+        stage.enqueue(with_pgqueue.queue, with_pgqueue.pay_order, 4, 5, 6)
 
         by_hand.work_until_empty(stage.engine)
         stage.drain(WITH_PGQUEUE)
@@ -94,7 +81,7 @@ def test_both_ways_do_the_work(database_url: str) -> None:
 
 def test_by_hand_the_task_of_a_killed_worker_stays_running_for_ever(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1)
+        stage.enqueue_by_hand(by_hand, 1)
 
         stage.kill_at_work(lambda: stage.start_by_hand(BY_HAND), "payments", order_id=1)
 
@@ -106,7 +93,7 @@ def test_by_hand_the_task_of_a_killed_worker_stays_running_for_ever(database_url
 
 def test_with_pgqueue_the_job_of_a_killed_worker_is_rescued(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_with_pgqueue(stage, 1)
+        stage.enqueue(with_pgqueue.queue, with_pgqueue.pay_order, 1)
 
         stage.kill_at_work(lambda: stage.start_worker(WITH_PGQUEUE), "payments", order_id=1)
         stage.start_worker(WITH_PGQUEUE)
@@ -118,7 +105,7 @@ def test_with_pgqueue_the_job_of_a_killed_worker_is_rescued(database_url: str) -
 
 def test_by_hand_a_reaper_has_a_slow_task_done_twice(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1)
+        stage.enqueue_by_hand(by_hand, 1)
         slow = by_hand.claim(stage.engine)
         assert slow is not None
 
@@ -131,7 +118,7 @@ def test_by_hand_a_reaper_has_a_slow_task_done_twice(database_url: str) -> None:
 
 def test_with_pgqueue_a_slow_job_is_left_to_the_worker_that_lives(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_with_pgqueue(stage, 1)
+        stage.enqueue(with_pgqueue.queue, with_pgqueue.pay_order, 1)
 
         with stage.held_up("payments", order_id=1):
             stage.until_held_up(stage.start_worker(WITH_PGQUEUE))
@@ -148,7 +135,7 @@ def test_with_pgqueue_a_slow_job_is_left_to_the_worker_that_lives(database_url: 
 
 def test_unfinished_tasks_move_over(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1, 2, 3)
+        stage.enqueue_by_hand(by_hand, 1, 2, 3)
         done = by_hand.claim(stage.engine)
         assert done is not None
         by_hand.finish(stage.engine, done)

@@ -21,24 +21,11 @@ IDLE_IN_TRANSACTION = """
 """
 
 
-def enqueue_by_hand(stage: Stage, *order_ids: int) -> None:
-    by_hand.create_tables(stage.engine)
-    with stage.engine.begin() as connection:
-        for order_id in order_ids:
-            by_hand.enqueue(connection, order_id)
-
-
-def enqueue_with_pgqueue(stage: Stage, *order_ids: int) -> None:
-    with_pgqueue.queue.bind(stage.engine)
-    with with_pgqueue.queue.session() as session, session.begin():
-        with_pgqueue.mail_receipt.enqueue_many(session, [(order_id,) for order_id in order_ids])
-
-
 def test_by_hand_failures_are_retried_recorded_and_requeued_by_one_update(
     database_url: str,
 ) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1, 2, -3, -4)
+        stage.enqueue_by_hand(by_hand, 1, 2, -3, -4)
 
         batches = [4, 2, 2, 0]  # the failing ones come again, and then no more
         assert [by_hand.work_a_batch(stage.engine, AT_ONCE) for _ in batches] == batches
@@ -55,7 +42,7 @@ def test_by_hand_failures_are_retried_recorded_and_requeued_by_one_update(
 
 def test_with_pgqueue_failures_are_retried_after_the_interval(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_with_pgqueue(stage, 1, -2)
+        stage.enqueue(with_pgqueue.queue, with_pgqueue.mail_receipt, 1, -2)
 
         stage.drain(WITH_PGQUEUE)
 
@@ -86,7 +73,7 @@ def test_with_pgqueue_all_failed_jobs_are_requeued(database_url: str) -> None:
 
 def test_by_hand_a_killed_worker_sends_the_mails_of_its_batch_again(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, *range(1, 11))
+        stage.enqueue_by_hand(by_hand, *range(1, 11))
 
         stage.kill_at_work(lambda: stage.start_by_hand(BY_HAND, "work"), "receipts", order_id=10)
 
@@ -101,7 +88,7 @@ def test_with_pgqueue_a_killed_worker_repeats_only_what_it_was_in_the_middle_of(
     database_url: str,
 ) -> None:
     with Stage(database_url) as stage:
-        enqueue_with_pgqueue(stage, *range(1, 11))
+        stage.enqueue(with_pgqueue.queue, with_pgqueue.mail_receipt, *range(1, 11))
 
         with stage.held_up("receipts", order_id=10):
             actor = stage.start_worker(WITH_PGQUEUE, concurrency=1)
@@ -119,7 +106,7 @@ def test_with_pgqueue_a_killed_worker_repeats_only_what_it_was_in_the_middle_of(
 
 def test_by_hand_a_slow_mail_holds_up_its_whole_batch(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, *range(1, 11))
+        stage.enqueue_by_hand(by_hand, *range(1, 11))
 
         with stage.held_up("receipts", order_id=1):
             stage.until_held_up(stage.start_by_hand(BY_HAND, "work"))
@@ -130,7 +117,7 @@ def test_by_hand_a_slow_mail_holds_up_its_whole_batch(database_url: str) -> None
 
 def test_with_pgqueue_another_worker_does_what_a_slow_mail_holds_up(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_with_pgqueue(stage, *range(1, 11))
+        stage.enqueue(with_pgqueue.queue, with_pgqueue.mail_receipt, *range(1, 11))
 
         with stage.held_up("receipts", order_id=1):
             stage.until_held_up(stage.start_worker(WITH_PGQUEUE, concurrency=1))
@@ -141,7 +128,7 @@ def test_with_pgqueue_another_worker_does_what_a_slow_mail_holds_up(database_url
 
 def test_by_hand_a_transaction_is_open_while_mails_are_sent(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1)
+        stage.enqueue_by_hand(by_hand, 1)
 
         with stage.held_up("receipts", order_id=1):
             actor = stage.start_by_hand(BY_HAND, "work")
@@ -152,7 +139,7 @@ def test_by_hand_a_transaction_is_open_while_mails_are_sent(database_url: str) -
 
 def test_with_pgqueue_no_transaction_is_open_while_mails_are_sent(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_with_pgqueue(stage, 1)
+        stage.enqueue(with_pgqueue.queue, with_pgqueue.mail_receipt, 1)
 
         with stage.held_up("receipts", order_id=1):
             actor = stage.start_worker(WITH_PGQUEUE)
@@ -165,10 +152,10 @@ def test_with_pgqueue_no_transaction_is_open_while_mails_are_sent(database_url: 
 def test_with_pgqueue_a_mail_does_not_wait_for_the_poll(database_url: str) -> None:
     with Stage(database_url) as stage:
         actor = stage.start_worker(WITH_PGQUEUE, poll_interval=timedelta(hours=1))
-        enqueue_with_pgqueue(stage, 1)
+        stage.enqueue(with_pgqueue.queue, with_pgqueue.mail_receipt, 1)
         stage.until(lambda: stage.receipts() == [1])
 
-        enqueue_with_pgqueue(stage, 2)
+        stage.enqueue(with_pgqueue.queue, with_pgqueue.mail_receipt, 2)
 
         stage.until(lambda: stage.receipts() == [1, 2])
         actor.kill()
@@ -176,7 +163,7 @@ def test_with_pgqueue_a_mail_does_not_wait_for_the_poll(database_url: str) -> No
 
 def test_pending_mails_move_over_with_their_times(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1, 2, -3)
+        stage.enqueue_by_hand(by_hand, 1, 2, -3)
         stage.run("UPDATE mail_jobs SET run_at = now() + interval '1 day' WHERE order_id = 2")
         stage.run("UPDATE mail_jobs SET status = 'failed' WHERE order_id = -3")
         later = stage.scalar("SELECT run_at FROM mail_jobs WHERE order_id = 2")

@@ -11,22 +11,9 @@ BY_HAND = by_hand.__name__
 WITH_PGQUEUE = with_pgqueue.__name__
 
 
-def enqueue_by_hand(stage: Stage, *order_ids: int) -> None:
-    by_hand.create_tables(stage.engine)
-    with stage.engine.begin() as connection:
-        for order_id in order_ids:
-            by_hand.enqueue(connection, order_id)
-
-
-def enqueue_with_pgqueue(stage: Stage, *order_ids: int) -> None:
-    with_pgqueue.queue.bind(stage.engine)
-    with with_pgqueue.queue.session() as session, session.begin():
-        with_pgqueue.pay_order.enqueue_many(session, [(order_id,) for order_id in order_ids])
-
-
 def test_by_hand_jobs_are_done_and_a_failing_one_has_four_attempts(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1, 2, -3)
+        stage.enqueue_by_hand(by_hand, 1, 2, -3)
 
         by_hand.work_until_empty(stage.engine)
 
@@ -38,7 +25,7 @@ def test_by_hand_jobs_are_done_and_a_failing_one_has_four_attempts(database_url:
 
 def test_with_pgqueue_the_same_is_done_and_every_error_is_kept(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_with_pgqueue(stage, 1, 2, -3)
+        stage.enqueue(with_pgqueue.queue, with_pgqueue.pay_order, 1, 2, -3)
 
         stage.drain(WITH_PGQUEUE, mode="transaction")
 
@@ -51,7 +38,7 @@ def test_with_pgqueue_the_same_is_done_and_every_error_is_kept(database_url: str
 
 def test_by_hand_a_killed_worker_gives_its_job_back(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1, 2)
+        stage.enqueue_by_hand(by_hand, 1, 2)
 
         stage.kill_at_work(lambda: stage.start_by_hand(BY_HAND), "payments", order_id=1)
 
@@ -61,7 +48,7 @@ def test_by_hand_a_killed_worker_gives_its_job_back(database_url: str) -> None:
 
 def test_by_hand_attempts_that_kill_the_worker_are_never_counted(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1, 2)
+        stage.enqueue_by_hand(by_hand, 1, 2)
 
         for _ in range(5):  # one more than there are attempts
             stage.kill_at_work(lambda: stage.start_by_hand(BY_HAND), "payments", order_id=1)
@@ -73,7 +60,7 @@ def test_by_hand_attempts_that_kill_the_worker_are_never_counted(database_url: s
 
 def test_with_pgqueue_attempts_that_kill_the_worker_are_counted(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_with_pgqueue(stage, 1, 2)
+        stage.enqueue(with_pgqueue.queue, with_pgqueue.pay_order, 1, 2)
 
         def start() -> Actor:
             return stage.start_worker(WITH_PGQUEUE, mode="transaction", concurrency=1)
@@ -92,7 +79,7 @@ def test_with_pgqueue_attempts_that_kill_the_worker_are_counted(database_url: st
 
 def test_by_the_wrong_id_it_looks_right_while_the_ids_run_side_by_side(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1, 2)
+        stage.enqueue_by_hand(by_hand, 1, 2)
 
         with stage.engine.begin() as first, stage.engine.begin() as second:
             taken = [first.scalar(by_hand.TAKE_BY_THE_WRONG_ID)]
@@ -103,10 +90,10 @@ def test_by_the_wrong_id_it_looks_right_while_the_ids_run_side_by_side(database_
 
 def stage_with_ids_apart(stage: Stage) -> None:
     """Job 1 has failed once, and waits by message 4; job 4 waits by message 5."""
-    enqueue_by_hand(stage, -1, 2, 3)
+    stage.enqueue_by_hand(by_hand, -1, 2, 3)
     for _ in range(3):
         by_hand.work_one(stage.engine)
-    enqueue_by_hand(stage, 4)
+    stage.enqueue_by_hand(by_hand, 4)
     assert stage.rows("SELECT id, target_id FROM message_queue ORDER BY id") == [(4, 1), (5, 4)]
 
 
@@ -131,7 +118,7 @@ def test_by_the_wrong_id_the_queue_stands_still_before_the_first_job_without_its
         stage_with_ids_apart(stage)
         with stage.engine.begin() as connection:
             connection.scalar(by_hand.TAKE_BY_THE_WRONG_ID)
-        enqueue_by_hand(stage, 5, 6)
+        stage.enqueue_by_hand(by_hand, 5, 6)
 
         with stage.engine.begin() as connection:
             taken = connection.scalar(by_hand.TAKE_BY_THE_WRONG_ID)
@@ -144,7 +131,7 @@ def test_what_waits_in_two_tables_moves_over_while_their_worker_is_at_work(
     database_url: str,
 ) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1, 2, 3)
+        stage.enqueue_by_hand(by_hand, 1, 2, 3)
         with_pgqueue.queue.bind(stage.engine)
 
         with stage.held_up("payments", order_id=1):
@@ -163,7 +150,7 @@ def test_what_waits_in_two_tables_moves_over_while_their_worker_is_at_work(
 
 def test_a_move_that_rolls_back_leaves_everything_in_its_place(database_url: str) -> None:
     with Stage(database_url) as stage:
-        enqueue_by_hand(stage, 1)
+        stage.enqueue_by_hand(by_hand, 1)
         with_pgqueue.queue.bind(stage.engine)
 
         with with_pgqueue.queue.session() as session:

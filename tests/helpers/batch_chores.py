@@ -2,7 +2,7 @@
 
 import time
 
-from chores import AT_ONCE, LOOK_EVERY, is_open, note, queue
+from chores import AT_ONCE, note, queue, until_open
 from sqlalchemy.orm import Session
 
 from pgqueue import JobContext
@@ -30,5 +30,4 @@ def gated(session: Session, ctx: JobContext, batch_id: int, gate: str) -> None:
     with queue.extend_batch(session, batch_id):
         piece.enqueue(session, batch_id)
     note("start", ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
+    until_open(gate)

@@ -16,7 +16,16 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from chores import AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue
+from chores import (
+    AT_ONCE,
+    EFFECT,
+    effect,
+    note,
+    queue,
+    until_cancelled,
+    until_open,
+    until_stopping,
+)
 from sqlalchemy import text
 
 from pgqueue import Cancel, Discard, JobContext, Snooze
@@ -109,8 +118,7 @@ def cramped(ctx: JobContext) -> None:
 @queue.task(executor="process", retry=AT_ONCE, max_attempts=2)
 def wait_in_cell(ctx: JobContext, gate: str) -> str:
     note("start", ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
+    until_open(gate)
     return gate
 
 
@@ -124,18 +132,13 @@ def spin(ctx: JobContext) -> None:
 @queue.task(executor="process", retry=AT_ONCE)
 def heed_in_cell(ctx: JobContext) -> None:
     note("start", ctx)
-    while not ctx.is_cancelled():
-        time.sleep(LOOK_EVERY)
-    note("cancelled", ctx)
+    until_cancelled(ctx)
 
 
 @queue.task(executor="process", retry=AT_ONCE)
 def heed_stop_in_cell(ctx: JobContext) -> Snooze:
     note("start", ctx)
-    while not ctx.is_stopping():
-        time.sleep(LOOK_EVERY)
-    note("stopping", ctx, cancelled=ctx.is_cancelled())
-    return Snooze(timedelta(0))
+    return until_stopping(ctx)
 
 
 @queue.task(executor="process", retry=AT_ONCE)
@@ -167,8 +170,7 @@ def pay_at_end_in_cell(ctx: JobContext, then: str = "") -> str:
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
         case "wait":
-            while not is_open("after"):
-                time.sleep(LOOK_EVERY)
+            until_open("after")
     return "not kept"
 
 
@@ -279,7 +281,6 @@ def leave_a_thread(ctx: JobContext) -> None:
 @queue.task(executor="process")
 def report(ctx: JobContext, total: int) -> None:
     ctx.progress(0, total, "begun")
-    while not is_open("report"):
-        time.sleep(LOOK_EVERY)
+    until_open("report")
     for done in range(total + 1):
         ctx.progress(done, total)

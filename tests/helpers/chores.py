@@ -46,6 +46,24 @@ def is_open(gate: str) -> bool:
     return (directory() / f"gate-{gate}").exists()
 
 
+def until_open(gate: str) -> None:
+    while not is_open(gate):
+        time.sleep(LOOK_EVERY)
+
+
+def until_cancelled(ctx: JobContext) -> None:
+    while not ctx.is_cancelled():
+        time.sleep(LOOK_EVERY)
+    note("cancelled", ctx)
+
+
+def until_stopping(ctx: JobContext) -> Snooze:
+    while not ctx.is_stopping():
+        time.sleep(LOOK_EVERY)
+    note("stopping", ctx, cancelled=ctx.is_cancelled())
+    return Snooze(timedelta(0))
+
+
 def effect(ctx: JobContext) -> dict[str, int]:
     return {"job": ctx.job_id, "attempt": ctx.attempt, "pid": os.getpid()}
 
@@ -101,8 +119,7 @@ async def pay_at_end_async(ctx: JobContext, milliseconds: int = 0) -> None:
 def wait(ctx: JobContext, gate: str) -> str:
     """Ends when its gate opens, whatever else happens."""
     note("start", ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
+    until_open(gate)
     note("end", ctx, cancelled=ctx.is_cancelled())
     return gate
 
@@ -128,35 +145,26 @@ def alone_in_process(left: int) -> None:
 @queue.task(retry=AT_ONCE, max_interruptions=2)
 def wait_twice(ctx: JobContext, gate: str) -> None:
     note("start", ctx)
-    _until_open(gate)
+    until_open(gate)
 
 
 @queue.task(retry=AT_ONCE)
 def wait_and_pay(session: Session, ctx: JobContext, gate: str) -> str:
     session.execute(EFFECT, effect(ctx))
-    note("start", ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
-    note("end", ctx, cancelled=ctx.is_cancelled())
-    return gate
+    return wait.function(ctx, gate)
 
 
 @queue.task(retry=AT_ONCE)
 def wait_for_pool(ctx: JobContext, gate: str) -> None:
     note("start", ctx)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(_until_open, gate).result()
+        pool.submit(until_open, gate).result()
 
 
 @queue.task(retry=AT_ONCE)
 async def wait_for_thread(ctx: JobContext, gate: str) -> None:
     note("start", ctx)
-    await asyncio.to_thread(_until_open, gate)
-
-
-def _until_open(gate: str) -> None:
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
+    await asyncio.to_thread(until_open, gate)
 
 
 @queue.task(retry=AT_ONCE)
@@ -171,36 +179,27 @@ async def wait_async(ctx: JobContext, gate: str) -> str:
 @queue.task(retry=AT_ONCE)
 def block(ctx: JobContext, gate: str) -> None:
     note("start", ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
+    until_open(gate)
 
 
 @queue.task(retry=AT_ONCE)
 async def block_the_loop(ctx: JobContext, gate: str) -> None:
     """What nobody should write: every other async handler stands still."""
     note("start", ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
+    until_open(gate)
     note("end", ctx)
 
 
 @queue.task(retry=AT_ONCE)
 def heed_stop(ctx: JobContext) -> Snooze:
     note("start", ctx)
-    while not ctx.is_stopping():
-        time.sleep(LOOK_EVERY)
-    note("stopping", ctx, cancelled=ctx.is_cancelled())
-    return Snooze(timedelta(0))
+    return until_stopping(ctx)
 
 
 @queue.task(retry=AT_ONCE)
 def heed_stop_and_pay(session: Session, ctx: JobContext) -> Snooze:
     session.execute(EFFECT, effect(ctx))
-    note("start", ctx)
-    while not ctx.is_stopping():
-        time.sleep(LOOK_EVERY)
-    note("stopping", ctx, cancelled=ctx.is_cancelled())
-    return Snooze(timedelta(0))
+    return heed_stop.function(ctx)
 
 
 @queue.task(retry=AT_ONCE)
@@ -216,18 +215,13 @@ async def heed_stop_async(ctx: JobContext) -> Snooze:
 def heed(ctx: JobContext) -> None:
     """Works until somebody asks it to stop."""
     note("start", ctx)
-    while not ctx.is_cancelled():
-        time.sleep(LOOK_EVERY)
-    note("cancelled", ctx)
+    until_cancelled(ctx)
 
 
 @queue.task(retry=AT_ONCE)
 def heed_and_pay(session: Session, ctx: JobContext) -> None:
     session.execute(EFFECT, effect(ctx))
-    note("start", ctx)
-    while not ctx.is_cancelled():
-        time.sleep(LOOK_EVERY)
-    note("cancelled", ctx)
+    heed.function(ctx)
 
 
 @queue.task(retry=AT_ONCE)
@@ -246,10 +240,7 @@ def heed_after_mistake(session: Session, ctx: JobContext) -> None:
 @queue.task(retry=AT_ONCE)
 async def heed_and_pay_async(session: AsyncSession, ctx: JobContext) -> None:
     await session.execute(EFFECT, effect(ctx))
-    note("start", ctx)
-    while not ctx.is_cancelled():
-        await asyncio.sleep(LOOK_EVERY)
-    note("cancelled", ctx)
+    await heed_async.function(ctx)
 
 
 @queue.task(retry=AT_ONCE)
@@ -279,11 +270,8 @@ def poison(ctx: JobContext) -> None:
 def overrun(ctx: JobContext, gate: str) -> None:
     """Runs past its timeout, and notes when it hears of it."""
     note("start", ctx)
-    while not ctx.is_cancelled():
-        time.sleep(LOOK_EVERY)
-    note("cancelled", ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
+    until_cancelled(ctx)
+    until_open(gate)
     note("end", ctx)
 
 
@@ -296,13 +284,7 @@ def overrun_late(ctx: JobContext, gate: str) -> None:
 @queue.task(retry=AT_ONCE, max_attempts=2, timeout=timedelta(seconds=0.3))
 def overrun_and_pay(session: Session, ctx: JobContext, gate: str) -> None:
     session.execute(EFFECT, effect(ctx))
-    note("start", ctx)
-    while not ctx.is_cancelled():
-        time.sleep(LOOK_EVERY)
-    note("cancelled", ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
-    note("end", ctx)
+    overrun.function(ctx, gate)
 
 
 @queue.task(retry=AT_ONCE, max_attempts=2, timeout=timedelta(seconds=0.3))
@@ -350,6 +332,5 @@ def hog_the_pool(ctx: JobContext, gate: str) -> None:
 @queue.task(retry=AT_ONCE, max_attempts=1, timeout=timedelta(seconds=0.3))
 async def block_past_timeout(ctx: JobContext, gate: str) -> None:
     note("start", ctx)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
+    until_open(gate)
     note("end", ctx)

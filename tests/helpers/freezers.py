@@ -3,10 +3,9 @@
 import os
 import signal
 import threading
-import time
 from typing import Any
 
-from chores import AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue
+from chores import AT_ONCE, EFFECT, effect, note, queue, until_open
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
@@ -27,5 +26,4 @@ def _freeze(_connection: Any) -> None:
     if getattr(_thread, "will_freeze", False):
         _thread.will_freeze = False
         os.kill(os.getpid(), signal.SIGSTOP)
-        while not is_open("thaw"):  # the signal may stop this thread a few lines later
-            time.sleep(LOOK_EVERY)
+        until_open("thaw")  # the signal may stop this thread a few lines later

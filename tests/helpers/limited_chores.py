@@ -3,7 +3,7 @@
 import time
 from datetime import timedelta
 
-from chores import AT_ONCE, LOOK_EVERY, is_open, note, queue
+from chores import AT_ONCE, note, queue, until_open
 
 from pgqueue import JobContext, Limit, Retry
 
@@ -46,8 +46,7 @@ def in_order(ctx: JobContext, key: str, number: int, failures: int = 0) -> None:
 def gated(ctx: JobContext, key: str, gate: str) -> None:
     """Ends when its gate opens."""
     note("start", ctx, key=key)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
+    until_open(gate)
     note("end", ctx, key=key)
 
 
@@ -55,8 +54,7 @@ def gated(ctx: JobContext, key: str, gate: str) -> None:
 def in_turns(ctx: JobContext, key: str, gate: str) -> None:
     """Ends when its gate opens."""
     note("start", ctx, key=key)
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
+    until_open(gate)
 
 
 @queue.task(

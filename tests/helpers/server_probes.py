@@ -1,12 +1,11 @@
 """What the tests ask of a private server and of its processes."""
 
 import os
-import time
-from collections.abc import Callable
 
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
+from chaos.workers import wait_until as wait_until
 from pgqueue.embedded import EmbeddedPostgres
 
 
@@ -27,13 +26,6 @@ def accepts_connections(url: str) -> bool:
         return query(url, "SELECT 1") == 1
     except OperationalError:
         return False
-
-
-def wait_until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def postmaster(server: EmbeddedPostgres) -> int:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +13,10 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from chaos.workers import FORKS
+from chaos.workers import PATIENCE as PATIENCE
+from chaos.workers import wait_until as wait_until
 from pgqueue import Lease, PgQueue
 from pgqueue.cli import main
-
-PATIENCE = 60.0
 
 APP = """
     import asyncio
@@ -190,13 +189,6 @@ def running_worker(shop: Path, database_url: str, *options: str) -> Iterator[sub
     finally:
         worker.kill()
         worker.communicate()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def running(engine: Engine, number: int) -> Callable[[], bool]:

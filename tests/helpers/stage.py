@@ -7,7 +7,6 @@ and does not commit, so that the work waits inside its INSERT.  The examples kno
 import importlib
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -15,8 +14,9 @@ from typing import Any, Self, TypeVar
 import pytest
 from sqlalchemy import NullPool, create_engine, text
 
+from chaos.workers import PATIENCE, wait_until
 from examples.shop import Base, database_url
-from pgqueue import Worker
+from pgqueue import PgQueue, Worker
 
 T = TypeVar("T")
 
@@ -24,8 +24,6 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["pgqueue", "sqlalchemy.dialects.postgresql.psycopg"])
 OF_ACTOR = "split_part(application_name, ' ', 1) = :name"
 """A worker says behind its name what a connection is for."""
-PATIENCE = 60.0
-LOOK_EVERY = 0.01
 
 
 class Actor:
@@ -65,6 +63,18 @@ class Stage:
         for actor in self.actors:
             actor.kill()
         self._environment.undo()
+
+    def enqueue_by_hand(self, example: Any, *order_ids: int) -> None:
+        """Make the tables of a hand-written example, and enqueue these orders."""
+        example.create_tables(self.engine)
+        with self.engine.begin() as connection:
+            for order_id in order_ids:
+                example.enqueue(connection, order_id)
+
+    def enqueue(self, queue: PgQueue, task: Any, *order_ids: int) -> None:
+        queue.bind(self.engine)
+        with queue.session() as session, session.begin():
+            task.enqueue_many(session, [(order_id,) for order_id in order_ids])
 
     def start_by_hand(self, module: str, function: str = "work_until_empty") -> Actor:
         """Start a process that runs one function of a hand-written example."""
@@ -147,11 +157,7 @@ class Stage:
 
     def until(self, condition: Callable[[], T], *, seconds: float = PATIENCE) -> T:
         """Look until it is so; what it returned then."""
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"not within {seconds} s"
-            time.sleep(LOOK_EVERY)
-        return found
+        return wait_until(condition, seconds=seconds)
 
 
 def _play_by_hand(name: str, url: str, module: str, function: str) -> None:

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +13,13 @@ from chores_worker import run
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
-from chaos.workers import FORKS, rest
+from chaos.workers import FORKS, is_stopped
+from chaos.workers import PATIENCE as PATIENCE
+from chaos.workers import wait_until as wait_until
 from pgqueue import Violation, Worker
 
 T = TypeVar("T")
 
-PATIENCE = 60.0
 MODES = ("lease", "transaction")
 
 EFFECTS = "CREATE TABLE IF NOT EXISTS effects (id serial, job bigint, attempt int, pid int)"
@@ -34,16 +33,6 @@ def promised(seconds: float) -> float:
 def endings(worker: Worker) -> dict[str, int]:
     """Work until nothing is left; returns how often attempts have ended how."""
     return worker.run_until_empty(timeout=60)
-
-
-def wait_until(condition: Callable[[], T], *, seconds: float = PATIENCE, what: str = "") -> T:
-    began = time.monotonic()
-    while not (found := condition()):
-        waited = time.monotonic() - began
-        if waited > seconds:
-            raise AssertionError(f"not within {seconds} s: {what or condition}")
-        time.sleep(rest(waited))
-    return found
 
 
 class WorkerProgram:
@@ -79,15 +68,7 @@ class WorkerProgram:
             wait_until(self.is_stopped, what=f"{self.name} has stopped")
 
     def is_stopped(self) -> bool:
-        threads = Path(f"/proc/{self.pid}/task")
-        if threads.is_dir():
-            files = threads.glob("*/stat")
-            states = [file.read_text().rpartition(")")[2].split()[0] for file in files]
-        else:  # not Linux: the process as a whole
-            command = ["ps", "-o", "state=", "-p", str(self.pid)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            states = done.stdout.split()
-        return {state[0] for state in states} == {"T"}
+        return is_stopped(self.pid)
 
     def kill(self) -> None:
         """kill -9; returns when the process is gone."""

@@ -22,8 +22,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased
 
-from chaos.interleavings.logical_workers import ERROR, enqueue, logical_workers, worker_settings
-from chaos.plans import AUTO_EXPLAIN, plans_of
+from chaos.interleavings.logical_workers import ERROR, enqueue, execute, workers_at
+from chaos.plans import TELLING, plans_of
 from pgqueue import Job, JobStatus, OptionError, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Succeeded
 from pgqueue.repository import Health
@@ -41,12 +41,9 @@ def crowd_url(server_url: str, template_url: str) -> Iterator[str]:
     """Some jobs of every status, analysed; and then 200,000 that no statistics know of."""
     with fresh_database(server_url, template_url=template_url) as url:
         engine = create_engine(url)
-        with engine.begin() as connection:
-            for table in ("jobs", "message_queue", "leases", "dead_letters"):
-                connection.execute(
-                    text(f"ALTER TABLE pgqueue.{table} SET (autovacuum_enabled = off)")
-                )
-        make_one_of_each(engine, url)
+        for table in ("jobs", "message_queue", "leases", "dead_letters"):
+            execute(engine, f"ALTER TABLE pgqueue.{table} SET (autovacuum_enabled = off)")
+        make_one_of_each(engine)
         with engine.begin() as connection:
             connection.execute(text("ANALYZE"))
             connection.execute(text(STALE_CROWD))
@@ -77,7 +74,6 @@ def backlog(
     server_url: str, template_url: str, request: pytest.FixtureRequest
 ) -> Iterator[Connection]:
     """My tasks, with jobs of every status, beside a backlog; and what the planner knows of it."""
-    options = " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())
     with fresh_database(server_url, template_url=template_url) as url:
         quiet = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         with quiet.connect() as connection:
@@ -86,7 +82,7 @@ def backlog(
                 connection.execute(off)
             if request.param == "empty":
                 connection.execute(text("ANALYZE"))
-            make_one_of_each(quiet, url)
+            make_one_of_each(quiet)
             connection.execute(text(MY_TASKS))
             moment = "now()" if request.param == "moment" else "clock_timestamp()"
             backlog = AT_ONE_MOMENT.replace("now()", moment)
@@ -96,7 +92,7 @@ def backlog(
                 connection.execute(text("ANALYZE"))
             if request.param == "drained":
                 connection.execute(text(DRAINED))
-        told = create_engine(url, poolclass=NullPool, connect_args={"options": options})
+        told = create_engine(url, poolclass=NullPool, connect_args=TELLING)
         # In a transaction a plan is told only when the next statement comes.
         with told.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             yield connection
@@ -109,39 +105,28 @@ DRAINED = """
 """
 
 
-def make_one_of_each(engine: Engine, url: str, *, count: int = 5) -> dict[JobStatus, set[int]]:
+def make_one_of_each(engine: Engine, *, count: int = 5) -> dict[JobStatus, set[int]]:
     """So many jobs of every status there is; RUNNING in both modes, and crashed in one."""
     made: dict[JobStatus, set[int]] = {status: set() for status in JobStatus}
-    with logical_workers(worker_settings(url), 2) as [worker, dead]:
-        endings = (Succeeded(), Failed(ERROR), Cancelled("enough"))
+    with workers_at(engine, 2) as [worker, dead]:
         for _ in range(count):
-            for outcome in endings:
-                with engine.begin() as connection:
-                    id = enqueue(connection)
-                [claimed] = worker.claim()
-                worker.settle(claimed, outcome)
-                name = type(outcome).__name__.lower()
-                made[JobStatus(name)].add(id)
-            with engine.begin() as connection:
-                made[JobStatus.RUNNING].add(enqueue(connection))
-            worker.claim()
-        with engine.begin() as connection:
-            made[JobStatus.RUNNING].add(enqueue(connection))
-        dead.start()
+            for outcome in (Succeeded(), Failed(ERROR), Cancelled("enough")):
+                id = enqueue(engine)
+                worker.run_next(outcome)
+                made[JobStatus(type(outcome).__name__.lower())].add(id)
+            made[JobStatus.RUNNING].add(worker.claim_new(engine).job_id)
+        made[JobStatus.RUNNING].add(dead.start_new(engine).job_id)
         dead.transaction.rollback()
-    with engine.begin() as connection:
-        made[JobStatus.PENDING] = {enqueue(connection) for _ in range(count)}
-        lost = enqueue(connection)
-        connection.execute(
-            text("DELETE FROM pgqueue.message_queue WHERE target_id = :id"), {"id": lost}
-        )
-        made[JobStatus.BLOCKED] = {lost}
+    made[JobStatus.PENDING] = {enqueue(engine) for _ in range(count)}
+    lost = enqueue(engine)
+    execute(engine, "DELETE FROM pgqueue.message_queue WHERE target_id = :id", id=lost)
+    made[JobStatus.BLOCKED] = {lost}
     return made
 
 
 @pytest.fixture
-def made(engine: Engine, database_url: str) -> dict[JobStatus, set[int]]:
-    return make_one_of_each(engine, database_url, count=2)
+def made(engine: Engine) -> dict[JobStatus, set[int]]:
+    return make_one_of_each(engine, count=2)
 
 
 def found(session: Session, statement: Select[Any]) -> set[int]:
@@ -332,8 +317,7 @@ class TestComparisons:
 
 class TestPlans:
     def test_the_counts_of_the_narrow_tables_do_not_read_all_jobs(self, crowd_url: str) -> None:
-        options = " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())
-        engine = create_engine(crowd_url, connect_args={"options": options})
+        engine = create_engine(crowd_url, connect_args=TELLING)
         with Session(engine) as session, plans_of(session.connection()) as plans:
             Health(session).counts_but_succeeded()
             session.rollback()  # the server tells the plan when the statement's portal goes
@@ -344,8 +328,7 @@ class TestPlans:
 
     @pytest.mark.parametrize("status", [one for one in KNOWN if one is not JobStatus.SUCCEEDED])
     def test_a_filter_never_reads_all_jobs(self, crowd_url: str, status: JobStatus) -> None:
-        options = " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())
-        engine = create_engine(crowd_url, connect_args={"options": options})
+        engine = create_engine(crowd_url, connect_args=TELLING)
         with Session(engine) as session, plans_of(session.connection()) as plans:
             rows = session.execute(select(Job.id).where(Job.status == status)).all()
 
@@ -359,8 +342,7 @@ class TestPlans:
         engine.dispose()
 
     def test_neither_does_what_is_not_succeeded(self, crowd_url: str) -> None:
-        options = " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())
-        engine = create_engine(crowd_url, connect_args={"options": options})
+        engine = create_engine(crowd_url, connect_args=TELLING)
         unfinished = select(Job.id).where(Job.status != JobStatus.SUCCEEDED)
         with Session(engine) as session, plans_of(session.connection()) as plans:
             session.execute(unfinished).all()

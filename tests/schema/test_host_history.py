@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -11,18 +11,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from catalog import facts, needs_listed_schema, read_facts
 from hosts import host_revision, offline_revision
-from sqlalchemy import Connection, Engine, MetaData, create_engine, text
+from sqlalchemy import Connection, Engine, MetaData, text
 
 from pgqueue.errors import SchemaError, SchemaTooNew
 from pgqueue.schema import SCHEMA_VERSION, downgrade, include_name, upgrade, verify
-
-
-@pytest.fixture
-def empty_connection(empty_database_url: str) -> Iterator[Connection]:
-    engine = create_engine(empty_database_url)
-    with engine.begin() as connection:
-        yield connection
-    engine.dispose()
 
 
 def test_a_host_revision_gives_the_tables_of_the_stand_alone_history(

@@ -4,7 +4,6 @@ import multiprocessing
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
@@ -20,13 +19,6 @@ PROCESSES = 8
 ISOLATION_LEVELS = ["AUTOCOMMIT", "READ COMMITTED", "SERIALIZABLE"]
 HISTORY = text("SELECT version_num FROM pgqueue.alembic_version")
 VERSIONS = text("SELECT version, oldest_code FROM pgqueue.schema_version")
-
-
-@pytest.fixture
-def empty_engine(empty_database_url: str) -> Iterator[Engine]:
-    engine = create_engine(empty_database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)

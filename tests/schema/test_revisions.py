@@ -4,7 +4,6 @@ import ast
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from alembic import command
 from alembic.config import Config
 from catalog import facts, needs_listed_schema, read_facts
 from hosts import CHECKOUT
-from sqlalchemy import Connection, Engine, NullPool, create_engine, insert, select, text
+from sqlalchemy import Connection, NullPool, create_engine, insert, select, text
 
 import pgqueue
 from pgqueue.errors import SchemaTooOld
@@ -20,12 +19,6 @@ from pgqueue.models import Base, DeadLetter, Job, Lease, MessageQueue, SchemaVer
 from pgqueue.schema import SCHEMA_VERSION, upgrade_database, verify
 
 REVISIONS = sorted(Path(pgqueue.__file__).parent.glob("migrations/versions/*.py"))
-
-
-@pytest.fixture
-def connection(engine: Engine) -> Iterator[Connection]:
-    with engine.begin() as connection:
-        yield connection
 
 
 def our_history(connection: Connection) -> Config:

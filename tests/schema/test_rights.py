@@ -18,7 +18,9 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
     LogicalWorker,
+    committed,
     declare_dead,
+    execute,
     rescue,
     violations,
     worker_settings,
@@ -123,6 +125,19 @@ class Place:
                 connection.execute(text(statement))
             connection.rollback()
 
+    @contextmanager
+    def session(self, purpose: str) -> Iterator[Session]:
+        """The queue belongs to this role from here on; its transaction is committed at the end."""
+        tasks.bind(self.engine(purpose))
+        with tasks.session() as session, session.begin():
+            yield session
+
+    def grant(self, **names: str) -> None:
+        committed(self.admin, lambda connection: grant(**names, connection=connection))
+
+    def revoke(self, **names: str) -> None:
+        committed(self.admin, lambda connection: revoke(**names, connection=connection))
+
     def outcomes(self) -> dict[str, int]:
         count = "SELECT coalesce(outcome, 'unfinished'), count(*) FROM pgqueue.jobs GROUP BY 1"
         with self.admin.connect() as connection:
@@ -135,8 +150,7 @@ def place(server_url: str, template_url: str) -> Iterator[Place]:
         admin = create_engine(url)
         with new_roles(admin) as names:
             place = Place(admin, names)
-            with admin.begin() as connection:
-                grant(**names, connection=connection)
+            place.grant(**names)
             yield place
             for engine in place.engines.values():
                 engine.dispose()
@@ -272,17 +286,14 @@ class TestDashboard:
 
 class TestLimits:
     def test_each_role_does_its_part(self, place: Place, queue: PgQueue) -> None:
-        queue.bind(place.engine("enqueue"))
-        with queue.session() as session:
+        with place.session("enqueue") as session:
             session.add(alone.job(1))
             alone.enqueue_many(session, [(1,), (2,)])
             first = alone.options(delay=HOUR).enqueue(session, 1).id
             second = alone.options(delay=HOUR).enqueue(session, 1).id
             third = succeed.options(delay=HOUR).enqueue(session, 1).id
-            session.commit()
 
-        queue.bind(place.engine("dashboard"))
-        with queue.session() as session, session.begin():
+        with place.session("dashboard") as session:
             queue.set_limit(session, "alone", 1)  # which no worker has declared
             assert not queue.quiet(session, uuid.uuid4())
             assert [queue.run_now(session, id) for id in (first, third)] == [Change.DUE_NOW] * 2
@@ -296,8 +307,7 @@ class TestLimits:
 
         queue.bind(place.engine("worker"))
         assert Worker(queue).run_until_empty(timeout=60)["succeeded"] == 6
-        queue.bind(place.engine("dashboard"))
-        with queue.session() as session:
+        with place.session("dashboard") as session:
             assert [use.key for use in Listing(session).job(first).limits] == ["alone", "rate"]
         assert violations(place.admin) == []
 
@@ -306,14 +316,12 @@ class TestBatches:
     def test_an_enqueuer_creates_and_extends_them_and_a_worker_ends_them(
         self, place: Place, queue: PgQueue
     ) -> None:
-        queue.bind(place.engine("enqueue"))
-        with queue.session() as session, session.begin():
+        with place.session("enqueue") as session:
             with queue.batch(session, "mine", on_success=succeed) as batch:
                 succeed.enqueue(session, 1)
             with queue.extend_batch(session, batch.id):
                 succeed.enqueue_many(session, [(2,), (3,)])
-        queue.bind(place.engine("dashboard"))
-        with queue.session() as session:
+        with place.session("dashboard") as session:
             assert queue.get_batch(session, batch.id).total == 3
 
         queue.bind(place.engine("worker"))
@@ -323,8 +331,7 @@ class TestBatches:
             assert Batches(connection).prune(queue.retention, 100) == 4
             connection.rollback()
 
-        queue.bind(place.engine("dashboard"))
-        with queue.session() as session:
+        with place.session("dashboard") as session:
             [state] = queue.batches(session)
         assert (state.outcome, state.total) == ("succeeded", 3)
 
@@ -333,22 +340,17 @@ class TestSchedules:
     def test_an_enqueuer_manages_them_a_worker_fires_them_and_a_dashboard_pauses_them(
         self, place: Place, queue: PgQueue
     ) -> None:
-        queue.bind(place.engine("enqueue"))
-        with queue.session() as session, session.begin():
+        with place.session("enqueue") as session:
             for name in ("kept", "gone"):
                 queue.schedules.add(session, succeed, every=HOUR, name=name, args=(1,))
             queue.schedules.change(session, "kept", "0 3 * * *", args=(2,), priority=1)
             queue.schedules.trigger(session, "kept")
             queue.schedules.remove(session, "gone")
-        queue.bind(place.engine("dashboard"))
-        with queue.session() as session, session.begin():
+        with place.session("dashboard") as session:
             queue.schedules.pause(session, "kept")
             queue.schedules.resume(session, "kept")
             [state] = queue.schedules.list(session)
-        with place.admin.begin() as connection:
-            connection.execute(
-                text("UPDATE pgqueue.schedules SET next_at = now() - interval '1 hour'")
-            )
+        execute(place.admin, "UPDATE pgqueue.schedules SET next_at = now() - interval '1 hour'")
         with place.engine("worker").connect() as connection:
             Ticks(queue.tasks, array_of(queue.tasks)).fire(connection)
             with connection.begin():
@@ -356,8 +358,7 @@ class TestSchedules:
 
         assert state.paused_at is None
         assert place.outcomes() == {"unfinished": 2}
-        with place.admin.begin() as connection:
-            connection.execute(text("TRUNCATE pgqueue.schedules"))
+        execute(place.admin, "TRUNCATE pgqueue.schedules")
 
 
 class TestMigrator:
@@ -502,14 +503,12 @@ def test_what_is_not_its_work_is_refused_by_the_server(
 
 def test_a_role_that_has_been_revoked_can_do_nothing(place: Place) -> None:
     only = {"enqueue": place.names["enqueue"]}
-    with place.admin.begin() as connection:
-        revoke(**only, connection=connection)
+    place.revoke(**only)
 
     with pytest.raises(DBAPIError, match="permission denied for schema"):
         place.run("enqueue", "INSERT INTO pgqueue.jobs (task) VALUES ('t')")
 
-    with place.admin.begin() as connection:
-        grant(**only, connection=connection)
+    place.grant(**only)
     place.run("enqueue", "INSERT INTO pgqueue.jobs (task) VALUES ('t')")
 
 
@@ -527,26 +526,22 @@ def test_rights_that_a_role_had_before_are_gone(place: Place) -> None:
 
 def test_one_role_may_serve_two_purposes(place: Place) -> None:
     name = place.names["dashboard"]
-    with place.admin.begin() as connection:
-        grant(enqueue=name, dashboard=name, connection=connection)
+    place.grant(enqueue=name, dashboard=name)
 
     place.run("dashboard", "INSERT INTO pgqueue.jobs (task) VALUES ('t')")
     place.run("dashboard", "SELECT last_error FROM pgqueue.jobs")
 
-    with place.admin.begin() as connection:
-        grant(dashboard=name, connection=connection)
+    place.grant(dashboard=name)
 
 
 def test_what_the_owner_had_goes_to_whoever_revokes(place: Place) -> None:
     names = {purpose: place.names[purpose] for purpose in ("migrator", "owner")}
     assert owners(place.admin) == {names["owner"]}
-    with place.admin.begin() as connection:
-        revoke(**names, connection=connection)
+    place.revoke(**names)
 
     assert owners(place.admin) == {place.admin.url.username}
 
-    with place.admin.begin() as connection:
-        grant(**names, connection=connection)
+    place.grant(**names)
 
 
 HOSTILE = """wor"ker'; DROP TABLE pgqueue.jobs; -- :name \\ $$ %I"""

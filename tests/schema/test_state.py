@@ -1,27 +1,12 @@
 """Before work begins, the tables are looked at, and a refusal says what to run."""
 
 import re
-from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, text
 
 from pgqueue.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld
 from pgqueue.schema import SCHEMA_VERSION, verify
-
-
-@pytest.fixture
-def connection(engine: Engine) -> Iterator[Connection]:
-    with engine.begin() as connection:
-        yield connection
-
-
-@pytest.fixture
-def empty_connection(empty_database_url: str) -> Iterator[Connection]:
-    engine = create_engine(empty_database_url)
-    with engine.begin() as connection:
-        yield connection
-    engine.dispose()
 
 
 def test_tables_of_this_version_are_accepted(connection: Connection) -> None:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import Engine, Integer, NullPool, create_engine, func, make_url, select, text
+from sqlalchemy import URL, Engine, Integer, NullPool, create_engine, func, make_url, select, text
 from sqlalchemy.ext.asyncio import (
     async_scoped_session,
     async_sessionmaker,
@@ -19,7 +19,16 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from pgqueue import Change, DuplicateJob, Job, JobStatus, MessageQueue, NoTransaction, PgQueue
+from pgqueue import (
+    ArgumentsError,
+    Change,
+    DuplicateJob,
+    Job,
+    JobStatus,
+    MessageQueue,
+    NoTransaction,
+    PgQueue,
+)
 from pgqueue.worker import Worker
 
 queue = PgQueue()
@@ -139,7 +148,7 @@ KINDS = [
 Scenario = Callable[[Caller], Any]
 
 
-def with_session(url: str, kind: tuple[str, str], scenario: Scenario, **options: Any) -> Any:
+def with_session(url: str | URL, kind: tuple[str, str], scenario: Scenario, **options: Any) -> Any:
     """Run a scenario in a session of that kind; what it returned."""
     driver, named = kind
     own_url = make_url(url).set(drivername=f"postgresql+{driver}")
@@ -175,9 +184,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids="-".join)
 
 
 @every_kind
-def test_what_is_enqueued_runs_with_its_arguments(
-    engine: Engine, database_url: str, kind: tuple[str, str]
-) -> None:
+def test_what_is_enqueued_runs_with_its_arguments(engine: Engine, kind: tuple[str, str]) -> None:
     async def scenario(caller: Caller) -> list[int]:
         first = await caller.enqueue(keep, *ARGUMENTS)
         second = await caller.add(keep.job(*ARGUMENTS))
@@ -189,7 +196,7 @@ def test_what_is_enqueued_runs_with_its_arguments(
         return [first.id, second.id, *many]
 
     names = keep.payload.names
-    ids = with_session(database_url, kind, scenario)
+    ids = with_session(engine.url, kind, scenario)
     own = PgQueue(engine)
     own.tasks = queue.tasks
     ended = Worker(own, concurrency=2).run_until_empty(timeout=60)
@@ -201,9 +208,7 @@ def test_what_is_enqueued_runs_with_its_arguments(
 
 
 @every_kind
-def test_options_and_keys_are_kept(
-    engine: Engine, database_url: str, kind: tuple[str, str]
-) -> None:
+def test_options_and_keys_are_kept(engine: Engine, kind: tuple[str, str]) -> None:
     later = datetime(2040, 1, 1, tzinfo=UTC)
 
     async def scenario(caller: Caller) -> dict[str, Any]:
@@ -226,7 +231,7 @@ def test_options_and_keys_are_kept(
         await caller.do("commit")
         return {"delayed": [job.id for job in jobs[:2]], "later": [jobs[2].id, *ids]}
 
-    ids = with_session(database_url, kind, scenario)
+    ids = with_session(engine.url, kind, scenario)
 
     assert count(engine) == (7, 7)
     with Session(engine) as session:
@@ -240,7 +245,7 @@ def test_options_and_keys_are_kept(
 
 @every_kind
 def test_a_rollback_leaves_nothing_and_a_savepoint_nothing_of_its_own(
-    engine: Engine, database_url: str, kind: tuple[str, str]
+    engine: Engine, kind: tuple[str, str]
 ) -> None:
     async def write(caller: Caller) -> None:
         await caller.enqueue(note, 1)
@@ -259,15 +264,13 @@ def test_a_rollback_leaves_nothing_and_a_savepoint_nothing_of_its_own(
         await caller.do("commit")
         assert kept.args == {"n": 5}
 
-    with_session(database_url, kind, scenario)
+    with_session(engine.url, kind, scenario)
 
     assert count(engine) == (2, 2)
 
 
 @every_kind
-def test_jobs_are_cancelled_and_put_back(
-    engine: Engine, database_url: str, kind: tuple[str, str]
-) -> None:
+def test_jobs_are_cancelled_and_put_back(engine: Engine, kind: tuple[str, str]) -> None:
     async def scenario(caller: Caller) -> list[Change]:
         job = await caller.enqueue(once, 1)
         other = await caller.enqueue(note, 1)
@@ -282,7 +285,7 @@ def test_jobs_are_cancelled_and_put_back(
         await caller.do("rollback")
         return changes
 
-    changes = with_session(database_url, kind, scenario)
+    changes = with_session(engine.url, kind, scenario)
 
     cancelled, requeued = Change.CANCELLED, Change.REQUEUED
     assert changes == [cancelled, Change.UNCHANGED, requeued, cancelled]
@@ -291,7 +294,7 @@ def test_jobs_are_cancelled_and_put_back(
 
 @every_kind
 def test_in_autocommit_one_statement_works_and_several_are_refused(
-    engine: Engine, database_url: str, kind: tuple[str, str]
+    engine: Engine, kind: tuple[str, str]
 ) -> None:
     async def scenario(caller: Caller) -> None:
         id = (await caller.enqueue(note, 1)).id
@@ -308,7 +311,7 @@ def test_in_autocommit_one_statement_works_and_several_are_refused(
         with pytest.raises(NoTransaction, match=rf"requeue of job {id}: .* AUTOCOMMIT"):
             await caller.operate(queue.requeue, id)
 
-    with_session(database_url, kind, scenario, isolation_level="AUTOCOMMIT")
+    with_session(engine.url, kind, scenario, isolation_level="AUTOCOMMIT")
 
     assert count(engine) == (2, 2)
 
@@ -316,7 +319,7 @@ def test_in_autocommit_one_statement_works_and_several_are_refused(
 @every_kind
 @pytest.mark.parametrize("level", ["SERIALIZABLE", "REPEATABLE READ"])
 def test_stricter_isolation_is_no_obstacle(
-    engine: Engine, database_url: str, kind: tuple[str, str], level: str
+    engine: Engine, kind: tuple[str, str], level: str
 ) -> None:
     async def scenario(caller: Caller) -> None:
         first = await caller.enqueue(once, 1)
@@ -326,9 +329,22 @@ def test_stricter_isolation_is_no_obstacle(
         await caller.operate(queue.cancel, first.id)
         await caller.do("commit")
 
-    with_session(database_url, kind, scenario, isolation_level=level)
+    with_session(engine.url, kind, scenario, isolation_level=level)
 
     assert count(engine) == (4, 3)
+
+
+def test_the_wrong_kind_of_session_is_named_with_the_right_method(
+    database_url: str, session: Session
+) -> None:
+    async def scenario(caller: Caller) -> None:
+        with pytest.raises(ArgumentsError, match="_async"):
+            note.enqueue(caller.session, 1)
+
+    with_session(database_url, ("psycopg", "AsyncSession"), scenario)
+    wrong: Any = session
+    with pytest.raises(ArgumentsError, match="without _async"):
+        asyncio.run(note.enqueue_async(wrong, 1))
 
 
 def enqueue_all(session: Any) -> list[int]:
@@ -500,7 +516,7 @@ def test_missing_tables_are_named_with_what_brings_them(
 
 @every_kind
 def test_older_tables_are_named_with_what_brings_them_up(
-    engine: Engine, database_url: str, kind: tuple[str, str]
+    engine: Engine, kind: tuple[str, str]
 ) -> None:
     from pgqueue import SchemaTooOld
 
@@ -511,4 +527,4 @@ def test_older_tables_are_named_with_what_brings_them_up(
         with pytest.raises(SchemaTooOld, match="pgqueue --app module:queue upgrade"):
             await caller.enqueue(note, 1)
 
-    with_session(database_url, kind, scenario)
+    with_session(engine.url, kind, scenario)

@@ -21,6 +21,7 @@ from sqlalchemy.orm import (
 )
 from worker_rig import MODES, endings
 
+from chaos.interleavings.logical_workers import execute
 from pgqueue import ArgumentsError, Job, JobContext, OptionError, PgQueue, Retry, Worker
 
 
@@ -63,6 +64,25 @@ def cancel_from_outside(queue: PgQueue, job_id: int) -> None:
         queue.cancel(session, job_id)
 
 
+def declare_write(
+    queue: PgQueue, kind: str, act: Callable[[Session, JobContext, bool], None]
+) -> Any:
+    """A task, sync or async, whose transactional handler does this."""
+    if kind == "sync":
+
+        @queue.task(name="write", retry=NEVER)
+        def write(session: Session, ctx: JobContext, kept: bool) -> None:
+            act(session, ctx, kept)
+
+        return write
+
+    @queue.task(name="write", retry=NEVER)
+    async def write_async(session: AsyncSession, ctx: JobContext, kept: bool) -> None:
+        await session.run_sync(act, ctx, kept)
+
+    return write_async
+
+
 class TestHowASessionmakerMayBeMade:
     @pytest.mark.parametrize("kind", ["sync", "async"])
     @pytest.mark.parametrize(
@@ -95,18 +115,7 @@ class TestHowASessionmakerMayBeMade:
             if not kept:
                 cancel_from_outside(queue, ctx.job_id)
 
-        if kind == "sync":
-
-            @queue.task(name="write", retry=NEVER)
-            def write(session: Session, ctx: JobContext, kept: bool) -> None:
-                act(session, ctx, kept)
-
-        else:
-
-            @queue.task(name="write", retry=NEVER)
-            async def write(session: AsyncSession, ctx: JobContext, kept: bool) -> None:
-                await session.run_sync(act, ctx, kept)
-
+        write = declare_write(queue, kind, act)
         own = PgQueue(engine)
         own.tasks = queue.tasks
         with own.session() as session, session.begin():
@@ -137,7 +146,7 @@ class TestHowASessionmakerMayBeMade:
 
         write.delay()
 
-        assert Worker(queue, mode=mode).run_until_empty(timeout=60) == {"succeeded": 1}
+        assert endings(Worker(queue, mode=mode)) == {"succeeded": 1}
         assert words(engine) == ["prepared"]
 
     def test_two_phases_and_two_databases_are_told_of_at_start(
@@ -200,18 +209,7 @@ class TestAnEngineOfATenant:
             if not kept:
                 cancel_from_outside(queue, ctx.job_id)
 
-        if kind == "sync":
-
-            @queue.task(name="write", retry=NEVER)
-            def write(session: Session, ctx: JobContext, kept: bool) -> None:
-                act(session, ctx, kept)
-
-        else:
-
-            @queue.task(name="write", retry=NEVER)
-            async def write(session: AsyncSession, ctx: JobContext, kept: bool) -> None:
-                await session.run_sync(act, ctx, kept)
-
+        write = declare_write(queue, kind, act)
         write.delay(True)
         write.delay(False)
 
@@ -262,7 +260,7 @@ class TestAnEngineOfATenant:
         queue = PgQueue(sessionmaker(engine, binds={Base: clone}))
         queue.task(name="plain")(lambda: None).delay()
 
-        assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
+        assert endings(Worker(queue)) == {"succeeded": 1}
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
     def test_chosen_while_a_handler_runs_fails_it_and_writes_nothing(
@@ -270,21 +268,13 @@ class TestAnEngineOfATenant:
     ) -> None:
         CHOICE["engine"] = engine.execution_options(schema_translate_map={None: tenant})
         queue = PgQueue(sessionmaker(engine, class_=Chosen))
-        if kind == "sync":
 
-            @queue.task(name="write", retry=NEVER)
-            def write(session: Session) -> None:
-                session.add(Note(word="of the tenant"))
+        def act(session: Session, _ctx: JobContext, _kept: bool) -> None:
+            session.add(Note(word="of the tenant"))
 
-        else:
+        declare_write(queue, kind, act).delay(True)
 
-            @queue.task(name="write", retry=NEVER)
-            async def write(session: AsyncSession) -> None:
-                session.add(Note(word="of the tenant"))
-
-        write.delay()
-
-        assert Worker(queue, mode=mode).run_until_empty(timeout=60) == {"failed": 1}
+        assert endings(Worker(queue, mode=mode)) == {"failed": 1}
         assert "schema_translate_map" in last_error(PgQueue(engine))
         assert words(engine, "tenant.notes") == []
 
@@ -333,25 +323,15 @@ class TestAnEngineOfATenant:
         assert words(engine) == ["of all", "and after its commit"]
         assert words(engine, "tenant.notes") == ["of tenant", "and after its commit"]
 
-    def test_that_changes_nothing_joins(self, engine: Engine, mode: str) -> None:
-        clone = engine.execution_options(logging_token="notes")
-        queue = PgQueue(sessionmaker(engine, binds={Base: clone}))
-
-        @queue.task(name="write", retry=NEVER)
-        def write(session: Session, ctx: JobContext) -> None:
-            session.add(Note(word="written"))
-            session.flush()
-            cancel_from_outside(queue, ctx.job_id)
-
-        write.delay()
-
-        assert Worker(queue, mode=mode).run_until_empty(timeout=60) == {"cancelled": 1}
-        assert words(engine) == []
-
-    def test_in_autocommit_commits_on_its_own_as_it_asks_for(
-        self, engine: Engine, mode: str
+    @pytest.mark.parametrize(
+        ("options", "kept"),
+        [({"logging_token": "notes"}, []), ({"isolation_level": "AUTOCOMMIT"}, ["written"])],
+        ids=["changes nothing", "autocommit"],
+    )
+    def test_that_changes_nothing_joins_and_in_autocommit_commits_on_its_own_as_it_asks_for(
+        self, engine: Engine, mode: str, options: dict[str, Any], kept: list[str]
     ) -> None:
-        clone = engine.execution_options(isolation_level="AUTOCOMMIT")
+        clone = engine.execution_options(**options)
         queue = PgQueue(sessionmaker(engine, binds={Base: clone}))
 
         @queue.task(name="write", retry=NEVER)
@@ -362,13 +342,13 @@ class TestAnEngineOfATenant:
 
         write.delay()
 
-        assert Worker(queue, mode=mode).run_until_empty(timeout=60) == {"cancelled": 1}
-        assert words(engine) == ["written"]
+        assert endings(Worker(queue, mode=mode)) == {"cancelled": 1}
+        assert words(engine) == kept
 
     def test_with_a_pool_of_its_own_is_told_of_at_start(
-        self, engine: Engine, database_url: str, caplog: pytest.LogCaptureFixture
+        self, engine: Engine, caplog: pytest.LogCaptureFixture
     ) -> None:
-        second = create_engine(database_url)
+        second = create_engine(engine.url)
         queue = PgQueue(sessionmaker(engine, binds={Base: second}))
 
         @queue.task(name="write", retry=NEVER)
@@ -417,7 +397,7 @@ class TestTheSessionOfAnAsyncHandler:
         read.delay()
         read_async.delay()
 
-        assert Worker(queue, mode=mode).run_until_empty(timeout=60) == {"succeeded": 2}
+        assert endings(Worker(queue, mode=mode)) == {"succeeded": 2}
         assert found == {"sync": ["seen"], "async": ["seen"]}
 
     def test_has_its_options_but_never_expires(self, engine: Engine, mode: str) -> None:
@@ -434,7 +414,7 @@ class TestTheSessionOfAnAsyncHandler:
 
         look.delay()
 
-        assert Worker(queue, mode=mode).run_until_empty(timeout=60) == {"succeeded": 1}
+        assert endings(Worker(queue, mode=mode)) == {"succeeded": 1}
         assert seen == [[], ("kept", 7)]
 
     def test_is_in_the_transaction_of_its_job_whatever_it_chooses(
@@ -451,7 +431,7 @@ class TestTheSessionOfAnAsyncHandler:
 
         write.delay()
 
-        assert Worker(queue, mode=mode).run_until_empty(timeout=60) == {"cancelled": 1}
+        assert endings(Worker(queue, mode=mode)) == {"cancelled": 1}
         assert words(engine) == []
 
     def test_blocks_no_event_loop_for_another_database(
@@ -466,7 +446,7 @@ class TestTheSessionOfAnAsyncHandler:
             session.add(Note(word="elsewhere"))
 
         write.delay()
-        counts = Worker(queue, mode=mode).run_until_empty(timeout=60)
+        counts = endings(Worker(queue, mode=mode))
 
         if mode == "lease":
             assert (counts, words(elsewhere)) == ({"failed": 1}, [])
@@ -600,7 +580,7 @@ class TestTheIsolationOfTheApplication:
 
         look.delay()
 
-        counts = Worker(queue, mode="transaction").run_until_empty(timeout=60)
+        counts = endings(Worker(queue, mode="transaction"))
 
         assert (counts, found) == ({"succeeded": 1}, ["read committed"])
         assert "SERIALIZABLE, but in transaction mode handlers run in READ COMMITTED" in caplog.text
@@ -621,7 +601,7 @@ class TestTheIsolationOfTheApplication:
 
         look.delay()
 
-        assert Worker(queue, mode=mode).run_until_empty(timeout=60) == {"failed": 1}
+        assert endings(Worker(queue, mode=mode)) == {"failed": 1}
         assert (found, words(engine)) == (["read committed"], [])
         queue.engine.dispose()
 
@@ -705,49 +685,36 @@ class TestATransactionThatCannotBeSerialized:
         assert run(act) == ({"succeeded": 1}, [1, 1])
         assert words(engine) == ["other, beside 0", "handler, beside 1"]
 
-    def test_again_and_again_fails_in_the_end(self, engine: Engine, run: Any) -> None:
+    @pytest.mark.parametrize(
+        ("max_attempts", "begun"), [(2, [1] * 6), (1, [1])], ids=["again and again", "at once"]
+    )
+    def test_again_and_again_fails_in_the_end_and_at_once_where_one_attempt_is_all(
+        self, engine: Engine, run: Any, max_attempts: int, begun: list[int]
+    ) -> None:
         self.write_first(engine)
 
         def act(session: Session, ctx: JobContext, begun: int) -> None:
             session.scalars(select(Note)).one().word = "never"
             self.change_first(engine)
 
-        assert run(act) == ({"failed": 1}, [1] * 6)
+        assert run(act, max_attempts=max_attempts) == ({"failed": 1}, begun)
         assert "could not serialize access" in last_error(PgQueue(engine))
         assert words(engine) == ["first"]
 
-    def test_fails_at_once_where_one_attempt_is_all(self, engine: Engine, run: Any) -> None:
-        self.write_first(engine)
-
-        def act(session: Session, ctx: JobContext, begun: int) -> None:
-            session.scalars(select(Note)).one().word = "never"
-            self.change_first(engine)
-
-        assert run(act, max_attempts=1) == ({"failed": 1}, [1])
-
     @pytest.mark.parametrize("level", ["READ COMMITTED", *STRICTER])
-    def test_is_not_begun_again_when_its_job_was_cancelled(
-        self, engine: Engine, run: Any, level: str
+    @pytest.mark.parametrize("meanwhile", ["cancelled", "stale"])
+    def test_is_not_begun_again_when_its_job_was_cancelled_or_its_lease_has_passed_on(
+        self, engine: Engine, run: Any, level: str, meanwhile: str
     ) -> None:
         def act(session: Session, ctx: JobContext, begun: int) -> None:
             session.add(Note(word="never"))
             session.flush()
-            cancel_from_outside(PgQueue(engine), ctx.job_id)
+            if meanwhile == "cancelled":
+                cancel_from_outside(PgQueue(engine), ctx.job_id)
+            else:
+                execute(engine, "DELETE FROM pgqueue.leases")
 
-        assert run(act, level=level) == ({"cancelled": 1}, [1])
-        assert words(engine) == []
-
-    @pytest.mark.parametrize("level", ["READ COMMITTED", *STRICTER])
-    def test_is_not_begun_again_when_its_lease_has_passed_on(
-        self, engine: Engine, run: Any, level: str
-    ) -> None:
-        def act(session: Session, ctx: JobContext, begun: int) -> None:
-            session.add(Note(word="never"))
-            session.flush()
-            with engine.begin() as connection:
-                connection.execute(text("DELETE FROM pgqueue.leases"))
-
-        assert run(act, level=level) == ({"stale": 1}, [1])
+        assert run(act, level=level) == ({meanwhile: 1}, [1])
         assert words(engine) == []
 
     def test_because_of_a_deadlock_is_begun_again_at_any_level(
@@ -791,13 +758,13 @@ class TestTheServersLimitsOnTransactions:
         "limit", ["idle_in_transaction_session_timeout", "transaction_timeout"]
     )
     def test_shorter_than_the_timeout(
-        self, engine: Engine, database_url: str, mode: str, limit: str, kind: str
+        self, engine: Engine, mode: str, limit: str, kind: str
     ) -> None:
         with engine.connect() as connection:
             version = connection.scalar(text("SHOW server_version_num"))
             if int(version) < 170000 and limit == "transaction_timeout":
                 pytest.skip("this server has no transaction_timeout")
-        own = create_engine(database_url, connect_args={"options": f"-c {limit}=2000"})
+        own = create_engine(engine.url, connect_args={"options": f"-c {limit}=2000"})
         queue = PgQueue(own)
         found: dict[str, str] = {}
         show = text(f"SELECT current_setting('{limit}')")

@@ -1,7 +1,7 @@
 """Admission against the database: places are taken only here, and given back by everything."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,13 +15,16 @@ from chaos.interleavings.logical_workers import (
     TASK,
     TASKS,
     LogicalWorker,
+    committed,
     declare_dead,
     enqueue,
-    logical_workers,
+    execute,
     rescue,
+    status_of,
     violations,
     wait_until,
     worker_settings,
+    workers_at,
 )
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
 from pgqueue import Change, Job, JobStatus, Limit, PgQueue
@@ -49,12 +52,6 @@ RULES = {
     "fair": Rule(1_000_000, is_fair=True),
 }
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def worker(database_url: str) -> Iterator[LogicalWorker]:
-    with logical_workers(worker_settings(database_url), 1) as [worker]:
-        yield worker
 
 
 def put(executor: Any, keys: str = "bank", **more: Any) -> int:
@@ -98,26 +95,21 @@ def held(engine: Engine, key: str = "bank") -> list[int]:
         return [place.job_id for place in places if place.is_held]
 
 
-def status(engine: Engine, job_id: int) -> JobStatus:
-    with Session(engine) as session:
-        return session.get_one(Job, job_id).status
-
-
 def test_a_job_under_a_limit_is_blocked_until_it_is_admitted(
     engine: Engine, worker: LogicalWorker
 ) -> None:
     first, second = put_some(engine, 2)
     assert worker.claim(10) == []
-    assert status(engine, first) is JobStatus.BLOCKED
+    assert status_of(engine, first) is JobStatus.BLOCKED
 
     assert admit(engine) == 1
 
-    assert (status(engine, first), status(engine, second)) == (
+    assert (status_of(engine, first), status_of(engine, second)) == (
         JobStatus.PENDING,
         JobStatus.BLOCKED,
     )
     [claimed] = worker.claim(10)
-    assert (claimed.job_id, status(engine, first)) == (first, JobStatus.RUNNING)
+    assert (claimed.job_id, status_of(engine, first)) == (first, JobStatus.RUNNING)
     assert admit(engine) == 0
     assert violations(engine) == []
 
@@ -140,8 +132,7 @@ def test_a_settle_gives_the_place_back(
     first, second = put_some(engine, 2)
     admit(engine)
     if mode == "lease":
-        [claimed] = worker.claim()
-        assert worker.settle(claimed, outcome)
+        worker.run_next(outcome)
     else:
         _, claimed = worker.start()
         assert admit(engine) == 0
@@ -152,7 +143,7 @@ def test_a_settle_gives_the_place_back(
     assert admit(engine) == 1
 
     assert held(engine) == [second]
-    assert status(engine, first) is not JobStatus.PENDING
+    assert status_of(engine, first) is not JobStatus.PENDING
     assert violations(engine) == []
 
 
@@ -162,19 +153,16 @@ def test_a_job_that_starts_again_at_once_keeps_its_place(
 ) -> None:
     first, _ = put_some(engine, 2)
     admit(engine)
-    [claimed] = worker.claim()
-    worker.settle(claimed, outcome)
+    worker.run_next(outcome)
 
     assert admit(engine) == 0
     assert held(engine) == [first]
     assert [one.job_id for one in worker.claim(10)] == [first]
 
 
-def test_a_rescued_job_keeps_its_place_until_it_has_ended(
-    engine: Engine, database_url: str
-) -> None:
+def test_a_rescued_job_keeps_its_place_until_it_has_ended(engine: Engine) -> None:
     first, second = put_some(engine, 2)
-    with logical_workers(worker_settings(database_url), 2) as [dead, worker]:
+    with workers_at(engine, 2) as [dead, worker]:
         admit(engine)
         assert [one.job_id for one in dead.claim()] == [first]
         declare_dead(engine, dead)
@@ -210,25 +198,13 @@ def delete(session: Session, job_id: int) -> None:
 
 
 @pytest.mark.parametrize("change", [cancel, delete])
-def test_a_job_that_is_cancelled_or_deleted_gives_its_place_back(
-    engine: Engine, change: Callable[[Session, int], None]
+@pytest.mark.parametrize("is_admitted", [True, False], ids=["admitted", "waits"])
+def test_a_job_that_is_cancelled_or_deleted_gives_its_place_or_its_wait_up(
+    engine: Engine, change: Callable[[Session, int], None], is_admitted: bool
 ) -> None:
     first, second = put_some(engine, 2)
-    admit(engine)
-    with Session(engine) as session:
-        change(session, first)
-        session.commit()
-
-    assert admit(engine) == 1
-    assert held(engine) == [second]
-    assert violations(engine) == []
-
-
-@pytest.mark.parametrize("change", [cancel, delete])
-def test_a_job_that_waits_can_be_cancelled_and_deleted(
-    engine: Engine, change: Callable[[Session, int], None]
-) -> None:
-    first, second = put_some(engine, 2)
+    if is_admitted:
+        admit(engine)
     with Session(engine) as session:
         change(session, first)
         session.commit()
@@ -244,8 +220,7 @@ def test_a_running_job_that_is_to_be_cancelled_keeps_its_place_until_it_has_ende
     first, second = put_some(engine, 2)
     admit(engine)
     [claimed] = worker.claim()
-    with engine.begin() as connection:
-        assert PgQueue().cancel(connection, first) is Change.CANCEL_REQUESTED
+    assert committed(engine, PgQueue().cancel, first) is Change.CANCEL_REQUESTED
     assert admit(engine) == 0
 
     worker.settle(claimed, Succeeded())
@@ -257,12 +232,10 @@ def test_a_running_job_that_is_to_be_cancelled_keeps_its_place_until_it_has_ende
 def test_a_requeued_job_waits_for_its_limits_again(engine: Engine, worker: LogicalWorker) -> None:
     [job] = put_some(engine, 1)
     admit(engine)
-    [claimed] = worker.claim()
-    worker.settle(claimed, Failed(ERROR))
-    with engine.begin() as connection:
-        assert PgQueue().requeue(connection, job) is Change.REQUEUED
+    worker.run_next(Failed(ERROR))
+    assert committed(engine, PgQueue().requeue, job) is Change.REQUEUED
 
-    assert status(engine, job) is JobStatus.BLOCKED
+    assert status_of(engine, job) is JobStatus.BLOCKED
     assert worker.claim() == []
     assert admit(engine) == 1
     assert [one.attempt for one in worker.claim()] == [1]
@@ -285,14 +258,11 @@ def test_a_retry_keeps_its_count_of_attempts_while_it_waits(
 ) -> None:
     first, second = put_some(engine, 2)
     admit(engine)
-    [claimed] = worker.claim()
-    worker.settle(claimed, Retried(HOUR, ERROR))
+    worker.run_next(Retried(HOUR, ERROR))
     admit(engine)
-    assert (status(engine, first), held(engine)) == (JobStatus.BLOCKED, [second])
-    [claimed] = worker.claim()
-    worker.settle(claimed, Succeeded())
-    with engine.begin() as connection:
-        PgQueue().run_now(connection, first)
+    assert (status_of(engine, first), held(engine)) == (JobStatus.BLOCKED, [second])
+    worker.run_next(Succeeded())
+    committed(engine, PgQueue().run_now, first)
 
     assert admit(engine) == 1
     assert [(one.job_id, one.attempt) for one in worker.claim()] == [(first, 2)]
@@ -304,8 +274,7 @@ def test_the_rule_for_a_failed_head_decides_whether_others_pass(
 ) -> None:
     first, second = put_some(engine, 2, key)
     admit(engine)
-    [claimed] = worker.claim()
-    worker.settle(claimed, Retried(HOUR, ERROR))
+    worker.run_next(Retried(HOUR, ERROR))
 
     admit(engine)
 
@@ -317,8 +286,7 @@ def test_a_strict_key_passes_on_when_its_head_has_failed_for_good(
 ) -> None:
     _, second = put_some(engine, 2, "strict")
     admit(engine)
-    [claimed] = worker.claim()
-    worker.settle(claimed, Failed(ERROR))
+    worker.run_next(Failed(ERROR))
 
     assert admit(engine) == 1
     assert held(engine, "strict") == [second]
@@ -394,8 +362,7 @@ GONE = "DELETE FROM pgqueue.jobs WHERE id = :id"
 def test_a_waiting_message_that_has_lost_its_job_holds_up_no_other(engine: Engine, by: str) -> None:
     """So the version before cancels and deletes: it knows no waiting messages."""
     first, second = put_some(engine, 2, "strict")
-    with engine.begin() as connection:
-        connection.execute(text(by), {"id": first})
+    execute(engine, by, id=first)
 
     assert admit(engine) == 1
     assert held(engine, "strict") == [second]
@@ -444,16 +411,15 @@ def test_a_message_of_a_job_with_places_is_not_claimed_ahead_after_a_settle_eith
 ) -> None:
     put_some(engine, 1)
     admit(engine)
-    [claimed] = worker.claim()
-    worker.settle(claimed, outcome)
+    worker.run_next(outcome)
 
     with engine.connect() as connection:
         assert connection.execute(text("SELECT alone FROM pgqueue.message_queue")).scalar()
 
 
-def test_an_enqueue_never_waits_for_an_admission(engine: Engine, database_url: str) -> None:
+def test_an_enqueue_never_waits_for_an_admission(engine: Engine) -> None:
     put_some(engine, 1)
-    hasty = worker_settings(database_url, lock_timeout="1ms")
+    hasty = worker_settings(engine.url, lock_timeout="1ms")
     with engine.begin() as connection:
         assert rounds().step(connection).admitted == 1
         assert len(put_some(hasty, 3)) == 3
@@ -471,30 +437,27 @@ def test_a_job_of_another_task_or_queue_or_limit_is_left_to_others(engine: Engin
     assert held(engine) == [mine]
 
 
-def test_a_paused_queue_takes_no_places_and_gives_its_places_back(engine: Engine) -> None:
-    [paused] = put_some(engine, 1, queue="other")
-    admit(engine)
-    [mine] = put_some(engine, 1)
-    assert held(engine) == [paused]
-
-    assert admit(engine, paused=Paused(queues=["other"])) == 1
-
-    assert held(engine) == [mine]
-    assert status(engine, paused) is JobStatus.BLOCKED
-    assert violations(engine) == []
-
-
-def test_a_paused_task_gives_its_places_back(engine: Engine) -> None:
-    [paused] = put_some(engine, 1, task="tests.paused")
+@pytest.mark.parametrize(
+    ("of", "paused"),
+    [
+        ({"queue": "other"}, Paused(queues=["other"])),
+        ({"task": "tests.paused"}, Paused(tasks=["tests.paused"])),
+    ],
+    ids=["queue", "task"],
+)
+def test_a_paused_queue_or_task_takes_no_places_and_gives_its_places_back(
+    engine: Engine, of: dict[str, str], paused: Paused
+) -> None:
+    [waits] = put_some(engine, 1, **of)
     with engine.begin() as connection:
-        Admissions(connection).admit([paused], notify=False)
+        Admissions(connection).admit([waits], notify=False)
     [mine] = put_some(engine, 1)
-    assert held(engine) == [paused]
+    assert held(engine) == [waits]
 
-    assert admit(engine, paused=Paused(tasks=["tests.paused"])) == 1
+    assert admit(engine, paused=paused) == 1
 
     assert held(engine) == [mine]
-    assert status(engine, paused) is JobStatus.BLOCKED
+    assert status_of(engine, waits) is JobStatus.BLOCKED
     assert violations(engine) == []
 
 
@@ -580,7 +543,7 @@ class TestRates:
 
         assert admit(engine) == 1
         assert held(engine, "api") == [jobs[2]]
-        assert status(engine, jobs[3]) is JobStatus.BLOCKED
+        assert status_of(engine, jobs[3]) is JobStatus.BLOCKED
         assert violations(engine) == []
 
     def test_the_step_says_when_the_next_token_comes(self, engine: Engine) -> None:
@@ -603,25 +566,17 @@ class TestRates:
     ) -> None:
         [job] = put_some(engine, 1, "api")
         admit(engine)
-        if mode == "lease":
-            [claimed] = worker.claim()
-            assert worker.settle(claimed, outcome)
-        else:
-            _, claimed = worker.start()
-            assert worker.settle_in_transaction(claimed, outcome)
-            worker.transaction.commit()
+        worker.run_next(outcome, held=mode == "transaction")
 
         assert worker.claim() == []
-        assert status(engine, job) is JobStatus.BLOCKED
+        assert status_of(engine, job) is JobStatus.BLOCKED
         assert violations(engine) == []
         put_some(engine, 5, "api")
         assert admit(engine) == 1  # the second token
 
-    def test_a_job_of_a_dead_worker_waits_for_a_token(
-        self, engine: Engine, database_url: str
-    ) -> None:
+    def test_a_job_of_a_dead_worker_waits_for_a_token(self, engine: Engine) -> None:
         [job] = put_some(engine, 1, "api")
-        with logical_workers(worker_settings(database_url), 2) as [dead, worker]:
+        with workers_at(engine, 2) as [dead, worker]:
             admit(engine)
             assert len(dead.claim()) == 1
             declare_dead(engine, dead)
@@ -649,12 +604,11 @@ class TestRates:
     ) -> None:
         first, second = put_some(engine, 2, "api\nstrict")
         admit(engine)
-        [claimed] = worker.claim()
-        worker.settle(claimed, Retried(HOUR, ERROR))
+        worker.run_next(Retried(HOUR, ERROR))
 
         assert admit(engine) == 0
         assert held(engine, "strict") == [first]
-        assert status(engine, second) is JobStatus.BLOCKED
+        assert status_of(engine, second) is JobStatus.BLOCKED
 
     def test_a_capacity_that_is_set_holds_from_the_next_admission_on(
         self, engine: Engine, worker: LogicalWorker
@@ -662,8 +616,7 @@ class TestRates:
         put_some(engine, 9, "api")
         admit(engine)
         worker.claim(9)
-        with engine.begin() as connection:
-            PgQueue().set_limit(connection, "api", 3600)
+        committed(engine, PgQueue().set_limit, "api", 3600)
         with engine.begin() as connection:
             assert rounds().step(connection).seconds_to_next == pytest.approx(1, abs=1)
 
@@ -682,10 +635,10 @@ class TestRates:
             rounds().sweep(connection)
             assert connection.scalars(keys).all() == ["api [7]"]
 
-    def test_an_enqueue_does_not_wait_for_a_bucket(self, engine: Engine, database_url: str) -> None:
+    def test_an_enqueue_does_not_wait_for_a_bucket(self, engine: Engine) -> None:
         put_some(engine, 3, "api")
         admit(engine)
-        hasty = worker_settings(database_url, lock_timeout="1ms")
+        hasty = worker_settings(engine.url, lock_timeout="1ms")
         with engine.begin() as connection:
             connection.execute(text("LOCK pgqueue.limit_buckets, pgqueue.limits"))
             assert len(put_some(hasty, 3, "api")) == 3
@@ -890,10 +843,10 @@ FAR = """
 class TestPlans:
     @pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
     def test_a_blocked_key_with_many_jobs_is_read_like_one_with_few(
-        self, engine: Engine, database_url: str, analyzed: bool
+        self, engine: Engine, analyzed: bool
     ) -> None:
         self._fill(engine, of_one=100_000, keys=10, analyzed=analyzed)
-        own = prepare_at_once(worker_settings(database_url, **AUTO_EXPLAIN))
+        own = prepare_at_once(worker_settings(engine.url, **AUTO_EXPLAIN))
         with own.connect() as connection, plans_of(connection) as plans:
             step = rounds().step(connection)
 
@@ -908,10 +861,10 @@ class TestPlans:
 
     @pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
     def test_ten_thousand_keys_are_admitted_in_steps_that_read_no_table(
-        self, engine: Engine, database_url: str, analyzed: bool
+        self, engine: Engine, analyzed: bool
     ) -> None:
         self._fill(engine, of_one=0, keys=10_000, analyzed=analyzed)
-        own = prepare_at_once(worker_settings(database_url, **AUTO_EXPLAIN))
+        own = prepare_at_once(worker_settings(engine.url, **AUTO_EXPLAIN))
         keys, admitted = rounds(), 0
         with own.connect() as connection, plans_of(connection) as plans:
             for _ in range(12):

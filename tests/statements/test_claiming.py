@@ -3,12 +3,10 @@
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine, text
-from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
     PATIENCE,
@@ -17,16 +15,19 @@ from chaos.interleavings.logical_workers import (
     declare_dead,
     enqueue,
     enqueue_many,
+    execute,
     logical_workers,
     pairs,
     rescue,
     run_together,
+    stored,
     violations,
     worker_settings,
+    workers_at,
 )
 from pgqueue.models import Lease, MessageQueue
 from pgqueue.outcomes import Released
-from pgqueue.repository import Attempts, ClaimCursor, Upcoming, Workers
+from pgqueue.repository import ClaimCursor, Upcoming, Workers
 
 BAD_PLANS = [
     {"plan_cache_mode": "force_generic_plan"},
@@ -38,22 +39,12 @@ BAD_PLANS = [
 ]
 
 
-@pytest.fixture
-def workers(database_url: str) -> Iterator[Engine]:
-    engine = worker_settings(database_url, lock_timeout="500ms")
-    yield engine
-    engine.dispose()
-
-
 class TestSkipLocked:
-    def test_a_second_claimer_is_not_blocked_and_takes_others(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            ids = enqueue_many(connection, 6)
-        with logical_workers(workers, 3) as [holder, slow, fast]:
+    def test_a_second_claimer_is_not_blocked_and_takes_others(self, engine: Engine) -> None:
+        ids = enqueue_many(engine, 6)
+        with workers_at(engine, 3) as [holder, slow, fast]:
             locked = [row.job_id for row in holder.lock(2)]
-            uncommitted = Attempts(slow.transaction, slow.id)
+            uncommitted = slow.attempts_in_transaction
             claimed = uncommitted.claim(pairs(), tasks=TASKS, limit=2, ahead=False).rows
 
             others = fast.claim(6)
@@ -62,36 +53,26 @@ class TestSkipLocked:
             assert [row.job_id for row in claimed] == ids[2:4]
             assert [row.job_id for row in others] == ids[4:]
 
-    def test_a_second_locker_is_not_blocked_and_locks_others(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            ids = enqueue_many(connection, 4)
-        with logical_workers(workers, 2) as [first, second]:
+    def test_a_second_locker_is_not_blocked_and_locks_others(self, engine: Engine) -> None:
+        ids = enqueue_many(engine, 4)
+        with workers_at(engine, 2) as [first, second]:
             assert [row.job_id for row in first.lock(2)] == ids[:2]
 
             assert [row.job_id for row in second.lock(4)] == ids[2:]
 
-    def test_looking_for_the_next_time_waits_for_nobody(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [holder, other]:
-            holder.start()
+    def test_looking_for_the_next_time_waits_for_nobody(self, engine: Engine) -> None:
+        with workers_at(engine, 2) as [holder, other]:
+            holder.start_new(engine)
 
-            upcoming = Attempts(other.line, other.id).upcoming(pairs(), tasks=TASKS)
+            upcoming = other.attempts.upcoming(pairs(), tasks=TASKS)
 
             assert upcoming == Upcoming(is_due=True, seconds=None)
 
-    def test_what_is_due_does_not_hide_what_comes_next(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-            enqueue(connection, delay=timedelta(seconds=100))
-        with logical_workers(workers, 1) as [worker]:
-            is_due, seconds = Attempts(worker.line, worker.id).upcoming(pairs(), tasks=TASKS)
+    def test_what_is_due_does_not_hide_what_comes_next(self, engine: Engine) -> None:
+        enqueue(engine)
+        enqueue(engine, delay=timedelta(seconds=100))
+        with workers_at(engine, 1) as [worker]:
+            is_due, seconds = worker.attempts.upcoming(pairs(), tasks=TASKS)
 
             assert is_due
             assert seconds is not None
@@ -99,20 +80,16 @@ class TestSkipLocked:
 
 
 class TestAges:
-    def test_each_pair_is_as_old_as_the_first_job_that_may_be_claimed(
-        self, engine: Engine, workers: Engine
-    ) -> None:
+    def test_each_pair_is_as_old_as_the_first_job_that_may_be_claimed(self, engine: Engine) -> None:
         with engine.begin() as connection:
             first, *_ = enqueue_many(connection, 3, priority=3)
             enqueue(connection, priority=4, delay=timedelta(seconds=100))
             enqueue_many(connection, 1, priority=5, queue="other")
             enqueue_many(connection, 1, priority=6, task="tests.unknown")
-        with logical_workers(workers, 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             asked = pairs()
 
-            ages = Attempts(worker.line, worker.id).ages(
-                asked, tasks=TASKS, age_after=timedelta(minutes=1)
-            )
+            ages = worker.attempts.ages(asked, tasks=TASKS, age_after=timedelta(minutes=1))
 
             run_at = worker.line.scalar(
                 text("SELECT run_at::text FROM pgqueue.message_queue WHERE target_id = :id"),
@@ -124,26 +101,19 @@ class TestAges:
             assert max(ages.periods_ago) < run_at
 
     def test_a_job_that_transaction_mode_runs_does_not_count_although_its_message_is_there(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [holder, other]:
-            holder.start()
+        with workers_at(engine, 2) as [holder, other]:
+            holder.start_new(engine)
 
-            ages = Attempts(other.line, other.id).ages(
-                pairs(), tasks=TASKS, age_after=timedelta(seconds=1)
-            )
+            ages = other.attempts.ages(pairs(), tasks=TASKS, age_after=timedelta(seconds=1))
 
             assert ages.oldest == {}
 
-    def test_no_claim_skips_the_jobs_that_are_looked_at(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue_many(connection, 2)
-        with logical_workers(workers, 2) as [looking, claiming]:
-            attempts = Attempts(looking.transaction, looking.id)
+    def test_no_claim_skips_the_jobs_that_are_looked_at(self, engine: Engine) -> None:
+        enqueue_many(engine, 2)
+        with workers_at(engine, 2) as [looking, claiming]:
+            attempts = looking.attempts_in_transaction
             attempts.ages(pairs(), tasks=TASKS, age_after=timedelta(seconds=1))
 
             assert len(claiming.look(5).rows) == 2
@@ -153,37 +123,35 @@ class TestTheLimit:
     @pytest.mark.parametrize("plan", BAD_PLANS, ids=lambda plan: next(iter(plan)))
     @pytest.mark.parametrize("how", ["claim", "ahead", "lock"])
     def test_a_claim_never_takes_more_whatever_the_plan(
-        self, engine: Engine, database_url: str, plan: dict[str, str], how: str
+        self, engine: Engine, plan: dict[str, str], how: str
     ) -> None:
         with engine.begin() as connection:
             connection.execute(text("ALTER TABLE pgqueue.message_queue SET (autovacuum_enabled=0)"))
             for priority in (0, 5, 9):
                 for queue in ("default", "other"):
                     enqueue_many(connection, 100, priority=priority, queue=queue)
-        badly = worker_settings(database_url, **plan)
+        badly = worker_settings(engine.url, **plan)
         both = [*pairs("default"), *pairs("other")]
 
         with logical_workers(badly, 1) as [worker]:
-            attempts = Attempts(worker.line, worker.id)
             if how == "lock":
-                claim = Attempts(worker.transaction, worker.id).lock(both, tasks=TASKS, limit=7)
+                claim = worker.attempts_in_transaction.lock(both, tasks=TASKS, limit=7)
                 taken = [claim.taken, len(claim.rows)]
                 worker.transaction.commit()
             else:
                 claims = [
-                    attempts.claim(both, tasks=TASKS, limit=limit, ahead=how == "ahead")
+                    worker.attempts.claim(both, tasks=TASKS, limit=limit, ahead=how == "ahead")
                     for limit in (7, 1, 110)
                 ]
                 taken = [claim.taken for claim in claims] + [len(claim.rows) for claim in claims]
 
         assert taken == ([7, 7] if how == "lock" else [7, 1, 110, 7, 1, 110])
         gone = 0 if how == "lock" else 118
-        with Session(engine) as session:
-            assert session.query(MessageQueue).count() == 600 - gone
-            assert session.query(Lease).count() == gone
+        assert len(stored(engine, MessageQueue)) == 600 - gone
+        assert len(stored(engine, Lease)) == gone
 
     def test_jobs_come_by_priority_and_then_in_the_order_they_were_enqueued(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
         expected: list[int] = []
         with engine.begin() as connection:
@@ -192,18 +160,17 @@ class TestTheLimit:
                 expected.append(enqueue(connection, priority=2))
             expected += late
 
-        with logical_workers(workers, 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             assert [row.job_id for row in worker.claim(10)] == expected
 
 
 class TestAhead:
     def test_what_a_crash_has_left_in_transaction_mode_is_not_claimed_ahead(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
         """It may be what caused the crash, and would take down all that wait with it."""
-        with engine.begin() as connection:
-            suspect, other = enqueue_many(connection, 2)
-        with logical_workers(workers, 2) as [crashed, living]:
+        suspect, other = enqueue_many(engine, 2)
+        with workers_at(engine, 2) as [crashed, living]:
             crashed.start()
             crashed.crash(engine)
 
@@ -212,7 +179,7 @@ class TestAhead:
             assert (row.job_id, row.attempt, row.crashes) == (suspect, 2, 1)
 
     def test_a_claim_ahead_says_what_it_has_left_and_looks_no_further_than_its_limit(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
         """Else it would read all of those that must not wait, each time, to get behind them."""
         with engine.begin() as connection:
@@ -220,7 +187,7 @@ class TestAhead:
             enqueue_many(connection, 3, priority=2, max_attempts=1)
             second = enqueue(connection, priority=7)
             enqueue(connection, priority=9)
-        with logical_workers(workers, 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             few, all_but_one = worker.look(3, ahead=True), worker.look(4, ahead=True)
 
             assert ([row.job_id for row in few.rows], few.taken, list(few.passed)) == (
@@ -237,17 +204,15 @@ class TestWithoutSuspects:
     @pytest.mark.parametrize("mode", ["lease", "transaction"])
     @pytest.mark.parametrize("how", ["claim", "lock"])
     def test_what_a_crash_has_left_is_passed_by_and_the_fragile_is_not(
-        self, engine: Engine, workers: Engine, mode: str, how: str
+        self, engine: Engine, mode: str, how: str
     ) -> None:
-        with engine.begin() as connection:
-            suspect = enqueue(connection)
-        with logical_workers(workers, 2) as [crashed, living]:
+        suspect = enqueue(engine)
+        with workers_at(engine, 2) as [crashed, living]:
             crashed.start() if mode == "transaction" else crashed.claim()
             crashed.crash(engine)
             declare_dead(engine, crashed)
             rescue(engine)
-            with engine.begin() as connection:
-                fragile = enqueue(connection, max_attempts=1)
+            fragile = enqueue(engine, max_attempts=1)
 
             found = getattr(living, how)(9, suspects=False)
             assert [row.job_id for row in found] == [fragile]
@@ -258,16 +223,15 @@ class TestWithoutSuspects:
 
 class TestTogether:
     def test_of_many_claimers_among_updates_and_enqueuers_each_job_falls_to_one(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
         total, first = 5000, 3000
-        with engine.begin() as connection:
-            expected = enqueue_many(connection, first)
+        expected = enqueue_many(engine, first)
         claimed: list[int] = []
 
         def claim() -> None:
             deadline = time.monotonic() + PATIENCE
-            with logical_workers(workers, 1) as [worker]:
+            with workers_at(engine, 1) as [worker]:
                 while len(claimed) < total and time.monotonic() < deadline:
                     claimed.extend(row.job_id for row in worker.claim(37))
 
@@ -277,8 +241,7 @@ class TestTogether:
                     expected.extend(enqueue_many(connection, 100))
 
         def disturb() -> None:
-            with engine.begin() as connection:
-                connection.execute(text(MOVE_SOME_MESSAGES))
+            execute(engine, MOVE_SOME_MESSAGES)
 
         run_together(claim, claim, claim, claim, enqueue_more, background=[disturb, disturb])
 
@@ -300,10 +263,8 @@ STRANGE_ARGUMENTS = {
 
 
 class TestStrangeRows:
-    def test_none_of_them_fails_the_claim_of_the_others(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with logical_workers(workers, 2) as [dead, worker]:
+    def test_none_of_them_fails_the_claim_of_the_others(self, engine: Engine) -> None:
+        with workers_at(engine, 2) as [dead, worker]:
             good, expected = plant_strange_rows(engine, dead)
 
             claim = worker.look(100)
@@ -312,14 +273,11 @@ class TestStrangeRows:
             assert claimed == Counter(good | expected)
             assert claim.taken > len(claim.rows)
             assert worker.claim(100) == []
-        with Session(engine) as session:
-            [untouched] = session.query(Lease).filter_by(worker_id=dead.id)
-            assert (untouched.message_id, untouched.attempt) == (0, 1)
+        [untouched] = [lease for lease in stored(engine, Lease) if lease.worker_id == dead.id]
+        assert (untouched.message_id, untouched.attempt) == (0, 1)
 
-    def test_none_of_them_fails_the_lock_of_the_others(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with logical_workers(workers, 2) as [dead, worker]:
+    def test_none_of_them_fails_the_lock_of_the_others(self, engine: Engine) -> None:
+        with workers_at(engine, 2) as [dead, worker]:
             good, expected = plant_strange_rows(engine, dead)
 
             locked = worker.lock(100)
@@ -330,43 +288,39 @@ class TestStrangeRows:
             assert started >= good
 
     @pytest.mark.parametrize("strange", STRANGE_ARGUMENTS)
-    def test_arguments_that_cannot_be_read_come_as_text(
-        self, engine: Engine, workers: Engine, strange: str
-    ) -> None:
+    def test_arguments_that_cannot_be_read_come_as_text(self, engine: Engine, strange: str) -> None:
         with engine.begin() as connection:
             ids = [enqueue(connection) for _ in range(3)]
             change = f"UPDATE pgqueue.jobs SET args = {STRANGE_ARGUMENTS[strange]} WHERE id = :id"
             connection.execute(text(change), {"id": ids[1]})
 
-        with logical_workers(workers, 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             claimed = worker.claim(10)
 
         assert [row.job_id for row in claimed] == ids
         assert [row.args for row in claimed][::2] == ["{}", "{}"]
 
-    def test_a_message_of_an_unknown_task_waits(self, engine: Engine, workers: Engine) -> None:
-        with engine.begin() as connection:
-            enqueue(connection, task="tests.of_tomorrow")
-            known = enqueue(connection)
+    def test_a_message_of_an_unknown_task_waits(self, engine: Engine) -> None:
+        enqueue(engine, task="tests.of_tomorrow")
+        known = enqueue(engine)
 
-        with logical_workers(workers, 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             assert [row.job_id for row in worker.claim(10)] == [known]
 
-        with Session(engine) as session:
-            assert session.query(MessageQueue).one().task == "tests.of_tomorrow"
+        assert [message.task for message in stored(engine, MessageQueue)] == ["tests.of_tomorrow"]
 
     def test_a_message_moved_by_its_job_is_still_settled_in_its_transaction(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
         with engine.begin() as connection:
             job_id = enqueue(connection)
             connection.execute(text("UPDATE pgqueue.jobs SET priority = 1"))
 
-        with logical_workers(workers, 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             [locked] = worker.lock()
             claimed = worker.stamp(locked)
             assert claimed is not None
-            assert Attempts(worker.transaction, worker.id).take_message(claimed)
+            assert worker.attempts_in_transaction.take_message(claimed)
             worker.transaction.commit()
 
         assert locked.job_id == job_id
@@ -375,7 +329,7 @@ class TestStrangeRows:
 class TestOtherSettings:
     @pytest.mark.parametrize("style", ["German", "SQL, DMY", "Postgres, MDY"])
     def test_jobs_come_in_order_whatever_the_server_writes_dates_like(
-        self, engine: Engine, database_url: str, style: str
+        self, engine: Engine, style: str
     ) -> None:
         with engine.begin() as connection:
             name = connection.scalar(text("SELECT current_database()"))
@@ -389,7 +343,7 @@ class TestOtherSettings:
                 ):
                     connection.execute(text(change), {"day": day, "id": id})
 
-        with logical_workers(worker_settings(database_url), 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             claim = worker.look(10)
 
         assert [row.job_id for row in claim.rows] == ids[::-1]
@@ -398,41 +352,34 @@ class TestOtherSettings:
 
 
 class TestTheDead:
-    def test_a_worker_that_was_declared_dead_claims_nothing(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 1) as [worker]:
+    def test_a_worker_that_was_declared_dead_claims_nothing(self, engine: Engine) -> None:
+        enqueue(engine)
+        with workers_at(engine, 1) as [worker]:
             declare_dead(engine, worker)
 
             assert worker.claim() == []
             assert worker.lock() == []
             assert Workers(worker.identity).beat(worker.id) is None
 
-    def test_a_worker_that_never_registered_claims_nothing(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 1) as [worker]:
+    def test_a_worker_that_never_registered_claims_nothing(self, engine: Engine) -> None:
+        enqueue(engine)
+        with workers_at(engine, 1) as [worker]:
             worker.id = uuid.uuid4()
 
             assert worker.claim() == []
 
 
 class TestFrontiers:
-    def test_a_claim_looks_behind_its_frontier_only(self, engine: Engine, workers: Engine) -> None:
+    def test_a_claim_looks_behind_its_frontier_only(self, engine: Engine) -> None:
         with engine.begin() as connection:
             ids = [enqueue(connection) for _ in range(4)]
-        with logical_workers(workers, 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             [first] = worker.claim(1)
-            attempts = Attempts(worker.line, worker.id)
-            [second] = attempts.claim(pairs(), tasks=TASKS, limit=1, ahead=False).rows
+            [second] = worker.attempts.claim(pairs(), tasks=TASKS, limit=1, ahead=False).rows
             behind = [ClaimCursor("default", 5, second.run_at, second.message_id)]
             worker.settle(first, Released())
 
-            found = attempts.claim(behind, tasks=TASKS, limit=9, ahead=False).rows
+            found = worker.attempts.claim(behind, tasks=TASKS, limit=9, ahead=False).rows
 
             assert [row.job_id for row in found] == ids[2:]
             assert [row.job_id for row in worker.claim(9)] == ids[:1]

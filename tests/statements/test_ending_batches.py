@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from chaos.interleavings.logical_workers import wait_until
+from chaos.interleavings.logical_workers import execute, wait_until
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
 from pgqueue import BatchEnded, BatchJob, Job, PgQueue, Worker
 from pgqueue.connections.settings import SCHEDULING, UPKEEP
@@ -188,8 +188,7 @@ def many_url(server_url: str, template_url: str, request: pytest.FixtureRequest)
     """A big batch, half of whose jobs have ended, after 5000 that have ended."""
     with fresh_database(server_url, template_url=template_url) as url:
         engine = create_engine(url)
-        with engine.begin() as connection:
-            connection.execute(text(MANY))
+        execute(engine, MANY)
         if request.param == "analyzed":
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 connection.execute(text("ANALYZE"))

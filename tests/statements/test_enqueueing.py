@@ -13,8 +13,6 @@ from sqlalchemy.orm import (
     Session,
     mapped_column,
     relationship,
-    scoped_session,
-    sessionmaker,
 )
 
 from pgqueue import DuplicateJob, Job, JobStatus, MessageQueue, OptionError, PgQueue
@@ -68,48 +66,6 @@ def counts(engine: Engine) -> tuple[int, int]:
 
 
 class TestTransactions:
-    def test_a_rollback_leaves_nothing(self, engine: Engine, session: Session) -> None:
-        greet.enqueue(session, "Ada")
-        session.add(greet.job("Bob"))
-        greet.enqueue_many(session, [("Cid",), {"name": "Dan", "times": 2}])
-        once.enqueue(session, 7)
-        session.flush()
-
-        session.rollback()
-
-        assert counts(engine) == (0, 0)
-
-    def test_a_savepoint_that_is_rolled_back_leaves_nothing_of_its_own(
-        self, engine: Engine, session: Session
-    ) -> None:
-        kept = greet.enqueue(session, "Ada")
-        savepoint = session.begin_nested()
-        greet.enqueue(session, "Bob")
-        session.add(greet.job("Cid"))
-        session.flush()
-
-        savepoint.rollback()
-        also_kept = greet.job("Dan")
-        session.add(also_kept)
-        session.commit()
-
-        with Session(engine) as other:
-            assert {job.id for job in other.scalars(select(Job))} == {kept.id, also_kept.id}
-            assert queue.check(other) == []
-
-    def test_it_never_commits(self, engine: Engine, session: Session) -> None:
-        greet.enqueue(session, "Ada")
-        session.add_all([greet.job("Bob"), greet.job("Cid")])
-        session.flush()
-        once.enqueue(session, 7)
-        once.enqueue_many(session, [(8,), (9,)])
-
-        assert session.in_transaction()
-        assert counts(engine) == (0, 0)
-
-        session.commit()
-        assert counts(engine) == (6, 6)
-
     def test_it_flushes_nothing_else_of_the_session(self, session: Session, orders: None) -> None:
         order = Order(id=1)
         session.add(order)
@@ -203,19 +159,6 @@ class TestTheJob:
 
         session.rollback()
         assert queue.check(session) == []
-
-
-class TestSessions:
-    def test_a_scoped_session_is_a_session(self, engine: Engine) -> None:
-        sessions = scoped_session(sessionmaker(engine))
-
-        greet.enqueue(sessions, "Ada")
-        greet.enqueue_many(sessions, [("Bob",)])
-        sessions.add(greet.job("Cid"))
-        sessions.commit()
-        sessions.remove()
-
-        assert counts(engine) == (3, 3)
 
 
 class TestMany:
@@ -314,21 +257,6 @@ class TestDuplicates:
 
         session.rollback()
         assert counts(engine) == (1, 1)
-
-    def test_in_a_savepoint_they_leave_the_transaction_usable(
-        self, engine: Engine, session: Session
-    ) -> None:
-        once.enqueue(session, 7)
-        savepoint = session.begin_nested()
-        session.add(once.job(7))
-        with pytest.raises(DuplicateJob):
-            session.flush()
-        savepoint.rollback()
-
-        greet.enqueue(session, "Ada")
-        session.commit()
-
-        assert counts(engine) == (2, 2)
 
     def test_of_an_ended_job_the_key_is_free(self, session: Session) -> None:
         first = once.enqueue(session, 7)

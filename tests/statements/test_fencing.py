@@ -1,9 +1,8 @@
 """The fence: a worker's late word changes nothing, whichever part of its lease has passed on."""
 
-import threading
 import uuid
-from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import Engine, text
@@ -14,12 +13,12 @@ from chaos.interleavings.logical_workers import (
     LogicalWorker,
     declare_dead,
     enqueue,
-    logical_workers,
     rescue,
+    status_of,
     violations,
-    wait_until,
-    waits_for_lock,
+    waiting,
     worker_settings,
+    workers_at,
 )
 from pgqueue import Change, Job, JobStatus, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
@@ -42,32 +41,18 @@ EVERYTHING = (
 )
 
 
-@pytest.fixture
-def workers(database_url: str) -> Iterator[Engine]:
-    engine = worker_settings(database_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def worker(workers: Engine) -> Iterator[LogicalWorker]:
-    with logical_workers(workers, 1) as [worker]:
-        yield worker
-
-
 def everything(engine: Engine) -> object:
     with engine.connect() as connection:
         return connection.execute(text(EVERYTHING)).all()
 
 
 def settled(worker: LogicalWorker, claimed: Claimed, outcome: Outcome, *, how: str) -> bool:
-    attempts = Attempts(worker.line, worker.id)
     if how == "one success":
-        return bool(attempts.settle_one_success(claimed, held=False))
+        return bool(worker.attempts.settle_one_success(claimed, held=False))
     if how == "successes":
-        ours = attempts.settle_succeeded([claimed])
+        ours = worker.attempts.settle_succeeded([claimed])
         return ours is None or bool(ours)
-    return bool(attempts.settle([(claimed, outcome)]))
+    return bool(worker.attempts.settle([(claimed, outcome)]))
 
 
 HOW = pytest.mark.parametrize(
@@ -88,9 +73,7 @@ class TestEachColumnOfTheFence:
         how: str,
         outcomes: list[Outcome],
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        [claimed] = worker.claim()
+        claimed = worker.claim_new(engine)
         before = everything(engine)
         if column == "worker_id":
             worker.id, other = uuid.uuid4(), claimed
@@ -106,9 +89,7 @@ class TestEachColumnOfTheFence:
     def test_a_held_settle_that_differs_in_it_changes_nothing(
         self, engine: Engine, worker: LogicalWorker, column: str
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        _, claimed = worker.start()
+        claimed = worker.start_new(engine)
         before = everything(engine)
         if column == "worker_id":
             worker.id, other = uuid.uuid4(), claimed
@@ -116,7 +97,7 @@ class TestEachColumnOfTheFence:
             other = claimed._replace(**{column: getattr(claimed, column) + 1})
 
         for outcome in OUTCOMES:
-            attempts = Attempts(worker.transaction, worker.id)
+            attempts = worker.attempts_in_transaction
             assert attempts.settle([(other, outcome)], held=True) == []
         assert attempts.settle_one_success(other, held=True) == []
         worker.transaction.rollback()
@@ -126,13 +107,11 @@ class TestEachColumnOfTheFence:
     def test_of_two_verdicts_on_one_message_only_that_on_the_current_attempt_counts(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         [claimed] = worker.claim()
-        attempts = Attempts(worker.line, worker.id)
         late = [(claimed._replace(attempt=attempt), Failed(ERROR)) for attempt in (0, 2, 3)]
 
-        rows = attempts.settle([*late, (claimed, Succeeded()), *late])
+        rows = worker.attempts.settle([*late, (claimed, Succeeded()), *late])
 
         assert [tuple(row) for row in rows] == [(job_id, "succeeded")]
 
@@ -142,9 +121,7 @@ class TestHeld:
     def test_a_held_lease_is_never_settled_as_one_of_lease_mode(
         self, engine: Engine, worker: LogicalWorker, how: str, outcomes: list[Outcome]
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        _, claimed = worker.start()
+        claimed = worker.start_new(engine)
         before = everything(engine)
 
         for outcome in outcomes:
@@ -155,29 +132,25 @@ class TestHeld:
     def test_a_lease_of_lease_mode_is_never_settled_as_held(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        [claimed] = worker.claim()
+        claimed = worker.claim_new(engine)
         before = everything(engine)
 
         for outcome in OUTCOMES:
-            attempts = Attempts(worker.transaction, worker.id)
+            attempts = worker.attempts_in_transaction
             assert attempts.settle([(claimed, outcome)], held=True) == []
             worker.transaction.commit()
-        assert Attempts(worker.transaction, worker.id).settle_one_success(claimed, held=True) == []
+        assert worker.attempts_in_transaction.settle_one_success(claimed, held=True) == []
         worker.transaction.commit()
 
         assert everything(engine) == before
 
     def test_a_held_attempt_without_its_message_is_not_settled(
-        self, engine: Engine, worker: LogicalWorker, workers: Engine
+        self, engine: Engine, worker: LogicalWorker
     ) -> None:
         """T has ended, and another transaction holds the message: it may not be settled twice."""
-        with engine.begin() as connection:
-            enqueue(connection)
-        _, claimed = worker.start()
+        claimed = worker.start_new(engine)
         worker.transaction.rollback()
-        with logical_workers(workers, 1) as [other]:
+        with workers_at(engine, 1) as [other]:
             assert other.lock()
             before = everything(engine)
 
@@ -191,12 +164,10 @@ class TestHeld:
 class TestZombies:
     @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda one: type(one).__name__)
     def test_what_a_rescued_worker_says_late_changes_nothing(
-        self, engine: Engine, workers: Engine, outcome: Outcome
+        self, engine: Engine, outcome: Outcome
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [zombie, heir]:
-            [old] = zombie.claim()
+        with workers_at(engine, 2) as [zombie, heir]:
+            old = zombie.claim_new(engine)
             declare_dead(engine, zombie)
             rescue(engine)
             assert not zombie.settle(old, outcome)
@@ -204,7 +175,7 @@ class TestZombies:
             before = everything(engine)
 
             assert not zombie.settle(old, outcome)
-            late = Attempts(zombie.line, zombie.id)
+            late = zombie.attempts
             assert late.settle_succeeded([old]) == []
             assert late.settle_one_success(old, held=False) == []
 
@@ -213,18 +184,16 @@ class TestZombies:
 
     @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda one: type(one).__name__)
     def test_what_the_loser_of_a_transaction_says_late_changes_nothing(
-        self, engine: Engine, workers: Engine, outcome: Outcome
+        self, engine: Engine, outcome: Outcome
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [zombie, heir]:
-            _, old = zombie.start()
+        with workers_at(engine, 2) as [zombie, heir]:
+            old = zombie.start_new(engine)
             zombie.transaction.rollback()
             _, new = heir.start()
             before = everything(engine)
 
             assert not zombie.settle_in_transaction(old, outcome)
-            assert Attempts(zombie.transaction, zombie.id).settle([(old, outcome)], held=True) == []
+            assert zombie.attempts_in_transaction.settle([(old, outcome)], held=True) == []
             zombie.transaction.commit()
 
             assert everything(engine) == before
@@ -232,30 +201,22 @@ class TestZombies:
             heir.transaction.commit()
         assert violations(engine) == []
 
-    def test_a_settle_that_waits_for_a_take_over_loses_to_it(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [zombie, heir]:
-            _, old = zombie.start()
+    def test_a_settle_that_waits_for_a_take_over_loses_to_it(self, engine: Engine) -> None:
+        with workers_at(engine, 2) as [zombie, heir]:
+            old = zombie.start_new(engine)
             zombie.transaction.rollback()
             [locked] = heir.lock()
-            settlements: list[object] = []
 
-            def settle_late() -> None:
-                attempts = Attempts(zombie.transaction, zombie.id)
-                settlements.append(attempts.settle([(old, Succeeded())], held=True))
-                zombie.transaction.commit()
+            def settle_late() -> object:
+                attempts = zombie.attempts_in_transaction
+                return attempts.settle([(old, Succeeded())], held=True)
 
-            thread = threading.Thread(target=settle_late)
-            with workers.connect() as side:
+            with worker_settings(engine.url).connect() as side:
                 new = Attempts(side, heir.id).stamp(locked)
-                thread.start()
-                wait_until(lambda: waits_for_lock(engine, zombie.pids[2]))
-                side.commit()
-            thread.join()
+                with waiting(engine, zombie.transaction, settle_late) as settlements:
+                    side.commit()
 
+            zombie.transaction.commit()
             assert settlements == [[]]
             assert new is not None
             assert heir.settle_in_transaction(new, Succeeded())
@@ -271,8 +232,7 @@ class TestTheArbiter:
     def test_a_job_that_has_ended_stays_as_it_ended(
         self, engine: Engine, worker: LogicalWorker, how: str, outcome: Outcome
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         [claimed] = worker.claim()
         with Session(engine) as session, session.begin():
             job = session.get_one(Job, job_id)
@@ -280,37 +240,27 @@ class TestTheArbiter:
 
         assert not settled(worker, claimed, outcome, how=how)
 
-        with Session(engine) as session:
-            assert session.get_one(Job, job_id).status is JobStatus.SUCCEEDED
+        assert status_of(engine, job_id) is JobStatus.SUCCEEDED
         assert violations(engine) == []
 
     @pytest.mark.parametrize("outcome", [Retried(timedelta(0), ERROR), Succeeded()])
     def test_a_settle_that_waits_for_a_cancel_inserts_no_message(
-        self, engine: Engine, workers: Engine, outcome: Outcome
+        self, engine: Engine, outcome: Outcome
     ) -> None:
         """The cancel of a message that a transaction has locked, but not yet stamped."""
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        with logical_workers(workers, 1) as [worker], Session(engine) as operator:
+        job_id = enqueue(engine)
+        with workers_at(engine, 1) as [worker], Session(engine) as operator:
             [locked] = worker.lock()
             assert PgQueue().cancel(operator, job_id) is Change.CANCELLED
             claimed = worker.stamp(locked)  # it does not see the cancel yet
             assert claimed is not None
-            results: list[bool] = []
-
-            def settle() -> None:
-                results.append(worker.settle_in_transaction(claimed, outcome))
-
-            thread = threading.Thread(target=settle)
-            thread.start()
-            wait_until(lambda: waits_for_lock(engine, worker.pids[2]))
-            operator.commit()
-            thread.join()
+            settle = partial(worker.settle_in_transaction, claimed, outcome)
+            with waiting(engine, worker.transaction, settle) as results:
+                operator.commit()
 
             assert results == [False]
             worker.transaction.rollback()
             assert worker.claim() == []
             Workers(worker.line).drop_left_stamps()
         assert violations(engine) == []
-        with Session(engine) as session:
-            assert session.get_one(Job, job_id).status is JobStatus.CANCELLED
+        assert status_of(engine, job_id) is JobStatus.CANCELLED

@@ -1,6 +1,5 @@
 """Check: every kind of damage, planted by SQL, is reported with the job it befell."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,25 +9,19 @@ from sqlalchemy import Engine, text
 from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
+    committed,
     declare_dead,
     enqueue,
     enqueue_many,
-    logical_workers,
+    execute,
     rescue,
     violations,
-    worker_settings,
 )
 from chaos.plans import Plan
 from pgqueue import PgQueue, Violation
 from pgqueue.cli.remedies import remedy_for
 from pgqueue.outcomes import Failed, Outcome, Succeeded
 from pgqueue.statements import invariants
-
-
-@pytest.fixture
-def worker(database_url: str) -> Iterator[LogicalWorker]:
-    with logical_workers(worker_settings(database_url), 1) as [worker]:
-        yield worker
 
 
 @dataclass(frozen=True)
@@ -166,8 +159,7 @@ def bring_to(state: str, worker: LogicalWorker) -> None:
             worker.start()
             worker.transaction.rollback()
         case "failed" | "succeeded":
-            [claimed] = worker.claim()
-            assert worker.settle(claimed, ENDINGS[state])
+            worker.run_next(ENDINGS[state])
 
 
 def by_view(engine: Engine) -> list[tuple[Any, ...]]:
@@ -188,16 +180,14 @@ def mend(engine: Engine, found: list[Violation]) -> None:
                     with engine.begin() as connection:
                         getattr(PgQueue(), verb)(connection, int(job_id))
                 case _:
-                    with engine.begin() as connection:
-                        connection.execute(text(step))
+                    execute(engine, step)
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: f"{damage.rule}-{damage.state}")
 def test_damage_is_reported_with_its_job(
     engine: Engine, worker: LogicalWorker, damage: Damage
 ) -> None:
-    with engine.begin() as connection:
-        job_id = enqueue(connection)
+    job_id = enqueue(engine)
     bring_to(damage.state, worker)
     assert violations(engine) == []
 
@@ -239,11 +229,9 @@ def test_what_is_sound_is_not_reported(engine: Engine, worker: LogicalWorker, st
 
 
 def test_what_is_left_of_ended_jobs_is_no_damage(engine: Engine, worker: LogicalWorker) -> None:
-    with engine.begin() as connection:
-        job_id = enqueue(connection)
+    job_id = enqueue(engine)
     worker.lock()
-    with engine.begin() as connection:
-        PgQueue().cancel(connection, job_id)
+    committed(engine, PgQueue().cancel, job_id)
     worker.transaction.rollback()
 
     assert violations(engine) == []

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
-from chaos.plans import AUTO_EXPLAIN, Plan, plans_of
+from chaos.plans import TELLING, Plan, plans_of
 from pgqueue import JobNotFound, JobStatus
 from pgqueue.repository import Health, Listing
 from pgqueue.statements.listing import JobFilter
@@ -46,7 +46,6 @@ def history(
     server_url: str, template_url: str, request: pytest.FixtureRequest
 ) -> Iterator[Connection]:
     """Many ended jobs, before and after some that failed, wait or run."""
-    options = " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())
     with fresh_database(server_url, template_url=template_url) as url:
         quiet = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         with quiet.connect() as connection:
@@ -54,7 +53,7 @@ def history(
             connection.execute(text(HISTORY))
             if request.param == "analyzed":
                 connection.execute(text("ANALYZE"))
-        told = create_engine(url, poolclass=NullPool, connect_args={"options": options})
+        told = create_engine(url, poolclass=NullPool, connect_args=TELLING)
         # In a transaction a plan is told only when the next statement comes.
         with told.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             yield connection

@@ -3,11 +3,12 @@
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
 import pytest
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
@@ -15,15 +16,15 @@ from chaos.interleavings.logical_workers import (
     LogicalWorker,
     declare_dead,
     enqueue_many,
+    execute,
     logical_workers,
     rescue,
     run_together,
     violations,
     worker_settings,
 )
-from pgqueue import DuplicateJob, Job, JobNotFound, Keep, PgQueue
+from pgqueue import Change, DuplicateJob, Job, JobNotFound, Keep, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
-from pgqueue.repository import Attempts
 from pgqueue.retention import Retention
 from pgqueue.worker.pruner import Progress, PruneRound
 
@@ -49,10 +50,10 @@ later = once.options(delay=timedelta(hours=1), unique_key=None)
 class Storm:
     """Ten threads at the same few jobs for a while, and how often each did something."""
 
-    def __init__(self, engine: Engine, database_url: str, *, seconds: float) -> None:
+    def __init__(self, engine: Engine, *, seconds: float) -> None:
         self.done: Counter[str] = Counter()
         self._engine = engine
-        self._workers = worker_settings(database_url)
+        self._workers = worker_settings(engine.url)
         self._chance = random.Random(1)
         self._deadline = time.monotonic() + seconds
 
@@ -73,34 +74,28 @@ class Storm:
             later.enqueue_many(session, [(n,) for n in range(5)])
         return True
 
-    def _cancel(self) -> bool:
+    def _operate(
+        self,
+        act: Callable[[Session, int], Change],
+        refusals: tuple[type[Exception], ...] = (JobNotFound,),
+    ) -> bool:
         with Session(self._engine) as session, session.begin():
             try:
-                return bool(queue.cancel(session, self._some_job(session)))
-            except JobNotFound:
+                return bool(act(session, self._some_job(session)))
+            except refusals:
                 return False
+
+    def _cancel(self) -> bool:
+        return self._operate(queue.cancel)
 
     def _requeue(self) -> bool:
-        with Session(self._engine) as session, session.begin():
-            try:
-                return bool(queue.requeue(session, self._some_job(session)))
-            except (DuplicateJob, JobNotFound):
-                return False
+        return self._operate(queue.requeue, (DuplicateJob, JobNotFound))
 
     def _run_now(self) -> bool:
-        with Session(self._engine) as session, session.begin():
-            try:
-                return bool(queue.run_now(session, self._some_job(session)))
-            except JobNotFound:
-                return False
+        return self._operate(queue.run_now)
 
     def _change(self) -> bool:
-        with Session(self._engine) as session, session.begin():
-            try:
-                job_id = self._some_job(session)
-                return bool(queue.change(session, job_id, priority=self._chance.randrange(10)))
-            except JobNotFound:
-                return False
+        return self._operate(partial(queue.change, priority=self._chance.randrange(10)))
 
     def _prune(self) -> bool:
         with logical_workers(self._workers, 1) as [worker]:
@@ -114,14 +109,15 @@ class Storm:
 
     def _lease(self) -> bool:
         with logical_workers(self._workers, 1) as [worker]:
-            attempts = Attempts(worker.line, worker.id)
             for _ in range(20):
                 claimed = worker.claim(10)
                 if self._chance.random() < 0.2:
                     declare_dead(self._engine, worker)  # and settle all the same
-                attempts.delete_succeeded(claimed[:2])
-                attempts.settle_succeeded(claimed[:4])
-                attempts.settle([(one, self._chance.choice(OUTCOMES)) for one in claimed[4:]])
+                worker.attempts.delete_succeeded(claimed[:2])
+                worker.attempts.settle_succeeded(claimed[:4])
+                worker.attempts.settle(
+                    [(one, self._chance.choice(OUTCOMES)) for one in claimed[4:]]
+                )
         return True
 
     def _hold(self) -> bool:
@@ -147,25 +143,23 @@ class Storm:
         return self._chance.choice(recent)
 
 
-def assert_calm(engine: Engine, database_url: str, *, seconds: float) -> None:
-    with engine.begin() as connection:
-        enqueue_many(connection, 60)
-    storm = Storm(engine, database_url, seconds=seconds)
+def assert_calm(engine: Engine, *, seconds: float) -> None:
+    enqueue_many(engine, 60)
+    storm = Storm(engine, seconds=seconds)
 
     storm.rage()
 
     assert min(storm.done.values()) > 0
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE pgqueue.workers SET dead_at = clock_timestamp()"))
+    execute(engine, "UPDATE pgqueue.workers SET dead_at = clock_timestamp()")
     rescue(engine)
     assert violations(engine) == []
 
 
-def test_a_storm_of_everything_meets_no_deadlock(engine: Engine, database_url: str) -> None:
-    assert_calm(engine, database_url, seconds=4)
+def test_a_storm_of_everything_meets_no_deadlock(engine: Engine) -> None:
+    assert_calm(engine, seconds=4)
 
 
 @pytest.mark.battery
 @pytest.mark.timeout(900)
-def test_a_long_storm_meets_no_deadlock(engine: Engine, database_url: str) -> None:
-    assert_calm(engine, database_url, seconds=300)
+def test_a_long_storm_meets_no_deadlock(engine: Engine) -> None:
+    assert_calm(engine, seconds=300)

@@ -1,29 +1,32 @@
 """Cancel and requeue, of a job in every state it can be in: what they do, and what they say."""
 
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
+    committed,
     declare_dead,
     enqueue,
-    logical_workers,
+    execute,
     rescue,
+    status_of,
+    stored,
     violations,
-    wait_until,
-    waits_for_lock,
-    worker_settings,
+    waiting,
+    workers_at,
 )
 from pgqueue import (
     Change,
     DuplicateJob,
     Job,
+    JobAttempt,
     JobNotFound,
     JobStatus,
     Lease,
@@ -37,19 +40,7 @@ from pgqueue.repository import Claimed
 from pgqueue.statements.tables import CHANNEL
 
 queue = PgQueue()
-
-
-@pytest.fixture
-def workers(database_url: str) -> Iterator[Engine]:
-    engine = worker_settings(database_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def worker(workers: Engine) -> Iterator[LogicalWorker]:
-    with logical_workers(workers, 1) as [worker]:
-        yield worker
+CANCELLED, CANCEL_REQUESTED, REQUEUED, DUE_NOW, CHANGED, UNCHANGED = Change
 
 
 @pytest.fixture
@@ -112,115 +103,136 @@ def cancelled(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
 
 
 def damaged(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM pgqueue.message_queue"))
+    execute(engine, "DELETE FROM pgqueue.message_queue")
 
 
 def flagged(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
     leased(worker, engine, job_id)
-    with engine.begin() as connection:
-        assert queue.cancel(connection, job_id) is Change.CANCEL_REQUESTED
+    assert committed(engine, queue.cancel, job_id) is Change.CANCEL_REQUESTED
 
 
-CANCELS: list[tuple[State, Change, JobStatus]] = [
-    (pending, Change.CANCELLED, JobStatus.CANCELLED),
-    (delayed, Change.CANCELLED, JobStatus.CANCELLED),
-    (locked, Change.CANCELLED, JobStatus.CANCELLED),
-    (stamped, Change.CANCEL_REQUESTED, JobStatus.RUNNING),
-    (leased, Change.CANCEL_REQUESTED, JobStatus.RUNNING),
-    (flagged, Change.CANCEL_REQUESTED, JobStatus.RUNNING),
-    (crashed, Change.CANCELLED, JobStatus.CANCELLED),
-    (damaged, Change.CANCELLED, JobStatus.CANCELLED),
-    (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
-    (failed, Change.UNCHANGED, JobStatus.FAILED),
-    (cancelled, Change.UNCHANGED, JobStatus.CANCELLED),
+# What each operation says of a job in a state; None: not tried.
+SAYS: list[tuple[State, JobStatus, dict[str, Change | None]]] = [
+    (state, status, dict(zip(("cancel", "requeue", "run_now", "change"), says, strict=True)))
+    for state, status, *says in (
+        (pending, JobStatus.PENDING, CANCELLED, UNCHANGED, UNCHANGED, CHANGED),
+        (delayed, JobStatus.PENDING, CANCELLED, UNCHANGED, DUE_NOW, CHANGED),
+        (backing_off, JobStatus.PENDING, None, None, DUE_NOW, CHANGED),
+        (locked, JobStatus.PENDING, CANCELLED, UNCHANGED, UNCHANGED, UNCHANGED),
+        (stamped, JobStatus.RUNNING, CANCEL_REQUESTED, UNCHANGED, UNCHANGED, UNCHANGED),
+        (leased, JobStatus.RUNNING, CANCEL_REQUESTED, UNCHANGED, UNCHANGED, UNCHANGED),
+        (flagged, JobStatus.RUNNING, CANCEL_REQUESTED, UNCHANGED, None, None),
+        (crashed, JobStatus.RUNNING, CANCELLED, UNCHANGED, UNCHANGED, UNCHANGED),
+        (damaged, JobStatus.BLOCKED, CANCELLED, UNCHANGED, None, None),
+        (succeeded, JobStatus.SUCCEEDED, UNCHANGED, UNCHANGED, UNCHANGED, UNCHANGED),
+        (failed, JobStatus.FAILED, UNCHANGED, REQUEUED, UNCHANGED, UNCHANGED),
+        (cancelled, JobStatus.CANCELLED, UNCHANGED, REQUEUED, None, UNCHANGED),
+    )
 ]
-REQUEUES: list[tuple[State, Change, JobStatus]] = [
-    (pending, Change.UNCHANGED, JobStatus.PENDING),
-    (delayed, Change.UNCHANGED, JobStatus.PENDING),
-    (locked, Change.UNCHANGED, JobStatus.PENDING),
-    (stamped, Change.UNCHANGED, JobStatus.RUNNING),
-    (leased, Change.UNCHANGED, JobStatus.RUNNING),
-    (flagged, Change.UNCHANGED, JobStatus.RUNNING),
-    (crashed, Change.UNCHANGED, JobStatus.RUNNING),
-    (damaged, Change.UNCHANGED, JobStatus.BLOCKED),
-    (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
-    (failed, Change.REQUEUED, JobStatus.PENDING),
-    (cancelled, Change.REQUEUED, JobStatus.PENDING),
-]
-
-RUN_NOWS: list[tuple[State, Change, JobStatus]] = [
-    (pending, Change.UNCHANGED, JobStatus.PENDING),
-    (delayed, Change.DUE_NOW, JobStatus.PENDING),
-    (backing_off, Change.DUE_NOW, JobStatus.PENDING),
-    (locked, Change.UNCHANGED, JobStatus.PENDING),
-    (stamped, Change.UNCHANGED, JobStatus.RUNNING),
-    (leased, Change.UNCHANGED, JobStatus.RUNNING),
-    (crashed, Change.UNCHANGED, JobStatus.RUNNING),
-    (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
-    (failed, Change.UNCHANGED, JobStatus.FAILED),
-]
+BECOMES = {
+    CANCELLED: JobStatus.CANCELLED, REQUEUED: JobStatus.PENDING, DUE_NOW: JobStatus.PENDING
+}  # fmt: skip
+ACTS: dict[str, Callable[[Connection | Session, int], Change]] = {
+    "cancel": queue.cancel,
+    "requeue": queue.requeue,
+    "run_now": queue.run_now,
+    "change": partial(queue.change, priority=1),
+}
 
 
-def name_of(value: object) -> str | None:
-    return getattr(value, "__name__", None)
+@pytest.mark.parametrize(
+    ("act", "state", "status", "change"),
+    [
+        pytest.param(act, state, status, change, id=f"{act}-{state.__name__}")
+        for state, status, says in SAYS
+        for act, change in says.items()
+        if change is not None
+    ],
+)
+def test_an_operation_says_what_it_has_done_and_waits_for_no_handler(
+    engine: Engine,
+    impatient: Engine,
+    worker: LogicalWorker,
+    act: str,
+    state: State,
+    status: JobStatus,
+    change: Change,
+) -> None:
+    job_id = enqueue(engine, key="k")
+    state(worker, engine, job_id)
+    before = violations(engine)
+    assert (before != []) is (state is damaged)
+
+    assert committed(impatient, ACTS[act], job_id) is change
+
+    assert status_of(engine, job_id) is BECOMES.get(change, status)
+    assert violations(engine) == (before if act == "requeue" else [])
 
 
-def status_of(engine: Engine, job_id: int) -> JobStatus:
-    with Session(engine) as session:
-        return session.get_one(Job, job_id).status
+@pytest.mark.parametrize("act", ACTS)
+def test_an_unknown_job_is_named(session: Session, act: str) -> None:
+    with pytest.raises(JobNotFound, match="job 4711 does not exist"):
+        ACTS[act](session, 4711)
+
+
+@pytest.mark.parametrize(("act", "priority"), [("run_now", 5), ("change", 1)])
+def test_the_attempts_and_crashes_of_a_job_that_is_moved_count_on(
+    engine: Engine, worker: LogicalWorker, act: str, priority: int
+) -> None:
+    job_id = enqueue(engine)
+    delay = timedelta(hours=1) if act == "run_now" else timedelta(0)
+    worker.settle(leased(worker, engine, job_id), Retried(delay, ERROR, AttemptEnd.CRASHED))
+
+    committed(engine, ACTS[act], job_id)
+
+    again = leased(worker, engine, job_id)
+    assert (again.attempt, again.crashes, again.priority) == (2, 1, priority)
+
+
+@pytest.mark.parametrize(("act", "state"), [("run_now", backing_off), ("change", pending)])
+def test_the_workers_are_told_that_a_moved_job_stands_behind_their_cursors(
+    engine: Engine, worker: LogicalWorker, act: str, state: State
+) -> None:
+    job_id = enqueue(engine)
+    state(worker, engine, job_id)
+    with engine.connect() as listener, engine.begin() as connection:
+        driver = driver_connection(listener)
+        driver.autocommit = True
+        driver.execute(f"LISTEN {CHANNEL}")
+
+        ACTS[act](connection, job_id)
+        connection.commit()
+
+        [told] = driver.notifies(timeout=60, stop_after=1)
+        assert told.payload == "rewind"
+
+
+def test_the_handler_of_a_job_cannot_change_it(engine: Engine, worker: LogicalWorker) -> None:
+    job_id = enqueue(engine)
+    worker.lock()
+
+    assert queue.change(worker.transaction, job_id, priority=1) is Change.UNCHANGED
 
 
 class TestCancel:
-    @pytest.mark.parametrize(("state", "change", "status"), CANCELS, ids=name_of)
-    def test_it_says_what_it_has_done_and_waits_for_no_handler(
-        self,
-        engine: Engine,
-        impatient: Engine,
-        worker: LogicalWorker,
-        state: State,
-        change: Change,
-        status: JobStatus,
-    ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, key="k")
-        state(worker, engine, job_id)
-
-        with impatient.begin() as connection:
-            assert queue.cancel(connection, job_id) is change
-
-        assert status_of(engine, job_id) is status
-        assert violations(engine) == []
-
-    def test_an_unknown_job_is_named(self, session: Session) -> None:
-        for act in (queue.cancel, queue.requeue):
-            with pytest.raises(JobNotFound, match="job 4711 does not exist"):
-                act(session, 4711)
-
     def test_a_running_job_ends_cancelled_however_its_attempt_ends(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
         for outcome in (Succeeded(), Succeeded({"sum": 1}), Retried(None, ERROR), Failed(ERROR)):
-            with engine.begin() as connection:
-                job_id = enqueue(connection)
+            job_id = enqueue(engine)
             claimed = leased(worker, engine, job_id)
-            with engine.begin() as connection:
-                assert queue.cancel(connection, job_id) is Change.CANCEL_REQUESTED
+            assert committed(engine, queue.cancel, job_id) is Change.CANCEL_REQUESTED
 
             assert worker.settle(claimed, outcome)
 
             assert status_of(engine, job_id) is JobStatus.CANCELLED
         assert violations(engine) == []
 
-    def test_what_is_left_of_a_job_cancelled_under_a_lock_is_dropped(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with logical_workers(workers, 2) as [holder, other]:
-            with engine.begin() as connection:
-                job_id = enqueue(connection)
+    def test_what_is_left_of_a_job_cancelled_under_a_lock_is_dropped(self, engine: Engine) -> None:
+        with workers_at(engine, 2) as [holder, other]:
+            job_id = enqueue(engine)
             holder.lock()
-            with engine.begin() as connection:
-                queue.cancel(connection, job_id)
+            committed(engine, queue.cancel, job_id)
             holder.transaction.rollback()
 
             assert other.look(10).taken == 1
@@ -229,21 +241,17 @@ class TestCancel:
     def test_what_a_crash_has_left_goes_with_the_job(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         crashed(worker, engine, job_id)
 
-        with engine.begin() as connection:
-            queue.cancel(connection, job_id)
+        committed(engine, queue.cancel, job_id)
 
-        with Session(engine) as session:
-            assert session.query(Lease).count() == session.query(MessageQueue).count() == 0
+        assert [*stored(engine, Lease), *stored(engine, MessageQueue)] == []
 
     def test_a_cancel_that_is_rolled_back_has_done_nothing(
         self, engine: Engine, session: Session, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         queue.cancel(session, job_id)
         session.rollback()
 
@@ -252,39 +260,16 @@ class TestCancel:
 
 
 class TestRequeue:
-    @pytest.mark.parametrize(("state", "change", "status"), REQUEUES, ids=name_of)
-    def test_it_says_what_it_has_done_and_waits_for_no_handler(
-        self,
-        engine: Engine,
-        impatient: Engine,
-        worker: LogicalWorker,
-        state: State,
-        change: Change,
-        status: JobStatus,
-    ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, key="k")
-        state(worker, engine, job_id)
-        sound = violations(engine)
-
-        with impatient.begin() as connection:
-            assert queue.requeue(connection, job_id) is change
-
-        assert status_of(engine, job_id) is status
-        assert violations(engine) == sound
-
     @pytest.mark.parametrize("notify", [True, False])
     def test_the_sleepers_are_told_unless_the_application_does_without(
         self, engine: Engine, worker: LogicalWorker, notify: bool
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, max_attempts=1)
+        job_id = enqueue(engine, max_attempts=1)
         failed(worker, engine, job_id)
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listening:
             listening.exec_driver_sql(f"LISTEN {CHANNEL}")
 
-            with engine.begin() as connection:
-                PgQueue(notify=notify).requeue(connection, job_id)
+            committed(engine, PgQueue(notify=notify).requeue, job_id)
 
             heard = driver_connection(listening).notifies(timeout=0.2, stop_after=1)
             assert [word.payload for word in heard] == ["rewind"] * notify
@@ -292,29 +277,24 @@ class TestRequeue:
     def test_the_job_is_as_new_and_its_old_attempts_stay_on_record(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, key="k", max_attempts=1)
+        job_id = enqueue(engine, key="k", max_attempts=1)
         failed(worker, engine, job_id)
 
-        with engine.begin() as connection:
-            queue.requeue(connection, job_id)
+        committed(engine, queue.requeue, job_id)
 
-        with Session(engine) as session:
-            job = session.get_one(Job, job_id)
-            assert (job.attempts, job.outcome, job.finished_at) == (0, None, None)
-            assert job.held_unique_key == "k"
+        [job] = stored(engine, Job)
+        assert (job.attempts, job.outcome, job.finished_at) == (0, None, None)
+        assert job.held_unique_key == "k"
         [claimed] = worker.claim()
         assert claimed.attempt == 1
         assert worker.settle(claimed, Failed(ERROR))
-        with engine.connect() as connection:
-            assert connection.scalar(text("SELECT count(*) FROM pgqueue.job_attempts")) == 2
+        assert len(stored(engine, JobAttempt)) == 2
         assert violations(engine) == []
 
     def test_a_taken_key_raises_and_leaves_the_transaction_usable(
         self, engine: Engine, session: Session, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, key="k")
+        job_id = enqueue(engine, key="k")
         failed(worker, engine, job_id)
         holder = enqueue(session, key="k")
 
@@ -328,15 +308,13 @@ class TestRequeue:
         assert {claimed.job_id for claimed in worker.claim(9)} == {holder, other}
         assert violations(engine) == []
 
-    def test_a_zombie_of_before_is_fenced(self, engine: Engine, workers: Engine) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, max_attempts=1)
-        with logical_workers(workers, 2) as [zombie, heir]:
+    def test_a_zombie_of_before_is_fenced(self, engine: Engine) -> None:
+        job_id = enqueue(engine, max_attempts=1)
+        with workers_at(engine, 2) as [zombie, heir]:
             [old] = zombie.claim()
             declare_dead(engine, zombie)
             assert rescue(engine) == {job_id: "failed"}
-            with engine.begin() as connection:
-                assert queue.requeue(connection, job_id) is Change.REQUEUED
+            assert committed(engine, queue.requeue, job_id) is Change.REQUEUED
             [new] = heir.claim()
 
             assert not zombie.settle(old, Succeeded())
@@ -349,8 +327,7 @@ class TestRequeue:
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
         """A claim and a cancel at once: the job ends while a worker has just begun to run it."""
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         old = leased(worker, engine, job_id)
         with engine.begin() as connection:
             connection.execute(
@@ -364,17 +341,15 @@ class TestRequeue:
 
         assert not worker.settle(old, Succeeded())
 
-        [new] = worker.claim()
-        assert worker.settle(new, Succeeded())
+        worker.run_next(Succeeded())
         assert violations(engine) == []
 
     @pytest.mark.parametrize("stamps", [False, True])
     def test_a_job_cancelled_under_a_lock_never_has_two_messages(
-        self, engine: Engine, workers: Engine, stamps: bool
+        self, engine: Engine, stamps: bool
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        with logical_workers(workers, 1) as [worker]:
+        job_id = enqueue(engine)
+        with workers_at(engine, 1) as [worker]:
             [row] = worker.lock()
             with engine.begin() as connection:
                 assert queue.cancel(connection, job_id) is Change.CANCELLED
@@ -383,168 +358,25 @@ class TestRequeue:
                 assert worker.stamp(row) is None
             worker.transaction.rollback()
 
-            with engine.begin() as connection:
-                assert queue.requeue(connection, job_id) is Change.REQUEUED
+            assert committed(engine, queue.requeue, job_id) is Change.REQUEUED
 
-        with Session(engine) as session:
-            assert session.query(MessageQueue).count() == 1
+        assert len(stored(engine, MessageQueue)) == 1
         assert violations(engine) == []
 
     def test_it_waits_for_a_settle_in_flight_and_then_sees_it(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+        job_id = enqueue(engine)
         claimed = stamped(worker, engine, job_id)
         assert worker.settle_in_transaction(claimed, Failed(ERROR))
-        changes: list[Change] = []
         with engine.connect() as operator:
-            pid = operator.scalar(text("SELECT pg_backend_pid()"))
-
-            def requeue() -> None:
-                changes.append(queue.requeue(operator, job_id))
-                operator.commit()
-
-            thread = threading.Thread(target=requeue)
-            thread.start()
-            wait_until(lambda: waits_for_lock(engine, pid))
-            worker.transaction.commit()
-            thread.join()
+            requeue = partial(queue.requeue, operator, job_id)
+            with waiting(engine, operator, requeue) as changes:
+                worker.transaction.commit()
+            operator.commit()
 
         assert changes == [Change.REQUEUED]
         assert violations(engine) == []
-
-
-class TestRunNow:
-    @pytest.mark.parametrize(("state", "change", "status"), RUN_NOWS, ids=name_of)
-    def test_it_says_what_it_has_done_and_waits_for_no_handler(
-        self,
-        engine: Engine,
-        impatient: Engine,
-        worker: LogicalWorker,
-        state: State,
-        change: Change,
-        status: JobStatus,
-    ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, key="k")
-        state(worker, engine, job_id)
-
-        with impatient.begin() as connection:
-            assert queue.run_now(connection, job_id) is change
-
-        assert status_of(engine, job_id) is status
-        assert violations(engine) == []
-
-    def test_its_attempts_and_crashes_count_on(self, engine: Engine, worker: LogicalWorker) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        claimed = leased(worker, engine, job_id)
-        worker.settle(claimed, Retried(timedelta(hours=1), ERROR, AttemptEnd.CRASHED))
-
-        with engine.begin() as connection:
-            queue.run_now(connection, job_id)
-
-        again = leased(worker, engine, job_id)
-        assert (again.attempt, again.crashes) == (2, 1)
-
-    def test_the_workers_are_told_that_it_stands_behind_their_cursors(
-        self, engine: Engine, worker: LogicalWorker
-    ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        backing_off(worker, engine, job_id)
-        with engine.connect() as listener, engine.begin() as connection:
-            driver = driver_connection(listener)
-            driver.autocommit = True
-            driver.execute(f"LISTEN {CHANNEL}")
-
-            queue.run_now(connection, job_id)
-            connection.commit()
-
-            [told] = driver.notifies(timeout=60, stop_after=1)
-            assert told.payload == "rewind"
-
-    def test_a_job_that_does_not_exist_is_an_error(self, engine: Engine) -> None:
-        with engine.begin() as connection, pytest.raises(JobNotFound, match="job 7 does not exist"):
-            queue.run_now(connection, 7)
-
-
-CHANGES: list[tuple[State, Change, JobStatus]] = [
-    (pending, Change.CHANGED, JobStatus.PENDING),
-    (delayed, Change.CHANGED, JobStatus.PENDING),
-    (backing_off, Change.CHANGED, JobStatus.PENDING),
-    (locked, Change.UNCHANGED, JobStatus.PENDING),
-    (stamped, Change.UNCHANGED, JobStatus.RUNNING),
-    (leased, Change.UNCHANGED, JobStatus.RUNNING),
-    (crashed, Change.UNCHANGED, JobStatus.RUNNING),
-    (succeeded, Change.UNCHANGED, JobStatus.SUCCEEDED),
-    (failed, Change.UNCHANGED, JobStatus.FAILED),
-    (cancelled, Change.UNCHANGED, JobStatus.CANCELLED),
-]
-
-
-class TestChange:
-    @pytest.mark.parametrize(("state", "change", "status"), CHANGES, ids=name_of)
-    def test_it_says_what_it_has_done_and_waits_for_no_handler(
-        self,
-        engine: Engine,
-        impatient: Engine,
-        worker: LogicalWorker,
-        state: State,
-        change: Change,
-        status: JobStatus,
-    ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, key="k")
-        state(worker, engine, job_id)
-
-        with impatient.begin() as connection:
-            assert queue.change(connection, job_id, priority=1) is change
-
-        assert status_of(engine, job_id) is status
-        assert violations(engine) == []
-
-    def test_its_attempts_and_crashes_count_on(self, engine: Engine, worker: LogicalWorker) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        claimed = leased(worker, engine, job_id)
-        worker.settle(claimed, Retried(timedelta(0), ERROR, AttemptEnd.CRASHED))
-
-        with engine.begin() as connection:
-            queue.change(connection, job_id, priority=1)
-
-        again = leased(worker, engine, job_id)
-        assert (again.attempt, again.crashes, again.priority) == (2, 1, 1)
-
-    def test_the_workers_are_told_that_it_stands_behind_their_cursors(
-        self, engine: Engine, worker: LogicalWorker
-    ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        with engine.connect() as listener, engine.begin() as connection:
-            driver = driver_connection(listener)
-            driver.autocommit = True
-            driver.execute(f"LISTEN {CHANNEL}")
-
-            queue.change(connection, job_id, priority=1)
-            connection.commit()
-
-            [told] = driver.notifies(timeout=60, stop_after=1)
-            assert told.payload == "rewind"
-
-    def test_the_handler_of_a_job_cannot_change_it(
-        self, engine: Engine, worker: LogicalWorker
-    ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        worker.lock()
-
-        assert queue.change(worker.transaction, job_id, priority=1) is Change.UNCHANGED
-
-    def test_a_job_that_does_not_exist_is_an_error(self, engine: Engine) -> None:
-        with engine.begin() as connection, pytest.raises(JobNotFound, match="job 7 does not exist"):
-            queue.change(connection, 7, priority=1)
 
 
 @pytest.mark.parametrize(

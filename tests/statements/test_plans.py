@@ -15,11 +15,12 @@ from chaos.interleavings.logical_workers import (
     logical_workers,
     pairs,
     worker_settings,
+    workers_at,
 )
-from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
+from chaos.plans import AUTO_EXPLAIN, TELLING, Plan, plans_of, prepare_at_once
 from pgqueue import PgQueue, Unique
 from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
-from pgqueue.repository import Attempts, Claimed, Jobs, Pruning, Workers
+from pgqueue.repository import Claimed, Jobs, Pruning, Workers
 from pgqueue.retention import Keep, Retention
 from pgqueue.testing.databases import fresh_database
 
@@ -73,7 +74,7 @@ def test_no_statement_is_compiled(backlog_url: str) -> None:
     """Compiling takes ten times as long as a claim; the dear estimates of its plan ask for it."""
     engine = worker_settings(backlog_url, jit_above_cost="0", **AUTO_EXPLAIN)
     with logical_workers(prepare_at_once(engine), 1) as [worker], plans_of(worker.line) as plans:
-        Attempts(worker.line, worker.id).claim(pairs(), tasks=TASKS, limit=BATCH)
+        worker.attempts.claim(pairs(), tasks=TASKS, limit=BATCH)
 
     assert [plan.is_compiled for plan in plans.seen] == [False]
 
@@ -105,9 +106,8 @@ class TestClaims:
             assert plan.scans_of("message_queue") == {"Index Scan message_queue_pkey", "Tid Scan"}
 
     def test_an_idle_claim_touches_next_to_nothing(self, worker: LogicalWorker) -> None:
-        attempts = Attempts(worker.line, worker.id)
         with plans_of(worker.line) as plans:
-            attempts.claim(pairs("quiet"), tasks=TASKS, limit=BATCH, ahead=False)
+            worker.attempts.claim(pairs("quiet"), tasks=TASKS, limit=BATCH, ahead=False)
 
         assert_by_key(plans.only, buffers=100)
 
@@ -124,14 +124,13 @@ class TestClaims:
 
     def test_what_is_upcoming_is_looked_up_by_the_key(self, worker: LogicalWorker) -> None:
         with plans_of(worker.line) as plans:
-            Attempts(worker.line, worker.id).upcoming(pairs(), tasks=TASKS)
+            worker.attempts.upcoming(pairs(), tasks=TASKS)
 
         assert_by_key(plans.only, buffers=200)
 
     def test_ages_are_looked_up_by_the_key(self, worker: LogicalWorker) -> None:
-        attempts = Attempts(worker.line, worker.id)
         with plans_of(worker.line) as plans:
-            attempts.ages(pairs(), tasks=TASKS, age_after=timedelta(minutes=1))
+            worker.attempts.ages(pairs(), tasks=TASKS, age_after=timedelta(minutes=1))
 
         assert_by_key(plans.only, buffers=200)
 
@@ -152,8 +151,7 @@ class TestSettles:
     ) -> None:
         claimed = worker.claim(BATCH)
         with plans_of(worker.line) as plans:
-            attempts = Attempts(worker.line, worker.id)
-            settled = attempts.settle([(one, outcome) for one in claimed])
+            settled = worker.attempts.settle([(one, outcome) for one in claimed])
 
         assert len(settled) == BATCH
         assert_by_key(plans.only, buffers=80 * BATCH)
@@ -161,14 +159,14 @@ class TestSettles:
     def test_so_does_the_settle_of_plain_successes(self, worker: LogicalWorker) -> None:
         claimed = worker.claim(BATCH)
         with plans_of(worker.line) as plans:
-            Attempts(worker.line, worker.id).settle_succeeded(claimed)
+            worker.attempts.settle_succeeded(claimed)
 
         assert_by_key(plans.only, buffers=60 * BATCH)
 
     def test_so_does_the_settle_of_one_success(self, worker: LogicalWorker) -> None:
         [claimed] = worker.claim()
         with plans_of(worker.line) as plans:
-            settled = Attempts(worker.line, worker.id).settle_one_success(claimed, held=False)
+            settled = worker.attempts.settle_one_success(claimed, held=False)
 
         assert [one.outcome for one in settled] == ["succeeded"]
         assert_by_key(plans.only, buffers=100)
@@ -179,7 +177,7 @@ class TestSettles:
             claimed = worker.stamp(locked)
         assert claimed is not None
         with plans_of(worker.transaction) as in_transaction:
-            assert Attempts(worker.transaction, worker.id).keep_lease(claimed)
+            assert worker.attempts_in_transaction.keep_lease(claimed)
             assert worker.settle_in_transaction(claimed, Succeeded())
 
         worker.transaction.commit()
@@ -192,13 +190,12 @@ class TestSettles:
         claimed = worker.claim(BATCH)
         mine = text("SELECT id FROM pgqueue.jobs WHERE id = :id FOR UPDATE")
         worker.transaction.execute(mine, {"id": claimed[0].job_id})
-        attempts = Attempts(worker.line, worker.id)
         with plans_of(worker.line) as plans:
-            free = attempts.free_among(claimed)
+            free = worker.attempts.free_among(claimed)
 
         worker.transaction.rollback()
         assert free == {one.job_id for one in claimed[1:]}
-        attempts.settle_succeeded(claimed)
+        worker.attempts.settle_succeeded(claimed)
         assert_by_key(plans.only, buffers=30 * BATCH)
 
     def test_progress_reaches_jobs_and_leases_by_their_keys(self, worker: LogicalWorker) -> None:
@@ -218,22 +215,21 @@ class TestSettles:
 
         assert written == {one.job_id for one in claimed}
         assert_by_key(plans.only, buffers=60 * BATCH)
-        Attempts(worker.line, worker.id).settle_succeeded(claimed)
+        worker.attempts.settle_succeeded(claimed)
 
     def test_a_crash_of_transaction_mode_is_looked_up_by_its_key(
         self, worker: LogicalWorker
     ) -> None:
         [claimed] = worker.claim()
-        attempts = Attempts(worker.line, worker.id)
         with plans_of(worker.line) as plans:
-            assert not attempts.has_crashed_before(claimed)
+            assert not worker.attempts.has_crashed_before(claimed)
 
         assert plans.only.scans_of("job_attempts") <= {
             "Index Only Scan job_attempts_pkey",
             "Index Scan job_attempts_pkey",
         }
         assert plans.only.buffers < 20
-        attempts.settle_succeeded([claimed])
+        worker.attempts.settle_succeeded([claimed])
 
     def test_a_rescue_looks_up_jobs_by_their_key(self, worker: LogicalWorker) -> None:
         claimed = worker.claim(BATCH)
@@ -267,7 +263,7 @@ class TestPruning:
     def test_a_stretch_is_read_and_deleted_by_key(self, worker: LogicalWorker, dead: bool) -> None:
         outcome: Outcome = Failed(ERROR) if dead else Succeeded({"sum": 3})
         claimed = worker.claim(BATCH)
-        Attempts(worker.line, worker.id).settle([(one, outcome) for one in claimed])
+        worker.attempts.settle([(one, outcome) for one in claimed])
         first = min(one.job_id for one in claimed)
         with plans_of(worker.line) as plans:
             stretch = Pruning(worker.line).prune(
@@ -314,11 +310,10 @@ class TestUniqueKeys:
         self, worker: LogicalWorker
     ) -> None:
         claimed = worker.claim(BATCH)[0]
-        attempts = Attempts(worker.line, worker.id)
 
         with plans_of(worker.line) as plans:
-            assert attempts.free_key(claimed, is_alone=True)
-            assert not attempts.has_expired(claimed, timedelta(hours=1))
+            assert worker.attempts.free_key(claimed, is_alone=True)
+            assert not worker.attempts.has_expired(claimed, timedelta(hours=1))
 
         assert len(plans.seen) == 2
         for plan in plans.seen:
@@ -328,8 +323,7 @@ class TestUniqueKeys:
         self, backlog_url: str
     ) -> None:
         """On a connection of the application, which has no settings of ours."""
-        options = " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())
-        engine = create_engine(backlog_url, connect_args={"options": options})
+        engine = create_engine(backlog_url, connect_args=TELLING)
         queue = PgQueue(engine)
 
         @queue.task(unique=Unique(until="started", on_conflict="replace"))
@@ -353,13 +347,13 @@ class TestUniqueKeys:
 
 @pytest.mark.parametrize("plan_cache", PLAN_CACHES)
 def test_where_all_jobs_are_due_at_the_same_moment_held_leases_are_looked_at_by_key(
-    engine: Engine, database_url: str, plan_cache: str
+    engine: Engine, plan_cache: str
 ) -> None:
     """As after ``enqueue_many`` with ``run_at``: most of the key of a message is that of all."""
     with engine.begin() as connection:
         connection.execute(text(AT_ONE_MOMENT), {"jobs": 20_000})
         connection.execute(text("ANALYZE"))
-    workers = worker_settings(database_url, plan_cache_mode=plan_cache, **AUTO_EXPLAIN)
+    workers = worker_settings(engine.url, plan_cache_mode=plan_cache, **AUTO_EXPLAIN)
     with logical_workers(prepare_at_once(workers), 2) as [dead, living]:
         for worker in (living, dead):
             worker.start()
@@ -390,14 +384,13 @@ AT_ONE_MOMENT = """
 
 
 class TestHot:
-    def test_settling_updates_a_job_in_its_page(self, engine: Engine, database_url: str) -> None:
+    def test_settling_updates_a_job_in_its_page(self, engine: Engine) -> None:
         with engine.begin() as connection:
             connection.execute(text("ALTER TABLE pgqueue.jobs SET (autovacuum_enabled = off)"))
             enqueue_many(connection, 1000)
 
-        with logical_workers(worker_settings(database_url), 1) as [worker]:
-            attempts = Attempts(worker.line, worker.id)
-            settle_in_batches(worker, attempts.settle_succeeded, batch=20)
+        with workers_at(engine, 1) as [worker]:
+            settle_in_batches(worker, worker.attempts.settle_succeeded, batch=20)
             worker.line.exec_driver_sql("SELECT pg_stat_force_next_flush()")
             worker.line.exec_driver_sql("SELECT 1")
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from chaos.interleavings.logical_workers import violations
+from chaos.interleavings.logical_workers import execute, violations
 from pgqueue import Keep, PgQueue
 from pgqueue.retention import Retention
 from pgqueue.statements.tables import lock_key
@@ -129,8 +129,7 @@ class TestRules:
         queue = PgQueue(engine)
         queue.task(name="known")(lambda: None)
         job = queue.tasks["known"].delay()
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE pgqueue.jobs SET created_at = 'epoch'"))
+        execute(engine, "UPDATE pgqueue.jobs SET created_at = 'epoch'")
 
         prune(pruner)
 
@@ -172,9 +171,7 @@ class TestARound:
         assert prune(pruner).deleted == 2 * MOST
         assert rows(engine, "pgqueue.jobs") == 3 * MOST
 
-    def test_two_do_not_prune_at_once(
-        self, engine: Engine, pruner: Connection, database_url: str
-    ) -> None:
+    def test_two_do_not_prune_at_once(self, engine: Engine, pruner: Connection) -> None:
         ended(engine)
         with engine.begin() as other:
             other.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": PRUNE_LOCK})
@@ -188,15 +185,11 @@ class TestARound:
     ) -> None:
         [job_id] = ended(engine, outcome="cancelled")
         lease = "INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id) "
-        with engine.begin() as connection:
-            connection.execute(
-                text(lease + "VALUES (:id, 1, 1, gen_random_uuid())"), {"id": job_id}
-            )
+        execute(engine, lease + "VALUES (:id, 1, 1, gen_random_uuid())", id=job_id)
         prune(pruner)
         assert left(engine) == [job_id]
 
-        with engine.begin() as connection:
-            connection.execute(text("DELETE FROM pgqueue.leases"))
+        execute(engine, "DELETE FROM pgqueue.leases")
         prune(pruner)
         assert left(engine) == []
 
@@ -237,8 +230,7 @@ class TestRowsOfTheApplication:
     ) -> None:
         """The rows that refuse it refer to rows that go with the job: nothing shows it before."""
         refused = ended(engine, number=30)[7::11]
-        with engine.begin() as connection:
-            connection.execute(text("CREATE TABLE pages (report int)"))
+        execute(engine, "CREATE TABLE pages (report int)")
         refer(engine, refused, "ON DELETE CASCADE")
         with engine.begin() as connection:
             connection.execute(text("INSERT INTO pages SELECT id FROM reports"))
@@ -277,14 +269,9 @@ class TestRowsOfTheApplication:
 
 
 def refer(engine: Engine, ids: list[int], on_delete: str) -> None:
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "CREATE TABLE reports (id serial PRIMARY KEY, "
-                f"job_id bigint REFERENCES pgqueue.jobs {on_delete})"
-            )
-        )
-        connection.execute(
-            text("INSERT INTO reports (job_id) SELECT unnest(CAST(:ids AS bigint[]))"),
-            {"ids": ids},
-        )
+    execute(
+        engine,
+        "CREATE TABLE reports (id serial PRIMARY KEY, "
+        f"job_id bigint REFERENCES pgqueue.jobs {on_delete})",
+    )
+    execute(engine, "INSERT INTO reports (job_id) SELECT unnest(CAST(:ids AS bigint[]))", ids=ids)

@@ -1,27 +1,28 @@
 """Rescue: what the dead held comes back, and nothing of the living is touched."""
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import Connection, Engine, func, select, text
-from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
+    committed,
     declare_dead,
     enqueue,
-    logical_workers,
+    execute,
     rescue,
     run_together,
+    stored,
     violations,
     wait_until,
-    waits_for_lock,
-    worker_settings,
+    waiting,
+    workers_at,
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, MessageQueue, PgQueue
 from pgqueue.outcomes import Retried, Succeeded
@@ -31,20 +32,11 @@ from pgqueue.worker.liveness import Witness
 from pgqueue.worker.rescuer import RESCUE_LOCK, SEARCH_EVERY, Rescue
 
 
-@pytest.fixture
-def workers(database_url: str) -> Iterator[Engine]:
-    engine = worker_settings(database_url)
-    yield engine
-    engine.dispose()
-
-
 @contextmanager
-def holding_one(engine: Engine, workers: Engine) -> Iterator[LogicalWorker]:
+def holding_one(engine: Engine) -> Iterator[LogicalWorker]:
     """A worker that has claimed the only job."""
-    with engine.begin() as connection:
-        enqueue(connection)
-    with logical_workers(workers, 1) as [worker]:
-        worker.claim()
+    with workers_at(engine, 1) as [worker]:
+        worker.claim_new(engine)
         yield worker
 
 
@@ -54,39 +46,29 @@ def look(connection: Connection, rescuer: Rescue) -> int:
 
 
 def only_job(engine: Engine) -> Job:
-    with Session(engine) as session:
-        return session.query(Job).one()
+    [job] = stored(engine, Job)
+    return job
 
 
 class TestWhose:
-    def test_only_leases_of_dead_and_of_missing_workers_are_rescued(
-        self, engine: Engine, workers: Engine
-    ) -> None:
+    def test_only_leases_of_dead_and_of_missing_workers_are_rescued(self, engine: Engine) -> None:
         with engine.begin() as connection:
             ids = [enqueue(connection) for _ in range(3)]
-        with logical_workers(workers, 3) as [living, dead, missing]:
+        with workers_at(engine, 3) as [living, dead, missing]:
             for worker in (living, dead, missing):
                 worker.claim(1)
             declare_dead(engine, dead)
-            with engine.begin() as connection:
-                connection.execute(
-                    text("DELETE FROM pgqueue.workers WHERE id = :id"), {"id": missing.id}
-                )
+            execute(engine, "DELETE FROM pgqueue.workers WHERE id = :id", id=missing.id)
 
             rescued = rescue(engine)
 
         assert rescued == {ids[1]: None, ids[2]: None}
-        with Session(engine) as session:
-            assert [lease.target_id for lease in session.query(Lease)] == [ids[0]]
+        assert [lease.target_id for lease in stored(engine, Lease)] == [ids[0]]
         assert violations(engine) == []
 
-    def test_a_held_lease_is_left_alone_while_its_message_is_there(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 1) as [worker]:
-            _, claimed = worker.start()
+    def test_a_held_lease_is_left_alone_while_its_message_is_there(self, engine: Engine) -> None:
+        with workers_at(engine, 1) as [worker]:
+            claimed = worker.start_new(engine)
             declare_dead(engine, worker)
 
             running = rescue(engine)
@@ -99,12 +81,10 @@ class TestWhose:
         assert only_job(engine).status is JobStatus.RUNNING
         assert violations(engine) == []
 
-    def test_a_lease_that_another_rescuer_works_on_is_passed_by(
-        self, engine: Engine, workers: Engine
-    ) -> None:
+    def test_a_lease_that_another_rescuer_works_on_is_passed_by(self, engine: Engine) -> None:
         with engine.begin() as connection:
             ids = [enqueue(connection) for _ in range(2)]
-        with logical_workers(workers, 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             worker.claim(2)
             declare_dead(engine, worker)
         with engine.connect() as other:
@@ -116,10 +96,10 @@ class TestWhose:
         assert rescued == {ids[1]: None}
         assert rescue(engine) == {ids[0]: None}
 
-    def test_many_rescuers_rescue_each_lease_once(self, engine: Engine, workers: Engine) -> None:
+    def test_many_rescuers_rescue_each_lease_once(self, engine: Engine) -> None:
         with engine.begin() as connection:
             ids = [enqueue(connection) for _ in range(200)]
-        with logical_workers(workers, 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             worker.claim(200)
             declare_dead(engine, worker)
         rescued: list[int] = []
@@ -131,34 +111,28 @@ class TestWhose:
 
 
 class TestWhatBecomesOfTheJob:
-    def test_it_keeps_its_time_counts_the_crash_and_is_claimed_alone(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
+    def test_it_keeps_its_time_counts_the_crash_and_is_claimed_alone(self, engine: Engine) -> None:
+        job_id = enqueue(engine)
         run_at = only_job(engine).run_at
-        with logical_workers(workers, 2) as [dead, living]:
+        with workers_at(engine, 2) as [dead, living]:
             dead.claim()
             declare_dead(engine, dead)
 
             rescue(engine)
 
-            with Session(engine) as session:
-                message = session.query(MessageQueue).one()
-                assert (message.run_at, message.attempt, message.crashes) == (run_at, 1, 1)
-                assert message.alone
-                attempt = session.query(JobAttempt).one()
-                assert (attempt.job_id, attempt.outcome) == (job_id, "crashed")
-                assert attempt.worker_id == dead.id
+            [message], [attempt] = stored(engine, MessageQueue), stored(engine, JobAttempt)
+            assert (message.run_at, message.attempt, message.crashes) == (run_at, 1, 1)
+            assert message.alone
+            assert (attempt.job_id, attempt.outcome) == (job_id, "crashed")
+            assert attempt.worker_id == dead.id
             assert living.claim(ahead=True) == []
             [claimed] = living.claim()
         assert (claimed.attempt, claimed.crashes) == (2, 1)
 
-    def test_it_fails_when_its_last_attempt_crashed(self, engine: Engine, workers: Engine) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, max_attempts=2)
+    def test_it_fails_when_its_last_attempt_crashed(self, engine: Engine) -> None:
+        job_id = enqueue(engine, max_attempts=2)
         for expected in (None, "failed"):
-            with logical_workers(workers, 1) as [worker]:
+            with workers_at(engine, 1) as [worker]:
                 worker.claim()
                 declare_dead(engine, worker)
 
@@ -168,15 +142,11 @@ class TestWhatBecomesOfTheJob:
         assert (job.status, job.attempts) == (JobStatus.FAILED, 2)
         assert violations(engine) == []
 
-    def test_it_ends_cancelled_when_somebody_had_asked_for_that(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, max_attempts=1)
-        with logical_workers(workers, 1) as [worker]:
+    def test_it_ends_cancelled_when_somebody_had_asked_for_that(self, engine: Engine) -> None:
+        job_id = enqueue(engine, max_attempts=1)
+        with workers_at(engine, 1) as [worker]:
             worker.claim()
-            with engine.begin() as connection:
-                assert PgQueue().cancel(connection, job_id) is Change.CANCEL_REQUESTED
+            assert committed(engine, PgQueue().cancel, job_id) is Change.CANCEL_REQUESTED
             declare_dead(engine, worker)
 
             assert rescue(engine) == {job_id: "cancelled"}
@@ -188,11 +158,10 @@ class TestWhatBecomesOfTheJob:
 class TestDamage:
     @pytest.mark.parametrize("others", [0, 3], ids=["alone", "among other leases"])
     def test_a_held_lease_without_its_message_is_given_a_new_one(
-        self, engine: Engine, workers: Engine, others: int
+        self, engine: Engine, others: int
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        with logical_workers(workers, 2) as [dead, living]:
+        job_id = enqueue(engine)
+        with workers_at(engine, 2) as [dead, living]:
             dead.start()
             dead.crash(engine)
             declare_dead(engine, dead)
@@ -207,31 +176,23 @@ class TestDamage:
             [claimed] = living.claim()
             assert (claimed.job_id, claimed.attempt, claimed.crashes) == (job_id, 2, 1)
 
-    def test_what_only_looked_like_damage_is_not_repaired(
-        self, engine: Engine, workers: Engine
-    ) -> None:
+    def test_what_only_looked_like_damage_is_not_repaired(self, engine: Engine) -> None:
         """T commits a retry while the rescuer waits for nobody: one message, not two."""
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 1) as [worker]:
-            _, claimed = worker.start()
+        with workers_at(engine, 1) as [worker]:
+            claimed = worker.start_new(engine)
             declare_dead(engine, worker)
             assert worker.settle_in_transaction(claimed, Retried(timedelta(0), ERROR))
 
             run_together(worker.transaction.commit, lambda: _rescue_nothing(engine))
 
         assert rescue(engine) == {}
-        with Session(engine) as session:
-            assert session.query(MessageQueue).count() == 1
+        assert len(stored(engine, MessageQueue)) == 1
         assert violations(engine) == []
 
-    def test_what_comes_back_by_itself_does_not_crowd_out_the_damage(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with logical_workers(workers, 2) as [first, second]:
+    def test_what_comes_back_by_itself_does_not_crowd_out_the_damage(self, engine: Engine) -> None:
+        with workers_at(engine, 2) as [first, second]:
             for worker in (first, second):
-                with engine.begin() as connection:
-                    damaged = enqueue(connection)
+                damaged = enqueue(engine)
                 worker.start()
             for worker in (first, second):
                 worker.crash(engine)
@@ -249,13 +210,10 @@ class TestDamage:
 class TestWhetherAnAttemptWasSettled:
     """What a worker asks whose COMMIT was cut off."""
 
-    def test_it_was_if_its_lease_is_gone_and_nobody_has_rescued_it(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-            enqueue(connection)
-        with logical_workers(workers, 1) as [worker]:
+    def test_it_was_if_its_lease_is_gone_and_nobody_has_rescued_it(self, engine: Engine) -> None:
+        enqueue(engine)
+        enqueue(engine)
+        with workers_at(engine, 1) as [worker]:
             settled, rescued = worker.claim(2)
             assert has_settled(engine, worker, settled) is False
             worker.settle(settled, Succeeded())
@@ -265,25 +223,19 @@ class TestWhetherAnAttemptWasSettled:
             assert has_settled(engine, worker, settled)
             assert has_settled(engine, worker, rescued) is False
 
-    def test_it_was_not_if_another_has_taken_over_its_stamp(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [crashed, other]:
-            _, claimed = crashed.start()
+    def test_it_was_not_if_another_has_taken_over_its_stamp(self, engine: Engine) -> None:
+        with workers_at(engine, 2) as [crashed, other]:
+            claimed = crashed.start_new(engine)
             crashed.crash(engine)
             other.start()
 
             assert has_settled(engine, crashed, claimed) is False
 
     def test_nobody_knows_while_the_transaction_that_has_settled_it_may_still_commit(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 1) as [worker]:
-            _, claimed = worker.start()
+        with workers_at(engine, 1) as [worker]:
+            claimed = worker.start_new(engine)
             assert has_settled(engine, worker, claimed) is False
             assert worker.settle_in_transaction(claimed, Succeeded())
 
@@ -299,12 +251,9 @@ def has_settled(engine: Engine, worker: LogicalWorker, claimed: Claimed) -> bool
 
 
 class TestTransactionsOfTheDead:
-    def test_that_of_a_frozen_worker_is_ended_and_its_message_is_free(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        with logical_workers(workers, 2) as [frozen, heir], engine.connect() as rescuer:
+    def test_that_of_a_frozen_worker_is_ended_and_its_message_is_free(self, engine: Engine) -> None:
+        job_id = enqueue(engine)
+        with workers_at(engine, 2) as [frozen, heir], engine.connect() as rescuer:
             frozen.start()
             declare_dead(engine, frozen)
 
@@ -314,23 +263,17 @@ class TestTransactionsOfTheDead:
 
         assert ended == [job_id]
 
-    def test_that_of_a_living_worker_is_not(self, engine: Engine, workers: Engine) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 1) as [living], engine.connect() as rescuer:
-            _, claimed = living.start()
+    def test_that_of_a_living_worker_is_not(self, engine: Engine) -> None:
+        with workers_at(engine, 1) as [living], engine.connect() as rescuer:
+            claimed = living.start_new(engine)
 
             assert Workers(rescuer).end_transactions() == []
 
             assert living.settle_in_transaction(claimed, Succeeded())
 
-    def test_nor_that_of_whoever_has_taken_the_message_since(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [dead, heir], engine.connect() as rescuer:
-            dead.start()
+    def test_nor_that_of_whoever_has_taken_the_message_since(self, engine: Engine) -> None:
+        with workers_at(engine, 2) as [dead, heir], engine.connect() as rescuer:
+            dead.start_new(engine)
             declare_dead(engine, dead)
             dead.transaction.rollback()
             [locked] = heir.lock()
@@ -341,10 +284,8 @@ class TestTransactionsOfTheDead:
 
 
 class TestDeclaringDead:
-    def test_a_worker_that_has_beaten_since_it_was_seen_is_spared(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with logical_workers(workers, 1) as [worker], engine.begin() as connection:
+    def test_a_worker_that_has_beaten_since_it_was_seen_is_spared(self, engine: Engine) -> None:
+        with workers_at(engine, 1) as [worker], engine.begin() as connection:
             fleet = Workers(connection)
             [seen] = fleet.members()
             assert Workers(worker.identity).beat(worker.id) == Beat([], is_quiet=False)
@@ -353,32 +294,20 @@ class TestDeclaringDead:
 
             assert [member.id for member in fleet.members()] == [worker.id]
 
-    def test_a_beat_in_flight_is_waited_for_and_spares_the_worker(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with logical_workers(workers, 1) as [worker]:
+    def test_a_beat_in_flight_is_waited_for_and_spares_the_worker(self, engine: Engine) -> None:
+        with workers_at(engine, 1) as [worker]:
             with engine.connect() as connection:
                 [seen] = Workers(connection).members()
             assert Workers(worker.transaction).beat(worker.id) == Beat([], is_quiet=False)
-            declared: list[bool] = []
             with engine.connect() as rescuer:
-                pid = rescuer.scalar(text("SELECT pg_backend_pid()"))
-
-                def declare() -> None:
-                    declared.append(Workers(rescuer).declare_dead(seen))
-
-                thread = threading.Thread(target=declare)
-                thread.start()
-                wait_until(lambda: waits_for_lock(engine, pid))
-                worker.transaction.commit()
-                thread.join()
+                declare = partial(Workers(rescuer).declare_dead, seen)
+                with waiting(engine, rescuer, declare) as declared:
+                    worker.transaction.commit()
 
             assert declared == [False]
 
-    def test_a_presence_is_locked_until_its_connection_ends(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with logical_workers(workers, 2) as [dies, lives]:
+    def test_a_presence_is_locked_until_its_connection_ends(self, engine: Engine) -> None:
+        with workers_at(engine, 2) as [dies, lives]:
             with engine.connect() as connection:
                 before = {one.id: one.is_locked for one in Workers(connection).members()}
             dies.crash(engine)
@@ -388,16 +317,11 @@ class TestDeclaringDead:
         assert before == {dies.id: True, lives.id: True}
         assert after == {dies.id: False, lives.id: True}
 
-    def test_a_first_look_declares_nobody_dead_however_old_the_beats(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 1) as [worker]:
-            worker.claim()
+    def test_a_first_look_declares_nobody_dead_however_old_the_beats(self, engine: Engine) -> None:
+        with workers_at(engine, 1) as [worker]:
+            worker.claim_new(engine)
             worker.crash(engine)
-            with engine.begin() as connection:
-                connection.execute(text("UPDATE pgqueue.workers SET heartbeat_at = '2020-01-01'"))
+            execute(engine, "UPDATE pgqueue.workers SET heartbeat_at = '2020-01-01'")
             with engine.connect() as connection:
                 witness, now = Witness(), time.monotonic()
                 members = Workers(connection).members()
@@ -406,9 +330,9 @@ class TestDeclaringDead:
         assert only_job(engine).status is JobStatus.RUNNING
 
     def test_whom_another_has_declared_dead_is_rescued_at_the_next_look(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
-        with holding_one(engine, workers) as worker, engine.connect() as connection:
+        with holding_one(engine) as worker, engine.connect() as connection:
             rescuer = Rescue()
             rescuer.searched_at = time.monotonic()
 
@@ -419,9 +343,9 @@ class TestDeclaringDead:
         assert (before, after) == (0, 1)
 
     def test_what_was_left_of_a_rescue_is_found_by_a_search_now_and_then(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
-        with holding_one(engine, workers) as worker, engine.connect() as connection:
+        with holding_one(engine) as worker, engine.connect() as connection:
             declare_dead(engine, worker)
             with engine.begin() as other:
                 long_ago = "UPDATE pgqueue.workers SET dead_at = dead_at - interval '1 minute'"
@@ -436,11 +360,11 @@ class TestDeclaringDead:
         assert (too_soon, in_time) == (0, 1)
 
     def test_a_rescue_goes_on_without_its_lock_when_somebody_keeps_that(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
         """Any role that can connect can take it, and a rescuer may be stuck with it."""
         with (
-            holding_one(engine, workers) as worker,
+            holding_one(engine) as worker,
             engine.connect() as stranger,
             engine.connect() as connection,
         ):
@@ -454,12 +378,10 @@ class TestDeclaringDead:
         assert violations(engine) == []
 
     def test_the_rows_of_the_dead_are_forgotten_once_they_hold_nothing(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 3) as [holding, done, living]:
-            holding.claim()
+        with workers_at(engine, 3) as [holding, done, living]:
+            holding.claim_new(engine)
             declare_dead(engine, holding, done)
             with engine.begin() as connection:
                 connection.execute(
@@ -470,13 +392,9 @@ class TestDeclaringDead:
 
         assert left == {holding.id, living.id}
 
-    def test_a_worker_that_holds_something_cannot_deregister(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [holding, free]:
-            holding.claim()
+    def test_a_worker_that_holds_something_cannot_deregister(self, engine: Engine) -> None:
+        with workers_at(engine, 2) as [holding, free]:
+            holding.claim_new(engine)
             for worker in (holding, free):
                 Workers(worker.identity).deregister(worker.id)
 

@@ -1,6 +1,5 @@
 """The settle: whatever a handler asks for is written, or it is refused in the handler itself."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,9 +11,9 @@ from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
     enqueue,
-    logical_workers,
+    execute,
+    stored,
     violations,
-    worker_settings,
 )
 from pgqueue import Job, JobAttempt, JobStatus, MessageQueue, PgQueueError, Snooze
 from pgqueue.models import UnreadableJob
@@ -29,20 +28,14 @@ from pgqueue.outcomes import (
     Succeeded,
     Unreadable,
 )
-from pgqueue.repository import Attempts, Claimed, Jobs
+from pgqueue.repository import Claimed, Jobs
 
 DAY = timedelta(days=1)
 
 
-@pytest.fixture
-def worker(database_url: str) -> Iterator[LogicalWorker]:
-    with logical_workers(worker_settings(database_url), 1) as [worker]:
-        yield worker
-
-
 def only_job(engine: Engine) -> Job:
-    with Session(engine) as session:
-        return session.query(Job).one()
+    [job] = stored(engine, Job)
+    return job
 
 
 @pytest.mark.parametrize("delay", [timedelta.max, timedelta(days=100_000), timedelta.min])
@@ -50,9 +43,7 @@ def only_job(engine: Engine) -> Job:
 def test_a_delay_beyond_all_bounds_is_brought_within_them(
     engine: Engine, worker: LogicalWorker, delay: timedelta, kind: str
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection)
-    [claimed] = worker.claim()
+    claimed = worker.claim_new(engine)
     outcome: Outcome = Snoozed(delay) if kind == "snoozed" else Retried(delay, ERROR)
 
     assert worker.settle(claimed, outcome)
@@ -92,8 +83,7 @@ def test_a_snooze_of_something_else_than_a_timedelta_is_refused_where_it_is_made
 def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
     engine: Engine, worker: LogicalWorker
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection, max_attempts=3)
+    enqueue(engine, max_attempts=3)
     first_run_at = only_job(engine).run_at
     steps: list[tuple[Outcome, int, int]] = [
         (Released(), 0, 0),
@@ -111,9 +101,8 @@ def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
         assert (job.attempts, job.snoozes, job.status) == (attempts, snoozes, JobStatus.PENDING)
         if isinstance(outcome, Released) or outcome == Retried(None, ERROR):
             assert job.run_at == before
-        with Session(engine) as session:
-            message = session.query(MessageQueue).one()
-            assert (message.run_at, message.attempt) == (job.run_at, attempts)
+        [message] = stored(engine, MessageQueue)
+        assert (message.run_at, message.attempt) == (job.run_at, attempts)
 
     [last] = worker.claim()
     assert last.attempt == 3
@@ -121,11 +110,8 @@ def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
     job = only_job(engine)
     assert (job.status, job.attempts, job.last_error) == (JobStatus.FAILED, 3, "planned")
     assert job.run_at > first_run_at
-    with Session(engine) as session:
-        rows = session.query(JobAttempt).order_by(JobAttempt.attempt)
-        assert [(row.attempt, row.outcome, row.error_type) for row in rows] == [
-            (attempt, "failed", "ValueError") for attempt in (1, 2, 3)
-        ]
+    rows = sorted((row.attempt, row.outcome, row.error_type) for row in stored(engine, JobAttempt))
+    assert rows == [(attempt, "failed", "ValueError") for attempt in (1, 2, 3)]
     assert violations(engine) == []
 
 
@@ -133,9 +119,7 @@ def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
 def test_a_job_that_has_succeeded_has_no_error_but_its_attempts_keep_theirs(
     engine: Engine, worker: LogicalWorker, how: str
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection)
-    [claimed] = worker.claim()
+    claimed = worker.claim_new(engine)
     assert worker.settle(claimed, Retried(timedelta(0), ERROR))
     assert only_job(engine).last_error == "planned"
 
@@ -145,20 +129,18 @@ def test_a_job_that_has_succeeded_has_no_error_but_its_attempts_keep_theirs(
         worker.transaction.commit()
     else:
         [claimed] = worker.claim()
-        attempts = Attempts(worker.line, worker.id)
         match how:
             case "with a result":
                 assert worker.settle(claimed, Succeeded({"sum": 3}))
             case "in a batch":
-                assert attempts.settle_succeeded([claimed]) is None
+                assert worker.attempts.settle_succeeded([claimed]) is None
             case _:
-                assert attempts.settle_one_success(claimed, held=False)
+                assert worker.attempts.settle_one_success(claimed, held=False)
 
     job = only_job(engine)
     assert (job.status, job.attempts, job.last_error) == (JobStatus.SUCCEEDED, 2, None)
-    with Session(engine) as session:
-        [failed] = session.query(JobAttempt)
-        assert (failed.attempt, failed.error) == (1, "planned")
+    [failed] = stored(engine, JobAttempt)
+    assert (failed.attempt, failed.error) == (1, "planned")
     assert violations(engine) == []
 
 
@@ -166,11 +148,9 @@ def test_a_job_that_has_succeeded_has_no_error_but_its_attempts_keep_theirs(
 def test_a_job_that_goes_on_keeps_the_error_of_the_attempt_that_failed_last(
     engine: Engine, worker: LogicalWorker, outcome: Outcome
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection)
+    enqueue(engine)
     for one in (Retried(timedelta(0), ERROR), outcome):
-        [claimed] = worker.claim()
-        assert worker.settle(claimed, one)
+        worker.run_next(one)
 
     assert only_job(engine).last_error == "planned"
 
@@ -178,8 +158,7 @@ def test_a_job_that_goes_on_keeps_the_error_of_the_attempt_that_failed_last(
 def test_a_crash_of_a_handlers_process_is_counted_apart_from_failures(
     engine: Engine, worker: LogicalWorker
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection, max_attempts=4)
+    enqueue(engine, max_attempts=4)
     steps = [
         (Retried(timedelta(0), ERROR), 0),
         (Retried(None, ERROR, AttemptEnd.CRASHED), 1),
@@ -187,14 +166,11 @@ def test_a_crash_of_a_handlers_process_is_counted_apart_from_failures(
     ]
 
     for outcome, crashes in steps:
-        [claimed] = worker.claim()
-        assert worker.settle(claimed, outcome)
-        with Session(engine) as session:
-            message = session.query(MessageQueue).one()
-            assert (message.crashes, message.alone) == (crashes, crashes > 0)
+        worker.run_next(outcome)
+        [message] = stored(engine, MessageQueue)
+        assert (message.crashes, message.alone) == (crashes, crashes > 0)
 
-    [claimed] = worker.claim()
-    assert worker.settle(claimed, Retried(None, ERROR, AttemptEnd.CRASHED))
+    worker.run_next(Retried(None, ERROR, AttemptEnd.CRASHED))
     job = only_job(engine)
     assert (job.status, job.attempts, job.last_error) == (JobStatus.FAILED, 4, "planned")
     assert violations(engine) == []
@@ -214,22 +190,17 @@ def test_a_batch_may_end_in_every_way_at_once(engine: Engine, worker: LogicalWor
     ]
     claimed = worker.claim(10)
 
-    settled = Attempts(worker.line, worker.id).settle(list(zip(claimed, outcomes, strict=True)))
+    settled = worker.attempts.settle(list(zip(claimed, outcomes, strict=True)))
 
     assert {row.job_id for row in settled} == set(ids)
-    with Session(engine) as session:
-        jobs = [session.get_one(Job, id) for id in ids]
-        assert [job.status.value for job in jobs] == [
-            "succeeded",
-            "failed",
-            "pending",
-            "pending",
-            "pending",
-            "pending",
-            "failed",
-        ]
-        assert [job.held_unique_key for job in jobs] == [None, None, "k2", "k3", "k4", "k5", None]
-        assert jobs[0].result == {"sum": 3}
+    jobs = stored(engine, Job)
+    assert [(job.id, job.status.value, job.held_unique_key) for job in jobs] == [
+        (ids[0], "succeeded", None),
+        (ids[1], "failed", None),
+        *((ids[n], "pending", f"k{n}") for n in (2, 3, 4, 5)),
+        (ids[6], "failed", None),
+    ]
+    assert jobs[0].result == {"sum": 3}
     assert violations(engine) == []
 
 
@@ -237,33 +208,24 @@ def test_a_batch_may_end_in_every_way_at_once(engine: Engine, worker: LogicalWor
 def test_an_interruption_counts_towards_a_limit_of_its_own(
     engine: Engine, worker: LogicalWorker, is_held: bool
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection, max_attempts=1)
+    enqueue(engine, max_attempts=1)
 
     for interruptions in (1, 2, 3):
         assert only_job(engine).status is JobStatus.PENDING
-        if is_held:
-            _, claimed = worker.start()
-            assert worker.settle_in_transaction(claimed, Interrupted(max_interruptions=3))
-            worker.transaction.commit()
-        else:
-            [claimed] = worker.claim()
-            assert worker.settle(claimed, Interrupted(max_interruptions=3))
+        claimed = worker.run_next(Interrupted(max_interruptions=3), held=is_held)
         job = only_job(engine)
         assert (claimed.attempt, job.attempts, job.interruptions) == (1, 0, interruptions)
 
     assert job.status is JobStatus.FAILED
     assert job.last_error is not None
     assert "The job has reached max_interruptions = 3" in job.last_error
-    with Session(engine) as session:
-        rows = session.query(JobAttempt).all()
-        assert [(row.attempt, row.outcome) for row in rows] == [(1, "interrupted")] * 3
+    rows = stored(engine, JobAttempt)
+    assert [(row.attempt, row.outcome) for row in rows] == [(1, "interrupted")] * 3
     assert violations(engine) == []
 
 
 def of_only_job(engine: Engine, change: str) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(change))
+    execute(engine, change)
 
 
 def claim_now(engine: Engine, worker: LogicalWorker) -> Claimed:
@@ -277,8 +239,7 @@ def claim_now(engine: Engine, worker: LogicalWorker) -> Claimed:
 def test_an_unreadable_job_waits_longer_the_longer_it_has_waited(
     engine: Engine, worker: LogicalWorker, age: int, pause: int
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection, max_attempts=1)
+    enqueue(engine, max_attempts=1)
     assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
     of_only_job(engine, f"UPDATE pgqueue.unreadable_jobs SET since = now() - interval '{age} s'")
 
@@ -289,19 +250,17 @@ def test_an_unreadable_job_waits_longer_the_longer_it_has_waited(
     job = only_job(engine)
     assert (job.status, job.attempts, job.last_error) == (JobStatus.PENDING, 0, "planned")
     assert timedelta(seconds=pause) <= job.run_at - before < timedelta(seconds=pause + 5 + age / 20)
-    with Session(engine) as session:
-        row = session.query(UnreadableJob).one()
-        assert (row.job_id, row.task, row.reason) == (job.id, claimed.task, "planned")
-        assert row.since <= before - timedelta(seconds=age)
-        assert session.query(JobAttempt).all() == []
+    [row] = stored(engine, UnreadableJob)
+    assert (row.job_id, row.task, row.reason) == (job.id, claimed.task, "planned")
+    assert row.since <= before - timedelta(seconds=age)
+    assert stored(engine, JobAttempt) == []
     assert violations(engine) == []
 
 
 def test_a_job_that_was_unreadable_for_too_long_fails_and_may_be_requeued(
     engine: Engine, worker: LogicalWorker
 ) -> None:
-    with engine.begin() as connection:
-        job = enqueue(connection)
+    job = enqueue(engine)
     assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
     of_only_job(engine, "UPDATE pgqueue.unreadable_jobs SET since = now() - interval '1 day'")
 
@@ -309,9 +268,8 @@ def test_a_job_that_was_unreadable_for_too_long_fails_and_may_be_requeued(
 
     failed = only_job(engine)
     assert (failed.status, failed.attempts, failed.last_error) == (JobStatus.FAILED, 1, "planned")
-    with Session(engine) as session:
-        assert [row.outcome for row in session.query(JobAttempt)] == ["failed"]
-        assert session.query(UnreadableJob).all() == []
+    assert [row.outcome for row in stored(engine, JobAttempt)] == ["failed"]
+    assert stored(engine, UnreadableJob) == []
     with engine.begin() as connection:
         Jobs(connection).requeue(job, notify=False)
     assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
@@ -322,8 +280,7 @@ def test_a_job_that_was_unreadable_for_too_long_fails_and_may_be_requeued(
 def test_a_limit_of_zero_fails_an_unreadable_job_at_once(
     engine: Engine, worker: LogicalWorker
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection)
+    enqueue(engine)
 
     assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, timedelta(0)))
 
@@ -343,14 +300,12 @@ def test_a_limit_of_zero_fails_an_unreadable_job_at_once(
 def test_a_started_attempt_forgets_since_when_a_job_was_unreadable(
     engine: Engine, worker: LogicalWorker, outcome: Outcome, is_kept: bool
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection)
+    enqueue(engine)
     assert worker.settle(claim_now(engine, worker), Unreadable(ERROR, DAY))
 
     assert worker.settle(claim_now(engine, worker), outcome)
 
-    with Session(engine) as session:
-        assert (session.query(UnreadableJob).count() == 1) is is_kept
+    assert len(stored(engine, UnreadableJob)) == is_kept
 
 
 def started_ago(engine: Engine, hours: int) -> None:
@@ -372,9 +327,7 @@ def retried(delay: timedelta, limit: timedelta | None) -> Retried:
 def test_a_wait_that_ends_after_the_limit_fails_the_job_at_its_first_attempt(
     engine: Engine, worker: LogicalWorker, delay: int, limit: int | None, outcome: str | None
 ) -> None:
-    with engine.begin() as connection:
-        enqueue(connection)
-    [claimed] = worker.claim()
+    claimed = worker.claim_new(engine)
     longest = None if limit is None else timedelta(hours=limit)
 
     assert worker.settle(claimed, retried(timedelta(hours=delay), longest))
@@ -388,13 +341,10 @@ def test_the_limit_counts_from_the_start_of_the_first_attempt(
     engine: Engine, worker: LogicalWorker
 ) -> None:
     limit = timedelta(hours=2)
-    with engine.begin() as connection:
-        enqueue(connection)
-    [first] = worker.claim()
+    first = worker.claim_new(engine)
     assert worker.settle(first, retried(timedelta(0), limit))
     started_ago(engine, 1)
-    [second] = worker.claim()
-    assert worker.settle(second, retried(timedelta(0), limit))
+    worker.run_next(retried(timedelta(0), limit))
     assert only_job(engine).outcome is None
     started_ago(engine, 1)
     [third] = worker.claim()
@@ -408,16 +358,13 @@ def test_the_limit_begins_anew_when_a_failed_job_is_requeued(
     engine: Engine, worker: LogicalWorker
 ) -> None:
     limit = timedelta(hours=2)
-    with engine.begin() as connection:
-        enqueue(connection)
-    [claimed] = worker.claim()
+    claimed = worker.claim_new(engine)
     assert worker.settle(claimed, retried(3 * limit, limit))
     started_ago(engine, 5)
     with Session(engine) as session, session.begin():
         assert Jobs(session).requeue(claimed.job_id, notify=False)
 
     for _ in range(2):
-        [again] = worker.claim()
-        assert worker.settle(again, retried(timedelta(0), limit))
+        worker.run_next(retried(timedelta(0), limit))
 
     assert (only_job(engine).outcome, only_job(engine).attempts) == (None, 2)

@@ -6,20 +6,22 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Engine, select, text
-from sqlalchemy.orm import Session
+from sqlalchemy import Engine, text
 
 from chaos import sample_tasks
 from chaos.interleavings.logical_workers import (
     ERROR,
     LogicalWorker,
+    committed,
     enqueue,
-    logical_workers,
+    execute,
     run_together,
+    status_of,
+    stored,
     violations,
-    wait_until,
-    waits_for_lock,
+    waiting,
     worker_settings,
+    workers_at,
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, PgQueue
 from pgqueue.connections.opening import worker_engine
@@ -32,22 +34,13 @@ from pgqueue.worker.supervisor import _runtime_of
 from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
 
 
-@pytest.fixture
-def workers(database_url: str) -> Iterator[Engine]:
-    engine = worker_settings(database_url)
-    yield engine
-    engine.dispose()
-
-
 def attempts_on_record(engine: Engine) -> list[tuple[int, str]]:
-    with Session(engine) as session:
-        rows = session.query(JobAttempt).order_by(JobAttempt.attempt)
-        return [(row.attempt, row.outcome) for row in rows]
+    return sorted((row.attempt, row.outcome) for row in stored(engine, JobAttempt))
 
 
-def crash_in_transaction(workers: Engine, engine: Engine) -> Claimed:
+def crash_in_transaction(engine: Engine) -> Claimed:
     """Start one job in T, and end its worker: state S3."""
-    with logical_workers(workers, 1) as [worker]:
+    with workers_at(engine, 1) as [worker]:
         _, claimed = worker.start()
         worker.crash(engine)
     return claimed
@@ -56,13 +49,12 @@ def crash_in_transaction(workers: Engine, engine: Engine) -> Claimed:
 class TestCompareAndSet:
     @pytest.mark.parametrize("crashed", [False, True], ids=["a new message", "a crashed one"])
     def test_of_two_who_have_seen_the_same_only_one_starts(
-        self, engine: Engine, workers: Engine, crashed: bool
+        self, engine: Engine, crashed: bool
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
+        enqueue(engine)
         if crashed:
-            crash_in_transaction(workers, engine)
-        with logical_workers(workers, 4) as four:
+            crash_in_transaction(engine)
+        with workers_at(engine, 4) as four:
             seen = []
             for worker in four:
                 seen.append(worker.lock())
@@ -80,12 +72,11 @@ class TestCompareAndSet:
         assert attempts_on_record(engine) == ([(1, "crashed")] if crashed else [])
 
     def test_a_claimer_and_a_locker_of_a_crashed_message_do_not_both_start(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        crash_in_transaction(workers, engine)
-        with logical_workers(workers, 2) as [locker, claimer]:
+        enqueue(engine)
+        crash_in_transaction(engine)
+        with workers_at(engine, 2) as [locker, claimer]:
             [locked] = locker.lock()
             locker.transaction.rollback()
 
@@ -101,12 +92,11 @@ class TestCompareAndSet:
 
 class TestCrashes:
     def test_every_crash_is_recorded_and_at_max_attempts_the_job_fails_without_a_start(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, max_attempts=2)
-        starts = [crash_in_transaction(workers, engine).attempt for _ in range(2)]
-        with logical_workers(workers, 1) as [worker]:
+        job_id = enqueue(engine, max_attempts=2)
+        starts = [crash_in_transaction(engine).attempt for _ in range(2)]
+        with workers_at(engine, 1) as [worker]:
             [locked] = worker.lock()
             claimed = worker.stamp(locked)
             assert claimed is not None
@@ -116,37 +106,29 @@ class TestCrashes:
             worker.transaction.commit()
 
         assert starts == [1, 2]
-        with Session(engine) as session:
-            job = session.get_one(Job, job_id)
-            assert (job.status, job.attempts) == (JobStatus.FAILED, 2)
-            assert str(job.last_error).startswith("The worker that ran this attempt died")
-            told = session.scalars(select(JobAttempt.error)).all()
-            assert [str(words) for words in told] == [job.last_error] * 2
+        [job] = stored(engine, Job)
+        assert (job.id, job.status, job.attempts) == (job_id, JobStatus.FAILED, 2)
+        assert str(job.last_error).startswith("The worker that ran this attempt died")
+        told = [str(attempt.error) for attempt in stored(engine, JobAttempt)]
+        assert told == [job.last_error] * 2
         assert attempts_on_record(engine) == [(1, "crashed"), (2, "crashed")]
         assert violations(engine) == []
 
-    def test_a_crash_while_the_job_is_found_exhausted_adds_no_attempt(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection, max_attempts=1)
+    def test_a_crash_while_the_job_is_found_exhausted_adds_no_attempt(self, engine: Engine) -> None:
+        enqueue(engine, max_attempts=1)
         for _ in range(3):
-            crash_in_transaction(workers, engine)
-        with logical_workers(workers, 1) as [worker]:
+            crash_in_transaction(engine)
+        with workers_at(engine, 1) as [worker]:
             [claimed] = worker.claim()
 
             assert worker.settle(claimed, Exhausted())
 
-        with Session(engine) as session:
-            assert session.get_one(Job, job_id).attempts == 1
+        assert [job.attempts for job in stored(engine, Job)] == [1]
         assert violations(engine) == []
 
-    def test_a_locked_job_that_did_not_start_loses_no_attempt(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [first, second]:
+    def test_a_locked_job_that_did_not_start_loses_no_attempt(self, engine: Engine) -> None:
+        enqueue(engine)
+        with workers_at(engine, 2) as [first, second]:
             first.lock()
             first.crash(engine)
 
@@ -157,13 +139,11 @@ class TestCrashes:
 
 
 class TestRefusals:
-    def test_a_job_that_has_ended_is_not_started(self, engine: Engine, workers: Engine) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        with logical_workers(workers, 1) as [worker]:
+    def test_a_job_that_has_ended_is_not_started(self, engine: Engine) -> None:
+        job_id = enqueue(engine)
+        with workers_at(engine, 1) as [worker]:
             [locked] = worker.lock()
-            with engine.begin() as connection:
-                assert PgQueue().cancel(connection, job_id) is Change.CANCELLED
+            assert committed(engine, PgQueue().cancel, job_id) is Change.CANCELLED
 
             assert worker.stamp(locked) is None
 
@@ -172,25 +152,21 @@ class TestRefusals:
         assert violations(engine) == []
 
     def test_a_stamp_that_comes_after_its_message_has_gone_leaves_no_lease(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
         """Nobody would settle it, nobody rescue it, and the job's next message would be dropped."""
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [late, other]:
+        enqueue(engine)
+        with workers_at(engine, 2) as [late, other]:
             [locked] = late.lock()
             late.transaction.rollback()
-            [claimed] = other.claim()
-            assert other.settle(claimed, Retried(timedelta(0), ERROR))
+            other.run_next(Retried(timedelta(0), ERROR))
 
             assert late.stamp(locked) is None
 
             [again] = other.claim()
             assert again.attempt == 2
 
-    def test_a_second_message_of_a_running_job_is_not_started(
-        self, engine: Engine, workers: Engine
-    ) -> None:
+    def test_a_second_message_of_a_running_job_is_not_started(self, engine: Engine) -> None:
         with engine.begin() as connection:
             enqueue(connection)
             connection.execute(
@@ -199,7 +175,7 @@ class TestRefusals:
                     "SELECT queue, priority, run_at, target_id, task FROM pgqueue.message_queue"
                 )
             )
-        with logical_workers(workers, 2) as [first, second]:
+        with workers_at(engine, 2) as [first, second]:
             [locked] = first.lock()
             [twin] = second.lock()
             assert first.stamp(locked) is not None
@@ -213,15 +189,13 @@ class TestRefusals:
 
 class TestTheCommit:
     def test_a_stamp_does_not_wait_for_the_disk_and_nothing_after_it_is_changed(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 2) as [dead, worker]:
-            dead.start()
+        with workers_at(engine, 2) as [dead, worker]:
+            dead.start_new(engine)
             dead.crash(engine)  # stamped by the other statement next
             [locked] = worker.lock()
-            with workers.connect() as side:
+            with worker_settings(engine.url).connect() as side:
                 setting = text("SHOW synchronous_commit")
                 before = side.scalar(setting)
 
@@ -233,67 +207,53 @@ class TestTheCommit:
 
 
 class TestLeftStamps:
-    def test_those_of_ended_jobs_are_cleared_away_and_no_others(
-        self, engine: Engine, workers: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            ended, running = enqueue(connection), enqueue(connection)
-        with logical_workers(workers, 2) as [dead, worker]:
+    def test_those_of_ended_jobs_are_cleared_away_and_no_others(self, engine: Engine) -> None:
+        ended, running = enqueue(engine), enqueue(engine)
+        with workers_at(engine, 2) as [dead, worker]:
             dead.start()
             dead.crash(engine)
-            with engine.begin() as connection:
-                connection.execute(
-                    text(
-                        "UPDATE pgqueue.jobs SET outcome = 'succeeded', attempts = 1, "
-                        "finished_at = clock_timestamp() WHERE id = :id"
-                    ),
-                    {"id": ended},
-                )
+            execute(
+                engine,
+                "UPDATE pgqueue.jobs SET outcome = 'succeeded', attempts = 1, "
+                "finished_at = clock_timestamp() WHERE id = :id",
+                id=ended,
+            )
             [locked] = worker.lock(2)
             assert worker.stamp(locked) is not None
 
             with engine.begin() as connection:
                 Workers(connection).drop_left_stamps()
 
-            with Session(engine) as session:
-                assert [lease.target_id for lease in session.query(Lease)] == [running]
+            assert [lease.target_id for lease in stored(engine, Lease)] == [running]
 
     @pytest.mark.parametrize(
         "outcome", [Succeeded(), Retried(timedelta(0), ERROR), Retried(timedelta(hours=1), ERROR)]
     )
     def test_one_that_comes_while_an_outcome_is_committed_goes_at_the_next_look(
-        self, engine: Engine, workers: Engine, outcome: Outcome
+        self, engine: Engine, outcome: Outcome
     ) -> None:
         """It sees the job as it was, waits for the lease to go, and takes its place."""
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-        with logical_workers(workers, 2) as [late, worker], engine.connect() as looking:
+        job_id = enqueue(engine)
+        with workers_at(engine, 2) as [late, worker], engine.connect() as looking:
             [seen] = late.lock()
             late.transaction.rollback()  # as when T breaks behind the worker's back
             _, claimed = worker.start()
             assert worker.settle_in_transaction(claimed, outcome)
-            stamps: list[Claimed | None] = []
-            thread = threading.Thread(target=lambda: stamps.append(late.stamp(seen)))
-            thread.start()
-            wait_until(lambda: waits_for_lock(engine, late.pids[1]))
-            worker.transaction.commit()
-            thread.join()
+            with waiting(engine, late.line, lambda: late.stamp(seen)) as stamps:
+                worker.transaction.commit()
             assert [stamp and stamp.job_id for stamp in stamps] == [job_id]
 
             rescuer = Rescue()
             assert rescuer.rescue(looking, rescuer.read_notices(looking)) == 0
 
-            with Session(engine) as session:
-                assert session.query(Lease).count() == 0
-                ended = session.get_one(Job, job_id).status is JobStatus.SUCCEEDED
-                assert ended == isinstance(outcome, Succeeded)
+            assert stored(engine, Lease) == []
+            ended = status_of(engine, job_id) is JobStatus.SUCCEEDED
+            assert ended == isinstance(outcome, Succeeded)
         assert violations(engine) == []
 
-    def test_that_of_an_attempt_that_runs_stays(self, engine: Engine, workers: Engine) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 1) as [worker], engine.connect() as looking:
-            _, claimed = worker.start()
+    def test_that_of_an_attempt_that_runs_stays(self, engine: Engine) -> None:
+        with workers_at(engine, 1) as [worker], engine.connect() as looking:
+            claimed = worker.start_new(engine)
 
             rescuer = Rescue()
             rescuer.rescue(looking, rescuer.read_notices(looking))
@@ -302,12 +262,11 @@ class TestLeftStamps:
             worker.transaction.commit()
 
     def test_none_is_left_by_a_slot_whose_transaction_has_ended_meanwhile(
-        self, engine: Engine, workers: Engine
+        self, engine: Engine
     ) -> None:
         """It may have waited for others' stamps, or for the database to be back."""
-        with engine.begin() as connection:
-            enqueue(connection)
-        with logical_workers(workers, 1) as [worker], turnstile_of(engine) as claim_gate:
+        enqueue(engine)
+        with workers_at(engine, 1) as [worker], turnstile_of(engine) as claim_gate:
             [locked] = worker.lock()
             with engine.begin() as connection:
                 end = text("SELECT pg_terminate_backend(:pid, 5000)")
@@ -323,8 +282,7 @@ class TestLeftStamps:
 
             worker.transaction.invalidate()
             assert stamped is None
-        with Session(engine) as session:
-            assert session.query(Lease).count() == 0
+        assert stored(engine, Lease) == []
 
 
 @contextmanager

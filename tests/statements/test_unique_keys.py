@@ -12,16 +12,14 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
     PATIENCE,
-    logical_workers,
     run_together,
     violations,
     wait_until,
     waits_for_lock,
-    worker_settings,
+    workers_at,
 )
 from pgqueue import PgQueue
 from pgqueue.outcomes import Succeeded
-from pgqueue.repository import Attempts
 
 queue = PgQueue()
 KEYS = 5
@@ -35,11 +33,11 @@ def once(n: int) -> None: ...
 
 @pytest.mark.parametrize("many", [False, True])
 def test_of_sixteen_who_enqueue_and_often_roll_back_each_gets_an_id(
-    engine: Engine, database_url: str, many: bool
+    engine: Engine, many: bool
 ) -> None:
     ids: dict[int, set[int]] = defaultdict(set)
     seeds = iter(range(CALLERS))
-    pool = create_engine(database_url, pool_size=CALLERS)
+    pool = create_engine(engine.url, pool_size=CALLERS)
 
     def enqueue() -> None:
         chance = random.Random(next(seeds))
@@ -68,10 +66,8 @@ def test_of_sixteen_who_enqueue_and_often_roll_back_each_gets_an_id(
     assert violations(engine) == []
 
 
-def test_a_key_whose_jobs_keep_ending_is_never_held_twice(
-    engine: Engine, database_url: str
-) -> None:
-    pool = create_engine(database_url, pool_size=8)
+def test_a_key_whose_jobs_keep_ending_is_never_held_twice(engine: Engine) -> None:
+    pool = create_engine(engine.url, pool_size=8)
 
     def enqueue() -> None:
         for _ in range(60):
@@ -80,7 +76,7 @@ def test_a_key_whose_jobs_keep_ending_is_never_held_twice(
                 session.commit()
 
     def work() -> None:
-        with logical_workers(worker_settings(database_url), 1) as [worker]:
+        with workers_at(engine, 1) as [worker]:
             for _ in range(20):
                 for claimed in worker.claim(5):
                     assert worker.settle(claimed, Succeeded())
@@ -174,23 +170,21 @@ def test_a_batch_lets_later_keys_go_to_try_again_for_one_whose_holder_it_never_s
     assert violations(engine) == []
 
 
-def test_only_the_worker_that_has_the_lease_gives_a_key_back(
-    engine: Engine, database_url: str
-) -> None:
+def test_only_the_worker_that_has_the_lease_gives_a_key_back(engine: Engine) -> None:
     def held(connection: Any) -> Any:
         return connection.scalar(text("SELECT held_unique_key FROM pgqueue.jobs"))
 
     queue.bind(engine)
     once.delay(1)
-    with logical_workers(worker_settings(database_url), 2) as [first, second]:
+    with workers_at(engine, 2) as [first, second]:
         [claimed] = first.claim()
-        assert not Attempts(second.line, second.id).free_key(claimed, is_alone=True)
+        assert not second.attempts.free_key(claimed, is_alone=True)
         assert held(second.line) == "k1"
 
-        assert Attempts(first.line, first.id).free_key(claimed, is_alone=True)
-        assert Attempts(first.line, first.id).free_key(claimed, is_alone=True)
+        assert first.attempts.free_key(claimed, is_alone=True)
+        assert first.attempts.free_key(claimed, is_alone=True)
 
         assert held(second.line) is None
         assert first.settle(claimed, Succeeded())
-        assert not Attempts(first.line, first.id).free_key(claimed, is_alone=True)
+        assert not first.attempts.free_key(claimed, is_alone=True)
     assert violations(engine) == []
