@@ -30,7 +30,7 @@ from pgqueue.worker.admitting import AdmissionRounds, rules_of
 from pgqueue.worker.ahead import run_ahead
 from pgqueue.worker.batch_ends import end_batches_inline
 from pgqueue.worker.claiming.cursors import ClaimCursors
-from pgqueue.worker.claiming.open_tasks import open_tasks
+from pgqueue.worker.claiming.open_tasks import open_tasks, under_all_names
 from pgqueue.worker.inline_attempt import Ended, InlineAttempt, raise_error
 
 
@@ -166,4 +166,5 @@ class InlineWorker:
         return open_tasks(self._tasks, self._paused())
 
     def _paused(self) -> Paused:
-        return Workers(self._connection).notices(running=[], search=False).paused
+        paused = Workers(self._connection).notices(running=[], search=False).paused
+        return under_all_names(self._tasks, paused)
