@@ -184,7 +184,7 @@ def rates_under_kills(environment: Environment, size: Size) -> None:
 
 
 @scenario(
-    promises="P8",
+    promises="P15",
     research="L1",
     full=Size(jobs=5_000, workers=8, faults=40),
     short=Size(jobs=600, workers=4, faults=3),

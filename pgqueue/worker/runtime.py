@@ -30,7 +30,7 @@ from pgqueue.worker.admitter import AdmissionRounds, Admitter
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
-from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks
+from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks, under_all_names
 from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.heartbeat import WorkerIdentity
@@ -184,7 +184,7 @@ class WorkerRuntime:
         )
         rounds = AdmissionRounds(
             lambda: self.identity.served,
-            lambda: self.identity.paused,
+            lambda: under_all_names(self.tasks, self.identity.paused),
             lambda: self.open_tasks,
             notify=self.listener.enabled,
             most_ready=self.identity.slots,

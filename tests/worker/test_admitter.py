@@ -6,9 +6,10 @@ from typing import Any
 
 import limited_chores
 import pytest
+from sqlalchemy import Engine, text
 from worker_rig import MODES, Rig
 
-from pgqueue import Job, JobStatus, PgQueue, Worker
+from pgqueue import Job, JobStatus, Limit, PgQueue, Worker
 from pgqueue.repository import Admissions
 
 OPTIONS: dict[str, Any] = {"modules": ["limited_chores"], "poll_interval": 0.2, "concurrency": 6}
@@ -130,6 +131,47 @@ def test_jobs_of_a_limit_that_the_code_has_no_more_are_admitted(
         later.task(name=limited_chores.one_of_a_key.name)(lambda key, milliseconds=1: None)
 
         assert Worker(later).run_until_empty(timeout=60) == {"succeeded": 3}
+
+
+UNDER_ITS_OLD_NAME = """
+    WITH job AS (
+        UPDATE pgqueue.jobs SET task = 'old' WHERE id = :id
+        RETURNING limit_keys, queue, priority, run_at, id, task
+    ), message AS (
+        INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task, alone)
+        SELECT queue, priority, run_at, id, task, true FROM job
+    ), waiting AS (
+        DELETE FROM pgqueue.waiting_messages WHERE target_id = :id
+    )
+    INSERT INTO pgqueue.limit_places (limit_key, job_id) SELECT limit_keys, id FROM job
+"""
+"""Admitted by an earlier release, in which the task had another name."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_paused_task_gives_the_places_of_jobs_under_its_old_name_back(
+    engine: Engine, mode: str
+) -> None:
+    queue = PgQueue(engine)
+
+    @queue.task(name="new", aliases=("old",), limit=Limit(1, name="bus"))
+    def renamed() -> None: ...
+
+    @queue.task(name="other", limit=Limit(1, name="bus"))
+    def other() -> None: ...
+
+    with queue.session() as session:
+        session.execute(text(UNDER_ITS_OLD_NAME), {"id": renamed.enqueue(session).id})
+        queue.pause_task(session, "new")
+        other.enqueue(session)
+        session.commit()
+
+    assert Worker(queue, mode=mode).run_until_empty(timeout=60) == {"succeeded": 1}
+    with queue.session() as session:
+        assert queue.check(session) == []
+        queue.resume_task(session, "new")
+        session.commit()
+    assert Worker(queue, mode=mode).run_until_empty(timeout=60) == {"succeeded": 1}
 
 
 def test_a_job_that_a_rate_blocks_starts_when_its_token_comes_not_at_the_next_poll(

@@ -14,6 +14,9 @@ from worker_rig import MODES, Rig
 KEYS = ("red", "green", "blue")
 WORKERS = 8
 KILLS = 6
+BOTH = "both modes"
+"""Half of the workers run in each mode."""
+EVERY = (*MODES, BOTH)
 
 
 def most_at_once(notes: list[dict[str, Any]], *, by_key: bool = True) -> int:
@@ -35,7 +38,8 @@ def most_at_once(notes: list[dict[str, Any]], *, by_key: bool = True) -> int:
 
 def start_workers(rig: Rig, mode: str, count: int = WORKERS) -> None:
     for _ in range(count):
-        rig.start(mode, waits=False, modules=["limited_chores"], poll_interval=0.2, concurrency=6)
+        own = MODES[len(rig.workers) % 2] if mode == BOTH else mode
+        rig.start(own, waits=False, modules=["limited_chores"], poll_interval=0.2, concurrency=6)
 
 
 def kill_some(rig: Rig, mode: str, count: int = KILLS) -> None:
@@ -52,7 +56,7 @@ def has_gone_on(rig: Rig, seen: int) -> bool:
     return len(rig.notes("start")) > seen + 3 or not rig.unfinished()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EVERY)
 @pytest.mark.parametrize("capacity", [1, 4])
 def test_no_more_jobs_of_a_key_run_than_its_limit_while_workers_are_killed(
     database_url: str, tmp_path: Path, mode: str, capacity: int
@@ -92,7 +96,7 @@ def test_several_limits_of_a_task_hold_together(
         assert rig.outcomes() == {"succeeded": len(rows)}
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EVERY)
 def test_strict_order_is_first_in_first_out_by_key_while_workers_are_killed(
     database_url: str, tmp_path: Path, mode: str
 ) -> None:

@@ -27,7 +27,7 @@ from pgqueue.repository import (
 )
 from pgqueue.sessions.handlers import joining_sessions
 from pgqueue.worker.admitter import AdmissionRounds, rules_of
-from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks
+from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks, under_all_names
 from pgqueue.worker.inline.attempt import Ended, InlineAttempt, raise_error
 from pgqueue.worker.scheduler import end_batches_inline
 from pgqueue.worker.until_empty import run_ahead
@@ -165,4 +165,5 @@ class InlineWorker:
         return open_tasks(self._tasks, self._paused())
 
     def _paused(self) -> Paused:
-        return Workers(self._connection).notices(running=[], search=False).paused
+        paused = Workers(self._connection).notices(running=[], search=False).paused
+        return under_all_names(self._tasks, paused)
