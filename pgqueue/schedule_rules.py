@@ -27,7 +27,10 @@ LATE = timedelta(minutes=1)
 MOST_CAUGHT_UP = 1000
 
 LONGEST_SHOWN = 100
-"""Characters of a cron expression in an error."""
+"""Characters of an expression or a zone in an error."""
+
+OF_THE_MACHINE = ("localtime", "posixrules")
+"""Names of files that are another zone on each machine."""
 
 FIELDS = ("minute", "hour", "day-of-month", "month", "day-of-week")
 CATCH_UP = {"none": 0, "last": 1}
@@ -230,13 +233,18 @@ def _place(said: str, fields: list[str]) -> str:
 
 
 def _check_zone(where: str, timezone: Any) -> None:
+    shown = f"{where}timezone is {repr(timezone)[:LONGEST_SHOWN]}"
+    if timezone in OF_THE_MACHINE:
+        raise OptionError(
+            f"{shown}, which is another zone on each machine; give an IANA name as 'Europe/Berlin'"
+        )
     try:
         ZoneInfo(timezone)
     # Errors for a directory, a path outside the zone files, a file without a zone, or no str.
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError, AttributeError) as error:
         raise OptionError(
-            f"{where}timezone is {timezone!r}, which this system does not have; give an IANA name "
-            "as 'Europe/Berlin', and install the package tzdata if the system has no zones"
+            f"{shown}, which this system does not have; give an IANA name as 'Europe/Berlin', and "
+            "install the package tzdata if the system has no zones"
         ) from error
 
 

@@ -374,6 +374,16 @@ class TestRefusals:
         with pytest.raises(OptionError, match="IANA name"):
             checked_rule("", "0 3 * * *", None, zone)
 
+    @pytest.mark.parametrize("zone", ["localtime", "posixrules"])
+    def test_a_zone_of_the_machine_is_refused(self, zone: str) -> None:
+        with pytest.raises(OptionError, match="another zone on each machine; give an IANA name"):
+            checked_rule("", "0 3 * * *", None, zone)
+
+    def test_a_long_name_of_a_zone_is_shown_in_part(self) -> None:
+        with pytest.raises(OptionError) as refused:
+            checked_rule("", "0 3 * * *", None, "x" * 5000)
+        assert len(str(refused.value)) < 300
+
     @pytest.mark.parametrize(
         "every", [timedelta(0), timedelta(seconds=0.5), -DAY, 60, 40_000 * DAY]
     )

@@ -50,13 +50,15 @@ def has_expired() -> Executable:
     A job that has started before, even if it was snoozed or interrupted, is never too late.
     """
     job = bindparam("job_id", type_=BigInteger)
-    never_started = and_(
-        *(jobs.c[name] == literal_column("0") for name in ("attempts", "snoozes", "interruptions"))
-    )
     late = _epoch(pg.clock_timestamp()) > _due() + _expires_in()
-    return select(func.coalesce(and_(never_started, late), literal_column("false"))).where(
+    return select(func.coalesce(and_(_has_never_started(), late), literal_column("false"))).where(
         jobs.c.id == job
     )
+
+
+def _has_never_started() -> ColumnElement[bool]:
+    counts = ("attempts", "snoozes", "interruptions")
+    return and_(*(jobs.c[name] == literal_column("0") for name in counts))
 
 
 def meta_after_admission(

@@ -449,15 +449,15 @@ class Task(Generic[P, R]):
                 f"{self._where}: on_failed is {follow_up!r}; give another task of this queue"
             )
         new = follow_up._new
-        if new.delay is not None or new.run_at is not None or new.is_labelled:
-            raise TaskDefinitionError(
-                f"{self._where}: on_failed takes the queue, priority and max_attempts of its task, "
-                "and no delay, run_at, meta, tags or on_failed; leave them away"
-            )
         if follow_up._limits:
             raise TaskDefinitionError(
                 f"{self._where}: on_failed is task {follow_up.name}, which is under a limit: the "
                 "statement that records the failure does not wait for room; omit the limit"
+            )
+        if new.delay is not None or new.run_at is not None or new.is_labelled:
+            raise TaskDefinitionError(
+                f"{self._where}: on_failed takes the queue, priority and max_attempts of its task, "
+                "and no delay, run_at, meta, tags or on_failed; leave them away"
             )
         try:
             [argument] = follow_up._written((1,), {}).args
