@@ -17,6 +17,7 @@ from pgqueue import (
     JobStatus,
     LeaseLost,
     PgQueue,
+    Retry,
 )
 from pgqueue.testing import crash_job, lose_lease, run_jobs
 
@@ -248,7 +249,7 @@ def test_delay_warns_inside_of_a_transactional_handler(queue: PgQueue, session: 
 def test_finish_async_works_on_an_async_connection(database_url: str) -> None:
     queue = PgQueue()
 
-    @queue.task
+    @queue.task(retry=Retry.linear(timedelta(hours=1)))
     async def pay(ctx: JobContext, fails: bool) -> None:
         async with ctx.finish_async({"paid": 7}) as own:
             await own.run_sync(note, f"attempt {ctx.attempt}")
