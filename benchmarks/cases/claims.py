@@ -44,6 +44,12 @@ WORKER = """
 """
 
 
+def add_waiting(arena: Arena, jobs: int, *, delay: float) -> None:
+    """Insert jobs of the task ``nothing`` that are due after so many seconds."""
+    with _engine(arena) as engine, engine.begin() as connection:
+        connection.execute(text(WAITING), {"jobs": jobs, "delay": delay})
+
+
 @case(
     smoke=Size(rows=20_000, turns=2),
     usual=Size(rows=1_000_000, turns=5),
@@ -63,7 +69,7 @@ def claim_time(bench: Bench, size: Size) -> Finding:
         for backlog in backlogs.values():
             arena = resources.enter_context(bench.arena(PGQUEUE))
             for jobs, delay in backlog:
-                _wait(arena, jobs, delay=delay)
+                add_waiting(arena, jobs, delay=delay)
             claims.append(resources.enter_context(_claims(arena)))
         arena.sql("CHECKPOINT")
         turns = [_medians(claims) for _ in range(size.turns)]
@@ -91,7 +97,7 @@ def idle_probe(bench: Bench, size: Size) -> Finding:
     with bench.arena(PGQUEUE) as arena, _engine(arena) as engine, engine.connect() as holder:
         holder.execution_options(isolation_level="REPEATABLE READ")
         holder.execute(text("SELECT 1"))
-        _wait(arena, size.rows, delay=0)
+        add_waiting(arena, size.rows, delay=0)
         with _claims(arena) as claim:
             frontiers = ClaimCursors(["default"])
             _drain(claim, frontiers)
@@ -137,11 +143,6 @@ def _timed(action: Callable[[], object]) -> float:
     began = time.perf_counter()
     action()
     return 1000 * (time.perf_counter() - began)
-
-
-def _wait(arena: Arena, jobs: int, *, delay: float) -> None:
-    with _engine(arena) as engine, engine.begin() as connection:
-        connection.execute(text(WAITING), {"jobs": jobs, "delay": delay})
 
 
 @contextmanager

@@ -15,11 +15,21 @@ from sqlalchemy import make_url
 
 from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case
+from benchmarks.cases.claims import TOMORROW, add_waiting
 from benchmarks.systems import PGQUEUE
 
 SETTLED_AFTER = 15.0
 """Seconds, or as many as are measured; by then it has given back what it needed at its start."""
 MOST_CONNECTIONS = {"lease": 3, "transaction": 4}
+MOST = (("connections", "", 3), ("transactions", "/s", 4), ("processor", "% of a core", 0.5))
+"""Of a worker in lease mode."""
+
+JOBS_FOR_A_SCHEDULE = 100
+SCHEDULES = """
+    INSERT INTO pgqueue.schedules (name, task, cron, next_at)
+    SELECT 'at three ' || number, 'nothing', '0 3 * * *', clock_timestamp() + interval '1 day'
+    FROM generate_series(1, %s) AS number
+"""
 
 Outside = psycopg.Connection[Any]
 """To another database: a look does not count itself."""
@@ -40,6 +50,34 @@ def idle(bench: Bench, size: Size) -> Finding:
         finding.bound(asked, at_most=4)
         finding.bound(busy, at_most=0.5)
         finding.remarks.append(f"In {mode} mode: {looks[-1].names}.")
+    return finding
+
+
+@case(
+    smoke=Size(jobs=1, rows=1_000),
+    usual=Size(jobs=20, rows=1_000_000, turns=2),
+    full=Size(jobs=60, rows=1_000_000, turns=3),
+)
+def idle_beside_future(bench: Bench, size: Size) -> Finding:
+    """The same on empty tables, and beside a million jobs and ten thousand schedules of the next
+    day."""
+    with (
+        _without_autovacuum(bench),
+        bench.arena(PGQUEUE.given("empty tables")) as empty,
+        bench.arena(PGQUEUE.given("jobs and schedules")) as full,
+    ):
+        add_waiting(full, size.rows, delay=TOMORROW)
+        full.sql(SCHEDULES, size.rows // JOBS_FOR_A_SCHEDULE)
+        turns = [
+            [_look(bench, arena, size.jobs) for arena in (empty, full)] for _ in range(size.turns)
+        ]
+    finding = Finding()
+    for what, unit, most in MOST:
+        _, beside = (
+            finding.add(f"{arena.label}, {what}", [getattr(look, what) for look in looks], unit)
+            for arena, looks in zip((empty, full), zip(*turns, strict=True), strict=True)
+        )
+        finding.bound(beside, at_most=most)
     return finding
 
 
