@@ -213,8 +213,9 @@ def _of_waiting_jobs() -> list[Select[*tuple[Any, ...]]]:
 
 def _of_batches() -> list[Select[*tuple[Any, ...]]]:
     """Rules about batches, in one pass over their jobs.  The view does not have them."""
-    size, batch = _sizes_of_batches(), batches.c
-    ended = size.join(batches, batch.id == size.c.batch_id)
+    size = _sizes_of_batches()
+    batch = batches.c
+    known = size.outerjoin(batches, batch.id == size.c.batch_id)
     document = case((batch.outcome == FAILED, batch.on_failure), else_=batch.on_success)
     told_nobody = and_(batch.ended_at.is_not(None), batch.callback_id.is_(None))
     named = pg.concat("batch ", batch.id)
@@ -223,21 +224,21 @@ def _of_batches() -> list[Select[*tuple[Any, ...]]]:
             "a job of a batch has its batch",
             size.c.last,
             pg.concat("batch ", size.c.batch_id),
-            size.outerjoin(batches, batch.id == size.c.batch_id),
+            known,
             batch.id.is_(None),
         ),
         _broken(
             "no job is added to a batch after its end",
             size.c.last,
             pg.concat(named, ": ", size.c.count, " jobs, and ", batch.total, " at its end"),
-            ended,
+            known,
             size.c.count > batch.total,
         ),
         _broken(
             "an ended batch has enqueued its callback",
             size.c.last,
             named,
-            ended,
+            known,
             and_(told_nobody, document.is_not(None)),
         ),
     ]
