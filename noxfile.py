@@ -21,7 +21,8 @@ OLDEST = (
     "opentelemetry-sdk==1.20.0",
     "prometheus-client==0.20.0",
     "psycopg[binary]==3.2.1",
-    "pydantic==2.6.0",
+    "pydantic==2.8.0",
+    "pydantic-core==2.20.0",
     "rich==13.0.0",
     "watchfiles==0.21.0",
 )

@@ -10,9 +10,8 @@ or more, which becomes the equal int.  Of duplicate keys, which only foreign SQL
 counts.
 """
 
-from pgqueue.arguments.json_copy import MAX_DEPTH
 from pgqueue.arguments.payload import Payload, in_batch
-from pgqueue.arguments.refusals import OtherVersion
+from pgqueue.arguments.refusals import MAX_DEPTH, OtherVersion
 from pgqueue.arguments.text import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 
 __all__ = [

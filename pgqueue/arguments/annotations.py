@@ -1,4 +1,4 @@
-"""Builds the codec for the values of an annotation."""
+"""Which annotations a task may have; makes of each the schemas that pydantic-core runs."""
 
 import dataclasses
 import inspect
@@ -8,84 +8,85 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any
 
-from pgqueue.arguments.choices import Union, literal_of, member_of
-from pgqueue.arguments.codec import ANY, Codec
-from pgqueue.arguments.json_copy import is_model
-from pgqueue.arguments.records import array_of, dict_of, model_of, record_of, tuple_with
-from pgqueue.arguments.refusals import CannotTravel
-from pgqueue.arguments.scalars import SCALAR_CODECS
+from pydantic_core import SchemaValidator
+from pydantic_core import core_schema as core
 
-_CONTAINERS = (list, dict, tuple, set, frozenset)
+from pgqueue.arguments import forms
+from pgqueue.arguments.forms import Form
+from pgqueue.arguments.refusals import CannotTravel
+
 _INJECTED = {"Session", "AsyncSession", "scoped_session", "async_scoped_session", "JobContext"}
 
 
 class Annotations:
-    """Builds the codecs of one signature."""
+    """Reads the annotations of one signature."""
 
     def __init__(self) -> None:
-        self._named: dict[Any, Codec] = {}
+        self._named: dict[Any, Form] = {}
+        self._definitions: list[core.CoreSchema] = []
 
-    def codec_of(self, annotation: Any) -> Codec:
-        """Return the codec for the values of an annotation, or say why there is none."""
+    def form_of(self, annotation: Any) -> Form:
+        """Return the schemas for the values of an annotation, or say why there are none."""
         annotation = _bare(annotation)
         if annotation is Any or annotation is inspect.Parameter.empty:
-            return ANY
-        origin = typing.get_origin(annotation)
+            return forms.ANY
+        origin, parts = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
         if origin in (typing.Union, UnionType):
-            members = [self.codec_of(member) for member in typing.get_args(annotation)]
-            return Union(members).codec()
+            return forms.one_of(
+                [self.form_of(part) for part in parts], str(annotation), self.compiled
+            )
         if origin is typing.Literal:
-            return literal_of(typing.get_args(annotation))
-        if (origin or annotation) in _CONTAINERS:
-            return self._container(origin or annotation, annotation)
-        if type(annotation).__name__ == "TypeAliasType":
-            return self._once(annotation, lambda alias: self.codec_of(alias.__value__))
-        if isinstance(annotation, type) and origin is None:
-            return SCALAR_CODECS.get(annotation) or self._once(annotation, self._class)
-        raise _no_form(annotation)
-
-    def _container(self, kind: Any, annotation: Any) -> Codec:
-        parts = typing.get_args(annotation)
-        if kind is dict:
+            return forms.literal_of(parts)
+        if origin is dict:
             key, item = parts or (str, Any)
             if _bare(key) is not str:
                 raise CannotTravel(f"is a dict with keys of {_name(key)}: JSON keys are str")
-            return dict_of(self.codec_of(item))
-        if kind is not tuple or annotation is tuple or parts[1:] == (...,):
-            return array_of(kind, self.codec_of(parts[0] if parts else Any))
-        return tuple_with([self.codec_of(part) for part in parts])
+            return forms.dict_of(self.form_of(item))
+        if origin is tuple and annotation is not tuple and parts[1:] != (...,):
+            return forms.tuple_of([self.form_of(part) for part in parts])
+        if origin in (list, tuple, set, frozenset):
+            return forms.array_of(origin, self.form_of(parts[0] if parts else Any))
+        if type(annotation).__name__ == "TypeAliasType":
+            return self._once(annotation, lambda alias: self.form_of(alias.__value__))
+        if isinstance(annotation, type) and annotation is origin:
+            return forms.SCALARS.get(annotation) or self._once(annotation, self._class)
+        raise _no_form(annotation)
 
-    def _once(self, named: Any, build: Callable[[Any], Codec]) -> Codec:
-        """Build the codec of a named type, which may contain values of the same type."""
+    def compiled(self, schema: core.CoreSchema) -> SchemaValidator:
+        """Compile a schema, once all annotations of the signature have been read."""
+        return SchemaValidator(core.definitions_schema(schema, self._definitions))
+
+    def _once(self, named: Any, build: Callable[[Any], Form]) -> Form:
+        """Define a named type, which may contain values of the same type."""
         if named not in self._named:
-            # Until its codec is built, the type refers to a placeholder for it.
-            self._named[named] = Codec(
-                f"a {named.__name__}",
-                encode=lambda value: self._named[named].encode(value),
-                decode=lambda value: self._named[named].decode(value),
-                is_unbounded=True,
-            )
-            self._named[named] = build(named)
+            ref = f"{named.__name__} {len(self._named)}"
+            form = self._named[named] = Form(core.definition_reference_schema(ref))
+            built = build(named)
+            # Not built.schema with the ref: an alias may be of a type that has one.
+            self._definitions.append(core.chain_schema([built.schema], ref=ref))
+            self._named[named] = dataclasses.replace(form, natives=built.natives)
         return self._named[named]
 
-    def _class(self, kind: Any) -> Codec:
+    def _class(self, kind: Any) -> Form:
         if hasattr(kind, "__mapper__"):
             raise CannotTravel(
                 f"is the ORM class {kind.__name__}, whose objects belong to one session: "
                 "pass the primary key and load the object in the task"
             )
         if issubclass(kind, Enum):
-            return member_of(kind)
+            return forms.member_of(kind)
         if dataclasses.is_dataclass(kind):
             return self._dataclass(kind)
         # Not typing.is_typeddict: it does not recognise those of typing_extensions.
         if issubclass(kind, dict) and hasattr(kind, "__required_keys__"):
             return self._typed_dict(kind)
-        if is_model(kind):
-            return model_of(kind)
+        if hasattr(
+            kind, "model_validate_json"
+        ):  # pydantic is imported by the application, if at all
+            return forms.model_of(kind)
         raise _no_form(kind)
 
-    def _dataclass(self, kind: Any) -> Codec:
+    def _dataclass(self, kind: Any) -> Form:
         taken = inspect.signature(kind).parameters
         if {field.name for field in dataclasses.fields(kind) if field.init} != set(taken):
             raise CannotTravel(
@@ -94,9 +95,10 @@ class Annotations:
             )
         hints = _hints(kind)
         required = {name for name, each in taken.items() if each.default is each.empty}
-        return self._record(kind, {name: hints[name] for name in taken}, required)
+        fields = self._fields(kind, {name: hints[name] for name in taken})
+        return forms.dataclass_of(kind, fields, required)
 
-    def _typed_dict(self, kind: Any) -> Codec:
+    def _typed_dict(self, kind: Any) -> Form:
         required = set(kind.__required_keys__)
         # With `from __future__ import annotations` the class has not evaluated these markers.
         for name, hint in typing.get_type_hints(kind, include_extras=True).items():
@@ -104,17 +106,17 @@ class Annotations:
                 required.discard(name)
             if typing.get_origin(hint) is typing.Required:
                 required.add(name)
-        return self._record(kind, _hints(kind), required)
+        return forms.typed_dict_of(self._fields(kind, _hints(kind)), required)
 
-    def _record(self, kind: Any, hints: Mapping[str, Any], required: set[str]) -> Codec:
-        fields: dict[str, Codec] = {}
+    def _fields(self, kind: Any, hints: Mapping[str, Any]) -> dict[str, Form]:
+        fields: dict[str, Form] = {}
         for name, hint in hints.items():
             try:
-                fields[name] = self.codec_of(hint)
+                fields[name] = self.form_of(hint)
             except CannotTravel as error:
                 what = f"has the field {kind.__name__}.{name}, which {error}"
                 raise CannotTravel(what) from error
-        return record_of(kind, fields, required)
+        return fields
 
 
 def _bare(annotation: Any) -> Any:

@@ -6,12 +6,8 @@ from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, ClassVar
 
-from pgqueue.arguments.refusals import Refusal, WrongType
+from pgqueue.arguments.refusals import MAX_DEPTH, TOO_DEEP, Refusal, WrongType
 
-MAX_DEPTH = 64
-"""How deep lists and dicts may nest within one argument."""
-
-TOO_DEEP = f"nests deeper than {MAX_DEPTH} levels, or contains itself: pass a flatter value"
 PLAIN = "plain JSON (str, int, float, bool, None, list, or dict with str keys)"
 PLAIN_TYPES: frozenset[type] = frozenset({str, int, float, bool, NoneType})
 
@@ -43,11 +39,23 @@ class JsonCopy:
         return write(self, value)
 
     def other(self, value: Any) -> Any:
-        raise WrongType(PLAIN, value)
+        raise WrongType.of(f"must be {PLAIN}", value)
 
     def text(self, value: str) -> str:
         value = str.__str__(value)
-        return value if str in self._unchecked else sound(value)
+        if str in self._unchecked:
+            return value
+        if "\0" in value:
+            raise Refusal(
+                "holds a NUL character, which PostgreSQL cannot keep: remove it, or pass bytes"
+            )
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise Refusal(
+                "holds half a surrogate pair, which is not a character: decode the text again"
+            ) from None
+        return value
 
     def integer(self, value: int) -> int:
         value = int.__int__(value)
@@ -97,10 +105,11 @@ class JsonCopy:
         return copy
 
     def key(self, key: Any) -> str:
+        if not isinstance(key, str):
+            name = type(key).__name__
+            raise WrongType(f"must have only str keys, not {name}: convert its keys")
         try:
-            return self.text(text_key(key))
-        except WrongType:
-            raise
+            return self.text(key)
         except Refusal as refusal:
             raise Refusal(f"has a key that {refusal.reason}") from None
 
@@ -121,29 +130,6 @@ JsonCopy.writers = {
 }
 
 
-def sound(text: str) -> str:
-    """Refuse characters that PostgreSQL's text cannot store."""
-    if "\0" in text:
-        raise Refusal(
-            "holds a NUL character, which PostgreSQL cannot keep: remove it, or pass bytes"
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise Refusal(
-            "holds half a surrogate pair, which is not a character: decode the text again"
-        ) from None
-    return text
-
-
-def text_key(key: Any) -> str:
-    """Refuse a key that JSON would silently convert to text."""
-    if not isinstance(key, str):
-        kind = type(key).__name__
-        raise WrongType("", key, f"must have only str keys, not {kind}: convert its keys")
-    return str.__str__(key)
-
-
 def exact_if_whole(value: float) -> float | int:
     """Return the equal int for a float that PostgreSQL would write without its point.
 
@@ -153,15 +139,9 @@ def exact_if_whole(value: float) -> float | int:
     return int(value) if 1e16 <= abs(value) < math.inf else value
 
 
-def is_model(kind: type) -> bool:
-    """Whether a class is a pydantic model; false if pydantic is not imported."""
-    base = getattr(sys.modules.get("pydantic"), "BaseModel", None)
-    return isinstance(base, type) and issubclass(kind, base)
-
-
 def nests_too_deep(value: Any) -> bool:
     """Whether lists and dicts nest deeper than an argument may; checks level by level."""
-    level = [value] if isinstance(value, list | dict) else []
+    level = [value]
     for _ in range(MAX_DEPTH):
         parts = [each.values() if isinstance(each, dict) else each for each in level]
         level = [part for some in parts for part in some if isinstance(part, list | dict)]

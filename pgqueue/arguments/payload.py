@@ -4,11 +4,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from pydantic_core import SchemaValidator
+
 from pgqueue.arguments import text as json_text
 from pgqueue.arguments.annotations import Annotations
-from pgqueue.arguments.codec import Codec
-from pgqueue.arguments.json_copy import TOO_DEEP, JsonCopy, nests_too_deep
-from pgqueue.arguments.refusals import CannotTravel, NotDeclared, OtherVersion, Refusal, WrongType
+from pgqueue.arguments.forms import Form
+from pgqueue.arguments.json_copy import JsonCopy, nests_too_deep
+from pgqueue.arguments.refusals import (
+    TOO_DEEP,
+    CannotTravel,
+    NotDeclared,
+    OtherVersion,
+    Refusal,
+    WrongType,
+    refusal_of,
+)
 from pgqueue.arguments.signature import Signature
 from pgqueue.arguments.text import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.errors import ArgumentsError, PayloadError, TaskDefinitionError
@@ -23,49 +33,36 @@ class Payload:
 
     To write: ``bind``, ``encode``, ``dumps``; to read: ``loads``.  ``encode`` checks types,
     ``dumps`` checks what text can hold: store nothing that has not passed both.
+
+    ``injected``: how many parameters at the beginning are not stored.  ``renamed`` maps names that
+    parameters had before to those they have now.
     """
 
     def __init__(
         self,
-        task_name: str,
-        signature: Signature,
-        codecs: dict[str, Codec],
-        *,
-        renamed: Mapping[str, str] = NOTHING,
-    ) -> None:
-        self.task_name = task_name
-        self._stored = f"task {task_name}: the stored arguments"
-        self.names = signature.names
-        self.bind = signature.bind
-        self._signature = signature
-        self._codecs = codecs
-        self._renamed = renamed
-        self._natives = {name: codec.natives for name, codec in codecs.items()}
-
-    @classmethod
-    def of(
-        cls,
         function: Callable[..., Any],
         *,
         task_name: str,
         injected: int,
         hints: Mapping[str, Any],
         renamed: Mapping[str, str] = NOTHING,
-    ) -> "Payload":
-        """Read a task's signature, without the ``injected`` parameters at its beginning.
-
-        ``renamed`` maps names that parameters had before to those they have now.
-        """
-        signature = Signature.of(function, task_name=task_name, injected=injected)
+    ) -> None:
+        self.task_name = task_name
+        self._stored = f"task {task_name}: the stored arguments"
+        self._signature = Signature.of(function, task_name=task_name, injected=injected)
+        self.names = self._signature.names
+        self.bind = self._signature.bind
+        self._renamed = renamed
         annotations = Annotations()
-        codecs = {}
-        for name in signature.names:
+        self._forms: dict[str, Form] = {}
+        for name in self.names:
             try:
-                codecs[name] = annotations.codec_of(hints.get(name, Any))
+                self._forms[name] = annotations.form_of(hints.get(name, Any))
             except CannotTravel as error:
                 what = f"task {task_name}: parameter {name!r} {error}"
                 raise TaskDefinitionError(what) from error
-        return cls(task_name, signature, codecs, renamed=renamed)
+        self._validators = _Validators(self._forms, annotations)
+        self._natives = {name: each.natives for name, each in self._forms.items()}
 
     def with_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Add the defaults of the parameters that were not given."""
@@ -76,7 +73,7 @@ class Payload:
         natives = self._natives
         for name, value in values.items():
             if type(value) not in natives[name]:
-                return {each: self._encode_one(each, value) for each, value in values.items()}
+                return {each: self._write_one(each, value) for each, value in values.items()}
         return values
 
     def encode_many(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -146,13 +143,13 @@ class Payload:
         if type(stored) is not dict:
             raise self._damaged(f"are a JSON {type(stored).__name__}, not an object")
         values: dict[str, Any] = stored
-        if values.keys() != self._codecs.keys():
+        if values.keys() != self._forms.keys():
             values = self._under_new_names(values)
             self._check_names(values)
         natives = self._natives
         for name, value in values.items():
             if type(value) not in natives[name]:
-                return {each: self._decode_one(each, value, noun) for each, value in values.items()}
+                return {each: self._read_one(each, value, noun) for each, value in values.items()}
         return values
 
     def changed(self, stored: Any, given: Mapping[str, Any], *, are_stored: bool) -> dict[str, Any]:
@@ -166,37 +163,30 @@ class Payload:
         kept = self._under_new_names(stored) if type(stored) is dict else {}
         return self.decode({**kept, **new}, noun="argument")
 
-    def _encode_one(self, name: str, value: Any) -> Any:
-        codec = self._codecs[name]
+    def _write_one(self, name: str, value: Any) -> Any:
+        if type(value) in self._natives[name]:
+            return value
         try:
-            encoded = codec.encode(value)
-            if codec.is_unbounded and nests_too_deep(encoded):
+            encoded = self._validators[name].validate_python(value, strict=True)
+            if type(encoded) in (list, dict) and nests_too_deep(encoded):
                 raise Refusal(TOO_DEEP)
-        except Refusal as refusal:
+        except Exception as error:  # reading an application's object may run its code
+            refusal = refusal_of(error)
             kind = ArgumentsError if isinstance(refusal, WrongType) else PayloadError
             raise kind(self._said(name, refusal)) from refusal.__cause__
-        except RecursionError:
-            raise PayloadError(self._said(name, Refusal(TOO_DEEP))) from None
-        except Exception as error:  # reading an application's object may run its code
-            reason = f"cannot be read: looking at it raised {type(error).__name__}"
-            raise PayloadError(self._said(name, Refusal(reason))) from error
         return encoded
 
-    def _decode_one(self, name: str, value: Any, noun: str) -> Any:
-        codec = self._codecs[name]
+    def _read_one(self, name: str, value: Any, noun: str) -> Any:
+        if type(value) in self._natives[name]:
+            return value
         try:
-            if codec.is_unbounded and nests_too_deep(value):
+            if type(value) in (list, dict) and nests_too_deep(value):
                 raise Refusal(TOO_DEEP)
-            return codec.decode(value)
-        except Refusal as refusal:
+            return self._validators[name].validate_python(value)
+        except Exception as error:  # a constructor is the application's code
+            refusal = refusal_of(error)
             kind = OtherVersion if isinstance(refusal, NotDeclared) else PayloadError
             raise kind(self._said(name, refusal, noun=noun)) from refusal.__cause__
-        except RecursionError:
-            said = self._said(name, Refusal(TOO_DEEP), noun=noun)
-            raise PayloadError(said) from None
-        except Exception as error:  # a validator is the application's code
-            reason = Refusal(f"cannot be built: its type raised {type(error).__name__}")
-            raise PayloadError(self._said(name, reason, noun=noun)) from error
 
     def _under_new_names(self, values: dict[str, Any]) -> dict[str, Any]:
         """Rename old parameters; not if a job has two names of one, which are then refused."""
@@ -204,7 +194,7 @@ class Payload:
         return named if len(named) == len(values) else values
 
     def _check_names(self, values: dict[str, Any]) -> None:
-        for name in sorted(values.keys() - self._codecs.keys()):
+        for name in sorted(values.keys() - self._forms.keys()):
             raise OtherVersion(
                 f"{self._stored} name {name[:60]!a}, which the task does not take: the job was "
                 "enqueued for another version of it; keep the parameter, with a default, until "
@@ -223,7 +213,6 @@ class Payload:
             except Refusal as refusal:
                 raise PayloadError(self._said(name, refusal)) from None
 
-    # The cause of the error is that of the refusal: the exception of an application's constructor.
     def _said(self, name: str, refusal: Refusal, *, noun: str = "argument") -> str:
         return f"task {self.task_name}: {noun} {name}{refusal.path} {refusal.reason}"
 
@@ -238,6 +227,17 @@ class Payload:
             f"{max_bytes:,}; the largest is {largest!r}: keep it in a table and pass its id, or "
             "raise the limit with PgQueue(max_payload_bytes=...)"
         )
+
+
+class _Validators(dict[str, SchemaValidator]):
+    """The compiled schema of each parameter; made when first used."""
+
+    def __init__(self, forms: Mapping[str, Form], annotations: Annotations) -> None:
+        self._forms = forms
+        self._annotations = annotations
+
+    def __missing__(self, name: str) -> SchemaValidator:
+        return self.setdefault(name, self._annotations.compiled(self._forms[name].schema))
 
 
 def in_batch(error: Exception, index: int) -> str:

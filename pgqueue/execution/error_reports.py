@@ -10,9 +10,9 @@ from traceback import StackSummary, walk_tb
 from types import FrameType, TracebackType
 from typing import Any
 
-from pgqueue.arguments.json_copy import TOO_DEEP, JsonCopy, is_model
-from pgqueue.arguments.refusals import Refusal
-from pgqueue.arguments.scalars import SPELLED
+from pgqueue.arguments.forms import SPELLED
+from pgqueue.arguments.json_copy import JsonCopy
+from pgqueue.arguments.refusals import TOO_DEEP, Refusal
 from pgqueue.outcomes import ErrorReport
 from pgqueue.redaction import redacted
 
@@ -221,7 +221,7 @@ class _Result(JsonCopy):
             return self.of(value.value)
         if is_dataclass(kind):
             return self.mapping({field.name: getattr(value, field.name) for field in fields(kind)})
-        if is_model(kind):
+        if hasattr(kind, "model_validate_json"):
             return self.of(value.model_dump(mode="json"))
         raise Refusal(f"{kind.__name__} has no form in JSON")
 

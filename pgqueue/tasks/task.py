@@ -81,7 +81,7 @@ class Task(Generic[P, R]):
         self.function = function
         self.name = options.task
         self.injection: Injection = injection_of(function, task_name=self.name)
-        self.payload = Payload.of(
+        self.payload = Payload(
             function,
             task_name=self.name,
             injected=len(self.injection.parameters),

@@ -4,7 +4,7 @@ import enum
 import json
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NewType
+from typing import Annotated, Any, Literal, NewType, TypedDict
 from uuid import UUID
 
 import pytest
@@ -173,6 +173,11 @@ def test_the_member_of_a_union_is_found_again() -> None:
     assert travelled(datetime | date, date(2024, 1, 1)) == date(2024, 1, 1)
     assert travelled(UUID | str, "not a uuid") == "not a uuid"
     assert type(travelled(float | int, 3)) is int
+    assert travelled(Address | Town, {"town": "x"}) == {"town": "x"}
+
+
+class Town(TypedDict):
+    town: str
 
 
 class Text(str):

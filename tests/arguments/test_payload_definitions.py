@@ -123,7 +123,7 @@ def test_a_parameter_without_annotation_takes_plain_json() -> None:
 
 def test_a_builtin_that_hides_its_signature_is_refused() -> None:
     with pytest.raises(TaskDefinitionError, match=r"task mail\.welcome: .*plain function"):
-        Payload.of(type, task_name="mail.welcome", injected=0, hints={})
+        Payload(type, task_name="mail.welcome", injected=0, hints={})
 
 
 Ids = TypeAliasType("Ids", list[UUID])
@@ -191,7 +191,7 @@ def test_a_damaged_pydantic_model_is_refused() -> None:
         payload_for(Line).loads('{"value": {"SKU": 7}}')
 
 
-def test_pydantic_is_not_needed() -> None:
+def test_pydantic_is_imported_by_the_application_only() -> None:
     script = "import sys, pgqueue.arguments; sys.exit('pydantic' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from enum import Enum, IntEnum
+from time import process_time as time_of_process
 from typing import Any, Literal, TypedDict
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -160,6 +161,7 @@ def test_what_is_not_plain_json_needs_an_annotation(value: Any) -> None:
         (int, None),
         (float, "1"),
         (float, True),
+        (float, Decimal("1.5")),
         (str, 1),
         (str, b"x"),
         (bool, 1),
@@ -202,7 +204,9 @@ def test_a_wrong_type_is_refused_and_both_types_are_named(annotation: Any, value
         (Decimal, Decimal("-Infinity"), "finite"),
         (float, 2**53 + 1, "annotate the parameter as int"),
         (float, 10**400, "annotate the parameter as int"),
-        (tuple[int, int], (1, 2, 3), "a tuple of 2, not of 3"),
+        (tuple[int, int], (1, 2, 3), "value is a tuple that is longer"),
+        (tuple[int, int], (1,), r"value\[1\] is missing: the tuple is shorter"),
+        (tuple[()], (1,), "value is a tuple that is longer"),
         (Address, {"street": "x", "town": "y"}, "'town'"),
         (Address, {}, "'street'"),
         (UUID | str, "00000000-0000-0000-0000-000000000007", "would come back as a UUID"),
@@ -273,8 +277,46 @@ def test_an_item_that_raises_stop_iteration_does_not_end_its_list() -> None:
         written(payload_for(list[Ended]), [Ended(1.0), Ended(2.0)])
 
 
+class Raising:
+    @property  # type: ignore[misc]  # mypy wants __class__ to be the class it is
+    def __class__(self) -> type[str]:  # type: ignore[override]
+        raise ValueError("a secret")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "cause"),
+    [
+        (int, "a secret", type(None)),
+        (list[UUID], ["a secret"], type(None)),
+        (UUID | int, "a secret", type(None)),
+        (Suit | None, "a secret", type(None)),
+        (Line, Line("a secret"), type(None)),  # type: ignore[arg-type]  # the mistake under test
+        (Any, Raising, ValueError),
+        (UUID, Raising, ValueError),
+    ],
+)
+def test_a_refusal_does_not_show_the_value(annotation: Any, value: Any, cause: Any) -> None:
+    given = Raising() if value is Raising else value
+
+    with pytest.raises((ArgumentsError, PayloadError)) as refused:
+        written(payload_for(annotation), given)
+
+    assert "secret" not in str(refused.value)
+    assert refused.value.__suppress_context__
+    assert type(refused.value.__cause__) is cause
+
+
+def test_many_wrong_items_are_refused_at_the_first() -> None:
+    started = time_of_process()
+
+    with pytest.raises(ArgumentsError, match=r"value\[0\] must be an int"):
+        written(payload_for(list[int]), ["x"] * 1_000_000)
+
+    assert time_of_process() - started < 1
+
+
 def test_a_value_that_lies_about_its_class_is_refused() -> None:
-    with pytest.raises(PayloadError, match="looking at it raised TypeError"):
+    with pytest.raises(ArgumentsError, match="must be a str, not Pretender"):
         written(payload_for(str), Pretender())
 
 

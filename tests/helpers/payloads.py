@@ -46,14 +46,14 @@ class Address(TypedDict):
 
 def payload_of(function: Callable[..., Any], *, injected: int = 0) -> Payload:
     hints = typing.get_type_hints(function)
-    return Payload.of(function, task_name="mail.welcome", injected=injected, hints=hints)
+    return Payload(function, task_name="mail.welcome", injected=injected, hints=hints)
 
 
 def payload_for(annotation: Any) -> Payload:
     def task(value: Any) -> None: ...
 
     hints = {"value": annotation}
-    return Payload.of(task, task_name="mail.welcome", injected=0, hints=hints)
+    return Payload(task, task_name="mail.welcome", injected=0, hints=hints)
 
 
 def written(payload: Payload, *args: Any, **kwargs: Any) -> str:
