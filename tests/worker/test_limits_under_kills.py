@@ -16,7 +16,6 @@ WORKERS = 8
 KILLS = 6
 BOTH = "both modes"
 """Half of the workers run in each mode."""
-EVERY = (*MODES, BOTH)
 
 
 def most_at_once(notes: list[dict[str, Any]], *, by_key: bool = True) -> int:
@@ -56,10 +55,9 @@ def has_gone_on(rig: Rig, seen: int) -> bool:
     return len(rig.notes("start")) > seen + 3 or not rig.unfinished()
 
 
-@pytest.mark.parametrize("mode", EVERY)
-@pytest.mark.parametrize("capacity", [1, 4])
+@pytest.mark.parametrize(("capacity", "mode"), [(1, BOTH), *((4, mode) for mode in MODES)])
 def test_no_more_jobs_of_a_key_run_than_its_limit_while_workers_are_killed(
-    database_url: str, tmp_path: Path, mode: str, capacity: int
+    database_url: str, tmp_path: Path, capacity: int, mode: str
 ) -> None:
     tasks = {1: limited_chores.one_of_a_key, 4: limited_chores.four_of_a_key}
     with Rig(database_url, tmp_path) as rig:
@@ -96,19 +94,18 @@ def test_several_limits_of_a_task_hold_together(
         assert rig.outcomes() == {"succeeded": len(rows)}
 
 
-@pytest.mark.parametrize("mode", EVERY)
 def test_strict_order_is_first_in_first_out_by_key_while_workers_are_killed(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     """A job that fails twice keeps the others of its key back until it has succeeded."""
     with Rig(database_url, tmp_path) as rig:
-        start_workers(rig, mode)
+        start_workers(rig, BOTH)
         with rig.session() as session:
             rows = [(key, n, 2 * (n % 5 == 3)) for n in range(15) for key in KEYS]
             limited_chores.in_order.enqueue_many(session, rows)
             session.commit()
 
-        kill_some(rig, mode, 4)
+        kill_some(rig, BOTH, 4)
         rig.until_ended()
 
         assert most_at_once(rig.notes()) == 1
