@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import key_contest
@@ -13,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 
 from pgqueue import (
     DuplicateJob,
@@ -371,6 +372,37 @@ def test_a_holder_that_is_deleted_before_it_is_returned_leaves_its_key_to_a_new_
 
     assert seen
     assert (job.is_new, job.id != first) == (True, True)
+    mine.dispose()
+
+
+@pytest.mark.parametrize("how", ["enqueue", "delay", "postpone"])
+def test_a_holder_that_the_session_hides_is_looked_up_some_times_and_not_for_ever(
+    database_url: str, how: str
+) -> None:
+    mine = create_engine(database_url)
+    own = PgQueue(mine)
+    conflict: Any = "postpone" if how == "postpone" else "return"
+
+    @own.task(name="tests.hidden", unique=Unique(by=(), on_conflict=conflict))
+    def hidden() -> None: ...
+
+    task = in_an_hour(hidden)
+    task.delay()
+    lookups: list[object] = []
+
+    def hide(state: ORMExecuteState) -> None:
+        lookups.append(state)
+        assert len(lookups) <= 100
+        state.statement = state.statement.options(with_loader_criteria(Job, Job.id < 0))
+
+    event.listen(Session, "do_orm_execute", hide)
+    try:
+        with Session(mine) as session:
+            enqueue: Any = task.delay if how == "delay" else partial(task.enqueue, session)
+            with pytest.raises(DuplicateJob, match="a job this transaction cannot see"):
+                enqueue()
+    finally:
+        event.remove(Session, "do_orm_execute", hide)
     mine.dispose()
 
 
