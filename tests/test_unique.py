@@ -346,7 +346,7 @@ def delete_when_looked_up(engine: Engine, other: Engine) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize("how", ["enqueue", "delay", "postpone"])
+@pytest.mark.parametrize("how", ["enqueue", "delay", "delay in a period", "postpone"])
 def test_a_holder_that_is_deleted_before_it_is_returned_leaves_its_key_to_a_new_job(
     database_url: str, engine: Engine, how: str
 ) -> None:
@@ -355,23 +355,25 @@ def test_a_holder_that_is_deleted_before_it_is_returned_leaves_its_key_to_a_new_
     unique = Unique(by=())
     if how == "postpone":
         unique = Unique(by=(), on_conflict="postpone", at_most=HOUR)
+    if how == "delay in a period":
+        unique = Unique(by=(), period=36_500 * DAY)
 
     @own.task(name="tests.brief", unique=unique, keep=timedelta(0))
     def brief() -> None: ...
 
     task = brief.options(delay=2 * HOUR)
-    first = task.delay().id
+    first, key = (job := task.delay()).id, job.unique_key
     if how == "postpone":
         task.delay()  # as far as it may be moved
     seen = delete_when_looked_up(mine, engine)
-    if how == "delay":
+    if how.startswith("delay"):
         job = task.delay()
     else:
         with Session(mine, expire_on_commit=False) as session, session.begin():
             job = task.enqueue(session)
 
     assert seen
-    assert (job.is_new, job.id != first) == (True, True)
+    assert (job.is_new, job.id != first, job.unique_key) == (True, True, key)
     mine.dispose()
 
 

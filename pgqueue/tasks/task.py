@@ -277,11 +277,11 @@ class Task(Generic[P, R]):
         warn_of_open_transaction(self.name, self.owner.session_of_caller())
         if self._new.changes_holder:
             return self._delay_or_change(*args, **kwargs)
-        written, new = self._written(args, kwargs), self._new_now()
+        given, new = self._written(args, kwargs), self._new_now()
         for _ in range(TRIES_FOR_A_KEY):
             # In autocommit one statement is one transaction, which saves two round trips.
             with self.owner.autocommitting() as connection, telling_failures():
-                written = self._in_period(connection, new, written)
+                written = self._in_period(connection, new, given)
                 found = self._insert(Enqueues(connection), new, written)
             if isinstance(found, Enqueued):
                 return self._loaded_job(found, written, new)
