@@ -48,7 +48,7 @@ class Scenario:
     mutated: dict[str, str]
     """The bugs that must turn it red, each with a pattern that the verdict has to match, so that
     a bug which merely fails is not taken for one that is caught.  They stand beside the scenario,
-    marked by ``@plant``."""
+    marked by ``@mutation``."""
     server: Server
     settings: dict[str, str]
     """Settings of its own server."""

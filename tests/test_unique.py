@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import key_contest
@@ -13,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 
 from pgqueue import (
     DuplicateJob,
@@ -345,7 +346,7 @@ def delete_when_looked_up(engine: Engine, other: Engine) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize("how", ["enqueue", "delay", "postpone"])
+@pytest.mark.parametrize("how", ["enqueue", "delay", "delay in a period", "postpone"])
 def test_a_holder_that_is_deleted_before_it_is_returned_leaves_its_key_to_a_new_job(
     database_url: str, engine: Engine, how: str
 ) -> None:
@@ -354,23 +355,56 @@ def test_a_holder_that_is_deleted_before_it_is_returned_leaves_its_key_to_a_new_
     unique = Unique(by=())
     if how == "postpone":
         unique = Unique(by=(), on_conflict="postpone", at_most=HOUR)
+    if how == "delay in a period":
+        unique = Unique(by=(), period=36_500 * DAY)
 
     @own.task(name="tests.brief", unique=unique, keep=timedelta(0))
     def brief() -> None: ...
 
     task = brief.options(delay=2 * HOUR)
-    first = task.delay().id
+    first, key = (job := task.delay()).id, job.unique_key
     if how == "postpone":
         task.delay()  # as far as it may be moved
     seen = delete_when_looked_up(mine, engine)
-    if how == "delay":
+    if how.startswith("delay"):
         job = task.delay()
     else:
         with Session(mine, expire_on_commit=False) as session, session.begin():
             job = task.enqueue(session)
 
     assert seen
-    assert (job.is_new, job.id != first) == (True, True)
+    assert (job.is_new, job.id != first, job.unique_key) == (True, True, key)
+    mine.dispose()
+
+
+@pytest.mark.parametrize("how", ["enqueue", "delay", "postpone"])
+def test_a_holder_that_the_session_hides_is_looked_up_some_times_and_not_for_ever(
+    database_url: str, how: str
+) -> None:
+    mine = create_engine(database_url)
+    own = PgQueue(mine)
+    conflict: Any = "postpone" if how == "postpone" else "return"
+
+    @own.task(name="tests.hidden", unique=Unique(by=(), on_conflict=conflict))
+    def hidden() -> None: ...
+
+    task = in_an_hour(hidden)
+    task.delay()
+    lookups: list[object] = []
+
+    def hide(state: ORMExecuteState) -> None:
+        lookups.append(state)
+        assert len(lookups) <= 100
+        state.statement = state.statement.options(with_loader_criteria(Job, Job.id < 0))
+
+    event.listen(Session, "do_orm_execute", hide)
+    try:
+        with Session(mine) as session:
+            enqueue: Any = task.delay if how == "delay" else partial(task.enqueue, session)
+            with pytest.raises(DuplicateJob, match="a job this transaction cannot see"):
+                enqueue()
+    finally:
+        event.remove(Session, "do_orm_execute", hide)
     mine.dispose()
 
 

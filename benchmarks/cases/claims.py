@@ -99,13 +99,13 @@ def idle_probe(bench: Bench, size: Size) -> Finding:
         holder.execute(text("SELECT 1"))
         add_waiting(arena, size.rows, delay=0)
         with _claims(arena) as claim:
-            frontiers = ClaimCursors(["default"])
-            _drain(claim, frontiers)
-            probes = [_timed(lambda: _look(claim, frontiers)) for _ in range(PROBES)]
+            cursors = ClaimCursors(["default"])
+            _drain(claim, cursors)
+            probes = [_timed(lambda: _look(claim, cursors)) for _ in range(PROBES)]
             sweeps = []
             for _ in range(5):
-                frontiers.rewind()
-                sweeps.append(_timed(lambda: _look(claim, frontiers)))
+                cursors.rewind()
+                sweeps.append(_timed(lambda: _look(claim, cursors)))
         holder.rollback()
     probe = finding.add("behind the frontier", probes, "ms")
     finding.add("a sweep from the head, at most a fiftieth of the time", sweeps, "ms")
@@ -122,19 +122,19 @@ def _medians(claims: Sequence[Callable[..., Claim[Claimed]]]) -> list[float]:
     return [statistics.median(taken) for taken in times]
 
 
-def _look(claim: Callable[..., Claim[Claimed]], frontiers: ClaimCursors) -> int:
-    pairs = frontiers.pairs()
+def _look(claim: Callable[..., Claim[Claimed]], cursors: ClaimCursors) -> int:
+    pairs = cursors.pairs()
     found = claim(pairs, limit=BATCH)
-    frontiers.advance(pairs, found, limit=BATCH)
+    cursors.advance(pairs, found, limit=BATCH)
     return found.taken
 
 
-def _drain(claim: Callable[..., Claim[Claimed]], frontiers: ClaimCursors) -> None:
+def _drain(claim: Callable[..., Claim[Claimed]], cursors: ClaimCursors) -> None:
     taken = 1
     while taken:
-        pairs = frontiers.pairs()
+        pairs = cursors.pairs()
         found = claim(pairs, limit=1000)
-        frontiers.advance(pairs, found, limit=1000)
+        cursors.advance(pairs, found, limit=1000)
         taken = found.taken
 
 

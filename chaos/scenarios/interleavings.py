@@ -132,15 +132,15 @@ def requeue_asks_for_messages_only(patch: Patch) -> None:
 )
 def interleavings(environment: Environment, size: Size) -> None:
     """Two sessions at one job, in every order of their statements: it ends once, and it ends."""
-    theatre = ScriptRunner(environment.url, environment.engine)
+    runner = ScriptRunner(environment.url, environment.engine)
     try:
         for play, order in KNOWN:
-            theatre.put_on(play, GivenOrder(order))
-        theatre.check()
+            runner.put_on(play, GivenOrder(order))
+        runner.check()
         plays = repertoire()
         for play in environment.dice.sample(plays * -(-size.jobs // len(plays)), size.jobs):
-            theatre.put_on(play, SomeOrder(environment.dice))
-        theatre.check()
+            runner.put_on(play, SomeOrder(environment.dice))
+        runner.check()
     finally:
-        theatre.close()
-        environment.count("orders", theatre.orders)
+        runner.close()
+        environment.count("orders", runner.orders)

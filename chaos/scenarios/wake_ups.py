@@ -222,7 +222,7 @@ def late_commits(environment: Environment, size: Size) -> None:
 
 
 def _overtake(environment: Environment) -> None:
-    """Have others committed and claimed for longer than the second that a frontier lags behind."""
+    """Have others committed and claimed for longer than the second that a cursor lags behind."""
     over_at = time.monotonic() + 1.3
     while time.monotonic() < over_at:
         environment.until_started(*environment.enqueue(call, [(1,)] * 4))

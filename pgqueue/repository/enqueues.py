@@ -19,6 +19,7 @@ from pgqueue.unique import KEY_OF_PERIOD, Unique
 Executor = Session | Connection
 
 TRIES_FOR_A_KEY = 20
+"""Whoever holds a key may have ended or been deleted before it is read, so that the key is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class Enqueues:
             holder = holders(self._executor, new.queue, [unique_key]).get(unique_key)
             if holder is not None:
                 return holder
-        raise _key_keeps_moving(new, unique_key)
+        raise key_keeps_moving(new, unique_key)
 
     def enqueue_chunk(self, new: NewJob, *, documents: str) -> list[int]:
         """Insert a chunk of jobs from a JSON array of their arguments; returns ids in order."""
@@ -206,7 +207,7 @@ class Enqueues:
                     return found
                 savepoint.rollback()
         if len(rows) == 1:
-            raise _key_keeps_moving(new, str(rows[0].unique_key))
+            raise key_keeps_moving(new, rows[0].unique_key)
         middle = len(rows) // 2
         first = self._enqueue_in_order(new, rows[:middle])
         return first + self._enqueue_in_order(new, rows[middle:])
@@ -343,7 +344,7 @@ def _documents(rows: Sequence[Row]) -> dict[str, str]:
     return {"documents": json.dumps([row._asdict() for row in rows])}
 
 
-def _key_keeps_moving(new: NewJob, unique_key: str) -> DuplicateJob:
+def key_keeps_moving(new: NewJob, unique_key: str | None) -> DuplicateJob:
     return DuplicateJob(
         f"task {new.task}: the unique key {unique_key!r} in queue {new.queue!r} is held by a job "
         f"this transaction cannot see; enqueue again in a new transaction"

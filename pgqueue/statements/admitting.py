@@ -263,7 +263,7 @@ def admit(*, notify: bool) -> Executable:
     job = (
         update(jobs)
         .where(jobs.c.id == taken.c.target_id)
-        .values(run_at=admitted_at, meta=meta_after_admission(taken.c.run_at, admitted_at))
+        .values(run_at=admitted_at, meta=meta_after_admission(admitted_at))
         .returning(*DISPATCHED, taken.c.attempt, taken.c.crashes)
         .cte("job")
     )

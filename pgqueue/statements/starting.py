@@ -61,18 +61,16 @@ def _has_never_started() -> ColumnElement[bool]:
     return and_(*(jobs.c[name] == literal_column("0") for name in counts))
 
 
-def meta_after_admission(
-    due: ColumnElement[Any], admitted: ColumnElement[Any]
-) -> ColumnElement[Any]:
+def meta_after_admission(admitted: ColumnElement[Any]) -> ColumnElement[Any]:
     """The meta of a job that is admitted: with the time at which it was due, if it may expire."""
-    times = pg.jsonb_build_array(extract("epoch", due), extract("epoch", admitted))
+    times = pg.jsonb_build_array(_due(), extract("epoch", admitted))
     noted = pg.jsonb_set(jobs.c.meta, array([_DUE]), times)
     may_expire = pg.jsonb_extract_path(jobs.c.meta, _DUE).is_not(None)
     return case((may_expire, noted), else_=jobs.c.meta)
 
 
 def _due() -> ColumnElement[float]:
-    """When a job was due, before a limit made it wait.
+    """When a job was due, before a limit made it wait; also if it is admitted a second time.
 
     Whoever gives the job another time after its admission, such as a requeue, means that time.
     """

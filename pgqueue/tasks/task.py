@@ -20,6 +20,7 @@ from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret
 from pgqueue.repository import Callback, Enqueued, Enqueues, JobValues, KeyHolder, NewJob
+from pgqueue.repository.enqueues import TRIES_FOR_A_KEY, key_keeps_moving
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import joined, may_notify, sync_session, telling_failures
 from pgqueue.sessions.collecting import collect
@@ -173,20 +174,16 @@ class Task(Generic[P, R]):
         written = self._in_period(connection, new, written)
         if new.changes_holder:
             return self._enqueue_or_change(target, connection, written, new)
-        with telling_failures():
-            found = self._insert(Enqueues(connection), new, written)
-        while isinstance(found, KeyHolder):
+        for _ in range(TRIES_FOR_A_KEY):
+            with telling_failures():
+                found = self._insert(Enqueues(connection), new, written)
+            if isinstance(found, Enqueued):
+                return self._added_job(target, found, written, new)
             check_holder(self._options, found.id, written.unique_key)
             if (held := held_job(target, found)) is not None:
                 collect(target, [held.id])
                 return held
-            found = self._insert(Enqueues(connection), new, written)  # deleted, so the key is free
-        collect(target, [found.id])
-        job = self._loaded_job(found, written, new)
-        # The row is written and needs no flush, so a mapper event may enqueue too: SQLAlchemy warns
-        # of an add there, because the flush would miss new or changed objects.
-        Session.add(target, job, _warn=False)
-        return job
+        raise key_keeps_moving(new, written.unique_key)
 
     async def enqueue_async(
         self,
@@ -280,11 +277,11 @@ class Task(Generic[P, R]):
         warn_of_open_transaction(self.name, self.owner.session_of_caller())
         if self._new.changes_holder:
             return self._delay_or_change(*args, **kwargs)
-        written, new = self._written(args, kwargs), self._new_now()
-        while True:
+        given, new = self._written(args, kwargs), self._new_now()
+        for _ in range(TRIES_FOR_A_KEY):
             # In autocommit one statement is one transaction, which saves two round trips.
             with self.owner.autocommitting() as connection, telling_failures():
-                written = self._in_period(connection, new, written)
+                written = self._in_period(connection, new, given)
                 found = self._insert(Enqueues(connection), new, written)
             if isinstance(found, Enqueued):
                 return self._loaded_job(found, written, new)
@@ -293,7 +290,8 @@ class Task(Generic[P, R]):
                 session.begin()  # if its sessionmaker has autobegin=False
                 if (job := held_job(session, found)) is not None:
                     session.expunge(job)
-                    return job  # otherwise it has been deleted, so the key is free
+                    return job
+        raise key_keeps_moving(new, written.unique_key)
 
     def _delay_or_change(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """:meth:`delay` in a transaction of several statements.
@@ -532,6 +530,14 @@ class Task(Generic[P, R]):
             meta |= checked_meta(where, source(self) or {})
         return replace(self._new, meta=meta_text(where, {**meta, **own}))
 
+    def _added_job(self, session: Session, found: Enqueued, written: Written, new: NewJob) -> Job:
+        collect(session, [found.id])
+        job = self._loaded_job(found, written, new)
+        # The row is written and needs no flush, so a mapper event may enqueue too: SQLAlchemy warns
+        # of an add there, because the flush would miss new or changed objects.
+        Session.add(session, job, _warn=False)
+        return job
+
     def _loaded_job(self, found: Enqueued, written: Written, new: NewJob) -> Job:
         return loaded_job(
             *found,
@@ -550,7 +556,7 @@ class Task(Generic[P, R]):
     ) -> Job:
         """Enqueue a job, or change the waiting job that holds its unique key."""
         self._refuse_autocommit(connection)
-        while True:
+        for _ in range(TRIES_FOR_A_KEY):
             with telling_failures():
                 [placed] = Enqueues(connection).enqueue_unique_chunk(
                     new, payloads=[written.args], keys=[written.unique_key]
@@ -560,6 +566,7 @@ class Task(Generic[P, R]):
             if (job := placed_job(session, placed)) is not None:
                 collect(session, [job.id])
                 return job
+        raise key_keeps_moving(new, written.unique_key)
 
     def _refuse_autocommit(self, connection: Connection) -> None:
         where = f"{self._where}: on_conflict={self._options.conflict!r}"

@@ -18,12 +18,14 @@ from pgqueue import (
     Job,
     JobAttempt,
     JobContext,
+    JobStatus,
     Limit,
     PgQueue,
     Retry,
     Unique,
     Worker,
 )
+from pgqueue.repository import Admissions, Paused
 
 HOUR = timedelta(hours=1)
 LATE = (
@@ -228,6 +230,25 @@ def test_a_job_that_waits_for_a_limit_expires_as_if_it_had_not_waited(
     session.commit()
     assert endings(Worker(queue, mode=mode)) == {"succeeded": 1}
     assert sorted(called) == [1, 2, 3]
+    check(engine)
+
+
+def test_a_job_that_is_admitted_a_second_time_expires_as_if_it_had_not_waited(
+    engine: Engine, session: Session
+) -> None:
+    queue = PgQueue(engine)
+
+    @queue.task(name="tests.paused", expires_in=HOUR, limit=Limit(1, name="bus"))
+    def paused() -> None: ...
+
+    late = paused.delay().id
+    let_wait(session)
+    Admissions(session.connection()).admit([late], notify=False)
+    Admissions(session.connection()).send_back([late], paused=Paused(tasks=["tests.paused"]))
+    session.commit()
+    assert session.get_one(Job, late).status is JobStatus.BLOCKED
+
+    assert endings(Worker(queue)) == {"cancelled": 1}
     check(engine)
 
 

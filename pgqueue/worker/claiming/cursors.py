@@ -51,8 +51,8 @@ class ClaimCursors:
         """
         open_queues = [queue for queue in self._queues if queue not in paused]
         self._turn += 1
-        supervisor = self._turn % len(open_queues) if open_queues else 0
-        in_turn = open_queues[supervisor:] + open_queues[:supervisor]
+        first = self._turn % len(open_queues) if open_queues else 0
+        in_turn = open_queues[first:] + open_queues[:first]
         keys = {} if from_start else self._keys
         pairs = [
             ClaimCursor(queue, priority, *keys.get((queue, priority), START))
