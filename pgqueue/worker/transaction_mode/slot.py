@@ -146,7 +146,7 @@ class TransactionSlot(Slot):
         claim = self._look(attempts, limit=limit, sweep=sweep, suspects=suspects)
         locked = _one_of_each_job(attempts, claim.rows)
         if len(locked) > 1 and any(row.is_alone for row in locked):
-            # If the job that must be alone crashed the worker, the others in T would lose their work.
+            # If the one that must be alone crashed the worker, the others would lose their work.
             self._next_batch = 1
             runtime.cursors.rewind()
             connection.rollback()
