@@ -256,8 +256,8 @@ class PgQueue:
         """
         if self.connection is not None:
             raise NotBound(
-                "this PgQueue is bound to a Connection, and the tables are not made in its "
-                "transaction: call upgrade() on a PgQueue that is bound to the engine, before"
+                "this PgQueue is bound to a Connection, and upgrade() creates no tables in its "
+                "transaction: first call upgrade() on a PgQueue that is bound to the engine"
             )
         with worker_engine_for_now(self.engine) as engine:
             schema.upgrade_database(engine)
@@ -380,9 +380,8 @@ class PgQueue:
           00:00 UTC.
         - ``name``: by default that of the task; the second schedule of a task needs one.
         - ``args``: a tuple, or a dict by name.
-        - ``catch_up``: how many of the ticks that were missed because no worker was running get a
-          job later: "last", a number up to 1000, or "none" for ticks that are more than a minute
-          late.
+        - ``catch_up``: how many missed ticks get a job when a worker runs again.  "last": one; a
+          number up to 1000: the last so many; "none": none that is more than a minute late.
         - ``overlap``: what happens to a tick while the job of the tick before is unfinished:
           "allow" enqueues its job, "skip" drops the tick, "wait" lets it wait.
         - ``queue``, ``priority``, ``max_attempts``, ``unique_key``, ``meta`` and ``tags`` of the
@@ -431,8 +430,8 @@ class PgQueue:
         """Register a function that workers call after each attempt; usable as a decorator.
 
         It receives an :class:`AttemptEnded` after the COMMIT of the outcome, however the attempt
-        ended: also after a timeout, after unreadable arguments, and, in the worker that rescues
-        the job, after the crash of a worker.  A worker calls its callbacks one at a time, in a
+        ended, also after a timeout or unreadable arguments.  After the crash of a worker, the
+        worker that rescues the job calls it.  A worker calls its callbacks one at a time, in a
         thread of their own, and logs their errors.  If the process ends before
         a call, the event is lost.
         """
@@ -643,7 +642,7 @@ class PgQueue:
         """
         if not isinstance(worker_id, UUID):
             raise ArgumentsError(
-                f"a worker's id is needed here, a UUID, not {type(worker_id).__name__}"
+                f"quiet: worker_id is {type(worker_id).__name__}; give the id of a worker, a UUID"
             )
         return Workers(executor(session)).make_quiet(worker_id)
 
@@ -664,8 +663,9 @@ class PgQueue:
         capacity of their own.  Jobs that have been admitted go on; with 0, no more are admitted.
 
         Returns the name under which :meth:`limits` shows the capacity.  Raises OptionError for a
-        capacity that is not a whole number from 0, for a strict limit above 1, for a key that the
-        limit cannot have, and for a limit that neither this application nor a worker has declared.
+        capacity that is not a whole number from 0, for more than 1 in a strict limit, and for a key
+        that the limit cannot have.  Raises it too for a limit that neither this application nor a
+        worker has declared.
         """
         where = f"limit {shown(name)}: "
         if capacity is not None:

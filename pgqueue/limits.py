@@ -196,7 +196,7 @@ def limits_of_task(
     for one in (*given, *turns):
         for name in one.by:
             if name not in parameters:
-                what = "fair_by" if one.is_fair else "a limit is by"
+                what = "fair_by is" if one.is_fair else "a limit is by"
                 raise TaskDefinitionError(
                     f"task {task_name}: {what} {name!r}, which is not a parameter of the "
                     f"task; it may name {', '.join(parameters) or 'nothing'}"

@@ -198,7 +198,7 @@ def dataclass_of(kind: Any, fields: Mapping[str, Form], required: Set[str]) -> F
 
 
 def model_of(kind: Any) -> Form:
-    """A pydantic model, written and read with_function its own rules."""
+    """A pydantic model, which pydantic writes and reads by its own rules."""
 
     def read(value: Any) -> Any:
         # As JSON text: pydantic accepts a text for a date in JSON even in a strict model.
@@ -277,7 +277,7 @@ def one_of(members: Sequence[Form], types: str, compiled: Compile) -> Form:
         form = Form(core.nullable_schema(others[0].schema))
     else:
         form = _union(members, types, compiled, has_numbers)
-    # Values skip the schema with_function their exact type only if every member is native.
+    # Values skip the schema by their exact type only if every member is native.
     if not all(member.natives for member in members):
         natives &= {NoneType}
     return replace(form, natives=natives - {float} if has_numbers else natives)

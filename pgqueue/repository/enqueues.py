@@ -118,7 +118,7 @@ class Enqueues:
         self._executor = executor
 
     def held_keys(self, new: NewJob, keys: Sequence[str | None]) -> list[str | None]:
-        """Return unique keys in their stored form, which begins with the period, if there is one."""
+        """Return unique keys in their stored form, which begins with the period, if any."""
         period = None if new.unique is None else new.unique.period
         if period is None or not any(keys):
             return list(keys)

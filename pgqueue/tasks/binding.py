@@ -179,7 +179,7 @@ class UniqueKeys:
         except Exception as error:  # the application's code
             raise OptionError(
                 f"task {self._task_name}: its unique_key function raised {type(error).__name__}; "
-                "let it give a str, or None for a job that is not unique"
+                "let it return a str, or None for a job that is not unique"
             ) from error
 
 

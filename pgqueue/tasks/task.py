@@ -314,11 +314,15 @@ class Task(Generic[P, R]):
     def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
         """Return the same task with other options for the jobs enqueued through it.
 
-        ``delay`` (a timedelta) or ``run_at`` (a datetime with a time zone), ``priority`` (0 to
-        9, 0 first), ``queue``, ``unique`` (a Unique) or ``unique_key`` and ``on_duplicate``,
-        ``expires_in`` (a timedelta, for a task that has one), ``max_attempts``, ``meta`` (a dict of
-        JSON data for ``ctx.meta`` and for your queries), ``tags`` (texts to find jobs by).  Raises
-        OptionError.
+        - ``delay``, a timedelta, or ``run_at``, a datetime with a time zone.
+        - ``priority``: from 0, which starts first, to 9.
+        - ``queue`` and ``max_attempts``.
+        - ``unique``, a Unique; or ``unique_key`` and ``on_duplicate``.
+        - ``expires_in``: a timedelta, for a task that has an ``expires_in``.
+        - ``meta``: a dict of JSON data for ``ctx.meta`` and for your queries.
+        - ``tags``: texts by which you find jobs.
+
+        Raises OptionError.
         """
         changed, checked = copy.copy(self), self._options.of_job(options)
         changed._own_meta = dict(self._own_meta)

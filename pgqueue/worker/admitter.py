@@ -51,7 +51,7 @@ SWEEP_EVERY = 10.0
 MOMENT = 0.2
 """Seconds that the end of the worker waits for a statement before it cancels the statement."""
 LAST_ROUND = 10.0
-"""Seconds for which a worker that ends when no job is unmoved waits for a round."""
+"""Seconds for which a worker that ends when no job is left waits for a round."""
 
 
 class Admitter(WorkerThread):

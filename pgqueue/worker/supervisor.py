@@ -234,7 +234,7 @@ class Supervisor:
         if len(self._stuck) >= self._config.slots:
             raise TooManyStuck(
                 f"{len(self._stuck)} handlers do not return although they are past their timeout; "
-                "this process must end to be rid of them"
+                "end this process: their threads cannot be stopped otherwise"
             )
 
     def _settle_for_threads(self, ended: Sequence[Ended], *, seconds: float) -> None:

@@ -145,7 +145,7 @@ class Child:
             self.kill(AttemptEnd.TIMEOUT)
         except ProtocolError:
             self.kill(AttemptEnd.CRASHED)
-            reason = "has answered what no handler answers"
+            reason = "has sent an invalid answer"
         return self._after_death(run, reason)
 
     def tell(self, run: ProcessAttempt) -> None:
@@ -279,7 +279,9 @@ class Child:
             case AttemptEnd.TIMEOUT:
                 late = execution.too_late(run.task)
                 if run.deadline is None or not self._is_ready:
-                    late = TimeoutError(f"its process took no job within {READY_WITHIN:.0f} s")
+                    late = TimeoutError(
+                        f"its child process accepted no job within {READY_WITHIN:.0f} s"
+                    )
                 return execution.after_error(run.task, run.claimed, late, end=AttemptEnd.TIMEOUT)
             case AttemptEnd.INTERRUPTED:
                 return Interrupted(run.task.settings.max_interruptions)
@@ -296,7 +298,7 @@ class Child:
 
 def _after_refusal(run: ProcessAttempt, error: ErrorReport) -> Outcome:
     told = ErrorReport(
-        error.type, f"the task cannot run in a process of its own: {error.message}", error.traceback
+        error.type, f"the task cannot run in a child process: {error.message}", error.traceback
     )
     cause = TaskDefinitionError(told.message)
     return execution.after_error(run.task, run.claimed, cause, told=told)

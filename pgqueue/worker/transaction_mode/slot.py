@@ -240,7 +240,9 @@ class TransactionSlot(Slot):
         done[-1] = (run, outcome, attempt.settled)
         if attempt.has_lost_transaction:
             for neighbour in (each.claimed for each, *_ in done[:-1]):
-                logger.warning("job %s: its transaction was ended by another", neighbour.job_id)
+                logger.warning(
+                    "job %s: the handler of another job ended its transaction", neighbour.job_id
+                )
                 self.runtime.buffer.discarded(neighbour, "unknown")
             for run, *_ in done[:-1]:
                 run.forget_session()
