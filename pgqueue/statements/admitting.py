@@ -7,7 +7,7 @@ A place is held as long as its job has a message in ``message_queue`` or a lease
 that replaces a message by a lease, or a lease by a message, does both at once.  An admission reads
 both in one snapshot, so a held place never looks free.
 
-Only an admission reads and writes the token buckets of rates.  It reads them after the places.
+Only an admission writes the token buckets of rates.  It reads them after the places.
 """
 
 from functools import cache
