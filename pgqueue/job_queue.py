@@ -642,7 +642,7 @@ class PgQueue:
         """
         if not isinstance(worker_id, UUID):
             raise ArgumentsError(
-                f"quiet: worker_id is {type(worker_id).__name__}; give the id of a worker, a UUID"
+                f"a worker's id is needed here, a UUID, not {type(worker_id).__name__}"
             )
         return Workers(executor(session)).make_quiet(worker_id)
 
