@@ -1,13 +1,14 @@
 """Decides which jobs are admitted to their limits, without reading or writing the database.
 
 Only one worker admits at a time.  Between its reads and its decision, places may become free, but
-none can be taken.
+nobody else can take one.
 
-A rate is a token bucket for each key.  It holds ``burst`` tokens, an admission takes one, and one
-comes back every ``period / capacity``.  Its only state is the time at which it is full again.
+A rate has a token bucket for each key.  A bucket holds ``burst`` tokens.  An admission takes a
+token, and one token comes back every ``period / capacity``.  The only state of a bucket is the time
+at which it is full again.
 
 The keys of a fair limit take turns.  Only as many of its jobs are admitted as will soon find a free
-slot, so that a key that comes later waits for these jobs only.
+slot, so that a job of another key waits for these jobs only.
 """
 
 from collections import Counter, defaultdict
@@ -28,7 +29,7 @@ class Rule:
     """A limit in force."""
 
     capacity: int
-    """How many jobs run at once or, with a ``period``, start in it."""
+    """How many jobs run at once, or start in each ``period``."""
     is_strict: bool = False
     skips_failed: bool = False
     period: timedelta | None = None
@@ -42,7 +43,7 @@ class Rule:
 
     @property
     def spacing(self) -> timedelta:
-        """The time in which one token comes back; rounded up, so that never too many come back."""
+        """The time in which one token comes back; rounded up, so that none comes too soon."""
         if self.period is None or not self.capacity:
             return timedelta()
         return -(-self.period // self.capacity)
@@ -57,7 +58,7 @@ class Place:
     is_held: bool
     """Whether the job has a message or a lease; otherwise the place is free."""
     may_go_back: bool = False
-    """Whether the job may lose its place: it does not run, and waits for its retry or is paused."""
+    """Whether the job does not run, and waits for its retry or is paused."""
     limit_keys: tuple[str, ...] = ()
     has_started: bool = False
     queue: str = ""
@@ -85,8 +86,8 @@ class Buckets:
     """When each bucket is full again.  A missing key has a full bucket."""
 
 
-class Line(NamedTuple):
-    """The jobs among which the keys of a fair limit take turns."""
+class TurnGroup(NamedTuple):
+    """Jobs among which the keys of a fair limit take turns: of one queue and one priority."""
 
     name: str
     queue: str
@@ -95,11 +96,12 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The previous turns of the keys of fair limits."""
+    """The last turns of the keys of fair limits, and the admitted jobs that have not started."""
 
-    ready: Mapping[Line, int] = field(default_factory=dict)
+    ready: Mapping[TurnGroup, int] = field(default_factory=dict)
     """How many jobs are admitted and have not started."""
     most_ready: int = 0
+    """The bound of ``ready``."""
     last: Mapping[str, datetime] = field(default_factory=dict)
     """When the keys had their last turns.  A missing key has had no recent turn."""
 
@@ -107,7 +109,7 @@ class Turns:
 NO_TURNS = Turns()
 
 Rules = Mapping[str, Rule]
-"""Rules by the name of their limit.  A key with its own rule is also in the mapping."""
+"""Rules by the name of their limit, and the rules of keys with their own capacity by the key."""
 
 
 def rule_of(key: str, rules: Rules) -> Rule | None:
@@ -125,23 +127,23 @@ def is_fair(key: str, rules: Rules) -> bool:
     return rule is not None and rule.is_fair
 
 
-def ready_by_line(places: Iterable[Place], rules: Rules) -> Counter[Line]:
+def ready_by_group(places: Iterable[Place], rules: Rules) -> Counter[TurnGroup]:
     """How many jobs of fair limits are admitted and have not started.
 
     A job has a place under its key, and one under the name of the limit.
     """
     ready = {
-        (place.job_id, Line(name_of(place.key), place.queue, place.priority))
+        (place.job_id, TurnGroup(name_of(place.key), place.queue, place.priority))
         for place in places
         if place.is_held and not place.has_started and is_fair(place.key, rules)
     }
-    return Counter(line for _, line in ready)
+    return Counter(group for _, group in ready)
 
 
 def fair_names(jobs: Iterable[Waiting], rules: Rules) -> list[tuple[str, int]]:
-    """The names of the fair limits of each job, under which it has a second place.
+    """The second places of the jobs of fair limits: each under the name of its limit.
 
-    All jobs that are ready are found under the name, also those of keys for which no job waits.
+    By the name, an admission finds all admitted jobs of the limit, whatever their keys.
     """
     return [
         (name_of(key), job.job_id) for job in jobs for key in job.limit_keys if is_fair(key, rules)
@@ -165,7 +167,7 @@ def held_by_key(places: Iterable[Place], buckets: Buckets, rules: Rules) -> Coun
 
 
 def after_starts(starts: Mapping[str, int], buckets: Buckets, rules: Rules) -> dict[str, datetime]:
-    """When the buckets of these keys are full again after so many starts."""
+    """When the bucket of each key is full again after its number of starts."""
     return {
         key: _full_at(key, buckets, rules) + count * _rule(key, rules).spacing
         for key, count in starts.items()
@@ -173,14 +175,17 @@ def after_starts(starts: Mapping[str, int], buckets: Buckets, rules: Rules) -> d
 
 
 def after_turns(jobs: Iterable[Waiting], now: datetime, rules: Rules) -> dict[str, datetime]:
-    """Return until when these jobs' turns are remembered, for each key in the order of the jobs."""
+    """Return until when the turns of these jobs' keys are remembered.
+
+    The keys of later jobs are remembered longer.
+    """
     keys = [key for job in jobs for key in job.limit_keys if is_fair(key, rules)]
     end = now + TURNS_ARE_KEPT
     return {key: end + timedelta(microseconds=number) for number, key in enumerate(keys)}
 
 
 def next_token(keys: Iterable[str], buckets: Buckets, rules: Rules) -> timedelta | None:
-    """How long until one of these keys without a token has one; None if none waits for a token."""
+    """How long until a key that has no token gets one; None if all of these keys have one."""
     waits = []
     for key in keys:
         rule = _rule(key, rules)
@@ -197,9 +202,9 @@ def _missing_tokens(key: str, buckets: Buckets, rules: Rules) -> int:
 
 
 def _full_at(key: str, buckets: Buckets, rules: Rules) -> datetime:
-    """When the bucket is full, but not later than an empty bucket would be full.
+    """When the bucket is full; at most the time at which an empty bucket would be full.
 
-    The rule or the clock may have changed since the time was stored.
+    The stored time may be later, if the rule or the clock has changed since.
     """
     rule, now = _rule(key, rules), buckets.now
     return min(max(buckets.full_at.get(key, now), now), now + rule.burst * rule.spacing)
@@ -245,12 +250,12 @@ def to_admit(
         if len(admitted) == most:
             break
         has_room = all(taken[key] < most_of_key for key, most_of_key in known.most.items())
-        line = _line_of(job, known)
-        is_next = line is None or ready[line] < turns.most_ready
+        group = _group_of(job, known)
+        is_next = group is None or ready[group] < turns.most_ready
         if has_room and is_next and job.job_id not in locked and closed.isdisjoint(job.limit_keys):
             admitted.append(job.job_id)
             taken.update(job.limit_keys)
-            ready.update([line] if line else [])
+            ready.update([group] if group else [])
         else:
             closed.update(known.strict)
     return admitted
@@ -270,7 +275,7 @@ _Due = tuple[Waiting, _Terms]
 
 
 def _terms_of(limit_keys: Iterable[str], rules: Rules) -> _Terms | None:
-    """Return the terms of some keys; None if no worker has declared one of the limits."""
+    """Return the terms of some keys; None if one of their limits was declared by no worker."""
     known = {key: rule for key in limit_keys if (rule := rule_of(key, rules)) is not None}
     if len(known) < len(set(limit_keys)):
         return None
@@ -282,37 +287,37 @@ def _terms_of(limit_keys: Iterable[str], rules: Rules) -> _Terms | None:
 
 
 def _in_turns(jobs: list[_Due], last: Mapping[str, datetime]) -> list[_Due]:
-    """Reorder the jobs so that the keys of each line take turns in the places of the line.
+    """Reorder the jobs of each group so that its keys take turns; other jobs stay in place.
 
     First comes one job of each key, beginning with the key whose last turn is longest ago; then a
     second job of each key, and so on.
     """
-    lines: defaultdict[Line, list[_Turn]] = defaultdict(list)
-    of_key: defaultdict[tuple[Line, str], list[int]] = defaultdict(list)
-    for place, (job, terms) in enumerate(jobs):
-        if terms.fair is not None and (line := _line_of(job, terms)) is not None:
-            earlier = of_key[line, terms.fair]
-            earlier.append(place)
+    groups: defaultdict[TurnGroup, list[_Turn]] = defaultdict(list)
+    of_key: defaultdict[tuple[TurnGroup, str], list[int]] = defaultdict(list)
+    for position, (job, terms) in enumerate(jobs):
+        if terms.fair is not None and (group := _group_of(job, terms)) is not None:
+            earlier = of_key[group, terms.fair]
+            earlier.append(position)
             had = last.get(terms.fair, NEVER)
-            lines[line].append(_Turn(len(earlier), had, earlier[0], place))
+            groups[group].append(_Turn(len(earlier), had, earlier[0], position))
     found = list(jobs)
-    for turns in lines.values():
+    for turns in groups.values():
         for turn, chosen in zip(turns, sorted(turns), strict=True):
-            found[turn.place] = jobs[chosen.place]
+            found[turn.position] = jobs[chosen.position]
     return found
 
 
 class _Turn(NamedTuple):
-    """The sort key of a job in its line; the lowest starts first."""
+    """The sort key of a job in its group; the lowest starts first."""
 
     number: int
     last: datetime
     first_of_key: int
-    place: int
+    position: int
 
 
-def _line_of(job: Waiting, terms: _Terms) -> Line | None:
-    return None if terms.fair is None else Line(name_of(terms.fair), job.queue, job.priority)
+def _group_of(job: Waiting, terms: _Terms) -> TurnGroup | None:
+    return None if terms.fair is None else TurnGroup(name_of(terms.fair), job.queue, job.priority)
 
 
 def _rule(key: str, rules: Rules) -> Rule:

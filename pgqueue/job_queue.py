@@ -1,4 +1,4 @@
-"""The object that an application holds: its tasks, its database and operators' calls."""
+"""``PgQueue``, the object that an application holds: its tasks, its database and its operations."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,7 +84,7 @@ T = TypeVar("T", bound=Task[..., Any])
 _queues: WeakSet["PgQueue"] = WeakSet()
 
 BIGINT = 2**63
-"""Ids are smaller: the type bigint of PostgreSQL."""
+"""The ids of jobs and batches are smaller, because their type in PostgreSQL is bigint."""
 MOST_BATCHES = 1_000_000
 
 Bind = Union[str, Engine, Connection, "AsyncConnection", sessionmaker[Any]]
@@ -100,8 +100,8 @@ class PgQueue:
     enqueuing checks the limit, workers do not.  ``keep`` is how long ended jobs stay, and
     ``queue_keep`` the same for single queues: a :class:`Keep`, a timedelta for succeeded and
     cancelled jobs, or None for ever.  The option ``keep`` of a task takes precedence.
-    ``queue_limits`` has a :class:`Limit` for each of some queues: how many of their jobs run at
-    once, or start in a period; for both, a tuple of two.
+    ``queue_limits``: a dict from names of queues to a :class:`Limit`, of the jobs that run at once
+    or of those that start in a period; for both, a tuple of two.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class PgQueue:
     def bind(self, bind: "Bind") -> None:
         """Set the database that stores the jobs.
 
-        Give a Connection or AsyncConnection in a test: all that the queue does is then in the
-        transaction of this connection, and nothing outlives its rollback.
+        In a test, give a Connection or AsyncConnection: the queue then does everything in the
+        transaction of this connection, and a rollback undoes it all.
         """
         bind = async_sessions.sync_connection_of(bind)
         _refuse_async(bind)
@@ -160,7 +160,7 @@ class PgQueue:
     def bound_to(self, bind: "Bind") -> Iterator[None]:
         """Bind the queue to a Connection or an Engine for a ``with`` block, as in a test.
 
-        The Sessions in the block have the options of the sessionmaker that the queue had before.
+        The sessions in the block have the options of the queue's previous sessionmaker.
         """
         before = self._sessions
         self.bind(bind)
@@ -200,7 +200,8 @@ class PgQueue:
 
     @property
     def limited(self) -> Limited:
-        """The limits of this application.  Raises TaskDefinitionError if two of one name differ."""
+        """The limits of this application.  Raises TaskDefinitionError if two limits have the same
+        name and differ."""
         own = {name: task.own_limits for name, task in self.tasks.items()}
         of_tasks = [limit for limits in own.values() for limit in limits]
         return Limited(
@@ -236,8 +237,9 @@ class PgQueue:
     def async_session(self) -> "AsyncSession":
         """Return a new AsyncSession on psycopg, around a Session of the sessionmaker.
 
-        It connects as :attr:`engine` does and uses no other engine.  If the queue is bound to a
-        Connection, it uses this connection, and blocks the event loop if that is a plain one.
+        The AsyncSession connects as :attr:`engine` does and uses no other engine.  If the queue is
+        bound to a Connection, the AsyncSession uses this connection; one that does not come from an
+        AsyncConnection blocks the event loop.
         """
         if (connection := self.connection) is not None:
             return async_sessions.session_in_savepoint(self.sessions, connection)
@@ -254,21 +256,21 @@ class PgQueue:
         """
         if self.connection is not None:
             raise NotBound(
-                "this PgQueue is bound to a Connection, and the tables are not made in its "
-                "transaction: call upgrade() on a PgQueue that is bound to the engine, before"
+                "this PgQueue is bound to a Connection, and upgrade() creates no tables in its "
+                "transaction: first call upgrade() on a PgQueue that is bound to the engine"
             )
         with worker_engine_for_now(self.engine) as engine:
             schema.upgrade_database(engine)
 
     def around_jobs(self) -> Around:
-        """Return what a worker enters around each handler; a framework may override it.
+        """Return the context manager around each handler in a worker; a framework may override it.
 
         Each run of a worker calls this once, in the thread that runs the worker.
         """
         return nothing_around
 
     def around_ticks(self) -> Callable[[], AbstractContextManager[object]]:
-        """Return what a worker enters while it fires schedules; a framework may override it.
+        """Return the context manager around the firing of schedules; a framework may override it.
 
         Each run of a worker calls this once, in the thread that runs the worker.
         """
@@ -285,7 +287,7 @@ class PgQueue:
     def in_child(self, told: Mapping[str, str]) -> AbstractContextManager[object]:
         """Return the context in which a child process runs its jobs; a framework may override it.
 
-        Binds this queue to the worker's database, unless the import of its module has done so.
+        Binds this queue to the worker's database, unless the application's module has done so.
         """
         if self._sessions is None or self.told_to_children() != told:
             self.bind(told["url"])
@@ -316,24 +318,36 @@ class PgQueue:
     def task(self, function: Any = None, /, **options: Any) -> Any:
         """Make a function a task; used bare or with options.
 
-        ``name`` (module and function name), ``aliases`` (names that the task had before: it runs
-        their jobs too), ``renamed`` (names that parameters had before, and their new names),
-        ``queue`` ("default"), ``priority`` (0 first, 9 last, default 5), ``max_attempts`` (10),
-        ``max_interruptions`` (20; a stop that interrupts a job uses up no attempt, but one of
-        these), ``max_unreadable`` (a day; how long a job waits for a worker that can read its
-        arguments before it fails), ``timeout`` (None), ``expires_in`` (None; a job that has not
-        started so long after its ``run_at`` is cancelled), ``retry`` (``Retry.exponential()``),
-        ``unique`` (None; a :class:`Unique`: which jobs are the same, and what then), ``unique_key``
-        and ``on_duplicate`` (short for ``Unique(key=..., on_conflict=...)``; the key is a callable
-        that receives the arguments which its parameters name), ``transactional`` (True for a
-        handler that asks for a Session), ``executor`` ("thread"; "process" runs each handler in a
-        child process, which a timeout kills), ``memory_limit`` (None; bytes of address space of the
-        child process), ``secret_args`` (names of arguments to mask in errors, log lines and
-        commands, as ``Secret`` does for one argument), ``on_failed`` (None; a task to enqueue with
-        the id of the job, in the commit that records that the job has failed for good), ``keep``
-        (that of the queue; how long ended jobs stay), ``limit`` (none; a :class:`Limit`, or several
-        in a tuple: how many jobs run at once), ``fair_by`` (none; the name of a parameter, or
-        several in a tuple, whose values take turns).
+        - ``name``: by default, the names of the module and the function.
+        - ``aliases``: names that the task had before; the task also runs the jobs of these names.
+        - ``renamed``: names that parameters had before, as ``{"old": "new"}``.
+        - ``queue``: "default" by default.
+        - ``priority``: from 0, which starts first, to 9; 5 by default.
+        - ``max_attempts``: 10 by default.
+        - ``max_interruptions``: 20 by default.  The stop of a worker that interrupts a job uses up
+          no attempt, but one of these.
+        - ``max_unreadable``: how long a job waits for a worker that can read its arguments, before
+          it fails; a day by default.
+        - ``timeout``: a timedelta; None by default.
+        - ``expires_in``: a timedelta after ``run_at``; a job that has not started by then is
+          cancelled.  None by default.
+        - ``retry``: ``Retry.exponential()`` by default.
+        - ``unique``: a :class:`Unique`: which jobs are the same, and what an enqueue does if such a
+          job exists.  None by default.
+        - ``unique_key`` and ``on_duplicate``: short for ``Unique(key=..., on_conflict=...)``.  A
+          callable as the key receives the arguments that its parameters name.
+        - ``transactional``: by default, True for a handler that asks for a Session.
+        - ``executor``: "thread" by default; "process" runs each handler in a child process, which a
+          timeout kills.
+        - ``memory_limit``: bytes of address space of the child process; None by default.
+        - ``secret_args``: names of arguments to mask in errors, log lines and commands, as
+          ``Secret`` does for one argument.
+        - ``on_failed``: a task to enqueue with the id of a job that has failed for good, in the
+          commit that records the failure.  None by default.
+        - ``keep``: how long ended jobs stay; by default as long as the queue says.
+        - ``limit``: a :class:`Limit`, or several in a tuple: how many jobs run at once or start in
+          a period.
+        - ``fair_by``: the name of a parameter whose values take turns, or several in a tuple.
 
         A Session or AsyncSession and a JobContext among the first parameters are supplied when the
         job runs; they are not arguments of the job.
@@ -354,22 +368,27 @@ class PgQueue:
         overlap: OverlapName = "allow",
         **options: Unpack[ScheduleOptions],
     ) -> Callable[[T], T]:
-        """Enqueue jobs of a task regularly; write it above ``@queue.task``, several times if you
-        like.
+        """Enqueue jobs of a task regularly.
 
-        ``cron``: five fields, minute, hour, day of month, month, day of week, in the clock of
-        ``timezone`` (an IANA name).  A time that is skipped when the clocks change runs once, at
-        the end of the gap; a time that comes twice runs once, the first time; an expression whose
-        hour is ``*`` runs in each hour that passes.  ``every``: an interval of at least a second
-        instead, counted from 1970-01-01 00:00 UTC.  ``name`` (that of the task; the second
-        schedule of a task needs one), ``args`` (a tuple, or a dict by name), ``catch_up`` (how
-        many ticks that no worker was there to fire get a job later: "last", "none" for those that
-        are more than a minute late, or a number up to 1000), ``overlap`` (while the job of the
-        tick before is unfinished: "allow", "skip" the tick, or let it "wait"), and ``queue``,
-        ``priority``, ``max_attempts``, ``unique_key``, ``meta`` and ``tags`` of the jobs.
+        Write it above ``@queue.task``, once for each schedule of the task.
 
-        Workers write the schedules of the code into the table when they start, and fire each tick
-        once, however many they are.  :attr:`schedules` changes them at run time.
+        - ``cron``: five fields, minute, hour, day of month, month, day of week, in the local time
+          of ``timezone`` (an IANA name).  A time that is skipped when the clocks change runs once,
+          at the end of the gap.  A time that comes twice runs once, the first time.  An expression
+          whose hour is ``*`` runs in each hour that passes.
+        - ``every``: instead of ``cron``, an interval of at least a second, counted from 1970-01-01
+          00:00 UTC.
+        - ``name``: by default that of the task; the second schedule of a task needs one.
+        - ``args``: a tuple, or a dict by name.
+        - ``catch_up``: how many missed ticks get a job when a worker runs again.  "last": one; a
+          number up to 1000: the last so many; "none": none that is more than a minute late.
+        - ``overlap``: what happens to a tick while the job of the tick before is unfinished:
+          "allow" enqueues its job, "skip" drops the tick, "wait" lets it wait.
+        - ``queue``, ``priority``, ``max_attempts``, ``unique_key``, ``meta`` and ``tags`` of the
+          jobs.
+
+        Workers write the schedules of the code into the table when they start.  Each tick is fired
+        once, however many workers run.  :attr:`schedules` changes schedules at run time.
         """
 
         def declare(task: T) -> T:
@@ -411,10 +430,10 @@ class PgQueue:
         """Register a function that workers call after each attempt; usable as a decorator.
 
         It receives an :class:`AttemptEnded` after the COMMIT of the outcome, however the attempt
-        ended: also after a timeout, after unreadable arguments, and, in the worker that rescues
-        the job, after the crash of a worker.  A worker calls its callbacks one at a time, in a
-        thread of their own, and logs their errors.  An event that was not told before the process
-        ends is lost.
+        ended, also after a timeout or unreadable arguments.  After the crash of a worker, the
+        worker that rescues the job calls it.  A worker calls its callbacks one at a time, in a
+        thread of their own, and logs their errors.  If the process ends before
+        a call, the event is lost.
         """
         if not callable(callback):
             raise ArgumentsError(
@@ -444,9 +463,8 @@ class PgQueue:
 
         All jobs that the block enqueues through ``session`` belong to the batch.  When the last of
         them has ended, one job is enqueued: of the task ``on_failure`` if a job has failed, else of
-        ``on_success``.  Its one argument is the id of the batch, an int.  A cancelled job has not
-        failed.  ``name`` and ``meta`` (a dict of JSON data) are for :meth:`get_batch`, and for
-        people.
+        ``on_success``.  Its one argument is the id of the batch, an int.  A cancelled job does not
+        count as failed.  :meth:`get_batch` returns ``name`` and ``meta`` (a dict of JSON data).
 
         Joins the caller's transaction and commits nothing.  Raises OptionError, ArgumentsError or
         PayloadError for a task that cannot be called so.
@@ -463,10 +481,10 @@ class PgQueue:
         session: "Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any]",
         batch_id: int,
     ) -> OpenBatch:
-        """Return a ``with`` block whose jobs are added to a batch, as a job of the batch does.
+        """Return a ``with`` block whose jobs are added to a batch, as from a job of the batch.
 
-        The batch does not end before the transaction of ``session``.  To enter the block raises
-        BatchEnded if the batch has ended, and BatchNotFound.
+        The batch does not end before the transaction of ``session`` ends.  The entry of the block
+        raises BatchEnded if the batch has ended, and BatchNotFound.
         """
         return ExtendedBatch(session, _checked_id(batch_id, "batch"))
 
@@ -510,9 +528,10 @@ class PgQueue:
     ) -> Change:
         """Put a failed or cancelled job back, with all its attempts available again.
 
-        ``args``: arguments to change before, as :meth:`change` does.  The past attempts stay on
-        record, and not the arguments that they had.  Any other job stays as it is.  So does a job
-        that was cancelled while a worker was about to start it, as long as the worker holds it.
+        ``args``: arguments to change first, as :meth:`change` does.  The records of past attempts
+        stay, but not the arguments that these attempts had.  Any other job stays as it is.  So does
+        a job that was cancelled while a worker was about to start it, as long as the worker holds
+        the job.
         Raises JobNotFound, and DuplicateJob when another unfinished job holds the unique key; with
         ``args``, also what :meth:`change` raises.
         """
@@ -537,13 +556,14 @@ class PgQueue:
 
         ``delay`` counts from now, and a ``run_at`` in the past means now.  ``args`` has the
         arguments to change by name; the others stay.  All are checked as by an enqueue.  A unique
-        key that the arguments have made is made anew; an argument by which the job counts in a
-        limit cannot change.  A retry keeps its count of attempts.
+        key that was made of the arguments changes with them.  An argument by which the job counts
+        in a limit cannot change.  A job that waits for its retry keeps its count of attempts.
 
-        A running or ended job stays as it is, and so does one that has these values.  Raises
-        JobNotFound, OptionError, ArgumentsError, PayloadError, UnknownTask if this application does
-        not have the task whose arguments change, and DuplicateJob if another unfinished job has the
-        new unique key.
+        A running or ended job stays as it is, and so does one that already has these values.
+
+        Raises JobNotFound, OptionError, ArgumentsError, PayloadError, UnknownTask if this
+        application does not have the task whose arguments change, and DuplicateJob if another
+        unfinished job has the new unique key.
         """
         job_id = _checked_id(job_id)
         changes = Changes(priority=priority, delay=delay, run_at=run_at, args=args)
@@ -579,8 +599,9 @@ class PgQueue:
     def pause_task(self, session: "Session | Connection | scoped_session[Any]", task: str) -> None:
         """Make all workers skip the jobs of a task, within two seconds; enqueuing continues.
 
-        ``task``: its name, as ``task.name`` has it.  Its schedules go on and enqueue.  Raises
-        OptionError for what cannot be a name; a task that nobody knows may be paused.
+        ``task``: its name, as in ``task.name``.  Its schedules continue to enqueue.  Raises
+        OptionError if the text cannot be the name of a task.  A task that this application does not
+        have can be paused too.
         """
         check_known_task_name(task)
         Jobs(executor(session)).pause_task(task)
@@ -597,9 +618,9 @@ class PgQueue:
     ) -> str:
         """Admit no more jobs of one value of an argument; enqueuing continues.
 
-        ``limit``: the name of a limit by the argument, or of ``fair_by``, as :meth:`limits` has it.
-        ``key``: the value, or a tuple of several.  Jobs that have been admitted go on.  Returns and
-        raises what :meth:`set_limit` does, which this calls with the capacity 0.
+        ``limit``: the name of a limit by the argument, or of ``fair_by``, as in :meth:`limits`.
+        ``key``: the value, or a tuple of several.  Jobs that have been admitted go on.  Calls
+        :meth:`set_limit` with the capacity 0, and returns and raises the same.
         """
         return self.set_limit(session, limit, 0, key=(None,) if key is None else key)
 
@@ -614,9 +635,10 @@ class PgQueue:
     def quiet(self, session: "Session | Connection | scoped_session[Any]", worker_id: UUID) -> bool:
         """Make a worker claim no more jobs, within a second; it ends the jobs that it has claimed.
 
-        The worker lives on until it is stopped, because a service manager would start a worker
-        that ends by itself again.  This cannot be undone.  Commit at once: until then the worker's
-        heartbeat waits.  Returns False if no live worker has this id (:class:`WorkerProcess`).
+        The worker does not exit until it is stopped, because a service manager would restart a
+        worker that exits by itself.  This call cannot be undone.  Commit at once: until then, the
+        worker's heartbeat waits.  Returns False if no live worker has this id
+        (:class:`WorkerProcess`).
         """
         if not isinstance(worker_id, UUID):
             raise ArgumentsError(
@@ -633,15 +655,17 @@ class PgQueue:
         *,
         key: Any = None,
     ) -> str:
-        """Set how many jobs of a limit run at once, or of a rate start in its period; None returns
-        to the capacity in the code.
+        """Set the capacity of a limit: how many jobs run at once, or start in the period of a rate.
 
-        Holds for all workers from their next admission on.  ``key``: the value of the argument for
-        which alone it holds, or of several a tuple; without it, it holds for all that have no
-        capacity of their own.  Jobs that have been admitted go on; with 0 no more are.  Returns
-        the name under which :meth:`limits` has the capacity.  Raises OptionError for a capacity
-        that is no whole number from 0, for a strict limit above 1, for a key that the limit cannot
-        have, and for a limit that neither this application nor a worker has declared.
+        None returns to the capacity in the code.  All workers use the new capacity from their next
+        admission on.  ``key``: set the capacity of this key only; give the value of the limit's
+        argument, or a tuple of several.  Without it, the capacity is that of all keys that have no
+        capacity of their own.  Jobs that have been admitted go on; with 0, no more are admitted.
+
+        Returns the name under which :meth:`limits` shows the capacity.  Raises OptionError for a
+        capacity that is not a whole number from 0, for more than 1 in a strict limit, and for a key
+        that the limit cannot have.  Raises it too for a limit that neither this application nor a
+        worker has declared.
         """
         where = f"limit {shown(name)}: "
         if capacity is not None:
@@ -666,8 +690,8 @@ class PgQueue:
 
     @telling_failures()
     def limits(self, session: "Session | Connection | scoped_session[Any]") -> list[LimitState]:
-        """Return the limits that workers have declared, with the jobs that hold their places and
-        the jobs that wait.  Reads all of these jobs."""
+        """Return the limits that workers have declared, with the number of held places and of jobs
+        that wait.  Reads all of these jobs."""
         return Admissions(executor(session)).all()
 
     @telling_failures()

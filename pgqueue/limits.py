@@ -17,28 +17,29 @@ from pgqueue.errors import OptionError, TaskDefinitionError
 NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 LARGEST_CAPACITY = 1_000_000
 MOST_LIMITS = 4
-"""Of one task.  Their keys are part of an index, whose rows have at most 2704 bytes."""
+"""Limits of one task.  The keys of a job are in an index, whose rows have at most 2704 bytes."""
 MOST_OF_QUEUE = 2
+"""One limit of jobs at once, and one rate."""
 SHORTEST_PERIOD, LONGEST_PERIOD = timedelta(milliseconds=1), timedelta(days=366)
 LONGEST_REFILL = timedelta(days=36525)
-"""Of the bucket of a rate whose capacity was set to 1: a time that dates can express."""
+"""The longest ``burst * per``, in which a bucket with a capacity of 1 fills: it ends at a date."""
 SEPARATOR = "\n"
-"""Between the keys of a job: neither names nor JSON on one line contain it."""
+"""Stands between the keys of a job: neither names nor JSON on one line contain it."""
 LONGEST_VALUES = 100
-"""Bytes of the arguments in a key; the key of longer arguments has a digest."""
+"""Bytes of the arguments in a key; longer arguments are replaced by a digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
     """At most ``capacity`` jobs run at once, or with ``per`` start in a period, over all workers.
 
-    ``per``: a period.  The limit is then a rate, a token bucket: it counts starts, retries too, and
-    not how long jobs run.  ``burst`` is how many may start at once after a pause.  The starts are
-    ``per / capacity`` apart otherwise.
-    ``by``: the name of a parameter, or several; each value then has a limit of its own.
-    ``name``: tasks whose limits have the same name share the limit.  Without a name it is named by
-    its task (``shop.send``, or ``shop.send:tenant_id`` with ``by``) or its queue (``queue:mail``),
-    and a rate by the same and ``:rate``.
+    ``per``: a period.  The limit is then a rate, a token bucket: it counts starts, including those
+    of retries, and not how long jobs run.  ``burst`` is how many jobs may start at once after a
+    pause.  Otherwise the starts are ``per / capacity`` apart.
+    ``by``: the name of a parameter, or several; each value then has the whole capacity.
+    ``name``: tasks whose limits have the same name share the limit.  Without a name it is named
+    after its task (``shop.send``, or ``shop.send:tenant_id`` with ``by``) or its queue
+    (``queue:mail``).  The name of a rate also ends in ``:rate``.
     ``order="strict"``, only with a capacity of 1 or 0: jobs of a key start in the order of their
     priority and time, and no job overtakes another.  ``failed_head`` says what happens while the
     first job waits for its retry, or is snoozed: ``"block"`` makes the others wait until it has
@@ -56,7 +57,7 @@ class Limit:
     burst: int = field(default=1, kw_only=True)
 
     is_fair: ClassVar[bool] = False
-    """Whether the keys take turns: see :class:`Turns`."""
+    """Whether the keys take turns, as ``fair_by`` declares."""
 
     def __post_init__(self) -> None:
         check_capacity("Limit: ", self.capacity)
@@ -114,9 +115,8 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns(Limit):
-    """What ``fair_by`` declares: a limit by argument whose capacity nobody reaches, and whose keys
-    take turns to be admitted."""
+class FairLimit(Limit):
+    """A limit that ``fair_by`` declares: its capacity is never reached, and its keys take turns."""
 
     is_fair: ClassVar[bool] = True
 
@@ -135,7 +135,7 @@ def name_of(key: str) -> str:
 
 
 def has_own_capacity(capacity: int, *, is_fair: bool) -> bool:
-    """Whether jobs at once are limited: the keys of ``fair_by`` take turns, as many as may."""
+    """Whether a limit bounds the jobs at once; one of ``fair_by`` does if its capacity was set."""
     return not is_fair or capacity < LARGEST_CAPACITY
 
 
@@ -174,7 +174,7 @@ class LimitKeys:
         """Return the keys of a job with these stored arguments, one a line; None without limits."""
         if not self.limits:
             return None
-        # In one order: jobs under the same limits wait in one list.
+        # Sorted, so that jobs with the same keys are in one lane.
         known = {**self._defaults, **args}
         keys = {limit.key(known, secret=self._secret) for limit in self.limits}
         return SEPARATOR.join(sorted(keys))
@@ -192,11 +192,11 @@ def limits_of_task(
         )
     if len(given) > MOST_LIMITS:
         raise OptionError(f"task {task_name}: {len(given)} limits; give at most {MOST_LIMITS}")
-    turns = _turns_of(fair_by, task_name)
+    turns = _fair_limits_of(fair_by, task_name)
     for one in (*given, *turns):
         for name in one.by:
             if name not in parameters:
-                what = "fair_by" if one.is_fair else "a limit is by"
+                what = "fair_by is" if one.is_fair else "a limit is by"
                 raise TaskDefinitionError(
                     f"task {task_name}: {what} {name!r}, which is not a parameter of the "
                     f"task; it may name {', '.join(parameters) or 'nothing'}"
@@ -212,11 +212,11 @@ def limits_of_task(
     return named
 
 
-def _turns_of(fair_by: Any, task_name: str) -> list[Turns]:
+def _fair_limits_of(fair_by: Any, task_name: str) -> list[FairLimit]:
     if fair_by in ((), [], None):
         return []
     try:
-        return [Turns(LARGEST_CAPACITY, by=fair_by)]
+        return [FairLimit(LARGEST_CAPACITY, by=fair_by)]
     except OptionError as error:
         raise OptionError(
             f"task {task_name}: fair_by is {fair_by!r}; give the name of a parameter, as in "
@@ -225,7 +225,7 @@ def _turns_of(fair_by: Any, task_name: str) -> list[Turns]:
 
 
 def limits_of_queues(limits: Any) -> dict[str, tuple[Limit, ...]]:
-    """Return the named limits of queues, checked; the names of the queues are not."""
+    """Return the named limits of queues.  Checks the limits, but not the names of the queues."""
     if not isinstance(limits, Mapping):
         raise OptionError(f"PgQueue: queue_limits is {limits!r}; give a dict by names of queues")
     return {queue: _limits_of_queue(queue, given) for queue, given in limits.items()}
@@ -249,7 +249,7 @@ def _limits_of_queue(queue: str, given: Any) -> tuple[Limit, ...]:
 
 
 def by_name(limits: Iterable[Limit]) -> dict[str, Limit]:
-    """Return limits by their names; refuses two of one name that differ."""
+    """Return limits by their names.  Raises TaskDefinitionError if two of one name differ."""
     found: dict[str, Limit] = {}
     for limit in limits:
         name = str(limit.name)
@@ -264,7 +264,7 @@ def by_name(limits: Iterable[Limit]) -> dict[str, Limit]:
 
 
 def checked_key(where: str, limit: Limit | None, key: Any) -> list[Any]:
-    """Return the values of one key of a limit, None for a limit that only workers know."""
+    """Return the values of one key, checked.  ``limit``: None if only workers have declared it."""
     values = list(key) if isinstance(key, list | tuple) else [key]
     if not all(isinstance(value, str | int | float | bool | None) for value in values):
         raise OptionError(

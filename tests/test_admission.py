@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from pgqueue.admission import (
     Buckets,
-    Line,
     Place,
     Rule,
+    TurnGroup,
     Turns,
     Waiting,
     after_starts,
     after_turns,
     held_by_key,
     next_token,
-    ready_by_line,
+    ready_by_group,
     to_admit,
     to_send_back,
 )
@@ -315,7 +315,7 @@ def test_turns_go_on_from_one_admission_to_the_next(tenants: list[str], most_rea
 
 
 def test_no_more_are_ready_than_soon_find_a_slot() -> None:
-    ready = {Line("fair", "", 5): 2}
+    ready = {TurnGroup("fair", "", 5): 2}
     waiting = of_tenants("aab")
 
     assert to_admit(waiting, {}, FAIR, most=9, turns=Turns(ready, most_ready=3)) == [0]
@@ -333,11 +333,14 @@ def test_only_jobs_that_have_not_started_are_ready() -> None:
         Place("task 1", 6, is_held=True, queue="mail", priority=5),
     ]
 
-    assert ready_by_line(places, FAIR) == {Line("fair", "mail", 5): 2, Line("fair", "mail", 1): 1}
+    assert ready_by_group(places, FAIR) == {
+        TurnGroup("fair", "mail", 5): 2,
+        TurnGroup("fair", "mail", 1): 1,
+    }
 
 
 def test_jobs_that_are_ready_keep_back_none_of_another_priority() -> None:
-    ready = {Line("fair", "", 5): 9}
+    ready = {TurnGroup("fair", "", 5): 9}
 
     waiting = [job("fair a", id=1), job("fair a", id=2, priority=1)]
 

@@ -33,7 +33,7 @@ def extras_are_given_back_later(patch: Patch) -> None:
     from pgqueue.outcomes import Released
     from pgqueue.worker.lease_mode.claimer import Claimer
 
-    def admitted(self, _connection, claim):  # type: ignore[no-untyped-def]
+    def startable(self, _connection, claim):  # type: ignore[no-untyped-def]
         found = [(each.message_id, each.crashes) for each in claim.rows if each.crashes]
         admitted = self._runtime.crash_isolation.admit(found, are_all=not self._was_full)
         extra = {message for message, _ in found[admitted:]}
@@ -43,7 +43,7 @@ def extras_are_given_back_later(patch: Patch) -> None:
                 self._runtime.buffer.done(each, Released())
         return [each for each in claim.rows if each.message_id not in extra]
 
-    patch.set(Claimer, "_admitted", admitted)
+    patch.set(Claimer, "_startable", startable)
 
 
 @scenario(

@@ -1,7 +1,8 @@
 """The stored form of each kind of value, as a schema of pydantic-core.
 
-A schema works in two directions.  In strict mode, it takes a Python value of the declared type and
-returns plain JSON data; otherwise it takes plain JSON data and returns a value of that type.
+A schema works in two directions.  In strict mode it *writes*: it takes a Python value of the
+declared type and returns plain JSON data.  Otherwise it *reads*: it takes plain JSON data and
+returns a value of the declared type.
 """
 
 import json
@@ -26,11 +27,13 @@ Schema = core.CoreSchema
 Compile = Callable[[Schema], SchemaValidator]
 after = core.no_info_after_validator_function
 before = core.no_info_before_validator_function
-by = core.no_info_plain_validator_function
+with_function = core.no_info_plain_validator_function
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
+    """How values of one type are written and read."""
+
     schema: Schema
 
     natives: frozenset[type] = frozenset()
@@ -77,7 +80,7 @@ def _not_datetime(value: date) -> date:
     return value
 
 
-def _of_any_day(value: time) -> time:
+def _same_every_day(value: time) -> time:
     if value.tzinfo is not None and value.utcoffset() is None:
         raise Refusal("is a time in a zone whose offset depends on the day: pass a datetime")
     return value
@@ -90,7 +93,7 @@ def _finite(value: Decimal) -> Decimal:
 
 
 def _exact(value: Any) -> Any:
-    if not isinstance(value, int | float):  # pydantic takes all that has __float__
+    if not isinstance(value, int | float):  # pydantic would accept every object with __float__
         raise WrongType.of("must be a float", value)
     try:
         if isinstance(value, float) or float(value) == value:
@@ -101,11 +104,11 @@ def _exact(value: Any) -> Any:
 
 
 def _spelled(kind: type, read: Schema, check: Callable[[Any], Any] | None = None) -> Form:
-    """A type written as text; ``check`` refuses values that no argument may have."""
+    """A type that is written as text; ``check`` refuses some values of the type."""
     given, spell = core.is_instance_schema(kind), SPELLED[kind]
     if check is None:
         return _two_ways(after(spell, given), read)
-    # One call of Python, not two.
+    # In one function, because each call from pydantic-core into Python takes time.
     return _two_ways(after(lambda value: spell(check(value)), given), after(check, read))
 
 
@@ -120,7 +123,7 @@ SCALARS: dict[Any, Form] = {
     float: replace(_two_ways(before(_exact, _FLOAT), _FLOAT), natives=frozenset({float})),
     datetime: _spelled(datetime, after(datetime.fromisoformat, _TEXT), _with_zone),
     date: _spelled(date, after(date.fromisoformat, _TEXT), _not_datetime),
-    time: _spelled(time, after(time.fromisoformat, _TEXT), _of_any_day),
+    time: _spelled(time, after(time.fromisoformat, _TEXT), _same_every_day),
     timedelta: _spelled(timedelta, core.chain_schema([_TEXT, core.timedelta_schema()])),
     UUID: _spelled(UUID, core.chain_schema([_TEXT, core.uuid_schema()])),
     Decimal: _spelled(Decimal, core.chain_schema([_TEXT, core.decimal_schema()]), _finite),
@@ -128,7 +131,7 @@ SCALARS: dict[Any, Form] = {
 }
 _UNCHANGED = PLAIN_TYPES - {float}
 ANY = replace(
-    _two_ways(by(lambda value: JsonCopy(_UNCHANGED).of(value)), core.any_schema()),
+    _two_ways(with_function(lambda value: JsonCopy(_UNCHANGED).of(value)), core.any_schema()),
     natives=_UNCHANGED,
 )
 
@@ -156,7 +159,7 @@ def dict_of(item: Form) -> Form:
 
 
 def _items_of(kind: Any) -> Schema:
-    # By the method of the base: that of a subclass may run any code.
+    # The __iter__ of the base type: that of a subclass may run any code.
     return after(lambda value: list(kind.__iter__(value)), core.is_instance_schema(kind))
 
 
@@ -195,7 +198,7 @@ def dataclass_of(kind: Any, fields: Mapping[str, Form], required: Set[str]) -> F
 
 
 def model_of(kind: Any) -> Form:
-    """A pydantic model, written and read by its own rules."""
+    """A pydantic model, which pydantic writes and reads by its own rules."""
 
     def read(value: Any) -> Any:
         # As JSON text: pydantic accepts a text for a date in JSON even in a strict model.
@@ -211,11 +214,11 @@ def model_of(kind: Any) -> Form:
         read(encoded)
         return encoded
 
-    return _two_ways(by(write), by(read))
+    return _two_ways(with_function(write), with_function(read))
 
 
 def literal_of(literals: Sequence[Any]) -> Form:
-    """One of a few given values, which are distinguished by value and type."""
+    """One of the given values.  ``1`` and ``True`` are different: the type counts too."""
     plain = [each.value if isinstance(each, Enum) else each for each in literals]
     if not PLAIN_TYPES.issuperset(map(type, plain)):
         raise CannotTravel("has a bytes literal: use str, int, bool, None or enum literals")
@@ -231,7 +234,10 @@ def literal_of(literals: Sequence[Any]) -> Form:
         except (KeyError, TypeError):
             raise refusal(said) from None
 
-    return _two_ways(by(partial(find, written, WrongType)), by(partial(find, read, NotDeclared)))
+    return _two_ways(
+        with_function(partial(find, written, WrongType)),
+        with_function(partial(find, read, NotDeclared)),
+    )
 
 
 def member_of(kind: type[Enum]) -> Form:
@@ -257,7 +263,9 @@ def member_of(kind: type[Enum]) -> Form:
             raise NotDeclared(f"holds a value that no {kind.__name__} has") from None
         return member
 
-    return _two_ways(after(lambda member: member.value, core.is_instance_schema(kind)), by(read))
+    return _two_ways(
+        after(lambda member: member.value, core.is_instance_schema(kind)), with_function(read)
+    )
 
 
 def one_of(members: Sequence[Form], types: str, compiled: Compile) -> Form:
@@ -269,14 +277,14 @@ def one_of(members: Sequence[Form], types: str, compiled: Compile) -> Form:
         form = Form(core.nullable_schema(others[0].schema))
     else:
         form = _union(members, types, compiled, has_numbers)
-    # An exact type decides only if every member is native.
+    # Values skip the schema by their exact type only if every member is native.
     if not all(member.natives for member in members):
         natives &= {NoneType}
     return replace(form, natives=natives - {float} if has_numbers else natives)
 
 
 def _union(members: Sequence[Form], types: str, compiled: Compile, has_numbers: bool) -> Form:
-    """JSON does not record the type: ``UUID | str`` is a text either way.
+    """A value of one of several types, where JSON does not show which: ``UUID | str`` is a text.
 
     So a value is written only after a check that it would be read back unchanged.
     """
@@ -289,7 +297,7 @@ def _union(members: Sequence[Form], types: str, compiled: Compile, has_numbers: 
     by_type = sorted(
         enumerate(members), key=lambda each: (not each[1].natives, float in each[1].natives)
     )
-    # Types with a form of their own come first: for str, every text is valid.
+    # Native types are tried last: for str, every text is valid.
     reads = any_of(sorted(by_type, key=lambda each: bool(each[1].natives)))
     read_back = cache(lambda: compiled(reads).validate_python)
 
@@ -315,7 +323,7 @@ def _pair(number: int, value: Any) -> tuple[int, Any]:
 
 
 def _chosen(types: str, value: Any, choose: Callable[[Any], tuple[int, Any]]) -> tuple[int, Any]:
-    """Return the number of the member that takes a value, and what it makes of the value."""
+    """Return the number of the member that accepts a value, and the value that it returns."""
     try:
         return choose(value)
     except ValidationError as error:

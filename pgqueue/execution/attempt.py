@@ -42,7 +42,7 @@ logger = redaction.logger(__name__)
 
 
 LONGEST_LINE = 300
-"""Characters of an error's message in the line of a log."""
+"""Characters of an error's message in a log line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +124,18 @@ async def run_async(
             else:
                 async with asyncio.timeout(timeout.total_seconds()) as clock:
                     returned = await task.function(*injected, **arguments)
-            await _feel_cancellation()
+            await _raise_own_cancellation()
             verdict = NOTHING_RETURNED if returned is None else _returned(task, claimed, returned)
             if write_pending is not None:
                 await write_pending()
         return verdict
     except BaseException as error:  # the one broad except: a user's task may raise anything
-        await _forget_cancellation()
+        await _clear_own_cancellation()
         return _after_raised(task, claimed, context, error, is_replayed, clock)
 
 
 def _begin(task: Task[..., Any], claimed: Claimed) -> dict[str, Any]:
-    """Decode the arguments, and name the job to the enqueues of its handler."""
+    """Decode the arguments.  Enqueues of the handler read ``running_job``."""
     running_job.set(claimed)
     return task.payload.loads(claimed.args)
 
@@ -155,19 +155,19 @@ def _after_raised(
         return AttemptResult(after_error(task, claimed, error, end=end), keeps_writes=False)
     told = report(error, secrets=secrets_of(task, claimed))
     tell_after_finish(task, claimed, told)
-    return AttemptResult(Failed(told), keeps_writes=False)  # the job has ended already
+    return AttemptResult(Failed(told), keeps_writes=False)  # ctx.finish() has ended the job
 
 
-async def _feel_cancellation() -> None:
+async def _raise_own_cancellation() -> None:
     """Raise a handler's own cancellation inside its attempt, if no await has raised it."""
     own = asyncio.current_task()
     if own is not None and own.cancelling():
         await asyncio.sleep(0)
 
 
-async def _forget_cancellation() -> None:
+async def _clear_own_cancellation() -> None:
     with suppress(asyncio.CancelledError):
-        await _feel_cancellation()
+        await _raise_own_cancellation()
 
 
 def too_late(task: Task[..., Any]) -> TimeoutError:
@@ -191,10 +191,13 @@ def after_error(
     end: AttemptEnd = AttemptEnd.FAILED,
     told: ErrorReport | None = None,
 ) -> Outcome:
-    """The outcome of an attempt whose handler raised, or could not be started."""
+    """Return the outcome of an attempt whose handler raised, or could not start.
+
+    ``told``: the report of the error, if another process has made it.
+    """
     secrets = secrets_of(task, claimed)
     if isinstance(error, Cancel | Discard | Snooze):
-        return _asked_for(error, secrets)
+        return _requested_outcome(error, secrets)
     outcome = task.settings.retry.after_failure(
         attempt=claimed.attempt,
         max_attempts=claimed.max_attempts,
@@ -208,10 +211,10 @@ def after_error(
 
 
 def after_crash(task: Task[..., Any], claimed: Claimed, reason: str) -> Outcome:
-    """The outcome of an attempt whose child process has died.
+    """Return the outcome of an attempt whose child process has died.
 
-    As after the crash of a worker, the job is retried at once, whatever the task's retry policy,
-    if it has attempts left.
+    If the job has attempts left, it is retried at once, as after the crash of a worker; the task's
+    retry policy does not apply.
     """
     error = ErrorReport("HandlerDied", reason, "")
     outcome: Retried | Failed = Retried(None, error, AttemptEnd.CRASHED)
@@ -229,8 +232,8 @@ def tell(
 ) -> None:
     """Log a failed attempt with its error and its traceback, as they are stored.
 
-    The exception itself, which tools that collect errors read from the record, goes along unless
-    it may quote a secret argument.
+    The log record has the exception itself, for tools that collect errors, unless the task has
+    secret arguments, which the exception may quote.
     """
     is_safe = error is not None and not secrets_of(task, claimed)
     logger.log(
@@ -270,7 +273,7 @@ def _first_line(message: str) -> str:
 
 
 def tell_final_failure(job_id: int, task_name: str, reason: str) -> None:
-    """Log that a job has failed, if no error of its handler has told so."""
+    """Log that a job has failed for good for another reason than an error of its handler."""
     logger.error(
         "job %d %s has failed: %s",
         job_id,
@@ -281,8 +284,8 @@ def tell_final_failure(job_id: int, task_name: str, reason: str) -> None:
 
 
 def tell_of_waiting(reason: str) -> None:
-    """Log once, not for each job and look, why jobs wait."""
-    with _telling:  # a cache alone lets threads that meet a reason at the same time all log it
+    """Log a reason for which jobs wait: once, not for each job and each claim."""
+    with _telling:  # the cache alone would let two threads log the same reason
         _tell_of_waiting(reason)
 
 
@@ -297,9 +300,9 @@ _telling = Lock()
 def obstacle(
     task: Task[..., Any], attempts: Attempts, claimed: Claimed, *, is_alone: bool
 ) -> Outcome | None:
-    """Return the outcome of an attempt whose handler must not start; None if it may.
+    """Return the outcome of an attempt whose handler must not start; None if it may start.
 
-    ``is_alone``: each statement is a transaction of its own.
+    ``is_alone``: each statement is its own transaction.
     """
     expires_in = task.settings.expires_in
     if expires_in is not None and attempts.has_expired(claimed, expires_in):
@@ -314,9 +317,10 @@ def obstacle(
 def complete(
     attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool, is_kept: bool = True
 ) -> Settled:
-    """Settle an attempt inside the handler's own transaction; the caller commits.
+    """Settle an attempt inside the handler's transaction; the caller commits.
 
-    ``is_kept``: whether the job's row stays if it has succeeded.
+    ``held``: the transaction holds the message, as in transaction mode.  ``is_kept``: whether the
+    row of a succeeded job stays.
     """
     if not is_kept and isinstance(outcome, Succeeded) and _delete(attempts, claimed, held=held):
         return Settled(claimed.job_id, "succeeded")
@@ -342,12 +346,12 @@ def _delete(attempts: Attempts, claimed: Claimed, *, held: bool) -> bool:
 
 
 def secrets_of(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:
-    """The secret arguments of this job, which no error or log may quote."""
+    """Return the secret arguments of this job, which no error or log line may quote."""
     return secrets_among(claimed.args, task.settings.secret_args)
 
 
 def _unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> AttemptResult:
-    """Let arguments of another version wait, and fail for damaged ones: they stay damaged."""
+    """Let a job wait if its arguments are of another version, and fail it if they are damaged."""
     told = report(error, secrets=secrets_of(task, claimed))
     outcome: Outcome
     if isinstance(error, OtherVersion):
@@ -361,7 +365,9 @@ def _unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> 
 
 def _returned(task: Task[..., Any], claimed: Claimed, returned: Any) -> AttemptResult:
     if isinstance(returned, Cancel | Discard | Snooze):
-        return AttemptResult(_asked_for(returned, secrets_of(task, claimed)), keeps_writes=True)
+        return AttemptResult(
+            _requested_outcome(returned, secrets_of(task, claimed)), keeps_writes=True
+        )
     if inspect.iscoroutine(returned):
         returned.close()
         raise TaskDefinitionError(
@@ -378,8 +384,8 @@ def _returned(task: Task[..., Any], claimed: Claimed, returned: Any) -> AttemptR
     return AttemptResult(Succeeded(result), keeps_writes=True)
 
 
-def _asked_for(wish: Cancel | Discard | Snooze, secrets: tuple[str, ...]) -> Outcome:
-    match wish:
+def _requested_outcome(request: Cancel | Discard | Snooze, secrets: tuple[str, ...]) -> Outcome:
+    match request:
         case Cancel(reason=reason):
             return Cancelled(storable_words(reason, secrets=secrets))
         case Discard(reason=reason):

@@ -1,4 +1,4 @@
-"""Enqueues: what is about to be enqueued, and what has become of it."""
+"""Enqueues: inserts jobs and their messages, or finds or changes the jobs that hold their keys."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from pgqueue.unique import KEY_OF_PERIOD, Unique
 Executor = Session | Connection
 
 TRIES_FOR_A_KEY = 20
-"""Whoever holds a key may have ended or been deleted before it is read, so that the key is free."""
+"""How often an enqueue is tried while its key is taken by jobs that end before they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class NewJob:
 
     @property
     def changes_holder(self) -> bool:
-        """Whether the job that holds the unique key may be changed instead."""
+        """Whether the enqueue may change the job that holds the unique key, and enqueue none."""
         return self.unique is not None and self.unique.changes_holder
 
     @property
@@ -48,7 +48,7 @@ class NewJob:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """Meta and tags as attributes of a Job, if there are any."""
+        """The meta and the tags as attributes of a Job; empty if the job has neither."""
         if not self.is_labelled:
             return {}
         meta = None if self.meta is None else json.loads(self.meta)
@@ -94,13 +94,13 @@ class Row(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The job of one row of an enqueue with unique keys."""
+    """The job that a row of an enqueue has created, found or changed."""
 
     id: int
     is_new: bool
     """False for a job that already held the key."""
     is_changed: bool = False
-    """Whether an enqueue that may change the holder did so, or has found it at its bound."""
+    """Whether the enqueue has changed the job, or could not postpone it beyond ``at_most``."""
 
 
 class KeyHolder(NamedTuple):
@@ -112,13 +112,13 @@ class KeyHolder(NamedTuple):
 
 
 class Enqueues:
-    """The enqueues of an application, in the transaction of one Session or Connection."""
+    """Runs enqueues in the transaction of one Session or Connection."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def held_keys(self, new: NewJob, keys: Sequence[str | None]) -> list[str | None]:
-        """Unique keys as they are held: with the period in which the job is due, if any."""
+        """Return unique keys in their stored form, which begins with the period, if any."""
         period = None if new.unique is None else new.unique.period
         if period is None or not any(keys):
             return list(keys)
@@ -126,7 +126,7 @@ class Enqueues:
         return [None if key is None else f"{KEY_OF_PERIOD}{begins}:{key}" for key in keys]
 
     def _period_of_start(self, new: NewJob, period: timedelta) -> int:
-        """When the period begins in which a new job is due, in seconds since 1970."""
+        """Return when the period begins in which a new job is due, in seconds since 1970."""
         times = {name: new.parameters()[name] for name in ("run_at", "delay") if getattr(new, name)}
         parameters = {"period": period.total_seconds(), **times}
         [row] = fetch(self._executor, enqueueing.period_of_start(new.start), parameters)
@@ -135,9 +135,9 @@ class Enqueues:
     def enqueue(
         self, new: NewJob, *, args: str, unique_key: str | None, limit_keys: str | None = None
     ) -> Enqueued | KeyHolder:
-        """Insert a job; returns the values that the database chose, or the job that has the key.
+        """Insert a job; returns the values that the database chose, or the job that holds the key.
 
-        Not for a job that may change the holder: that takes several statements.
+        Use :meth:`enqueue_unique_chunk` for an enqueue that may change the holder.
         """
         statement = enqueueing.enqueue_job(
             start=new.start,
@@ -156,11 +156,11 @@ class Enqueues:
         for _ in range(TRIES_FOR_A_KEY):
             if rows := fetch(self._executor, statement, parameters):
                 return Enqueued(*rows[0][:3])
-            # Not visible: the holder ended between the two statements, so the key is free.
+            # Without a holder: it has ended since the insert, so the key is free again.
             holder = holders(self._executor, new.queue, [unique_key]).get(unique_key)
             if holder is not None:
                 return holder
-        raise key_keeps_moving(new, unique_key)
+        raise key_never_free(new, unique_key)
 
     def enqueue_chunk(self, new: NewJob, *, documents: str) -> list[int]:
         """Insert a chunk of jobs from a JSON array of their arguments; returns ids in order."""
@@ -179,25 +179,26 @@ class Enqueues:
         keys: Sequence[str | None],
         limit_keys: Sequence[str | None] = (),
     ) -> list[Placed]:
-        """The same with unique keys, ascending; for a taken key, the job that holds it.
+        """Insert a chunk of jobs with unique keys; for a taken key, return the job that holds it.
 
-        Two callers that use the same keys then wait for each other in one order.  If a holder may
-        be changed, each key may occur once.
+        The keys must be in ascending order, so that two callers that use the same keys cannot
+        deadlock.  If the enqueue may change holders, each key must occur only once.
         """
         if new.changes_holder:
             return _enqueue_or_change(
                 self._executor, new, [Row(*row) for row in zip(payloads, keys, strict=True)]
             )
-        under = limit_keys or [None] * len(keys)
-        rows = [Row(*row) for row in zip(payloads, keys, under, strict=True)]
+        all_limit_keys = limit_keys or [None] * len(keys)
+        rows = [Row(*row) for row in zip(payloads, keys, all_limit_keys, strict=True)]
         return self._enqueue_in_order(new, rows)
 
     def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
-        """Insert rows by ascending keys, and never a key after a later one.
+        """Insert rows by ascending keys; never insert a key after a greater one.
 
-        A taken key may have no holder any more when the holders are read, after the insert.  To
-        retry that key alone could deadlock with another caller that has since taken it and waits
-        for one of our keys: a rollback to the savepoint frees ours, and each half is tried in turn.
+        The holders of taken keys are read after the insert, and one may have ended by then.  To
+        insert that row alone could deadlock: another caller may have taken its key since, and wait
+        for one of our keys.  So roll back to the savepoint, which frees our keys, and try each half
+        of the rows separately.
         """
         for _ in range(1 if len(rows) > 1 else TRIES_FOR_A_KEY):
             with self._executor.begin_nested() as savepoint:
@@ -207,13 +208,13 @@ class Enqueues:
                     return found
                 savepoint.rollback()
         if len(rows) == 1:
-            raise key_keeps_moving(new, rows[0].unique_key)
+            raise key_never_free(new, rows[0].unique_key)
         middle = len(rows) // 2
         first = self._enqueue_in_order(new, rows[:middle])
         return first + self._enqueue_in_order(new, rows[middle:])
 
     def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[Row]) -> list[Placed | None]:
-        """The new jobs and the holders of taken keys; None for a holder that has ended."""
+        """Return the new jobs and the holders of taken keys; None for a holder that has ended."""
         statement = enqueueing.enqueue_unique_jobs(
             start=new.start,
             notify=new.notify,
@@ -254,8 +255,9 @@ def holders(executor: Executor, queue: str, keys: Iterable[str]) -> dict[str, Ke
 def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
     """Insert jobs, or change the waiting jobs that hold their keys; in one transaction.
 
-    The keys are ascending, each at most once.  A key whose job has started is given back and taken
-    again if a job gives it back at its start; otherwise the job is returned unchanged.
+    The keys must be ascending, each at most once.  If the holder of a key has started, ``until``
+    decides: with "started", the key is taken from it for a new job; with "finished", the holder is
+    returned unchanged.
     """
     unique = new.unique or Unique()
     placed = _at_bound(executor, new, unique, rows)
@@ -267,7 +269,7 @@ def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> 
         started = _missing(taken, placed)
         if started and unique.until == "started":
             freed = _freed(executor, new, started)
-            # We hold the rows of the jobs that had these keys, so no other caller can take them.
+            # We have locked the jobs that had these keys, so no other caller can take the keys.
             _insert_or_lock(
                 executor, new, [row for row in started if row.unique_key in freed], placed
             )
@@ -285,9 +287,9 @@ def _missing(rows: Sequence[Row], placed: dict[str, Placed]) -> list[Row]:
 def _at_bound(
     executor: Executor, new: NewJob, unique: Unique, rows: Sequence[Row]
 ) -> dict[str, Placed]:
-    """The waiting jobs that cannot be postponed further.
+    """Return the waiting jobs that cannot be postponed further.
 
-    Looked up before anything is locked: a worker may claim them, however many callers come.
+    They are not locked, so a worker can claim them however many callers try to postpone them.
     """
     if unique.at_most is None or unique.on_conflict != "postpone":
         return {}
@@ -299,9 +301,10 @@ def _at_bound(
 def _insert_or_lock(
     executor: Executor, new: NewJob, rows: Sequence[Row], placed: dict[str, Placed]
 ) -> list[Placed]:
-    """Insert the jobs whose keys are free, and note them; returns those without a key, in order.
+    """Insert the jobs whose keys are free, and lock the holders of the other keys.
 
-    Waits for other transactions that have one of the keys, and locks the holders of the others.
+    Adds the new jobs with a key to ``placed``, and returns those without a key, in order.  Waits
+    for other transactions that have one of the keys.
     """
     if not rows:
         return []
@@ -344,7 +347,7 @@ def _documents(rows: Sequence[Row]) -> dict[str, str]:
     return {"documents": json.dumps([row._asdict() for row in rows])}
 
 
-def key_keeps_moving(new: NewJob, unique_key: str | None) -> DuplicateJob:
+def key_never_free(new: NewJob, unique_key: str | None) -> DuplicateJob:
     return DuplicateJob(
         f"task {new.task}: the unique key {unique_key!r} in queue {new.queue!r} is held by a job "
         f"this transaction cannot see; enqueue again in a new transaction"

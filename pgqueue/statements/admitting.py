@@ -1,12 +1,13 @@
 """Admit: move jobs that wait for room in their limits to ``message_queue``.
 
-All of it runs in one transaction, and one transaction at a time.  The number of places that are
-held under a key rises only here, so it never exceeds the capacity.
+An admission is one transaction, and all admissions of a database run one at a time.  Only an
+admission raises the number of places that are held under a key, so it never exceeds the capacity.
 
-A place is held as long as its job has a message in ``message_queue`` or a lease.  Both are read in
-one snapshot, and every other statement replaces the one by the other in one statement.
+A place is held as long as its job has a message in ``message_queue`` or a lease.  Every statement
+that replaces a message by a lease, or a lease by a message, does both at once.  An admission reads
+both in one snapshot, so a held place never looks free.
 
-The token buckets of rates are read after the places, and written, only here.
+Only an admission writes the token buckets of rates.  It reads them after the places.
 """
 
 from functools import cache
@@ -75,8 +76,7 @@ from pgqueue.statements.tables import (
 )
 
 LANE = ("limit_keys", "queue", "priority")
-"""The jobs that are admitted in the order of their times: the key of a waiting message without
-its time and its job."""
+"""The columns of a lane: the primary key of a waiting message without its time and its job."""
 DECLARED = ("declared", "is_strict", "skips_failed", "period", "burst", "is_fair")
 """What the code says of a limit."""
 PAUSED = array_parameter("paused", Text)
@@ -105,10 +105,12 @@ def rules() -> Executable:
 
 @cache
 def first_waiting() -> Executable:
-    """The first jobs of the next lanes, and whether they are due; NULL in a lane without any.
+    """The first jobs of the next lanes, and the seconds until each is due.
 
-    Steps from lane to lane in the index, so a lane with a million jobs is read no longer than one
-    with ten.  Leaves out jobs of other queues and tasks than these.
+    Leaves out jobs of other queues and tasks than these.
+
+    A lane without such jobs has a row with NULL.  The statement steps from lane to lane in the
+    index, so it reads a lane with a million jobs no longer than one with ten.
     """
     lanes = _lanes().limit(bindparam("most_lanes", type_=Integer)).subquery("lane")
     first = (
@@ -143,7 +145,7 @@ def places_under() -> Executable:
 
 @cache
 def buckets() -> Executable:
-    """When the token buckets of these keys are full again, NULL if they are, and the time now."""
+    """When the token bucket of each key is full again, NULL if it is full; and the time now."""
     said = document("keys", column("key", Text))
     bucket = limit_buckets.c
     return select(said.c.key, bucket.full_at, pg.statement_timestamp()).join_from(
@@ -164,7 +166,7 @@ def write_buckets() -> Executable:
 
 @cache
 def delete_full_buckets() -> Executable:
-    """Delete some buckets that are full: without a row they are full too."""
+    """Delete some rows of full buckets: a bucket without a row counts as full."""
     full = (
         select(limit_buckets.c.limit_key)
         .where(limit_buckets.c.full_at <= pg.statement_timestamp())
@@ -203,7 +205,7 @@ def add_places() -> Executable:
 
 @cache
 def delete_places() -> Executable:
-    """Delete places that were found free: no job can take one again but by an admission."""
+    """Delete places that were found free: only an admission could make them held again."""
     free = document("free", column("limit_key", Text), column("job_id", BigInteger))
     place = limit_places.c
     return delete(limit_places).where(
@@ -222,10 +224,10 @@ def lock_admitted() -> Executable:
 
 @cache
 def send_back() -> Executable:
-    """Make admitted jobs wait again that cannot start now; their places become free.
+    """Make admitted jobs that cannot start now wait again; their places become free.
 
-    The rows are locked, so no worker can start the jobs.  A lease that a crash has left keeps the
-    job where it is.
+    The rows are locked, so no worker can start the jobs.  A job with a lease that a crash has left
+    is not moved.
     """
     job = _locked_jobs().cte("job")
     ctid: ColumnElement[Any] = literal_column("message_queue.ctid").label("ctid")
@@ -247,9 +249,10 @@ def admit(*, notify: bool) -> Executable:
     """Move these jobs to ``message_queue``, with a place under each of their keys; returns those
     that were moved.
 
-    Skips jobs whose rows other transactions have locked.  They become due now, not when they were
-    first due: claims find a message behind their cursors late.  Their messages are ``alone``: a
-    place is not for a job that waits in a busy worker.
+    Skips jobs whose rows other transactions have locked.  Moved jobs become due now.  If they kept
+    their due time, claims would find them late, because the cursors may have passed that time.
+    Their messages are ``alone``, so that no worker prefetches them: a job must not hold a place
+    while it waits in a busy worker.
     """
     ready = _locked_jobs().cte("ready")
     same = equal(waiting_messages, ready, (*LANE, "run_at"))
@@ -284,10 +287,10 @@ def free_to_admit() -> Executable:
 
 @cache
 def drop_useless() -> Executable:
-    """Delete waiting messages whose jobs have ended or are gone, as a claim does with others.
+    """Delete waiting messages whose jobs have ended or are gone, as a claim does with messages.
 
-    The code of the version before cancels and deletes jobs without their waiting messages, and so
-    does plain SQL.  The first of a strict key would keep all others back for ever.
+    Code of the previous version, and plain SQL, cancel and delete jobs but not their waiting
+    messages.  Such a message, if it is the first of a strict key, would block the others for ever.
     """
     said = document("said", column("limit_keys", Text), column("job_id", BigInteger))
     job = select(jobs.c.id).where(jobs.c.id == said.c.job_id, jobs.c.outcome.is_(None))
@@ -308,7 +311,7 @@ def drop_useless() -> Executable:
 
 @cache
 def declare() -> Executable:
-    """Write the limits of a worker's code, if they differ from those that are written."""
+    """Write the limits of a worker's code, if they differ from those in the table."""
     new = _declared()
     return new.on_conflict_do_update(
         index_elements=[limits.c.name],
@@ -331,7 +334,7 @@ def are_declared() -> Executable:
 
 @cache
 def set_capacity() -> Executable:
-    """Change the capacity of a limit, or with NULL return to that of the code."""
+    """Change the capacity of a limit; NULL means the capacity in the code."""
     capacity = cast(bindparam("new_capacity", type_=Integer), Integer)
     return (
         update(limits)
@@ -343,7 +346,7 @@ def set_capacity() -> Executable:
 
 @cache
 def set_capacity_of_key() -> Executable:
-    """Write the capacity of one key of a limit as a row of its own; NULL is that of the limit."""
+    """Write the capacity of one key of a limit as a separate row; NULL means that of the limit."""
     capacity = cast(bindparam("new_capacity", type_=Integer), Integer)
     declared = [limits.c[name] for name in DECLARED]
     row = select(text_parameter("key"), capacity, *declared).where(
@@ -397,19 +400,19 @@ def _declared() -> Insert:
 
 
 def _capacity() -> ColumnElement[int]:
-    """The capacity in force; 1 for a strict limit, also if more was set before it was strict."""
+    """The capacity in force; at most 1 for a strict limit, whatever capacity was set."""
     capacity = func.coalesce(limits.c.capacity, limits.c.declared)
     return case((limits.c.is_strict, func.least(capacity, ONE)), else_=capacity)
 
 
 def _is_in_force() -> ColumnElement[bool]:
-    """Not the row of a key that has no capacity of its own any more."""
+    """False for the row of a key whose own capacity was taken back."""
     is_of_key = pg.strpos(limits.c.name, literal_column("' '")) > literal_column("0")
     return or_(~is_of_key, limits.c.capacity.is_not(None))
 
 
 def _lanes() -> Select[*tuple[Any, ...]]:
-    """The lanes after another one, each found by one step in the index."""
+    """The lanes that follow a given one, each found by one step in the index."""
     after = tuple_(
         text_parameter("after_keys"),
         text_parameter("after_queue"),
@@ -426,7 +429,9 @@ def _lanes() -> Select[*tuple[Any, ...]]:
 
 
 def _with_state(place: Subquery | FromClause) -> Select[*tuple[Any, ...]]:
-    """Places, and what their jobs do; an outer join, because a job may have been deleted."""
+    """Places, and whether their jobs hold them, may go back and have started.
+
+    By an outer join, because a job may have been deleted."""
     job = (
         select(jobs.c.queue, jobs.c.priority, jobs.c.run_at, jobs.c.limit_keys)
         .where(jobs.c.id == place.c.job_id)

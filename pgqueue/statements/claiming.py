@@ -1,7 +1,8 @@
 """Claim: take due messages in order, and with them the right to run their jobs.
 
-One index scan per (queue, priority) pair, in the order the pairs are given.  Each scan starts
-after the cursor of its pair and stops as soon as the batch is full.
+A *pair* is a queue and a priority.  A claim scans the index once for each pair, in the order in
+which the caller gives the pairs.  Each scan starts after the cursor of its pair and stops as soon
+as the batch is full.
 """
 
 from functools import cache
@@ -66,11 +67,13 @@ WORKER = bindparam("worker_id", type_=Uuid)
 def claim(*, ahead: bool, suspects: bool, meta: bool = False) -> Executable:
     """Lease mode: delete the messages, insert the leases, read the jobs.
 
-    ``ahead`` claims for slots that are not free yet.  It leaves messages whose jobs must not wait
-    in a worker that may die, and returns their priorities; they count towards the limit, so that
-    their number does not slow the claim down.  Without ``suspects``, the claim ignores jobs that a
-    crash has left.  ``meta`` reads the meta of the jobs, which is NULL otherwise.  At least one
-    row is returned, with the database's time; its other columns are NULL if nothing was claimed.
+    ``ahead`` claims for slots that are not free yet.  Such a claim does not take messages whose
+    jobs must not wait in a worker, which may die; it returns their priorities.  These messages
+    count towards the limit, so that a large number of them does not slow the claim down.
+
+    Without ``suspects``, the claim skips jobs that a worker held when it crashed.  ``meta`` reads
+    the meta of the jobs, which is NULL otherwise.  At least one row is returned, with the
+    database's time; its other columns are NULL if nothing was claimed.
     """
     found = _due_messages(ahead=ahead, suspects=suspects)
     columns = found.selected_columns
@@ -128,16 +131,17 @@ def lock(*, suspects: bool, meta: bool = False) -> Executable:
 
 @cache
 def upcoming() -> Executable:
-    """Whether a message of these pairs is due, and how many seconds until the next one is; NULL
-    if none waits.
+    """Whether a message of these pairs is due, and the seconds until the next later one is due;
+    NULL if there is no later one.
 
-    Locks nothing: a message that another transaction holds is due here, although no claim takes it.
+    Locks nothing: a message that another transaction has locked counts as due here, although no
+    claim takes it.
     """
     pair = _pairs()
     now = pg.statement_timestamp()
     due = (
         select(message_queue.c.run_at)
-        .where(_of_pair(pair), _is_behind_frontier(pair), message_queue.c.run_at <= now)
+        .where(_of_pair(pair), _is_after_cursor(pair), message_queue.c.run_at <= now)
         .order_by(message_queue.c.run_at, message_queue.c.id)
         .limit(1)
         .lateral("due")
@@ -156,10 +160,10 @@ def upcoming() -> Executable:
 
 @cache
 def ages() -> Executable:
-    """When the first due message of each pair was due, and the times of one to nine periods ago.
+    """The ``run_at`` of the first due message of each pair, and the times one to nine periods ago.
 
-    Locks nothing: a claim at the same time would skip the message.  So it must tell by their
-    stamps the messages that transaction mode holds while their jobs run.
+    Locks nothing, because a claim at the same time would skip a locked message.  Transaction mode
+    keeps the messages of running jobs locked; these are recognised by their stamps.
     """
     pair = _pairs()
     period = seconds(cast(bindparam("period", type_=Double), Double))
@@ -167,7 +171,7 @@ def ages() -> Executable:
         select(message_queue.c.run_at)
         .where(
             _of_pair(pair),
-            _is_behind_frontier(pair),
+            _is_after_cursor(pair),
             message_queue.c.run_at <= pg.statement_timestamp(),
             ~_has_stamp(),
         )
@@ -187,9 +191,9 @@ def ages() -> Executable:
 
 
 def _taken_messages(due: CTE, *, ahead: bool) -> CTE:
-    """The due messages, deleted, except those that a claim ahead leaves.
+    """Delete the due messages, except those that a claim ahead does not take.
 
-    By ctid, because it gives a Tid Scan whatever the statistics, and an array is read once:
+    By ctid, which gives a Tid Scan whatever the statistics; from an array, which is read once:
     ``id IN (SELECT ... LIMIT 2 FOR UPDATE SKIP LOCKED)`` may run its sub-query once per outer
     row, and would then delete far more than two.
     """
@@ -212,7 +216,7 @@ def _due_messages(*, ahead: bool = False, suspects: bool) -> Select[*tuple[Any, 
         select(CTID, message_queue, *([_must_not_wait(suspects=suspects)] if ahead else []))
         .where(
             _of_pair(pair),
-            _is_behind_frontier(pair),
+            _is_after_cursor(pair),
             message_queue.c.run_at <= pg.statement_timestamp(),
             true() if suspects else and_(message_queue.c.crashes == 0, ~_has_stamp()),
         )
@@ -225,7 +229,7 @@ def _due_messages(*, ahead: bool = False, suspects: bool) -> Select[*tuple[Any, 
 
 
 def _must_not_wait(*, suspects: bool) -> ColumnElement[bool]:
-    """Whether a claim ahead leaves the message.  Without suspects, no message has a stamp."""
+    """Whether a claim ahead does not take the message.  Without suspects, none here has a stamp."""
     alone = message_queue.c.alone
     return (or_(alone, _has_stamp()) if suspects else alone).label("must_not_wait")
 
@@ -248,7 +252,7 @@ def _pairs() -> TableValuedAlias:
 
 
 def _of_pair(pair: TableValuedAlias) -> ColumnElement[bool]:
-    """Of the pair, and of a task that this worker knows; other tasks wait for a newer worker."""
+    """Whether a message is of the pair, and of a task that this worker knows."""
     known_tasks = array_parameter("tasks", Text)
     return and_(
         message_queue.c.queue == pair.c.queue,
@@ -257,21 +261,21 @@ def _of_pair(pair: TableValuedAlias) -> ColumnElement[bool]:
     )
 
 
-def _is_behind_frontier(pair: TableValuedAlias) -> ColumnElement[bool]:
+def _is_after_cursor(pair: TableValuedAlias) -> ColumnElement[bool]:
     place = tuple_(message_queue.c.run_at, message_queue.c.id)
     return place > tuple_(pair.c.run_at, pair.c.message_id)
 
 
 def _worker_is_alive() -> ColumnElement[bool]:
-    """A worker that was declared dead cannot claim anything more under its id."""
+    """False for a worker that was declared dead: it cannot claim anything under its id."""
     this_worker = select(workers.c.dead_at.is_(None)).where(workers.c.id == WORKER)
     return this_worker.scalar_subquery()
 
 
 def _unfinished_jobs_of(message: CTE, *, meta: bool) -> CTE:
-    """Each message with its job; messages without an unfinished job are left out here.
+    """Each message with its job.  Messages without an unfinished job are not among them.
 
-    Keys, time and payload are text: a row that Python cannot read must fail only its own job,
+    Time and arguments are read as text: a row that Python cannot read must fail only its own job,
     not the claim of the others.  OFFSET keeps the planner from joining ``jobs`` in another
     order.
     """
@@ -299,13 +303,13 @@ def _unfinished_jobs_of(message: CTE, *, meta: bool) -> CTE:
 
 
 def _claimed_columns(started: CTE) -> list[ColumnElement[Any]]:
-    """The first three are the order in which jobs start, so that plain rows sort in it."""
+    """The first three columns are the order in which jobs start, so plain rows sort in it."""
     names = ["priority", "run_at", "id", "target_id", "queue", "task", "args", "max_attempts"]
     return [started.c[name] for name in names]
 
 
 def _meta_column(started: CTE) -> ColumnElement[Any]:
-    """Always a column: rows of one length are cheaper to name in Python."""
+    """The column ``meta``, NULL if it is not read: all rows then have the same columns."""
     return started.c.meta if "meta" in started.c else null().label("meta")
 
 
@@ -314,10 +318,11 @@ def _meta_of(rows: FromClause) -> list[ColumnElement[Any]]:
 
 
 def _leases_for(started: CTE) -> CTE:
-    """One lease each; takes over a stamp that transaction mode has left.
+    """Insert one lease for each job, or take over the stamp that transaction mode has left.
 
-    A stamp of the same message shows a crash, and counts.  A stamp of an older message came too
-    late, and nothing was started.  Any other second message of a leased job gets no lease.
+    A stamp of the same message shows a crash, which is counted.  A stamp of an older message was
+    committed too late, and its handler has not started.  If a job with a lease has a second
+    message in any other case, that message gets no lease.
     """
     first = started.alias("first")
     twin = exists().where(first.c.target_id == started.c.target_id, first.c.id < started.c.id)
@@ -350,7 +355,7 @@ def _leases_for(started: CTE) -> CTE:
 
 
 def _crashed_attempts(started: CTE, lease: CTE) -> CTE:
-    """The attempts that a take-over proves crashed, read from the old lease in the snapshot."""
+    """Record the crashed attempts whose stamps are taken over; reads the leases as they were."""
     old = (
         select(leases.c.worker_id, leases.c.started_at)
         .where(leases.c.target_id == started.c.target_id)

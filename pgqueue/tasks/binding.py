@@ -15,7 +15,7 @@ from pgqueue.options import Options, refuse_unknown_secrets, refuse_wrong_rename
 from pgqueue.unique import Unique, names_wanted_by, storable_key
 
 CHUNK = 1000
-"""Jobs in one statement of ``enqueue_many``."""
+"""The most jobs in one statement of ``enqueue_many``."""
 
 DIGITS_OF_DIGEST = 32
 """128 bits: no two values of an application have the same digest by chance."""
@@ -23,7 +23,7 @@ DIGITS_OF_DIGEST = 32
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One call."""
+    """The stored form of one call: its arguments as JSON data and as JSON text, and its keys."""
 
     args: dict[str, Any]
     text: str
@@ -33,14 +33,14 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
-    """Many calls; ``texts`` has the arguments of all calls in order, one text per statement."""
+    """The stored form of many calls; ``texts`` has one JSON array of arguments per statement."""
 
     args: list[dict[str, Any]]
     texts: list[str]
     unique_keys: list[str | None]
     limit_keys: list[str | None]
-    to_a_statement: int
-    """How many calls one statement may take, in any order."""
+    per_statement: int
+    """How many calls one statement may enqueue, whichever calls they are."""
 
 
 class Arguments:
@@ -69,7 +69,7 @@ class Arguments:
         return Written(encoded, text, unique_key, limits.of(encoded))
 
     def of_rows(self, rows: Any, *, limits: LimitKeys, max_bytes: int) -> WrittenRows:
-        """Encode every row before any is stored: if one is refused, none is written."""
+        """Encode all rows before any is stored: if one row is refused, none is stored."""
         if not isinstance(rows, Iterable):
             raise ArgumentsError(
                 f"{self._where}: the rows of enqueue_many are {type(rows).__name__}; give a list "
@@ -81,11 +81,11 @@ class Arguments:
         calls = enumerate(zip(bound, encoded, strict=True))
         keys = [self._key_of_row(*call, index) for index, call in calls]
         is_small = sum(map(len, texts)) <= LARGEST_TEXT
-        few = min(CHUNK, max(1, LARGEST_TEXT // max_bytes))
-        under: list[str | None] = [None] * len(encoded)
+        sure_to_fit = min(CHUNK, max(1, LARGEST_TEXT // max_bytes))
+        limit_keys: list[str | None] = [None] * len(encoded)
         if limits:
-            under = [limits.of(each) for each in encoded]
-        return WrittenRows(encoded, texts, keys, under, CHUNK if is_small else few)
+            limit_keys = [limits.of(each) for each in encoded]
+        return WrittenRows(encoded, texts, keys, limit_keys, CHUNK if is_small else sure_to_fit)
 
     def _bound(self, row: Any, index: int) -> dict[str, Any]:
         try:
@@ -110,8 +110,10 @@ class Arguments:
 
 
 class UniqueKeys:
-    """Makes the unique keys of one task's jobs: each is given, returned by a function, or made from
-    the stored arguments."""
+    """Makes the unique keys of the jobs of one task.
+
+    A key is a fixed text, returned by a function, or made from the stored arguments.
+    """
 
     def __init__(self, payload: Payload, options: Options) -> None:
         self._payload = payload
@@ -138,9 +140,9 @@ class UniqueKeys:
             return None
         key: Any = unique.key
         if key is None:
-            key = self._made_of(encoded)
+            key = self._key_from_arguments(encoded)
         elif callable(key):
-            key = self._returned(key, values)
+            key = self._key_from_function(key, values)
         return storable_key(key, self._task_name)
 
     def _names_of(self, unique: Unique) -> tuple[str, ...]:
@@ -154,15 +156,15 @@ class UniqueKeys:
         return tuple(sorted(set(names)))
 
     def _encoded_defaults(self) -> dict[str, Any]:
-        """The defaults in their stored form; none for a default that no caller could give."""
+        """The defaults in their stored form, except those that would be refused as arguments."""
         encoded: dict[str, Any] = {}
         for name, value in self._payload.with_defaults({}).items():
             with suppress(ArgumentsError, PayloadError):
                 encoded |= self._payload.encode({name: value})
         return encoded
 
-    def _made_of(self, encoded: Mapping[str, Any]) -> str:
-        """A digest, and not the values: a role may read keys and no arguments."""
+    def _key_from_arguments(self, encoded: Mapping[str, Any]) -> str:
+        """Contains a digest and not the values, because a role may read keys but not arguments."""
         what = f"{self._task_name}({','.join(self._names)})"
         if not self._names:
             return what
@@ -170,14 +172,14 @@ class UniqueKeys:
         text = canonical_text({name: known[name] for name in self._names if name in known})
         return f"{what}:{sha256(text.encode()).hexdigest()[:DIGITS_OF_DIGEST]}"
 
-    def _returned(self, function: Any, values: Mapping[str, Any]) -> Any:
+    def _key_from_function(self, function: Any, values: Mapping[str, Any]) -> Any:
         known = self._payload.with_defaults(values)
         try:
             return function(**{name: known[name] for name in self._names})
         except Exception as error:  # the application's code
             raise OptionError(
                 f"task {self._task_name}: its unique_key function raised {type(error).__name__}; "
-                "let it give a str, or None for a job that is not unique"
+                "let it return a str, or None for a job that is not unique"
             ) from error
 
 

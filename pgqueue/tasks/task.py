@@ -20,7 +20,7 @@ from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret
 from pgqueue.repository import Callback, Enqueued, Enqueues, JobValues, KeyHolder, NewJob
-from pgqueue.repository.enqueues import TRIES_FOR_A_KEY, key_keeps_moving
+from pgqueue.repository.enqueues import TRIES_FOR_A_KEY, key_never_free
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import joined, may_notify, sync_session, telling_failures
 from pgqueue.sessions.collecting import collect
@@ -119,8 +119,8 @@ class Task(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function directly.
 
-        An injected session is a new one, committed when the function returns and rolled back when
-        it raises.
+        If the function asks for a session, it gets a new one, which is committed when the function
+        returns and rolled back when it raises.
         """
         if not self.injection.parameters:
             return self.function(*args, **kwargs)
@@ -140,7 +140,7 @@ class Task(Generic[P, R]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> R:
-        """Run the function directly in a given session, as a test wants it; writes no job.
+        """Run the function directly in a given session, as a test needs; writes no job.
 
         The arguments are encoded as for a job and decoded again.  Flushes the session after the
         function, and commits nothing.  For an async task, give an AsyncSession and await the
@@ -163,9 +163,9 @@ class Task(Generic[P, R]):
 
         Writes the rows of the job at once and loads ``job.id``; flushes nothing else of the session
         and commits nothing.  If another job of the queue holds the unique key, returns that job,
-        whose ``is_new`` is False, or does what :class:`Unique` says; raises DuplicateJob if the
-        holder is the job that calls this.  Raises ArgumentsError or PayloadError before anything is
-        written.
+        whose ``is_new`` is False, or does what :class:`Unique` says.  Raises DuplicateJob if a
+        handler enqueues under the key that its own job holds.  Raises ArgumentsError or
+        PayloadError before anything is written.
         """
         target = sync_session(session, self._where)
         written = self._written(args, kwargs)
@@ -183,7 +183,7 @@ class Task(Generic[P, R]):
             if (held := held_job(target, found)) is not None:
                 collect(target, [held.id])
                 return held
-        raise key_keeps_moving(new, written.unique_key)
+        raise key_never_free(new, written.unique_key)
 
     async def enqueue_async(
         self,
@@ -208,11 +208,11 @@ class Task(Generic[P, R]):
         """Enqueue a job for each row of arguments; returns their ids in the same order.
 
         A row is a tuple of positional arguments, or a dict of arguments by name.  All rows are
-        checked before the first is written.  For a taken unique key the list has the id of the job
-        that holds it; with ``on_duplicate="raise"``, raises DuplicateJob and enqueues no row.
+        checked before the first is written.  If a unique key is taken, the list has the id of the
+        job that holds the key; with ``on_duplicate="raise"``, raises DuplicateJob and enqueues no
+        row.
         """
         target = sync_session(session, self._where)
-        # Encode every row before the first statement: if one is refused, none is written.
         written = self._arguments.of_rows(
             rows, limits=self._limits, max_bytes=self.owner.max_payload_bytes
         )
@@ -235,8 +235,8 @@ class Task(Generic[P, R]):
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Return a new Job for ``session.add``; the flush that inserts it also inserts its message.
 
-        This holds also for a Job that reaches a flush by ``merge``, a cascade or a pickle, but not
-        for a bulk insert.  The flush raises DuplicateJob if the unique key is taken.
+        A Job that reaches a flush by ``merge``, a cascade or a pickle gets its message too.  A Job
+        of a bulk insert does not.  The flush raises DuplicateJob if the unique key is taken.
         """
         if self._new.changes_holder:
             raise OptionError(
@@ -255,7 +255,7 @@ class Task(Generic[P, R]):
             queue=self._options.queue,
             priority=self._options.priority,
             max_attempts=self._options.max_attempts,
-            interruptions=0,  # a value that the database chose would have to be read back
+            interruptions=0,  # a default of the database would have to be read back
             unique_key=written.unique_key,
             limit_keys=written.limit_keys,
             **new.labels,
@@ -270,9 +270,9 @@ class Task(Generic[P, R]):
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a job in its own transaction, committed when this method returns.
 
-        The job runs even if the caller's own transaction is rolled back; :meth:`enqueue` joins it.
-        Warns with DelayInTransaction if a handler's session, or ``db.session`` of a Flask
-        application, has a transaction open.
+        The job runs even if the caller's own transaction is rolled back; use :meth:`enqueue` to
+        join that transaction.  Warns with DelayInTransaction if a handler's session, or
+        ``db.session`` of a Flask application, has an open transaction.
         """
         warn_of_open_transaction(self.name, self.owner.session_of_caller())
         if self._new.changes_holder:
@@ -291,13 +291,13 @@ class Task(Generic[P, R]):
                 if (job := held_job(session, found)) is not None:
                     session.expunge(job)
                     return job
-        raise key_keeps_moving(new, written.unique_key)
+        raise key_never_free(new, written.unique_key)
 
     def _delay_or_change(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """:meth:`delay` in a transaction of several statements.
 
-        READ COMMITTED: a stricter level of the engine would refuse a key that another transaction
-        has just changed, and the caller has no transaction to run again.
+        The level is READ COMMITTED.  At a stricter level, PostgreSQL refuses to change a job that
+        another transaction has just changed, and the caller has no transaction to repeat.
         """
         with self.owner.session() as session, session.begin():
             if isinstance(session.get_bind(mapper=Job), Engine):
@@ -310,11 +310,15 @@ class Task(Generic[P, R]):
     def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
         """Return the same task with other options for the jobs enqueued through it.
 
-        ``delay`` (a timedelta) or ``run_at`` (a datetime with a time zone), ``priority`` (0 to
-        9, 0 first), ``queue``, ``unique`` (a Unique) or ``unique_key`` and ``on_duplicate``,
-        ``expires_in`` (a timedelta, for a task that has one), ``max_attempts``, ``meta`` (a dict of
-        JSON data for ``ctx.meta`` and for your queries), ``tags`` (texts to find jobs by).  Raises
-        OptionError.
+        - ``delay``, a timedelta, or ``run_at``, a datetime with a time zone.
+        - ``priority``: from 0, which starts first, to 9.
+        - ``queue`` and ``max_attempts``.
+        - ``unique``, a Unique; or ``unique_key`` and ``on_duplicate``.
+        - ``expires_in``: a timedelta, for a task that has an ``expires_in``.
+        - ``meta``: a dict of JSON data for ``ctx.meta`` and for your queries.
+        - ``tags``: texts by which you find jobs.
+
+        Raises OptionError.
         """
         changed, checked = copy.copy(self), self._options.of_job(options)
         changed._own_meta = dict(self._own_meta)
@@ -325,7 +329,7 @@ class Task(Generic[P, R]):
         return changed
 
     def stored(self, arguments: tuple[Any, ...] | Mapping[str, Any]) -> str:
-        """Return the arguments of a call as JSON text, as a schedule stores them.
+        """Return the arguments of a call as JSON text, in the form in which a schedule stores them.
 
         Raises ArgumentsError or PayloadError.
         """
@@ -342,7 +346,7 @@ class Task(Generic[P, R]):
         """Enqueue a job with stored arguments; returns its id, or that of the unfinished job that
         holds its unique key.
 
-        Raises PayloadError if the arguments are not those of this version of the task.
+        Raises PayloadError if this version of the task cannot read the arguments.
         """
         written = self._written((), self.payload.loads(stored))
         enqueues, new = Enqueues(connection), self._new_on(connection)
@@ -358,11 +362,11 @@ class Task(Generic[P, R]):
     def edited(
         self, job: JobValues, args: Mapping[str, Any], *, are_stored: bool
     ) -> dict[str, Any]:
-        """Return the new values of a job of this task, some of whose arguments are replaced.
+        """Return the changed values of a job of this task after some arguments are replaced.
 
-        Its unique key is made anew if it was made of the arguments.  Raises ArgumentsError or
-        PayloadError; also if a limit of the job would be another, because the job may have been
-        admitted under it.
+        The unique key changes too, if it was made of the arguments.  Raises ArgumentsError or
+        PayloadError.  A change of the keys of its limits raises ArgumentsError, because the job may
+        have been admitted under them.
         """
         written = self._written((), self.payload.changed(job.args, args, are_stored=are_stored))
         if written.args == job.args:
@@ -377,7 +381,7 @@ class Task(Generic[P, R]):
         return {"args": written.args, **changed}
 
     def callback(self, batch_id: int) -> Callback:
-        """Return the job that calls this task with the id of a batch, as the batch keeps it.
+        """Return the values of the job that calls this task with the id of a batch.
 
         Raises OptionError, ArgumentsError or PayloadError.
         """
@@ -411,7 +415,7 @@ class Task(Generic[P, R]):
         if options.expires_in is not None and self._limits:
             self._own_meta[DUE] = None
         if options.on_failed is not None:
-            self._own_meta[ON_FAILED] = self._described(options.on_failed)
+            self._own_meta[ON_FAILED] = self._follow_up_values(options.on_failed)
         self._new = NewJob(
             task=self.name,
             queue=options.queue,
@@ -439,9 +443,8 @@ class Task(Generic[P, R]):
                 "on_conflict='return' or 'raise'"
             )
 
-    def _described(self, follow_up: Any) -> dict[str, Any]:
-        """Return the values of the job that follows when a job of this task fails, as each job
-        keeps them in its meta."""
+    def _follow_up_values(self, follow_up: Any) -> dict[str, Any]:
+        """Return the values of the follow-up, which each job of this task keeps in its meta."""
         if not isinstance(follow_up, Task) or follow_up.owner is not self.owner:
             raise TaskDefinitionError(
                 f"{self._where}: on_failed is {follow_up!r}; give another task of this queue"
@@ -455,7 +458,7 @@ class Task(Generic[P, R]):
         if new.delay is not None or new.run_at is not None or new.is_labelled:
             raise TaskDefinitionError(
                 f"{self._where}: on_failed takes the queue, priority and max_attempts of its task, "
-                "and no delay, run_at, meta, tags or on_failed; leave them away"
+                "and no delay, run_at, meta, tags or on_failed; omit them"
             )
         try:
             [argument] = follow_up._written((1,), {}).args
@@ -477,9 +480,10 @@ class Task(Generic[P, R]):
         return self._arguments.of_call(args, kwargs, limits=self._limits, max_bytes=most)
 
     def _unique_key_after(self, job: JobValues, new: str | None) -> str | None:
-        """The unique key of a job whose arguments now make the key ``new``.
+        """Return the unique key of a job whose new arguments make the key ``new``.
 
-        A key that its arguments had not made was given by the enqueue, and stays.
+        If the old arguments do not make the key that the job has, the enqueue gave this key, and it
+        stays.
         """
         if job.unique_key is None:
             return None
@@ -566,7 +570,7 @@ class Task(Generic[P, R]):
             if (job := placed_job(session, placed)) is not None:
                 collect(session, [job.id])
                 return job
-        raise key_keeps_moving(new, written.unique_key)
+        raise key_never_free(new, written.unique_key)
 
     def _refuse_autocommit(self, connection: Connection) -> None:
         where = f"{self._where}: on_conflict={self._options.conflict!r}"
@@ -601,7 +605,7 @@ class Task(Generic[P, R]):
 
 
 MetaSource = Callable[[Task[..., Any]], Mapping[str, Any] | None]
-"""Returns what to add to the meta of a job of this task that is being enqueued."""
+"""Returns what to add to the meta of a new job of this task."""
 
 
 def _enqueue_unique(
@@ -613,8 +617,8 @@ def _enqueue_unique(
     row_of = rows_to_place(options, keys)
     order = list(dict.fromkeys(row_of.values()))
     found: dict[int, int] = {}
-    for start in range(0, len(order), written.to_a_statement):
-        part = order[start : start + written.to_a_statement]
+    for start in range(0, len(order), written.per_statement):
+        part = order[start : start + written.per_statement]
         placed = enqueues.enqueue_unique_chunk(
             new,
             payloads=[written.args[index] for index in part],

@@ -1,8 +1,9 @@
 """The admitter: moves jobs that wait for room in their limits to the message queue.
 
-A worker has one if its application has limits, or if limits were ever declared in its database.
-Rounds find every job; the hints that begin one sooner may be lost.  A round takes all lanes in
-turn, in short transactions.
+A worker runs this thread if its application has limits, or if limits were ever declared in its
+database.  It admits in rounds.  A round reads all lanes, one after the other, in short
+transactions.  A hint begins a round sooner; a lost hint does no harm, because a later round finds
+every job.
 """
 
 import time
@@ -30,7 +31,7 @@ from pgqueue.admission import (
     is_fair,
     is_rate,
     next_token,
-    ready_by_line,
+    ready_by_group,
     to_admit,
     to_send_back,
 )
@@ -48,12 +49,13 @@ T = TypeVar("T")
 SWEEP_EVERY = 10.0
 """Seconds between two looks for free places."""
 MOMENT = 0.2
+"""Seconds that the end of the worker waits for a statement before it cancels the statement."""
 LAST_ROUND = 10.0
-"""Seconds that a worker which is to end when no job is left waits for a round."""
+"""Seconds for which a worker that ends when no job is left waits for a round."""
 
 
 class Admitter(WorkerThread):
-    """The admitting thread.  Every worker may have one; a lock lets one admit at a time."""
+    """The admitting thread.  Many workers may have one; a lock lets one of them admit at a time."""
 
     def __init__(
         self,
@@ -82,21 +84,21 @@ class Admitter(WorkerThread):
         self._reconnecting = connection
 
     def look_for_limits(self, connection: Connection) -> None:
-        """See whether limits are in use: old jobs may wait for limits that the code has no more."""
+        """Find out whether limits are in use: jobs may wait for limits of earlier code."""
         self.is_in_use = self.is_in_use or Admissions(connection).are_declared()
 
     def hint(self) -> None:
-        """Begin a round soon: a job may have come, or a place may be free."""
+        """Begin a round soon: a job may have been enqueued, or a place may be free."""
         self._awake.set()
 
     def settled(self, jobs: Iterable[Claimed]) -> None:
-        """Begin a round if one of these jobs may have given its place back."""
+        """Begin a round soon if one of these jobs may have held a place."""
         limited = self._limited
         if any(job.task in limited.tasks or job.queue in limited.queues for job in jobs):
             self.hint()
 
     def has_admitted_since(self, count: int) -> bool:
-        """Run a round; returns whether ``admitted`` differs from ``count`` then."""
+        """Run a round; returns whether ``admitted`` differs from ``count`` after it."""
         if not self.is_in_use:
             return False
         wanted = self._begun + 1  # a round that runs now may have read too early
@@ -121,7 +123,7 @@ class Admitter(WorkerThread):
         self._reconnecting.close()
 
     def stop(self, *, seconds: float) -> None:
-        """End, and cancel a statement that takes longer than a moment: it can be repeated."""
+        """End the thread; cancels a statement that takes too long, because it can be repeated."""
         self.hint()
         if self.is_alive():
             self.join(min(seconds, MOMENT))
@@ -156,15 +158,15 @@ class Admitter(WorkerThread):
         return wait
 
     def _sweep(self) -> None:
-        """Delete places that are free, now and then."""
+        """Every ``SWEEP_EVERY`` seconds, delete places that are free."""
         is_more = time.monotonic() - self._swept_at >= SWEEP_EVERY
         while is_more and not self._stopping.is_set():
             is_more = bool(self._unless_locked(self._rounds.sweep))
             self._swept_at = time.monotonic()
 
     def _unless_locked(self, step: Callable[[Connection], T]) -> T | None:
-        """Run a step in a transaction of its own; None if the database fails it, or if a table is
-        locked or another worker admits for long: the next round tries again."""
+        """Run a step in its own transaction; None if the database is away, if a table is locked, or
+        if another worker admits for long.  The next round tries again."""
 
         def attempt(connection: Connection) -> T | None:
             try:
@@ -184,8 +186,9 @@ MOST_LANES = 1000
 MOST = 1000
 """Jobs that one transaction admits."""
 MOST_OF_LANE = 100
+"""Jobs of one lane that one transaction reads."""
 KEYS_FOR_ONE_MORE = 10
-"""With so many more keys that take turns, one more of their jobs is ready: a round takes longer."""
+"""With each ten lanes more, one more job of a fair limit may be ready: a round takes longer."""
 SWEPT_AT_ONCE = 1000
 """Places that one look for free ones reads."""
 NO_BUCKETS = Buckets(datetime.min, {})
@@ -198,7 +201,7 @@ class Step(NamedTuple):
     is_last: bool
     """Whether the last lane was read."""
     seconds_to_next: float | None = None
-    """How long until the next of the jobs that were read is due, or may start under its rates."""
+    """Seconds until one of the jobs that were read becomes due or gets a token, if any."""
 
 
 class Admitted(NamedTuple):
@@ -206,16 +209,16 @@ class Admitted(NamedTuple):
 
     jobs: int
     is_to_repeat: bool
-    """Whether more of these lanes may be admitted at once."""
+    """Whether these lanes must be read again, because more of their jobs may be admitted now."""
     seconds_to_token: float | None = None
 
 
 class AdmissionRounds:
     """Admits jobs of some queues and tasks, step by step.
 
-    ``most_ready``: how many jobs of a fair limit are admitted before they find a free slot.
-    ``own``: limits that count although no worker has declared them, as in a test.
-    ``is_alone``: no other transaction admits, so none is kept out.
+    ``most_ready``: how many jobs of a fair limit may be admitted and not started.
+    ``own``: limits that are in force although no worker has declared them, as in a test.
+    ``is_alone``: no other transaction admits, so this one takes no lock.
     """
 
     def __init__(
@@ -275,9 +278,9 @@ class AdmissionRounds:
 
     def sweep(self, connection: Connection) -> bool:
         """Delete some places that are free, and full buckets; returns whether there may be many
-        more places.
+        more free places.
 
-        Admission deletes only those under keys for which a job waits.
+        An admission deletes free places only under keys for which a job waits.
         """
         admissions = Admissions(connection)
         self._serialize(admissions)
@@ -300,33 +303,36 @@ class AdmissionRounds:
         self._serialize(admissions)
         keys = {key for job in waiting if job.is_due for key in job.limit_keys}
         places = _places_that_stay(admissions, keys, rules, paused)
-        # After the places: a job that has not started now has not started at the buckets' time.
+        # Read after the places: a job that starts in between still counts as not started.
         timed = {key for key in keys if is_rate(key, rules) or is_fair(key, rules)}
         buckets = admissions.buckets(sorted(timed)) if timed else NO_BUCKETS
         held = held_by_key(places, buckets, rules)
         most_ready = self._most_ready + self._lanes // KEYS_FOR_ONE_MORE
-        turns = Turns(ready_by_line(places, rules), most_ready, buckets.full_at)
+        turns = Turns(ready_by_group(places, rules), most_ready, buckets.full_at)
         chosen = to_admit(waiting, held, rules, locked=self._locked, most=MOST, turns=turns)
         moved = admissions.admit(chosen, notify=self._notify) if chosen else set()
-        if left := set(chosen) - moved:
-            self._step_over(admissions, [job for job in waiting if job.job_id not in moved], left)
+        if unmoved := set(chosen) - moved:
+            self._skip_stuck(
+                admissions, [job for job in waiting if job.job_id not in moved], unmoved
+            )
         done = [job_id for job_id in chosen if job_id in moved]
         wait = _take_tokens(admissions, waiting, done, buckets, rules) if timed else None
         are_all = len(chosen) < MOST and len(moved) == len(chosen)
         is_to_repeat = not are_all or _is_lane_used_up(waiting, chosen, of_lane)
         return Admitted(len(moved), is_to_repeat, wait)
 
-    def _step_over(
-        self, admissions: Admissions, waiting: Sequence[Waiting], left: Collection[int]
+    def _skip_stuck(
+        self, admissions: Admissions, waiting: Sequence[Waiting], unmoved: Collection[int]
     ) -> None:
-        """Step over the jobs that could not be moved, and over those behind them that cannot be.
+        """Skip the jobs that could not be moved, for the rest of the round.
 
-        All that were read at once: another transaction may have locked thousands.  A message that
-        does not stand where its job says cannot be moved, though nobody has locked the job.
+        Also checks all later jobs of their lanes that were read, because another transaction may
+        have locked thousands.  A waiting message that differs from its job in queue, priority or
+        time cannot be moved either, although nobody has locked the job.
         """
-        lanes = {job.limit_keys for job in waiting if job.job_id in left}
+        lanes = {job.limit_keys for job in waiting if job.job_id in unmoved}
         behind = [job for job in waiting if job.limit_keys in lanes]
-        stuck = {job.job_id for job in behind} - admissions.free(behind) | set(left)
+        stuck = {job.job_id for job in behind} - admissions.free(behind) | set(unmoved)
         admissions.drop_useless(job for job in behind if job.job_id in stuck)
         self._locked |= stuck
 
@@ -335,10 +341,11 @@ class AdmissionRounds:
             admissions.serialize()
 
     def _of_lane(self, rules: Mapping[str, Rule]) -> int:
-        """How many jobs of each lane to read: one more than can be admitted, or if the lanes take
-        turns, than a lane is likely to get.
+        """How many jobs of each lane to read: one more than can be admitted.
 
-        Behind locked ones as many again: few steps then find the first that is free.
+        Under a fair limit, one more than the lane is likely to get.
+
+        Reads two more for each locked job, so that few steps find the first job that is free.
         """
         largest = max((self._most_of_key(rule) for rule in rules.values()), default=0)
         return min(largest, MOST_OF_LANE) + 1 + 2 * len(self._locked)
@@ -352,8 +359,8 @@ class AdmissionRounds:
 def _places_that_stay(
     admissions: Admissions, keys: Collection[str], rules: Mapping[str, Rule], paused: Paused
 ) -> list[Place]:
-    """Read the places under these keys, and under the names of their fair limits; deletes those
-    that are free, and sends jobs back that cannot start now."""
+    """Read the places under these keys, and under the names of their fair limits.  Deletes the free
+    ones, sends back the jobs that cannot start now, and returns the other places."""
     names = {name_of(key) for key in keys if is_fair(key, rules)}
     places = admissions.places_under(sorted({*keys, *names}), paused=paused)
     if free := [place for place in places if not place.is_held]:
@@ -370,9 +377,10 @@ def _take_tokens(
     buckets: Buckets,
     rules: Mapping[str, Rule],
 ) -> float | None:
-    """Take a token under each rate of the moved jobs, and the turns of their keys, with a place
-    under the name of their limit; returns the seconds until the next token comes back for which a
-    job waits."""
+    """Take a token under each rate of the moved jobs, and note the turns of their fair keys.
+
+    Also gives each job of a fair limit a place under the name of the limit.  Returns the seconds
+    until the next token comes back for which a job waits."""
     by_id = {job.job_id: job for job in waiting}
     started = [by_id[job_id] for job_id in moved]
     rates = {key for key in chain.from_iterable(_lanes(waiting)) if is_rate(key, rules)}
@@ -383,8 +391,8 @@ def _take_tokens(
         admissions.write_buckets({**full_at, **turns})
     if turns:
         admissions.add_places(fair_names(started, rules))
-    left = [job for job in waiting if job.is_due and job.job_id not in set(moved)]
-    keys = rates.intersection(chain.from_iterable(_lanes(left)))
+    unmoved = [job for job in waiting if job.is_due and job.job_id not in set(moved)]
+    keys = rates.intersection(chain.from_iterable(_lanes(unmoved)))
     wait = next_token(keys, Buckets(buckets.now, {**buckets.full_at, **full_at}), rules)
     return None if wait is None else wait.total_seconds()
 
@@ -394,14 +402,14 @@ def _lanes(jobs: Iterable[Waiting]) -> set[tuple[str, ...]]:
 
 
 def _is_lane_used_up(waiting: Sequence[Waiting], chosen: Sequence[int], of_lane: int) -> bool:
-    """Whether all jobs that were read of some lane are admitted: there may be room for more."""
+    """Whether all jobs that were read from some lane are admitted: the lane may have more."""
     ids = set(chosen)
     lanes = Counter((job.limit_keys, job.priority) for job in waiting if job.job_id in ids)
     return any(count >= of_lane for count in lanes.values())
 
 
 def rules_of(limits: Mapping[str, Limit]) -> dict[str, Rule]:
-    """Return the limits of the code as they would be in force."""
+    """Return the limits of the code as rules, as if a worker had declared them."""
     return {
         name: Rule(
             limit.capacity, limit.is_strict, limit.failed_head == "skip", is_fair=limit.is_fair

@@ -1,7 +1,7 @@
-"""The rescuer: reads what others have decided, and rescues the jobs of dead workers.
+"""The rescuer: reads cancels and pauses, and rescues the jobs of dead workers.
 
-It has a connection of its own.  It uses tables that an application may lock for long: it then
-stops waiting and tries again later, and the worker goes on with what it knew.
+It has its own connection, because an application may lock the tables that it reads for long.  If
+a table is locked, the rescuer tries again later, and the worker uses what was read before.
 """
 
 import time
@@ -26,14 +26,16 @@ from pgqueue.worker.threads import WorkerThread
 logger = redaction.logger(__name__)
 
 HOUSEKEEPING = {**UPKEEP, "lock_timeout": "250"}
-"""Milliseconds.  An application may lock its tables for minutes: other work must not wait for the
-lock, and this statement must not delay those that queue for the lock behind it."""
+"""The timeout is in milliseconds.  It is short, because an application may lock tables for minutes,
+and a statement that waits for the lock delays all statements that ask for it later."""
 
 LOOK_EVERY = 0.5
-"""Seconds between two looks while handlers run: a cancel reaches them within a second."""
+"""Seconds between two looks while handlers run: a cancel reaches a handler within a second."""
 LOOKS_WHEN_IDLE = 3
-"""While no handler runs, one look in so many is made: a queue is paused within two seconds."""
+"""While no handler runs, the interval is this many times as long: a pause must be seen within two
+seconds."""
 FORGET_EVERY = 3600.0
+"""Seconds between two deletions of the rows of workers that died long ago."""
 
 
 class Ticking(Protocol):
@@ -63,7 +65,7 @@ class Rescuer(WorkerThread):
         batch may have ended."""
         super().__init__(name="upkeep")
         self.informed = Event()
-        """Set when it is known what is paused: a worker must not claim it."""
+        """Set when the paused queues and tasks are known: a worker must not claim their jobs."""
         self._identity = identity
         self._running = running
         self._on_cancel = on_cancel
@@ -86,7 +88,7 @@ class Rescuer(WorkerThread):
             began = time.monotonic()
             self._reconnecting.attempt(_unless_locked(self._look))
             self._rest(began)
-        # Once more: this worker may be the last one, and may have left a stamp itself.
+        # This worker may be the last one, and its own slots may have left a stamp.
         self._reconnecting.attempt(_unless_locked(drop_left_stamps))
         self._reconnecting.close()
 
@@ -99,7 +101,7 @@ class Rescuer(WorkerThread):
             self._reconnecting.cancel()
 
     def reap(self, dead: Sequence[SeenWorker]) -> None:
-        """Set the workers that this worker's heartbeat finds dead, in place of the last ones."""
+        """Take the list of workers that the heartbeat has found dead; it replaces the last list."""
         self._dead = dead
         if dead:
             self._awake.set()
@@ -113,7 +115,8 @@ class Rescuer(WorkerThread):
         self._awake.clear()
 
     def _look(self, connection: Connection) -> None:
-        dead, self._dead = self._dead, ()  # if a table is locked, a new verdict is needed
+        # If a table is locked, the heartbeat must first find these workers dead again.
+        dead, self._dead = self._dead, ()
         if dead:
             declare_dead(connection, dead)
         scheduled = None if self._ticking is None else self._ticking.task_names
@@ -148,18 +151,18 @@ def _unless_locked(step: Callable[[Connection], None]) -> Callable[[Connection],
 
 SEARCH_EVERY = timedelta(seconds=2)
 """How often a worker searches for leases of dead workers although none has died lately: a rescuer
-that died as well may have left some.  The search reads all leases, and the dead rows of those
-deleted since the last vacuum: while a queue is drained it takes as long as two claims."""
+that died in the middle of a rescue may have left some.  The search reads all leases, and the dead
+rows that no vacuum has removed: while workers drain a queue, it takes as long as two claims."""
 
 
 RESCUE_LOCK = lock_key("rescue")
 RESCUE_LOCK_WAIT = 3.0
-"""Seconds after which a rescue goes on without its lock.  The holder may be stuck, or may not be
-a worker: any role that can connect can take the lock."""
+"""Seconds after which a rescue goes on without the lock.  The session that holds the lock may be
+stuck, or may not be a worker: any role that can connect can take the lock."""
 
 
 class Rescue:
-    """Releases the jobs of dead workers, whichever worker declared them dead."""
+    """Releases the jobs of all workers that were declared dead, by this worker or another."""
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class Rescue:
         running: Sequence[int] = (),
         scheduled: str | None = None,
     ) -> Notices:
-        """Read what others have decided; every ``SEARCH_EVERY``, search for orphaned leases."""
+        """Read cancels, pauses and deaths; every ``SEARCH_EVERY``, search for orphaned leases."""
         is_due = time.monotonic() - self.searched_at >= SEARCH_EVERY.total_seconds()
         with connection.begin():
             return Workers(connection).notices(running=running, search=is_due, scheduled=scheduled)
@@ -189,13 +192,13 @@ class Rescue:
         """Rescue if the notices call for it; returns the number of leases."""
         now = time.monotonic()
         rescued: list[Rescued] = []
-        # The first call always rescues: the statements are built before a rescue is urgent.
+        # The first call always rescues, so that the statements are built before they are urgent.
         is_first = self.searched_at == float("-inf")
         if not (notices.has_died_lately or notices.has_orphans or is_first):
             self._refused_since = None
         else:
             with connection.begin():
-                if not self._may(connection, now=now):
+                if not self._may_rescue(connection, now=now):
                     return 0
                 rescued = _rescue(connection)
             self._tell(rescued)
@@ -212,9 +215,9 @@ class Rescue:
         if rescued:
             self._on_rescued(rescued)
 
-    def _may(self, connection: Connection, *, now: float) -> bool:
-        """Whether to rescue now.  The lock only saves work: two rescues at once skip each other's
-        leases."""
+    def _may_rescue(self, connection: Connection, *, now: float) -> bool:
+        """Whether to rescue now.  The lock only avoids double work: each of two rescues at the same
+        time skips the leases that the other has locked."""
         if connection.scalar(select(pg.pg_try_advisory_xact_lock(RESCUE_LOCK))):
             self._refused_since = None
             return True
@@ -230,7 +233,7 @@ def _rescue(connection: Connection) -> list[Rescued]:
         rescued += batch
     ended = workers.end_transactions()
     if rescued or ended:
-        # The jobs keep their due time, so they stand behind the cursors of all workers.
+        # The jobs keep their due times, which the cursors of all workers have passed.
         connection.execute(select(notify("rewind")))
     if rescued:
         logger.warning("rescued %d attempts of dead workers", len(rescued))
@@ -239,19 +242,19 @@ def _rescue(connection: Connection) -> list[Rescued]:
     return rescued
 
 
-def declare_dead(connection: Connection, members: Iterable[SeenWorker]) -> None:
+def declare_dead(connection: Connection, dead: Iterable[SeenWorker]) -> None:
     """Declare workers dead whose heartbeat has not changed since they were seen.
 
     Committed before their leases are released, so that these workers cannot claim meanwhile.
     """
     with connection.begin():
-        for member in members:
-            if Workers(connection).declare_dead(member):
-                logger.warning("worker %s is dead: no heartbeat since %s", *member[:2])
+        for seen in dead:
+            if Workers(connection).declare_dead(seen):
+                logger.warning("worker %s is dead: no heartbeat since %s", *seen[:2])
 
 
 def drop_left_stamps(connection: Connection) -> None:
-    """Delete stamps whose jobs have gone on without them."""
+    """Delete stamps whose jobs have ended, were deleted, or have a later message."""
     with connection.begin():
         Workers(connection).drop_left_stamps()
 

@@ -49,16 +49,15 @@ logger = redaction.logger(__name__)
 
 WATCH_EVERY = 0.1
 WATCH_AT_REST_EVERY = 0.25
-"""Seconds between two looks at handlers, at the other threads and for a signal; the longer while no
-handler runs."""
+"""Seconds between two checks of handlers, threads and signals; the second while no handler runs."""
 END_AGAIN = 1.0
 """Seconds between two tries to end a transaction from outside of its thread."""
 LAST_SETTLE = 4.0
-"""Seconds after the grace period for the last settles and for all threads to end, when tables are
-locked or the database does not answer.  Statements that are cancelled then need some more."""
+"""Seconds after the grace period for the last settles and the end of all threads, if tables are
+locked or the database does not answer.  To cancel the statements that still run takes longer."""
 LAST_TAKEOVER = 2.5
-"""Of these, the seconds to settle attempts from outside of their threads; before that, the seconds
-to wait for slots whose child processes were killed."""
+"""The seconds of ``LAST_SETTLE`` in which another thread settles the attempts of slots that still
+run.  Before that, the seconds to wait for slots whose child processes were killed."""
 
 
 class Supervisor:
@@ -78,7 +77,7 @@ class Supervisor:
         self._stuck: list[Slot] = []
         self._not_ended: list[Ended] = []
         """Attempts whose transactions could not be ended from outside of their threads."""
-        self._ended_over_at = float("-inf")
+        self._tried_to_end_at = float("-inf")
         self._closing = Lock()
         self._is_closed = False
         self._has_interrupted = False
@@ -104,7 +103,7 @@ class Supervisor:
             self._engine,
             self._runtime.identity,
             self._runtime.outage,
-            running=self._running,
+            running=self._running_job_ids,
             on_cancel=self._cancel,
             on_rescued=self._tell_rescued,
             ticking=self._scheduler,
@@ -140,7 +139,7 @@ class Supervisor:
         now, identity = time.monotonic(), self._runtime.identity
         return WorkerHealth(
             slots=identity.slots,
-            busy=len(self._running()),
+            busy=len(self._running_job_ids()),
             heartbeat_age=now - identity.acknowledged_at,
             claim_age=now - self._runtime.looked_at,
             stale=self._runtime.buffer.counts[STALE],
@@ -149,23 +148,23 @@ class Supervisor:
     def _supervise(self, is_over: Callable[[], bool]) -> None:
         for known in (self._heartbeat.registered, self._rescuer.informed):
             while not known.wait(WATCH_EVERY):
-                self._check_loops()
+                self._check_threads()
                 if is_over():
                     return
         logger.info("serving %s in %s mode", ", ".join(self._config.queues), self._config.mode)
         self._mode.start()
         while not is_over() and not self._mode.finished.wait(self._watch_every):
-            timeouts.tell_of_cuts(self._runs())
+            timeouts.tell_of_cuts(self._running_attempts())
             self._replace_overdue()
             self._end_again()
-            self._check_loops()
+            self._check_threads()
 
     @property
     def _watch_every(self) -> float:
-        return WATCH_EVERY if self._running() else WATCH_AT_REST_EVERY
+        return WATCH_EVERY if self._running_job_ids() else WATCH_AT_REST_EVERY
 
     def _verify(self, is_over: Callable[[], bool]) -> None:
-        """Wait for the database, and refuse a schema version this code does not support."""
+        """Wait for the database, and refuse a schema version that this code does not support."""
         connection = ReconnectingConnection(
             self._engine, OWN, self._runtime.outage, name="start", stopping=self._stopping
         )
@@ -173,7 +172,7 @@ class Supervisor:
         def verify(connection: Connection) -> bool:
             schema.verify(connection)
             self._runtime.admitter.look_for_limits(connection)
-            self._take_isolation()
+            self._use_isolation()
             return True
 
         try:
@@ -182,20 +181,20 @@ class Supervisor:
         finally:
             connection.close()
 
-    def _take_isolation(self) -> None:
+    def _use_isolation(self) -> None:
         """Run handlers at the isolation level of the application's engine, if the mode can."""
         if not any(task.is_transactional for task in self._runtime.tasks.values()):
             return
         self._mode.use_isolation(isolation_of(self._application_engine))
 
-    def _runs(self) -> list[RunningAttempt]:
+    def _running_attempts(self) -> list[RunningAttempt]:
         return [run for slot in self._mode.slots if (run := slot.current) is not None]
 
-    def _running(self) -> list[int]:
-        return [run.claimed.job_id for run in self._runs()]
+    def _running_job_ids(self) -> list[int]:
+        return [run.claimed.job_id for run in self._running_attempts()]
 
     def _cancel(self, job_ids: set[int]) -> None:
-        for run in self._runs():
+        for run in self._running_attempts():
             if run.claimed.job_id in job_ids:
                 run.ask_to_stop()
 
@@ -205,11 +204,11 @@ class Supervisor:
             self._runtime.events.rescued(attempts)
 
     def _give_up_all(self) -> None:
-        """Forget all jobs: this worker was declared dead, its leases belong to other workers."""
+        """Forget all jobs: this worker was declared dead, and others rescue its jobs."""
         self._runtime.buffer.drain()
         self._runtime.buffer.in_flight.clear()
         self._runtime.buffer.times.clear()
-        for run in self._runs():
+        for run in self._running_attempts():
             run.lose()
 
     def _replace_overdue(self) -> None:
@@ -223,10 +222,10 @@ class Supervisor:
             if (run := slot.current) is not None and run.is_overdue
         }
         for run in overdue.values():
-            run.is_abandoned = True  # before its thread can learn that the attempt is lost
+            run.is_abandoned = True  # before its thread can see that the attempt is lost
         with timeouts.staying(overdue.values()):
             lost = {place: run for place, run in overdue.items() if run.lose()}
-            self._settle_over(
+            self._settle_for_threads(
                 [(run, timeouts.late(run)) for run in lost.values()], seconds=timeouts.TAKEOVER
             )
         for place in lost:
@@ -235,22 +234,23 @@ class Supervisor:
         if len(self._stuck) >= self._config.slots:
             raise TooManyStuck(
                 f"{len(self._stuck)} handlers do not return although they are past their timeout; "
-                "this process must end to be rid of them"
+                "end this process: their threads cannot be stopped otherwise"
             )
 
-    def _settle_over(self, ended: Sequence[Ended], *, seconds: float) -> None:
-        """Settle attempts in place of their threads, and end their transactions."""
+    def _settle_for_threads(self, ended: Sequence[Ended], *, seconds: float) -> None:
+        """Settle attempts whose threads still run, and end their transactions from this thread."""
         self._end_attempts(ended, seconds=seconds)
         self._mode.settle([(run, outcome) for run, outcome in ended if not run.is_settled])
 
     def _end_attempts(self, ended: Sequence[Ended], *, seconds: float) -> None:
         if ended:
-            self._ended_over_at = time.monotonic()
+            self._tried_to_end_at = time.monotonic()
             self._not_ended += self._mode.end_attempts(ended, seconds=seconds)
 
     def _end_again(self) -> None:
-        """Try again to end transactions: the database was away, or had no connection left."""
-        if self._not_ended and time.monotonic() - self._ended_over_at >= END_AGAIN:
+        """Try again to end transactions that could not be ended: the database was away, or had no
+        connection left."""
+        if self._not_ended and time.monotonic() - self._tried_to_end_at >= END_AGAIN:
             outcomes, self._not_ended = self._not_ended, []
             with timeouts.staying(run for run, _ in outcomes):
                 self._end_attempts(outcomes, seconds=timeouts.TAKEOVER)
@@ -258,9 +258,9 @@ class Supervisor:
     def _end(self, grace: Callable[[], float]) -> None:
         """Stop claiming, release jobs that have not started, let handlers finish, settle."""
         runtime = self._runtime
-        logger.info("stopping; number of running handlers: %d", len(self._runs()))
+        logger.info("stopping; number of running handlers: %d", len(self._running_attempts()))
         self._stopping.set()
-        for run in self._runs():
+        for run in self._running_attempts():
             run.tell_child()
         runtime.listener.poke()
         self._mode.end_claims()
@@ -268,21 +268,21 @@ class Supervisor:
             runtime.buffer.done(claimed, Released())
         runtime.buffer.close()
         wait_until(self._have_ended, grace)
-        self._tell_of_unended()
+        self._warn_of_running_handlers()
         if runtime.children.interrupt():
             self._has_interrupted = True
             wait_until(lambda: all(map(_is_stuck, self._mode.slots)), lambda: LAST_TAKEOVER)
         if self._are_alive():
             # Their attempts are settled when their threads end, or when the process exits.
-            for run in self._runs():
+            for run in self._running_attempts():
                 run.ask_to_stop()
             _outlived.add(self)
             Thread(target=self._close_later, name="pgqueue-last-out", daemon=True).start()
             return
-        self.interrupt()  # settles attempts of threads that ended by an error, if any
+        self.interrupt()  # also settles the attempts of threads that an error has ended
 
-    def _tell_of_unended(self) -> None:
-        for run in self._runs():
+    def _warn_of_running_handlers(self) -> None:
+        for run in self._running_attempts():
             logger.warning(
                 "job %d %s: its handler still runs after the grace period; the attempt is "
                 "interrupted if it does not end before the process",
@@ -292,17 +292,17 @@ class Supervisor:
             )
 
     def _close_later(self) -> None:
-        """Close after the last handler: until then, the leases need the heartbeat."""
+        """Close after the last handler ends: until then, the heartbeat must protect its lease."""
         for slot in self._mode.slots:
             slot.join()
         self._close()
         _outlived.discard(self)
 
-    def _check_loops(self) -> None:
+    def _check_threads(self) -> None:
         """Raise if a thread has failed: the worker would look healthy without it."""
         runtime = self._runtime
-        # The event loop before the slots: its failure ends them.
-        loops = (
+        # The event loop comes before the slots: its failure ends them, and is the error to show.
+        threads = (
             self._heartbeat,
             self._rescuer,
             self._pruner,
@@ -313,13 +313,15 @@ class Supervisor:
             runtime.progress,
             *self._mode.slots,
         )
-        for loop in loops:
-            if loop is not None and loop.failure is not None:
+        for thread in threads:
+            if thread is not None and thread.failure is not None:
                 self._stopping.set()
-                raise WorkerBroken(f"{loop.name} has failed: {loop.failure!r}") from loop.failure
+                raise WorkerBroken(
+                    f"{thread.name} has failed: {thread.failure!r}"
+                ) from thread.failure
 
     def _have_ended(self) -> bool:
-        timeouts.tell_of_cuts(self._runs())
+        timeouts.tell_of_cuts(self._running_attempts())
         return not self._are_alive()
 
     def _are_alive(self) -> bool:
@@ -328,10 +330,10 @@ class Supervisor:
     def interrupt(self) -> bool:
         """Settle running attempts as ``interrupted`` and close.  Returns whether there were any."""
         began = time.monotonic()
-        with timeouts.staying(runs := self._runs()):
+        with timeouts.staying(runs := self._running_attempts()):
             lost = [run for run in runs if run.lose()]
             outcomes = [(run, Interrupted(run.task.settings.max_interruptions)) for run in lost]
-            self._settle_over(outcomes, seconds=LAST_TAKEOVER)
+            self._settle_for_threads(outcomes, seconds=LAST_TAKEOVER)
         self._has_interrupted = self._has_interrupted or bool(lost)
         self._close(LAST_SETTLE - (time.monotonic() - began))
         return self._has_interrupted

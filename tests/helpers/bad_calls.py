@@ -177,7 +177,7 @@ CALLS = [
     Bad(
         "key function raises",
         OptionError,
-        ("raised KeyError", "give a str"),
+        ("raised KeyError", "return a str"),
         ("x",),
         None,
         broken_key,

@@ -20,8 +20,9 @@ from pgqueue.worker.threads import WorkerThread
 logger = redaction.logger(__name__)
 
 RECONCILE_EVERY = 30.0
+"""Seconds between two comparisons of the leases in the database with the jobs in this process."""
 QUICK = 0.020
-"""Seconds for which jobs claimed ahead wait for a suspect to end, so that the next can start."""
+"""Seconds that the claimer waits for a suspect to end, so that the next one can start."""
 
 
 class Claimer(WorkerThread):
@@ -47,9 +48,11 @@ class Claimer(WorkerThread):
         self._generation = 0
         self._reconciled_at = 0.0
         self._was_full = False
-        self._passed = 0
-        """How many jobs a claim ahead has left: the next claims take them for free slots."""
-        self._ran = (0, 0.0)
+        """Whether the last claim found as many messages as it asked for."""
+        self._not_taken = 0
+        """How many messages a claim ahead did not take; later claims take them for free slots."""
+        self._last_pace = (0, 0.0)
+        """The pace that was read last: jobs run, and the seconds for which slots were busy."""
         self.finished = Event()
 
     def cancel(self) -> None:
@@ -63,21 +66,21 @@ class Claimer(WorkerThread):
         self._reconnecting.close()
 
     def _step(self, connection: Connection) -> None:
-        """Claim as many jobs as there is room for; else wait for room; else sleep."""
+        """Claim as many jobs as there is room for; without room, wait; without jobs, sleep."""
         self._prepare(connection)
         if self._poller.sleeps_on(self._ask(connection)):
             return
         buffer = self._runtime.buffer
         buffer.room.clear()
-        if not self._passed and not buffer.let_go():
+        if not self._not_taken and not buffer.let_go():
             self._wait_for_room()
             return
         sweep = self._poller.is_sweep_due(connection)
         free, ahead = buffer.waiting - len(buffer.heap), self._prefetch.ahead
-        if free > 0 and (self._passed or not self._was_full or not ahead):
-            limit = min(free, self._passed or free)
+        if free > 0 and (self._not_taken or not self._was_full or not ahead):
+            limit = min(free, self._not_taken or free)
             self._claim(connection, limit=limit, ahead=False, sweep=sweep)
-        elif not self._passed and len(buffer.heap) <= ahead > 0:
+        elif not self._not_taken and len(buffer.heap) <= ahead > 0:
             self._claim(connection, limit=ahead, ahead=True, sweep=sweep)
         else:
             self._wait_for_room()
@@ -88,17 +91,18 @@ class Claimer(WorkerThread):
         attempts = Attempts(connection, worker_id)
         self._poller.look_at_ages(attempts)
         limit = self._poller.limit(limit)
-        self._follow_speed()
-        was_quiet = not runtime.buffer.in_flight  # read first: the last suspect may end now
+        self._adapt_prefetch()
+        # Read before the claim: the last suspect may end now.
+        was_idle = not runtime.buffer.in_flight
         admitted = runtime.admitter.admitted
         suspects = runtime.crash_isolation.are_welcome()
         claim = self._look(attempts, limit=limit, ahead=ahead, sweep=sweep, suspects=suspects)
         self._was_full = claim.taken + len(claim.passed) >= limit
         if runtime.identity.worker_id != worker_id:
-            return  # declared dead meanwhile: the rescuer finds these leases as well
-        self._tell_crashes(attempts, claim.rows)
-        rows = self._admitted(connection, claim) if suspects and not ahead else claim.rows
-        self._lay_out(rows, claim, limit=limit)
+            return  # declared dead meanwhile: a rescuer releases these leases too
+        self._report_crashes(attempts, claim.rows)
+        rows = self._startable(connection, claim) if suspects and not ahead else claim.rows
+        self._fill_buffer(rows, claim, limit=limit)
         if self._was_full and runtime.buffer.waiting:
             self._prefetch.ran_dry()
         if claim.taken > len(claim.rows):
@@ -108,7 +112,7 @@ class Claimer(WorkerThread):
         if not sweep and (self._until_empty or runtime.cursors.is_sweep_cheap):
             self._claim(connection, limit=limit, ahead=ahead, sweep=True)
         else:
-            self._find_nothing(connection, was_quiet=was_quiet, admitted=admitted)
+            self._after_no_message(connection, was_idle=was_idle, admitted=admitted)
 
     def _look(
         self, attempts: Attempts, *, limit: int, ahead: bool, sweep: bool, suspects: bool
@@ -122,18 +126,18 @@ class Claimer(WorkerThread):
             sweep=sweep,
         )
 
-    def _tell_crashes(self, attempts: Attempts, rows: list[Claimed]) -> None:
-        """Tell the crashes of transaction mode that this claim has recorded, if anybody asks."""
+    def _report_crashes(self, attempts: Attempts, rows: list[Claimed]) -> None:
+        """Report the crashes of transaction mode that this claim has recorded, to the callbacks."""
         events = self._runtime.events
         if events is not None:
             for claimed in rows:
                 if claimed.crashes and attempts.has_crashed_before(claimed):
                     events.crashed(claimed)
 
-    def _admitted(self, connection: Connection, claim: Claim[Claimed]) -> list[Claimed]:
-        """The claimed jobs that may start now; the other suspects are released before one starts.
+    def _startable(self, connection: Connection, claim: Claim[Claimed]) -> list[Claimed]:
+        """Return the claimed jobs that may start now, and release the other suspects first.
 
-        The settler releases those whose jobs others have locked: claims must not wait for them.
+        The settler releases suspects whose jobs are locked: a claim must not wait for a lock.
         """
         suspects = [claimed for claimed in claim.rows if claimed.crashes]
         found = [(claimed.message_id, claimed.crashes) for claimed in suspects]
@@ -141,7 +145,7 @@ class Claimer(WorkerThread):
         if not extra:
             return claim.rows
         attempts = Attempts(connection, self._runtime.identity.worker_id)
-        free = attempts.free_among(extra)  # settling a locked one would wait for its lock
+        free = attempts.free_among(extra)  # to settle a locked job would wait for its lock
         attempts.settle([(claimed, Released()) for claimed in extra if claimed.job_id in free])
         for claimed in extra:
             if claimed.job_id not in free:
@@ -150,26 +154,27 @@ class Claimer(WorkerThread):
         left = {claimed.message_id for claimed in extra}
         return [claimed for claimed in claim.rows if claimed.message_id not in left]
 
-    def _lay_out(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> None:
-        """Offer claimed jobs to the slots, or hold them while others must be claimed first."""
+    def _fill_buffer(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> None:
+        """Put claimed jobs into the buffer, and hold them while others must be claimed first."""
         buffer = self._runtime.buffer
         if claim.passed:
             buffer.put_behind(rows, priority=min(claim.passed))
         elif rows:
             buffer.put(rows)
-        if rows and not self._passed:  # else they belong to the claim before
+        if rows and not self._not_taken:  # otherwise they complete an earlier claim
             first = min([rows[0].priority, *claim.passed])
             self._prefetch.brought(first=first, last=rows[-1].priority)
             buffer.low_water = self._prefetch.ahead
-        self._passed = self._left_to_claim(rows, claim, limit=limit)
-        if not self._passed:
+        self._not_taken = self._still_to_claim(rows, claim, limit=limit)
+        if not self._not_taken:
             buffer.let_go()
 
-    def _left_to_claim(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> int:
-        """How many jobs the next claims take for free slots, as they must not be claimed ahead.
+    def _still_to_claim(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> int:
+        """How many jobs the next claims take for free slots: those that cannot be claimed ahead.
 
-        The number left, less those claimed since; 0 if a claim has returned none of these jobs:
-        other workers have claimed them, or more urgent jobs have come.
+        This is the number that the claim ahead did not take, less those claimed since.  It is 0 if
+        a claim has returned none of these jobs: other workers have claimed them, or more urgent
+        jobs have come.
         """
         if claim.passed:
             return len(claim.passed)
@@ -178,10 +183,10 @@ class Claimer(WorkerThread):
         alone = sum(claimed.is_alone for claimed in claim.rows)
         if not alone or claim.taken < limit:
             return 0
-        return max(self._passed - alone, 0)
+        return max(self._not_taken - alone, 0)
 
     def _does_suspect_end_soon(self) -> bool:
-        """Wait for the suspect that has just started: if it ends soon, the next can start."""
+        """Wait up to ``QUICK`` for the suspect that has just started; returns whether it ended."""
         room, deadline = self._runtime.buffer.room, time.monotonic() + QUICK
         while True:
             room.clear()
@@ -190,14 +195,14 @@ class Claimer(WorkerThread):
                 return left > 0
             room.wait(left)
 
-    def _find_nothing(self, connection: Connection, *, was_quiet: bool, admitted: int) -> None:
+    def _after_no_message(self, connection: Connection, *, was_idle: bool, admitted: int) -> None:
         runtime = self._runtime
         if runtime.buffer.heap or runtime.buffer.held:
             self._wait_for_room()  # releases jobs that have waited too long
         elif not self._until_empty:
             self._poller.sleep(self._ask(connection))
-        elif was_quiet and runtime.leaves_nothing(admitted):
-            # Messages that a job enqueues are there before it leaves in_flight: none is missed.
+        elif was_idle and runtime.leaves_nothing(admitted):
+            # A job leaves in_flight after its enqueues are committed, so none of them is missed.
             self.finished.set()
         else:
             runtime.buffer.room.wait(0.05)
@@ -218,11 +223,11 @@ class Claimer(WorkerThread):
             for claimed in buffer.drain():
                 buffer.done(claimed, Released())
 
-    def _follow_speed(self) -> None:
+    def _adapt_prefetch(self) -> None:
         jobs, busy = self._pace()
-        if jobs - self._ran[0] >= self._runtime.identity.slots:
-            self._prefetch.ran(jobs - self._ran[0], busy=busy - self._ran[1])
-            self._ran = (jobs, busy)
+        if jobs - self._last_pace[0] >= self._runtime.identity.slots:
+            self._prefetch.ran(jobs - self._last_pace[0], busy=busy - self._last_pace[1])
+            self._last_pace = (jobs, busy)
 
     def _prepare(self, connection: Connection) -> None:
         if self._generation != self._reconnecting.generation:
@@ -234,10 +239,11 @@ class Claimer(WorkerThread):
             self._reconcile(connection)
 
     def _reconcile(self, connection: Connection) -> None:
-        """Release leases this process does not know: the answer to their claim was lost."""
+        """Release leases that this process does not know: the answer to their claim was lost."""
         runtime = self._runtime
         self._reconciled_at = time.monotonic()
-        # Read first: attempts settled during the query are in its answer, but not in flight.
+        # Read before the query.  An attempt that is settled during the query is in its answer, and
+        # afterwards no longer in flight.
         known = {(one.message_id, one.attempt) for one in list(runtime.buffer.in_flight.values())}
         held = Workers(connection).leases_of(runtime.identity.worker_id)
         for job_id, message_id, attempt in held:

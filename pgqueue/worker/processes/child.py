@@ -34,13 +34,15 @@ from pgqueue.worker.processes.protocol import LONGEST_LINE, AttemptKey, Protocol
 
 PROGRAM = Path(__file__).with_name("bootstrap.py")
 READY_WITHIN = 60.0
-"""Seconds to import the application, and to take a job."""
+"""Seconds in which a child must import the application, and in which it must accept a job."""
 LOOK_EVERY = 0.25
+"""Seconds between two checks whether the child lives, while its slot waits for an answer."""
 DIE_WITHIN = 1.0
+"""Seconds that a child has to end before it is killed."""
 TELL_WITHIN = 10.0
-"""Seconds for a child that has closed its connection to end: its exit status says why."""
+"""The same for a child that has closed its connection: the exit status is the reason to report."""
 MOST_JOBS = 10_000
-"""Jobs until a child is replaced, which bounds the leaks of handlers."""
+"""Jobs after which a child is replaced, which bounds the memory that handlers leak."""
 
 
 class Refused(Exception):
@@ -51,7 +53,7 @@ class Refused(Exception):
 
 
 class EndOfJob(Finishing, Protocol):
-    """What a worker does when its child says that a handler has ended its job."""
+    """What a worker does when its child reports that a handler has called ``ctx.finish()``."""
 
     def look(self) -> None: ...
 
@@ -90,7 +92,7 @@ class ProcessAttempt(Protocol):
 
 
 class Child:
-    """Runs the jobs of one task.  Used by one slot at a time; may be killed from any thread."""
+    """Runs the jobs of one task.  One slot at a time uses it; any thread may kill it."""
 
     def __init__(
         self, told: Mapping[str, Any], *, start: Callable[..., "Popen[bytes]"], task_name: str
@@ -99,8 +101,8 @@ class Child:
         self.killed_for: AttemptEnd | None = None
         self._link, theirs = socket.socketpair()
         self._sending = Lock()
-        self._heard = bytearray()
-        self._first_words = protocol.line(told)
+        self._received = bytearray()
+        self._start_message = protocol.line(told)
         self._is_ready = False
         self._jobs_left = MOST_JOBS
         with theirs:
@@ -127,15 +129,15 @@ class Child:
 
     def run(self, run: ProcessAttempt) -> Outcome:
         """Run one attempt; returns by its timeout, whatever the handler does."""
-        of = AttemptKey(run.claimed.message_id, run.claimed.attempt)
-        words = "has closed its connection to the worker"
+        key = AttemptKey(run.claimed.message_id, run.claimed.attempt)
+        reason = "has closed its connection to the worker"
         try:
             self._get_ready()
             run.begin()
             self._send_job(run)
-            said = self._answer(run, of)
-            if said is not None:
-                return self._heard_outcome(run, protocol.outcome_of(said, of))
+            answer = self._answer(run, key)
+            if answer is not None:
+                return self._after_answer(run, protocol.outcome_of(answer, key))
         except Refused as refused:
             self.kill(AttemptEnd.FAILED)
             return _after_refusal(run, refused.error)
@@ -143,8 +145,8 @@ class Child:
             self.kill(AttemptEnd.TIMEOUT)
         except ProtocolError:
             self.kill(AttemptEnd.CRASHED)
-            words = "has answered what no handler answers"
-        return self._after_death(run, words)
+            reason = "has sent an invalid answer"
+        return self._after_death(run, reason)
 
     def tell(self, run: ProcessAttempt) -> None:
         """Tell the handler whether it is cancelled, and whether the worker stops.
@@ -154,13 +156,13 @@ class Child:
         told, asked = (False, False), (run.is_cancelled(), run.is_stopping())
         while told != asked:
             if not self._sending.acquire(blocking=False):
-                return  # the thread that is sending looks again after that
+                return  # the thread that is sending checks again after it has sent
             try:
-                of = AttemptKey(run.claimed.message_id, run.claimed.attempt)
-                said = {"of": of, "cancelled": asked[0], "stopping": asked[1]}
-                os.write(self._link.fileno(), protocol.line(said))
+                key = AttemptKey(run.claimed.message_id, run.claimed.attempt)
+                message = {"of": key, "cancelled": asked[0], "stopping": asked[1]}
+                os.write(self._link.fileno(), protocol.line(message))
             except OSError:
-                return  # the child is dead, or does not read: its timeout applies
+                return  # the child is dead, or does not read: the timeout applies
             finally:
                 self._sending.release()
             told, asked = asked, (run.is_cancelled(), run.is_stopping())
@@ -171,7 +173,7 @@ class Child:
         if self._process.poll() is None:
             self._kill_group()
         with suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)  # its slot need not wait for the kernel
+            self._link.shutdown(socket.SHUT_RDWR)  # so that its slot sees the end at once
 
     def ask_to_leave(self) -> None:
         with suppress(OSError):
@@ -193,21 +195,21 @@ class Child:
         return status
 
     def _get_ready(self) -> None:
-        """Wait, the first time, until the child has imported the application."""
+        """Wait until the child has imported the application, if it has not yet."""
         if self._is_ready:
             return
-        self._send(self._first_words)
-        said = self._line(until=time.monotonic() + READY_WITHIN)
-        if said is None:
-            return  # the child has died: the next read finds out too
-        error = protocol.refusal_of(said)
+        self._send(self._start_message)
+        answer = self._line(until=time.monotonic() + READY_WITHIN)
+        if answer is None:
+            return  # the child has died: the next read finds this out
+        error = protocol.refusal_of(answer)
         if error is not None:
             raise Refused(error)
         self._is_ready = True
 
     def _send_job(self, run: ProcessAttempt) -> None:
         self._jobs_left -= 1
-        # Only for a handler that may end its job itself.
+        # Only a handler that may call ctx.finish() needs the id.
         worker_id = None if run.finishing is None else str(run.worker_id)
         self._send(protocol.line({"run": run.claimed, "worker_id": worker_id}))
         self.tell(run)
@@ -217,29 +219,29 @@ class Child:
             self._link.settimeout(READY_WITHIN)
             self._link.sendall(line)
 
-    def _answer(self, run: ProcessAttempt, of: AttemptKey) -> bytes | None:
-        """The child's answer, after what its handler reports of its progress or of its end."""
-        while (said := self._line(until=run.deadline)) is not None:
-            progress = protocol.progress_of(said, of)
+    def _answer(self, run: ProcessAttempt, key: AttemptKey) -> bytes | None:
+        """Handle progress and ctx.finish() until the child answers; returns the answer."""
+        while (answer := self._line(until=run.deadline)) is not None:
+            progress = protocol.progress_of(answer, key)
             if progress is not None:
                 run.report(progress)
-            elif run.finishing is not None and protocol.is_finished(said, of):
+            elif run.finishing is not None and protocol.is_finished(answer, key):
                 run.finishing.look()
             else:
-                return said
+                return answer
         return None
 
     def _line(self, *, until: float | None) -> bytes | None:
         """The next line from the child; None if it has died.  Raises TimeoutError."""
-        while (end := self._heard.find(b"\n")) < 0:
-            if len(self._heard) > LONGEST_LINE:
+        while (end := self._received.find(b"\n")) < 0:
+            if len(self._received) > LONGEST_LINE:
                 raise ProtocolError
             chunk = self._receive(until)
             if not chunk:
                 return None
-            self._heard += chunk
-        line = bytes(self._heard[:end])
-        del self._heard[: end + 1]
+            self._received += chunk
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
         return line
 
     def _receive(self, until: float | None) -> bytes:
@@ -257,7 +259,7 @@ class Child:
             except OSError:
                 return b""
 
-    def _heard_outcome(self, run: ProcessAttempt, outcome: Outcome) -> Outcome:
+    def _after_answer(self, run: ProcessAttempt, outcome: Outcome) -> Outcome:
         if isinstance(outcome, Retried | Failed) and outcome.end is not AttemptEnd.DISCARDED:
             if run.is_settled:
                 execution.tell_after_finish(run.task, run.claimed, outcome.error)
@@ -269,38 +271,40 @@ class Child:
             execution.tell_of_waiting(outcome.error.message)
         return outcome
 
-    def _after_death(self, run: ProcessAttempt, words: str) -> Outcome:
+    def _after_death(self, run: ProcessAttempt, reason: str) -> Outcome:
         status = self.reap(within=TELL_WITHIN)
         if run.is_settled:
-            return Succeeded()  # by ctx.finish(): nothing is left to settle
+            return Succeeded()  # ctx.finish() has settled the attempt
         match self.killed_for:
             case AttemptEnd.TIMEOUT:
                 late = execution.too_late(run.task)
                 if run.deadline is None or not self._is_ready:
-                    late = TimeoutError(f"its process took no job within {READY_WITHIN:.0f} s")
+                    late = TimeoutError(
+                        f"its child process accepted no job within {READY_WITHIN:.0f} s"
+                    )
                 return execution.after_error(run.task, run.claimed, late, end=AttemptEnd.TIMEOUT)
             case AttemptEnd.INTERRUPTED:
                 return Interrupted(run.task.settings.max_interruptions)
             case None if status is not None:
-                words = _words_of(status)
+                reason = _reason_of(status)
         when = "" if self._is_ready else " before the handler could start"
-        return execution.after_crash(run.task, run.claimed, f"the handler's process {words}{when}")
+        return execution.after_crash(run.task, run.claimed, f"the handler's process {reason}{when}")
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()  # if its handler has moved it to another group
+        self._process.kill()  # in case its handler has moved it to another group
 
 
 def _after_refusal(run: ProcessAttempt, error: ErrorReport) -> Outcome:
     told = ErrorReport(
-        error.type, f"the task cannot run in a process of its own: {error.message}", error.traceback
+        error.type, f"the task cannot run in a child process: {error.message}", error.traceback
     )
     cause = TaskDefinitionError(told.message)
     return execution.after_error(run.task, run.claimed, cause, told=told)
 
 
-def _words_of(status: int) -> str:
+def _reason_of(status: int) -> str:
     if status >= 0:
         return f"ended with exit code {status}"
     try:

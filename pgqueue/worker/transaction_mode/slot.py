@@ -1,9 +1,11 @@
-"""The slots of transaction mode.  A slot holds its job's message in T, a transaction that stays
-open while the handler runs, so that a crash releases the job at once.
+"""The slots of transaction mode.
 
-Another connection commits a stamp before the handler starts, or a job that kills its worker
-would be tried for ever.  Everything else happens in T, or not at all.  The states, and who may
-act in them: docs/explanation/life-of-a-job.md.
+A slot locks the message of its job in a transaction, called T here, that stays open while the
+handler runs.  A crash ends T, and so releases the job at once.
+
+The stamp counts crashes; without it, a job that kills its worker would be tried for ever.  Another
+connection commits it before the handler starts.  All other writes of the attempt are in T.
+The page docs/explanation/life-of-a-job.md has the states of a job in this mode.
 """
 
 from sqlalchemy import Connection
@@ -73,7 +75,7 @@ class TransactionSlot(Slot):
     def work(self) -> None:
         while self._claim_gate.is_open:
             if not self._claim_gate.wait_for_turn():
-                self._reconnecting.rest()  # another slot sleeps for all
+                self._reconnecting.rest()  # another slot waits for jobs, for all slots
                 continue
             self._has_turn = True
             try:
@@ -83,7 +85,7 @@ class TransactionSlot(Slot):
             finally:
                 self._end_turn()
             if not went_well:
-                self.runtime.cursors.rewind()  # its messages are free again, behind the cursors
+                self.runtime.cursors.rewind()  # they have passed its messages, which are free now
             run, self.current = self.current, None
             if run is not None and run.is_abandoned:
                 break  # another thread has taken this slot
@@ -134,8 +136,8 @@ class TransactionSlot(Slot):
             return []
         attempts = Attempts(connection, runtime.identity.worker_id)
         limit, self._next_batch = claim_gate.poller.limit(self._next_batch), self._batch
-        # Read first: the last suspect may end now, and a settle may leave a job that is due.
-        was_quiet = not runtime.buffer.in_flight and not runtime.settles_from_outside
+        # Read before the claim: the last suspect may end now, and a settle may make a job due.
+        was_idle = not runtime.buffer.in_flight and not runtime.settles_from_outside
         admitted = runtime.admitter.admitted
         suspects = runtime.crash_isolation.are_welcome()
         self._prepare(connection)
@@ -144,7 +146,7 @@ class TransactionSlot(Slot):
         claim = self._look(attempts, limit=limit, sweep=sweep, suspects=suspects)
         locked = _one_of_each_job(attempts, claim.rows)
         if len(locked) > 1 and any(row.is_alone for row in locked):
-            # The other jobs in T would lose their work if this one crashed the worker.
+            # If the one that must be alone crashed the worker, the others would lose their work.
             self._next_batch = 1
             runtime.cursors.rewind()
             connection.rollback()
@@ -154,7 +156,7 @@ class TransactionSlot(Slot):
             runtime.crash_isolation.admit(found, are_all=claim.taken < limit)
         if not locked:
             end(connection)
-            self._sleep(connection, swept=sweep, was_quiet=was_quiet, admitted=admitted)
+            self._sleep(connection, swept=sweep, was_idle=was_idle, admitted=admitted)
             return []
         for row in locked:
             runtime.buffer.in_flight[row.message_id] = row.claimed(attempt=0, crashes=row.crashes)
@@ -182,19 +184,17 @@ class TransactionSlot(Slot):
         begin_now(connection, PLAN_BY_KEY)
 
     def _sweeps(self) -> bool:
-        """Whether this claim looks behind the cursors; no worker is elected in this mode."""
+        """Whether this claim begins at the start of the index; every worker sweeps in this mode."""
         cursors, claim_gate = self.runtime.cursors, self._claim_gate
         if cursors.is_at_start or cursors.is_sweep_due(elected=True):
             return True
         return claim_gate.poller.found_none and (claim_gate.until_empty or cursors.is_sweep_cheap)
 
-    def _sleep(
-        self, connection: Connection, *, swept: bool, was_quiet: bool, admitted: int
-    ) -> None:
-        """Sleep for all slots, which wait at the claim gate meanwhile."""
+    def _sleep(self, connection: Connection, *, swept: bool, was_idle: bool, admitted: int) -> None:
+        """Wait for a due job.  The other slots wait at the claim gate meanwhile."""
         runtime, claim_gate = self.runtime, self._claim_gate
         if claim_gate.until_empty:
-            if swept and was_quiet and runtime.leaves_nothing(admitted):
+            if swept and was_idle and runtime.leaves_nothing(admitted):
                 claim_gate.finished.set()
             else:
                 runtime.buffer.room.wait(0.05)
@@ -218,7 +218,7 @@ class TransactionSlot(Slot):
         """Stamp, run and settle one job of the batch inside T; False if the batch ends here.
 
         The batch ends if the job may not start (another worker was first, the job has ended, or
-        the stamp has waited too long), or if its handler has ended T.
+        the stamp has waited too long), or if the handler has ended T.
         """
         claimed = self._claim_gate.stamp(row, connection)
         if claimed is None:
@@ -234,13 +234,15 @@ class TransactionSlot(Slot):
         verdict = attempt.verdict()
         if not run.finish():
             with run.leaving:
-                raise Stale  # another thread ends T, after it has locked the lease
+                raise Stale  # another thread has taken over the attempt, and ends T
         self.current = None
         outcome = attempt.complete(verdict)
         done[-1] = (run, outcome, attempt.settled)
         if attempt.has_lost_transaction:
             for neighbour in (each.claimed for each, *_ in done[:-1]):
-                logger.warning("job %s: its transaction was ended by another", neighbour.job_id)
+                logger.warning(
+                    "job %s: the handler of another job ended its transaction", neighbour.job_id
+                )
                 self.runtime.buffer.discarded(neighbour, "unknown")
             for run, *_ in done[:-1]:
                 run.forget_session()

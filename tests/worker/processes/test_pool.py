@@ -379,7 +379,7 @@ def test_what_a_handler_writes_to_the_worker_itself_is_taken_for_nothing_else(
 
         for job in jobs:
             assert (rig.outcome(job), rig.bad_attempts(job)) == ("failed", ["crashed"])
-            assert "what no handler answers" in last_error(rig, job)
+            assert "has sent an invalid answer" in last_error(rig, job)
         assert worker.terminate() == 0
         assert rig.check() == []
 
