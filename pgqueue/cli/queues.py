@@ -8,6 +8,7 @@ import click
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.group import complete_queue, complete_task, on_database_with_json, together
 from pgqueue.cli.limits import key_of
+from pgqueue.cli.names import hint_at_queue, hint_at_task
 from pgqueue.job_queue import PgQueue
 from pgqueue.terminal import harmless, print_json
 
@@ -91,14 +92,11 @@ def _set_paused(
 def _tell(
     queue: PgQueue, queues: list[str], tasks: list[str], keys: list[str], change: str
 ) -> None:
-    known = {task.settings.queue for task in queue.tasks.values()}
     for name in queues:
         click.echo(f"{name}: {change}")
-        if known and name not in known:
-            click.echo(f"No task of the app uses queue {name}. Is the name misspelt?", err=True)
+        hint_at_queue(queue, name)
     for name in tasks:
         click.echo(f"{name}: {change}")
-        if queue.tasks and name not in queue.tasks:
-            click.echo(f"The app has no task {name}. Is the name misspelt?", err=True)
+        hint_at_task(queue, name)
     for name in keys:
         click.echo(harmless(f"{name}: {change}"))
