@@ -196,7 +196,7 @@ def limits_of_task(
     for one in (*given, *turns):
         for name in one.by:
             if name not in parameters:
-                what = "fair_by" if one.is_fair else "a limit is by"
+                what = "fair_by is" if one.is_fair else "a limit is by"
                 raise TaskDefinitionError(
                     f"task {task_name}: {what} {name!r}, which is not a parameter of the "
                     f"task; it may name {', '.join(parameters) or 'nothing'}"
@@ -275,7 +275,7 @@ def checked_key(where: str, limit: Limit | None, key: Any) -> list[Any]:
         by = ", ".join(limit.by)
         raise OptionError(
             f"{where}the key is {key!r}; "
-            + (f"give the value of {by}" if by else "the limit is by no argument; omit it")
+            + (f"give the value of {by}" if by else "the limit is by no argument; omit the key")
         )
     return values
 

@@ -113,7 +113,7 @@ def test_a_key_is_given_the_capacity_of_its_own_and_again_that_of_the_limit(
     [
         (("--limit", "bank"), "give --limit and --key together"),
         (("--key", "7"), "give --limit and --key together"),
-        (("--limit", "book", "--key", "7"), "the limit is by no argument; omit it"),
+        (("--limit", "book", "--key", "7"), "the limit is by no argument; omit the key"),
         (("--limit", "bnk", "--key", "7"), "there is no such limit"),
     ],
 )
