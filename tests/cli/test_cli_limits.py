@@ -99,6 +99,22 @@ def test_one_key_is_paused_and_resumed(engine: Engine, database_url: str, app: P
     assert Worker(queue).run_until_empty() == {"succeeded": 1}
 
 
+def test_a_key_that_has_no_jobs_or_was_not_paused_is_told(
+    engine: Engine, database_url: str, app: Path
+) -> None:
+    of_bank(engine).tasks["pay"].delay(7)
+
+    def told(verb: str, key: str) -> str:
+        ended = pgqueue(app, *APP, verb, "--limit", "bank", "--key", key, database_url=database_url)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stderr
+
+    assert told("pause", "7") == ""
+    assert told("resume", "7") == ""
+    assert told("pause", '"7"').startswith('No job of bank ["7"] waits or runs. A key is JSON: ')
+    assert told("resume", "8").startswith("bank [8] was not paused")
+
+
 def test_a_key_is_given_the_capacity_of_its_own_and_again_that_of_the_limit(
     engine: Engine, database_url: str, app: Path
 ) -> None:
