@@ -120,7 +120,13 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
     if not is_known and not show_arguments:
         click.echo(UNKNOWN, err=True)
     if as_json:
-        more = {"status": job.status, "running_on": job.holder, "limits": job.limits}
+        more = {
+            "status": job.status,
+            "running_on": job.holder,
+            "limits": job.limits,
+            "is_queue_paused": job.is_queue_paused,
+            "is_task_paused": job.is_task_paused,
+        }
         print_json({**job.columns, **more, "failed_attempts": job.past_attempts})
         return
     for line in _lines(job):
@@ -252,6 +258,8 @@ def _use(limit: LimitUse) -> str:
         return f"{limit.held} places held; no worker has declared it"
     if not has_own_capacity(limit.capacity, is_fair=limit.is_fair):
         return f"{limit.held} places held; the keys take turns"
+    if limit.capacity == 0:
+        return f"paused, {limit.held} places held"
     if limit.period is None:
         return f"{limit.held} of {limit.capacity} places held"
     wait = limit.seconds_to_token
@@ -259,11 +267,21 @@ def _use(limit: LimitUse) -> str:
     return f"{rate_in_words(limit.capacity, limit.period)}, {room}"
 
 
+def _pauses(job: JobDetails) -> Iterator[tuple[str, str]]:
+    queue, task = job.columns["queue"], job.columns["task"]
+    if job.is_queue_paused:
+        yield "paused", f"queue {queue}: pgqueue resume {queue}"
+    if job.is_task_paused:
+        yield "paused", f"task {task}: pgqueue resume --task {task}"
+
+
 def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
     row = job.columns
     yield "queue", f"{row['queue']}, priority {row['priority']}"
     yield "arguments", _json(row["args"])
     yield "attempts", f"{row['attempts']} of {row['max_attempts']}{_snoozes(row['snoozes'])}"
+    if job.status in (JobStatus.PENDING, JobStatus.BLOCKED):
+        yield from _pauses(job)
     for limit in job.limits:
         yield "limit", f"{limit.key}, {_use(limit)}"
     if row["progress"] is not None:

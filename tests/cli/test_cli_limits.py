@@ -206,6 +206,8 @@ def test_a_rate_is_listed_set_and_shown_with_a_job_that_waits_for_it(
     assert "api [7], 60 starts in 1:00:00, next start in" in printed(
         app, database_url, "jobs", str(second.id)
     )
+    assert printed(app, database_url, "set-limit", "api", "0") == "api: paused\n"
+    assert "api [7], paused" in printed(app, database_url, "jobs", str(second.id))
     changed = printed(app, database_url, "set-limit", "api", "90")
     assert changed == "api: 90 starts in 1:00:00\n"
 
