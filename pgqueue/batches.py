@@ -9,7 +9,7 @@ from typing import Any, Self
 from sqlalchemy.orm import Session
 
 from pgqueue.connections.autocommit import refuse_autocommit
-from pgqueue.errors import OptionError, PgQueueError
+from pgqueue.errors import ArgumentsError, OptionError, PgQueueError
 from pgqueue.meta import checked_meta, meta_text
 from pgqueue.options import shown
 from pgqueue.repository import Batches, Callback
@@ -90,8 +90,9 @@ class OpenBatch(ABC):
             yield
             if session.get_transaction() is not transaction:
                 raise PgQueueError(
-                    f"{self._where}: the transaction has ended inside of the `with` block, so the "
-                    f"jobs are not in batch {self._id}; commit after the block"
+                    f"{self._where}: the transaction has ended inside of the `with` block; jobs "
+                    f"that it has committed run, but are not in batch {self._id}, which does not "
+                    "wait for them; commit after the block"
                 )
             session.flush()  # jobs that were given to session.add()
         with telling_failures():
@@ -122,11 +123,25 @@ class NewBatch(OpenBatch):
 
     def _begin(self, rows: Batches) -> int:
         batch_id = rows.add(self._name, self._meta)
-        succeeded, failed = (
-            None if task is None else task.callback(batch_id) for task in self._tasks
+        succeeded, failed = self._tasks
+        self._callbacks = (
+            self._callback("on_success", succeeded, batch_id),
+            self._callback("on_failure", failed, batch_id),
         )
-        self._callbacks = succeeded, failed
         return batch_id
+
+    def _callback(
+        self, parameter: str, task: Task[..., Any] | None, batch_id: int
+    ) -> Callback | None:
+        if task is None:
+            return None
+        try:
+            return task.callback(batch_id)
+        except ArgumentsError as error:
+            raise ArgumentsError(
+                f"{self._where}: {parameter} gets the id of the batch, an int, as its one "
+                f"argument: {error}"
+            ) from error
 
     def _end(self, rows: Batches) -> None:
         if any(self._callbacks):

@@ -469,10 +469,11 @@ class PgQueue:
         Joins the caller's transaction and commits nothing.  Raises OptionError, ArgumentsError or
         PayloadError for a task that cannot be called so.
         """
-        for task in (on_success, on_failure):
+        where = f"batch {shown(name)}" if name else "batch"
+        for parameter, task in (("on_success", on_success), ("on_failure", on_failure)):
             if task is not None and (not isinstance(task, Task) or task.owner is not self):
                 raise TaskDefinitionError(
-                    f"batch: on_success or on_failure is {task!r}; give a task of this queue"
+                    f"{where}: {parameter} is {task!r}; give a task of this queue"
                 )
         return NewBatch(session, name, meta=meta, on_success=on_success, on_failure=on_failure)
 

@@ -275,7 +275,7 @@ def checked_key(where: str, limit: Limit | None, key: Any) -> list[Any]:
         by = ", ".join(limit.by)
         raise OptionError(
             f"{where}the key is {key!r}; "
-            + (f"give the value of {by}" if by else "the limit is by no argument; omit it")
+            + (f"give the value of {by}" if by else "the limit is by no argument; omit the key")
         )
     return values
 

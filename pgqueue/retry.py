@@ -171,7 +171,8 @@ class Retry:
         """
         if not isinstance(duration, timedelta) or not timedelta(0) < duration <= MAX_DELAY:
             raise OptionError(
-                f"for_at_most() takes a timedelta above zero, of at most {MAX_DELAY.days} days"
+                f"Retry.for_at_most(): duration is {duration!r}; give a timedelta above zero, "
+                f"of at most {MAX_DELAY.days} days"
             )
         return replace(self, longest=duration)
 

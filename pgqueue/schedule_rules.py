@@ -32,7 +32,14 @@ LONGEST_SHOWN = 100
 OF_THE_MACHINE = ("localtime", "posixrules")
 """Names of files that are another zone on each machine."""
 
-FIELDS = ("minute", "hour", "day-of-month", "month", "day-of-week")
+FIELDS = {
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day-of-month": "1 to the last day of the months in field 4, L or LW",
+    "month": "1 to 12, or JAN to DEC",
+    "day-of-week": "0 to 7, or SUN to SAT",
+}
+"""What each field of a cron expression takes, besides ``*``, lists, ranges and steps."""
 CATCH_UP = {"none": 0, "last": 1}
 
 
@@ -226,9 +233,10 @@ def _checked_cron(where: str, cron: Any) -> str:
 
 
 def _place(said: str, fields: list[str]) -> str:
-    for number, name in enumerate(FIELDS):
+    for number, (name, values) in enumerate(FIELDS.items()):
         if said.endswith(name):
-            return f"field {number + 1}, the {name}, is {repr(fields[number])[:LONGEST_SHOWN]}"
+            value = repr(fields[number])[:LONGEST_SHOWN]
+            return f"field {number + 1}, the {name}, is {value}; it takes {values}"
     return said
 
 

@@ -269,7 +269,8 @@ def declaration(
     where = f"schedule {name}: "
     if not isinstance(task, Task):
         raise TaskDefinitionError(
-            f"{where}{task!r} is no task; write @queue.schedule(...) above @queue.task"
+            f"{where}{task!r} is no task; give a function that has @queue.task; the decorator "
+            "@queue.schedule(...) stands above @queue.task"
         )
     if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
         raise OptionError(

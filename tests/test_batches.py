@@ -267,7 +267,7 @@ def test_a_commit_inside_of_the_block_is_refused(shop: Shop, session: Session) -
             shop.mail.enqueue(session, 1)
             session.commit()
 
-    with pytest.raises(PgQueueError, match="commit after the block"):
+    with pytest.raises(PgQueueError, match=r"run, but are not in batch \d+.* after the block"):
         commit_in_block()
 
     assert shop.work() == {"succeeded": 1}
@@ -308,6 +308,20 @@ def test_a_task_that_cannot_be_a_callback_is_refused(shop: Shop, session: Sessio
     for task, error in wrong:
         with pytest.raises(error), shop.queue.batch(session, on_success=task):
             pass
+
+
+def test_a_wrong_callback_is_told_with_its_batch_and_its_parameter(
+    shop: Shop, session: Session
+) -> None:
+    with pytest.raises(TaskDefinitionError, match="batch issue: on_failure is 'mail'; give a task"):
+        shop.queue.batch(session, "issue", on_failure="mail")  # type: ignore[arg-type]
+
+    words = "batch issue: on_failure gets the id of the batch, an int, as its one argument: task"
+    with (
+        pytest.raises(ArgumentsError, match=words),
+        shop.queue.batch(session, "issue", on_failure=shop.fail),
+    ):
+        pass
 
 
 def test_a_batch_has_an_id_inside_of_its_block(shop: Shop, session: Session) -> None:

@@ -274,5 +274,7 @@ def test_for_at_most_composes_with_the_other_rules_and_leaves_the_time_to_the_se
 
 @pytest.mark.parametrize("duration", [timedelta(0), -SECOND, MAX_DELAY + SECOND, 5, None])
 def test_for_at_most_takes_a_timedelta_above_zero(duration: Any) -> None:
-    with pytest.raises(OptionError, match="takes a timedelta above zero"):
+    with pytest.raises(
+        OptionError, match=r"for_at_most\(\): duration is .*; give a timedelta above zero"
+    ):
         Retry.never().for_at_most(duration)

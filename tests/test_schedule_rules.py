@@ -350,12 +350,12 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("cron", "words"),
         [
-            ("0 25 * * *", "field 2, the hour, is '25'"),
-            ("60 * * * *", "field 1, the minute, is '60'"),
-            ("0 0 32 * *", "field 3, the day-of-month, is '32'"),
-            ("0 0 * 13 *", "field 4, the month, is '13'"),
-            ("0 0 * * MOO", "field 5, the day-of-week, is 'MOO'"),
-            ("0 0 31 2 *", "field 3, the day-of-month, is '31'"),
+            ("0 25 * * *", "field 2, the hour, is '25'; it takes 0 to 23"),
+            ("60 * * * *", "field 1, the minute, is '60'; it takes 0 to 59"),
+            ("0 0 32 * *", "field 3, the day-of-month, is '32'; it takes 1 to the last day of"),
+            ("0 0 * 13 *", "field 4, the month, is '13'; it takes 1 to 12, or JAN to DEC"),
+            ("0 0 * * MOO", "field 5, the day-of-week, is 'MOO'; it takes 0 to 7, or SUN to SAT"),
+            ("0 0 31 2 *", "is '31'; it takes 1 to the last day of the months in field 4"),
             ("0 0 */31 2 MON#5", "names no day"),
             ("0 0 * *", "needs five fields, not 4: give minute, hour"),
             ("0 0 0 * * *", "needs five fields, not 6"),

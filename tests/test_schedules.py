@@ -123,7 +123,7 @@ class TestAdd:
         assert queue.schedules.list(session) == []
 
     def test_a_function_is_no_task(self, queue: PgQueue, session: Session) -> None:
-        with pytest.raises(TaskDefinitionError, match=r"above @queue\.task"):
+        with pytest.raises(TaskDefinitionError, match=r"give a function that has @queue\.task"):
             queue.schedules.add(session, print, "0 7 * * *", name="x")  # type: ignore[arg-type]
 
     def test_an_async_session_runs_the_same(

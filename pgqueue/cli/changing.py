@@ -26,6 +26,7 @@ from pgqueue.cli.group import (
     which_jobs,
 )
 from pgqueue.cli.jobs import json_object
+from pgqueue.cli.names import tell_no_job
 from pgqueue.cli.refusals import one_line
 from pgqueue.errors import (
     ArgumentsError,
@@ -46,7 +47,7 @@ from pgqueue.terminal import as_data, harmless, print_json
 
 BATCH = 100
 SHOWN = 20
-"""How many refused jobs of many are named."""
+"""How many of many jobs are named that were refused, or whose key is taken."""
 
 NOT_FOUND = "not_found"
 KEY_TAKEN = "key_taken"
@@ -263,7 +264,7 @@ def _change(
     as_json: bool,
     **words: Any,
 ) -> None:
-    """Change the selected jobs; exit with 1 if a job was refused, or a named one not changed."""
+    """Change the selected jobs; exit with 1 if a job was refused, its key taken or its id wrong."""
     which = _filter(verb, job_ids, statuses, limit, words)
     if which is None:
         _change_named(queue, verb, job_ids, as_json=as_json)
@@ -289,8 +290,8 @@ def _show_plan(
     if not as_json:
         for plan in plans:
             click.echo(harmless(str(plan)), err=plan.is_missed)
-        if not plans:
-            click.echo("No job fits.")
+        if which is not None and not plans:
+            tell_no_job(queue, which.task, which.queue)
     _report(plans, as_json=as_json)
 
 
@@ -337,16 +338,19 @@ def _change_many(
     counts: Counter[str] = Counter()
     for start in range(0, len(job_ids), BATCH):
         batch = _change_batch(queue, verb, job_ids[start : start + BATCH])
-        refused = [result for result in batch if result.change == REFUSED]
-        for result in refused[: max(0, SHOWN - counts[REFUSED])]:
+        missed = [result for result in batch if result.change in (REFUSED, KEY_TAKEN)]
+        for result in missed[: max(0, SHOWN - counts[REFUSED] - counts[KEY_TAKEN])]:
             click.echo(str(result), err=True)
         counts.update(result.change for result in batch)
     if as_json:
         print_json({"matched": len(job_ids), "counts": counts})
     else:
         words = (f"{n:,} {change.replace('_', ' ')}" for change, n in sorted(counts.items()))
-        click.echo(", ".join(words) or "No job fits.")
-    if counts[REFUSED]:
+        if counts:
+            click.echo(", ".join(words))
+        else:
+            tell_no_job(queue, which.task, which.queue)
+    if counts[REFUSED] or counts[KEY_TAKEN]:
         click.get_current_context().exit(1)
 
 

@@ -18,6 +18,7 @@ from pgqueue.cli.group import (
     on_database_with_json,
     which_jobs,
 )
+from pgqueue.cli.names import tell_no_job
 from pgqueue.job_queue import PgQueue
 from pgqueue.limits import has_own_capacity, rate_in_words
 from pgqueue.models import JobStatus
@@ -79,14 +80,18 @@ def list_(
     Example:  pgqueue --app shop.jobs:queue jobs list --status pending --status running
     """
     which = JobFilter(statuses=frozenset(map(JobStatus, statuses)), **words)
-    with opened(given.database()) as session:
+    queue = given.database()
+    with opened(queue) as session:
         page = Listing(session).page(which, limit=limit)
     if as_json:
         jobs = [redacted_data(as_data(job)) for job in page.jobs]
         print_json({"jobs": jobs, "next_before": page.next_before})
         return
+    if not page.jobs:
+        tell_no_job(queue, which.task, which.queue)
+        return
     columns = ["id", "status", "task", "queue", "attempts", "created", "last error"]
-    print_table(columns, [_cells(job) for job in page.jobs], otherwise="No job fits.")
+    print_table(columns, [_cells(job) for job in page.jobs])
     if page.next_before is not None:
         click.echo(f"There are older ones: add --before {page.next_before}", err=True)
 
@@ -115,7 +120,13 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
     if not is_known and not show_arguments:
         click.echo(UNKNOWN, err=True)
     if as_json:
-        more = {"status": job.status, "running_on": job.holder, "limits": job.limits}
+        more = {
+            "status": job.status,
+            "running_on": job.holder,
+            "limits": job.limits,
+            "is_queue_paused": job.is_queue_paused,
+            "is_task_paused": job.is_task_paused,
+        }
         print_json({**job.columns, **more, "failed_attempts": job.past_attempts})
         return
     for line in _lines(job):
@@ -140,8 +151,8 @@ def enqueue(
 ) -> None:
     """Enqueue a job of a task, in a transaction of its own.
 
-    The arguments are checked as in the application.  If an unfinished job of the queue holds the
-    unique key, prints that job.
+    The arguments are checked as in the application.  If another job of the queue holds the unique
+    key, adds none and prints that job, which may have ended if the key is that of a period.
 
     \b
     Example:  pgqueue --app shop.jobs:queue enqueue mail.welcome --args '{"user_id": 7}'
@@ -157,11 +168,19 @@ def enqueue(
     with opened(queue) as session:
         job = wanted.options(**changed).enqueue(session, **arguments)
         session.commit()
-        found = {"id": job.id, "task": job.task, "queue": job.queue, "status": job.status.value}
+        found = {
+            "id": job.id,
+            "task": job.task,
+            "queue": job.queue,
+            "status": job.status.value,
+            "is_new": job.is_new,
+        }
     if as_json:
         print_json(found)
     else:
         click.echo(f"Job {found['id']} of task {found['task']} is {found['status']}.")
+        if not job.is_new:
+            click.echo("This job held the unique key already; no job was added.", err=True)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -239,6 +258,8 @@ def _use(limit: LimitUse) -> str:
         return f"{limit.held} places held; no worker has declared it"
     if not has_own_capacity(limit.capacity, is_fair=limit.is_fair):
         return f"{limit.held} places held; the keys take turns"
+    if limit.capacity == 0:
+        return f"paused, {limit.held} places held"
     if limit.period is None:
         return f"{limit.held} of {limit.capacity} places held"
     wait = limit.seconds_to_token
@@ -246,11 +267,21 @@ def _use(limit: LimitUse) -> str:
     return f"{rate_in_words(limit.capacity, limit.period)}, {room}"
 
 
+def _pauses(job: JobDetails) -> Iterator[tuple[str, str]]:
+    queue, task = job.columns["queue"], job.columns["task"]
+    if job.is_queue_paused:
+        yield "paused", f"queue {queue}: pgqueue resume {queue}"
+    if job.is_task_paused:
+        yield "paused", f"task {task}: pgqueue resume --task {task}"
+
+
 def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
     row = job.columns
     yield "queue", f"{row['queue']}, priority {row['priority']}"
     yield "arguments", _json(row["args"])
     yield "attempts", f"{row['attempts']} of {row['max_attempts']}{_snoozes(row['snoozes'])}"
+    if job.status in (JobStatus.PENDING, JobStatus.BLOCKED):
+        yield from _pauses(job)
     for limit in job.limits:
         yield "limit", f"{limit.key}, {_use(limit)}"
     if row["progress"] is not None:

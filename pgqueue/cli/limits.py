@@ -64,9 +64,7 @@ def set_limit(
     if as_json:
         print_json(found)
         return
-    is_number = found.period is None and has_own_capacity(found.capacity, is_fair=found.is_fair)
-    words = f"{found.capacity} at once" if is_number else _in_words(found, found.capacity)
-    click.echo(f"{written}: {words}")
+    click.echo(f"{written}: {_in_force(found)}")
 
 
 def key_of(text: str) -> Any:
@@ -81,6 +79,13 @@ def key_of(text: str) -> Any:
 def _capacity(limit: LimitState) -> str:
     words = _in_words(limit, limit.capacity) if limit.capacity else "paused"
     return f"{words} (in the code {_in_words(limit, limit.declared)})" if limit.is_set else words
+
+
+def _in_force(limit: LimitState) -> str:
+    if not limit.capacity:
+        return "paused"
+    is_number = limit.period is None and has_own_capacity(limit.capacity, is_fair=limit.is_fair)
+    return f"{limit.capacity} at once" if is_number else _in_words(limit, limit.capacity)
 
 
 def _in_words(limit: LimitState, capacity: int) -> str:

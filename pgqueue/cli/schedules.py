@@ -6,6 +6,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
+from sqlalchemy.orm import Session
 
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.group import on_database_with_json, together
@@ -108,6 +109,7 @@ def _change(queue: PgQueue, verb: str, *, names: tuple[str, ...], as_json: bool)
     changed: list[dict[str, Any]] = []
     for name in dict.fromkeys(names):
         with opened(queue) as session:
+            reason = _why_not_for_good(queue, session, name) if verb == "remove" else None
             try:
                 job_id = getattr(queue.schedules, verb)(session, name)
             except ScheduleNotFound as error:
@@ -117,6 +119,8 @@ def _change(queue: PgQueue, verb: str, *, names: tuple[str, ...], as_json: bool)
         changed.append({"name": name, "change": DONE[verb]})
         if job_id is not None:
             changed[-1]["job_id"] = job_id
+        if reason is not None:
+            changed[-1]["reason"] = reason
     if as_json:
         print_json({"schedules": changed})
     else:
@@ -150,7 +154,19 @@ def _line(one: dict[str, Any]) -> str:
     if one["change"] == NOT_FOUND:
         return str(one["reason"])
     job = f", job {one['job_id']}" if "job_id" in one else ""
-    return f"{one['name']}: {one['change']}{job}"
+    reason = f"; {one['reason']}" if "reason" in one else ""
+    return f"{one['name']}: {one['change']}{job}{reason}"
+
+
+def _why_not_for_good(queue: PgQueue, session: Session, name: str) -> str | None:
+    """Say that a schedule of the code comes back after its removal."""
+    modules = {one.name: one.declared_in for one in queue.schedules.list(session)}
+    if modules.get(name) is None:
+        return None
+    return (
+        f"module {modules[name]} declares it, so the next worker that starts adds it again; "
+        "pause it"
+    )
 
 
 def _next_runs(state: ScheduleState) -> list[datetime]:

@@ -98,6 +98,8 @@ class JobDetails:
     holder: Holder | None
     past_attempts: Sequence[PastAttempt]
     limits: Sequence[LimitUse] = ()
+    is_queue_paused: bool = False
+    is_task_paused: bool = False
 
 
 class Listing:
@@ -141,12 +143,16 @@ class Listing:
         status = JobStatus(columns.pop("status"))
         held = self._executor.execute(listing.holder_of_job(), one).one_or_none()
         past = self._executor.execute(listing.attempts_of_job(hidden), one)
+        names = {"queue_name": columns["queue"], "task_name": columns["task"]}
+        paused = self._executor.execute(listing.pauses_of_job(), names).one()
         return JobDetails(
             status=status,
             columns=columns,
             holder=Holder(*held) if held else None,
             past_attempts=[PastAttempt(*attempt) for attempt in past],
             limits=self._limits(columns["limit_keys"]),
+            is_queue_paused=paused.is_queue_paused,
+            is_task_paused=paused.is_task_paused,
         )
 
     def _limits(self, limit_keys: str | None) -> list[LimitUse]:

@@ -41,7 +41,10 @@ from pgqueue.statements.tables import (
     jobs,
     leases,
     message_queue,
+    paused_tasks,
     pg,
+    queues,
+    text_parameter,
     workers,
 )
 
@@ -171,6 +174,17 @@ def holder_of_job() -> Executable:
         )
         .select_from(leases.outerjoin(workers, workers.c.id == leases.c.worker_id))
         .where(leases.c.target_id == JOB)
+    )
+
+
+@cache
+def pauses_of_job() -> Executable:
+    """Whether the queue of a job is paused, and whether its task is."""
+    queue = queues.c.name == text_parameter("queue_name")
+    task = paused_tasks.c.task == text_parameter("task_name")
+    return select(
+        exists().where(queue, queues.c.paused_at.is_not(None)).label("is_queue_paused"),
+        exists().where(task).label("is_task_paused"),
     )
 
 

@@ -10,12 +10,12 @@ from shop_rig import assert_one_line, pgqueue
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from pgqueue import Job, PgQueue, Secret, Worker
+from pgqueue import Job, PgQueue, Secret, Unique, Worker
 
 APP = """
     import os
 
-    from pgqueue import Limit, PgQueue, Secret
+    from pgqueue import Limit, PgQueue, Secret, Unique
 
     queue = PgQueue(os.environ.get("SHOP_DATABASE"))
 
@@ -24,6 +24,9 @@ APP = """
 
     @queue.task(name="limited", limit=Limit(1))
     def limited(n: int) -> None: ...
+
+    @queue.task(name="index", unique=Unique(by=("page",)))
+    def index(page: int) -> None: ...
 """
 
 
@@ -184,6 +187,40 @@ class TestChange:
         ended = pgqueue(shop, "change", "--app", "shop:queue", *words, database_url=database_url)
 
         assert_one_line(ended, error)
+
+
+def test_of_many_jobs_those_whose_new_key_is_taken_are_named(engine: Engine, shell: Shell) -> None:
+    queue = PgQueue(engine)
+
+    @queue.task(name="index", unique=Unique(by=("page",)))
+    def index(page: int) -> None: ...
+
+    for page in (1, 2):
+        index.delay(page)
+
+    code, said, errors = shell("change", "--task", "index", "--args", '{"page": 3}', "--yes")
+
+    assert (code, said) == (1, "1 changed, 1 key taken\n")
+    assert errors == "2: key taken, because job 1 of its queue has its unique key\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("change", "--task", "sned", "--priority", "1", "--yes"),
+        ("change", "--task", "sned", "--priority", "1", "--dry-run"),
+        ("requeue", "--status", "failed", "--task", "sned", "--yes"),
+        ("jobs", "--task", "sned"),
+    ],
+)
+def test_where_no_job_fits_an_unknown_task_is_told(
+    engine: Engine, shell: Shell, words: tuple[str, ...]
+) -> None:
+    assert shell(*words) == (
+        0,
+        "No job fits.\n",
+        "The app has no task sned. Is the name misspelt?\n",
+    )
 
 
 def test_requeue_takes_other_arguments(engine: Engine, queue: PgQueue, shell: Shell) -> None:

@@ -143,6 +143,26 @@ class TestShow:
         assert re.search(r"progress +3 of 10: pages", shown.stdout)
         assert told["progress"] == {"done": 3, "total": 10, "note": "pages"}
 
+    def test_says_that_its_queue_and_its_task_are_paused(
+        self, shop: Path, queue: PgQueue, database_url: str
+    ) -> None:
+        [id] = enqueue_all(queue, "mail.fail", ["no"])
+
+        def shown(*options: str) -> str:
+            return pgqueue(shop, "--url", database_url, "jobs", str(id), *options).stdout
+
+        def is_paused() -> tuple[bool, bool]:
+            found = json.loads(shown("--json"))
+            return found["is_queue_paused"], found["is_task_paused"]
+
+        assert (is_paused(), "paused" in shown()) == ((False, False), False)
+        with queue.session() as session, session.begin():
+            queue.pause(session, "mail")
+            queue.pause_task(session, "mail.fail")
+        assert is_paused() == (True, True)
+        assert "paused        queue mail: pgqueue resume mail" in shown()
+        assert "paused        task mail.fail: pgqueue resume --task mail.fail" in shown()
+
     def test_tells_every_attempt_with_its_error(
         self, shop: Path, queue: PgQueue, database_url: str
     ) -> None:

@@ -99,6 +99,22 @@ def test_one_key_is_paused_and_resumed(engine: Engine, database_url: str, app: P
     assert Worker(queue).run_until_empty() == {"succeeded": 1}
 
 
+def test_a_key_that_has_no_jobs_or_was_not_paused_is_told(
+    engine: Engine, database_url: str, app: Path
+) -> None:
+    of_bank(engine).tasks["pay"].delay(7)
+
+    def told(verb: str, key: str) -> str:
+        ended = pgqueue(app, *APP, verb, "--limit", "bank", "--key", key, database_url=database_url)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stderr
+
+    assert told("pause", "7") == ""
+    assert told("resume", "7") == ""
+    assert told("pause", '"7"').startswith('No job of bank ["7"] waits or runs. A key is JSON: ')
+    assert told("resume", "8").startswith("bank [8] was not paused")
+
+
 def test_a_key_is_given_the_capacity_of_its_own_and_again_that_of_the_limit(
     engine: Engine, database_url: str, app: Path
 ) -> None:
@@ -113,7 +129,7 @@ def test_a_key_is_given_the_capacity_of_its_own_and_again_that_of_the_limit(
     [
         (("--limit", "bank"), "give --limit and --key together"),
         (("--key", "7"), "give --limit and --key together"),
-        (("--limit", "book", "--key", "7"), "the limit is by no argument; omit it"),
+        (("--limit", "book", "--key", "7"), "the limit is by no argument; omit the key"),
         (("--limit", "bnk", "--key", "7"), "there is no such limit"),
     ],
 )
@@ -190,6 +206,8 @@ def test_a_rate_is_listed_set_and_shown_with_a_job_that_waits_for_it(
     assert "api [7], 60 starts in 1:00:00, next start in" in printed(
         app, database_url, "jobs", str(second.id)
     )
+    assert printed(app, database_url, "set-limit", "api", "0") == "api: paused\n"
+    assert "api [7], paused" in printed(app, database_url, "jobs", str(second.id))
     changed = printed(app, database_url, "set-limit", "api", "90")
     assert changed == "api: 90 starts in 1:00:00\n"
 

@@ -134,11 +134,30 @@ class TestEnqueue:
 
         assert ended.returncode == 0, ended.stderr
         printed = json.loads(ended.stdout)
-        assert printed == {"id": 1, "task": "shop.post", "queue": "mail", "status": "pending"}
+        assert printed == {
+            "id": 1,
+            "task": "shop.post",
+            "queue": "mail",
+            "status": "pending",
+            "is_new": True,
+        }
         with Session(engine) as session:
             job = session.get_one(Job, 1)
             assert (job.args, job.priority, job.unique_key) == ({"to": "ada"}, 0, "k")
             assert job.run_at > job.created_at
+
+    def test_a_job_that_holds_the_key_already_is_told(
+        self, engine: Engine, database_url: str, shop: Path
+    ) -> None:
+        def again(*options: str) -> CompletedProcess[str]:
+            words = (*APP, "enqueue", "shop.post", "--args", '{"to": "ada"}', "--unique-key", "k")
+            return pgqueue(shop, *words, *options, database_url=database_url)
+
+        assert again().stderr == ""
+        ended = again()
+        assert (ended.returncode, ended.stdout) == (0, "Job 1 of task shop.post is pending.\n")
+        assert ended.stderr == "This job held the unique key already; no job was added.\n"
+        assert json.loads(again("--json").stdout)["is_new"] is False
 
     @pytest.mark.parametrize(
         ("arguments", "words"),

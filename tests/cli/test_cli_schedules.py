@@ -92,6 +92,19 @@ def test_pause_resume_trigger_and_remove(schedules: None, shell: Shell, engine: 
     assert [one["name"] for one in shell.json("schedules")["schedules"]] == ["night"]
 
 
+def test_the_removal_of_a_schedule_of_the_code_is_told_as_one_that_does_not_last(
+    schedules: None, shell: Shell, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE pgqueue.schedules SET declared_in = 'shop'"))
+
+    reason = "module shop declares it, so the next worker that starts adds it again; pause it"
+    assert shell.run("schedules", "remove", "night").stdout == f"night: removed; {reason}\n"
+    assert shell.json("schedules", "remove", "hourly")["schedules"] == [
+        {"name": "hourly", "change": "removed", "reason": reason}
+    ]
+
+
 @pytest.mark.parametrize("verb", ["pause", "resume", "trigger", "remove"])
 def test_an_unknown_schedule_is_told_and_the_others_are_changed(
     schedules: None, shell: Shell, verb: str
