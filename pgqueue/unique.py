@@ -34,9 +34,9 @@ class Unique:
     """
 
     by: Sequence[str] | None = None
-    """Names of the parameters whose values make the key, defaults included.  None: all parameters.
-    ``()``: no parameters, so that the task has one job at a time.  Values are compared as they are
-    stored; the key contains only a digest of them."""
+    """The parameters whose values make the key, defaults included: a name, or several.  None: all
+    parameters.  ``()``: no parameters, so that the task has one job at a time.  Values are compared
+    as they are stored; the key contains only a digest of them."""
 
     key: str | Callable[..., str | None] | None = None
     """Instead of ``by``: the key, or a function of some parameters that returns the key.  The key
@@ -67,7 +67,9 @@ class Unique:
     creation.  None: no limit."""
 
     def __post_init__(self) -> None:
-        if self.by is not None:
+        if isinstance(self.by, str):
+            object.__setattr__(self, "by", (self.by,))
+        elif self.by is not None:
             _check_names(self.by)
         if self.by is not None and self.key is not None:
             raise OptionError("Unique: both by and key are given; give one of them")
@@ -151,8 +153,8 @@ def _check_names(by: Any) -> None:
     is_list = isinstance(by, list | tuple)
     if not is_list or not all(isinstance(name, str) for name in by):
         raise OptionError(
-            f"Unique: by is {by!r}; give the names of parameters, as in "
-            'by=("customer_id",), or None for all of them'
+            f"Unique: by is {by!r}; give the name of a parameter, as in "
+            'by="customer_id", a tuple of names, or None for all of them'
         )
 
 

@@ -541,8 +541,8 @@ def test_a_period_is_refused_where_it_could_not_hold(session: Session) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "by text": ({"by": "customer"}, "by is 'customer'; give the names"),
-    "by numbers": ({"by": (1,)}, "give the names of parameters"),
+    "by number": ({"by": 7}, "by is 7; give the name"),
+    "by numbers": ({"by": (1,)}, "give the name of a parameter"),
     "by and key": ({"by": ("n",), "key": "k"}, "both by and key"),
     "key number": ({"key": 7}, "key is 7; give a string"),
     "until": ({"until": "ended"}, "until is 'ended'; give one of 'started', 'finished'"),

@@ -101,6 +101,10 @@ def test_only_the_chosen_arguments_count_and_their_order_does_not() -> None:
     assert key_of(same, 1, 2, 3) == key_of(some, 1, 2, 3)
 
 
+def test_one_name_needs_no_tuple() -> None:
+    assert Unique(by="customer_id") == Unique(by=("customer_id",))
+
+
 def test_without_arguments_a_task_has_one_key() -> None:
     @queue.task(name="tests.single", unique=Unique(by=()))
     def single(n: int) -> None: ...
