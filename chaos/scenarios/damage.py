@@ -37,7 +37,7 @@ REFUSED = {
     88: "UPDATE pgqueue.jobs SET outcome = 'done', finished_at = now() WHERE id = :id",
     93: "UPDATE pgqueue.message_queue SET attempt = 32767 WHERE target_id = :id",
 }
-"""What the tables do not take; tests/worker/test_damaged_rows.py has all of them."""
+"""What the tables do not take; tests/scenarios/test_damaged_rows.py has all of them."""
 
 WITHOUT_MESSAGE = "DELETE FROM pgqueue.message_queue WHERE target_id = :id"
 WITHOUT_JOB = "DELETE FROM pgqueue.jobs WHERE id = :id"
