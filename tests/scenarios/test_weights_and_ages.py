@@ -163,8 +163,10 @@ class TestWeights:
 
 
 class TestAges:
-    @pytest.mark.parametrize("mode", MODES)
-    @pytest.mark.parametrize("ages", [True, False], ids=["age_after", "without"])
+    # Without ages only in transaction mode: a claim ahead of lease mode may bring the low job.
+    @pytest.mark.parametrize(
+        ("mode", "ages"), [*((mode, True) for mode in MODES), ("transaction", False)]
+    )
     def test_a_steady_flow_of_urgent_jobs_holds_up_no_aged_job(
         self, engine: Engine, mode: str, ages: bool
     ) -> None:
