@@ -150,11 +150,6 @@ class Options:
         """Whether a worker gives back the unique key of a job before its handler starts."""
         return self.unique is not None and self.unique.until == "started"
 
-    @property
-    def asks_before_start(self) -> bool:
-        """Whether a worker asks the database before the handler of a job starts."""
-        return self.expires_in is not None or self.frees_key_at_start
-
     def _in_unique(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the options, with ``on_duplicate`` as part of the ``unique`` of the task."""
         if self.unique is None or "on_duplicate" not in options:

@@ -77,6 +77,11 @@ class Task(Generic[P, R]):
     Calling the task runs the function directly and writes no job.
     """
 
+    is_transactional: bool
+    """Whether the handler's writes commit together with the job's completion."""
+    asks_before_start: bool
+    """Whether a worker asks the database before it calls the handler, as for ``expires_in``."""
+
     def __init__(self, function: Callable[..., R], options: Options, owner: Owner) -> None:
         functools.update_wrapper(self, function)
         self.function = function
@@ -96,8 +101,6 @@ class Task(Generic[P, R]):
             self.address = importable_address(function, self.name)
         self.owner = owner
         self.is_async = self.injection.is_async
-        self.is_transactional: bool
-        """Whether the handler's writes commit together with the job's completion."""
         hints = self.injection.hints
         secret = [name for name in self.payload.names if is_secret(hints.get(name))]
         hidden = {*secret, *options.secret_args}
@@ -401,10 +404,10 @@ class Task(Generic[P, R]):
     def _set_options(self, options: Options) -> None:
         self._options = options
         self.is_transactional = options.transactional or self.injection.wants_session
+        self.asks_before_start = options.expires_in is not None or options.frees_key_at_start
         self._arguments = Arguments(self.payload, options)
-        self.own_limits = limits_of_task(
-            options.limit, options.fair_by, self.name, self.payload.names
-        )
+        names = self.payload.names
+        self.own_limits = limits_of_task(options.limit, options.fair_by, self.name, names)
         limits = (*self.own_limits, *self.owner.queue_limits.get(options.queue, ()))
         self._limits = LimitKeys(
             limits,

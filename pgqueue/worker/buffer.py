@@ -227,7 +227,7 @@ class JobBuffer:
         self._has_done.set()
 
     def _accept(self, claimed: Claimed, outcome: Outcome, job_outcome: str | None) -> None:
-        self.counts[str(job_outcome or WORDS[type(outcome)])] += 1
+        self.counts[job_outcome or str(WORDS[type(outcome)])] += 1
         if job_outcome == AttemptOutcome.FAILED:
             _tell_failure(claimed, outcome)
         if self.on_end is not None:

@@ -333,7 +333,7 @@ def _tell_of_no_connection(runtime: WorkerRuntime, run: RunningAttempt, error: E
 
 def _after_unknown_commit(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     if was_committed(runtime.engine, run.worker_id, run.claimed, stopping=runtime.stopping):
-        settled = Settled(run.claimed.job_id, AttemptOutcome.SUCCEEDED)
+        settled = Settled(run.claimed.job_id, str(AttemptOutcome.SUCCEEDED))
         _tell_of_success(runtime, run, Succeeded(), settled)
         return None
     # If the COMMIT was carried out after all, the lease is gone and this outcome is dropped.

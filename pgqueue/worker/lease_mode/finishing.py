@@ -79,5 +79,5 @@ class LeaseFinishing(Finishing):
         runtime = self._runtime
         self._run.ended_at = time.monotonic()
         runtime.note_times(self._run)
-        settled = Settled(self.claimed.job_id, AttemptOutcome.SUCCEEDED)
+        settled = Settled(self.claimed.job_id, str(AttemptOutcome.SUCCEEDED))
         runtime.buffer.settled([(self.claimed, outcome)], [settled])

@@ -104,7 +104,7 @@ def run_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     task, claimed = run.task, run.claimed
     if claimed.attempt > claimed.max_attempts:
         return Exhausted()
-    if task.settings.asks_before_start and (outcome := obstacle(runtime, run)) is not None:
+    if task.asks_before_start and (outcome := obstacle(runtime, run)) is not None:
         return outcome
     if task.address is not None:
         run.finishing = LeaseFinishing(runtime, run)
@@ -120,7 +120,7 @@ async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outc
     task, claimed = run.task, run.claimed
     if claimed.attempt > claimed.max_attempts:
         return Exhausted()
-    if task.settings.asks_before_start:
+    if task.asks_before_start:
         outcome = await asyncio.to_thread(obstacle, runtime, run)
         if outcome is not None:
             return outcome

@@ -79,7 +79,7 @@ class TransactionAttempt:
         runtime, run, task = self._runtime, self._run, self._run.task
         if run.claimed.attempt > run.claimed.max_attempts:
             return AttemptResult(Exhausted(), keeps_writes=False)
-        if task.settings.asks_before_start and (outcome := obstacle(runtime, run)) is not None:
+        if task.asks_before_start and (outcome := obstacle(runtime, run)) is not None:
             return AttemptResult(outcome, keeps_writes=False)
         if task.address is not None:
             return AttemptResult(
