@@ -17,7 +17,7 @@ AUTO_EXPLAIN = {
     "client_min_messages": "log",
 }
 TELLING = {"options": " ".join(f"-c {name}={value}" for name, value in AUTO_EXPLAIN.items())}
-"""What a connection is opened with (``connect_args``) whose plans are told."""
+"""The ``connect_args`` of a connection whose server reports the plan of each statement."""
 
 
 @dataclass(frozen=True)

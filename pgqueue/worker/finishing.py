@@ -98,16 +98,16 @@ class Finishing(ABC):
         """A transaction that has begun, and that is rolled back after an error in the block."""
 
     def _async_transaction(self) -> "AbstractAsyncContextManager[AsyncConnection | Connection]":
-        """The same for async handlers; a child process runs none."""
-        raise NotImplementedError
+        """The same for async handlers."""
+        raise NotImplementedError("a child process runs no async handler")
 
     @abstractmethod
     def _begin(self, connection: Connection) -> None:
         """Begin again after a rollback by the handler's Session."""
 
     def _was_committed(self) -> bool:
-        """Ask the database after a COMMIT without an answer; a test commits nothing."""
-        raise NotImplementedError
+        """Ask the database after a COMMIT without an answer."""
+        raise NotImplementedError("the inline worker of a test sends no COMMIT")
 
     @property
     def _is_lost(self) -> bool:
