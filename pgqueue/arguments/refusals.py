@@ -69,7 +69,7 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 _ORDER = (NotDeclared, Refusal, WrongType)
-"""Of several refusals, the first of these is told."""
+"""The error gives the refusal whose type comes first here."""
 
 
 def _in_our_words(found: ErrorDetails) -> Refusal:

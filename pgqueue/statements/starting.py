@@ -72,7 +72,7 @@ def meta_after_admission(admitted: ColumnElement[Any]) -> ColumnElement[Any]:
 def _due() -> ColumnElement[float]:
     """When a job was due, before a limit made it wait; also if it is admitted a second time.
 
-    Whoever gives the job another time after its admission, such as a requeue, means that time.
+    A time that the job gets after its admission, as by a requeue, replaces the noted time.
     """
     due, admitted = (pg.jsonb_extract_path(jobs.c.meta, _DUE, place) for place in (_FIRST, _SECOND))
     is_current = admitted == pg.to_jsonb(extract("epoch", jobs.c.run_at))
