@@ -1,7 +1,7 @@
 """Decides which jobs are admitted to their limits, without reading or writing the database.
 
 Only one worker admits at a time.  Between its reads and its decision, places may become free, but
-nobody else can take one.
+no other worker can take one.
 
 A rate has a token bucket for each key.  A bucket holds ``burst`` tokens.  An admission takes a
 token, and one token comes back every ``period / capacity``.  The only state of a bucket is the time
@@ -101,7 +101,7 @@ class Turns:
     ready: Mapping[TurnGroup, int] = field(default_factory=dict)
     """How many jobs are admitted and have not started."""
     most_ready: int = 0
-    """The bound of ``ready``."""
+    """The bound of each number in ``ready``."""
     last: Mapping[str, datetime] = field(default_factory=dict)
     """When the keys had their last turns.  A missing key has had no recent turn."""
 
@@ -141,9 +141,9 @@ def ready_by_group(places: Iterable[Place], rules: Rules) -> Counter[TurnGroup]:
 
 
 def fair_names(jobs: Iterable[Waiting], rules: Rules) -> list[tuple[str, int]]:
-    """The second places of the jobs of fair limits: each under the name of its limit.
+    """The second places of jobs of fair limits, each under the name of its limit.
 
-    By the name, an admission finds all admitted jobs of the limit, whatever their keys.
+    Under the name, an admission finds all admitted jobs of the limit, whatever their keys.
     """
     return [
         (name_of(key), job.job_id) for job in jobs for key in job.limit_keys if is_fair(key, rules)
@@ -169,7 +169,7 @@ def held_by_key(places: Iterable[Place], buckets: Buckets, rules: Rules) -> Coun
 def after_starts(starts: Mapping[str, int], buckets: Buckets, rules: Rules) -> dict[str, datetime]:
     """When the bucket of each key is full again after its number of starts."""
     return {
-        key: _full_at(key, buckets, rules) + count * _rule(key, rules).spacing
+        key: _full_at(key, buckets, rules) + count * _declared_rule(key, rules).spacing
         for key, count in starts.items()
     }
 
@@ -188,7 +188,7 @@ def next_token(keys: Iterable[str], buckets: Buckets, rules: Rules) -> timedelta
     """How long until a key that has no token gets one; None if all of these keys have one."""
     waits = []
     for key in keys:
-        rule = _rule(key, rules)
+        rule = _declared_rule(key, rules)
         wait = _full_at(key, buckets, rules) - buckets.now - (rule.burst - 1) * rule.spacing
         if wait > timedelta():
             waits.append(wait)
@@ -196,7 +196,7 @@ def next_token(keys: Iterable[str], buckets: Buckets, rules: Rules) -> timedelta
 
 
 def _missing_tokens(key: str, buckets: Buckets, rules: Rules) -> int:
-    spacing = _rule(key, rules).spacing
+    spacing = _declared_rule(key, rules).spacing
     missing = _full_at(key, buckets, rules) - buckets.now
     return -(-missing // spacing) if spacing else 0
 
@@ -206,7 +206,7 @@ def _full_at(key: str, buckets: Buckets, rules: Rules) -> datetime:
 
     The stored time may be later, if the rule or the clock has changed since.
     """
-    rule, now = _rule(key, rules), buckets.now
+    rule, now = _declared_rule(key, rules), buckets.now
     return min(max(buckets.full_at.get(key, now), now), now + rule.burst * rule.spacing)
 
 
@@ -214,7 +214,7 @@ def to_send_back(places: Iterable[Place], rules: Rules) -> list[int]:
     """Return the admitted jobs that give up their places until they can start again.
 
     The first job of a strict limit keeps its place, and so blocks the others, unless the limit
-    skips failed jobs.
+    skips failed jobs.  A job under a limit that no worker has declared keeps its place too.
     """
     return sorted(
         {
@@ -243,21 +243,21 @@ def to_admit(
     taken, ready = Counter(held), Counter(turns.ready)
     closed: set[str] = set()
     admitted: list[int] = []
-    terms = {keys: _terms_of(keys, rules) for keys in {job.limit_keys for job in waiting}}
-    due = [(job, known) for job in waiting if job.is_due and (known := terms[job.limit_keys])]
-    due.sort(key=_in_order)
-    for job, known in _in_turns(due, turns.last):
+    terms_of = {keys: _terms_of(keys, rules) for keys in {job.limit_keys for job in waiting}}
+    due = [(job, terms) for job in waiting if job.is_due and (terms := terms_of[job.limit_keys])]
+    due.sort(key=_start_order)
+    for job, terms in _in_turns(due, turns.last):
         if len(admitted) == most:
             break
-        has_room = all(taken[key] < most_of_key for key, most_of_key in known.most.items())
-        group = _group_of(job, known)
+        has_room = all(taken[key] < most_at_once for key, most_at_once in terms.most.items())
+        group = _group_of(job, terms)
         is_next = group is None or ready[group] < turns.most_ready
         if has_room and is_next and job.job_id not in locked and closed.isdisjoint(job.limit_keys):
             admitted.append(job.job_id)
             taken.update(job.limit_keys)
             ready.update([group] if group else [])
         else:
-            closed.update(known.strict)
+            closed.update(terms.strict)
     return admitted
 
 
@@ -275,14 +275,14 @@ _Due = tuple[Waiting, _Terms]
 
 
 def _terms_of(limit_keys: Iterable[str], rules: Rules) -> _Terms | None:
-    """Return the terms of some keys; None if one of their limits was declared by no worker."""
-    known = {key: rule for key in limit_keys if (rule := rule_of(key, rules)) is not None}
-    if len(known) < len(set(limit_keys)):
+    """Return the terms of some keys; None if one of their limits is not declared."""
+    by_key = {key: rule for key in limit_keys if (rule := rule_of(key, rules)) is not None}
+    if len(by_key) < len(set(limit_keys)):
         return None
     return _Terms(
-        {key: rule.most_at_once for key, rule in known.items()},
-        [key for key, rule in known.items() if rule.is_strict],
-        next((key for key, rule in known.items() if rule.is_fair), None),
+        {key: rule.most_at_once for key, rule in by_key.items()},
+        [key for key, rule in by_key.items() if rule.is_strict],
+        next((key for key, rule in by_key.items() if rule.is_fair), None),
     )
 
 
@@ -293,18 +293,18 @@ def _in_turns(jobs: list[_Due], last: Mapping[str, datetime]) -> list[_Due]:
     second job of each key, and so on.
     """
     groups: defaultdict[TurnGroup, list[_Turn]] = defaultdict(list)
-    of_key: defaultdict[tuple[TurnGroup, str], list[int]] = defaultdict(list)
+    positions: defaultdict[tuple[TurnGroup, str], list[int]] = defaultdict(list)
     for position, (job, terms) in enumerate(jobs):
         if terms.fair is not None and (group := _group_of(job, terms)) is not None:
-            earlier = of_key[group, terms.fair]
-            earlier.append(position)
-            had = last.get(terms.fair, NEVER)
-            groups[group].append(_Turn(len(earlier), had, earlier[0], position))
-    found = list(jobs)
+            of_key = positions[group, terms.fair]
+            of_key.append(position)
+            last_turn = last.get(terms.fair, NEVER)
+            groups[group].append(_Turn(len(of_key), last_turn, of_key[0], position))
+    reordered = list(jobs)
     for turns in groups.values():
         for turn, chosen in zip(turns, sorted(turns), strict=True):
-            found[turn.position] = jobs[chosen.position]
-    return found
+            reordered[turn.position] = jobs[chosen.position]
+    return reordered
 
 
 class _Turn(NamedTuple):
@@ -320,15 +320,15 @@ def _group_of(job: Waiting, terms: _Terms) -> TurnGroup | None:
     return None if terms.fair is None else TurnGroup(name_of(terms.fair), job.queue, job.priority)
 
 
-def _rule(key: str, rules: Rules) -> Rule:
+def _declared_rule(key: str, rules: Rules) -> Rule:
     return rules.get(key) or rules[name_of(key)]
 
 
 def _blocks(limit_keys: Iterable[str], rules: Rules) -> bool:
-    of_job = (rule_of(key, rules) for key in limit_keys)
-    return any(rule is None or (rule.is_strict and not rule.skips_failed) for rule in of_job)
+    job_rules = (rule_of(key, rules) for key in limit_keys)
+    return any(rule is None or (rule.is_strict and not rule.skips_failed) for rule in job_rules)
 
 
-def _in_order(due: _Due) -> tuple[int, datetime, int]:
+def _start_order(due: _Due) -> tuple[int, datetime, int]:
     job, _ = due
     return job.priority, job.run_at, job.job_id

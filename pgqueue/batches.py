@@ -14,7 +14,7 @@ from pgqueue.meta import checked_meta, meta_text
 from pgqueue.options import shown
 from pgqueue.repository import Batches, Callback
 from pgqueue.sessions import async_sessions
-from pgqueue.sessions.callers import joined, sync_session, telling_failures
+from pgqueue.sessions.callers import joined, sync_session, translated_errors
 from pgqueue.sessions.collecting import collected
 from pgqueue.tasks import Task
 
@@ -83,7 +83,7 @@ class OpenBatch(ABC):
     def _opened(self, session: Session) -> Iterator[None]:
         connection = joined(session, self._where)
         refuse_autocommit(connection, self._where, instead="a batch needs a transaction")
-        with telling_failures():
+        with translated_errors():
             self._id = self._begin(Batches(connection))
         transaction = session.get_transaction()
         with collected(session) as job_ids:
@@ -95,7 +95,7 @@ class OpenBatch(ABC):
                     "wait for them; commit after the block"
                 )
             session.flush()  # jobs that were given to session.add()
-        with telling_failures():
+        with translated_errors():
             rows = Batches(joined(session, self._where))
             rows.add_jobs(self.id, job_ids)
             self._end(rows)

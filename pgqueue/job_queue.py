@@ -61,7 +61,7 @@ from pgqueue.schedules import (
     declared_in_code,
 )
 from pgqueue.sessions import async_sessions
-from pgqueue.sessions.callers import executor, in_transaction, may_notify, telling_failures
+from pgqueue.sessions.callers import executor, in_transaction, may_notify, translated_errors
 from pgqueue.sessions.handlers import session_in_savepoint
 from pgqueue.tasks import Task
 from pgqueue.tasks.address import address_of, default_name
@@ -280,17 +280,17 @@ class PgQueue:
         """Return the Session that a framework keeps for the calling code; here there is none."""
         return None
 
-    def told_to_children(self) -> dict[str, str]:
+    def child_settings(self) -> dict[str, str]:
         """Return what :meth:`in_child` needs from this process; a framework may override it."""
         return {"url": self.engine.url.render_as_string(hide_password=False)}
 
-    def in_child(self, told: Mapping[str, str]) -> AbstractContextManager[object]:
+    def in_child(self, settings: Mapping[str, str]) -> AbstractContextManager[object]:
         """Return the context in which a child process runs its jobs; a framework may override it.
 
         Binds this queue to the worker's database, unless the application's module has done so.
         """
-        if self._sessions is None or self.told_to_children() != told:
-            self.bind(told["url"])
+        if self._sessions is None or self.child_settings() != settings:
+            self.bind(settings["url"])
         return nullcontext()
 
     @overload
@@ -489,7 +489,7 @@ class PgQueue:
         """
         return ExtendedBatch(session, _checked_id(batch_id, "batch"))
 
-    @telling_failures()
+    @translated_errors()
     def get_batch(
         self, session: "Session | Connection | scoped_session[Any]", batch_id: int
     ) -> BatchState:
@@ -499,7 +499,7 @@ class PgQueue:
         """
         return Batches(executor(session)).state(_checked_id(batch_id, "batch"))
 
-    @telling_failures()
+    @translated_errors()
     def batches(
         self, session: "Session | Connection | scoped_session[Any]", limit: int = 100
     ) -> list[BatchState]:
@@ -507,7 +507,7 @@ class PgQueue:
         check_whole("batches: ", "limit", limit, 0, MOST_BATCHES)
         return Batches(executor(session)).states(limit)
 
-    @telling_failures()
+    @translated_errors()
     def cancel(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
         """Cancel a job in the caller's transaction; returns what the call has done.
 
@@ -519,7 +519,7 @@ class PgQueue:
         job_id = _checked_id(job_id)
         return Jobs(in_transaction(session, f"cancel of job {job_id}")).cancel(job_id)
 
-    @telling_failures()
+    @translated_errors()
     def requeue(
         self,
         session: "Session | Connection | scoped_session[Any]",
@@ -542,7 +542,7 @@ class PgQueue:
         notify = self.notify and may_notify(connection)
         return requeue_changed(Jobs(connection), job_id, changes, self.find, notify=notify)
 
-    @telling_failures()
+    @translated_errors()
     def change(
         self,
         session: "Session | Connection | scoped_session[Any]",
@@ -572,7 +572,7 @@ class PgQueue:
         notify = self.notify and may_notify(connection)
         return change_job(Jobs(connection), job_id, changes, self.find, notify=notify)
 
-    @telling_failures()
+    @translated_errors()
     def run_now(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
         """Make a waiting job due now, whether it was delayed, snoozed or waits for its retry.
 
@@ -584,19 +584,19 @@ class PgQueue:
         notify = self.notify and may_notify(connection)
         return Jobs(connection).run_now(job_id, notify=notify)
 
-    @telling_failures()
+    @translated_errors()
     def pause(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
         """Make all workers skip a queue, within two seconds; enqueuing continues."""
         check_queue_name(queue)
         Jobs(executor(session)).pause(queue)
 
-    @telling_failures()
+    @translated_errors()
     def resume(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
         """Undo :meth:`pause`."""
         check_queue_name(queue)
         Jobs(executor(session)).resume(queue)
 
-    @telling_failures()
+    @translated_errors()
     def pause_task(self, session: "Session | Connection | scoped_session[Any]", task: str) -> None:
         """Make all workers skip the jobs of a task, within two seconds; enqueuing continues.
 
@@ -607,13 +607,13 @@ class PgQueue:
         check_known_task_name(task)
         Jobs(executor(session)).pause_task(task)
 
-    @telling_failures()
+    @translated_errors()
     def resume_task(self, session: "Session | Connection | scoped_session[Any]", task: str) -> None:
         """Undo :meth:`pause_task`."""
         check_known_task_name(task)
         Jobs(executor(session)).resume_task(task)
 
-    @telling_failures()
+    @translated_errors()
     def pause_key(
         self, session: "Session | Connection | scoped_session[Any]", limit: str, key: Any
     ) -> str:
@@ -625,14 +625,14 @@ class PgQueue:
         """
         return self.set_limit(session, limit, 0, key=(None,) if key is None else key)
 
-    @telling_failures()
+    @translated_errors()
     def resume_key(
         self, session: "Session | Connection | scoped_session[Any]", limit: str, key: Any
     ) -> str:
         """Undo :meth:`pause_key`: the key has the capacity of the other keys again."""
         return self.set_limit(session, limit, None, key=(None,) if key is None else key)
 
-    @telling_failures()
+    @translated_errors()
     def quiet(self, session: "Session | Connection | scoped_session[Any]", worker_id: UUID) -> bool:
         """Make a worker claim no more jobs, within a second; it ends the jobs that it has claimed.
 
@@ -647,7 +647,7 @@ class PgQueue:
             )
         return Workers(executor(session)).make_quiet(worker_id)
 
-    @telling_failures()
+    @translated_errors()
     def set_limit(
         self,
         session: "Session | Connection | scoped_session[Any]",
@@ -689,18 +689,18 @@ class PgQueue:
         admissions.set_capacity_of_key(name, of_key, capacity)
         return of_key
 
-    @telling_failures()
+    @translated_errors()
     def limits(self, session: "Session | Connection | scoped_session[Any]") -> list[LimitState]:
         """Return the limits that workers have declared, with the number of held places and of jobs
         that wait.  Reads all of these jobs."""
         return Admissions(executor(session)).all()
 
-    @telling_failures()
+    @translated_errors()
     def check(self, session: "Session | Connection | scoped_session[Any]") -> list[Violation]:
         """Return every row that breaks an invariant; empty if there is none.  Reads all jobs."""
         return Jobs(executor(session)).violations()
 
-    @telling_failures()
+    @translated_errors()
     def counts(self, session: "Session | Connection | scoped_session[Any]") -> list[StatusCount]:
         """Return the number of jobs by queue and status.  Reads all jobs."""
         return Jobs(executor(session)).counts()

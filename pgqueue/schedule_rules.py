@@ -232,12 +232,12 @@ def _checked_cron(where: str, cron: Any) -> str:
     return " ".join(fields)
 
 
-def _place(said: str, fields: list[str]) -> str:
+def _place(message: str, fields: list[str]) -> str:
     for number, (name, values) in enumerate(FIELDS.items()):
-        if said.endswith(name):
+        if message.endswith(name):
             value = repr(fields[number])[:LONGEST_SHOWN]
             return f"field {number + 1}, the {name}, is {value}; it takes {values}"
-    return said
+    return message
 
 
 def _check_zone(where: str, timezone: Any) -> None:

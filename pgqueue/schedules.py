@@ -14,7 +14,7 @@ from pgqueue.errors import DuplicateSchedule, OptionError, TaskDefinitionError, 
 from pgqueue.options import TASK_NAME
 from pgqueue.repository import ScheduleRows, ScheduleState
 from pgqueue.schedule_rules import Rule, checked_catch_up, checked_overlap, checked_rule, next_after
-from pgqueue.sessions.callers import executor, in_transaction, telling_failures
+from pgqueue.sessions.callers import executor, in_transaction, translated_errors
 from pgqueue.tasks import Task
 from pgqueue.tasks.address import module_of
 
@@ -96,7 +96,7 @@ class Schedules:
         """What the code declares by ``@queue.schedule``, by name."""
         self._declarers: dict[str, Task[..., Any]] = {}
 
-    @telling_failures()
+    @translated_errors()
     def add(
         self,
         session: AnySession,
@@ -122,7 +122,7 @@ class Schedules:
         rows = ScheduleRows(in_transaction(session, f"schedule {name}"))
         rows.add(_new_row(new, rows.now()))
 
-    @telling_failures()
+    @translated_errors()
     def change(
         self,
         session: AnySession,
@@ -159,12 +159,12 @@ class Schedules:
             values["next_at"] = next_after(rule, state.read_at, state.last_tick_at)
         rows.change(name, values)
 
-    @telling_failures()
+    @translated_errors()
     def pause(self, session: AnySession, name: str) -> None:
         """Fire no tick until :meth:`resume`.  Raises ScheduleNotFound."""
         ScheduleRows(executor(session)).pause(name)
 
-    @telling_failures()
+    @translated_errors()
     def resume(self, session: AnySession, name: str) -> None:
         """Undo :meth:`pause`; the ticks of the pause are not made up.  Raises ScheduleNotFound."""
         rows = ScheduleRows(in_transaction(session, f"schedule {name}"))
@@ -173,7 +173,7 @@ class Schedules:
             next_at = next_after(state.rule, state.read_at, state.last_tick_at)
             rows.change(name, {"paused_at": None, "next_at": next_at})
 
-    @telling_failures()
+    @translated_errors()
     def remove(self, session: AnySession, name: str) -> None:
         """Delete a schedule; its jobs stay.  Raises ScheduleNotFound.
 
@@ -182,7 +182,7 @@ class Schedules:
         """
         ScheduleRows(executor(session)).remove(name)
 
-    @telling_failures()
+    @translated_errors()
     def trigger(self, session: AnySession, name: str) -> int:
         """Enqueue a job of the schedule now; returns its id.
 
@@ -195,7 +195,7 @@ class Schedules:
         task = task_of_schedule(self._find(call.task), name, call.options, tick=None)
         return task.enqueue_stored(connection, call.args)
 
-    @telling_failures()
+    @translated_errors()
     def list(self, session: AnySession) -> "list[ScheduleState]":
         """Return all schedules by name; :meth:`ScheduleState.next_runs` has their next ticks."""
         return ScheduleRows(executor(session)).all()

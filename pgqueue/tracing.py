@@ -101,9 +101,9 @@ def _attributes(task: str, queue: str, operation: str, kind: str) -> dict[str, A
     }
 
 
-def _carrier(told: Any) -> dict[str, str]:
+def _carrier(stored: Any) -> dict[str, str]:
     """Keep what a propagator can read: a row may be written by hand."""
-    found = told if isinstance(told, dict) else {}
+    found = stored if isinstance(stored, dict) else {}
     return {key: value for key, value in found.items() if isinstance(value, str)}
 
 

@@ -100,17 +100,17 @@ ENDED = {"3B001", "25P01"}
 class TransactionEnded(Exception):
     """The transaction that a handler was given has ended."""
 
-    def __init__(self, said: str) -> None:
+    def __init__(self, cause: str) -> None:
         super().__init__(
-            f"the transaction the handler was given has ended ({said}); inside a handler use "
+            f"the transaction the handler was given has ended ({cause}); inside a handler use "
             "session.commit() and session.rollback(), which leave it open"
         )
 
 
-def told_by_server(error: Exception) -> Exception:
+def server_error(error: Exception) -> Exception:
     """Return TransactionEnded if the error says that our savepoint is missing, else the error."""
-    said = getattr(error, "orig", None)
-    return TransactionEnded(str(said)) if getattr(said, "sqlstate", None) in ENDED else error
+    cause = getattr(error, "orig", None)
+    return TransactionEnded(str(cause)) if getattr(cause, "sqlstate", None) in ENDED else error
 
 
 def end(connection: Connection) -> None:

@@ -92,14 +92,14 @@ def settles_any_lease_of_the_job(patch: Patch) -> None:
         gone = delete(leases).where(of_the_job, leases.c.held == held)
         return gone.returning(*fencing.lease_columns()).cte("gone")
 
-    def any_lease(said, *, held):  # type: ignore[no-untyped-def]
+    def any_lease(given, *, held):  # type: ignore[no-untyped-def]
         return (
             delete(leases)
-            .where(leases.c.target_id == said.c.target_id, leases.c.held == held)
+            .where(leases.c.target_id == given.c.target_id, leases.c.held == held)
             .returning(
                 leases.c.target_id,
-                said.c.message_id,
-                said.c.attempt,
+                given.c.message_id,
+                given.c.attempt,
                 leases.c.crashes,
                 leases.c.worker_id,
                 leases.c.started_at,

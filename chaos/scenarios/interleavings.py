@@ -71,8 +71,8 @@ def fence_by_job_alone(patch: Patch) -> None:
         deleted = delete(leases).where(condition).returning(*fencing.lease_columns())
         return deleted.cte("gone")
 
-    def of_these_jobs(said, *, held):  # type: ignore[no-untyped-def]
-        return gone(leases.c.target_id.in_(select(said.c.target_id)))
+    def of_these_jobs(given, *, held):  # type: ignore[no-untyped-def]
+        return gone(leases.c.target_id.in_(select(given.c.target_id)))
 
     def of_this_job(_message, *, held):  # type: ignore[no-untyped-def]
         return gone(leases.c.target_id == bindparam("job_id"))

@@ -26,7 +26,7 @@ def writes_outside_the_transaction(patch: Patch) -> None:
         return sessions(bind=engine)
 
     for module in (slot, handler_transactions):
-        patch.set(module, "tell_of_commit", lambda *_: None)  # a session apart has no listeners
+        patch.set(module, "call_after_commit", lambda *_: None)  # a session apart has no listeners
     patch.set(handler_transactions, "joined_session", apart)
 
 

@@ -29,16 +29,16 @@ def fence_on_attempts(patch: Patch) -> None:
     from pgqueue.statements import fencing, settling
     from pgqueue.statements.tables import leases
 
-    def by_attempt(said, *, held):  # type: ignore[no-untyped-def]
+    def by_attempt(given, *, held):  # type: ignore[no-untyped-def]
         the_attempt = and_(
-            leases.c.target_id == said.c.target_id, leases.c.attempt == said.c.attempt
+            leases.c.target_id == given.c.target_id, leases.c.attempt == given.c.attempt
         )
         return (
             delete(leases)
             .where(the_attempt, leases.c.held == held)
             .returning(
                 leases.c.target_id,
-                said.c.message_id,
+                given.c.message_id,
                 leases.c.attempt,
                 leases.c.crashes,
                 leases.c.worker_id,

@@ -226,13 +226,13 @@ def literal_of(literals: Sequence[Any]) -> Form:
     read = {(type(value), value): each for each, value in zip(literals, plain, strict=True)}
     if len(read) < len(written):
         raise CannotTravel("has two literals that JSON writes alike: keep one of them")
-    said = "must be one of " + ", ".join(map(str, plain))
+    reason = "must be one of " + ", ".join(map(str, plain))
 
     def find(table: Mapping[Any, Any], refusal: type[Refusal], value: Any) -> Any:
         try:
             return table[type(value), value]
         except (KeyError, TypeError):
-            raise refusal(said) from None
+            raise refusal(reason) from None
 
     return _two_ways(
         with_function(partial(find, written, WrongType)),

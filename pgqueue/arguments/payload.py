@@ -173,7 +173,7 @@ class Payload:
         except Exception as error:  # reading an application's object may run its code
             refusal = refusal_of(error)
             kind = ArgumentsError if isinstance(refusal, WrongType) else PayloadError
-            raise kind(self._said(name, refusal)) from refusal.__cause__
+            raise kind(self._message(name, refusal)) from refusal.__cause__
         return encoded
 
     def _read_one(self, name: str, value: Any, noun: str) -> Any:
@@ -186,7 +186,7 @@ class Payload:
         except Exception as error:  # a constructor is the application's code
             refusal = refusal_of(error)
             kind = OtherVersion if isinstance(refusal, NotDeclared) else PayloadError
-            raise kind(self._said(name, refusal, noun=noun)) from refusal.__cause__
+            raise kind(self._message(name, refusal, noun=noun)) from refusal.__cause__
 
     def _under_new_names(self, values: dict[str, Any]) -> dict[str, Any]:
         """Rename old parameters; not if a job has two names of one, which are then refused."""
@@ -211,9 +211,9 @@ class Payload:
             try:
                 JsonCopy().of(value)
             except Refusal as refusal:
-                raise PayloadError(self._said(name, refusal)) from None
+                raise PayloadError(self._message(name, refusal)) from None
 
-    def _said(self, name: str, refusal: Refusal, *, noun: str = "argument") -> str:
+    def _message(self, name: str, refusal: Refusal, *, noun: str = "argument") -> str:
         return f"task {self.task_name}: {noun} {name}{refusal.path} {refusal.reason}"
 
     def _damaged(self, what: str) -> PayloadError:

@@ -26,7 +26,7 @@ from pgqueue.cli.group import (
     which_jobs,
 )
 from pgqueue.cli.jobs import json_object
-from pgqueue.cli.names import tell_no_job
+from pgqueue.cli.names import print_no_job
 from pgqueue.cli.refusals import one_line
 from pgqueue.errors import (
     ArgumentsError,
@@ -291,7 +291,7 @@ def _show_plan(
         for plan in plans:
             click.echo(harmless(str(plan)), err=plan.is_missed)
         if which is not None and not plans:
-            tell_no_job(queue, which.task, which.queue)
+            print_no_job(queue, which.task, which.queue)
     _report(plans, as_json=as_json)
 
 
@@ -349,7 +349,7 @@ def _change_many(
         if counts:
             click.echo(", ".join(words))
         else:
-            tell_no_job(queue, which.task, which.queue)
+            print_no_job(queue, which.task, which.queue)
     if counts[REFUSED] or counts[KEY_TAKEN]:
         click.get_current_context().exit(1)
 

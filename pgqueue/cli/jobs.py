@@ -18,7 +18,7 @@ from pgqueue.cli.group import (
     on_database_with_json,
     which_jobs,
 )
-from pgqueue.cli.names import tell_no_job
+from pgqueue.cli.names import print_no_job
 from pgqueue.job_queue import PgQueue
 from pgqueue.limits import has_own_capacity, rate_in_words
 from pgqueue.models import JobStatus
@@ -28,7 +28,7 @@ from pgqueue.statements.listing import NOT_YOURS, JobFilter
 from pgqueue.terminal import as_data, harmless, print_json, print_table
 
 UNKNOWN = (
-    "Its arguments and its result are hidden: which of them are secret is said by its task, which "
+    "Its arguments and its result are hidden: its task names the secret ones, and "
     "is not among those of --app. With --show-arguments they are shown."
 )
 LONGEST_ERROR = 80
@@ -88,7 +88,7 @@ def list_(
         print_json({"jobs": jobs, "next_before": page.next_before})
         return
     if not page.jobs:
-        tell_no_job(queue, which.task, which.queue)
+        print_no_job(queue, which.task, which.queue)
         return
     columns = ["id", "status", "task", "queue", "attempts", "created", "last error"]
     print_table(columns, [_cells(job) for job in page.jobs])

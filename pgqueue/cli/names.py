@@ -21,7 +21,7 @@ def hint_at_queue(queue: PgQueue, name: str) -> None:
         )
 
 
-def tell_no_job(queue: PgQueue, task: str | None, queue_name: str | None) -> None:
+def print_no_job(queue: PgQueue, task: str | None, queue_name: str | None) -> None:
     """Say that no job fits, and hint at the names that were looked for."""
     click.echo("No job fits.")
     if task is not None:

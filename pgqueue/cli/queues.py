@@ -86,7 +86,7 @@ def _set_paused(
     if as_json:
         print_json({"queues": queues, "tasks": tasks, "keys": keys, "is_paused": is_paused})
     else:
-        _tell(queue, queues, tasks, keys, "paused" if is_paused else "resumed")
+        _print_change(queue, queues, tasks, keys, "paused" if is_paused else "resumed")
         if hint:
             click.echo(harmless(hint), err=True)
 
@@ -117,7 +117,7 @@ def _resume_key(queue: PgQueue, session: Session, limit: str, key: Any) -> tuple
     return name, None if name in known else hint
 
 
-def _tell(
+def _print_change(
     queue: PgQueue, queues: list[str], tasks: list[str], keys: list[str], change: str
 ) -> None:
     for name in queues:

@@ -170,7 +170,7 @@ def _why_not_for_good(queue: PgQueue, session: Session, name: str) -> str | None
 
 
 def _next_runs(state: ScheduleState) -> list[datetime]:
-    """None where this system cannot read the rule: that is told below the table."""
+    """None where this system cannot read the rule: the line below the table says so."""
     try:
         return state.next_runs(RUNS)
     except OptionError:

@@ -108,9 +108,9 @@ def has_ended(driver: psycopg.BaseConnection[Any]) -> bool:
         return True
     if not hasattr(select, "poll"):  # on Windows
         return False
-    told = select.poll()
-    told.register(fileno, ENDED)
-    return any(events & (ENDED | select.POLLHUP | select.POLLERR) for _, events in told.poll(0))
+    poller = select.poll()
+    poller.register(fileno, ENDED)
+    return any(events & (ENDED | select.POLLHUP | select.POLLERR) for _, events in poller.poll(0))
 
 
 ENDED = getattr(select, "POLLRDHUP", 0)

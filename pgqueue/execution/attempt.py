@@ -153,9 +153,9 @@ def _after_raised(
     if not context.is_finished:
         end = _end_of(task, error, clock)
         return AttemptResult(after_error(task, claimed, error, end=end), keeps_writes=False)
-    told = report(error, secrets=secrets_of(task, claimed))
-    tell_after_finish(task, claimed, told)
-    return AttemptResult(Failed(told), keeps_writes=False)  # ctx.finish() has ended the job
+    reported = report(error, secrets=secrets_of(task, claimed))
+    log_error_after_finish(task, claimed, reported)
+    return AttemptResult(Failed(reported), keeps_writes=False)  # ctx.finish() has ended the job
 
 
 async def _raise_own_cancellation() -> None:
@@ -189,11 +189,11 @@ def after_error(
     error: BaseException,
     *,
     end: AttemptEnd = AttemptEnd.FAILED,
-    told: ErrorReport | None = None,
+    reported: ErrorReport | None = None,
 ) -> Outcome:
     """Return the outcome of an attempt whose handler raised, or could not start.
 
-    ``told``: the report of the error, if another process has made it.
+    ``reported``: the report of the error, if another process has made it.
     """
     secrets = secrets_of(task, claimed)
     if isinstance(error, Cancel | Discard | Snooze):
@@ -202,11 +202,11 @@ def after_error(
         attempt=claimed.attempt,
         max_attempts=claimed.max_attempts,
         error=error,
-        report=told or report(error, secrets=secrets),
+        report=reported or report(error, secrets=secrets),
         end=end,
         task_name=task.name,
     )
-    tell(task, claimed, outcome, None if told else error)
+    log_failure(task, claimed, outcome, None if reported else error)
     return outcome
 
 
@@ -220,11 +220,11 @@ def after_crash(task: Task[..., Any], claimed: Claimed, reason: str) -> Outcome:
     outcome: Retried | Failed = Retried(None, error, AttemptEnd.CRASHED)
     if claimed.attempt >= claimed.max_attempts:
         outcome = Failed(error, AttemptEnd.CRASHED)
-    tell(task, claimed, outcome)
+    log_failure(task, claimed, outcome)
     return outcome
 
 
-def tell(
+def log_failure(
     task: Task[..., Any],
     claimed: Claimed,
     outcome: Retried | Failed,
@@ -257,7 +257,7 @@ def tell(
     )
 
 
-def tell_after_finish(task: Task[..., Any], claimed: Claimed, error: ErrorReport) -> None:
+def log_error_after_finish(task: Task[..., Any], claimed: Claimed, error: ErrorReport) -> None:
     """Log an error after the end of its job: no row is left to store it."""
     logger.error(
         "job %d %s: it has succeeded in ctx.finish(), and its handler has raised afterwards: %s",
@@ -272,7 +272,7 @@ def _first_line(message: str) -> str:
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}..."
 
 
-def tell_final_failure(job_id: int, task_name: str, reason: str) -> None:
+def log_final_failure(job_id: int, task_name: str, reason: str) -> None:
     """Log that a job has failed for good for another reason than an error of its handler."""
     logger.error(
         "job %d %s has failed: %s",
@@ -283,33 +283,35 @@ def tell_final_failure(job_id: int, task_name: str, reason: str) -> None:
     )
 
 
-def tell_of_waiting(reason: str) -> None:
+def log_waiting(reason: str) -> None:
     """Log a reason for which jobs wait: once, not for each job and each claim."""
-    with _telling:  # the cache alone would let two threads log the same reason
-        _tell_of_waiting(reason)
+    with _waiting_lock:  # the cache alone would let two threads log the same reason
+        _log_waiting(reason)
 
 
 @lru_cache(maxsize=1000)
-def _tell_of_waiting(reason: str) -> None:
+def _log_waiting(reason: str) -> None:
     logger.warning("%s; its jobs wait for a worker that can read them (pgqueue status)", reason)
 
 
-_telling = Lock()
+_waiting_lock = Lock()
 
 
 def obstacle(
-    task: Task[..., Any], attempts: Attempts, claimed: Claimed, *, is_alone: bool
+    task: Task[..., Any], attempts: Attempts, claimed: Claimed, *, in_own_transaction: bool
 ) -> Outcome | None:
     """Return the outcome of an attempt whose handler must not start; None if it may start.
 
-    ``is_alone``: each statement is its own transaction.
+    ``in_own_transaction``: each statement is its own transaction.
     """
     expires_in = task.settings.expires_in
     if expires_in is not None and attempts.has_expired(claimed, expires_in):
         reason = "expired: it was not started within its expires_in"
         logger.warning("job %d %s is cancelled: %s", claimed.job_id, task.name, reason)
         return Expired(reason)
-    if task.settings.frees_key_at_start and not attempts.free_key(claimed, is_alone=is_alone):
+    if task.settings.frees_key_at_start and not attempts.free_key(
+        claimed, in_own_transaction=in_own_transaction
+    ):
         return Released()
     return None
 
@@ -352,14 +354,14 @@ def secrets_of(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:
 
 def _unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> AttemptResult:
     """Let a job wait if its arguments are of another version, and fail it if they are damaged."""
-    told = report(error, secrets=secrets_of(task, claimed))
+    reported = report(error, secrets=secrets_of(task, claimed))
     outcome: Outcome
     if isinstance(error, OtherVersion):
-        outcome = Unreadable(told, task.settings.max_unreadable)
-        tell_of_waiting(told.message)
+        outcome = Unreadable(reported, task.settings.max_unreadable)
+        log_waiting(reported.message)
     else:
-        outcome = Failed(told)
-        tell(task, claimed, outcome, error)
+        outcome = Failed(reported)
+        log_failure(task, claimed, outcome, error)
     return AttemptResult(outcome, keeps_writes=False)
 
 

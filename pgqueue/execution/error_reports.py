@@ -30,7 +30,7 @@ _CAUSED = "\nThe above exception was the direct cause of the following exception
 _HANDLED = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 Secrets = Sequence[str]
-Tell = Callable[[BaseException], str]
+Describe = Callable[[BaseException], str]
 
 # PostgreSQL's text and jsonb hold neither NUL nor half a surrogate pair.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
@@ -78,18 +78,18 @@ def _type_name(error: BaseException) -> str:
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
-def _safely(tell: Tell, error: BaseException, max_bytes: int, secrets: Secrets = ()) -> str:
+def _safely(describe: Describe, error: BaseException, max_bytes: int, secrets: Secrets = ()) -> str:
     try:
-        return _capped(str.__str__(tell(error)), max_bytes, secrets)
+        return _capped(str.__str__(describe(error)), max_bytes, secrets)
     except BaseException as failure:  # __str__ is the application's code, and may even exit
-        return f"(untold: asking for it raised {type(failure).__name__})"
+        return f"(no text: formatting it raised {type(failure).__name__})"
 
 
 def _traceback_of(secrets: Secrets, error: BaseException) -> str:
-    return "".join(_told(error, secrets))
+    return "".join(_formatted(error, secrets))
 
 
-def _told(error: BaseException, secrets: Secrets) -> Iterator[str]:
+def _formatted(error: BaseException, secrets: Secrets) -> Iterator[str]:
     """Format an error as Python does: its causes first, the parts of a group last."""
     for cause, link in reversed(_chain_before(error)):
         yield from _one(cause, secrets)

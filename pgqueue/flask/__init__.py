@@ -6,7 +6,7 @@ commands    ``flask pgqueue ...``
 """
 
 try:
-    import flask as _flask  # noqa: F401  # asked for here, so that its absence is said in words
+    import flask as _flask  # noqa: F401  # imported here for a clear error if it is missing
 except ModuleNotFoundError as error:
     if error.name != "flask":
         raise

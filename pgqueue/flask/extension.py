@@ -103,7 +103,7 @@ class PgQueue(job_queue.PgQueue):
         """Return ``db.session`` if the calling code has used it."""
         return self._host().session_in_use()
 
-    def told_to_children(self) -> dict[str, str]:
+    def child_settings(self) -> dict[str, str]:
         """Return the app's import path, as the command ``flask`` has found it in this process."""
         context = click.get_current_context(silent=True)
         info = None if context is None else context.find_object(ScriptInfo)
@@ -111,10 +111,10 @@ class PgQueue(job_queue.PgQueue):
         return {"app": path or os.environ.get("FLASK_APP", "")}
 
     @contextmanager
-    def in_child(self, told: Mapping[str, str]) -> Iterator[None]:
+    def in_child(self, settings: Mapping[str, str]) -> Iterator[None]:
         """Enter the app that the reimported main module has made; without one, load the app."""
         apps = list(self._hosts)
-        app = apps[0] if len(apps) == 1 else ScriptInfo(told["app"] or None).load_app()
+        app = apps[0] if len(apps) == 1 else ScriptInfo(settings["app"] or None).load_app()
         with app.app_context():
             yield
 

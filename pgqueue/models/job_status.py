@@ -168,8 +168,8 @@ class Standing(ColumnElement[bool]):
 
 @compiles(Standing)
 def _compile(standing: Standing, compiler: SQLCompiler, **kwargs: Any) -> str:
-    is_alone = _is_only_way_to_jobs(standing, compiler)
-    chosen = standing.from_narrow_tables if is_alone else standing.by_row
+    is_only_way = _is_only_way_to_jobs(standing, compiler)
+    chosen = standing.from_narrow_tables if is_only_way else standing.by_row
     return f"({compiler.process(chosen, **kwargs)})"
 
 

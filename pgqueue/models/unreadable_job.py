@@ -13,7 +13,7 @@ class UnreadableJob(Base):
 
     During a deployment, newer code enqueues jobs that older workers cannot run.  Such a job waits
     for a worker that can.  The row goes with the next attempt that does not succeed, or with the
-    job; until then it tells when the job was first met.  Ignore the rows of jobs that have ended
+    job; until then it records when the job was first met.  Ignore the rows of jobs that have ended
     or run.
     """
 

@@ -78,10 +78,10 @@ class Admissions:
         self._executor.execute(admitting.serialize_admissions())
 
     def rules(self) -> dict[str, Rule]:
-        """The limits in force, by name; those of keys that have capacities of their own by key."""
+        """The limits in force: by name, and by key for keys with a capacity of their own."""
         rules = {name: Rule(*rest) for name, *rest in self._fetch(admitting.rules(), {})}
-        of_keys = {key: name_of(key) for key in rules if name_of(key) != key}
-        for key, name in of_keys.items():
+        name_of_key = {key: name_of(key) for key in rules if name_of(key) != key}
+        for key, name in name_of_key.items():
             rule, capacity = rules.get(name, rules[key]), rules[key].capacity
             rules[key] = replace(rule, capacity=min(capacity, 1) if rule.is_strict else capacity)
         return rules
@@ -89,7 +89,7 @@ class Admissions:
     def first_waiting(
         self, after: LaneKey, *, queues: Sequence[str], tasks: str, lanes: int, of_lane: int
     ) -> Lanes:
-        """The first jobs of the lanes after another."""
+        """The first jobs of the lanes that follow ``after``."""
         parameters = {
             "after_keys": after.limit_keys,
             "after_queue": after.queue,
@@ -99,11 +99,11 @@ class Admissions:
             "most_lanes": lanes,
             "most_of_lane": of_lane,
         }
-        known: dict[LaneKey, None] = {}
+        lanes_read: dict[LaneKey, None] = {}
         waiting, later = [], []
         for *lane, run_at, job_id, seconds in self._fetch(admitting.first_waiting(), parameters):
             key = LaneKey(*lane)
-            known[key] = None
+            lanes_read[key] = None
             if job_id is None:
                 continue
             keys = tuple(key.limit_keys.split(SEPARATOR))
@@ -112,33 +112,33 @@ class Admissions:
             )
             if seconds > 0:
                 later.append(float(seconds))
-        last = next(reversed(known), None)
-        return Lanes(len(known), last, len(known) < lanes, waiting, min(later, default=None))
+        number, last = len(lanes_read), next(reversed(lanes_read), None)
+        return Lanes(number, last, number < lanes, waiting, min(later, default=None))
 
     def places_under(self, keys: Iterable[str], *, paused: Paused) -> list[Place]:
         """All places under these keys."""
-        said = json.dumps([{"key": key} for key in keys])
-        return self._places(admitting.places_under(), {"keys": said, **_said_of_pause(paused)})
+        documents = json.dumps([{"key": key} for key in keys])
+        return self._places(admitting.places_under(), {"keys": documents, **_pause_of(paused)})
 
     def buckets(self, keys: Iterable[str]) -> Buckets:
-        """The token buckets of these keys, which are at least one."""
-        said = json.dumps([{"key": key} for key in keys])
-        rows = self._fetch(admitting.buckets(), {"keys": said})
+        """The token buckets of these keys; there must be at least one key."""
+        documents = json.dumps([{"key": key} for key in keys])
+        rows = self._fetch(admitting.buckets(), {"keys": documents})
         return Buckets(rows[0][2], {key: full_at for key, full_at, _ in rows if full_at})
 
     def write_buckets(self, full_at: Mapping[str, datetime]) -> None:
         """Write when token buckets are full again."""
-        said = [{"limit_key": key, "full_at": at.isoformat()} for key, at in full_at.items()]
-        self._executor.execute(admitting.write_buckets(), {"said": json.dumps(said)})
+        buckets = [{"limit_key": key, "full_at": at.isoformat()} for key, at in full_at.items()]
+        self._executor.execute(admitting.write_buckets(), {"given": json.dumps(buckets)})
 
     def delete_full_buckets(self, *, most: int) -> None:
         self._executor.execute(admitting.delete_full_buckets(), {"most": most})
 
     def places_after(self, place: tuple[str, int], *, most: int) -> list[Place]:
-        """The next places after one, in the order of their keys."""
+        """The next places after this one, in the order of their keys."""
         after = {"after_key": place[0], "after_id": place[1]}
         return self._places(
-            admitting.places_after(), {**after, "most": most, **_said_of_pause(NOTHING_PAUSED)}
+            admitting.places_after(), {**after, "most": most, **_pause_of(NOTHING_PAUSED)}
         )
 
     def add_places(self, places: Iterable[tuple[str, int]]) -> None:
@@ -152,13 +152,13 @@ class Admissions:
         self._executor.execute(admitting.delete_places(), {"free": json.dumps(free)})
 
     def send_back(self, job_ids: Sequence[int], *, paused: Paused) -> set[int]:
-        """Make admitted jobs wait again that cannot start now; returns those that do.
+        """Make admitted jobs that cannot start now wait again; returns the jobs sent back.
 
-        Locks them first: the next statement then sees every lease that others have written.
+        Locks the jobs first: the next statement then sees every lease that others have written.
         """
         ids = {"job_ids": _array(job_ids)}
         locked = [row[0] for row in self._fetch(admitting.lock_admitted(), ids)]
-        parameters = {"job_ids": _array(locked), **_said_of_pause(paused)}
+        parameters = {"job_ids": _array(locked), **_pause_of(paused)}
         return {row[0] for row in self._fetch(admitting.send_back(), parameters)}
 
     def admit(self, job_ids: Sequence[int], *, notify: bool) -> set[int]:
@@ -173,18 +173,18 @@ class Admissions:
 
     def drop_useless(self, waiting: Iterable[Waiting]) -> None:
         """Delete those of these waiting messages whose jobs have ended or are gone."""
-        said = [
+        messages = [
             {"limit_keys": SEPARATOR.join(job.limit_keys), "job_id": job.job_id} for job in waiting
         ]
-        self._executor.execute(admitting.drop_useless(), {"said": json.dumps(said)})
+        self._executor.execute(admitting.drop_useless(), {"given": json.dumps(messages)})
 
     def declare(self, limits: Iterable[Limit]) -> None:
         """Write the limits of the code."""
-        self._executor.execute(admitting.declare(), _said(limits))
+        self._executor.execute(admitting.declare(), _declared(limits))
 
     def declare_new(self, limits: Iterable[Limit]) -> None:
         """Write those of these limits that no worker has declared."""
-        self._executor.execute(admitting.declare_new(), _said(limits))
+        self._executor.execute(admitting.declare_new(), _declared(limits))
 
     def are_declared(self) -> bool:
         """Whether any worker has ever declared a limit in this database."""
@@ -202,32 +202,32 @@ class Admissions:
 
     def all(self) -> list[LimitState]:
         """All limits that were declared.  Reads all places and waiting messages."""
-        known = self._executor.execute(admitting.all_limits()).all()
-        held, waiting = self._held({row.name for row in known if row.is_fair}), self._waiting()
+        rows = self._executor.execute(admitting.all_limits()).all()
+        held, waiting = self._held({row.name for row in rows if row.is_fair}), self._waiting()
         return [
             LimitState(name, declared, capacity, is_set, held[name], waiting[name], *kind)
-            for name, declared, capacity, is_set, *kind in known
+            for name, declared, capacity, is_set, *kind in rows
         ]
 
     def undeclared(self) -> dict[str, int]:
-        """How many jobs wait for each limit that no worker has declared: none admits them."""
-        known = self.rules()
+        """How many jobs wait for each limit that no worker has declared: no worker admits them."""
+        declared = self.rules()
         waiting = sorted(self._waiting().items())
         return {
-            name: count for name, count in waiting if name not in known and name_of(name) == name
+            name: count for name, count in waiting if name not in declared and name_of(name) == name
         }
 
     def _held(self, fair: Collection[str]) -> Counter[str]:
         """How many jobs hold places, by name and by key."""
         held: Counter[str] = Counter()
-        parameters = _said_of_pause(NOTHING_PAUSED)
+        parameters = _pause_of(NOTHING_PAUSED)
         for key, count in self._executor.execute(admitting.held_by_key(), parameters):
-            if key not in fair:  # the second place of a job, under the name of its fair limit
+            if key not in fair:  # skips second places, under the names of fair limits
                 held.update(dict.fromkeys({key, name_of(key)}, count))
         return held
 
     def _waiting(self) -> Counter[str]:
-        """How many jobs wait for each limit, by name."""
+        """How many jobs wait for each limit, by name and by key."""
         waiting: Counter[str] = Counter()
         for keys, count in self._executor.execute(admitting.waiting_by_keys()):
             for key in keys.split(SEPARATOR):
@@ -244,8 +244,8 @@ class Admissions:
         return fetch(self._executor, statement, parameters)
 
 
-def _said(limits: Iterable[Limit]) -> dict[str, str]:
-    said = [
+def _declared(limits: Iterable[Limit]) -> dict[str, str]:
+    rows = [
         {
             "name": limit.name,
             "declared": limit.capacity,
@@ -257,10 +257,10 @@ def _said(limits: Iterable[Limit]) -> dict[str, str]:
         }
         for limit in limits
     ]
-    return {"said": json.dumps(said)}
+    return {"given": json.dumps(rows)}
 
 
-def _said_of_pause(paused: Paused) -> dict[str, str]:
+def _pause_of(paused: Paused) -> dict[str, str]:
     return {"paused": array_of(paused.queues), "paused_tasks": array_of(paused.tasks)}
 
 

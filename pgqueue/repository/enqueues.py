@@ -122,8 +122,8 @@ class Enqueues:
         period = None if new.unique is None else new.unique.period
         if period is None or not any(keys):
             return list(keys)
-        begins = self._period_of_start(new, period)
-        return [None if key is None else f"{KEY_OF_PERIOD}{begins}:{key}" for key in keys]
+        begins_at = self._period_of_start(new, period)
+        return [None if key is None else f"{KEY_OF_PERIOD}{begins_at}:{key}" for key in keys]
 
     def _period_of_start(self, new: NewJob, period: timedelta) -> int:
         """Return when the period begins in which a new job is due, in seconds since 1970."""
@@ -156,10 +156,10 @@ class Enqueues:
         for _ in range(TRIES_FOR_A_KEY):
             if rows := fetch(self._executor, statement, parameters):
                 return Enqueued(*rows[0][:3])
-            # Without a holder: it has ended since the insert, so the key is free again.
             holder = holders(self._executor, new.queue, [unique_key]).get(unique_key)
             if holder is not None:
                 return holder
+            # The holder has ended since the insert, so the key is free again.
         raise key_never_free(new, unique_key)
 
     def enqueue_chunk(self, new: NewJob, *, documents: str) -> list[int]:
@@ -195,17 +195,17 @@ class Enqueues:
     def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
         """Insert rows by ascending keys; never insert a key after a greater one.
 
-        The holders of taken keys are read after the insert, and one may have ended by then.  To
-        insert that row alone could deadlock: another caller may have taken its key since, and wait
-        for one of our keys.  So roll back to the savepoint, which frees our keys, and try each half
-        of the rows separately.
+        The holders of taken keys are read after the insert, and a holder may have ended by then.
+        To insert a job for this key now could deadlock: another caller may have taken the key
+        meanwhile, and wait for one of our keys.  So roll back to the savepoint, which frees our
+        keys, and try each half of the rows separately.
         """
         for _ in range(1 if len(rows) > 1 else TRIES_FOR_A_KEY):
             with self._executor.begin_nested() as savepoint:
                 placed = self._enqueue_unless_taken(new, rows)
-                found = [one for one in placed if one is not None]
-                if len(found) == len(rows):
-                    return found
+                jobs = [job for job in placed if job is not None]
+                if len(jobs) == len(rows):
+                    return jobs
                 savepoint.rollback()
         if len(rows) == 1:
             raise key_never_free(new, rows[0].unique_key)
@@ -224,20 +224,20 @@ class Enqueues:
         documents = json.dumps([row._asdict() for row in rows])
         written = self._executor.execute(statement, {**new.parameters(), "documents": documents})
         without_key: list[int] = []
-        own: dict[str, Placed] = {}
+        created: dict[str, Placed] = {}
         held: dict[str, Placed] = {}
         for id, key, is_new, _woken in written:
             if key is None:
                 without_key.append(id)
             else:
-                (own if is_new else held)[key] = Placed(id, is_new)
-        free = iter(Placed(id, is_new=True) for id in sorted(without_key))
-        taken = {row.unique_key for row in rows if row.unique_key is not None} - own.keys()
+                (created if is_new else held)[key] = Placed(id, is_new)
+        keyless = iter(Placed(id, is_new=True) for id in sorted(without_key))
+        taken = {row.unique_key for row in rows if row.unique_key is not None} - created.keys()
         if taken:
-            found = holders(self._executor, new.queue, sorted(taken))
-            held |= {key: Placed(one.id, is_new=False) for key, one in found.items()}
-        placed = {**held, **own}
-        return [next(free) if key is None else placed.get(key) for _, key, _ in rows]
+            holder_of = holders(self._executor, new.queue, sorted(taken))
+            held |= {key: Placed(holder.id, is_new=False) for key, holder in holder_of.items()}
+        placed = {**held, **created}
+        return [next(keyless) if key is None else placed.get(key) for _, key, _ in rows]
 
     def dispatch(self, job_id: int, *, unique: bool, notify: bool, limited: bool) -> None:
         """Insert the message of a job that a flush has just inserted."""
@@ -253,17 +253,17 @@ def holders(executor: Executor, queue: str, keys: Iterable[str]) -> dict[str, Ke
 
 
 def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
-    """Insert jobs, or change the waiting jobs that hold their keys; in one transaction.
+    """Insert jobs, or change the waiting jobs that hold their keys, in one transaction.
 
     The keys must be ascending, each at most once.  If the holder of a key has started, ``until``
-    decides: with "started", the key is taken from it for a new job; with "finished", the holder is
-    returned unchanged.
+    decides: with "started", a new job takes the key; with "finished", the holder is returned
+    unchanged.
     """
     unique = new.unique or Unique()
     placed = _at_bound(executor, new, unique, rows)
-    left = [row for row in rows if row.unique_key not in placed]
-    without_key = _insert_or_lock(executor, new, left, placed)
-    taken = _missing(left, placed)
+    unplaced = [row for row in rows if row.unique_key not in placed]
+    without_key = _insert_or_lock(executor, new, unplaced, placed)
+    taken = _missing(unplaced, placed)
     if taken:
         placed |= _changed(executor, new, unique, taken)
         started = _missing(taken, placed)
@@ -274,10 +274,10 @@ def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> 
                 executor, new, [row for row in started if row.unique_key in freed], placed
             )
         if unchanged := [str(row.unique_key) for row in _missing(taken, placed)]:
-            found = holders(executor, new.queue, unchanged)
-            placed |= {key: Placed(holder.id, is_new=False) for key, holder in found.items()}
-    fresh = iter(without_key)
-    return [next(fresh) if key is None else placed[key] for _, key, _ in rows]
+            holder_of = holders(executor, new.queue, unchanged)
+            placed |= {key: Placed(holder.id, is_new=False) for key, holder in holder_of.items()}
+    keyless = iter(without_key)
+    return [next(keyless) if key is None else placed[key] for _, key, _ in rows]
 
 
 def _missing(rows: Sequence[Row], placed: dict[str, Placed]) -> list[Row]:
@@ -293,9 +293,9 @@ def _at_bound(
     """
     if unique.at_most is None or unique.on_conflict != "postpone":
         return {}
-    parameters = {**_common(new, rows), "at_most": unique.at_most}
-    found = executor.execute(unique_keys.holders_at_bound(), parameters)
-    return {key: Placed(id, is_new=False, is_changed=True) for id, key in found}
+    parameters = {**_names_and_documents(new, rows), "at_most": unique.at_most}
+    at_bound = executor.execute(unique_keys.holders_at_bound(), parameters)
+    return {key: Placed(id, is_new=False, is_changed=True) for id, key in at_bound}
 
 
 def _insert_or_lock(
@@ -335,10 +335,11 @@ def _changed(
 
 
 def _freed(executor: Executor, new: NewJob, rows: Sequence[Row]) -> set[str]:
-    return set(executor.execute(unique_keys.free_keys(), _common(new, rows)).scalars())
+    parameters = _names_and_documents(new, rows)
+    return set(executor.execute(unique_keys.free_keys(), parameters).scalars())
 
 
-def _common(new: NewJob, rows: Sequence[Row]) -> dict[str, Any]:
+def _names_and_documents(new: NewJob, rows: Sequence[Row]) -> dict[str, Any]:
     names = {f"{NEW}task": new.task, f"{NEW}queue": new.queue}
     return {**names, **_documents(rows)}
 

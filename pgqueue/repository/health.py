@@ -31,7 +31,7 @@ class Unreadable(NamedTuple):
     since: timedelta
     """How long ago a worker has met the first of them."""
     reason: str
-    """What this worker has said of that one."""
+    """What this worker has reported of the other."""
 
 
 class QueueDepth(NamedTuple):

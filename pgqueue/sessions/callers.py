@@ -67,7 +67,7 @@ def may_notify(connection: Connection) -> bool:
 
 
 @contextmanager
-def telling_failures() -> Iterator[None]:
+def translated_errors() -> Iterator[None]:
     """Say what to run if tables or columns are missing; hide the parameters of every error."""
     try:
         yield

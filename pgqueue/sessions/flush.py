@@ -22,13 +22,13 @@ def loaded_job(id: int, run_at: datetime, created_at: datetime, **values: Any) -
     """Return a Job that one of our statements has inserted, as a SELECT would load it."""
     job = dispatch_at_flush(Job())  # a copy of the job may be added
     is_limited = values["limit_keys"] is not None
-    held = {
+    derived = {
         "held_unique_key": values["unique_key"],
         "status": JobStatus.BLOCKED if is_limited else JobStatus.PENDING,
     }
     job.is_new = True
-    vars(job).update({**_AS_NEW, **values, **held}, id=id, run_at=run_at, created_at=created_at)
-    # The attributes in its dict now count as loaded, and none as changed.
+    vars(job).update({**_AS_NEW, **values, **derived}, id=id, run_at=run_at, created_at=created_at)
+    # The attributes in its dict now count as loaded and unchanged.
     make_transient_to_detached(job)
     return job
 
@@ -43,24 +43,26 @@ _AS_NEW: dict[str, Any] = {
 
 
 def held_job(session: Session, holding: KeyHolder) -> Job | None:
-    """Return the job that has a unique key, with the columns that the role may read; None if it
-    has been deleted since."""
+    """Return the job that has a unique key; None if it has been deleted since.
+
+    Loads the columns that the role may read.
+    """
     with session.no_autoflush:
         if holding.is_readable:
             job = session.get(Job, holding.id)
         else:
-            one = select(Job).where(Job.id == holding.id).options(load_only(*READ_BY_ENQUEUERS))
-            job = session.scalars(one).one_or_none()
+            query = select(Job).where(Job.id == holding.id).options(load_only(*READ_BY_ENQUEUERS))
+            job = session.scalars(query).one_or_none()
     if job is not None:
         job.is_new = False  # this Session may have created it before
     return job
 
 
 def placed_job(session: Session, placed: Placed) -> Job | None:
-    """Return a job that an enqueue has created or changed, as its row is now; None if it was not
-    locked, because it cannot be postponed further, and has been deleted since.
+    """Return a job that an enqueue has created or changed, as its row is now.
 
-    The columns that the role may read are all: to change a job takes the rights of a worker.
+    None if the job has been deleted since: a job that cannot be postponed further is not locked.
+    Loads all columns, because a role that may change a job may read them.
     """
     with session.no_autoflush:
         job = session.get(Job, placed.id, populate_existing=True)
@@ -94,7 +96,7 @@ def _gets_message(job: Job) -> bool:
 
 
 @event.listens_for(Job, "before_insert", propagate=True)
-def _refuse_to_part_from_message(_mapper: Any, connection: Connection, job: Job) -> None:
+def _prepare_insert(_mapper: Any, connection: Connection, job: Job) -> None:
     if _gets_message(job):
         refuse_autocommit(connection, f"task {job.task}: session.add(task.job(...))")
         job.held_unique_key = None  # set together with the message, also for a copy

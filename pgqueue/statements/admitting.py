@@ -1,7 +1,7 @@
 """Admit: move jobs that wait for room in their limits to ``message_queue``.
 
 An admission is one transaction, and all admissions of a database run one at a time.  Only an
-admission raises the number of places that are held under a key, so it never exceeds the capacity.
+admission raises the number of places held under a key, so that number never exceeds the capacity.
 
 A place is held as long as its job has a message in ``message_queue`` or a lease.  Every statement
 that replaces a message by a lease, or a lease by a message, does both at once.  An admission reads
@@ -78,7 +78,7 @@ from pgqueue.statements.tables import (
 LANE = ("limit_keys", "queue", "priority")
 """The columns of a lane: the primary key of a waiting message without its time and its job."""
 DECLARED = ("declared", "is_strict", "skips_failed", "period", "burst", "is_fair")
-"""What the code says of a limit."""
+"""The columns that hold what the code declares of a limit."""
 PAUSED = array_parameter("paused", Text)
 PAUSED_TASKS = array_parameter("paused_tasks", Text)
 ONE = literal_column("1", Integer)
@@ -105,12 +105,11 @@ def rules() -> Executable:
 
 @cache
 def first_waiting() -> Executable:
-    """The first jobs of the next lanes, and the seconds until each is due.
+    """The first jobs of the next lanes, and the seconds until each job is due.
 
-    Leaves out jobs of other queues and tasks than these.
-
-    A lane without such jobs has a row with NULL.  The statement steps from lane to lane in the
-    index, so it reads a lane with a million jobs no longer than one with ten.
+    Reads only jobs of these queues and tasks; a lane without such jobs has a row with NULL.  The
+    statement steps from lane to lane in the index, so a lane with a million jobs takes no longer
+    than a lane with ten.
     """
     lanes = _lanes().limit(bindparam("most_lanes", type_=Integer)).subquery("lane")
     first = (
@@ -124,9 +123,9 @@ def first_waiting() -> Executable:
         .limit(bindparam("most_of_lane", type_=Integer))
         .lateral("first")
     )
-    seconds = func.extract("epoch", first.c.run_at - pg.statement_timestamp())
+    seconds_left = func.extract("epoch", first.c.run_at - pg.statement_timestamp())
     return (
-        select(*(lanes.c[name] for name in LANE), first, seconds)
+        select(*(lanes.c[name] for name in LANE), first, seconds_left)
         .select_from(lanes.outerjoin(first, true()))
         .order_by(*(lanes.c[name] for name in LANE))
     )
@@ -135,29 +134,29 @@ def first_waiting() -> Executable:
 @cache
 def places_under() -> Executable:
     """All places under these keys, and whether they are held."""
-    said = document("keys", column("key", Text))
+    keys = document("keys", column("key", Text))
     place = limit_places.c
-    of_keys = select(place.limit_key, place.job_id).join_from(
-        said, limit_places, place.limit_key == said.c.key
+    places = select(place.limit_key, place.job_id).join_from(
+        keys, limit_places, place.limit_key == keys.c.key
     )
-    return _with_state(of_keys.subquery("place"))
+    return _with_state(places.subquery("place"))
 
 
 @cache
 def buckets() -> Executable:
     """When the token bucket of each key is full again, NULL if it is full; and the time now."""
-    said = document("keys", column("key", Text))
+    keys = document("keys", column("key", Text))
     bucket = limit_buckets.c
-    return select(said.c.key, bucket.full_at, pg.statement_timestamp()).join_from(
-        said, limit_buckets, bucket.limit_key == said.c.key, isouter=True
+    return select(keys.c.key, bucket.full_at, pg.statement_timestamp()).join_from(
+        keys, limit_buckets, bucket.limit_key == keys.c.key, isouter=True
     )
 
 
 @cache
 def write_buckets() -> Executable:
     """Write when token buckets are full again."""
-    said = document("said", column("limit_key", Text), column("full_at", DateTime(timezone=True)))
-    rows = select(said.c.limit_key, said.c.full_at).order_by(said.c.limit_key)
+    given = document("given", column("limit_key", Text), column("full_at", DateTime(timezone=True)))
+    rows = select(given.c.limit_key, given.c.full_at).order_by(given.c.limit_key)
     new = insert_or_skip(limit_buckets).from_select(["limit_key", "full_at"], rows)
     return new.on_conflict_do_update(
         index_elements=[limit_buckets.c.limit_key], set_={"full_at": new.excluded.full_at}
@@ -215,11 +214,11 @@ def delete_places() -> Executable:
 
 @cache
 def lock_admitted() -> Executable:
-    """Lock the messages of these jobs, and the jobs; skips what other transactions have locked."""
+    """Lock these jobs and their messages; skips rows that other transactions have locked."""
     job = _locked_jobs().cte("job")
-    message = _message_of(job, message_queue.c.id).with_for_update(skip_locked=True)
-    each = message.lateral("message")
-    return select(job.c.id).select_from(job.join(each, true()))
+    unlocked = _message_of(job, message_queue.c.id).with_for_update(skip_locked=True)
+    message = unlocked.lateral("message")
+    return select(job.c.id).select_from(job.join(message, true()))
 
 
 @cache
@@ -234,8 +233,8 @@ def send_back() -> Executable:
     later = or_(message_queue.c.run_at > pg.statement_timestamp(), _is_paused(message_queue))
     leased = exists().where(leases.c.target_id == message_queue.c.target_id)
     message = _message_of(job, ctid).where(later, ~leased).lateral("message")
-    found = select(message.c.ctid).select_from(job.join(message, true()))
-    gone = delete(message_queue).where(among(found) == CTID).returning(message_queue).cte("gone")
+    ctids = select(message.c.ctid).select_from(job.join(message, true()))
+    gone = delete(message_queue).where(among(ctids) == CTID).returning(message_queue).cte("gone")
     names = ("queue", "priority", "run_at", "target_id", "task", "attempt", "crashes")
     rows = select(job.c.limit_keys, *(gone.c[name] for name in names)).join_from(
         gone, job, job.c.id == gone.c.target_id
@@ -246,8 +245,7 @@ def send_back() -> Executable:
 
 @cache
 def admit(*, notify: bool) -> Executable:
-    """Move these jobs to ``message_queue``, with a place under each of their keys; returns those
-    that were moved.
+    """Move these jobs to ``message_queue``, with a place under each key; returns the moved jobs.
 
     Skips jobs whose rows other transactions have locked.  Moved jobs become due now.  If they kept
     their due time, claims would find them late, because the cursors may have passed that time.
@@ -255,10 +253,10 @@ def admit(*, notify: bool) -> Executable:
     while it waits in a busy worker.
     """
     ready = _locked_jobs().cte("ready")
-    same = equal(waiting_messages, ready, (*LANE, "run_at"))
+    same_place = equal(waiting_messages, ready, (*LANE, "run_at"))
     taken = (
         delete(waiting_messages)
-        .where(*same, waiting_messages.c.target_id == ready.c.id)
+        .where(*same_place, waiting_messages.c.target_id == ready.c.id)
         .returning(waiting_messages, clock().label("admitted_at"))
         .cte("taken")
     )
@@ -289,12 +287,12 @@ def free_to_admit() -> Executable:
 def drop_useless() -> Executable:
     """Delete waiting messages whose jobs have ended or are gone, as a claim does with messages.
 
-    Code of the previous version, and plain SQL, cancel and delete jobs but not their waiting
-    messages.  Such a message, if it is the first of a strict key, would block the others for ever.
+    Code of the previous version and plain SQL may cancel or delete a job and leave its waiting
+    message.  If this message is the first of a strict key, it would block the others for ever.
     """
-    said = document("said", column("limit_keys", Text), column("job_id", BigInteger))
-    job = select(jobs.c.id).where(jobs.c.id == said.c.job_id, jobs.c.outcome.is_(None))
-    useless = select(said).where(job.scalar_subquery().is_(None)).cte("useless")
+    given = document("given", column("limit_keys", Text), column("job_id", BigInteger))
+    job = select(jobs.c.id).where(jobs.c.id == given.c.job_id, jobs.c.outcome.is_(None))
+    useless = select(given).where(job.scalar_subquery().is_(None)).cte("useless")
     message = (
         select(CTID)
         .select_from(waiting_messages)
@@ -362,8 +360,8 @@ def set_capacity_of_key() -> Executable:
 def all_limits() -> Executable:
     is_set = limits.c.capacity.is_not(None)
     rate = (limits.c.period, limits.c.burst)
-    known = select(limits.c.name, limits.c.declared, _capacity(), is_set, *rate, limits.c.is_fair)
-    return known.where(_is_in_force()).order_by(limits.c.name)
+    row = select(limits.c.name, limits.c.declared, _capacity(), is_set, *rate, limits.c.is_fair)
+    return row.where(_is_in_force()).order_by(limits.c.name)
 
 
 @cache
@@ -383,8 +381,8 @@ def waiting_by_keys() -> Executable:
 
 
 def _declared() -> Insert:
-    said = document(
-        "said",
+    given = document(
+        "given",
         column("name", Text),
         column("declared", Integer),
         column("is_strict", Boolean),
@@ -393,9 +391,9 @@ def _declared() -> Insert:
         column("burst", Integer),
         column("is_fair", Boolean),
     )
-    period = seconds(said.c.period)
-    declared = (period if name == "period" else said.c[name] for name in DECLARED)
-    rows = select(said.c.name, *declared).order_by(said.c.name)
+    period = seconds(given.c.period)
+    declared = (period if name == "period" else given.c[name] for name in DECLARED)
+    rows = select(given.c.name, *declared).order_by(given.c.name)
     return insert_or_skip(limits).from_select(["name", *DECLARED], rows)
 
 
@@ -406,13 +404,13 @@ def _capacity() -> ColumnElement[int]:
 
 
 def _is_in_force() -> ColumnElement[bool]:
-    """False for the row of a key whose own capacity was taken back."""
+    """False for the row of a key that has no capacity of its own any more."""
     is_of_key = pg.strpos(limits.c.name, literal_column("' '")) > literal_column("0")
     return or_(~is_of_key, limits.c.capacity.is_not(None))
 
 
 def _lanes() -> Select[*tuple[Any, ...]]:
-    """The lanes that follow a given one, each found by one step in the index."""
+    """The lanes after the one in the parameters, each found by one step in the index."""
     after = tuple_(
         text_parameter("after_keys"),
         text_parameter("after_queue"),
@@ -421,17 +419,18 @@ def _lanes() -> Select[*tuple[Any, ...]]:
     columns = [waiting_messages.c[name] for name in LANE]
     ordered = select(*columns).order_by(*columns).limit(ONE)
     lane = ordered.where(tuple_(*columns) > after).subquery("first_lane").select()
-    known = lane.cte("lanes", recursive=True)
-    behind = tuple_(*columns) > tuple_(*(known.c[name] for name in LANE))
+    lanes = lane.cte("lanes", recursive=True)
+    behind = tuple_(*columns) > tuple_(*(lanes.c[name] for name in LANE))
     following = ordered.where(behind).lateral("following")
-    step: Select[*tuple[Any, ...]] = select(following).select_from(known.join(following, true()))
-    return select(known.union_all(step))
+    step: Select[*tuple[Any, ...]] = select(following).select_from(lanes.join(following, true()))
+    return select(lanes.union_all(step))
 
 
 def _with_state(place: Subquery | FromClause) -> Select[*tuple[Any, ...]]:
     """Places, and whether their jobs hold them, may go back and have started.
 
-    By an outer join, because a job may have been deleted."""
+    The joins are outer joins, because a job may have been deleted.
+    """
     job = (
         select(jobs.c.queue, jobs.c.priority, jobs.c.run_at, jobs.c.limit_keys)
         .where(jobs.c.id == place.c.job_id)
@@ -463,16 +462,19 @@ def _is_paused(message: FromClause) -> ColumnElement[bool]:
 
 
 def _locked_jobs() -> Select[*tuple[Any, ...]]:
-    """The unfinished ones among these jobs, locked, with the place of their messages."""
-    said = JOB_IDS.table_valued(column("id", BigInteger)).render_derived(name="said")
+    """Those of these jobs that are unfinished, and the place of their messages.
+
+    Locks the jobs, and skips jobs that other transactions have locked.
+    """
+    given = JOB_IDS.table_valued(column("id", BigInteger)).render_derived(name="given")
     job = (
         select(jobs.c.id, jobs.c.limit_keys, jobs.c.queue, jobs.c.priority, jobs.c.run_at)
-        .where(jobs.c.id == said.c.id, jobs.c.outcome.is_(None))
+        .where(jobs.c.id == given.c.id, jobs.c.outcome.is_(None))
         .with_for_update(key_share=True, skip_locked=True)
         .offset(AS_IT_STANDS)
         .lateral("job")
     )
-    return select(job).select_from(said.join(job, true()))
+    return select(job).select_from(given.join(job, true()))
 
 
 def _message_of(job: CTE, column: ColumnElement[Any]) -> Select[*tuple[Any, ...]]:

@@ -238,8 +238,8 @@ def _enqueue_from(
     job = _inserted(insert_or_skip(jobs).from_select(list(values), rows), taken, limited=limited)
     woken = wake_up_call() if notify else true()
     # An uncorrelated sub-select is evaluated once, whatever the number of jobs.
-    told = select(woken).scalar_subquery()
-    columns = (job.c.id, job.c.held_unique_key, true(), told)
+    woken_count = select(woken).scalar_subquery()
+    columns = (job.c.id, job.c.held_unique_key, true(), woken_count)
     message = (waiting_message_of if limited else message_of)(job)
     return select(*columns).add_cte(message.cte("message"))
 

@@ -58,7 +58,7 @@ def is_cancelled() -> Executable:
     )
 
 
-def deleted_leases(said: Any, *, held: bool) -> CTE:
+def deleted_leases(given: Any, *, held: bool) -> CTE:
     """The fence: deletes the leases that still match the settled attempts exactly.
 
     Each is looked up by its key, in a sub-query that the planner cannot reorder: with the
@@ -69,11 +69,11 @@ def deleted_leases(said: Any, *, held: bool) -> CTE:
     lease = (
         select(CTID)
         .select_from(leases)
-        .where(is_ours(said.c.target_id, said.c.message_id, said.c.attempt, held=held))
+        .where(is_ours(given.c.target_id, given.c.message_id, given.c.attempt, held=held))
         .offset(AS_IT_STANDS)
         .lateral("lease")
     )
-    places = select(lease.c.ctid).select_from(said.join(lease, true()))
+    places = select(lease.c.ctid).select_from(given.join(lease, true()))
     return (
         delete(leases)
         .where(among(places) == CTID, leases.c.worker_id == WORKER)

@@ -53,13 +53,13 @@ def follow_up_messages(job: CTE) -> CTE:
 
 
 def _follow_ups(job: CTE) -> CTE:
-    task, queue, argument = (_said(job, name) for name in ("task", "queue", "argument"))
+    task, queue, argument = (_setting(job, name) for name in ("task", "queue", "argument"))
     values: dict[str, ColumnElement[Any]] = {
         "queue": queue,
         "task": task,
         "args": pg.jsonb_build_object(argument, job.c.id),
-        "priority": _number(_said(job, "priority"), _PRIORITY, DEFAULT_PRIORITY),
-        "max_attempts": _number(_said(job, "max_attempts"), _MAX_ATTEMPTS, DEFAULT_MAX_ATTEMPTS),
+        "priority": _number(_setting(job, "priority"), _PRIORITY, DEFAULT_PRIORITY),
+        "max_attempts": _number(_setting(job, "max_attempts"), _MAX_ATTEMPTS, DEFAULT_MAX_ATTEMPTS),
         "run_at": clock(),
         "meta": job.c.meta.op("-", return_type=JSONB())(_KEY),
     }
@@ -73,7 +73,7 @@ def _follow_ups(job: CTE) -> CTE:
     return inserted.cte("follow_up")
 
 
-def _said(job: CTE, name: str) -> ColumnElement[str]:
+def _setting(job: CTE, name: str) -> ColumnElement[str]:
     return pg.jsonb_extract_path_text(
         job.c.meta, _KEY, literal_column(f"'{name}'", Text), type_=Text
     )

@@ -47,7 +47,7 @@ def due_jobs_of_unknown_tasks() -> Executable:
 
 @cache
 def unreadable() -> Executable:
-    """Tasks with jobs whose arguments no worker could read so far, and what the first one said.
+    """Tasks with jobs whose arguments no worker could read so far, and the error of the first one.
 
     A row that its job no longer needs stays until the job is deleted: one of a job that has ended,
     or that a worker runs now.

@@ -217,7 +217,7 @@ def _of_batches() -> list[Select[*tuple[Any, ...]]]:
     batch = batches.c
     known = size.outerjoin(batches, batch.id == size.c.batch_id)
     document = case((batch.outcome == FAILED, batch.on_failure), else_=batch.on_success)
-    told_nobody = and_(batch.ended_at.is_not(None), batch.callback_id.is_(None))
+    has_no_callback = and_(batch.ended_at.is_not(None), batch.callback_id.is_(None))
     named = pg.concat("batch ", batch.id)
     return [
         _broken(
@@ -239,7 +239,7 @@ def _of_batches() -> list[Select[*tuple[Any, ...]]]:
             size.c.last,
             named,
             known,
-            and_(told_nobody, document.is_not(None)),
+            and_(has_no_callback, document.is_not(None)),
         ),
     ]
 

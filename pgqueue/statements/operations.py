@@ -49,7 +49,7 @@ from pgqueue.statements.tables import (
     waiting_messages,
     waits_at_place_of,
 )
-from pgqueue.statements.tables import notify as tell
+from pgqueue.statements.tables import notify as notified
 
 JOB = bindparam("job_id", type_=BigInteger)
 NEW = "new_"
@@ -192,7 +192,7 @@ def requeue_job(*, notify: bool, limited: bool = False) -> Executable:
     message = (waiting_message_of if limited else message_of)(job).cte("message")
     letter = delete(dead_letters).where(dead_letters.c.job_id.in_(select(job.c.id))).cte("letter")
     met = delete(unreadable_jobs).where(unreadable_jobs.c.job_id.in_(select(job.c.id)))
-    woken = tell("rewind") if notify else true()
+    woken = notified("rewind") if notify else true()
     return select(job.c.id, woken).add_cte(message, letter, met.cte("unreadable"))
 
 
@@ -312,7 +312,7 @@ def _changed(values: dict[str, Any], *conditions: ColumnElement[bool], notify: b
     row = select(*columns, *(taken.c[name] for name in kept)).select_from(job.join(taken, true()))
     names = [*PLACE, "target_id", "task", *kept]
     new = insert(message_queue).from_select(names, row.limit(literal_column("1")))
-    woken = tell("rewind") if notify else true()
+    woken = notified("rewind") if notify else true()
     return select(job.c.id, woken).add_cte(new.cte("message"))
 
 
@@ -335,4 +335,4 @@ def _changed_in_lane(
         .returning(jobs.c.id)
         .cte("job")
     )
-    return select(job.c.id, tell("rewind") if notify else true())
+    return select(job.c.id, notified("rewind") if notify else true())

@@ -35,24 +35,24 @@ def write_progress() -> Executable:
     an attempt whose job has a later one, by its lease or by the number of attempts it has used.
     An attempt that has just ended has no lease, and its last progress is still written.
     """
-    said = document("reports", *REPORT)
+    given = document("reports", *REPORT)
     is_own = and_(
-        leases.c.message_id == said.c.message_id,
-        leases.c.attempt == said.c.attempt,
-        leases.c.worker_id == said.c.worker_id,
+        leases.c.message_id == given.c.message_id,
+        leases.c.attempt == given.c.attempt,
+        leases.c.worker_id == given.c.worker_id,
     )
     # A scalar sub-query: as an anti-join, all leases might be read.
-    later = select(leases.c.target_id).where(leases.c.target_id == said.c.job_id, not_(is_own))
+    later = select(leases.c.target_id).where(leases.c.target_id == given.c.job_id, not_(is_own))
     unlocked = (
         select(jobs.c.id)
-        .where(jobs.c.id == said.c.job_id, jobs.c.attempts <= said.c.attempt)
+        .where(jobs.c.id == given.c.job_id, jobs.c.attempts <= given.c.attempt)
         .with_for_update(key_share=True, skip_locked=True)
         .offset(AS_IT_STANDS)
         .lateral("unlocked")
     )
     job = (
-        select(unlocked.c.id, said.c.progress)
-        .select_from(said.join(unlocked, true()))
+        select(unlocked.c.id, given.c.progress)
+        .select_from(given.join(unlocked, true()))
         .where(later.scalar_subquery().is_(None))
         .cte("job")
     )

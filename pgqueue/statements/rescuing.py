@@ -72,7 +72,7 @@ def declare_dead() -> Executable:
 
 
 def died_lately() -> ColumnElement[bool]:
-    """Whether a worker was declared dead in the last ten seconds, by any other."""
+    """Whether any worker has declared this worker dead in the last ten seconds."""
     return workers.c.dead_at > clock() - literal_column("interval '10 seconds'")
 
 
@@ -102,17 +102,17 @@ def rescue_lost_messages() -> Executable:
     Locks the lease first and checks the message again, so that a transaction which ended
     meanwhile is not mistaken for damage.
     """
-    none = ~exists().where(stands_at_place_of(leases.c.target_id))
-    return _rescue(and_(leases.c.held, and_(~exists().where(_is_own_message()), none)))
+    no_message = ~exists().where(stands_at_place_of(leases.c.target_id))
+    return _rescue(and_(leases.c.held, and_(~exists().where(_is_own_message()), no_message)))
 
 
 @cache
 def drop_left_stamps() -> Executable:
     """Delete stamps that their jobs no longer need, even if the worker that made them lives.
 
-    The job has ended, was deleted, or has a later message.  It was cancelled between lock and
-    stamp; or the stamp came late, while another transaction committed the job's outcome.  A stamp
-    that moves to the later message meanwhile is a new row version, and stays.
+    The job has ended, was deleted, or has a later message: a cancel came between the lock and the
+    stamp, or the stamp came while another transaction committed the job's outcome.  A stamp that
+    moves to the later message meanwhile is a new row version, and stays.
     """
     # One probe by key for each; an EXISTS could become a join that reads all jobs.
     job = select(jobs.c.id).where(jobs.c.id == leases.c.target_id, jobs.c.outcome.is_(None))
@@ -130,12 +130,12 @@ def end_transactions() -> Executable:
     The server does not notice a frozen process, because its kernel still answers.
     """
     owner: ColumnElement[Any] = literal_column("message_queue.xmax").label("owner")
-    message = select(owner).select_from(message_queue).where(_is_own_message())
-    each = message.offset(AS_IT_STANDS).lateral("message")
+    owners = select(owner).select_from(message_queue).where(_is_own_message())
+    message = owners.offset(AS_IT_STANDS).lateral("message")
     held = (
-        select(leases.c.target_id, leases.c.started_at, each.c.owner)
+        select(leases.c.target_id, leases.c.started_at, message.c.owner)
         .select_from(
-            leases.outerjoin(workers, workers.c.id == leases.c.worker_id).join(each, true())
+            leases.outerjoin(workers, workers.c.id == leases.c.worker_id).join(message, true())
         )
         .where(_is_orphan(), leases.c.held)
         .cte("held")
@@ -148,8 +148,8 @@ def end_transactions() -> Executable:
 def _is_own_message() -> ColumnElement[bool]:
     """The message for which a lease was stamped: one probe by the whole key.
 
-    Probed first.  Without the id, the probe would read all messages that are due at the same
-    moment, and an application may have enqueued a million of them for eight o'clock.
+    Statements probe it before :func:`stands_at_place_of`, which has no id and reads all messages
+    due at the same moment: an application may have enqueued a million of them for eight o'clock.
     """
     return and_(stands_at_place_of(leases.c.target_id), message_queue.c.id == leases.c.message_id)
 
@@ -158,7 +158,7 @@ def _holder(held: CTE) -> Select[Any]:
     """The server process whose transaction has locked a message and was stamped for it.
 
     That transaction began before the stamp; any later holder of the message began after it.  The
-    server hides the start times of other roles' transactions, so these are left alone.
+    server hides the start times of other roles' transactions, so these processes are left alone.
     https://www.postgresql.org/docs/current/view-pg-locks.html
     """
     locks = _catalog("pg_locks", "pid", "locktype", "transactionid", "granted")

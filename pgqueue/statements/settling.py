@@ -1,8 +1,8 @@
 """Settle: write the outcome of an attempt, if the lease is still ours.
 
-Every write of a worker begins at the fence (:mod:`pgqueue.statements.fencing`), and everything
-else is derived from the leases that were deleted there: a worker that has lost its lease changes
-nothing.
+Every write of a worker begins at the fence (:mod:`pgqueue.statements.fencing`), which deletes the
+leases.  Everything else is derived from the deleted leases, so a worker that has lost its lease
+changes nothing.
 """
 
 from functools import cache
@@ -112,35 +112,35 @@ def settle(*, held: bool) -> Executable:
     ``held`` settles attempts of transaction mode; it must run in the transaction that holds
     their messages.
     """
-    said = document("said", *VERDICT)
-    gone = fencing.deleted_leases(said, held=held)
-    same_lease = and_(*equal(said, gone, ("target_id", "message_id", "attempt")))
-    # A crash of the child process counts as one of the worker: the job is then claimed alone.
-    crashes = (gone.c.crashes + said.c.crashed).label("crashes")
-    rest = [column for column in gone.c if column.name != "crashes"]
-    met = _first_met(said)
-    too_late = _is_too_late(said, gone)
-    words = (said.c[name] for name in ("snoozed", "max_interruptions", "result", *ERROR))
-    verdict = (*words, *_columns_of_waiting(said, met.c.since, too_late))
-    ours = gone.join(said, same_lease).outerjoin(met, true())
-    return write_verdicts(select(*rest, crashes, *verdict).select_from(ours).cte("lease"))
+    given = document("verdicts", *VERDICT)
+    gone = fencing.deleted_leases(given, held=held)
+    same_lease = and_(*equal(given, gone, ("target_id", "message_id", "attempt")))
+    # A crash of the child process counts as a crash of the worker: the job is then claimed alone.
+    crashes = (gone.c.crashes + given.c.crashed).label("crashes")
+    others = [column for column in gone.c if column.name != "crashes"]
+    unreadable = _unreadable_since(given)
+    too_late = _is_too_late(given, gone)
+    as_given = (given.c[name] for name in ("snoozed", "max_interruptions", "result", *ERROR))
+    verdict = (*as_given, *_verdict_or_wait(given, unreadable.c.since, too_late))
+    ours = gone.join(given, same_lease).outerjoin(unreadable, true())
+    return write_verdicts(select(*others, crashes, *verdict).select_from(ours).cte("lease"))
 
 
 @cache
 def settle_succeeded() -> Executable:
     """The common case of :func:`settle` in lease mode, with less work: success without a result.
 
-    Returns one row: how many were ours, which of them ended as cancelled, and, only if some
-    were not ours, which were.  The arrays are sent as text: psycopg would adapt each item.
+    Returns one row: how many were ours; which of them ended as cancelled; and, if not all were
+    ours, which were.  The arrays are sent as text: psycopg would adapt each item.
     """
-    job = _succeeded_jobs(fencing.deleted_leases(_said_successes(), held=False))
+    job = _succeeded_jobs(fencing.deleted_leases(_given_successes(), held=False))
     ours = count_rows()
     cancelled = pg.jsonb_agg(job.c.id).filter(job.c.outcome == CANCELLED)
     settled = case((ours != bindparam("expected", type_=Integer), pg.jsonb_agg(job.c.id)))
     return (
         select(ours, cast(cancelled, Text), cast(settled, Text))
         .select_from(job)
-        .add_cte(_letters_of(job))
+        .add_cte(_dead_letters_of(job))
     )
 
 
@@ -152,26 +152,26 @@ def settle_one_success(*, held: bool) -> Executable:
     """
     message = exists().where(take_message().cte("message").c.id.is_not(None)) if held else true()
     job = _succeeded_jobs(fencing.deleted_lease(message, held=held))
-    return select(job.c.id, job.c.outcome).add_cte(_letters_of(job))
+    return select(job.c.id, job.c.outcome).add_cte(_dead_letters_of(job))
 
 
 @cache
 def delete_succeeded(*, held: bool) -> Executable:
     """Delete jobs that have succeeded and are not kept; returns those that were deleted.
 
-    Leaves jobs that are not ours, were asked to cancel or keep the key of a period as they are,
-    for the ordinary settle.
-    Locks the leases before the jobs, as everywhere: a cancel that was requested meanwhile is seen.
+    Leaves other jobs to the ordinary settle: those that are not ours, were asked to cancel, or keep
+    the key of a period.  Locks the leases before the jobs, as everywhere, so that a cancel that was
+    requested meanwhile is seen.
     """
-    said = _said_successes()
+    given = _given_successes()
     ours = (
         select(leases.c.target_id)
-        .where(fencing.is_ours(said.c.target_id, said.c.message_id, said.c.attempt, held=held))
+        .where(fencing.is_ours(given.c.target_id, given.c.message_id, given.c.attempt, held=held))
         .with_for_update()
         .offset(AS_IT_STANDS)
         .lateral("ours")
     )
-    lease = select(ours.c.target_id).select_from(said.join(ours, true())).cte("lease")
+    lease = select(ours.c.target_id).select_from(given.join(ours, true())).cte("lease")
     job = (
         delete(jobs)
         .where(
@@ -195,41 +195,41 @@ def check_constraints() -> Executable:
 
 @cache
 def free_jobs() -> Executable:
-    """Which of these jobs no other transaction has locked, for however short a time."""
+    """Which of these jobs no other transaction has locked at this moment."""
     ids = pg.unnest(array_parameter("target_ids", BigInteger))
-    said = ids.table_valued(column("target_id", BigInteger)).render_derived(name="said")
-    return free_among(said)
+    given = ids.table_valued(column("target_id", BigInteger)).render_derived(name="given")
+    return free_among(given)
 
 
-def free_among(said: FromClause) -> Select[Any]:
+def free_among(given: FromClause) -> Select[Any]:
     """Those of these jobs that can be updated without waiting for another transaction.
 
-    Such a transaction may have cancelled a job and not committed yet.  Locks the jobs, with one
-    probe by key for each.  A deleted job counts as free.
+    Another transaction may have cancelled a job and not committed yet.  Locks the free jobs, with
+    one probe by key for each.  A deleted job counts as free.
     """
-    job = select(jobs.c.id).where(jobs.c.id == said.c.target_id)
+    job = select(jobs.c.id).where(jobs.c.id == given.c.target_id)
     unlocked = job.with_for_update(key_share=True, skip_locked=True).offset(AS_IT_STANDS)
     free = unlocked.lateral("free")
     return (
-        select(said.c.target_id)
-        .select_from(said.outerjoin(free, true()))
+        select(given.c.target_id)
+        .select_from(given.outerjoin(free, true()))
         .where(or_(free.c.id.is_not(None), job.scalar_subquery().is_(None)))
     )
 
 
-_SAID = (("target_ids", BigInteger), ("message_ids", BigInteger), ("attempts", SmallInteger))
+_KEY_ARRAYS = (("target_ids", BigInteger), ("message_ids", BigInteger), ("attempts", SmallInteger))
 
 
-def _said_successes() -> TableValuedAlias:
+def _given_successes() -> TableValuedAlias:
     return (
         # unnest with several arrays is syntax, and takes no schema name.
-        func.unnest(*(array_parameter(name, kind) for name, kind in _SAID))
+        func.unnest(*(array_parameter(name, kind) for name, kind in _KEY_ARRAYS))
         .table_valued(
             column("target_id", BigInteger),
             column("message_id", BigInteger),
             column("attempt", SmallInteger),
         )
-        .render_derived(name="said")
+        .render_derived(name="given")
     )
 
 
@@ -257,8 +257,8 @@ def write_verdicts(lease: CTE, *more: str) -> Executable:
 
     The job's row decides: a job that has ended meanwhile keeps its outcome.  Three rules hold for
     every outcome: a requested cancel takes precedence; a last attempt that was used up fails the
-    job; and a job goes on exactly if it gets a message here, or a waiting one if its next start
-    counts.  A job that fails may name another, which is enqueued here.
+    job; and a job that goes on gets a message here, or a waiting message if its next start counts
+    under a rate.  The follow-up of a job that fails is enqueued here.
     """
     job = (
         update(jobs)
@@ -285,7 +285,7 @@ def write_verdicts(lease: CTE, *more: str) -> Executable:
     return (
         select(job.c.id, job.c.outcome, *(job.c[name] for name in more))
         .add_cte(_next_messages_of(job), _waiting_messages_of(job))
-        .add_cte(_bad_attempts_of(job), _letters_of(job))
+        .add_cte(_bad_attempts_of(job), _dead_letters_of(job))
         .add_cte(follow_up_messages(job))
         .add_cte(_unreadable_jobs_of(job), _readable_jobs_of(job))
     )
@@ -321,8 +321,8 @@ def _attempts(lease: CTE) -> ColumnElement[Any]:
 def _last_error(lease: CTE) -> ColumnElement[Any]:
     """NULL after a successful attempt; earlier attempts keep their errors on record."""
     kept = case((lease.c.ending.is_distinct_from(SUCCEEDED), jobs.c.last_error))
-    limit = pg.concat(lease.c.error, LAST_INTERRUPTION, lease.c.max_interruptions)
-    return func.coalesce(case((_is_last_interruption(lease), limit)), lease.c.error, kept)
+    interrupted = pg.concat(lease.c.error, LAST_INTERRUPTION, lease.c.max_interruptions)
+    return func.coalesce(case((_is_last_interruption(lease), interrupted)), lease.c.error, kept)
 
 
 def _snoozes(lease: CTE) -> ColumnElement[Any]:
@@ -344,8 +344,11 @@ def _next_run_at(lease: CTE) -> ColumnElement[Any]:
 
 
 def _next_messages_of(job: CTE) -> CTE:
-    """A job that crashed before, has only one attempt, or has places in limits is not claimed ahead
-    of a slot."""
+    """The messages of jobs that go on.
+
+    A job that crashed before, has only one attempt, or has places in limits is not claimed ahead
+    of a slot.
+    """
     alone = or_(job.c.lease_crashes > 0, job.c.max_attempts == 1, job.c.limit_keys.is_not(None))
     names = (*PLACE, "id", "task", "attempts", "lease_crashes")
     rows = select(*(job.c[name] for name in names), alone).where(
@@ -388,7 +391,7 @@ def _bad_attempts_of(job: CTE) -> CTE:
     return attempts.cte("bad_attempt")
 
 
-def _letters_of(job: CTE) -> CTE:
+def _dead_letters_of(job: CTE) -> CTE:
     rows = select(job.c.id, job.c.outcome, job.c.queue, job.c.task, job.c.finished_at).where(
         job.c.outcome.in_([FAILED, CANCELLED])
     )
@@ -398,67 +401,70 @@ def _letters_of(job: CTE) -> CTE:
 
 
 def _unreadable_jobs_of(job: CTE) -> CTE:
-    """A job that is met again keeps its row, and the time in it."""
+    """Record that jobs wait because they are unreadable; a job recorded before keeps its time."""
     rows = select(job.c.id, job.c.task, job.c.lease_error).where(
         job.c.lease_waits, job.c.outcome.is_(None)
     )
-    met = insert_or_skip(unreadable_jobs).from_select(["job_id", "task", "reason"], rows)
-    return met.on_conflict_do_nothing().cte("unreadable")
+    unreadable = insert_or_skip(unreadable_jobs).from_select(["job_id", "task", "reason"], rows)
+    return unreadable.on_conflict_do_nothing().cte("unreadable")
 
 
 def _readable_jobs_of(job: CTE) -> CTE:
-    """Forget that the arguments of these jobs were unreadable: an attempt has started, or the job
-    has ended.  Probes by key: a join might read the whole table."""
+    """Forget that jobs were unreadable, once an attempt has started or the job has ended.
+
+    Probes by key: a join might read the whole table.
+    """
     has_started = or_(job.c.lease_burned == BURNED, job.c.lease_snoozed == ONE)
     was_interrupted = job.c.lease_max_interruptions.is_not(None)
     ids = select(job.c.id).where(or_(has_started, was_interrupted, job.c.outcome.is_not(None)))
     return delete(unreadable_jobs).where(unreadable_jobs.c.job_id == among(ids)).cte("readable")
 
 
-def _first_met(said: Any) -> LateralFromClause:
-    """When the arguments of an unreadable job were first found unreadable, if that is recorded.
+def _unreadable_since(given: Any) -> LateralFromClause:
+    """Since when the arguments of a job have been unreadable, if that is recorded.
 
     OFFSET keeps the planner from joining in another order: one probe by key for each such job.
     """
     row = select(unreadable_jobs.c.since).where(
-        unreadable_jobs.c.job_id == said.c.target_id, said.c.max_unreadable.is_not(None)
+        unreadable_jobs.c.job_id == given.c.target_id, given.c.max_unreadable.is_not(None)
     )
     return row.offset(AS_IT_STANDS).lateral("met")
 
 
-def _is_too_late(said: Any, lease: CTE) -> ColumnElement[bool]:
+def _is_too_late(given: Any, lease: CTE) -> ColumnElement[bool]:
     """Whether the next attempt would start too late after the first one; NULL without a limit.
 
     A requeued job has older first attempts on record, so the latest one counts.  Probed by key,
     and only if there is a limit: CASE evaluates no other branch.
     """
     first = select(pg.max(job_attempts.c.started_at)).where(
-        job_attempts.c.job_id == said.c.target_id, job_attempts.c.attempt == ONE_ATTEMPT
+        job_attempts.c.job_id == given.c.target_id, job_attempts.c.attempt == ONE_ATTEMPT
     )
     began = case(
         (lease.c.attempt == ONE_ATTEMPT, lease.c.started_at),
         else_=func.coalesce(first.scalar_subquery(), lease.c.started_at),
     )
-    late = clock() + seconds(said.c.delay) > began + seconds(said.c.give_up_after)
-    return case((said.c.give_up_after.is_not(None), late))
+    late = clock() + seconds(given.c.delay) > began + seconds(given.c.give_up_after)
+    return case((given.c.give_up_after.is_not(None), late))
 
 
-def _columns_of_waiting(
-    said: Any, since: ColumnElement[Any], too_late: ColumnElement[bool]
+def _verdict_or_wait(
+    given: Any, since: ColumnElement[Any], too_late: ColumnElement[bool]
 ) -> list[ColumnElement[Any]]:
-    """The document says that an unreadable job fails; before ``max_unreadable`` the job waits.
+    """The rest of the verdict, or a wait if the job is unreadable.
 
-    The wait grows with its age: half of it, from 5 seconds to a minute.
+    The document says that an unreadable job fails.  Until ``max_unreadable`` has passed, the job
+    waits instead: half of the time it has been unreadable, from 5 seconds to a minute.
     """
     now = pg.statement_timestamp()
     waited = now - func.coalesce(since, now)
-    waits = waited < seconds(said.c.max_unreadable)
+    waits = waited < seconds(given.c.max_unreadable)
     half = cast(extract("epoch", waited), Float) * HALF
     pause = func.least(func.greatest(half, SHORTEST_PAUSE), LONGEST_PAUSE)
     return [
         waits.label("waits"),
-        case((waits, pause), else_=said.c.delay).label("delay"),
-        case((waits, KEPT), else_=said.c.burned).label("burned"),
-        case((waits, null()), (too_late, FAILED), else_=said.c.ending).label("ending"),
-        case((waits, null()), else_=said.c.end).label("end"),
+        case((waits, pause), else_=given.c.delay).label("delay"),
+        case((waits, KEPT), else_=given.c.burned).label("burned"),
+        case((waits, null()), (too_late, FAILED), else_=given.c.ending).label("ending"),
+        case((waits, null()), else_=given.c.end).label("end"),
     ]

@@ -115,7 +115,7 @@ def free_keys() -> Executable:
 
 
 @cache
-def free_key_of_attempt(*, is_alone: bool) -> Executable:
+def free_key_of_attempt(*, in_own_transaction: bool) -> Executable:
     """Give back the unique key of a job whose handler is about to start.
 
     No row: the lease is not ours any more, or the job has ended.  A job whose key is free already
@@ -128,7 +128,7 @@ def free_key_of_attempt(*, is_alone: bool) -> Executable:
             jobs.c.id == ONE[0],
             jobs.c.outcome.is_(None),
             exists().where(ours),
-            LONGEST_WAIT if is_alone else true(),
+            LONGEST_WAIT if in_own_transaction else true(),
         )
         .values(held_unique_key=null())
         .returning(jobs.c.id)
@@ -137,19 +137,19 @@ def free_key_of_attempt(*, is_alone: bool) -> Executable:
 
 def _holders() -> CTE:
     """The jobs of this task that hold the keys of the document, one probe of the index for each."""
-    said = document("documents", column("args", JSONB), column("unique_key", Text))
+    given = document("documents", column("args", JSONB), column("unique_key", Text))
     job = (
         select(*(jobs.c[name] for name in ("id", *PLACE)))
         .where(
             jobs.c.queue == text_parameter(f"{NEW}queue"),
-            jobs.c.held_unique_key == said.c.unique_key,
+            jobs.c.held_unique_key == given.c.unique_key,
             jobs.c.held_unique_key.is_not(None),
             jobs.c.task == text_parameter(f"{NEW}task"),
         )
         .offset(AS_IT_STANDS)
         .lateral("job_of_key")
     )
-    return select(job, said).select_from(said.join(job, true())).cte("holder")
+    return select(job, given).select_from(given.join(job, true())).cte("holder")
 
 
 def _taken_messages(holder: CTE) -> CTE:

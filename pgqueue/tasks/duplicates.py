@@ -24,8 +24,8 @@ def check_holder(options: Options, holder_id: int, unique_key: str | None) -> No
     caller = None if running is None else (running.job_id, running.queue)
     words = _refusal(options, holder_is_caller=caller == (holder_id, options.queue))
     if words:
-        told = words.format(queue=options.queue, key=unique_key)
-        duplicate = DuplicateJob(f"task {options.task}: job {holder_id}{told}")
+        reason = words.format(queue=options.queue, key=unique_key)
+        duplicate = DuplicateJob(f"task {options.task}: job {holder_id}{reason}")
         duplicate.holder = holder_id
         raise duplicate
 

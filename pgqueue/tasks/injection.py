@@ -40,6 +40,8 @@ class Injection:
         return Injected.CONTEXT in self.parameters
 
     def values(self, *, session: Any, context: JobContext) -> list[Any]:
+        if not self.parameters:
+            return []  # the most frequent case, without a loop
         return [context if kind is Injected.CONTEXT else session for kind in self.parameters]
 
     def refuse_process(self, task_name: str) -> None:

@@ -22,7 +22,7 @@ from pgqueue.redaction import is_secret
 from pgqueue.repository import Callback, Enqueued, Enqueues, JobValues, KeyHolder, NewJob
 from pgqueue.repository.enqueues import TRIES_FOR_A_KEY, key_never_free
 from pgqueue.sessions import async_sessions
-from pgqueue.sessions.callers import joined, may_notify, sync_session, telling_failures
+from pgqueue.sessions.callers import joined, may_notify, sync_session, translated_errors
 from pgqueue.sessions.collecting import collect
 from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job, placed_job
 from pgqueue.statements.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
@@ -55,7 +55,7 @@ class Owner(Protocol):
 
     def async_session(self) -> "AsyncSession": ...
 
-    def in_child(self, told: Mapping[str, str]) -> AbstractContextManager[object]: ...
+    def in_child(self, settings: Mapping[str, str]) -> AbstractContextManager[object]: ...
 
     def around_jobs(self) -> Around: ...
 
@@ -178,12 +178,12 @@ class Task(Generic[P, R]):
         if new.changes_holder:
             return self._enqueue_or_change(target, connection, written, new)
         for _ in range(TRIES_FOR_A_KEY):
-            with telling_failures():
-                found = self._insert(Enqueues(connection), new, written)
-            if isinstance(found, Enqueued):
-                return self._added_job(target, found, written, new)
-            check_holder(self._options, found.id, written.unique_key)
-            if (held := held_job(target, found)) is not None:
+            with translated_errors():
+                row = self._insert(Enqueues(connection), new, written)
+            if isinstance(row, Enqueued):
+                return self._added_job(target, row, written, new)
+            check_holder(self._options, row.id, written.unique_key)
+            if (held := held_job(target, row)) is not None:
                 collect(target, [held.id])
                 return held
         raise key_never_free(new, written.unique_key)
@@ -221,7 +221,7 @@ class Task(Generic[P, R]):
         )
         connection = joined(target, self._where)
         refuse_autocommit(connection, f"{self._where}: enqueue_many")
-        with telling_failures():
+        with translated_errors():
             job_ids = self._insert_many(connection, written)
         collect(target, job_ids)
         return job_ids
@@ -280,18 +280,18 @@ class Task(Generic[P, R]):
         warn_of_open_transaction(self.name, self.owner.session_of_caller())
         if self._new.changes_holder:
             return self._delay_or_change(*args, **kwargs)
-        given, new = self._written(args, kwargs), self._new_now()
+        without_period, new = self._written(args, kwargs), self._new_now()
         for _ in range(TRIES_FOR_A_KEY):
             # In autocommit one statement is one transaction, which saves two round trips.
-            with self.owner.autocommitting() as connection, telling_failures():
-                written = self._in_period(connection, new, given)
-                found = self._insert(Enqueues(connection), new, written)
-            if isinstance(found, Enqueued):
-                return self._loaded_job(found, written, new)
-            check_holder(self._options, found.id, written.unique_key)
+            with self.owner.autocommitting() as connection, translated_errors():
+                written = self._in_period(connection, new, without_period)
+                row = self._insert(Enqueues(connection), new, written)
+            if isinstance(row, Enqueued):
+                return self._loaded_job(row, written, new)
+            check_holder(self._options, row.id, written.unique_key)
             with self.owner.session() as session:
                 session.begin()  # if its sessionmaker has autobegin=False
-                if (job := held_job(session, found)) is not None:
+                if (job := held_job(session, row)) is not None:
                     session.expunge(job)
                     return job
         raise key_never_free(new, written.unique_key)
@@ -447,7 +447,7 @@ class Task(Generic[P, R]):
             )
 
     def _follow_up_values(self, follow_up: Any) -> dict[str, Any]:
-        """Return the values of the follow-up, which each job of this task keeps in its meta."""
+        """Return the values of the follow-up; each job of this task keeps them in its meta."""
         if not isinstance(follow_up, Task) or follow_up.owner is not self.owner:
             raise TaskDefinitionError(
                 f"{self._where}: on_failed is {follow_up!r}; give another task of this queue"
@@ -485,8 +485,7 @@ class Task(Generic[P, R]):
     def _unique_key_after(self, job: JobValues, new: str | None) -> str | None:
         """Return the unique key of a job whose new arguments make the key ``new``.
 
-        If the old arguments do not make the key that the job has, the enqueue gave this key, and it
-        stays.
+        A key that the old arguments do not make was chosen at the enqueue, and stays.
         """
         if job.unique_key is None:
             return None
@@ -531,23 +530,25 @@ class Task(Generic[P, R]):
         if not self.owner.meta_sources:
             return self._new
         where = f"{self._where}: on_enqueue: "
-        own = {**self._options.meta, **self._own_meta}
+        of_task = {**self._options.meta, **self._own_meta}
         meta: dict[str, Any] = {}
         for source in self.owner.meta_sources:
             meta |= checked_meta(where, source(self) or {})
-        return replace(self._new, meta=meta_text(where, {**meta, **own}))
+        return replace(self._new, meta=meta_text(where, {**meta, **of_task}))
 
-    def _added_job(self, session: Session, found: Enqueued, written: Written, new: NewJob) -> Job:
-        collect(session, [found.id])
-        job = self._loaded_job(found, written, new)
+    def _added_job(
+        self, session: Session, enqueued: Enqueued, written: Written, new: NewJob
+    ) -> Job:
+        collect(session, [enqueued.id])
+        job = self._loaded_job(enqueued, written, new)
         # The row is written and needs no flush, so a mapper event may enqueue too: SQLAlchemy warns
         # of an add there, because the flush would miss new or changed objects.
         Session.add(session, job, _warn=False)
         return job
 
-    def _loaded_job(self, found: Enqueued, written: Written, new: NewJob) -> Job:
+    def _loaded_job(self, enqueued: Enqueued, written: Written, new: NewJob) -> Job:
         return loaded_job(
-            *found,
+            *enqueued,
             task=self.name,
             args=written.args,
             queue=self._new.queue,
@@ -564,7 +565,7 @@ class Task(Generic[P, R]):
         """Enqueue a job, or change the waiting job that holds its unique key."""
         self._refuse_autocommit(connection)
         for _ in range(TRIES_FOR_A_KEY):
-            with telling_failures():
+            with translated_errors():
                 [placed] = Enqueues(connection).enqueue_unique_chunk(
                     new, payloads=[written.args], keys=[written.unique_key]
                 )
@@ -619,7 +620,7 @@ def _enqueue_unique(
     check_rows(options, keys)
     row_of = rows_to_place(options, keys)
     order = list(dict.fromkeys(row_of.values()))
-    found: dict[int, int] = {}
+    job_ids: dict[int, int] = {}
     for start in range(0, len(order), written.per_statement):
         part = order[start : start + written.per_statement]
         placed = enqueues.enqueue_unique_chunk(
@@ -631,5 +632,5 @@ def _enqueue_unique(
         for index, job in zip(part, placed, strict=True):
             if not (job.is_new or job.is_changed):
                 check_holder(options, job.id, keys[index])
-            found[index] = job.id
-    return [found[row_of[index]] for index in range(len(keys))]
+            job_ids[index] = job.id
+    return [job_ids[row_of[index]] for index in range(len(keys))]

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, scoped_session
 from pgqueue.errors import ArgumentsError
 from pgqueue.models import Job, JobStatus
 from pgqueue.redaction import redacted_data
-from pgqueue.sessions.callers import sync_session, telling_failures
+from pgqueue.sessions.callers import sync_session, translated_errors
 from pgqueue.tasks import Task
 
 WAITING = (JobStatus.PENDING, JobStatus.BLOCKED)
@@ -18,7 +18,7 @@ MAX_LINES = 20
 """Jobs that the message of a failed assertion names."""
 
 
-@telling_failures()
+@translated_errors()
 def enqueued(
     session: "Session | scoped_session[Any]",
     task: Task[..., Any] | None = None,
@@ -86,7 +86,7 @@ def _message(
     session: "Session | scoped_session[Any]", task: Task[..., Any], some_args: Mapping[str, Any]
 ) -> str:
     wanted = _stored(task, some_args)
-    said = f" with {_words(task, wanted)}" if wanted else ""
+    condition = f" with {_words(task, wanted)}" if wanted else ""
     # First the jobs of this task, those with the fewest differences at the top.
     jobs = sorted(
         _jobs(session),
@@ -96,11 +96,11 @@ def _message(
         ),
     )
     if not jobs:
-        return f"no job of {task.name}{said} waits; no job at all was enqueued"
+        return f"no job of {task.name}{condition} waits; no job at all was enqueued"
     lines = [_line(task, job, wanted) for job in jobs[:MAX_LINES]]
     if len(jobs) > MAX_LINES:
         lines.append(f"and {len(jobs) - MAX_LINES} more")
-    return "\n  ".join([f"no job of {task.name}{said} waits; enqueued were", *lines])
+    return "\n  ".join([f"no job of {task.name}{condition} waits; enqueued were", *lines])
 
 
 def _line(task: Task[..., Any], job: Job, wanted: Mapping[str, Any]) -> str:

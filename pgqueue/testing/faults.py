@@ -16,14 +16,14 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.models import Job, MessageQueue
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository import ClaimCursor, Claimed, Workers
-from pgqueue.sessions.callers import telling_failures
+from pgqueue.sessions.callers import translated_errors
 from pgqueue.testing.running import expire, joined_connection, queue_of
 from pgqueue.worker.inline.worker import InlineWorker
 
 AnySession = Session | scoped_session[Any]
 
 
-@telling_failures()
+@translated_errors()
 def crash_job(session: AnySession, job: Job, *, queue: PgQueue | None = None) -> None:
     """Run the handler of a due job, and then let its worker die before it can settle.
 
@@ -37,7 +37,7 @@ def crash_job(session: AnySession, job: Job, *, queue: PgQueue | None = None) ->
         _let_die(connection, worker)
 
 
-@telling_failures()
+@translated_errors()
 def time_out_job(session: AnySession, job: Job, *, queue: PgQueue | None = None) -> None:
     """Run the handler of a due job, and settle its attempt as past the task's timeout.
 
@@ -53,7 +53,7 @@ def time_out_job(session: AnySession, job: Job, *, queue: PgQueue | None = None)
         )
 
 
-@telling_failures()
+@translated_errors()
 def lose_lease(session: AnySession, job: Job, *, queue: PgQueue | None = None) -> None:
     """Let the lease of a due job pass on while its handler runs.
 

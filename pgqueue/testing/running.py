@@ -10,7 +10,7 @@ from pgqueue.errors import ArgumentsError, PgQueueError
 from pgqueue.job_queue import PgQueue, queues_with_tasks
 from pgqueue.models import Job
 from pgqueue.repository import DueTimes
-from pgqueue.sessions.callers import in_transaction, sync_session, telling_failures
+from pgqueue.sessions.callers import in_transaction, sync_session, translated_errors
 from pgqueue.worker.inline.attempt import Ended
 from pgqueue.worker.inline.worker import InlineWorker
 
@@ -18,7 +18,7 @@ QUEUE = "pgqueue.testing.queue"
 """The name in ``session.info`` of the queue that a fixture has chosen."""
 
 
-@telling_failures()
+@translated_errors()
 def run_jobs(
     session: "Session | scoped_session[Any]",
     *,

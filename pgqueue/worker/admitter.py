@@ -47,9 +47,9 @@ logger = redaction.logger(__name__)
 T = TypeVar("T")
 
 SWEEP_EVERY = 10.0
-"""Seconds between two looks for free places."""
+"""Seconds between two sweeps, which delete free places."""
 MOMENT = 0.2
-"""Seconds that the end of the worker waits for a statement before it cancels the statement."""
+"""Seconds that a worker which ends waits for a statement before it cancels the statement."""
 LAST_ROUND = 10.0
 """Seconds for which a worker that ends when no job is left waits for a round."""
 
@@ -118,8 +118,8 @@ class Admitter(WorkerThread):
             self._awake.clear()
             self._begun += 1
             wait = self._run_round()
-            self._tell_end(self._begun)
-        self._tell_end(self._begun)
+            self._announce_end(self._begun)
+        self._announce_end(self._begun)
         self._reconnecting.close()
 
     def stop(self, *, seconds: float) -> None:
@@ -131,7 +131,7 @@ class Admitter(WorkerThread):
             self._reconnecting.cancel()
             self.join(seconds)
 
-    def _tell_end(self, number: int) -> None:
+    def _announce_end(self, number: int) -> None:
         with self._round_over:
             self._ended = number
             self._round_over.notify_all()
@@ -188,9 +188,9 @@ MOST = 1000
 MOST_OF_LANE = 100
 """Jobs of one lane that one transaction reads."""
 KEYS_FOR_ONE_MORE = 10
-"""With each ten lanes more, one more job of a fair limit may be ready: a round takes longer."""
+"""For so many lanes, one more job of a fair limit may be ready, because a round takes longer."""
 SWEPT_AT_ONCE = 1000
-"""Places that one look for free ones reads."""
+"""Places that one step of a sweep reads."""
 NO_BUCKETS = Buckets(datetime.min, {})
 
 
@@ -211,6 +211,7 @@ class Admitted(NamedTuple):
     is_to_repeat: bool
     """Whether these lanes must be read again, because more of their jobs may be admitted now."""
     seconds_to_token: float | None = None
+    """Seconds until the next token comes back for which a job waits, if any."""
 
 
 class AdmissionRounds:
@@ -218,7 +219,7 @@ class AdmissionRounds:
 
     ``most_ready``: how many jobs of a fair limit may be admitted and not started.
     ``own``: limits that are in force although no worker has declared them, as in a test.
-    ``is_alone``: no other transaction admits, so this one takes no lock.
+    ``is_only_admitter``: no other transaction admits, so this one takes no lock.
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class AdmissionRounds:
         notify: bool,
         most_ready: int,
         own: Mapping[str, Rule] | None = None,
-        is_alone: bool = False,
+        is_only_admitter: bool = False,
     ) -> None:
         self._queues = queues
         self._paused = paused
@@ -238,7 +239,7 @@ class AdmissionRounds:
         self._notify = notify
         self._most_ready = most_ready
         self._own = own or {}
-        self._is_alone = is_alone
+        self._is_only_admitter = is_only_admitter
         self._after = FIRST_LANE
         self._lanes = 1
         """How many lanes were read last."""
@@ -256,31 +257,30 @@ class AdmissionRounds:
         rules = {**self._own, **admissions.rules()}
         paused = self._paused()
         queues = [queue for queue in self._queues() if queue not in paused.queues]
-        of_lane = self._of_lane(rules)
+        per_lane = self._jobs_per_lane(rules)
         lanes = admissions.first_waiting(
             self._after,
             queues=queues,
             tasks=self._tasks(),
             lanes=MOST_LANES,
-            of_lane=of_lane,
+            of_lane=per_lane,
         )
         is_last = lanes.are_all
         self._lanes = lanes.number or self._lanes
-        done = Admitted(0, is_to_repeat=False)
+        result = Admitted(0, is_to_repeat=False)
         if any(job.is_due for job in lanes.waiting):
-            done = self._admit(admissions, lanes.waiting, rules, paused, of_lane)
-        if not done.is_to_repeat:
+            result = self._admit(admissions, lanes.waiting, rules, paused, per_lane)
+        if not result.is_to_repeat:
             self._after = FIRST_LANE if is_last else lanes.last or FIRST_LANE
         waits = [
-            wait for wait in (lanes.seconds_to_next, done.seconds_to_token) if wait is not None
+            wait for wait in (lanes.seconds_to_next, result.seconds_to_token) if wait is not None
         ]
-        return Step(done.jobs, is_last and not done.is_to_repeat, min(waits, default=None))
+        return Step(result.jobs, is_last and not result.is_to_repeat, min(waits, default=None))
 
     def sweep(self, connection: Connection) -> bool:
-        """Delete some places that are free, and full buckets; returns whether there may be many
-        more free places.
+        """Delete some free places and full buckets; returns whether many more places may be free.
 
-        An admission deletes free places only under keys for which a job waits.
+        An admission deletes free places too, but only under keys for which a job waits.
         """
         admissions = Admissions(connection)
         self._serialize(admissions)
@@ -298,7 +298,7 @@ class AdmissionRounds:
         waiting: Sequence[Waiting],
         rules: Mapping[str, Rule],
         paused: Paused,
-        of_lane: int,
+        per_lane: int,
     ) -> Admitted:
         self._serialize(admissions)
         keys = {key for job in waiting if job.is_due for key in job.limit_keys}
@@ -315,10 +315,10 @@ class AdmissionRounds:
             self._skip_stuck(
                 admissions, [job for job in waiting if job.job_id not in moved], unmoved
             )
-        done = [job_id for job_id in chosen if job_id in moved]
-        wait = _take_tokens(admissions, waiting, done, buckets, rules) if timed else None
+        admitted = [job_id for job_id in chosen if job_id in moved]
+        wait = _take_tokens(admissions, waiting, admitted, buckets, rules) if timed else None
         are_all = len(chosen) < MOST and len(moved) == len(chosen)
-        is_to_repeat = not are_all or _is_lane_used_up(waiting, chosen, of_lane)
+        is_to_repeat = not are_all or _is_lane_used_up(waiting, chosen, per_lane)
         return Admitted(len(moved), is_to_repeat, wait)
 
     def _skip_stuck(
@@ -326,31 +326,30 @@ class AdmissionRounds:
     ) -> None:
         """Skip the jobs that could not be moved, for the rest of the round.
 
-        Also checks all later jobs of their lanes that were read, because another transaction may
-        have locked thousands.  A waiting message that differs from its job in queue, priority or
-        time cannot be moved either, although nobody has locked the job.
+        Also checks the other jobs that were read under the same keys, because another transaction
+        may have locked thousands.  A waiting message that differs from its job in queue, priority
+        or time cannot be moved either, although no transaction has locked the job.
         """
-        lanes = {job.limit_keys for job in waiting if job.job_id in unmoved}
-        behind = [job for job in waiting if job.limit_keys in lanes]
-        stuck = {job.job_id for job in behind} - admissions.free(behind) | set(unmoved)
-        admissions.drop_useless(job for job in behind if job.job_id in stuck)
+        keys = {job.limit_keys for job in waiting if job.job_id in unmoved}
+        suspected = [job for job in waiting if job.limit_keys in keys]
+        stuck = {job.job_id for job in suspected} - admissions.free(suspected) | set(unmoved)
+        admissions.drop_useless(job for job in suspected if job.job_id in stuck)
         self._locked |= stuck
 
     def _serialize(self, admissions: Admissions) -> None:
-        if not self._is_alone:
+        if not self._is_only_admitter:
             admissions.serialize()
 
-    def _of_lane(self, rules: Mapping[str, Rule]) -> int:
+    def _jobs_per_lane(self, rules: Mapping[str, Rule]) -> int:
         """How many jobs of each lane to read: one more than can be admitted.
 
-        Under a fair limit, one more than the lane is likely to get.
-
-        Reads two more for each locked job, so that few steps find the first job that is free.
+        Under a fair limit, one more than are likely to be admitted.  Two more for each locked job,
+        so that few steps find the first job that is not locked.
         """
-        largest = max((self._most_of_key(rule) for rule in rules.values()), default=0)
+        largest = max((self._likely_to_admit(rule) for rule in rules.values()), default=0)
         return min(largest, MOST_OF_LANE) + 1 + 2 * len(self._locked)
 
-    def _most_of_key(self, rule: Rule) -> int:
+    def _likely_to_admit(self, rule: Rule) -> int:
         if not rule.is_fair:
             return rule.most_at_once
         return min(rule.capacity, 1 + self._most_ready // self._lanes)
@@ -359,53 +358,59 @@ class AdmissionRounds:
 def _places_that_stay(
     admissions: Admissions, keys: Collection[str], rules: Mapping[str, Rule], paused: Paused
 ) -> list[Place]:
-    """Read the places under these keys, and under the names of their fair limits.  Deletes the free
-    ones, sends back the jobs that cannot start now, and returns the other places."""
+    """Read the places under these keys, and under the names of their fair limits.
+
+    Deletes free places, sends back the jobs that cannot start now, and returns the other places.
+    """
     names = {name_of(key) for key in keys if is_fair(key, rules)}
     places = admissions.places_under(sorted({*keys, *names}), paused=paused)
     if free := [place for place in places if not place.is_held]:
         admissions.delete_places(free)
-    late = to_send_back(places, rules)
-    back = admissions.send_back(late, paused=paused) if late else set()
-    return [place for place in places if place.job_id not in back]
+    cannot_start = to_send_back(places, rules)
+    sent_back = admissions.send_back(cannot_start, paused=paused) if cannot_start else set()
+    return [place for place in places if place.job_id not in sent_back]
 
 
 def _take_tokens(
     admissions: Admissions,
     waiting: Sequence[Waiting],
-    moved: Sequence[int],
+    admitted: Sequence[int],
     buckets: Buckets,
     rules: Mapping[str, Rule],
 ) -> float | None:
-    """Take a token under each rate of the moved jobs, and note the turns of their fair keys.
+    """Take a token under each rate of the admitted jobs, and record the turns of their fair keys.
 
     Also gives each job of a fair limit a place under the name of the limit.  Returns the seconds
-    until the next token comes back for which a job waits."""
+    until the next token comes back for which a job waits.
+    """
     by_id = {job.job_id: job for job in waiting}
-    started = [by_id[job_id] for job_id in moved]
-    rates = {key for key in chain.from_iterable(_lanes(waiting)) if is_rate(key, rules)}
-    starts = Counter(key for job in started for key in job.limit_keys if key in rates)
+    jobs = [by_id[job_id] for job_id in admitted]
+    rates = {key for key in chain.from_iterable(_key_sets(waiting)) if is_rate(key, rules)}
+    starts = Counter(key for job in jobs for key in job.limit_keys if key in rates)
     full_at = after_starts(starts, buckets, rules)
-    turns = after_turns(started, buckets.now, rules)
+    turns = after_turns(jobs, buckets.now, rules)
     if full_at or turns:
         admissions.write_buckets({**full_at, **turns})
     if turns:
-        admissions.add_places(fair_names(started, rules))
-    unmoved = [job for job in waiting if job.is_due and job.job_id not in set(moved)]
-    keys = rates.intersection(chain.from_iterable(_lanes(unmoved)))
+        admissions.add_places(fair_names(jobs, rules))
+    taken = set(admitted)
+    unadmitted = [job for job in waiting if job.is_due and job.job_id not in taken]
+    keys = rates.intersection(chain.from_iterable(_key_sets(unadmitted)))
     wait = next_token(keys, Buckets(buckets.now, {**buckets.full_at, **full_at}), rules)
     return None if wait is None else wait.total_seconds()
 
 
-def _lanes(jobs: Iterable[Waiting]) -> set[tuple[str, ...]]:
+def _key_sets(jobs: Iterable[Waiting]) -> set[tuple[str, ...]]:
     return {job.limit_keys for job in jobs}
 
 
-def _is_lane_used_up(waiting: Sequence[Waiting], chosen: Sequence[int], of_lane: int) -> bool:
+def _is_lane_used_up(waiting: Sequence[Waiting], chosen: Sequence[int], per_lane: int) -> bool:
     """Whether all jobs that were read from some lane are admitted: the lane may have more."""
     ids = set(chosen)
-    lanes = Counter((job.limit_keys, job.priority) for job in waiting if job.job_id in ids)
-    return any(count >= of_lane for count in lanes.values())
+    lanes = Counter(
+        (job.limit_keys, job.queue, job.priority) for job in waiting if job.job_id in ids
+    )
+    return any(count >= per_lane for count in lanes.values())
 
 
 def rules_of(limits: Mapping[str, Limit]) -> dict[str, Rule]:

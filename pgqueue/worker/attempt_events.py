@@ -48,16 +48,16 @@ class AttemptEvents(WorkerThread):
                 _call(callback, event)
 
     def finish(self, *, seconds: float) -> None:
-        """End after the last event; after ``seconds``, leave the rest untold."""
+        """End after the last event; after ``seconds``, discard the rest."""
         self._waiting.put(None)
         if self.is_alive():
             self.join(seconds)
         if self._dropped or self.is_alive():
             left = self._dropped + self._waiting.qsize()
-            logger.warning("%d events were not told: the callbacks are too slow", left)
+            logger.warning("%d events were not passed on: the callbacks are too slow", left)
 
     def read_clock(self, read_at: str, began: float) -> None:
-        """Note what PostgreSQL's clock said at a moment of this process's own clock."""
+        """Note what PostgreSQL's clock showed at a moment of this process's own clock."""
         self._read_at = read_at, began
 
     def ended(self, ending: Ending) -> None:
@@ -81,7 +81,9 @@ class AttemptEvents(WorkerThread):
 
     def crashed(self, claimed: Claimed) -> None:
         """Tell that the attempt before this one has crashed in transaction mode."""
-        if claimed.attempt <= claimed.max_attempts:  # else the job fails, and that is told
+        if (
+            claimed.attempt <= claimed.max_attempts
+        ):  # else the job fails, which is an event of its own
             before = Rescued(
                 claimed.job_id,
                 None,

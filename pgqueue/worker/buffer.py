@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pgqueue import redaction
 from pgqueue.events import AttemptOutcome
-from pgqueue.execution import tell_final_failure
+from pgqueue.execution import log_final_failure
 from pgqueue.outcomes import (
     AttemptEnd,
     Cancelled,
@@ -191,7 +191,7 @@ class JobBuffer:
             self.counts["succeeded"] += len(batch)
             if self.on_end is not None:
                 for claimed, outcome in batch:
-                    self._tell(claimed, outcome, AttemptOutcome.SUCCEEDED)
+                    self._emit(claimed, outcome, AttemptOutcome.SUCCEEDED)
         else:
             endings = dict(settled)
             for claimed, outcome in batch:
@@ -229,11 +229,11 @@ class JobBuffer:
     def _accept(self, claimed: Claimed, outcome: Outcome, job_outcome: str | None) -> None:
         self.counts[job_outcome or str(WORDS[type(outcome)])] += 1
         if job_outcome == AttemptOutcome.FAILED:
-            _tell_failure(claimed, outcome)
+            _log_failure(claimed, outcome)
         if self.on_end is not None:
-            self._tell(claimed, outcome, job_outcome)
+            self._emit(claimed, outcome, job_outcome)
 
-    def _tell(self, claimed: Claimed, outcome: Outcome, job_outcome: str | None) -> None:
+    def _emit(self, claimed: Claimed, outcome: Outcome, job_outcome: str | None) -> None:
         if self.on_end is not None:
             times = self.times.get(claimed.message_id)
             self.on_end(Ending(claimed, outcome, job_outcome, times))
@@ -278,7 +278,7 @@ class JobBuffer:
             return True
 
 
-def _tell_failure(claimed: Claimed, outcome: Outcome) -> None:
+def _log_failure(claimed: Claimed, outcome: Outcome) -> None:
     """Log why a job has failed, unless the error of its handler was logged when it happened."""
     match outcome:
         case Failed(error, AttemptEnd.DISCARDED):
@@ -291,7 +291,7 @@ def _tell_failure(claimed: Claimed, outcome: Outcome) -> None:
             reason = f"interrupted {limit} times, which is max_interruptions"
         case _:
             reason = CRASHED
-    tell_final_failure(claimed.job_id, claimed.task, reason)
+    log_final_failure(claimed.job_id, claimed.task, reason)
 
 
 def _emptied(jobs: list[Claimed]) -> list[Claimed]:

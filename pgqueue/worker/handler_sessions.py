@@ -42,7 +42,7 @@ def session_for_handler(
             handler_session.set(None)
 
 
-def tell_of_commit(
+def call_after_commit(
     around: Around, context_of: Callable[[Session], JobContext], session: Session | None
 ) -> None:
     """Call the ``after_commit`` listeners of a handler's Session after the COMMIT.

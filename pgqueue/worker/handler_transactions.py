@@ -1,7 +1,7 @@
 """The transactions of handlers, on connections of the pool.
 
-What the options of a task ask of the database before its handler starts is one short transaction
-for each attempt, committed before the handler is called; other tasks cost nothing.
+Some options of a task, such as ``expires_in``, ask the database before its handler starts.  They
+cost one short transaction for each attempt, committed before the handler is called.
 
 A transactional handler has one COMMIT for its writes, the jobs it enqueues and its outcome.  The
 settle runs inside the handler's transaction, right before its COMMIT.  If the lease has passed on
@@ -39,14 +39,14 @@ from pgqueue.unit_of_work import (
     begin_for_handler,
     begin_now,
     commit,
+    server_error,
     set_now,
     time_limits,
-    told_by_server,
     write_pending,
 )
 from pgqueue.worker.buffer import STALE
 from pgqueue.worker.event_loop import run_alone
-from pgqueue.worker.handler_sessions import session_for_handler, tell_of_commit
+from pgqueue.worker.handler_sessions import call_after_commit, session_for_handler
 from pgqueue.worker.outage import is_away, words_of
 from pgqueue.worker.reconnecting import is_lock_timeout
 from pgqueue.worker.running_attempt import RunningAttempt
@@ -59,20 +59,22 @@ if TYPE_CHECKING:
 logger = redaction.logger(__name__)
 
 NOT_COMMITTED = (Stale, CancelWins, CommitUnknown, DBAPIError, PoolTimeout)
-"""Raised around a handler, whose own errors are outcomes, instead of a COMMIT that is known."""
+"""Raised around a handler if its transaction was not committed, or if that is not known.  The
+handler's own errors are outcomes instead."""
 
 WAIT_FOR_CONNECTION = 0.5
+"""Seconds after which a job that has found no connection is released."""
 
 
 def obstacle(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
-    """Return the outcome of an attempt whose handler must not start; None if it may.
+    """Return the outcome of an attempt whose handler must not start; None if it may start.
 
-    A job whose row another transaction keeps locked is given back, and claimed again later.
+    A job whose row another transaction keeps locked is released, and claimed again later.
     """
     try:
         with autocommitting(runtime.engine) as connection:
             attempts = Attempts(connection, run.worker_id)
-            return execution.obstacle(run.task, attempts, run.claimed, is_alone=True)
+            return execution.obstacle(run.task, attempts, run.claimed, in_own_transaction=True)
     except (DBAPIError, PoolTimeout) as error:
         if isinstance(error, DBAPIError) and is_lock_timeout(error):
             logger.info(
@@ -89,7 +91,7 @@ def run_in_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome |
         with connection_for(runtime, run) as connection:
             return _run_on(runtime, run, connection)
     except NOT_COMMITTED as error:
-        return _not_committed(runtime, run, error)
+        return _after_no_commit(runtime, run, error)
 
 
 async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
@@ -98,7 +100,7 @@ async def run_in_async_transaction(runtime: WorkerRuntime, run: RunningAttempt) 
         async with async_connection_for(runtime, run) as connection:
             return await _run_async_on(runtime, run, connection)
     except NOT_COMMITTED as error:
-        return await asyncio.to_thread(_not_committed, runtime, run, error)
+        return await asyncio.to_thread(_after_no_commit, runtime, run, error)
 
 
 @contextmanager
@@ -110,24 +112,24 @@ def connection_for(runtime: WorkerRuntime, run: RunningAttempt) -> Iterator[Conn
         try:
             yield connection
         finally:
-            _leave(run, connection)
+            _prepare_for_pool(run, connection)
 
 
 @asynccontextmanager
 async def async_connection_for(
     runtime: WorkerRuntime, run: RunningAttempt
 ) -> "AsyncIterator[AsyncConnection]":
-    """The same on the event loop."""
+    """Like :func:`connection_for`, on the event loop."""
     async with runtime.loop.engine.connect() as connection:
         await connection.execution_options(isolation_level=runtime.isolation_level)
         await connection.run_sync(let_server_notice_loss)
         try:
             yield connection
         finally:
-            await connection.run_sync(lambda sync: _leave(run, sync))
+            await connection.run_sync(lambda sync: _prepare_for_pool(run, sync))
 
 
-def _leave(run: RunningAttempt, connection: Connection) -> None:
+def _prepare_for_pool(run: RunningAttempt, connection: Connection) -> None:
     """Prepare a connection for the pool; invalidate one that may have been ended meanwhile."""
     if run.session is not None:
         run.session.close()
@@ -152,9 +154,9 @@ def _run_on(runtime: WorkerRuntime, run: RunningAttempt, connection: Connection)
 async def _run_async_on(
     runtime: WorkerRuntime, run: RunningAttempt, connection: "AsyncConnection"
 ) -> Outcome | None:
-    sync = await connection.run_sync(lambda sync: sync)
-    replays = Replays(runtime, run, time_limits(run.task.settings.timeout, sync))
-    with run.on(sync):
+    sync_connection = await connection.run_sync(lambda sync: sync)
+    replays = Replays(runtime, run, time_limits(run.task.settings.timeout, sync_connection))
+    with run.on(sync_connection):
         while True:
             await connection.run_sync(replays.begin)
             try:
@@ -268,8 +270,8 @@ def _complete(
         if replays.are_due(error):
             raise Replay from error
         transaction.rollback()
-        return execution.after_error(run.task, run.claimed, told_by_server(error))
-    _tell_of_success(runtime, run, verdict.outcome, settled)
+        return execution.after_error(run.task, run.claimed, server_error(error))
+    _report_success(runtime, run, verdict.outcome, settled)
     return None
 
 
@@ -282,17 +284,19 @@ def _settle(
     return execution.complete(attempts, run.claimed, outcome, held=False, is_kept=is_kept)
 
 
-def _tell_of_success(
+def _report_success(
     runtime: WorkerRuntime, run: RunningAttempt, outcome: Outcome, settled: Settled
 ) -> None:
     run.ended_at = time.monotonic()
     runtime.note_times(run)
     runtime.buffer.settled([(run.claimed, outcome)], [settled])
-    tell_of_commit(runtime.around, run.context, run.session)
+    call_after_commit(runtime.around, run.context, run.session)
 
 
-def _not_committed(runtime: WorkerRuntime, run: RunningAttempt, error: Exception) -> Outcome | None:
-    """The outcome after one of :data:`NOT_COMMITTED`; None if the attempt is settled already."""
+def _after_no_commit(
+    runtime: WorkerRuntime, run: RunningAttempt, error: Exception
+) -> Outcome | None:
+    """The outcome after one of :data:`NOT_COMMITTED`; None if nothing is left to settle."""
     match error:
         case Stale():
             report_stale(runtime, run.claimed)
@@ -312,29 +316,29 @@ def report_stale(runtime: WorkerRuntime, claimed: Claimed) -> None:
 def after_broken_connection(
     runtime: WorkerRuntime, run: RunningAttempt, error: Exception
 ) -> Outcome:
-    """The outcome after an error outside of the handler, whose own errors do not come here."""
+    """The outcome after an error outside of the handler."""
     if run.has_begun:
         return execution.after_error(run.task, run.claimed, error)
-    _tell_of_no_connection(runtime, run, error)
+    _log_no_connection(runtime, run, error)
     runtime.stopping.wait(WAIT_FOR_CONNECTION)  # or the job would be claimed again in a loop
     return Released()
 
 
-def _tell_of_no_connection(runtime: WorkerRuntime, run: RunningAttempt, error: Exception) -> None:
+def _log_no_connection(runtime: WorkerRuntime, run: RunningAttempt, error: Exception) -> None:
     """Log an outage once, not for each job that was claimed before it."""
     if isinstance(error, DBAPIError) and is_away(error):
         # A connection from the pool may have broken in an outage that is over.
         opened_at = float("-inf") if error.connection_invalidated else run.started_at
         runtime.outage.is_met(error, name=f"job {run.claimed.job_id}", opened_at=opened_at)
     else:
-        refused = words_of(error)
-        logger.warning("job %s: no connection for its handler: %s", run.claimed.job_id, refused)
+        reason = words_of(error)
+        logger.warning("job %s: no connection for its handler: %s", run.claimed.job_id, reason)
 
 
 def _after_unknown_commit(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     if was_committed(runtime.engine, run.worker_id, run.claimed, stopping=runtime.stopping):
         settled = Settled(run.claimed.job_id, str(AttemptOutcome.SUCCEEDED))
-        _tell_of_success(runtime, run, Succeeded(), settled)
+        _report_success(runtime, run, Succeeded(), settled)
         return None
     # If the COMMIT was carried out after all, the lease is gone and this outcome is dropped.
     lost = ConnectionError("the connection broke during COMMIT, which was not carried out")
@@ -349,7 +353,7 @@ FIRST_PAUSE = 0.02
 
 
 class Replays:
-    """The transaction of one attempt in lease mode, and how often it may begin again.
+    """Begins the transaction of one attempt in lease mode, and counts how often it begins again.
 
     A job with ``max_attempts=1`` is not replayed: its handler must not start twice.
     """
@@ -357,7 +361,7 @@ class Replays:
     def __init__(self, runtime: WorkerRuntime, run: RunningAttempt, limits: str) -> None:
         self._runtime = runtime
         self._run = run
-        self._most = MOST_REPLAYS if run.claimed.max_attempts > 1 else 0
+        self._max_replays = MOST_REPLAYS if run.claimed.max_attempts > 1 else 0
         self._done = 0
         self.begin: Callable[[Connection], None] = partial(
             begin_for_handler, limits=limits, isolation_level=runtime.isolation_level
@@ -368,14 +372,14 @@ class Replays:
         if self._run.is_lost:
             return False
         state = getattr(getattr(error, "orig", None), "sqlstate", None)
-        return state in (SERIALIZATION_FAILURE, DEADLOCK) and self._done < self._most
+        return state in (SERIALIZATION_FAILURE, DEADLOCK) and self._done < self._max_replays
 
     def prepare(self, connection: Connection, error: BaseException | None) -> None:
         """End the failed transaction before the next begins; raises Stale or CancelWins.
 
         A REPEATABLE READ transaction fails at rows that others have changed since it began.  The
-        change may be the rescue of its lease or the cancel of its job: the handler must then not
-        run again.
+        change may be the rescue of the attempt's lease or the cancel of its job: the handler must
+        then not run again.
         """
         self._run.forget_session()
         connection.rollback()
@@ -393,10 +397,10 @@ class Replays:
             self._run.task.name,
             self._run.claimed.attempt,
             self._done,
-            self._most,
+            self._max_replays,
             getattr(error, "orig", error),
         )
 
     def pause(self) -> float:
-        """Seconds to wait, so that the conflicting transactions do not meet again."""
+        """Seconds to wait before a replay, so that conflicting transactions do not meet again."""
         return FIRST_PAUSE * 2.0**self._done * random.uniform(0.25, 0.5)  # noqa: S311  # no secret

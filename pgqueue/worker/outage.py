@@ -32,12 +32,12 @@ class Outage:
         self._lock = Lock()
         self._began_at: float | None = None
         self._ended_at = float("-inf")
-        self._told_at = float("-inf")
+        self._logged_at = float("-inf")
         self._is_read_only = False
 
     def is_met(self, error: Exception, *, name: str, opened_at: float) -> None:
         """Record an error on a connection opened at ``opened_at``, or whose opening began then."""
-        now, said, is_read_only = time.monotonic(), words_of(error), _state(error) == READ_ONLY
+        now, message, is_read_only = time.monotonic(), words_of(error), _state(error) == READ_ONLY
         with self._lock:
             # A connection opened before an outage ended has broken in it, or could not be opened
             # in it, and is noticed late.
@@ -45,11 +45,11 @@ class Outage:
             if is_new:
                 self._began_at = now
             has_changed = is_read_only and not self._is_read_only
-            is_due = self._began_at is not None and now - self._told_at >= REPEAT
+            is_due = self._began_at is not None and now - self._logged_at >= REPEAT
             if is_news := is_new or has_changed or is_due:
-                self._told_at, self._is_read_only = now, is_read_only
+                self._logged_at, self._is_read_only = now, is_read_only
         level = logging.WARNING if is_news else logging.DEBUG
-        logger.log(level, "waiting for the database: %s (%s)", said, name)
+        logger.log(level, "waiting for the database: %s (%s)", message, name)
 
     def is_over(self, *, asked_at: float) -> None:
         """Record an answer of the database to a statement sent at ``asked_at``."""
@@ -80,5 +80,5 @@ def _state(error: Exception) -> str | None:
 
 def words_of(error: Exception) -> str:
     """The error's message in one line: some messages of libpq have three."""
-    said = str(error.orig if isinstance(error, DBAPIError) else error)
-    return " ".join(said.split()).rstrip(".")
+    message = str(error.orig if isinstance(error, DBAPIError) else error)
+    return " ".join(message.split()).rstrip(".")

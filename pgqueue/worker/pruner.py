@@ -99,11 +99,11 @@ class Pruner(WorkerThread):
             began = time.monotonic()
             progress = self._reconnecting.attempt(partial(self._step, prune_round))
             took = time.monotonic() - began
-        prune_round.tell()
+        prune_round.log()
         return prune_round.reading
 
     def _step(self, prune_round: "PruneRound", connection: Connection) -> "Progress":
-        """One step; a role without the right to delete ends the round, and is told once."""
+        """One step; a role without the right to delete ends the round; this is logged once."""
         try:
             return prune_round.step(connection)
         except DBAPIError as error:
@@ -185,7 +185,7 @@ class PruneRound:
         self._after = stretch.up_to
         return Progress.MORE
 
-    def tell(self) -> None:
+    def log(self) -> None:
         """Log what the round has done."""
         if self.deleted:
             logger.info("pruned %d jobs", self.deleted)

@@ -159,7 +159,7 @@ class ReconnectingConnection:
         else:
             self._begin_afresh()
             remedy = f"; {GRANT_AGAIN}" if lacks_right(error) else ""
-            self._tell_refusal(words_of(error) + remedy)
+            self._log_refusal(words_of(error) + remedy)
         self._before_wait()
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
         self._wait = min(2 * self._wait, self._longest_wait)
@@ -174,10 +174,10 @@ class ReconnectingConnection:
         except BROKEN:
             self.close()
 
-    def _tell_refusal(self, said: str) -> None:
+    def _log_refusal(self, message: str) -> None:
         """Log a refused statement: once, then every ``REPEAT`` seconds."""
-        is_news = said != self._refused or time.monotonic() - self._refused_at >= REPEAT
+        is_news = message != self._refused or time.monotonic() - self._refused_at >= REPEAT
         level = logging.ERROR if is_news else logging.DEBUG
-        logger.log(level, "%s: the database refuses: %s", self._name, said)
+        logger.log(level, "%s: the database refuses: %s", self._name, message)
         if is_news:
-            self._refused, self._refused_at = said, time.monotonic()
+            self._refused, self._refused_at = message, time.monotonic()

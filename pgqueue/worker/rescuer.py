@@ -1,7 +1,7 @@
 """The rescuer: reads cancels and pauses, and rescues the jobs of dead workers.
 
-It has its own connection, because an application may lock the tables that it reads for long.  If
-a table is locked, the rescuer tries again later, and the worker uses what was read before.
+It has its own connection, because an application may lock the tables for a long time.  If a table
+is locked, the rescuer tries again later, and the worker uses what was read before.
 """
 
 import time
@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
 from pgqueue.connections.settings import UPKEEP
-from pgqueue.execution import tell_final_failure
+from pgqueue.execution import log_final_failure
 from pgqueue.repository import Notices, Rescued, SeenWorker, Workers
 from pgqueue.statements.tables import CRASHED, lock_key, notify, pg
 from pgqueue.worker.heartbeat import WorkerIdentity
@@ -42,7 +42,7 @@ class Ticking(Protocol):
     """Fires the ticks of schedules, and ends batches."""
 
     task_names: str
-    """The tasks whose schedules it fires, as ``array_of`` names them."""
+    """The tasks whose schedules are fired, as the array parameter of a statement."""
 
     def expect(self, seconds: float | None, *, batches: bool) -> None: ...
 
@@ -61,8 +61,8 @@ class Rescuer(WorkerThread):
         on_rescued: Callable[[Sequence[Rescued]], object] = lambda _: None,
         ticking: Ticking | None = None,
     ) -> None:
-        """``ticking``: told at each look when the next tick of a schedule is due, and whether a
-        batch may have ended."""
+        """``ticking`` is told at each look when the next tick is due, and whether a batch may have
+        ended."""
         super().__init__(name="upkeep")
         self.informed = Event()
         """Set when the paused queues and tasks are known: a worker must not claim their jobs."""
@@ -87,7 +87,7 @@ class Rescuer(WorkerThread):
         while not self._stopping.is_set():
             began = time.monotonic()
             self._reconnecting.attempt(_unless_locked(self._look))
-            self._rest(began)
+            self._wait_for_next_look(began)
         # This worker may be the last one, and its own slots may have left a stamp.
         self._reconnecting.attempt(_unless_locked(drop_left_stamps))
         self._reconnecting.close()
@@ -106,7 +106,7 @@ class Rescuer(WorkerThread):
         if dead:
             self._awake.set()
 
-    def _rest(self, began: float) -> None:
+    def _wait_for_next_look(self, began: float) -> None:
         """Wait for the next look, which comes sooner if a handler starts."""
         for number in range(1, LOOKS_WHEN_IDLE + 1):
             left = began + number * LOOK_EVERY - time.monotonic()
@@ -115,7 +115,7 @@ class Rescuer(WorkerThread):
         self._awake.clear()
 
     def _look(self, connection: Connection) -> None:
-        # If a table is locked, the heartbeat must first find these workers dead again.
+        # Forgotten even if a table is locked: the heartbeat then finds these workers dead again.
         dead, self._dead = self._dead, ()
         if dead:
             declare_dead(connection, dead)
@@ -201,23 +201,26 @@ class Rescue:
                 if not self._may_rescue(connection, now=now):
                     return 0
                 rescued = _rescue(connection)
-            self._tell(rescued)
+            self._report(rescued)
         if notices.has_orphans is not None:
             self.searched_at = now
         if rescued or notices.has_stamps:
             drop_left_stamps(connection)
         return len(rescued)
 
-    def _tell(self, rescued: Sequence[Rescued]) -> None:
-        for each in rescued:
-            if each.outcome == "failed":
-                tell_final_failure(each.job_id, each.task, CRASHED)
+    def _report(self, rescued: Sequence[Rescued]) -> None:
+        for attempt in rescued:
+            if attempt.outcome == "failed":
+                log_final_failure(attempt.job_id, attempt.task, CRASHED)
         if rescued:
             self._on_rescued(rescued)
 
     def _may_rescue(self, connection: Connection, *, now: float) -> bool:
-        """Whether to rescue now.  The lock only avoids double work: each of two rescues at the same
-        time skips the leases that the other has locked."""
+        """Whether to rescue now.
+
+        The lock only avoids double work: of two rescues at the same time, each skips the leases
+        that the other has locked.
+        """
         if connection.scalar(select(pg.pg_try_advisory_xact_lock(RESCUE_LOCK))):
             self._refused_since = None
             return True
@@ -245,7 +248,7 @@ def _rescue(connection: Connection) -> list[Rescued]:
 def declare_dead(connection: Connection, dead: Iterable[SeenWorker]) -> None:
     """Declare workers dead whose heartbeat has not changed since they were seen.
 
-    Committed before their leases are released, so that these workers cannot claim meanwhile.
+    Commits before their leases are released, so that these workers cannot claim meanwhile.
     """
     with connection.begin():
         for seen in dead:

@@ -112,13 +112,13 @@ class RunningAttempt:
         """Tell its handler to stop, which it does if it checks ``is_cancelled()``."""
         is_news, self.cancel_requested = not self.cancel_requested, True
         if is_news:
-            self.tell_child()
+            self.notify_child()
 
-    def tell_child(self) -> None:
+    def notify_child(self) -> None:
         """Tell the process of its handler of a cancel or of a stop."""
         child = self.child  # its slot may take it away meanwhile
         if child is not None:
-            child.tell(self)
+            child.notify(self)
 
     def finish(self) -> bool:
         """Take the right to decide how this attempt ended; True for the first caller only."""

@@ -1,10 +1,9 @@
 """The scheduler: writes the schedules of the code at the start, fires ticks in time, ends batches.
 
-It has a separate thread and connection, so that the application's code in an enqueue, ten
-thousand ticks at midnight and the count of a million jobs hold up no rescue.  The rescuer tells it
-when the next tick is due and when a batch may have ended, so a worker without either has this
-thread asleep and no connection for it.  Every worker fires ticks and ends batches; there is no
-leader.
+It has its own thread and connection, so that the application's code in an enqueue, ten thousand
+ticks at midnight or the count of a million jobs hold up no rescue.  The rescuer tells it when the
+next tick is due and when a batch may have ended.  Without ticks and batches, the thread sleeps and
+has no connection.  Every worker fires ticks and ends batches; there is no leader.
 """
 
 import threading
@@ -42,7 +41,7 @@ NEWS = 0.01
 
 
 class Scheduler(WorkerThread):
-    """The scheduling thread.  Every worker has one; the lock of a schedule's row lets one fire."""
+    """The scheduling thread.  Every worker has one; a lock on its row lets one fire a schedule."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class Scheduler(WorkerThread):
         self._reconnecting.close()
 
     def expect(self, seconds: float | None, *, batches: bool) -> None:
-        """Expect the next tick in this time, or none; called at each look of the rescuer.
+        """Expect the next tick in ``seconds``, or none; the rescuer calls this at each look.
 
         ``batches``: whether a batch may have ended.
         """
@@ -139,50 +138,51 @@ BATCH = 100
 class Ticks:
     """Call :meth:`fire` when a tick is due.
 
-    A schedule that cannot be fired stays due and stops no other: the batch around it is repeated
-    one by one, and it is stepped over.
+    A schedule that cannot be fired stays due and stops no other: its transaction is repeated with
+    one schedule at a time until this schedule is found, which is skipped.
     """
 
     def __init__(self, tasks: Mapping[str, Task[..., Any]], task_names: str) -> None:
         self._tasks = tasks
         self._task_names = task_names
-        self._told: dict[str, str] = {}
-        self._found: list[DueSchedule] = []
+        self._logged: dict[str, str] = {}
+        self._due: list[DueSchedule] = []
 
     def fire(self, connection: Connection) -> float | None:
-        """Fire all that is due; returns the seconds to the next tick, None if there is none."""
+        """Fire all due schedules; returns the seconds to the next tick, None if there is none."""
         after: DueSchedule | None = None
         limit = BATCH
         while True:
-            self._found = []
+            self._due = []
             try:
                 with connection.begin():
-                    self._fire_batch(ScheduleRows(connection), connection, after, limit)
+                    self._fire_next(ScheduleRows(connection), connection, after, limit)
             except DBAPIError as error:
-                if connection.invalidated or not self._found:
+                if connection.invalidated or not self._due:
                     raise  # no schedule is at fault
                 if limit > 1:
                     limit = 1
                     continue
-                self._tell(self._found[0], error)
-            if len(self._found) < limit:
+                self._log_failure(self._due[0], error)
+            if len(self._due) < limit:
                 break
-            after = self._found[-1]
+            after = self._due[-1]
+            limit = min(2 * limit, BATCH)
         with connection.begin():
             return ScheduleRows(connection).seconds_to_next(self._task_names)
 
-    def _fire_batch(
+    def _fire_next(
         self, rows: ScheduleRows, connection: Connection, after: DueSchedule | None, limit: int
     ) -> None:
-        self._found = rows.due(self._task_names, after=after, limit=limit)
-        before = [
-            each.state.last_job_id
-            for each in self._found
-            if each.state.overlap != Overlap.ALLOW and each.state.last_job_id is not None
+        self._due = rows.due(self._task_names, after=after, limit=limit)
+        last_jobs = [
+            due.state.last_job_id
+            for due in self._due
+            if due.state.overlap != Overlap.ALLOW and due.state.last_job_id is not None
         ]
-        running = rows.unfinished(before) if before else set()
-        moved = [self._fire_one(connection, each, running) for each in self._found]
-        rows.move([each for each in moved if each is not None])
+        running = rows.unfinished(last_jobs) if last_jobs else set()
+        fired = [self._fire_one(connection, due, running) for due in self._due]
+        rows.move([moved for moved in fired if moved is not None])
 
     def _fire_one(
         self, connection: Connection, due: DueSchedule, running: set[int]
@@ -202,9 +202,9 @@ class Ticks:
         except DBAPIError:
             raise  # the transaction has failed
         except Exception as error:  # also the application's code: on_enqueue, unique_key
-            self._tell(due, error)
+            self._log_failure(due, error)
             return None
-        self._told.pop(state.name, None)
+        self._logged.pop(state.name, None)
         if firing is None:
             return None
         return Moved(state.name, firing, job_ids[-1] if job_ids else None)
@@ -217,22 +217,22 @@ class Ticks:
         with connection.begin_nested() if len(ticks) > 1 else nullcontext():
             for tick in ticks:
                 task = self._tasks[due.state.task]
-                own = task_of_schedule(task, due.state.name, due.options, tick=tick)
-                job_ids.append(own.enqueue_stored(connection, due.args))
+                task_of_tick = task_of_schedule(task, due.state.name, due.options, tick=tick)
+                job_ids.append(task_of_tick.enqueue_stored(connection, due.args))
                 logger.debug("schedule %s: job %d for %s", due.state.name, job_ids[-1], tick)
         return job_ids
 
-    def _tell(self, due: DueSchedule, error: Exception) -> None:
+    def _log_failure(self, due: DueSchedule, error: Exception) -> None:
         """Log why a schedule cannot be fired: once, until the reason changes."""
-        said = f"{type(error).__name__}: {error}"
-        if self._told.get(due.state.name) == said:
+        message = f"{type(error).__name__}: {error}"
+        if self._logged.get(due.state.name) == message:
             return
-        self._told[due.state.name] = said
+        self._logged[due.state.name] = message
         logger.error(
             "schedule %s: its tick of %s cannot be fired here, and stays due: %s",
             due.state.name,
             due.state.next_at,
-            said,
+            message,
         )
 
 
@@ -241,20 +241,20 @@ def end_batches(connection: Connection, *, notify: bool, stopping: Event) -> int
     ended = after = 0
     while not stopping.is_set():
         with connection.begin():
-            looked = Batches(connection).end_next(after=after, notify=notify)
-        if looked is None:
+            batch = Batches(connection).end_next(after=after, notify=notify)
+        if batch is None:
             break
-        after = looked.id
-        if looked.has_ended:
+        after = batch.id
+        if batch.has_ended:
             ended += 1
-            logger.info("batch %d has ended", looked.id)
+            logger.info("batch %d has ended", batch.id)
     return ended
 
 
 def end_batches_inline(connection: Connection) -> int:
-    """The same in the transaction of a test."""
+    """Like :func:`end_batches`, in the transaction of a test."""
     ended = after = 0
-    while (looked := Batches(connection).end_next(after=after, notify=False)) is not None:
-        after = looked.id
-        ended += looked.has_ended
+    while (batch := Batches(connection).end_next(after=after, notify=False)) is not None:
+        after = batch.id
+        ended += batch.has_ended
     return ended

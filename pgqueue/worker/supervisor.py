@@ -51,7 +51,7 @@ WATCH_EVERY = 0.1
 WATCH_AT_REST_EVERY = 0.25
 """Seconds between two checks of handlers, threads and signals; the second while no handler runs."""
 END_AGAIN = 1.0
-"""Seconds between two tries to end a transaction from outside of its thread."""
+"""Seconds between two tries to end transactions from outside of their threads."""
 LAST_SETTLE = 4.0
 """Seconds after the grace period for the last settles and the end of all threads, if tables are
 locked or the database does not answer.  To cancel the statements that still run takes longer."""
@@ -105,7 +105,7 @@ class Supervisor:
             self._runtime.outage,
             running=self._running_job_ids,
             on_cancel=self._cancel,
-            on_rescued=self._tell_rescued,
+            on_rescued=self._handle_rescued,
             ticking=self._scheduler,
         )
 
@@ -146,15 +146,15 @@ class Supervisor:
         )
 
     def _supervise(self, is_over: Callable[[], bool]) -> None:
-        for known in (self._heartbeat.registered, self._rescuer.informed):
-            while not known.wait(WATCH_EVERY):
+        for ready in (self._heartbeat.registered, self._rescuer.informed):
+            while not ready.wait(WATCH_EVERY):
                 self._check_threads()
                 if is_over():
                     return
         logger.info("serving %s in %s mode", ", ".join(self._config.queues), self._config.mode)
         self._mode.start()
         while not is_over() and not self._mode.finished.wait(self._watch_every):
-            timeouts.tell_of_cuts(self._running_attempts())
+            timeouts.stop_cut_off(self._running_attempts())
             self._replace_overdue()
             self._end_again()
             self._check_threads()
@@ -165,7 +165,7 @@ class Supervisor:
 
     def _verify(self, is_over: Callable[[], bool]) -> None:
         """Wait for the database, and refuse a schema version that this code does not support."""
-        connection = ReconnectingConnection(
+        reconnecting = ReconnectingConnection(
             self._engine, OWN, self._runtime.outage, name="start", stopping=self._stopping
         )
 
@@ -176,10 +176,10 @@ class Supervisor:
             return True
 
         try:
-            while not is_over() and not connection.attempt(verify):
+            while not is_over() and not reconnecting.attempt(verify):
                 pass
         finally:
-            connection.close()
+            reconnecting.close()
 
     def _use_isolation(self) -> None:
         """Run handlers at the isolation level of the application's engine, if the mode can."""
@@ -198,7 +198,7 @@ class Supervisor:
             if run.claimed.job_id in job_ids:
                 run.ask_to_stop()
 
-    def _tell_rescued(self, attempts: Sequence[Rescued]) -> None:
+    def _handle_rescued(self, attempts: Sequence[Rescued]) -> None:
         self._runtime.admitter.hint()
         if self._runtime.events is not None:
             self._runtime.events.rescued(attempts)
@@ -217,19 +217,19 @@ class Supervisor:
         A thread cannot be stopped from outside; its handler sees ``ctx.is_cancelled()``.
         """
         overdue = {
-            place: run
-            for place, slot in enumerate(self._mode.slots)
+            index: run
+            for index, slot in enumerate(self._mode.slots)
             if (run := slot.current) is not None and run.is_overdue
         }
         for run in overdue.values():
             run.is_abandoned = True  # before its thread can see that the attempt is lost
         with timeouts.staying(overdue.values()):
-            lost = {place: run for place, run in overdue.items() if run.lose()}
+            lost = {index: run for index, run in overdue.items() if run.lose()}
             self._settle_for_threads(
                 [(run, timeouts.late(run)) for run in lost.values()], seconds=timeouts.TAKEOVER
             )
-        for place in lost:
-            self._stuck.append(self._mode.replace_slot(place))
+        for index in lost:
+            self._stuck.append(self._mode.replace_slot(index))
         self._stuck = [slot for slot in self._stuck if slot.is_alive()]
         if len(self._stuck) >= self._config.slots:
             raise TooManyStuck(
@@ -248,12 +248,11 @@ class Supervisor:
             self._not_ended += self._mode.end_attempts(ended, seconds=seconds)
 
     def _end_again(self) -> None:
-        """Try again to end transactions that could not be ended: the database was away, or had no
-        connection left."""
+        """Try again to end transactions, if the database was away or had no connection left."""
         if self._not_ended and time.monotonic() - self._tried_to_end_at >= END_AGAIN:
-            outcomes, self._not_ended = self._not_ended, []
-            with timeouts.staying(run for run, _ in outcomes):
-                self._end_attempts(outcomes, seconds=timeouts.TAKEOVER)
+            not_ended, self._not_ended = self._not_ended, []
+            with timeouts.staying(run for run, _ in not_ended):
+                self._end_attempts(not_ended, seconds=timeouts.TAKEOVER)
 
     def _end(self, grace: Callable[[], float]) -> None:
         """Stop claiming, release jobs that have not started, let handlers finish, settle."""
@@ -261,7 +260,7 @@ class Supervisor:
         logger.info("stopping; number of running handlers: %d", len(self._running_attempts()))
         self._stopping.set()
         for run in self._running_attempts():
-            run.tell_child()
+            run.notify_child()
         runtime.listener.poke()
         self._mode.end_claims()
         for claimed in runtime.buffer.drain():
@@ -271,7 +270,9 @@ class Supervisor:
         self._warn_of_running_handlers()
         if runtime.children.interrupt():
             self._has_interrupted = True
-            wait_until(lambda: all(map(_is_stuck, self._mode.slots)), lambda: LAST_TAKEOVER)
+            wait_until(
+                lambda: all(map(_has_ended_or_is_stuck, self._mode.slots)), lambda: LAST_TAKEOVER
+            )
         if self._are_alive():
             # Their attempts are settled when their threads end, or when the process exits.
             for run in self._running_attempts():
@@ -321,14 +322,18 @@ class Supervisor:
                 ) from thread.failure
 
     def _have_ended(self) -> bool:
-        timeouts.tell_of_cuts(self._running_attempts())
+        """Whether all slots have ended; tells handlers to stop whose connections have ended."""
+        timeouts.stop_cut_off(self._running_attempts())
         return not self._are_alive()
 
     def _are_alive(self) -> bool:
         return any(slot.is_alive() for slot in self._mode.slots)
 
     def interrupt(self) -> bool:
-        """Settle running attempts as ``interrupted`` and close.  Returns whether there were any."""
+        """Settle running attempts as ``interrupted`` and close.
+
+        Returns whether this run has interrupted any attempt.
+        """
         began = time.monotonic()
         with timeouts.staying(runs := self._running_attempts()):
             lost = [run for run in runs if run.lose()]
@@ -383,7 +388,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_outlived.clear)
 
 
-def _is_stuck(slot: Slot) -> bool:
+def _has_ended_or_is_stuck(slot: Slot) -> bool:
     """Whether a slot has ended, or runs a handler in its own thread, which cannot be stopped."""
     run = slot.current
     return not slot.is_alive() or (run is not None and run.task.address is None)

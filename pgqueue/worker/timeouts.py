@@ -30,7 +30,7 @@ FOR_JOB = 0.5
 """Seconds to wait for the row of one job, which an application may lock for hours."""
 
 
-def tell_of_cuts(runs: Iterable[RunningAttempt]) -> None:
+def stop_cut_off(runs: Iterable[RunningAttempt]) -> None:
     """Tell handlers to stop if their transaction has ended with its connection.
 
     A handler that computes for hours would notice only at its next statement.

@@ -12,7 +12,7 @@ def test_threads_that_meet_a_reason_at_the_same_time_log_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reason = "task sent: its stored arguments are of another version"
-    other = Thread(target=execution.tell_of_waiting, args=(reason,))
+    other = Thread(target=execution.log_waiting, args=(reason,))
 
     def meet(_record: logging.LogRecord) -> bool:
         if other.ident is None:
@@ -23,7 +23,7 @@ def test_threads_that_meet_a_reason_at_the_same_time_log_it_once(
     logger = logging.getLogger("pgqueue.execution.attempt")
     logger.addFilter(meet)
     try:
-        execution.tell_of_waiting(reason)
+        execution.log_waiting(reason)
         other.join()
     finally:
         logger.removeFilter(meet)

@@ -140,7 +140,7 @@ def test_an_error_that_cannot_print_itself_is_still_told(error: BaseException) -
 
     told = raised(throw(spiteful()))
 
-    assert told.message == f"(untold: asking for it raised {type(error).__name__})"
+    assert told.message == f"(no text: formatting it raised {type(error).__name__})"
     assert "in thrower" in told.traceback
 
 

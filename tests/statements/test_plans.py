@@ -312,7 +312,7 @@ class TestUniqueKeys:
         claimed = worker.claim(BATCH)[0]
 
         with plans_of(worker.line) as plans:
-            assert worker.attempts.free_key(claimed, is_alone=True)
+            assert worker.attempts.free_key(claimed, in_own_transaction=True)
             assert not worker.attempts.has_expired(claimed, timedelta(hours=1))
 
         assert len(plans.seen) == 2

@@ -239,7 +239,7 @@ class TestRowsOfTheApplication:
             )
 
         prune_round = prune(pruner)
-        prune_round.tell()
+        prune_round.log()
 
         assert left(engine) == prune_round.kept == refused
         assert prune_round.deleted == 27

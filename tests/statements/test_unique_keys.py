@@ -178,13 +178,13 @@ def test_only_the_worker_that_has_the_lease_gives_a_key_back(engine: Engine) -> 
     once.delay(1)
     with workers_at(engine, 2) as [first, second]:
         [claimed] = first.claim()
-        assert not second.attempts.free_key(claimed, is_alone=True)
+        assert not second.attempts.free_key(claimed, in_own_transaction=True)
         assert held(second.line) == "k1"
 
-        assert first.attempts.free_key(claimed, is_alone=True)
-        assert first.attempts.free_key(claimed, is_alone=True)
+        assert first.attempts.free_key(claimed, in_own_transaction=True)
+        assert first.attempts.free_key(claimed, in_own_transaction=True)
 
         assert held(second.line) is None
         assert first.settle(claimed, Succeeded())
-        assert not first.attempts.free_key(claimed, is_alone=True)
+        assert not first.attempts.free_key(claimed, in_own_transaction=True)
     assert violations(engine) == []

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pgqueue.repository import Ages, ClaimCursor, Claimed, Locked
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at the ages.  Between them, the claims tell how far a pair has come."""
+"""Seconds between two looks at the ages.  Between them, the claims show how far a pair has come."""
 
 
 class Aging:

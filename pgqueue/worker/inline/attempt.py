@@ -43,7 +43,7 @@ from pgqueue.unit_of_work import (
     TransactionEnded,
     begin_now,
     release_savepoints,
-    told_by_server,
+    server_error,
     undo_savepoints,
     write_pending,
 )
@@ -90,8 +90,8 @@ def raise_error(ended: Ended) -> None:
 class InlineAttempt:
     """One attempt: its savepoint, its handler, its settle.
 
-    The savepoint decides about what the handler writes through the Session that it is given.
-    What the handler commits by other Sessions stays if it fails, as in a worker.
+    What the handler writes through its injected Session is in the savepoint.  What it commits
+    through other Sessions stays if the handler fails, as in a worker.
     """
 
     def __init__(
@@ -126,11 +126,14 @@ class InlineAttempt:
     def begin(self, attempts: Attempts) -> None:
         """Ask the database whether the handler may start, as the options of its task demand.
 
-        Outside of the savepoint: as in a worker, a failed attempt does not take its key back.
+        Call it outside of the savepoint: as in a worker, a failed attempt does not take its key
+        back.
         """
         claimed = self.claimed
         if claimed.attempt <= claimed.max_attempts:
-            self._obstacle = execution.obstacle(self.task, attempts, claimed, is_alone=False)
+            self._obstacle = execution.obstacle(
+                self.task, attempts, claimed, in_own_transaction=False
+            )
 
     def run(
         self,
@@ -149,7 +152,7 @@ class InlineAttempt:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """The savepoint that a transactional handler's Session joins; undone if it still exists."""
+        """The savepoint that a transactional handler's Session joins; undone if not released."""
         if self.task.is_transactional:
             self._connection.begin_nested()
         try:
@@ -160,7 +163,7 @@ class InlineAttempt:
         self._write_progress()
 
     def verdict(self, is_cancelled: Callable[[], bool]) -> AttemptResult:
-        """Run the handler."""
+        """Run the handler, if it may start."""
         if self.claimed.attempt > self.claimed.max_attempts:
             return AttemptResult(Exhausted(), keeps_writes=False)
         if self._obstacle is not None:
@@ -232,7 +235,7 @@ class InlineAttempt:
             Jobs(self._connection).write_progress([row])
 
     def _settle(self, verdict: AttemptResult) -> Ended:
-        """Settle; undo the handler's writes if it failed, its job was cancelled or it is stale."""
+        """Settle; undo the handler's writes if the attempt failed, was cancelled or is stale."""
         outcome, error = verdict.outcome, self._errors.take_first()
         if verdict.keeps_writes:
             try:
@@ -242,10 +245,10 @@ class InlineAttempt:
             except Stale:
                 return Ended(self.claimed, None, None)
             except FAILURES as failure:
-                error = told_by_server(failure)
+                error = server_error(failure)
                 outcome = execution.after_error(self.task, self.claimed, error)
             else:
-                self._tell_listeners()
+                self._call_listeners()
                 return Ended(self.claimed, outcome, None)
         self._undo()
         return Ended(self.claimed, self._settle_finally(outcome), error)
@@ -255,7 +258,7 @@ class InlineAttempt:
             if self._connection.get_nested_transaction() is self._outer:
                 raise TransactionEnded("by the handler")
             self._connection.exec_driver_sql(CHECK_CONSTRAINTS)
-        with self._connection.begin_nested():  # its result may be impossible to store
+        with self._connection.begin_nested():  # the result may be impossible to store
             self._complete(outcome)
         release_savepoints(self._connection, outer=self._outer)
 
@@ -273,8 +276,8 @@ class InlineAttempt:
         attempts, is_kept = Attempts(self._connection, self._worker_id), self._is_kept
         execution.complete(attempts, self.claimed, outcome, held=False, is_kept=is_kept)
 
-    def _tell_listeners(self) -> None:
-        """Tell those who listen to the handler's Session of a commit."""
+    def _call_listeners(self) -> None:
+        """Call the commit listeners of the handler's Session."""
         session = self._session
         if session is not None and (listeners := listeners_to_commit(session)):
             with self._around(self._context(session, lambda: False)):
@@ -282,7 +285,7 @@ class InlineAttempt:
                     listener(session)
 
     def _undo(self) -> None:
-        """Close the handler's Session and roll back to where the attempt began."""
+        """Close the handler's Session, and roll back what the attempt has not released."""
         session, self._session = self._session, None
         if session is not None:
             session.close()

@@ -62,7 +62,7 @@ class InlineWorker:
             notify=False,
             most_ready=1,
             own=rules_of(limits),
-            is_alone=True,
+            is_only_admitter=True,
         )
 
     @contextmanager

@@ -22,7 +22,7 @@ logger = redaction.logger(__name__)
 RECONCILE_EVERY = 30.0
 """Seconds between two comparisons of the leases in the database with the jobs in this process."""
 QUICK = 0.020
-"""Seconds that the claimer waits for a suspect to end, so that the next one can start."""
+"""Seconds that the claimer waits for a running suspect to end before it claims another."""
 
 
 class Claimer(WorkerThread):
@@ -68,7 +68,7 @@ class Claimer(WorkerThread):
     def _step(self, connection: Connection) -> None:
         """Claim as many jobs as there is room for; without room, wait; without jobs, sleep."""
         self._prepare(connection)
-        if self._poller.sleeps_on(self._ask(connection)):
+        if self._poller.sleeps_on(self._upcoming_on(connection)):
             return
         buffer = self._runtime.buffer
         buffer.room.clear()
@@ -78,25 +78,25 @@ class Claimer(WorkerThread):
         sweep = self._poller.is_sweep_due(connection)
         free, ahead = buffer.waiting - len(buffer.heap), self._prefetch.ahead
         if free > 0 and (self._not_taken or not self._was_full or not ahead):
-            limit = min(free, self._not_taken or free)
-            self._claim(connection, limit=limit, ahead=False, sweep=sweep)
+            room = min(free, self._not_taken or free)
+            self._claim(connection, room=room, ahead=False, sweep=sweep)
         elif not self._not_taken and len(buffer.heap) <= ahead > 0:
-            self._claim(connection, limit=ahead, ahead=True, sweep=sweep)
+            self._claim(connection, room=ahead, ahead=True, sweep=sweep)
         else:
             self._wait_for_room()
 
-    def _claim(self, connection: Connection, *, limit: int, ahead: bool, sweep: bool) -> None:
+    def _claim(self, connection: Connection, *, room: int, ahead: bool, sweep: bool) -> None:
         runtime = self._runtime
         worker_id = runtime.identity.worker_id
         attempts = Attempts(connection, worker_id)
         self._poller.look_at_ages(attempts)
-        limit = self._poller.limit(limit)
+        limit = self._poller.limit(room)
         self._adapt_prefetch()
-        # Read before the claim: the last suspect may end now.
+        # Read before the claim, which leaves out suspects while one runs: the running one may end.
         was_idle = not runtime.buffer.in_flight
         admitted = runtime.admitter.admitted
         suspects = runtime.crash_isolation.are_welcome()
-        claim = self._look(attempts, limit=limit, ahead=ahead, sweep=sweep, suspects=suspects)
+        claim = self._claim_once(attempts, limit=limit, ahead=ahead, sweep=sweep, suspects=suspects)
         self._was_full = claim.taken + len(claim.passed) >= limit
         if runtime.identity.worker_id != worker_id:
             return  # declared dead meanwhile: a rescuer releases these leases too
@@ -110,11 +110,11 @@ class Claimer(WorkerThread):
         if claim.taken or claim.passed:
             return
         if not sweep and (self._until_empty or runtime.cursors.is_sweep_cheap):
-            self._claim(connection, limit=limit, ahead=ahead, sweep=True)
+            self._claim(connection, room=room, ahead=ahead, sweep=True)
         else:
             self._after_no_message(connection, was_idle=was_idle, admitted=admitted)
 
-    def _look(
+    def _claim_once(
         self, attempts: Attempts, *, limit: int, ahead: bool, sweep: bool, suspects: bool
     ) -> Claim[Claimed]:
         tasks, meta = self._runtime.open_tasks, self._runtime.reads_meta
@@ -140,8 +140,8 @@ class Claimer(WorkerThread):
         The settler releases suspects whose jobs are locked: a claim must not wait for a lock.
         """
         suspects = [claimed for claimed in claim.rows if claimed.crashes]
-        found = [(claimed.message_id, claimed.crashes) for claimed in suspects]
-        extra = suspects[self._runtime.crash_isolation.admit(found, are_all=not self._was_full) :]
+        crashes = [(claimed.message_id, claimed.crashes) for claimed in suspects]
+        extra = suspects[self._runtime.crash_isolation.admit(crashes, are_all=not self._was_full) :]
         if not extra:
             return claim.rows
         attempts = Attempts(connection, self._runtime.identity.worker_id)
@@ -151,8 +151,8 @@ class Claimer(WorkerThread):
             if claimed.job_id not in free:
                 self._runtime.buffer.give_back(claimed)
         connection.execute(select(notify("rewind")))
-        left = {claimed.message_id for claimed in extra}
-        return [claimed for claimed in claim.rows if claimed.message_id not in left]
+        released = {claimed.message_id for claimed in extra}
+        return [claimed for claimed in claim.rows if claimed.message_id not in released]
 
     def _fill_buffer(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> None:
         """Put claimed jobs into the buffer, and hold them while others must be claimed first."""
@@ -170,11 +170,11 @@ class Claimer(WorkerThread):
             buffer.let_go()
 
     def _still_to_claim(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> int:
-        """How many jobs the next claims take for free slots: those that cannot be claimed ahead.
+        """How many jobs the next claims must still take for free slots.
 
-        This is the number that the claim ahead did not take, less those claimed since.  It is 0 if
-        a claim has returned none of these jobs: other workers have claimed them, or more urgent
-        jobs have come.
+        Counts the jobs that a claim ahead has left, less those claimed since.  It is 0 if a claim
+        has returned none of these jobs: other workers have claimed them, or more urgent jobs have
+        come.
         """
         if claim.passed:
             return len(claim.passed)
@@ -200,14 +200,14 @@ class Claimer(WorkerThread):
         if runtime.buffer.heap or runtime.buffer.held:
             self._wait_for_room()  # releases jobs that have waited too long
         elif not self._until_empty:
-            self._poller.sleep(self._ask(connection))
+            self._poller.sleep(self._upcoming_on(connection))
         elif was_idle and runtime.leaves_nothing(admitted):
             # A job leaves in_flight after its enqueues are committed, so none of them is missed.
             self.finished.set()
         else:
             runtime.buffer.room.wait(0.05)
 
-    def _ask(self, connection: Connection) -> Ask:
+    def _upcoming_on(self, connection: Connection) -> Ask:
         runtime = self._runtime
         attempts = Attempts(connection, runtime.identity.worker_id)
         return lambda pairs: attempts.upcoming(pairs, tasks=runtime.open_tasks)
@@ -242,11 +242,12 @@ class Claimer(WorkerThread):
         """Release leases that this process does not know: the answer to their claim was lost."""
         runtime = self._runtime
         self._reconciled_at = time.monotonic()
-        # Read before the query.  An attempt that is settled during the query is in its answer, and
-        # afterwards no longer in flight.
-        known = {(one.message_id, one.attempt) for one in list(runtime.buffer.in_flight.values())}
-        held = Workers(connection).leases_of(runtime.identity.worker_id)
-        for job_id, message_id, attempt in held:
+        # Read before the query.  An attempt that is settled during the query may be in its answer,
+        # but is no longer in flight afterwards.
+        in_flight = list(runtime.buffer.in_flight.values())
+        known = {(claimed.message_id, claimed.attempt) for claimed in in_flight}
+        leases = Workers(connection).leases_of(runtime.identity.worker_id)
+        for job_id, message_id, attempt in leases:
             if (message_id, attempt) not in known:
                 logger.warning("job %s: giving back a lease whose claim was lost", job_id)
                 lost = Claimed(0, "", message_id, job_id, "", "", "", 1, attempt, 0)

@@ -82,7 +82,7 @@ class Settler(WorkerThread):
         """The rest of the batch that is being settled."""
         self._waits = 0
         """Consecutive waits for a lock on something other than a job's row."""
-        self._looked_at = self._told_at = float("-inf")
+        self._looked_at = self._logged_at = float("-inf")
         self._stop_when_done = Event()
         self._gave_up = Event()
         self._reconnecting = ReconnectingConnection(
@@ -198,8 +198,8 @@ class Settler(WorkerThread):
         self._held_up += locked
         # Not the first time: the transaction that locked a row may have ended before the look.
         self._waits = 0 if locked else self._waits + 1
-        if self._waits > 1 and time.monotonic() - self._told_at >= REPEAT:
-            self._told_at = time.monotonic()
+        if self._waits > 1 and time.monotonic() - self._logged_at >= REPEAT:
+            self._logged_at = time.monotonic()
             logger.warning("settler: waiting for a lock on the tables, or on a lease")
         return [free] if free else []
 

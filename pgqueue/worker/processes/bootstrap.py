@@ -23,11 +23,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _heed_not)
     lines = link.makefile("rb")
-    told = json.loads(lines.readline())
-    failure = _prepare(told["preparation"])
+    setup = json.loads(lines.readline())
+    failure = _prepare(setup["preparation"])
     from pgqueue.worker.processes.serve import serve
 
-    serve(link, lines, told, failure)
+    serve(link, lines, setup, failure)
 
 
 def _die_with(worker: int) -> None:

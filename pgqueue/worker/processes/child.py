@@ -95,14 +95,14 @@ class Child:
     """Runs the jobs of one task.  One slot at a time uses it; any thread may kill it."""
 
     def __init__(
-        self, told: Mapping[str, Any], *, start: Callable[..., "Popen[bytes]"], task_name: str
+        self, setup: Mapping[str, Any], *, start: Callable[..., "Popen[bytes]"], task_name: str
     ) -> None:
         self.task_name = task_name
         self.killed_for: AttemptEnd | None = None
         self._link, theirs = socket.socketpair()
         self._sending = Lock()
         self._received = bytearray()
-        self._start_message = protocol.line(told)
+        self._start_message = protocol.line(setup)
         self._is_ready = False
         self._jobs_left = MOST_JOBS
         with theirs:
@@ -148,13 +148,13 @@ class Child:
             reason = "has sent an invalid answer"
         return self._after_death(run, reason)
 
-    def tell(self, run: ProcessAttempt) -> None:
+    def notify(self, run: ProcessAttempt) -> None:
         """Tell the handler whether it is cancelled, and whether the worker stops.
 
         Never waits: the heartbeat calls this.
         """
-        told, asked = (False, False), (run.is_cancelled(), run.is_stopping())
-        while told != asked:
+        sent, asked = (False, False), (run.is_cancelled(), run.is_stopping())
+        while sent != asked:
             if not self._sending.acquire(blocking=False):
                 return  # the thread that is sending checks again after it has sent
             try:
@@ -165,7 +165,7 @@ class Child:
                 return  # the child is dead, or does not read: the timeout applies
             finally:
                 self._sending.release()
-            told, asked = asked, (run.is_cancelled(), run.is_stopping())
+            sent, asked = asked, (run.is_cancelled(), run.is_stopping())
 
     def kill(self, end: AttemptEnd) -> None:
         """Kill the child and its process group; its attempt ends as ``end``."""
@@ -212,7 +212,7 @@ class Child:
         # Only a handler that may call ctx.finish() needs the id.
         worker_id = None if run.finishing is None else str(run.worker_id)
         self._send(protocol.line({"run": run.claimed, "worker_id": worker_id}))
-        self.tell(run)
+        self.notify(run)
 
     def _send(self, line: bytes) -> None:
         with self._sending, suppress(BrokenPipeError, ConnectionResetError):
@@ -262,13 +262,13 @@ class Child:
     def _after_answer(self, run: ProcessAttempt, outcome: Outcome) -> Outcome:
         if isinstance(outcome, Retried | Failed) and outcome.end is not AttemptEnd.DISCARDED:
             if run.is_settled:
-                execution.tell_after_finish(run.task, run.claimed, outcome.error)
+                execution.log_error_after_finish(run.task, run.claimed, outcome.error)
             else:
-                execution.tell(run.task, run.claimed, outcome)
+                execution.log_failure(run.task, run.claimed, outcome)
             if outcome.error.type == "MemoryError":
                 self._jobs_left = 0  # its memory may not be enough for the next job
         if isinstance(outcome, Unreadable):
-            execution.tell_of_waiting(outcome.error.message)
+            execution.log_waiting(outcome.error.message)
         return outcome
 
     def _after_death(self, run: ProcessAttempt, reason: str) -> Outcome:
@@ -297,11 +297,11 @@ class Child:
 
 
 def _after_refusal(run: ProcessAttempt, error: ErrorReport) -> Outcome:
-    told = ErrorReport(
+    report = ErrorReport(
         error.type, f"the task cannot run in a child process: {error.message}", error.traceback
     )
-    cause = TaskDefinitionError(told.message)
-    return execution.after_error(run.task, run.claimed, cause, told=told)
+    cause = TaskDefinitionError(report.message)
+    return execution.after_error(run.task, run.claimed, cause, reported=report)
 
 
 def _reason_of(status: int) -> str:

@@ -35,9 +35,9 @@ class ProcessPool:
 
     @classmethod
     def of(cls, queue: PgQueue, *, slots: int) -> Self:
-        """The pool of a worker; calls ``told_to_children()`` only if a task needs a child."""
+        """The pool of a worker; calls ``child_settings()`` only if a task needs a child."""
         are_needed = any(task.address for task in queue.tasks.values())
-        return cls(home=queue.told_to_children() if are_needed else {}, slots=slots)
+        return cls(home=queue.child_settings() if are_needed else {}, slots=slots)
 
     def run(self, run: ProcessAttempt) -> Outcome:
         """Run one attempt in a child."""
@@ -98,14 +98,14 @@ class ProcessPool:
             _part_with([child])
 
     def _new(self, task: Task[..., Any]) -> Child:
-        told = {
+        setup = {
             "preparation": _preparation(),
             "task": task.name,
             "address": task.address,
             "home": self._home,
             "memory_limit": task.settings.memory_limit,
         }
-        return Child(told, start=self._start, task_name=task.name)
+        return Child(setup, start=self._start, task_name=task.name)
 
     def _start(self, *args: Any, **kwargs: Any) -> "Popen[bytes]":
         return self._starter.submit(lambda: Popen(*args, **kwargs)).result()  # noqa: S603  # ours

@@ -47,29 +47,33 @@ class AttemptKey(NamedTuple):
     attempt: int
 
 
-def line(said: Any) -> bytes:
-    return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+def line(message: Any) -> bytes:
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def answer(of: AttemptKey, outcome: Outcome) -> bytes:
     """The line for the outcome of an attempt."""
     match outcome:
         case Succeeded(result):
-            said = {"ending": "succeeded", "result": result}
+            fields = {"ending": "succeeded", "result": result}
         case Retried(delay, error, _, limit) if delay is not None:
             times = {"delay": delay.total_seconds(), "limit": limit and limit.total_seconds()}
-            said = {"ending": "retried", **times, "error": _told(error)}
+            fields = {"ending": "retried", **times, "error": _error_fields(error)}
         case Failed(error, end):
-            said = {"ending": "failed", "end": end, "error": _told(error)}
+            fields = {"ending": "failed", "end": end, "error": _error_fields(error)}
         case Cancelled(reason):
-            said = {"ending": "cancelled", "reason": reason}
+            fields = {"ending": "cancelled", "reason": reason}
         case Snoozed(delay):
-            said = {"ending": "snoozed", "delay": delay.total_seconds()}
+            fields = {"ending": "snoozed", "delay": delay.total_seconds()}
         case Unreadable(error, most):
-            said = {"ending": "unreadable", "most": most.total_seconds(), "error": _told(error)}
+            fields = {
+                "ending": "unreadable",
+                "most": most.total_seconds(),
+                "error": _error_fields(error),
+            }
         case _:
             raise TypeError(f"no handler ends so: {outcome!r}")
-    return line({"of": of, **said})
+    return line({"of": of, **fields})
 
 
 def report(of: AttemptKey, progress: Progress) -> bytes:
@@ -84,22 +88,22 @@ def finished(of: AttemptKey) -> bytes:
 
 def refusal(error: ErrorReport) -> bytes:
     """The line for the reason why a child can run no job."""
-    return line({"refused": _told(error)})
+    return line({"refused": _error_fields(error)})
 
 
-def outcome_of(said: bytes, of: AttemptKey) -> Outcome:
+def outcome_of(text: bytes, of: AttemptKey) -> Outcome:
     """The outcome in a child's line; raises ProtocolError."""
-    match _parsed(said):
+    match _parsed(text):
         case {"of": [int(message_id), int(attempt)], **rest} if (message_id, attempt) == of:
             return _outcome(rest)
     raise ProtocolError
 
 
-def progress_of(said: bytes, of: AttemptKey) -> Progress | None:
+def progress_of(text: bytes, of: AttemptKey) -> Progress | None:
     """The progress in a child's line, or None if the line is an answer; raises ProtocolError."""
-    if not said.startswith(b'{"progress":'):
+    if not text.startswith(b'{"progress":'):
         return None
-    match _parsed(said):
+    match _parsed(text):
         case {"progress": [done, total, note], "of": [int(message_id), int(attempt)]} if (
             message_id,
             attempt,
@@ -111,11 +115,11 @@ def progress_of(said: bytes, of: AttemptKey) -> Progress | None:
     raise ProtocolError
 
 
-def is_finished(said: bytes, of: AttemptKey) -> bool:
+def is_finished(text: bytes, of: AttemptKey) -> bool:
     """Whether a child's line says that its handler has ended the job; raises ProtocolError."""
-    if not said.startswith(b'{"finished":'):
+    if not text.startswith(b'{"finished":'):
         return False
-    match _parsed(said):
+    match _parsed(text):
         case {"finished": True, "of": [int(message_id), int(attempt)]} if (
             message_id,
             attempt,
@@ -124,9 +128,9 @@ def is_finished(said: bytes, of: AttemptKey) -> bool:
     raise ProtocolError
 
 
-def refusal_of(said: bytes) -> ErrorReport | None:
+def refusal_of(text: bytes) -> ErrorReport | None:
     """Why the child refuses, or None if it is ready; raises ProtocolError."""
-    match _parsed(said):
+    match _parsed(text):
         case {"ready": True}:
             return None
         case {"refused": error}:
@@ -134,15 +138,15 @@ def refusal_of(said: bytes) -> ErrorReport | None:
     raise ProtocolError
 
 
-def _outcome(said: Any) -> Outcome:
-    match said:
+def _outcome(fields: Any) -> Outcome:
+    match fields:
         case {"ending": "succeeded", "result": result}:
             return Succeeded(storable_result(result))
         case {"ending": "retried", "delay": delay, "limit": limit, "error": error}:
             longest = None if limit is None else _delay(limit)
             return Retried(_delay(delay), _error(error), give_up_after=longest)
         case {"ending": "failed", "end": AttemptEnd.FAILED | AttemptEnd.DISCARDED, "error": error}:
-            return Failed(_error(error), AttemptEnd(said["end"]))
+            return Failed(_error(error), AttemptEnd(fields["end"]))
         case {"ending": "cancelled", "reason": reason}:
             return Cancelled(_text(reason, MAX_MESSAGE_BYTES))
         case {"ending": "snoozed", "delay": delay}:
@@ -152,19 +156,19 @@ def _outcome(said: Any) -> Outcome:
     raise ProtocolError
 
 
-def _parsed(said: bytes) -> Any:
+def _parsed(text: bytes) -> Any:
     try:
-        return json.loads(said)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ProtocolError from error
 
 
-def _told(error: ErrorReport) -> list[str]:
+def _error_fields(error: ErrorReport) -> list[str]:
     return [error.type, error.message, error.traceback]
 
 
-def _error(told: Any) -> ErrorReport:
-    match told:
+def _error(data: Any) -> ErrorReport:
+    match data:
         case [kind, message, traceback]:
             return ErrorReport(
                 _text(kind, MAX_TYPE_BYTES),

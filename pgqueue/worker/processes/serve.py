@@ -36,7 +36,7 @@ REPORT_EVERY = 1.0
 def serve(
     link: socket.socket,
     lines: Iterable[bytes],
-    told: Mapping[str, Any],
+    setup: Mapping[str, Any],
     failure: BaseException | None,
 ) -> None:
     """Get ready, report it, and run jobs until the worker sends ``leave``."""
@@ -44,14 +44,14 @@ def serve(
         try:
             if failure is not None:
                 raise failure
-            task = _find(told["task"], *told["address"])
-            home.enter_context(task.owner.in_child(told["home"]))
+            task = _find(setup["task"], *setup["address"])
+            home.enter_context(task.owner.in_child(setup["home"]))
             owner = task.owner
             assert isinstance(owner, PgQueue), "which has registered the task"
             around = around_handlers(layers_of(owner.around_jobs(), owner.middlewares))
             inbox = Inbox(lines)
             inbox.start()
-            _limit_memory(told["memory_limit"], task.name)
+            _limit_memory(setup["memory_limit"], task.name)
         except BaseException as error:  # the application's code, which may even exit
             link.sendall(protocol.refusal(report(error)))
             return
@@ -88,8 +88,8 @@ def _finishing(
     if worker_id is None:
         return None
     of = AttemptKey(claimed.message_id, claimed.attempt)
-    tell = partial(outbox.send, protocol.finished(of))
-    return cache(lambda: ChildFinishing(task, claimed, worker_id, database, on_done=tell))
+    announce = partial(outbox.send, protocol.finished(of))
+    return cache(lambda: ChildFinishing(task, claimed, worker_id, database, on_done=announce))
 
 
 class Inbox(Thread):

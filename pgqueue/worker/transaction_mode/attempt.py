@@ -23,9 +23,9 @@ from pgqueue.unit_of_work import (
     TransactionEnded,
     begin_now,
     release_savepoints,
+    server_error,
     set_now,
     time_limits,
-    told_by_server,
 )
 from pgqueue.worker.handler_transactions import (
     obstacle,
@@ -113,7 +113,7 @@ class TransactionAttempt:
             except FAILURES as error:
                 _refuse_to_go_on_without_connection(error)
                 task, claimed = self._run.task, self._run.claimed
-                outcome = execution.after_error(task, claimed, told_by_server(error))
+                outcome = execution.after_error(task, claimed, server_error(error))
         self._undo()
         return self._settle_finally(outcome)
 

@@ -26,7 +26,7 @@ from pgqueue.unit_of_work import (
     plan_freely,
     settings_of,
 )
-from pgqueue.worker.handler_sessions import tell_of_commit
+from pgqueue.worker.handler_sessions import call_after_commit
 from pgqueue.worker.handler_transactions import report_stale
 from pgqueue.worker.mode import Slot
 from pgqueue.worker.poller import Ask
@@ -265,7 +265,7 @@ class TransactionSlot(Slot):
         for run, outcome, settled in done:
             self.runtime.note_times(run)
             self.runtime.buffer.settled([(run.claimed, outcome)], [settled])
-            tell_of_commit(self.runtime.around, run.context, run.session)
+            call_after_commit(self.runtime.around, run.context, run.session)
         if any(not isinstance(outcome, Succeeded) for _, outcome, _ in done):
             self.runtime.listener.poke()  # a retry may be due before another slot wakes
 
