@@ -39,7 +39,7 @@ quick: contracts ## Run the inner loop: import contracts, units, statements, the
 test: setup ## Run the tests (PGQUEUE_TEST_URL=... for your own server, ARGS="-k word" for some)
 	@$(PYTEST) -m "not battery and not benchmark and not chaos and not journey" $(ARGS)
 
-journeys: setup ## Run the tests of examples, pages, demo, servers, installations and services
+journeys: setup ## Run the tests of examples, pages, demo, servers, installations, services and workers
 	@$(PYTEST) -m journey $(ARGS)
 
 chaos-short: setup ## Run each chaos scenario in its short form, without and with its planted bugs

@@ -57,7 +57,7 @@ def job(
     return Waiting(keys, priority, EPOCH + timedelta(seconds=second), id, is_due=is_due)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(waiting=JOBS, held=HELD, rules=RULES, locked=st.sets(st.integers(0, 24)))
 def test_no_key_gets_more_places_than_its_capacity(
     waiting: list[Waiting], held: dict[str, int], rules: dict[str, Rule], locked: set[int]
@@ -76,7 +76,7 @@ def test_no_key_gets_more_places_than_its_capacity(
                 assert taken[key] <= rules[name_of(key)].capacity
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(waiting=JOBS, held=HELD, rules=RULES, locked=st.sets(st.integers(0, 24)))
 def test_under_a_strict_key_no_job_overtakes_another(
     waiting: list[Waiting], held: dict[str, int], rules: dict[str, Rule], locked: set[int]
@@ -94,7 +94,7 @@ def test_under_a_strict_key_no_job_overtakes_another(
         assert taken == sorted(taken, reverse=True)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(waiting=JOBS, held=HELD, rules=RULES)
 def test_a_job_stays_only_for_a_reason(
     waiting: list[Waiting], held: dict[str, int], rules: dict[str, Rule]
@@ -203,7 +203,7 @@ def most_in(times: list[datetime], period: timedelta) -> int:
     return max((sum(at <= one < at + period for one in times) for at in times), default=0)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     rule=RATES,
     rounds=st.lists(
@@ -275,7 +275,7 @@ def of_tenants(tenants: list[str] | str) -> list[Waiting]:
     return [job(f"fair {one}", id=number, second=number) for number, one in enumerate(tenants)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(tenants=TENANTS)
 def test_keys_take_turns_until_their_jobs_are_used_up(tenants: list[str]) -> None:
     waiting = of_tenants(tenants)

@@ -134,6 +134,7 @@ def test_a_worker_is_live_unless_it_is_silent(changed: dict[str, Any], problem: 
     assert [bool(re.search(problem or "", words)) for words in found] == [True] * bool(problem)
 
 
+@pytest.mark.journey
 class TestCommands:
     @pytest.fixture
     def shop(self, tmp_path: Path) -> Path:

@@ -103,7 +103,7 @@ def listed(numbers: frozenset[int]) -> str:
 
 
 @given(place=st.sampled_from(DAYS), minutes=numbers, hours=hours)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_ticks_are_those_that_a_look_at_the_clock_each_minute_finds(
     place: tuple[str, str], minutes: frozenset[int], hours: frozenset[int] | None
 ) -> None:
@@ -321,7 +321,7 @@ class TestOverlap:
     overlap=st.sampled_from(list(Overlap)),
     running=st.lists(st.booleans(), min_size=8, max_size=8),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_no_tick_is_fired_twice_whatever_the_rule_and_the_clock_do(
     rules: list[Rule], steps: list[int], catch_up: int, overlap: Overlap, running: list[bool]
 ) -> None:
@@ -412,7 +412,7 @@ class TestRefusals:
 
 
 @given(st.lists(st.text("0123456789*/,-#LWMONJAN ²", max_size=6), min_size=5, max_size=5))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_no_expression_raises_anything_but_an_option_error(fields: list[str]) -> None:
     with suppress(OptionError):
         checked_rule("", " ".join(fields), None, "Europe/Berlin")

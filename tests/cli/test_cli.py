@@ -389,6 +389,7 @@ class TestDoctor:
         assert "wrong    schema" in ended.stdout
 
 
+@pytest.mark.journey
 class TestWorker:
     @pytest.mark.parametrize("mode", ["lease", "transaction"])
     def test_until_empty_runs_what_is_due(

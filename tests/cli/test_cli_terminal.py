@@ -22,6 +22,8 @@ from sqlalchemy.orm import Session
 
 from pgqueue import Job, JobStatus, PgQueue
 
+pytestmark = pytest.mark.journey
+
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 COMMAND = [sys.executable, "-m", "pgqueue"]
 

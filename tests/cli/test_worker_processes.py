@@ -22,6 +22,8 @@ from sqlalchemy.orm import Session
 
 from pgqueue import Job, JobStatus, WorkerProcess
 
+pytestmark = pytest.mark.journey
+
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:

@@ -9,6 +9,8 @@ from hosts import CHECKOUT, ORDERS_WITH_JOBS, alembic_host
 
 from pgqueue.schema import write_revision
 
+pytestmark = pytest.mark.journey
+
 UPGRADE = """
 import sys
 from pgqueue.schema import upgrade_database

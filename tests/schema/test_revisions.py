@@ -97,6 +97,7 @@ def test_the_history_written_as_sql_gives_the_same(
     assert facts(empty_database_url) == facts(database_url)
 
 
+@pytest.mark.journey
 def test_an_author_runs_alembic_in_the_checkout(
     monkeypatch: pytest.MonkeyPatch, empty_database_url: str
 ) -> None:

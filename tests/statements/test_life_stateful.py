@@ -579,7 +579,7 @@ def operators_engine(database_url: str) -> Iterator[Engine]:
 
 
 CAREFULLY = settings(
-    max_examples=20,
+    max_examples=12,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
