@@ -16,7 +16,7 @@ BLOCKED_FOR = 15.0
 
 @case(
     smoke=Size(jobs=100),
-    usual=Size(jobs=3_000, turns=3),
+    usual=Size(jobs=1_000, turns=3),
     full=Size(jobs=10_000, turns=7),
 )
 def drain_limited(bench: Bench, size: Size) -> Finding:
