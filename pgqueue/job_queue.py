@@ -58,7 +58,6 @@ from pgqueue.schedules import (
     ScheduleOptions,
     Schedules,
     declaration,
-    declared_in_code,
 )
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import executor, in_transaction, may_notify, translated_errors
@@ -395,7 +394,7 @@ class PgQueue:
             own = name or str(getattr(task, "name", "of a function"))
             rule = checked_rule(f"schedule {own}: ", cron, every, timezone)
             new = declaration(task, rule, own, args, catch_up, overlap, options)
-            self.schedules.declare(task, declared_in_code(new, task))
+            self.schedules.declare(task, new)
             return task
 
         return declare

@@ -19,15 +19,6 @@ MAX_DELAY = timedelta(days=3650)
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """A failed attempt, with all values on which a delay may depend."""
-
-    attempt: int
-    error: BaseException
-    random: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
 class Never:
     """No next attempt."""
 
@@ -41,7 +32,7 @@ class Constant:
 
     interval: timedelta
 
-    def delay_after(self, failure: Failure) -> timedelta:
+    def delay_after(self, attempt: int, random: Callable[[], float]) -> timedelta:
         return self.interval
 
     def __str__(self) -> str:
@@ -55,8 +46,8 @@ class Linear:
     step: timedelta
     cap: timedelta
 
-    def delay_after(self, failure: Failure) -> timedelta:
-        return _at_most(self.cap, seconds=self.step.total_seconds() * failure.attempt)
+    def delay_after(self, attempt: int, random: Callable[[], float]) -> timedelta:
+        return _at_most(self.cap, seconds=self.step.total_seconds() * attempt)
 
     def __str__(self) -> str:
         return f"Retry.linear({self.step}, cap={self.cap})"
@@ -71,10 +62,10 @@ class Exponential:
     cap: timedelta
     jitter: bool
 
-    def delay_after(self, failure: Failure) -> timedelta:
-        delay = _at_most(self.cap, seconds=self._seconds_after(failure.attempt))
+    def delay_after(self, attempt: int, random: Callable[[], float]) -> timedelta:
+        delay = _at_most(self.cap, seconds=self._seconds_after(attempt))
         # Full jitter, so that jobs that failed at the same time are not retried at the same time.
-        return delay * failure.random() if self.jitter else delay
+        return delay * random() if self.jitter else delay
 
     def _seconds_after(self, attempt: int) -> float:
         if not self.base:
@@ -190,14 +181,14 @@ class Retry:
         """Return the outcome of a failed attempt.  The first attempt has the number 1."""
         if attempt >= max_attempts or not self._retries(error):
             return Failed(report, end)
-        failure = Failure(attempt, error, random)
         match self.schedule:
             case Never():
                 return Failed(report, end)
             case Constant() | Linear() | Exponential() as schedule:
-                delay = schedule.delay_after(failure)
+                delay = schedule.delay_after(attempt, random)
             case function:
-                delay = _asked(function, failure, task_name)
+                asked = _asked(function, attempt, error, task_name)
+                delay = _DEFAULT.delay_after(attempt, random) if asked is None else asked
         return Retried(delay, report, end, give_up_after=self.longest)
 
     def _retries(self, error: BaseException) -> bool:
@@ -217,12 +208,14 @@ class Retry:
         return text
 
 
-def _asked(function: Callable[..., Any], failure: Failure, task_name: str) -> timedelta:
-    """Call the application's retry function; return the default delay if its answer is unusable."""
+def _asked(
+    function: Callable[..., Any], attempt: int, error: BaseException, task_name: str
+) -> timedelta | None:
+    """Call the application's retry function; None, and a warning, if its answer is unusable."""
     try:
-        answer = function(failure.attempt, failure.error)
-    except BaseException as error:  # an application's error must not stop the worker
-        what = f"raised {type(error).__name__}"
+        answer = function(attempt, error)
+    except BaseException as raised:  # an application's error must not stop the worker
+        what = f"raised {type(raised).__name__}"
     else:
         delay = _usable(answer)
         if delay is not None:
@@ -234,7 +227,7 @@ def _asked(function: Callable[..., Any], failure: Failure, task_name: str) -> ti
         task_name or "(unnamed)",
         f"{_name_of(function)} {what}",
     )
-    return _DEFAULT.delay_after(failure)
+    return None
 
 
 def _usable(answer: Any) -> timedelta | None:

@@ -210,7 +210,7 @@ class Schedules:
                 "schedule of a task a name=... of its own"
             )
         self._declarers[declared.name] = task
-        self.declared[declared.name] = declared
+        self.declared[declared.name] = replace(declared, declared_in=module_of(task.function))
 
     def synchronise(self, connection: Connection) -> None:
         """Write the schedules of the code, in a transaction of the caller's.
@@ -286,11 +286,6 @@ def declaration(
         args=task.stored(args),
         options=checked_options(task, name, options),
     )
-
-
-def declared_in_code(new: Declaration, task: Task[..., Any]) -> Declaration:
-    """The same as a declaration of the module in which the task's function stands."""
-    return replace(new, declared_in=module_of(task.function))
 
 
 def checked_options(task: Task[..., Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:

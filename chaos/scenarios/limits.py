@@ -146,7 +146,7 @@ def limits_under_kills(environment: Environment, size: Size) -> None:
 @scenario(
     promises="P8",
     research="L1",
-    full=Size(jobs=2_000, workers=8, faults=40, seconds=10),
+    full=Size(jobs=1_000, workers=8, faults=40, seconds=10),
     short=Size(jobs=80, workers=4, faults=3, seconds=2),
     mutated={
         "retries_take_no_token": "within a second",

@@ -237,7 +237,9 @@ def timeouts_without_connections(environment: Environment, size: Size) -> None:
     url = make_url(environment.url).set(username=role).render_as_string(hide_password=False)
     fleets = []
     for mode in ("lease", "transaction"):
-        workers = environment.workers(mode, 0, queues=[mode], concurrency=2 * size.jobs)
+        slots = 2 * size.jobs
+        engine = {"pool_size": slots}
+        workers = environment.workers(mode, 0, queues=[mode], concurrency=slots, engine=engine)
         workers.add(url=url)
         fleets.append(workers)
         # One for each slot, so that all have their connections when there are no others.

@@ -1,10 +1,9 @@
 """The arguments of one task: checked at the call, written as JSON, read back unchanged."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar
-
-from pydantic_core import SchemaValidator
 
 from pgqueue.arguments import text as json_text
 from pgqueue.arguments.annotations import Annotations
@@ -61,7 +60,7 @@ class Payload:
             except CannotTravel as error:
                 what = f"task {task_name}: parameter {name!r} {error}"
                 raise TaskDefinitionError(what) from error
-        self._validators = _Validators(self._forms, annotations)
+        self._validator = cache(lambda name: annotations.compiled(self._forms[name].schema))
         self._natives = {name: each.natives for name, each in self._forms.items()}
 
     def with_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,7 +166,7 @@ class Payload:
         if type(value) in self._natives[name]:
             return value
         try:
-            encoded = self._validators[name].validate_python(value, strict=True)
+            encoded = self._validator(name).validate_python(value, strict=True)
             if type(encoded) in (list, dict) and nests_too_deep(encoded):
                 raise Refusal(TOO_DEEP)
         except Exception as error:  # reading an application's object may run its code
@@ -182,7 +181,7 @@ class Payload:
         try:
             if type(value) in (list, dict) and nests_too_deep(value):
                 raise Refusal(TOO_DEEP)
-            return self._validators[name].validate_python(value)
+            return self._validator(name).validate_python(value)
         except Exception as error:  # a constructor is the application's code
             refusal = refusal_of(error)
             kind = OtherVersion if isinstance(refusal, NotDeclared) else PayloadError
@@ -227,17 +226,6 @@ class Payload:
             f"{max_bytes:,}; the largest is {largest!r}: keep it in a table and pass its id, or "
             "raise the limit with PgQueue(max_payload_bytes=...)"
         )
-
-
-class _Validators(dict[str, SchemaValidator]):
-    """The compiled schema of each parameter; made when first used."""
-
-    def __init__(self, forms: Mapping[str, Form], annotations: Annotations) -> None:
-        self._forms = forms
-        self._annotations = annotations
-
-    def __missing__(self, name: str) -> SchemaValidator:
-        return self.setdefault(name, self._annotations.compiled(self._forms[name].schema))
 
 
 def in_batch(error: Exception, index: int) -> str:

@@ -317,7 +317,8 @@ def _server_limits(tasks: Iterable[Task[..., object]], health: Health) -> Iterat
     allowed = _time_allowed(slowest)
     words = "without a timeout" if allowed == timedelta.max else f"for up to {age(allowed)}"
     found = [("this role", name, one.value) for name, one in health.settings(LIMITS).items()]
-    found += [(f"the role {one.role}", one.name, one.value) for one in health.limits_of_others()]
+    others = health.settings_of_other_roles(LIMITS)
+    found += [(f"the role {other.role}", other.name, other.value) for other in others]
     for role, name, value in found:
         limit = timedelta(milliseconds=int(value))
         if name in RAISED and allowed < timedelta.max:

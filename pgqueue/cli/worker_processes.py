@@ -59,13 +59,6 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, name="pgqueue-parent", daemon=True).start()
 
 
-def run_processes(number: int, *, reload: bool, until_empty: bool) -> int:
-    """Run this command in ``number`` processes until all have ended; returns the exit code."""
-    if os.name != "posix":
-        raise click.ClickException("--processes and --reload need a POSIX system")
-    return ProcessGroup(number, reload=reload, until_empty=until_empty).run()
-
-
 class Place:
     """One of the processes: the worker that runs there, or the time at which one is started."""
 
@@ -104,9 +97,11 @@ class Place:
 
 
 class ProcessGroup:
-    """The parent of the workers."""
+    """The parent of the workers, which run this command."""
 
     def __init__(self, number: int, *, reload: bool, until_empty: bool) -> None:
+        if os.name != "posix":
+            raise click.ClickException("--processes and --reload need a POSIX system")
         self._places = [Place(place) for place in range(number)]
         self._reload = reload
         self._until_empty = until_empty
@@ -116,6 +111,7 @@ class ProcessGroup:
         self._pipe, self._never_written = os.pipe()
 
     def run(self) -> int:
+        """Run until all workers have ended; returns the exit code."""
         with self._forwarding_signals(), self._watching_files():
             while not all(place.is_over for place in self._places):
                 self._start_due()

@@ -6,8 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -17,10 +16,10 @@ from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.group import as_seconds, log_to_stderr, on_app
 from pgqueue.cli.worker_processes import (
     SIGNALS,
+    ProcessGroup,
     end_with_parent,
     is_under_parent,
     place_under_parent,
-    run_processes,
 )
 from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
@@ -122,8 +121,8 @@ def worker(given: CliState, /, processes: int, reload: bool, **options: Any) -> 
     if is_under_parent():
         end_with_parent()
     elif processes > 1 or reload:
-        code = run_processes(processes, reload=reload, until_empty=options["until_empty"])
-        sys.exit(code)
+        group = ProcessGroup(processes, reload=reload, until_empty=options["until_empty"])
+        sys.exit(group.run())
     work(given.application(), **options)
 
 
@@ -201,24 +200,19 @@ def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, port: int) 
     logger.info("worker %d serves /metrics and /healthz on port %d", os.getpid(), port)
 
 
-@contextmanager
-def _ignoring_signals_afterwards() -> Iterator[None]:
-    """A further signal must not end the process before its last attempts are settled."""
+def _run(worker: Worker, *, until_empty: bool) -> None:
+    counts: dict[str, int] | None = None
     try:
-        yield
-    finally:
+        if until_empty:
+            counts = worker.run_until_empty()
+        else:
+            worker.run()
+    finally:  # a further signal must not end the process before its last attempts are settled
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-
-
-def _run(worker: Worker, *, until_empty: bool) -> None:
-    if not until_empty:
-        with _ignoring_signals_afterwards():
-            worker.run()
+    if counts is None:
         logger.info("worker %d has stopped", os.getpid())
         return
-    with _ignoring_signals_afterwards():
-        counts = worker.run_until_empty()
     ended = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()) if number)
     click.echo(ended or "nothing to do")
 

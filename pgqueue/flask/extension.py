@@ -97,11 +97,11 @@ class PgQueue(job_queue.PgQueue):
 
     def around_ticks(self) -> Callable[[], AbstractContextManager[object]]:
         """Fire schedules in an application context, for functions of ``on_enqueue``."""
-        return self._host().app_context
+        return self._host().app.app_context
 
     def session_of_caller(self) -> Session | None:
         """Return ``db.session`` if the calling code has used it."""
-        return self._host().session_in_use()
+        return held_session(self._host().db)
 
     def child_settings(self) -> dict[str, str]:
         """Return the app's import path, as the command ``flask`` has found it in this process."""
@@ -137,8 +137,8 @@ class Host:
     """One app with its database."""
 
     def __init__(self, app: Flask, db: Database, *, notify: bool) -> None:
-        self._app = app
-        self._db = db
+        self.app = app
+        self.db = db
         self._notify = notify
         self._queue: job_queue.PgQueue | None = None
         self._engine: Engine | None = None
@@ -147,21 +147,15 @@ class Host:
     def queue(self) -> job_queue.PgQueue:
         """A queue without tasks, bound to the app's engine; needs an application context."""
         # Not in init_app: the app may get its engine only later, and a test replaces it.
-        engine = self._db.engine
+        engine = self.db.engine
         if self._queue is None or self._engine is not engine:
-            self._queue = job_queue.PgQueue(session_maker(self._db), notify=self._notify)
+            self._queue = job_queue.PgQueue(session_maker(self.db), notify=self._notify)
             self._engine = engine
         return self._queue
 
-    def app_context(self) -> AbstractContextManager[object]:
-        return self._app.app_context()
-
-    def session_in_use(self) -> Session | None:
-        return held_session(self._db)
-
     @contextmanager
     def around_job(self, context: JobContext) -> Iterator[None]:
-        with self._app.app_context(), lent(self._db, context):
+        with self.app.app_context(), lent(self.db, context):
             yield
 
 

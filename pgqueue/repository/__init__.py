@@ -20,12 +20,11 @@ from pgqueue.repository.listing import (
     Holder,
     JobDetails,
     JobLine,
-    JobPage,
     LimitUse,
     Listing,
     PastAttempt,
 )
-from pgqueue.repository.pruning import DueJobs, Pruning, Stretch
+from pgqueue.repository.pruning import Pruning, Stretch
 from pgqueue.repository.rows import (
     NOTHING,
     Ages,
@@ -65,7 +64,6 @@ __all__ = [
     "Claim",
     "Claimed",
     "Creator",
-    "DueJobs",
     "DueSchedule",
     "DueTimes",
     "Enqueued",
@@ -76,7 +74,6 @@ __all__ = [
     "KeyHolder",
     "JobDetails",
     "JobLine",
-    "JobPage",
     "Jobs",
     "JobValues",
     "NewValues",

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from typing import Any, assert_never
@@ -347,11 +346,10 @@ def _seconds(delay: timedelta | None) -> float | None:
     return min(max(delay, timedelta(0)), LONGEST_DELAY).total_seconds()
 
 
-def _error(error: Any, end: AttemptEnd) -> dict[str, Any]:
-    words = asdict(error)
+def _error(error: ErrorReport, end: AttemptEnd) -> dict[str, Any]:
     return {
         "end": end,
-        "error_type": words["type"],
-        "error": words["message"],
-        "traceback": words["traceback"],
+        "error_type": error.type,
+        "error": error.message,
+        "traceback": error.traceback,
     }

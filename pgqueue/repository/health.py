@@ -150,10 +150,6 @@ class Health:
     def tables_without_autovacuum(self) -> list[str]:
         return [row[0] for row in self._executor.execute(health.tables_without_autovacuum())]
 
-    def limits_of_others(self) -> list[RoleSetting]:
-        rows = self._executor.execute(health.limits_of_others(), {"names": list(LIMITS)})
-        return [RoleSetting(*row) for row in rows]
-
     def creators_in_search_path(self) -> list[Creator]:
         """Which other roles may create objects in the schemas where this session looks up names."""
         return [Creator(*row) for row in self._executor.execute(health.creators_in_search_path())]

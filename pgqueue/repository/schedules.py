@@ -96,7 +96,7 @@ class ScheduleRows:
             place = {"after_tick": after.state.next_at, "after_name": after.state.name}
         parameters = {**place, "tasks": tasks, "limit": limit}
         rows = self._executor.execute(statements.due_schedules(), parameters)
-        return [DueSchedule(_state(*row[:-3], row[-1]), row[-3], row[-2]) for row in rows]
+        return [DueSchedule(ScheduleState(*(*row[:-3], row[-1])), row[-3], row[-2]) for row in rows]
 
     def unfinished(self, job_ids: Sequence[int]) -> set[int]:
         """Which of these jobs have not ended."""
@@ -143,7 +143,7 @@ class ScheduleRows:
 
     def locked(self, name: str) -> ScheduleState:
         """Lock a schedule.  Raises ScheduleNotFound."""
-        return _state(*self._one(statements.lock_schedule(), name))
+        return ScheduleState(*self._one(statements.lock_schedule(), name))
 
     def call(self, name: str) -> Call:
         """The task of a schedule and its arguments.  Raises ScheduleNotFound."""
@@ -161,7 +161,7 @@ class ScheduleRows:
         self._one(statements.remove_schedule(), name)
 
     def all(self) -> list[ScheduleState]:
-        return [_state(*row) for row in self._executor.execute(statements.all_schedules())]
+        return [ScheduleState(*row) for row in self._executor.execute(statements.all_schedules())]
 
     def declared(self, names: Iterable[str]) -> dict[str, tuple[str | None, Any]]:
         """The declaring module and the declaration of those schedules that exist, by name."""
@@ -186,7 +186,3 @@ class ScheduleRows:
                 "removed; `pgqueue schedules` lists all"
             )
         return row
-
-
-def _state(*columns: Any) -> ScheduleState:
-    return ScheduleState(*columns)

@@ -5,6 +5,7 @@ greenlet only with its extra ``asyncio``; hence the lazy imports.
 """
 
 import asyncio
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -39,8 +40,6 @@ def actual(session: Any, where: str) -> "AsyncSession":
 
 def sync_connection_of(bind: Any) -> Any:
     """Return the Connection of an AsyncConnection, and anything else as it is."""
-    import sys
-
     module = sys.modules.get("sqlalchemy.ext.asyncio")
     if module is None or not isinstance(bind, module.AsyncConnection):
         return bind
@@ -51,8 +50,6 @@ def sync_connection_of(bind: Any) -> Any:
 
 def is_async_session(annotation: Any) -> bool:
     """Whether an annotation is AsyncSession; does not import sqlalchemy.ext.asyncio itself."""
-    import sys
-
     module = sys.modules.get("sqlalchemy.ext.asyncio")
     return (
         module is not None

@@ -95,7 +95,7 @@ def depths() -> Executable:
 
     Reads all messages.
     """
-    is_due = _is_due()
+    is_due = message_queue.c.run_at <= pg.statement_timestamp()
     oldest = pg.min(message_queue.c.run_at).filter(is_due)
     return (
         select(
@@ -117,18 +117,22 @@ def settings() -> Executable:
 
 @cache
 def settings_of_others() -> Executable:
-    """Settings that other roles get in this database: role, name, value."""
+    """Settings that other roles get in this database: role, name, value; timeouts in ms."""
     return text(
         """
-        SELECT rolname,
-               pg_catalog.split_part(setting, '=', 1), pg_catalog.split_part(setting, '=', 2)
+        SELECT rolname, name,
+               CASE WHEN value ~ '^[0-9]+$' OR name NOT LIKE '%timeout' THEN value
+                    ELSE (extract(epoch FROM value::interval) * 1000.0)::bigint::text END
         FROM pg_catalog.pg_db_role_setting
         JOIN pg_catalog.pg_roles ON pg_roles.oid = setrole
         CROSS JOIN pg_catalog.unnest(setconfig) AS setting
+        CROSS JOIN LATERAL (
+            SELECT pg_catalog.split_part(setting, '=', 1) AS name,
+                   pg_catalog.split_part(setting, '=', 2) AS value
+        ) AS part
         WHERE setdatabase IN (0::oid, (SELECT oid FROM pg_catalog.pg_database
                                        WHERE datname = pg_catalog.current_database()))
-          AND rolname <> current_user
-          AND pg_catalog.split_part(setting, '=', 1) = ANY(:names)
+          AND rolname <> current_user AND name = ANY(:names)
         ORDER BY rolname, setting
         """
     )
@@ -178,29 +182,6 @@ def tables_without_autovacuum() -> Executable:
           AND option_name = 'autovacuum_enabled' AND NOT option_value::boolean
         ORDER BY relname
         """  # noqa: S608  # the schema name is checked where it is read
-    )
-
-
-@cache
-def limits_of_others() -> Executable:
-    """Timeouts, in milliseconds, that other roles get in this database: role, name, value."""
-    return text(
-        """
-        SELECT rolname, name,
-               CASE WHEN value ~ '^[0-9]+$' THEN value
-                    ELSE (extract(epoch FROM value::interval) * 1000.0)::bigint::text END
-        FROM pg_catalog.pg_db_role_setting
-        JOIN pg_catalog.pg_roles ON pg_roles.oid = setrole
-        CROSS JOIN pg_catalog.unnest(setconfig) AS setting
-        CROSS JOIN LATERAL (
-            SELECT pg_catalog.split_part(setting, '=', 1) AS name,
-                   pg_catalog.split_part(setting, '=', 2) AS value
-        ) AS part
-        WHERE setdatabase IN (0::oid, (SELECT oid FROM pg_catalog.pg_database
-                                       WHERE datname = pg_catalog.current_database()))
-          AND rolname <> current_user AND name = ANY(:names)
-        ORDER BY rolname, name
-        """
     )
 
 
@@ -276,10 +257,6 @@ def notification_queue_usage() -> Executable:
 @cache
 def is_standby() -> Executable:
     return text("SELECT pg_catalog.pg_is_in_recovery()")
-
-
-def _is_due() -> ColumnElement[bool]:
-    return message_queue.c.run_at <= pg.statement_timestamp()
 
 
 def _due_messages() -> Subquery:

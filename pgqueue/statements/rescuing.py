@@ -161,8 +161,8 @@ def _holder(held: CTE) -> Select[Any]:
     server hides the start times of other roles' transactions, so these processes are left alone.
     https://www.postgresql.org/docs/current/view-pg-locks.html
     """
-    locks = _catalog("pg_locks", "pid", "locktype", "transactionid", "granted")
-    activity = _catalog("pg_stat_activity", "pid", "xact_start", "usesysid")
+    locks = catalog("pg_locks", "pid", "locktype", "transactionid", "granted")
+    activity = catalog("pg_stat_activity", "pid", "xact_start", "usesysid")
     return (
         select(activity.c.pid)
         .select_from(locks.join(activity, activity.c.pid == locks.c.pid))
@@ -177,7 +177,7 @@ def _holder(held: CTE) -> Select[Any]:
     )
 
 
-def _catalog(name: str, *columns: str) -> TableClause:
+def catalog(name: str, *columns: str) -> TableClause:
     return table(name, *map(column, columns), schema="pg_catalog")
 
 

@@ -141,7 +141,7 @@ def array_parameter(name: str, type_: type[TypeEngine[Any]]) -> ColumnElement[An
     return sql_cast(bindparam(name, type_=Text), ARRAY(type_))
 
 
-def wake_up_call(word: str = "enqueued") -> ColumnElement[bool]:
+def wake_up_call() -> ColumnElement[bool]:
     """Notify, but only if some worker sleeps.
 
     A sleeper holds the lock in shared mode, so an exclusive lock fails exactly then; otherwise
@@ -150,7 +150,8 @@ def wake_up_call(word: str = "enqueued") -> ColumnElement[bool]:
     """
     # A literal column: literal_execute would render the key anew at every enqueue.
     key = literal_column(str(SLEEPERS), BigInteger)
-    return case((pg.pg_try_advisory_lock(key), pg.pg_advisory_unlock(key)), else_=notify(word))
+    is_free = pg.pg_try_advisory_lock(key)
+    return case((is_free, pg.pg_advisory_unlock(key)), else_=notify("enqueued"))
 
 
 def notify(word: str) -> ColumnElement[bool]:

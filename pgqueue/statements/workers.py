@@ -5,13 +5,11 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     ColumnElement,
     Executable,
     Integer,
     Select,
     SmallInteger,
-    String,
     Table,
     Text,
     Uuid,
@@ -20,7 +18,6 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
-    column,
     delete,
     exists,
     false,
@@ -29,7 +26,6 @@ from sqlalchemy import (
     null,
     or_,
     select,
-    table,
     true,
     update,
 )
@@ -37,7 +33,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
 from pgqueue.statements.batches import has_candidates
-from pgqueue.statements.rescuing import died_lately, orphaned_leases
+from pgqueue.statements.rescuing import catalog, died_lately, orphaned_leases
 from pgqueue.statements.schedules import seconds_to_next_tick
 from pgqueue.statements.tables import (
     clock,
@@ -128,15 +124,7 @@ def all_workers() -> Executable:
 def _members() -> Select[Any]:
     """Looks for the lock in the worker's backend: behind a pooler, another client may have
     inherited the lock of a dead one."""
-    locks = table(
-        "pg_locks",
-        column("pid", Integer),
-        column("locktype", String),
-        column("classid"),
-        column("objid"),
-        column("granted", Boolean),
-        schema="pg_catalog",
-    )
+    locks = catalog("pg_locks", "pid", "locktype", "classid", "objid", "granted")
     high_half = cast(locks.c.classid, BigInteger).op("<<")(literal_column("32"))
     lock_held = high_half.op("|")(cast(locks.c.objid, BigInteger))
     is_locked = exists().where(

@@ -82,9 +82,7 @@ class Arguments:
         keys = [self._key_of_row(*call, index) for index, call in calls]
         is_small = sum(map(len, texts)) <= LARGEST_TEXT
         sure_to_fit = min(CHUNK, max(1, LARGEST_TEXT // max_bytes))
-        limit_keys: list[str | None] = [None] * len(encoded)
-        if limits:
-            limit_keys = [limits.of(each) for each in encoded]
+        limit_keys = [limits.of(each) for each in encoded]
         return WrittenRows(encoded, texts, keys, limit_keys, CHUNK if is_small else sure_to_fit)
 
     def _bound(self, row: Any, index: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pgqueue.connections.settings import UPKEEP
 from pgqueue.repository import NOTHING_PAUSED, SeenWorker, Workers
 from pgqueue.worker import liveness
 from pgqueue.worker.liveness import Witness
-from pgqueue.worker.outage import Outage
+from pgqueue.worker.outage import HEARTBEAT, Outage
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.threads import WorkerThread
 
@@ -92,7 +92,7 @@ class Heartbeat(WorkerThread):
             engine,
             UPKEEP,
             outage,
-            name="heartbeat",
+            name=HEARTBEAT,
             stopping=self._stopping,
             # After an outage, the first worker back must not take slower ones for dead.
             longest_wait=BEAT,

@@ -14,6 +14,9 @@ REPEAT = 30.0
 """Seconds after which an outage or a refused statement is logged again; in between, only at the
 level DEBUG."""
 
+HEARTBEAT = "heartbeat"
+"""The name of the connection that writes heartbeats."""
+
 READ_ONLY = "25006"
 """The server answers again, but is a standby now, or is set to refuse writes."""
 
@@ -51,9 +54,13 @@ class Outage:
         level = logging.WARNING if is_news else logging.DEBUG
         logger.log(level, "waiting for the database: %s (%s)", message, name)
 
-    def is_over(self, *, asked_at: float) -> None:
-        """Record an answer of the database to a statement sent at ``asked_at``."""
-        if self._began_at is None:
+    def is_over(self, *, asked_at: float, name: str) -> None:
+        """Record an answer of the database to a statement sent at ``asked_at``.
+
+        A database that refuses to write still answers reads, so only a heartbeat, which always
+        writes, shows that it writes again.
+        """
+        if self._began_at is None or (self._is_read_only and name != HEARTBEAT):
             return
         with self._lock:
             began_at = self._began_at

@@ -105,7 +105,7 @@ class ReconnectingConnection:
             return None
         self._wait = FIRST_WAIT
         self._used_at = time.monotonic()
-        self._outage.is_over(asked_at=asked_at)
+        self._outage.is_over(asked_at=asked_at, name=self._name)
         return result
 
     @property

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from threading import Event
-from typing import Protocol
 
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError
@@ -21,6 +20,7 @@ from pgqueue.statements.tables import CRASHED, lock_key, notify, pg
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
+from pgqueue.worker.scheduler import Scheduler
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
@@ -38,15 +38,6 @@ FORGET_EVERY = 3600.0
 """Seconds between two deletions of the rows of workers that died long ago."""
 
 
-class Ticking(Protocol):
-    """Fires the ticks of schedules, and ends batches."""
-
-    task_names: str
-    """The tasks whose schedules are fired, as the array parameter of a statement."""
-
-    def expect(self, seconds: float | None, *, batches: bool) -> None: ...
-
-
 class Rescuer(WorkerThread):
     """The rescuing thread.  Every worker has one; there is no leader."""
 
@@ -59,7 +50,7 @@ class Rescuer(WorkerThread):
         running: Callable[[], list[int]],
         on_cancel: Callable[[set[int]], None],
         on_rescued: Callable[[Sequence[Rescued]], object] = lambda _: None,
-        ticking: Ticking | None = None,
+        ticking: Scheduler | None = None,
     ) -> None:
         """``ticking`` is told at each look when the next tick is due, and whether a batch may have
         ended."""

@@ -117,11 +117,13 @@ class Worker:
         """
         self._check_process()
         seconds = checked_ahead(ahead)
-        if (connection := self._queue.connection) is not None:
-            worker = InlineWorker(self._queue, connection, self._config.queues)
-            return worker.counts_until_empty(ahead=seconds, raise_errors=raise_errors)
-        deadline = None if timeout is None else time.monotonic() + timeout
         counts: Counter[str] = Counter()
+        if (connection := self._queue.connection) is not None:
+            InlineWorker(self._queue, connection, self._config.queues).run_until_empty(
+                lambda ended: counts.update([ended.word]), ahead=seconds, raise_errors=raise_errors
+            )
+            return dict(counts)
+        deadline = None if timeout is None else time.monotonic() + timeout
         errors = HandlerErrors() if raise_errors else None
 
         def drain() -> None:

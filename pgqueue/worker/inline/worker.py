@@ -6,7 +6,6 @@ Claims, runs and settles with the statements of lease mode.
 import os
 import socket
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -83,16 +82,6 @@ class InlineWorker:
                 workers.deregister(self.worker_id)
             raise
         workers.deregister(self.worker_id)
-
-    def counts_until_empty(self, *, ahead: float, raise_errors: bool) -> dict[str, int]:
-        """Run as :meth:`run_until_empty`; returns the number of attempts by ending."""
-        counts: Counter[str] = Counter()
-
-        def count(ended: Ended) -> None:
-            counts[ended.word] += 1
-
-        self.run_until_empty(count, ahead=ahead, raise_errors=raise_errors)
-        return dict(counts)
 
     def run_until_empty(
         self, on_end: Callable[[Ended], None], *, ahead: float = 0.0, raise_errors: bool

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from threading import Event
 
 from psycopg.errors import InternalError_, ProgramLimitExceeded
@@ -232,7 +233,7 @@ class Settler(WorkerThread):
 
     def _settle_plain(self, connection: Connection, batch: list[Settlement]) -> None:
         # Ascending ids everywhere: two settles in opposite orders would deadlock.
-        successes = sorted((claimed for claimed, _ in batch), key=_job_id)
+        successes = sorted((claimed for claimed, _ in batch), key=attrgetter("job_id"))
         exceptions = Attempts(connection, self._identity.worker_id).settle_succeeded(successes)
         self._buffer.settled(batch, exceptions)
 
@@ -242,7 +243,7 @@ class Settler(WorkerThread):
         Such a job is to be cancelled, or a row of the application refers to it.  If the database
         refuses a batch, its jobs are tried one by one.
         """
-        successes = sorted((claimed for claimed, _ in batch), key=_job_id)
+        successes = sorted((claimed for claimed, _ in batch), key=attrgetter("job_id"))
         attempts = Attempts(connection, self._identity.worker_id)
         deleted: set[int] = set()
         with suppress(*(IntegrityError,) if len(batch) == 1 else ()):
@@ -273,10 +274,6 @@ class Settler(WorkerThread):
 
 def _parts(batch: list[Settlement], size: int) -> list[list[Settlement]]:
     return [batch[start : start + size] for start in range(0, len(batch), size)]
-
-
-def _job_id(claimed: Claimed) -> int:
-    return claimed.job_id
 
 
 def _keeps_its_place(outcome: Outcome) -> bool:
