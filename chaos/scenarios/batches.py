@@ -62,14 +62,18 @@ def additions_without_lock(patch: Patch) -> None:
     patch.set(statements, "keep_open", lambda: unlocked)
 
 
+SAMPLED = "added to a batch after its end"
+"""What the sampler says, if it finds the bug first."""
+
+
 @scenario(
     promises="P14",
     research="L2",
     full=Size(jobs=200, workers=8, faults=40),
     short=Size(jobs=24, workers=4, faults=4),
     mutated={
-        "ends_without_lock": "batches have two callbacks",
-        "additions_without_lock": "batches have ended before their last job",
+        "ends_without_lock": f"batches have two callbacks|{SAMPLED}",
+        "additions_without_lock": f"batches have ended before their last job|{SAMPLED}",
     },
     alone=True,
 )
