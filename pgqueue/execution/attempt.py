@@ -302,7 +302,7 @@ def obstacle(
 ) -> Outcome | None:
     """Return the outcome of an attempt whose handler must not start; None if it may start.
 
-    ``in_own_transaction``: each statement is its own transaction.
+    ``in_own_transaction``: each statement commits itself.
     """
     expires_in = task.settings.expires_in
     if expires_in is not None and attempts.has_expired(claimed, expires_in):

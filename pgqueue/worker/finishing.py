@@ -98,7 +98,7 @@ class Finishing(ABC):
         """A transaction that has begun, and that is rolled back after an error in the block."""
 
     def _async_transaction(self) -> "AbstractAsyncContextManager[AsyncConnection | Connection]":
-        """The same for async handlers."""
+        """The same for async handlers; a child process runs none."""
         raise NotImplementedError("a child process runs no async handler")
 
     @abstractmethod
@@ -106,7 +106,7 @@ class Finishing(ABC):
         """Begin again after a rollback by the handler's Session."""
 
     def _was_committed(self) -> bool:
-        """Ask the database after a COMMIT without an answer."""
+        """Ask the database after a COMMIT without an answer; only where a COMMIT is sent."""
         raise NotImplementedError("the inline worker of a test sends no COMMIT")
 
     @property
