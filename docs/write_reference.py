@@ -11,6 +11,8 @@ from pathlib import Path
 import griffe
 from griffe2md import ConfigDict, render_object_docs
 
+from pgqueue.options import OPTIONS
+
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "reference"
 STYLE = ConfigDict(
@@ -90,7 +92,7 @@ CONTENTS = (
         (
             *("PgQueue", "Schedules", "ScheduleState", "Task", "Unique", "Limit"),
             *("OpenBatch", "BatchState"),
-            *("TaskOptions", "Options", "Keep"),
+            "Keep",
         ),
     ),
     Page(
@@ -178,6 +180,34 @@ def text_of(page: Page, package: griffe.Module) -> str:
     return text.rstrip() + "\n"
 
 
+def text_of_options() -> str:
+    """The table of the options of tasks and jobs, from their declarations."""
+    rows = [
+        f"| `{each.name}` | {each.metadata['is_for']} | {each.metadata['help']} | {default} |"
+        for each in OPTIONS
+        for default in [each.metadata["by_default"] or _shown(each.default)]
+    ]
+    return "\n".join(
+        [
+            "# Options",
+            "",
+            "The options of `@queue.task(...)` and of `task.options(...)`, which changes them for "
+            "one enqueue. A task also has `name`, by default that of its module and function.",
+            "",
+            "<!-- Written by `make reference` from pgqueue/options.py: change that. -->",
+            "",
+            "| option | for | meaning | default |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _shown(default: object) -> str:
+    return f"`{default!r}`" if isinstance(default, str | int | bool) else "none"
+
+
 def _public(package: griffe.Module, name: str) -> griffe.Object:
     holders = (package, package["options"], package["testing"])
     holder = next(each for each in holders if name in each.members)
@@ -189,10 +219,11 @@ def main() -> int:
     package = griffe.load("pgqueue", search_paths=[ROOT], resolve_aliases=True)
     assert isinstance(package, griffe.Module)
     stale = []
-    for page in CONTENTS:
-        path, text = PAGES / page.file, text_of(page, package)
+    texts = {page.file: text_of(page, package) for page in CONTENTS}
+    for file, text in (texts | {"options.md": text_of_options()}).items():
+        path = PAGES / file
         if not path.exists() or path.read_text("utf-8") != text:
-            stale.append(page.file)
+            stale.append(file)
             if "--check" not in sys.argv:
                 path.write_text(text, "utf-8")
     if stale and "--check" in sys.argv:

@@ -8,10 +8,10 @@ from typing import Any, Self
 
 from sqlalchemy.orm import Session
 
+from pgqueue.checks import shown
 from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.errors import ArgumentsError, OptionError, PgQueueError
 from pgqueue.meta import checked_meta, meta_text
-from pgqueue.options import shown
 from pgqueue.repository import Batches, Callback
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import joined, sync_session, translated_errors

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from pgqueue import schema
 from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch
+from pgqueue.checks import check_known_task_name, check_queue_name, check_whole, shown
 from pgqueue.connections.autocommit import autocommitting, in_savepoint
 from pgqueue.connections.opening import DRIVER, connection_parameters, worker_engine_for_now
 from pgqueue.context import Around, JobContext, nothing_around
@@ -30,14 +31,7 @@ from pgqueue.limits import (
     limits_of_queues,
 )
 from pgqueue.middleware import Middleware, as_context_manager
-from pgqueue.options import (
-    Options,
-    TaskOptions,
-    check_known_task_name,
-    check_queue_name,
-    check_whole,
-    shown,
-)
+from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
 from pgqueue.repository import (
     Admissions,
@@ -317,36 +311,9 @@ class PgQueue:
     def task(self, function: Any = None, /, **options: Any) -> Any:
         """Make a function a task; used bare or with options.
 
-        - ``name``: by default, the names of the module and the function.
-        - ``aliases``: names that the task had before; the task also runs the jobs of these names.
-        - ``renamed``: names that parameters had before, as ``{"old": "new"}``.
-        - ``queue``: "default" by default.
-        - ``priority``: from 0, which starts first, to 9; 5 by default.
-        - ``max_attempts``: 10 by default.
-        - ``max_interruptions``: 20 by default.  The stop of a worker that interrupts a job uses up
-          no attempt, but one of these.
-        - ``max_unreadable``: how long a job waits for a worker that can read its arguments, before
-          it fails; a day by default.
-        - ``timeout``: a timedelta; None by default.
-        - ``expires_in``: a timedelta after ``run_at``; a job that has not started by then is
-          cancelled.  None by default.
-        - ``retry``: ``Retry.exponential()`` by default.
-        - ``unique``: a :class:`Unique`: which jobs are the same, and what an enqueue does if such a
-          job exists.  None by default.
-        - ``unique_key`` and ``on_duplicate``: short for ``Unique(key=..., on_conflict=...)``.  A
-          callable as the key receives the arguments that its parameters name.
-        - ``transactional``: by default, True for a handler that asks for a Session.
-        - ``executor``: "thread" by default; "process" runs each handler in a child process, which a
-          timeout kills.
-        - ``memory_limit``: bytes of address space of the child process; None by default.
-        - ``secret_args``: names of arguments to mask in errors, log lines and commands, as
-          ``Secret`` does for one argument.
-        - ``on_failed``: a task to enqueue with the id of a job that has failed for good, in the
-          commit that records the failure.  None by default.
-        - ``keep``: how long ended jobs stay; by default as long as the queue says.
-        - ``limit``: a :class:`Limit`, or several in a tuple: how many jobs run at once or start in
-          a period.
-        - ``fair_by``: the name of a parameter whose values take turns, or several in a tuple.
+        The options and their defaults are listed on the page "Options" of the reference, from
+        :class:`pgqueue.options.Options`.  ``name`` is by default that of the module and the
+        function.
 
         A Session or AsyncSession and a JobContext among the first parameters are supplied when the
         job runs; they are not arguments of the job.

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from pgqueue.checks import TASK_NAME, shown
 from pgqueue.errors import DuplicateSchedule, ScheduleNotFound
-from pgqueue.options import TASK_NAME, shown
 from pgqueue.schedule_rules import Firing, Rule, checked_rule
 from pgqueue.statements import schedules as statements
 from pgqueue.statements.tables import array_of

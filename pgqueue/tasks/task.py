@@ -313,13 +313,8 @@ class Task(Generic[P, R]):
     def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
         """Return the same task with other options for the jobs enqueued through it.
 
-        - ``delay``, a timedelta, or ``run_at``, a datetime with a time zone.
-        - ``priority``: from 0, which starts first, to 9.
-        - ``queue`` and ``max_attempts``.
-        - ``unique``, a Unique; or ``unique_key`` and ``on_duplicate``.
-        - ``expires_in``: a timedelta, for a task that has an ``expires_in``.
-        - ``meta``: a dict of JSON data for ``ctx.meta`` and for your queries.
-        - ``tags``: texts by which you find jobs.
+        The page "Options" of the reference lists those that one enqueue may change, such as
+        ``delay``, ``priority``, ``unique_key``, ``meta`` and ``tags``.
 
         Raises OptionError.
         """

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
+from pgqueue.checks import check_queue_name, check_whole
 from pgqueue.errors import OptionError
-from pgqueue.options import check_queue_name, check_whole
 from pgqueue.worker.job_log import LogJobs
 
 MOST_WEIGHT = 1000

@@ -9,6 +9,7 @@ import math
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from pgqueue.checks import LONGEST_DELAY
 from pgqueue.context import Progress, checked_progress
 from pgqueue.errors import ArgumentsError
 from pgqueue.execution.error_reports import (
@@ -17,7 +18,6 @@ from pgqueue.execution.error_reports import (
     MAX_TRACEBACK_BYTES,
     storable_result,
 )
-from pgqueue.options import LONGEST_DELAY
 from pgqueue.outcomes import (
     AttemptEnd,
     Cancelled,
