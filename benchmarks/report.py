@@ -112,7 +112,7 @@ def _head(about: About) -> str:
     return (
         "# Benchmarks\n\n"
         "Written by `make bench`; do not edit. What the cases measure and how: "
-        "[benchmarks](../../benchmarks/README.md). Where the time goes, and what each safety "
+        "`benchmarks/README.md`. Where the time goes, and what each safety "
         "feature costs: [performance](performance.md).\n\n"
         f"The machine has {about.machine}, shared by client, workers and server. All systems use "
         f"the same server: {about.server}, everything else default. The systems are "
