@@ -111,7 +111,8 @@ def _head(about: About) -> str:
     left_out = "".join(f"Left out: {what}.\n" for what in about.missing)
     return (
         "# Benchmarks\n\n"
-        "Written by `make bench`; do not edit. What the cases measure and how: "
+        'Written by `make bench ARGS="--full --write"`; do not edit. `--only NAME` runs one case. '
+        "What the cases measure and how: "
         "`benchmarks/README.md`. Where the time goes, and what each safety "
         "feature costs: [performance](performance.md).\n\n"
         f"The machine has {about.machine}, shared by client, workers and server. All systems use "
@@ -125,8 +126,7 @@ def _head(about: About) -> str:
 
 
 def _section(case: Case, finding: Finding, about: About) -> str:
-    command = f'`make bench ARGS="--only {case.name} --{about.size}"`, {date.today():%Y-%m-%d}'
-    lines = [f"## {case.name}\n", f"{case.title}\n", f"{command}\n"]
+    lines = [f"## {case.name}\n", f"{case.title} ({date.today():%Y-%m-%d}, {about.size})\n"]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {one.name} | {_spread(one)} |" for one in finding.series]
     if finding.goals:
