@@ -127,14 +127,12 @@ def _head(about: About) -> str:
 
 def _section(case: Case, finding: Finding, about: About) -> str:
     lines = [f"## {case.name}\n", f"{case.title} ({date.today():%Y-%m-%d}, {about.size})\n"]
-    lines += ["| | |", "|---|---|"]
-    lines += [f"| {one.name} | {_spread(one)} |" for one in finding.series]
-    if finding.goals:
-        lines += ["", "| | | goal | |", "|---|---|---|---|"]
-        lines += [
-            f"| {goal.what} | {_figure(goal)} | {_bound(goal)} | {_verdict(goal)} |"
-            for goal in finding.goals
-        ]
+    lines += ["| | | goal |", "|---|---|---|"]
+    lines += [f"| {one.name} | {_spread(one)} | |" for one in finding.series]
+    lines += [
+        f"| {goal.what} | {_figure(goal)} | {_bound(goal)}{_verdict(goal)} |"
+        for goal in finding.goals
+    ]
     lines += ["", *finding.remarks] if finding.remarks else []
     if charts.is_worth_drawing(finding):
         lines += ["", f"![{case.name}](benchmarks/{case.name}.svg)"]
@@ -163,7 +161,7 @@ def _bound(goal: Goal) -> str:
 def _verdict(goal: Goal) -> str:
     if _is_open(goal):
         return ""
-    return "met" if goal.is_met else "**missed**"
+    return ", met" if goal.is_met else ", **missed**"
 
 
 def _is_open(goal: Goal) -> bool:
