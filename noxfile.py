@@ -1,6 +1,7 @@
 """What we say we work with, tried: `make test-matrix` runs the suite, `make smoke` the least."""
 
 import sys
+from pathlib import Path
 
 import nox
 
@@ -64,3 +65,14 @@ def smoke(session: nox.Session, pins: tuple[str, ...]) -> None:
     extras = "asyncio,embedded,flask,metrics,pydantic,reload,rich,tracing"
     session.install("--editable", f".[{extras}]", "pytest", *pins)
     session.run("python", "tests/smoke/smoke.py")
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """The built wheel, with nothing beside it but what it requires."""
+    folder = session.create_tmp()
+    session.run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ".")
+    session.install("--force-reinstall", *map(str, Path(folder).glob("*.whl")))
+    session.chdir(folder)
+    session.run("python", "-c", "import pgqueue.testing, pgqueue.worker; from pgqueue import *")
+    session.run("pgqueue", "--help", silent=True)
