@@ -9,7 +9,6 @@ import pytest
 from bad_endings import MENDED, RAISED, RETURNED
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
-from worker_rig import MODES
 
 from pgqueue import Job, JobAttempt, PgQueue, Retry, Worker
 
@@ -19,7 +18,7 @@ def queue(engine: Engine) -> PgQueue:
     return PgQueue(engine)
 
 
-def run_beside_a_neighbour(queue: PgQueue, mode: str, misbehave: Callable[[], Any]) -> Job:
+def run_beside_a_neighbour(queue: PgQueue, misbehave: Callable[[], Any]) -> Job:
     """Run a job that does wrong and one that does not; returns the first."""
 
     @queue.task(name="misbehave", retry=Retry.constant(timedelta(0)), max_attempts=2)
@@ -33,7 +32,7 @@ def run_beside_a_neighbour(queue: PgQueue, mode: str, misbehave: Callable[[], An
     with queue.session() as session:
         jobs = [wrong.enqueue(session).id, right.enqueue(session).id]
         session.commit()
-        Worker(queue, mode=mode, concurrency=2).run_until_empty(timeout=60)
+        Worker(queue, concurrency=2).run_until_empty(timeout=60)
         job, neighbour = (session.get_one(Job, id, populate_existing=True) for id in jobs)
         assert (neighbour.outcome, neighbour.result) == ("succeeded", 7)
         assert queue.check(session) == []
@@ -45,33 +44,30 @@ def run_beside_a_neighbour(queue: PgQueue, mode: str, misbehave: Callable[[], An
         return job
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED.keys())
 def test_a_result_that_cannot_be_kept_takes_nothing_from_the_success(
-    queue: PgQueue, mode: str, returned: Callable[[], Any]
+    queue: PgQueue, returned: Callable[[], Any]
 ) -> None:
-    job = run_beside_a_neighbour(queue, mode, returned)
+    job = run_beside_a_neighbour(queue, returned)
 
     assert (job.outcome, job.attempts) == ("succeeded", 1)
     assert "unserialisable_result" in job.result
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("returned", "kept"), MENDED.items(), ids=["NUL", "half a surrogate"])
 def test_a_character_that_cannot_be_stored_is_replaced_in_a_result(
-    queue: PgQueue, mode: str, returned: str, kept: str
+    queue: PgQueue, returned: str, kept: str
 ) -> None:
-    job = run_beside_a_neighbour(queue, mode, lambda: returned)
+    job = run_beside_a_neighbour(queue, lambda: returned)
 
     assert (job.outcome, job.result) == ("succeeded", kept)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("fails", "named"), RAISED.values(), ids=RAISED.keys())
 def test_whatever_is_raised_costs_an_attempt_and_is_told(
-    queue: PgQueue, mode: str, fails: Callable[[], Any], named: str
+    queue: PgQueue, fails: Callable[[], Any], named: str
 ) -> None:
-    job = run_beside_a_neighbour(queue, mode, fails)
+    job = run_beside_a_neighbour(queue, fails)
 
     assert (job.outcome, job.attempts) == ("failed", 2)
     with queue.session() as session:

@@ -1,4 +1,4 @@
-"""Limits hold over many worker processes, in both modes, while workers are killed."""
+"""Limits hold over many worker processes while workers are killed."""
 
 import random
 from collections import defaultdict
@@ -9,13 +9,11 @@ from typing import Any
 
 import limited_chores
 import pytest
-from worker_rig import MODES, Rig
+from worker_rig import Rig
 
 KEYS = ("red", "green", "blue")
 WORKERS = 8
 KILLS = 6
-BOTH = "both modes"
-"""Half of the workers run in each mode."""
 
 
 def most_at_once(notes: list[dict[str, Any]], *, by_key: bool = True) -> int:
@@ -35,39 +33,38 @@ def most_at_once(notes: list[dict[str, Any]], *, by_key: bool = True) -> int:
     return most
 
 
-def start_workers(rig: Rig, mode: str, count: int = WORKERS) -> None:
+def start_workers(rig: Rig, count: int = WORKERS) -> None:
     for _ in range(count):
-        own = MODES[len(rig.workers) % 2] if mode == BOTH else mode
-        rig.start(own, waits=False, modules=["limited_chores"], poll_interval=0.2, concurrency=6)
+        rig.start(waits=False, modules=["limited_chores"], poll_interval=0.2, concurrency=6)
 
 
-def kill_some(rig: Rig, mode: str, count: int = KILLS) -> None:
+def kill_some(rig: Rig, count: int = KILLS) -> None:
     """Kill a worker that has just seen a job start, and start another, so many times."""
     for _ in range(count):
         seen = len(rig.notes("start"))
         rig.until(partial(has_gone_on, rig, seen))
         victim = random.choice([worker for worker in rig.workers if worker.is_running])
         victim.kill()
-        start_workers(rig, mode, 1)
+        start_workers(rig, 1)
 
 
 def has_gone_on(rig: Rig, seen: int) -> bool:
     return len(rig.notes("start")) > seen + 3 or not rig.unfinished()
 
 
-@pytest.mark.parametrize(("capacity", "mode"), [(1, BOTH), *((4, mode) for mode in MODES)])
+@pytest.mark.parametrize("capacity", [1, 4])
 def test_no_more_jobs_of_a_key_run_than_its_limit_while_workers_are_killed(
-    database_url: str, tmp_path: Path, capacity: int, mode: str
+    database_url: str, tmp_path: Path, capacity: int
 ) -> None:
     tasks = {1: limited_chores.one_of_a_key, 4: limited_chores.four_of_a_key}
     with Rig(database_url, tmp_path) as rig:
-        start_workers(rig, mode)
+        start_workers(rig)
         with rig.session() as session:
             rows = [(key, 10) for _ in range(30) for key in KEYS]
             tasks[capacity].enqueue_many(session, rows)
             session.commit()
 
-        kill_some(rig, mode)
+        kill_some(rig)
         rig.until_ended()
 
         assert most_at_once(rig.notes()) <= capacity
@@ -75,18 +72,15 @@ def test_no_more_jobs_of_a_key_run_than_its_limit_while_workers_are_killed(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_several_limits_of_a_task_hold_together(
-    database_url: str, tmp_path: Path, mode: str
-) -> None:
+def test_several_limits_of_a_task_hold_together(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
-        start_workers(rig, mode, 4)
+        start_workers(rig, 4)
         with rig.session() as session:
             rows = [(key, 5) for _ in range(20) for key in KEYS]
             limited_chores.three_in_all.enqueue_many(session, rows)
             session.commit()
 
-        kill_some(rig, mode, 2)
+        kill_some(rig, 2)
         rig.until_ended()
 
         assert most_at_once(rig.notes()) <= 2
@@ -99,13 +93,13 @@ def test_strict_order_is_first_in_first_out_by_key_while_workers_are_killed(
 ) -> None:
     """A job that fails twice keeps the others of its key back until it has succeeded."""
     with Rig(database_url, tmp_path) as rig:
-        start_workers(rig, BOTH)
+        start_workers(rig)
         with rig.session() as session:
             rows = [(key, n, 2 * (n % 5 == 3)) for n in range(15) for key in KEYS]
             limited_chores.in_order.enqueue_many(session, rows)
             session.commit()
 
-        kill_some(rig, BOTH, 4)
+        kill_some(rig, 4)
         rig.until_ended()
 
         assert most_at_once(rig.notes()) == 1
@@ -138,18 +132,17 @@ def most_starts_in(times: list[datetime], period: timedelta) -> int:
     return max(sum(at <= one < at + period for one in times) for at in times)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_no_period_has_more_starts_than_its_rate_while_jobs_fail_and_workers_are_killed(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        start_workers(rig, mode, 4)
+        start_workers(rig, 4)
         with rig.session() as session:
             rows = [(key, 1) for _ in range(25) for key in KEYS]
             limited_chores.rated.enqueue_many(session, rows)
             session.commit()
 
-        kill_some(rig, mode, 3)
+        kill_some(rig, 3)
         rig.until_ended()
 
         starts = rig.rows(STARTS)

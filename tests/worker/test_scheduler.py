@@ -60,11 +60,10 @@ def test_a_schedule_that_is_added_while_workers_sleep_is_noticed(rig: Rig) -> No
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("mode", ["lease", "transaction"])
-def test_ticks_are_fired_within_a_second_while_all_slots_are_busy(rig: Rig, mode: str) -> None:
+def test_ticks_are_fired_within_a_second_while_all_slots_are_busy(rig: Rig) -> None:
     with rig.session() as session, session.begin():
         blocked = chores.wait.enqueue_many(session, [("go",)] * 2)
-    rig.start(mode, concurrency=2)
+    rig.start(concurrency=2)
     rig.until_started(*blocked)
     add(rig, "mine")
 
@@ -81,7 +80,7 @@ def test_each_tick_has_one_job_while_workers_are_killed(rig: Rig) -> None:
     names = ["mine", *(f"s{number}" for number in range(5))]
     for name in names:
         add(rig, name)
-    workers = [rig.start(), rig.start("transaction"), rig.start()]
+    workers = [rig.start(), rig.start(), rig.start()]
 
     for victim in workers:
         until_two_more(rig, "mine")
