@@ -89,8 +89,24 @@ def workers(given: CliState, as_json: bool) -> None:
     print_table(columns, rows, otherwise=NO_WORKER)
 
 
+class WorkerId(click.ParamType):
+    """The id of a worker."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> UUID:
+        try:
+            return UUID(value)
+        except ValueError:
+            self.fail(
+                f"{value!r} is not the id of a worker; give the id that `pgqueue workers` shows",
+                param,
+                ctx,
+            )
+
+
 @click.command()
-@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, type=click.UUID)
+@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, type=WorkerId())
 @on_database_with_json
 def quiet(given: CliState, as_json: bool, worker_ids: tuple[UUID, ...]) -> None:
     """Make workers claim no more jobs, within a second.
