@@ -18,7 +18,6 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
-    is_typeddict,
 )
 from urllib.parse import quote
 
@@ -116,8 +115,12 @@ def unmaskable(
         return None
     is_inside = is_inside or _MARK in getattr(annotation, "__metadata__", ())
     kind = get_origin(annotation) or annotation
-    is_class = isinstance(kind, type) and not is_typeddict(kind)
-    if is_inside and is_class and issubclass(kind, UNMASKABLE):
+    if (
+        is_inside
+        and isinstance(kind, type)
+        and issubclass(kind, UNMASKABLE)
+        and not hasattr(kind, "__required_keys__")  # a TypedDict is a record
+    ):
         return kind
     inner = (
         unmaskable(part, is_inside=is_inside, within=(*within, annotation))

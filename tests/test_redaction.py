@@ -261,6 +261,7 @@ class Leaf:
         Secret[str] | None,
         list[Secret[str]],
         dict[str, Secret[str] | None],
+        Secret[Keys],
         Annotated[Secret[str], "as the bank gave it"],
     ],
 )
@@ -314,6 +315,10 @@ def test_a_secret_argument_has_to_be_one_of_the_task() -> None:
             queue.task(secret_args=wrong)(lambda token: None)  # type: ignore[arg-type]
 
 
+class Signature(TypedDict):
+    raw: bytes
+
+
 @dataclass
 class Account:
     opened: date
@@ -329,6 +334,7 @@ class Account:
         (list[Secret[timedelta]], "timedelta"),
         (Secret[dict[str, str]], "dict"),
         (Secret[list[Account]], "date"),
+        (Secret[Signature], "bytes"),
     ],
 )
 def test_a_secret_that_errors_quote_in_other_forms_is_refused(annotation: Any, named: str) -> None:
