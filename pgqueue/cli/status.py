@@ -89,26 +89,17 @@ def workers(given: CliState, as_json: bool) -> None:
     print_table(columns, rows, otherwise=NO_WORKER)
 
 
-class WorkerId(click.ParamType):
-    """The id of a worker."""
-
-    name = "id"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> UUID:
-        try:
-            return UUID(value)
-        except ValueError:
-            self.fail(
-                f"{value!r} is not the id of a worker; give the id that `pgqueue workers` shows",
-                param,
-                ctx,
-            )
+def _worker_ids(_context: click.Context, _option: Any, values: tuple[str, ...]) -> list[UUID]:
+    try:
+        return [UUID(value) for value in values]
+    except ValueError as error:
+        raise click.BadParameter("give the ids that `pgqueue workers` shows") from error
 
 
 @click.command()
-@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, type=WorkerId())
+@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, callback=_worker_ids)
 @on_database_with_json
-def quiet(given: CliState, as_json: bool, worker_ids: tuple[UUID, ...]) -> None:
+def quiet(given: CliState, as_json: bool, worker_ids: list[UUID]) -> None:
     """Make workers claim no more jobs, within a second.
 
     A quiet worker ends the jobs that it has claimed and then idles; stop it with SIGTERM when

@@ -1,7 +1,7 @@
 """The job: one call of one task, the durable record."""
 
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, SmallInteger, inspect, text
 from sqlalchemy.dialects.postgresql import JSONB
@@ -29,7 +29,7 @@ class Job(Base):
 
     __tablename__ = "jobs"
     # What the database chooses is read by the statement that inserts the message.
-    __mapper_args__: ClassVar = {"eager_defaults": False}
+    __mapper_args__ = {"eager_defaults": False}
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     queue: Mapped[str] = mapped_column(server_default=DEFAULT_QUEUE)

@@ -90,7 +90,7 @@ def _has_tag(tag: str, table: Table, id: ColumnElement[int]) -> ColumnElement[bo
     return has_it.scalar_subquery().is_(true())
 
 
-SHOWN = (
+SHOWN: tuple[Any, ...] = (
     Job.id,
     Job.status,
     Job.task,

@@ -47,7 +47,7 @@ def test_workers_are_listed_and_made_quiet_by_id(
     assert (code, "no live worker has this id" in errors) == (1, True)
     assert "(quiet)" in run("status")[1]
     code, _, errors = run("quiet", "here:1")
-    assert (code, "give the id that `pgqueue workers` shows" in errors) == (2, True)
+    assert (code, "give the ids that `pgqueue workers` shows" in errors) == (2, True)
 
 
 def test_a_connection_limit_below_the_need_is_named(engine: Engine) -> None:
