@@ -4,8 +4,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
+from inspect import isasyncgenfunction, isgeneratorfunction
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Union, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    overload,
+)
 from uuid import UUID
 from weakref import WeakSet
 
@@ -81,6 +92,16 @@ BIGINT = 2**63
 MOST_BATCHES = 1_000_000
 
 Bind = Union[str, Engine, Connection, "AsyncConnection", sessionmaker[Any]]
+
+
+class QueueOptions(TypedDict, total=False):
+    """The options of :class:`PgQueue`, for subclasses that pass them on."""
+
+    notify: bool
+    max_payload_bytes: int
+    keep: Keep | timedelta | None
+    queue_keep: Mapping[str, Keep | timedelta | None] | None
+    queue_limits: Mapping[str, Limit | Sequence[Limit]] | None
 
 
 class PgQueue:
@@ -684,6 +705,16 @@ class PgQueue:
         if not callable(function) or isinstance(function, (type, Task)):
             raise TaskDefinitionError(
                 f"{function!r} cannot be made a task: decorate a function or a coroutine function"
+            )
+        if not hasattr(function, "__qualname__"):
+            raise TaskDefinitionError(
+                f"{function!r} cannot be made a task, because it has no name of its own, as a "
+                "functools.partial; decorate a function that calls it"
+            )
+        if isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise TaskDefinitionError(
+                f"{function!r} cannot be made a task, because it uses `yield`: a call would run "
+                "none of it; decorate a function that iterates over it"
             )
         name = options["name"] if "name" in options else default_name(function)
         task: Task[..., Any] = Task(function, Options.of_task(name, options), self)

@@ -5,6 +5,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from pgqueue.errors import PgQueueError
 from pgqueue.redaction import redacted
 from pgqueue.terminal import harmless
+from pgqueue.worker.outage import MORE_CONNECTIONS, is_crowded
 
 
 def words_for(error: Exception) -> str | None:
@@ -14,7 +15,8 @@ def words_for(error: Exception) -> str | None:
             return one_line(error)
         case OperationalError() | InterfaceError():
             if getattr(error.orig, "sqlstate", None) is None:
-                return f"No connection to the database: {one_line(error.orig)}"
+                remedy = f"; {MORE_CONNECTIONS}" if is_crowded(error.orig) else ""
+                return f"No connection to the database: {one_line(error.orig)}{remedy}"
             return f"The database refuses: {one_line(error.orig)}"
         case DBAPIError():
             return f"The database refuses: {one_line(error.orig)}"

@@ -89,10 +89,17 @@ def workers(given: CliState, as_json: bool) -> None:
     print_table(columns, rows, otherwise=NO_WORKER)
 
 
+def _worker_ids(_context: click.Context, _option: Any, values: tuple[str, ...]) -> list[UUID]:
+    try:
+        return [UUID(value) for value in values]
+    except ValueError as error:
+        raise click.BadParameter("give the ids that `pgqueue workers` shows") from error
+
+
 @click.command()
-@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, type=click.UUID)
+@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, callback=_worker_ids)
 @on_database_with_json
-def quiet(given: CliState, as_json: bool, worker_ids: tuple[UUID, ...]) -> None:
+def quiet(given: CliState, as_json: bool, worker_ids: list[UUID]) -> None:
     """Make workers claim no more jobs, within a second.
 
     A quiet worker ends the jobs that it has claimed and then idles; stop it with SIGTERM when

@@ -93,6 +93,13 @@ FOR_EXIT = 15.0
     metavar="PORT",
     help="Serve /metrics for Prometheus and /healthz; with --processes, on as many ports.",
 )
+@click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Where --metrics-port listens; 0.0.0.0 for other hosts.",
+)
 @click.option("--reload", is_flag=True, help="Restart when a Python file here changes.")
 @on_app
 def worker(given: CliState, /, processes: int, reload: bool, **options: Any) -> None:
@@ -118,6 +125,7 @@ def work(
     queues: tuple[str, ...],
     until_empty: bool,
     metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
     **options: Any,
 ) -> None:
     """Run a worker to its end, then end the process."""
@@ -132,7 +140,8 @@ def work(
     try:
         with ExitStack() as stack:
             if metrics_port is not None:
-                _serve_metrics(stack, worker, queue, metrics_port + place_under_parent())
+                port = metrics_port + place_under_parent()
+                _serve_metrics(stack, worker, queue, metrics_host, port)
             _run(worker, until_empty=until_empty)
         code = 0
     finally:
@@ -170,7 +179,7 @@ def _named_queues(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
     return weights
 
 
-def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, port: int) -> None:
+def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, host: str, port: int) -> None:
     try:
         from pgqueue.metrics import serving
     except ImportError as error:
@@ -178,10 +187,11 @@ def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, port: int) 
             "--metrics-port needs prometheus-client: pip install 'sqlalchemy-pgqueue[metrics]'"
         ) from error
     try:
-        stack.enter_context(serving(worker, queue, port=port))
+        stack.enter_context(serving(worker, queue, port=port, host=host))
     except (OSError, OverflowError) as error:
         raise click.ClickException(
-            f"Port {port} cannot be used for metrics: {error}; give another --metrics-port"
+            f"Port {port} cannot be used for metrics: {error}; give another "
+            "--metrics-port or --metrics-host"
         ) from error
     logger.info("worker %d serves /metrics and /healthz on port %d", os.getpid(), port)
 

@@ -4,8 +4,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 from weakref import WeakKeyDictionary
 
 import click
@@ -15,12 +14,10 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue import job_queue
-from pgqueue.arguments import MAX_PAYLOAD_BYTES
 from pgqueue.context import Around, JobContext
 from pgqueue.errors import ArgumentsError, NotBound, PgQueueError
 from pgqueue.flask.commands import commands
 from pgqueue.flask.sessions import Database, held_session, lent, session_maker
-from pgqueue.retention import DEFAULT_KEEP, Keep
 
 EXTENSION = "pgqueue"
 """Its name in ``app.extensions``."""
@@ -38,15 +35,9 @@ class PgQueue(job_queue.PgQueue):
         self,
         app: Flask | None = None,
         db: Database | None = None,
-        *,
-        notify: bool = True,
-        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
-        keep: Keep | timedelta | None = DEFAULT_KEEP,
-        queue_keep: Mapping[str, Keep | timedelta | None] | None = None,
+        **options: Unpack[job_queue.QueueOptions],
     ) -> None:
-        super().__init__(
-            notify=notify, max_payload_bytes=max_payload_bytes, keep=keep, queue_keep=queue_keep
-        )
+        super().__init__(**options)
         self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
         if app is not None:
             if db is None:

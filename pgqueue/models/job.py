@@ -28,6 +28,8 @@ class Job(Base):
     """
 
     __tablename__ = "jobs"
+    # What the database chooses is read by the statement that inserts the message.
+    __mapper_args__ = {"eager_defaults": False}
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     queue: Mapped[str] = mapped_column(server_default=DEFAULT_QUEUE)

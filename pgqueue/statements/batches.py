@@ -32,6 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
+from pgqueue.statements.reading import moment
 from pgqueue.statements.tables import (
     AS_IT_STANDS,
     CANCELLED,
@@ -183,7 +184,10 @@ def batch_states(*, one: bool) -> Executable:
             func.coalesce(columns.total, counted.c.total - counted.c.unfinished),
             func.coalesce(columns.failed, counted.c.failed),
             func.coalesce(columns.cancelled, counted.c.cancelled),
-            *(columns.outcome, columns.callback_id, columns.created_at, columns.ended_at),
+            columns.outcome,
+            columns.callback_id,
+            moment(columns.created_at),
+            moment(columns.ended_at),
         )
         .select_from(batches)
         .join(counted, true())

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Text,
     all_,
     bindparam,
+    column,
     exists,
     literal_column,
     select,
@@ -20,6 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from pgqueue.models import SCHEMA
+from pgqueue.statements.reading import Moment, span
 from pgqueue.statements.tables import (
     count_rows,
     jobs,
@@ -54,7 +56,7 @@ def unreadable() -> Executable:
     """
     met = unreadable_jobs
     reasons = pg.array_agg(aggregate_order_by(met.c.reason, met.c.since), type_=ARRAY(Text))
-    oldest = pg.statement_timestamp() - pg.min(met.c.since)
+    oldest = span(pg.statement_timestamp() - pg.min(met.c.since))
     return (
         select(met.c.task, count_rows(), oldest, reasons[literal_column("1", Integer)])
         .join_from(met, jobs, jobs.c.id == met.c.job_id)
@@ -102,7 +104,7 @@ def depths() -> Executable:
             message_queue.c.queue,
             count_rows(),
             count_rows().filter(is_due),
-            pg.statement_timestamp() - oldest,
+            span(pg.statement_timestamp() - oldest),
         )
         .group_by(message_queue.c.queue)
         .order_by(message_queue.c.queue)
@@ -231,9 +233,15 @@ def tables() -> Executable:
     """Our tables with their numbers of live and dead rows, and the last autovacuum."""
     return text(
         f"""
-        SELECT relname, n_live_tup, n_dead_tup, last_autovacuum
+        SELECT relname, n_live_tup, n_dead_tup,
+               extract(epoch FROM last_autovacuum) AS vacuumed_at
         FROM pg_catalog.pg_stat_user_tables WHERE schemaname = '{SCHEMA}' ORDER BY relname
         """  # noqa: S608  # the schema name is checked where it is read
+    ).columns(
+        column("relname"),
+        column("n_live_tup"),
+        column("n_dead_tup"),
+        column("vacuumed_at", Moment()),
     )
 
 
@@ -271,4 +279,4 @@ def _due_messages() -> Subquery:
 
 
 def _waits(due: Subquery) -> ColumnElement[timedelta]:
-    return pg.statement_timestamp() - pg.min(due.c.run_at)
+    return span(pg.statement_timestamp() - pg.min(due.c.run_at))

@@ -26,6 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from pgqueue.statements.reading import moment, readable
 from pgqueue.statements.tables import (
     array_parameter,
     clock,
@@ -39,19 +40,22 @@ from pgqueue.statements.tables import (
 NAME = schedules.c.name == text_parameter("schedule_name")
 MOMENT = DateTime(timezone=True)
 
-STATE = (
-    schedules.c.name,
-    schedules.c.task,
-    schedules.c.cron,
-    schedules.c.every,
-    schedules.c.timezone,
-    schedules.c.catch_up,
-    schedules.c.overlap,
-    schedules.c.declared_in,
-    schedules.c.next_at,
-    schedules.c.last_tick_at,
-    schedules.c.last_job_id,
-    schedules.c.paused_at,
+STATE = tuple(
+    readable(column)
+    for column in (
+        schedules.c.name,
+        schedules.c.task,
+        schedules.c.cron,
+        schedules.c.every,
+        schedules.c.timezone,
+        schedules.c.catch_up,
+        schedules.c.overlap,
+        schedules.c.declared_in,
+        schedules.c.next_at,
+        schedules.c.last_tick_at,
+        schedules.c.last_job_id,
+        schedules.c.paused_at,
+    )
 )
 """All but the arguments, which a dashboard's role may not read, and the options."""
 ADDED = (
@@ -78,7 +82,7 @@ def due_schedules() -> Executable:
         cast(bindparam("after_tick", type_=MOMENT), MOMENT), text_parameter("after_name")
     )
     return (
-        select(*STATE, *CALL, pg.statement_timestamp().label("now"))
+        select(*STATE, *CALL, moment(pg.statement_timestamp()).label("now"))
         .where(
             schedules.c.paused_at.is_(None),
             schedules.c.next_at <= pg.statement_timestamp(),
@@ -152,13 +156,13 @@ def add_schedule() -> Executable:
 
 @cache
 def read_clock() -> Executable:
-    return select(clock())
+    return select(moment(clock()))
 
 
 @cache
 def lock_schedule() -> Executable:
     """Lock one schedule; returns its state and the time of the database."""
-    return select(*STATE, clock().label("now")).where(NAME).with_for_update()
+    return select(*STATE, moment(clock()).label("now")).where(NAME).with_for_update()
 
 
 @cache
@@ -188,7 +192,7 @@ def remove_schedule() -> Executable:
 @cache
 def all_schedules() -> Executable:
     """Every schedule by name, with the time of the database."""
-    return select(*STATE, clock().label("now")).order_by(schedules.c.name)
+    return select(*STATE, moment(clock()).label("now")).order_by(schedules.c.name)
 
 
 @cache

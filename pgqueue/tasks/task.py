@@ -18,7 +18,7 @@ from pgqueue.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
-from pgqueue.redaction import is_secret
+from pgqueue.redaction import is_secret, unmaskable
 from pgqueue.repository import Callback, Enqueued, Enqueues, JobValues, KeyHolder, NewJob
 from pgqueue.repository.enqueues import TRIES_FOR_A_KEY, key_never_free
 from pgqueue.sessions import async_sessions
@@ -104,6 +104,14 @@ class Task(Generic[P, R]):
         hints = self.injection.hints
         secret = [name for name in self.payload.names if is_secret(hints.get(name))]
         hidden = {*secret, *options.secret_args}
+        for name in self.payload.names:
+            kind = unmaskable(hints.get(name), is_inside=name in options.secret_args)
+            if kind is not None:
+                raise TaskDefinitionError(
+                    f"{self._where}: the secret argument {name!r} has values of the type "
+                    f"{kind.__name__}, which errors quote in forms that cannot be masked; declare "
+                    "text, a number, or a list or a dataclass of such, and convert it in the task"
+                )
         # Jobs that were enqueued before a renaming have the argument under its old name.
         old = [name for name, new in options.renamed.items() if new in hidden]
         self._own_meta: dict[str, Any] = {}

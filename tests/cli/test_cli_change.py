@@ -179,6 +179,7 @@ class TestChange:
             (("1", "--run-at", "soon"), "is not a time"),
             (("1", "--delay", "-1"), "is not between 0 and 86400 seconds"),
             (("1", "--args", "[1]"), "--args is not a JSON object"),
+            (("1", "--args", "[" * 3000), "--args is nested too deeply"),
         ],
     )
     def test_a_wrong_command_line_is_refused(

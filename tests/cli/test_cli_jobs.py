@@ -222,10 +222,10 @@ class TestShow:
         self, shop: Path, queue: PgQueue, database_url: str, has_app: bool
     ) -> None:
         @queue.task(name="echo")
-        def echo(card: Secret[dict[str, int]], words: str) -> str:
+        def echo(card: Secret[list[int]], words: str) -> str:
             return f"{card} {words}"
 
-        id = echo.delay({"pin": 73190}, "spoken").id
+        id = echo.delay([73190], "spoken").id
         Worker(queue).run_until_empty()
         where = ["--app", "shop:queue"] if has_app else ["--url", database_url]
         command = [*where, "jobs", str(id)]

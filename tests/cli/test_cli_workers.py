@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from uuid import uuid4
 
+from click.testing import CliRunner
 from shop_rig import pgqueue
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from pgqueue import WorkerProcess
+from pgqueue.cli import main
 
 
 def test_workers_are_listed_and_made_quiet_by_id(
@@ -44,3 +46,20 @@ def test_workers_are_listed_and_made_quiet_by_id(
     code, _, errors = run("quiet", str(uuid4()))
     assert (code, "no live worker has this id" in errors) == (1, True)
     assert "(quiet)" in run("status")[1]
+    code, _, errors = run("quiet", "here:1")
+    assert (code, "give the ids that `pgqueue workers` shows" in errors) == (2, True)
+
+
+def test_a_connection_limit_below_the_need_is_named(engine: Engine) -> None:
+    role = f"limited_{uuid4().hex[:8]}"
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 0 PASSWORD 'secret'"))
+    url = engine.url.set(username=role, password="secret").render_as_string(hide_password=False)
+    try:
+        ended = CliRunner().invoke(main, ["--url", url, "status"])
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP ROLE {role}"))
+
+    assert ended.exit_code == 1
+    assert "raise the CONNECTION LIMIT of the role or the database" in ended.output
