@@ -30,7 +30,16 @@ from pgqueue.worker.until_empty import HandlerErrors, drain_ahead
 
 logger = redaction.logger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that stop a worker: SIGTERM, SIGINT and SIGHUP.
+
+    SIGHUP only if it is not ignored: ``nohup`` starts a program that is to outlive its terminal.
+    """
+    signals = [signal.SIGTERM, signal.SIGINT]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    return signals
 
 
 class Worker:
@@ -77,7 +86,7 @@ class Worker:
         self._supervisor: Supervisor | None = None
 
     def run(self) -> None:
-        """Work until :meth:`stop`, SIGTERM or SIGINT; a second signal ends the grace period.
+        """Work until :meth:`stop`, SIGTERM, SIGINT or SIGHUP; a second signal ends the grace.
 
         Returns when all handlers have ended, or at the end of the grace period.  Handlers that
         still run then keep their leases until they end, :meth:`interrupt` is called, or the process
@@ -196,7 +205,7 @@ class Worker:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        before = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
         try:
             yield
         finally:
