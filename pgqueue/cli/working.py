@@ -24,7 +24,7 @@ from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.worker import Worker
-from pgqueue.worker.config import checked_config
+from pgqueue.worker.config import MAX_JOBS_PER_CHILD, MOST_JOBS_PER_CHILD, checked_config
 from pgqueue.worker.worker import stop_signals
 
 logger = redaction.logger(__name__)
@@ -94,6 +94,14 @@ FOR_EXIT = 15.0
     metavar="SECONDS",
     callback=as_seconds,
     help="A job that has waited so long counts as one priority more urgent, twice as long as two.",
+)
+@click.option(
+    "--max-jobs-per-child",
+    type=click.IntRange(1, MOST_JOBS_PER_CHILD),
+    metavar="JOBS",
+    default=MAX_JOBS_PER_CHILD,
+    show_default=True,
+    help="Jobs after which a child process of executor='process' is replaced.",
 )
 @click.option("--until-empty", is_flag=True, help="Stop when no job is due or running.")
 @click.option(

@@ -10,6 +10,8 @@ from pgqueue.options import check_queue_name, check_whole
 from pgqueue.worker.job_log import LogJobs
 
 MOST_WEIGHT = 1000
+MAX_JOBS_PER_CHILD = 10_000
+MOST_JOBS_PER_CHILD = 1_000_000_000
 AGE_AFTER = (timedelta(seconds=1), timedelta(days=365))
 
 
@@ -35,6 +37,7 @@ class WorkerConfig:
     log_jobs: LogJobs | None = None
     weights: Mapping[str, int] | None = None
     age_after: timedelta | None = None
+    max_jobs_per_child: int = MAX_JOBS_PER_CHILD
 
 
 def checked_config(
@@ -46,6 +49,7 @@ def checked_config(
     grace: timedelta,
     log_jobs: str | None = None,
     age_after: timedelta | None = None,
+    max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
 ) -> WorkerConfig:
     _check_queues(queues)
     for option, value in (("concurrency", concurrency), ("batch", batch)):
@@ -56,6 +60,7 @@ def checked_config(
     for option, span, least in (("poll_interval", poll_interval, 0.01), ("grace", grace, 0)):
         if not isinstance(span, timedelta) or span.total_seconds() < least:
             raise OptionError(f"{option} is {span!r}; give a timedelta of {least} seconds or more")
+    check_whole("", "max_jobs_per_child", max_jobs_per_child, 1, MOST_JOBS_PER_CHILD)
     return WorkerConfig(
         queues=tuple(dict.fromkeys(queues)),
         slots=concurrency,
@@ -66,6 +71,7 @@ def checked_config(
         log_jobs=_checked_level(log_jobs),
         weights=dict(queues) if isinstance(queues, Mapping) else None,
         age_after=_checked_age(age_after),
+        max_jobs_per_child=max_jobs_per_child,
     )
 
 

@@ -16,6 +16,7 @@ from pgqueue.connections.session_changes import watched
 from pgqueue.connections.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
+from pgqueue.middleware import around_handlers, layers_of
 from pgqueue.outcomes import Interrupted, Released
 from pgqueue.repository import Rescued
 from pgqueue.sessions.handlers import check_binds, joining_sessions
@@ -34,7 +35,7 @@ from pgqueue.worker.job_log import job_log
 from pgqueue.worker.lease_mode.mode import LeaseMode
 from pgqueue.worker.mode import Ended, Slot, WorkerMode
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.processes.pool import ProcessPool
+from pgqueue.worker.processes import ProcessPool
 from pgqueue.worker.pruner import Pruner
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.rescuer import Rescuer
@@ -115,9 +116,11 @@ class Supervisor:
 
     def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
         """Run until ``is_over()`` or, with ``until_empty``, until no job is left."""
+        self._runtime.children.start()
         try:
             self._verify(is_over)
         except BaseException:
+            self._runtime.children.close()
             self._runtime.listener.close()
             if self._engine is not self._application_engine:
                 self._engine.dispose()
@@ -310,6 +313,7 @@ class Supervisor:
             self._scheduler,
             *self._mode.threads,
             runtime.admitter,
+            runtime.children,
             runtime.loop,
             runtime.progress,
             *self._mode.slots,
@@ -391,7 +395,7 @@ if hasattr(os, "register_at_fork"):
 def _has_ended_or_is_stuck(slot: Slot) -> bool:
     """Whether a slot has ended, or runs a handler in its own thread, which cannot be stopped."""
     run = slot.current
-    return not slot.is_alive() or (run is not None and run.task.address is None)
+    return not slot.is_alive() or (run is not None and not run.task.in_process)
 
 
 def _events_of(queue: PgQueue, config: WorkerConfig) -> AttemptEvents | None:
@@ -432,7 +436,11 @@ def _runtime_of(
         cursors=_cursors_of(config),
         listener=Listener(engine, enabled=queue.notify),
         loop=EventLoop(engine),
-        children=ProcessPool.of(queue, slots=config.slots),
+        children=ProcessPool(
+            queue.tasks,
+            around_handlers(layers_of(around, queue.middlewares)),
+            max_jobs=config.max_jobs_per_child,
+        ),
         stopping=stopping,
         limited=queue.limited,
         poll_interval=config.poll_interval.total_seconds(),

@@ -22,7 +22,7 @@ from pgqueue.events import AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.repository import Listing
-from pgqueue.worker.config import Mode, checked_ahead, checked_config
+from pgqueue.worker.config import MAX_JOBS_PER_CHILD, Mode, checked_ahead, checked_config
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.inline.worker import InlineWorker
 from pgqueue.worker.supervisor import Supervisor
@@ -52,7 +52,8 @@ class Worker:
     ``"lease"`` or ``"transaction"``; in the latter, ``batch`` jobs share a transaction.
     ``poll_interval`` is the longest a due job waits if a wake-up is lost; ``grace`` is how long
     running handlers may take to end after the worker is stopped.  ``log_jobs`` logs the end of
-    each attempt, at the level ``"info"`` or ``"debug"``.
+    each attempt, at the level ``"info"`` or ``"debug"``.  After ``max_jobs_per_child`` jobs
+    a child process is replaced, for handlers with ``executor="process"`` that leak memory.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Worker:
         grace: timedelta = timedelta(seconds=30),
         log_jobs: str | None = None,
         age_after: timedelta | None = None,
+        max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
     ) -> None:
         if not isinstance(queue, PgQueue):
             raise OptionError(
@@ -77,7 +79,15 @@ class Worker:
             queues = sorted(named | {DEFAULT_QUEUE})
         self._queue = queue
         self._config = checked_config(
-            queues, concurrency, mode, batch, poll_interval, grace, log_jobs, age_after
+            queues,
+            concurrency,
+            mode,
+            batch,
+            poll_interval,
+            grace,
+            log_jobs,
+            age_after,
+            max_jobs_per_child,
         )
         _warn_of_unused(set(self._config.queues) - named - {DEFAULT_QUEUE})
         self._pid = os.getpid()

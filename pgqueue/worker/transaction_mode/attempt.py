@@ -81,7 +81,7 @@ class TransactionAttempt:
             return AttemptResult(Exhausted(), keeps_writes=False)
         if task.asks_before_start and (outcome := obstacle(runtime, run)) is not None:
             return AttemptResult(outcome, keeps_writes=False)
-        if task.address is not None:
+        if task.in_process:
             return AttemptResult(
                 runtime.children.run(run), keeps_writes=False
             )  # T has none of its writes
