@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import cells
 import chores
 import pytest
 from worker_rig import MODES, Rig
@@ -13,10 +12,7 @@ from chaos.proxy import Proxy
 WITH_SESSION: list[Any] = [
     (mode, task) for mode in MODES for task in (chores.pay, chores.pay_async)
 ]
-AT_END: list[Any] = [
-    ("lease", task)
-    for task in (chores.pay_at_end, chores.pay_at_end_async, cells.pay_at_end_in_cell)
-]
+AT_END: list[Any] = [("lease", task) for task in (chores.pay_at_end, chores.pay_at_end_async)]
 
 
 @pytest.mark.parametrize(("mode", "task"), WITH_SESSION + AT_END)
@@ -24,7 +20,7 @@ def test_a_commit_whose_answer_is_lost_counts_and_is_not_repeated(
     database_url: str, tmp_path: Path, mode: str, task: Any
 ) -> None:
     with Proxy(database_url) as proxy, Rig(database_url, tmp_path, worker_url=proxy.url) as rig:
-        worker = rig.start(mode, concurrency=2, modules=["cells"])
+        worker = rig.start(mode, concurrency=2)
 
         proxy.cut(times=3, forwarding=True, after=b"INTO effects")
         with rig.session() as session:
@@ -51,7 +47,7 @@ def test_a_commit_that_never_arrives_is_taken_for_what_it_is_and_its_job_runs_ag
     database_url: str, tmp_path: Path, mode: str, task: Any
 ) -> None:
     with Proxy(database_url) as proxy, Rig(database_url, tmp_path, worker_url=proxy.url) as rig:
-        worker = rig.start(mode, concurrency=2, modules=["cells"])
+        worker = rig.start(mode, concurrency=2)
 
         proxy.cut(times=3, forwarding=False, after=b"INTO effects")
         with rig.session() as session:
