@@ -120,8 +120,8 @@ class JobContext:
             )
         if self.finishing is None:
             raise PgQueueError(
-                f"{where} needs a handler in a thread of a worker in lease mode: leave "
-                "executor='process' away or open queue.session(), or run its queue in lease mode"
+                f"{where} needs a worker in lease mode; give the handler a Session parameter, or "
+                "run its queue in lease mode"
             )
         return self.finishing()
 

@@ -26,7 +26,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Lock, Timer
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import psycopg
 from sqlalchemy import Engine
@@ -35,6 +35,7 @@ from sqlalchemy.util import ThreadLocalRegistry
 from pgqueue import execution
 from pgqueue.connections.keepalive import leave_to_parent
 from pgqueue.context import Around, JobContext, Progress
+from pgqueue.errors import PgQueueError
 from pgqueue.execution.attempt import logger as attempts_logger
 from pgqueue.meta import read_meta
 from pgqueue.outcomes import (
@@ -487,6 +488,7 @@ def _run_jobs(tasks: Tasks, around: Around, jobs: Connection, signals: Connectio
             meta=read_meta(claimed.meta),
             stopping=notices.is_stopping,
             reporting=reports.report,
+            finishing=_NoFinishing,
         )
         task = tasks[claimed.task]
         try:
@@ -496,6 +498,20 @@ def _run_jobs(tasks: Tasks, around: Around, jobs: Connection, signals: Connectio
             outcome = execution.after_error(task, claimed, error)
         _flush()
         reports.end(outcome)
+
+
+class _NoFinishing:
+    """Refuses ``ctx.finish()``: the worker settles a job on its own connection."""
+
+    is_done = False
+
+    def begin(self, _result: Any) -> NoReturn:
+        raise PgQueueError(
+            "ctx.finish() does not work in a child process: leave executor='process' away, or open "
+            "queue.session() in the handler"
+        )
+
+    begin_async = begin
 
 
 class _Notices:
