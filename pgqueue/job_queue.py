@@ -294,19 +294,6 @@ class PgQueue:
         """Return the Session that a framework keeps for the calling code; here there is none."""
         return None
 
-    def child_settings(self) -> dict[str, str]:
-        """Return what :meth:`in_child` needs from this process; a framework may override it."""
-        return {"url": self.engine.url.render_as_string(hide_password=False)}
-
-    def in_child(self, settings: Mapping[str, str]) -> AbstractContextManager[object]:
-        """Return the context in which a child process runs its jobs; a framework may override it.
-
-        Binds this queue to the worker's database, unless the application's module has done so.
-        """
-        if self._sessions is None or self.child_settings() != settings:
-            self.bind(settings["url"])
-        return nullcontext()
-
     @overload
     def task(self, function: Callable[Concatenate[Session, JobContext, P], R], /) -> Task[P, R]: ...
     @overload

@@ -1,7 +1,8 @@
 """Several worker processes under one parent: ``--processes`` and ``--reload``.
 
 The parent loads no application and holds no connection.  It starts the workers, starts another one
-for each that ends by itself, and forwards signals.
+for each that ends by itself, whatever its exit code, and forwards signals.  The command line is
+checked before: a restart would not correct it.
 """
 
 import os
@@ -19,6 +20,7 @@ from typing import Any
 import click
 
 from pgqueue import redaction
+from pgqueue.worker.worker import stop_signals
 
 logger = redaction.logger(__name__)
 
@@ -29,13 +31,10 @@ holds open, and that ends with the parent, however it ends."""
 PLACE = "PGQUEUE_PLACE"
 """In the same environment: which of the processes this worker is, counted from 0."""
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 LONG_RUN = 60.0
 """Seconds after which a worker counts as healthy: the pause before its successor is short again."""
-USAGE_ERROR = 2
-"""The exit code for a wrong command line, which a restart does not correct."""
 
 
 def is_under_parent() -> bool:
@@ -140,8 +139,6 @@ class ProcessGroup:
         place.worker = None
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         is_done = code == 0 and self._until_empty
-        if code == USAGE_ERROR:
-            self._stop(signal.SIGTERM)
         if self._is_stopping or is_done:
             self._exit_code = max(self._exit_code, code if code >= 0 else 1)
             logger.info("worker %d has ended %s", pid, how)
@@ -178,7 +175,7 @@ class ProcessGroup:
         def forward(number: int, _frame: Any) -> None:
             self._events.put(partial(self._stop, number))
 
-        before = {number: signal.signal(number, forward) for number in SIGNALS}
+        before = {number: signal.signal(number, forward) for number in stop_signals()}
         try:
             yield
         finally:

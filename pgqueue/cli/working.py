@@ -15,7 +15,6 @@ from pgqueue import redaction
 from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.group import as_seconds, log_to_stderr, on_app
 from pgqueue.cli.worker_processes import (
-    SIGNALS,
     ProcessGroup,
     end_with_parent,
     is_under_parent,
@@ -23,7 +22,10 @@ from pgqueue.cli.worker_processes import (
 )
 from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
+from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.worker import Worker
+from pgqueue.worker.config import MAX_JOBS_PER_CHILD, MOST_JOBS_PER_CHILD, checked_config
+from pgqueue.worker.worker import stop_signals
 
 logger = redaction.logger(__name__)
 
@@ -79,6 +81,14 @@ FOR_EXIT = 15.0
     callback=as_seconds,
     help="A job that has waited so long counts as one priority more urgent, twice as long as two.",
 )
+@click.option(
+    "--max-jobs-per-child",
+    type=click.IntRange(1, MOST_JOBS_PER_CHILD),
+    metavar="JOBS",
+    default=MAX_JOBS_PER_CHILD,
+    show_default=True,
+    help="Jobs after which a child process of executor='process' is replaced.",
+)
 @click.option("--until-empty", is_flag=True, help="Stop when no job is due or running.")
 @click.option(
     "--processes",
@@ -111,12 +121,30 @@ def worker(given: CliState, /, processes: int, reload: bool, **options: Any) -> 
     Example:  pgqueue --app shop.jobs:queue worker --queues mail,default --concurrency 20
     """
     log_to_stderr(given)
+    _check_command_line(given, **options)
     if is_under_parent():
         end_with_parent()
     elif processes > 1 or reload:
         group = ProcessGroup(processes, reload=reload, until_empty=options["until_empty"])
         sys.exit(group.run())
     work(given.application(), **options)
+
+
+def _check_command_line(
+    given: CliState,
+    *,
+    queues: tuple[str, ...],
+    until_empty: bool,
+    metrics_port: int | None,
+    **options: Any,
+) -> None:
+    """Refuse a wrong command line before the application is loaded, and before workers start."""
+    if given.queue is None:
+        given.named_application()
+    try:
+        checked_config(_named_queues(queues) or [DEFAULT_QUEUE], **options)
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def work(
@@ -134,7 +162,7 @@ def work(
             "The app registers no tasks, so a worker has nothing to run: import the modules that "
             "define tasks in the module of --app"
         )
-    worker = _made_worker(queue, queues, options)
+    worker = Worker(queue, _named_queues(queues), **options)
     logger.info("worker %d starts; number of tasks: %d", os.getpid(), len(queue.tasks))
     code = 1
     try:
@@ -150,13 +178,6 @@ def work(
         _end_for_certain(code)
     if code:
         sys.exit(code)
-
-
-def _made_worker(queue: PgQueue, queues: tuple[str, ...], options: dict[str, Any]) -> Worker:
-    try:
-        return Worker(queue, _named_queues(queues), **options)
-    except OptionError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _named_queues(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
@@ -204,7 +225,7 @@ def _run(worker: Worker, *, until_empty: bool) -> None:
         else:
             worker.run()
     finally:  # a further signal must not end the process before its last attempts are settled
-        for number in SIGNALS:
+        for number in stop_signals():
             signal.signal(number, signal.SIG_IGN)
     if counts is None:
         logger.info("worker %d has stopped", os.getpid())

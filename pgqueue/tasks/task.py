@@ -28,7 +28,6 @@ from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job, plac
 from pgqueue.statements.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
 from pgqueue.statements.starting import DUE, EXPIRES_IN
 from pgqueue.statements.tables import clock
-from pgqueue.tasks.address import Address, importable_address
 from pgqueue.tasks.binding import Arguments, Written, WrittenRows
 from pgqueue.tasks.delaying import warn_of_open_transaction
 from pgqueue.tasks.duplicates import check_holder, check_rows, rows_to_place
@@ -54,8 +53,6 @@ class Owner(Protocol):
     def session(self) -> Session: ...
 
     def async_session(self) -> "AsyncSession": ...
-
-    def in_child(self, settings: Mapping[str, str]) -> AbstractContextManager[object]: ...
 
     def around_jobs(self) -> Around: ...
 
@@ -94,11 +91,10 @@ class Task(Generic[P, R]):
             hints=self.injection.hints,
             renamed=options.renamed,
         )
-        self.address: Address | None = None
-        """Where a child process finds the function, if handlers of this task run in one."""
-        if options.executor == "process":
+        self.in_process = options.executor == "process"
+        """Whether handlers of this task run in child processes."""
+        if self.in_process:
             self.injection.refuse_process(self.name)
-            self.address = importable_address(function, self.name)
         self.owner = owner
         self.is_async = self.injection.is_async
         hints = self.injection.hints

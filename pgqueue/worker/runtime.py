@@ -35,7 +35,7 @@ from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.processes.pool import ProcessPool
+from pgqueue.worker.processes import ProcessPool
 from pgqueue.worker.progress import ProgressWriter
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.running_attempt import RunningAttempt

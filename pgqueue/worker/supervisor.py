@@ -16,6 +16,7 @@ from pgqueue.connections.session_changes import watched
 from pgqueue.connections.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
+from pgqueue.middleware import around_handlers, layers_of
 from pgqueue.outcomes import Interrupted, Outcome, Released
 from pgqueue.repository import Rescued
 from pgqueue.sessions.handlers import check_binds, joining_sessions
@@ -33,7 +34,7 @@ from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
 from pgqueue.worker.job_log import job_log
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.processes.pool import ProcessPool
+from pgqueue.worker.processes import ProcessPool
 from pgqueue.worker.pruner import Pruner
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.rescuer import Rescuer
@@ -132,9 +133,11 @@ class Supervisor:
 
     def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
         """Run until ``is_over()`` or, with ``until_empty``, until no job is left."""
+        self._runtime.children.start()
         try:
             self._verify(is_over)
         except BaseException:
+            self._runtime.children.close()
             self._runtime.listener.close()
             if self._engine is not self._application_engine:
                 self._engine.dispose()
@@ -342,6 +345,7 @@ class Supervisor:
             self._settler,
             self._claimer,
             runtime.admitter,
+            runtime.children,
             runtime.loop,
             runtime.progress,
             *self._slots,
@@ -441,7 +445,7 @@ def _warn_of_small_pool(runtime: WorkerRuntime) -> None:
 def _has_ended_or_is_stuck(slot: Slot) -> bool:
     """Whether a slot has ended, or runs a handler in its own thread, which cannot be stopped."""
     run = slot.current
-    return not slot.is_alive() or (run is not None and run.task.address is None)
+    return not slot.is_alive() or (run is not None and not run.task.in_process)
 
 
 def _events_of(queue: PgQueue, config: WorkerConfig) -> AttemptEvents | None:
@@ -482,7 +486,11 @@ def _runtime_of(
         cursors=_cursors_of(config),
         listener=Listener(engine, enabled=queue.notify),
         loop=EventLoop(engine),
-        children=ProcessPool.of(queue, slots=config.slots),
+        children=ProcessPool(
+            queue.tasks,
+            around_handlers(layers_of(around, queue.middlewares)),
+            max_jobs=config.max_jobs_per_child,
+        ),
         stopping=stopping,
         limited=queue.limited,
         poll_interval=config.poll_interval.total_seconds(),

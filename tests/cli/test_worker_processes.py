@@ -75,8 +75,23 @@ def test_a_killed_worker_is_replaced(parent: subprocess.Popen[str], engine: Engi
     assert "by signal 9; another one is started in 1 s" in line
 
 
+def test_a_worker_that_a_handler_ends_with_code_2_is_replaced(
+    parent: subprocess.Popen[str], shop: Path, engine: Engine
+) -> None:
+    """As every panic of a library in Go does; a wrong command line ends the parent at once."""
+    before = pids(engine)
+    enqueue(engine, shop, "exit_with", (2,))
+
+    wait_until(lambda: len(pids(engine) - before) == 1)
+
+    assert parent.poll() is None
+    assert parent.stderr is not None
+    line = next(line for line in parent.stderr if "has ended with exit code 2" in line)
+    assert "another one is started in 1 s" in line
+
+
 @needs_proc
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_forwarded_once_and_running_jobs_end(
     parent: subprocess.Popen[str], shop: Path, engine: Engine, tmp_path: Path, number: int
 ) -> None:

@@ -67,6 +67,11 @@ APP = """
         threading.Event().wait()
 
 
+    @queue.task(max_attempts=1)
+    def exit_with(code: int) -> None:
+        os._exit(code)
+
+
     @queue.task
     def never_end_in_pool() -> None:
         with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -167,7 +172,7 @@ def enqueue(engine: Engine, shop: Path, name: str, *calls: tuple[object, ...]) -
     """Enqueue by the application's own signature, without importing it into the tests."""
     queue = PgQueue(engine)
     names = {"add": "a: int, b: int", "wait_for_file": "path: str", "never_end": "daemon: bool"}
-    names |= {"never_end_in_pool": "", "never_end_in_thread": ""}
+    names |= {"never_end_in_pool": "", "never_end_in_thread": "", "exit_with": "code: int"}
     scope: dict[str, object] = {"__name__": "shop"}
     exec(f"def {name}({names[name]}) -> None: ...", scope)
     task = queue.task(scope[name])  # type: ignore[call-overload]  # made by exec
