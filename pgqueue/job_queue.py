@@ -689,20 +689,7 @@ class PgQueue:
         return f"<PgQueue {redacted(str(engine.url)) if engine else 'without an engine'}>"
 
     def _register(self, function: Callable[..., Any], options: dict[str, Any]) -> Task[..., Any]:
-        if not callable(function) or isinstance(function, (type, Task)):
-            raise TaskDefinitionError(
-                f"{function!r} cannot be made a task: decorate a function or a coroutine function"
-            )
-        if not hasattr(function, "__qualname__"):
-            raise TaskDefinitionError(
-                f"{function!r} cannot be made a task, because it has no name of its own, as a "
-                "functools.partial; decorate a function that calls it"
-            )
-        if isgeneratorfunction(function) or isasyncgenfunction(function):
-            raise TaskDefinitionError(
-                f"{function!r} cannot be made a task, because it uses `yield`: a call would run "
-                "none of it; decorate a function that iterates over it"
-            )
+        _refuse_what_cannot_run(function)
         name = options["name"] if "name" in options else default_name(function)
         task: Task[..., Any] = Task(function, Options.of_task(name, options), self)
         names = (name, *task.settings.aliases)
@@ -719,6 +706,23 @@ class PgQueue:
             by_name([*others, *of_queues, *task.own_limits])
         self.tasks.update(dict.fromkeys(names, task))
         return task
+
+
+def _refuse_what_cannot_run(function: Any) -> None:
+    if not callable(function) or isinstance(function, (type, Task)):
+        raise TaskDefinitionError(
+            f"{function!r} cannot be made a task: decorate a function or a coroutine function"
+        )
+    if not hasattr(function, "__qualname__"):
+        raise TaskDefinitionError(
+            f"{function!r} cannot be made a task, because it has no name of its own, as a "
+            "functools.partial; decorate a function that calls it"
+        )
+    if isgeneratorfunction(function) or isasyncgenfunction(function):
+        raise TaskDefinitionError(
+            f"{function!r} cannot be made a task, because it uses `yield`: a call would run "
+            "none of it; decorate a function that iterates over it"
+        )
 
 
 def queues_with_tasks() -> list[PgQueue]:

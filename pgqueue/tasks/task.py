@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
@@ -100,19 +100,22 @@ class Task(Generic[P, R]):
         hints = self.injection.hints
         secret = [name for name in self.payload.names if is_secret(hints.get(name))]
         hidden = {*secret, *options.secret_args}
+        self._refuse_unmaskable(hints, options.secret_args)
+        # Jobs that were enqueued before a renaming have the argument under its old name.
+        old = [name for name, new in options.renamed.items() if new in hidden]
+        self._own_meta: dict[str, Any] = {}
+        """What pgqueue itself notes in the meta of each job of this task."""
+        self._set_options(options.hiding([*secret, *old]))
+
+    def _refuse_unmaskable(self, hints: Mapping[str, Any], secret_args: Collection[str]) -> None:
         for name in self.payload.names:
-            kind = unmaskable(hints.get(name), is_inside=name in options.secret_args)
+            kind = unmaskable(hints.get(name), is_inside=name in secret_args)
             if kind is not None:
                 raise TaskDefinitionError(
                     f"{self._where}: the secret argument {name!r} has values of the type "
                     f"{kind.__name__}, which errors quote in forms that cannot be masked; declare "
                     "text, a number, or a list or a dataclass of such, and convert it in the task"
                 )
-        # Jobs that were enqueued before a renaming have the argument under its old name.
-        old = [name for name, new in options.renamed.items() if new in hidden]
-        self._own_meta: dict[str, Any] = {}
-        """What pgqueue itself notes in the meta of each job of this task."""
-        self._set_options(options.hiding([*secret, *old]))
 
     @property
     def _where(self) -> str:
