@@ -265,8 +265,8 @@ def _of_settings(health: Health) -> Iterator[Finding]:
             Level.WARNING,
             "default_transaction_isolation",
             f"{isolation}; workers claim and settle in read committed whatever it says; your "
-            "enqueuing transactions and, in lease mode, your handlers do not, and have to be ready "
-            "for serialization failures",
+            "enqueuing transactions and your handlers do not, and have to be ready for "
+            "serialization failures",
         )
 
 

@@ -49,6 +49,8 @@ def as_arguments(
         found = json.loads(value)
     except ValueError as error:
         raise click.UsageError(f"--args is not JSON: {error}") from error
+    except RecursionError as error:
+        raise click.UsageError("--args is nested too deeply") from error
     if not isinstance(found, dict):
         raise click.UsageError(
             "--args is not a JSON object: give the arguments by name, as in '{\"user_id\": 7}'"

@@ -385,10 +385,19 @@ def _schedule_line(one: Mapping[str, Any]) -> str:
     return f"{one['name']}: {one['change']}{job}{reason}"
 
 
+def _as_worker_ids(
+    _ctx: click.Context, _parameter: click.Parameter, values: Sequence[str]
+) -> list[UUID]:
+    try:
+        return [UUID(value) for value in values]
+    except ValueError as error:
+        raise click.BadParameter("give the ids that `pgqueue workers` shows") from error
+
+
 @click.command()
-@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, type=click.UUID)
+@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, callback=_as_worker_ids)
 @on_database_with_json
-def quiet(given: CliState, as_json: bool, worker_ids: tuple[UUID, ...]) -> None:
+def quiet(given: CliState, as_json: bool, worker_ids: Sequence[UUID]) -> None:
     """Make workers claim no more jobs, within a second.
 
     A quiet worker ends the jobs that it has claimed and then idles; stop it with SIGTERM when

@@ -129,10 +129,10 @@ class TestShow:
         self, queue: PgQueue, engine: Engine
     ) -> None:
         @queue.task(name="echo")
-        def echo(card: Secret[dict[str, int]], words: str) -> str:
+        def echo(card: Secret[list[int]], words: str) -> str:
             return f"{card} {words}"
 
-        echo.delay({"pin": 73190}, "spoken")
+        echo.delay([73190], "spoken")
         Worker(queue).run_until_empty(timeout=60)
         unknown = PgQueue(engine)
 

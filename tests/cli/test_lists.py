@@ -38,7 +38,7 @@ def document(queue: PgQueue, *words: str) -> dict[str, Any]:
 def lines(queue: PgQueue, *words: str) -> list[str]:
     ended = command(queue, *words)
     assert ended.returncode == 0, ended.stderr
-    return ended.stdout.splitlines()
+    return str(ended.stdout).splitlines()
 
 
 def workers(session: Session, number: int, **values: Any) -> list[uuid.UUID]:

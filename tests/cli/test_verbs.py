@@ -253,7 +253,9 @@ class TestNewArguments:
         ("change 1 --run-at soon", "is not a time"),
         ("change 1 --delay -1", "is not between 0 and 86400 seconds"),
         ("change 1 --args [1]", "--args is not a JSON object"),
+        (f"change 1 --args {'[' * 100_000}", "--args is nested too deeply"),
         ("schedules pause", "Missing argument"),
+        ("quiet here:1", "give the ids that `pgqueue workers` shows"),
     ],
 )
 def test_a_wrong_command_line_is_refused(words: str, error: str) -> None:
