@@ -25,7 +25,6 @@ OLDEST = (
     "pydantic==2.8.0",
     "pydantic-core==2.20.0",
     "rich==13.0.0",
-    "watchfiles==0.21.0",
 )
 """The least that pyproject.toml asks for; tests/test_matrix.py compares the two."""
 
@@ -62,7 +61,7 @@ def tests(session: nox.Session, pins: tuple[str, ...]) -> None:
 )
 def smoke(session: nox.Session, pins: tuple[str, ...]) -> None:
     """Imports, every command's help, and a few jobs, beside the oldest and the newest."""
-    extras = "asyncio,embedded,flask,metrics,pydantic,reload,rich,tracing"
+    extras = "asyncio,embedded,flask,metrics,pydantic,rich,tracing"
     session.install("--editable", f".[{extras}]", "pytest", *pins)
     session.run("python", "tests/smoke/smoke.py")
 

@@ -190,28 +190,8 @@ class TestCommands:
                     break
             yield int(options[1])
 
-    def test_health_asks_the_port(self, shop: Path, port: int) -> None:
-        wait_until(lambda: pgqueue(shop, "health", "--port", str(port)).returncode == 0)
-
-        assert "slots are busy" in pgqueue(shop, "health", "--port", str(port)).stdout
-
-    def test_health_asks_the_database(self, shop: Path, database_url: str) -> None:
-        def health() -> subprocess.CompletedProcess[str]:
-            return pgqueue(shop, "--app", "shop:queue", "health", database_url=database_url)
-
-        before = health()
-        with running_worker(shop, database_url) as worker:
-            wait_until(lambda: health().returncode == 0)
-
-            assert str(worker.pid) in health().stdout
-        assert before.returncode == 1
-        assert "No worker lives" in before.stderr
-
-    def test_health_says_that_nobody_answers(self, shop: Path) -> None:
-        ended = pgqueue(shop, "health", "--port", str(free_port()))
-
-        assert ended.returncode == 1
-        assert "No worker answers on port" in ended.stderr
+    def test_a_worker_of_the_command_line_answers(self, port: int) -> None:
+        wait_until(lambda: is_live(port))
 
     def test_a_port_that_is_taken_ends_the_worker(
         self, shop: Path, database_url: str, port: int
@@ -241,7 +221,7 @@ class TestCommands:
         options = ("--processes", "2", "--metrics-port", str(first))
         with running_worker(shop, database_url, *options):
             for port in (first, first + 1):
-                wait_until(partial(answers, shop, port))
+                wait_until(partial(is_live, port))
 
     def test_status_tells_the_age_of_the_oldest_due_job(
         self, shop: Path, engine: Engine, database_url: str
@@ -259,8 +239,12 @@ class TestCommands:
         assert 0 < found["oldest_due_age"] < PATIENCE
 
 
-def answers(shop: Path, port: int) -> bool:
-    return pgqueue(shop, "health", "--port", str(port)).returncode == 0
+def is_live(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=PATIENCE) as answer:
+            return "slots are busy" in answer.read().decode()
+    except OSError:
+        return False
 
 
 def free_port() -> int:

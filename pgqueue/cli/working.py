@@ -1,6 +1,7 @@
 """``pgqueue worker``: the worker process, from its command line to its exit code."""
 
 import atexit
+import logging
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import click
 
 from pgqueue import redaction
 from pgqueue.cli.app_loader import CliState
-from pgqueue.cli.group import as_seconds, log_to_stderr, on_app
+from pgqueue.cli.options import as_seconds, on_app
 from pgqueue.cli.worker_processes import (
     ProcessGroup,
     end_with_parent,
@@ -110,9 +111,8 @@ FOR_EXIT = 15.0
     metavar="ADDRESS",
     help="Where --metrics-port listens; 0.0.0.0 for other hosts.",
 )
-@click.option("--reload", is_flag=True, help="Restart when a Python file here changes.")
 @on_app
-def worker(given: CliState, /, processes: int, reload: bool, **options: Any) -> None:
+def worker(given: CliState, /, processes: int, **options: Any) -> None:
     """Run jobs until SIGTERM or Ctrl-C; a second signal ends the grace period.
 
     After the signal, starts no more jobs and lets the running ones finish.  Logs to stderr.
@@ -120,12 +120,12 @@ def worker(given: CliState, /, processes: int, reload: bool, **options: Any) -> 
     \b
     Example:  pgqueue --app shop.jobs:queue worker --queues mail,default --concurrency 20
     """
-    log_to_stderr(given)
+    _log_to_stderr(given)
     _check_command_line(given, **options)
     if is_under_parent():
         end_with_parent()
-    elif processes > 1 or reload:
-        group = ProcessGroup(processes, reload=reload, until_empty=options["until_empty"])
+    elif processes > 1:
+        group = ProcessGroup(processes, until_empty=options["until_empty"])
         sys.exit(group.run())
     work(given.application(), **options)
 
@@ -136,6 +136,7 @@ def _check_command_line(
     queues: tuple[str, ...],
     until_empty: bool,
     metrics_port: int | None,
+    metrics_host: str,
     **options: Any,
 ) -> None:
     """Refuse a wrong command line before the application is loaded, and before workers start."""
@@ -145,6 +146,18 @@ def _check_command_line(
         checked_config(_named_queues(queues) or [DEFAULT_QUEUE], **options)
     except OptionError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _log_to_stderr(given: CliState) -> None:
+    """Log plain lines, unless the application has configured logging."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if given.replaced_handler is not None:
+        logger, handler = given.replaced_handler
+        logger.removeHandler(handler)  # or each line of the application is written twice
+    if given.is_verbose:
+        logging.getLogger("pgqueue").setLevel(logging.DEBUG)
 
 
 def work(

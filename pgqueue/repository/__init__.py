@@ -7,10 +7,8 @@ from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.enqueues import Enqueued, Enqueues, KeyHolder, NewJob, Placed
 from pgqueue.repository.health import (
     LIMITS,
-    Creator,
     Health,
     OldTransaction,
-    Slot,
     TableHealth,
     Unreadable,
     Waiting,
@@ -62,7 +60,6 @@ __all__ = [
     "Change",
     "Claim",
     "Claimed",
-    "Creator",
     "DueSchedule",
     "DueTimes",
     "Enqueued",
@@ -92,7 +89,6 @@ __all__ = [
     "ScheduleRows",
     "ScheduleState",
     "Settled",
-    "Slot",
     "TableHealth",
     "StatusCount",
     "Unreadable",

@@ -188,47 +188,6 @@ def tables_without_autovacuum() -> Executable:
 
 
 @cache
-def creators_in_search_path() -> Executable:
-    """Other roles that may create in a schema of the path: schema, role, whether it precedes
-    pg_catalog.
-
-    The role is NULL if every role may.  Roles that the current role must trust anyway are left
-    out: superusers, its own members, the owners of that schema and of ours.
-    """
-    return text(
-        f"""
-        SELECT nspname, rolname, coalesce(place < pg_catalog.array_position(path, 'pg_catalog'),
-                                          false)
-        FROM pg_catalog.current_schemas(false) AS path
-        CROSS JOIN pg_catalog.unnest(path) WITH ORDINALITY AS one (name, place)
-        JOIN pg_catalog.pg_namespace ON nspname = one.name
-        CROSS JOIN pg_catalog.aclexplode(nspacl) AS given
-        LEFT JOIN pg_catalog.pg_roles ON pg_roles.oid = grantee
-        WHERE privilege_type = 'CREATE' AND grantee <> nspowner
-          AND (grantee = 0::oid
-               OR NOT (rolsuper OR pg_catalog.pg_has_role(grantee, current_user, 'MEMBER')))
-          AND NOT EXISTS (SELECT FROM pg_catalog.pg_namespace AS ours
-                          WHERE ours.nspname = '{SCHEMA}' AND ours.nspowner = grantee)
-        ORDER BY place, rolname NULLS FIRST
-        """  # noqa: S608  # the schema name is checked where it is read
-    )
-
-
-@cache
-def replication_slots() -> Executable:
-    """Slots that may hold back this database: name, whether active, transactions held."""
-    return text(
-        """
-        SELECT slot_name, active,
-               nullif(greatest(pg_catalog.age(xmin), pg_catalog.age(catalog_xmin)), 0)
-        FROM pg_catalog.pg_replication_slots
-        WHERE NOT temporary AND (database IS NULL OR database = pg_catalog.current_database())
-        ORDER BY slot_name
-        """
-    )
-
-
-@cache
 def tables() -> Executable:
     """Our tables with their numbers of live and dead rows, and the last autovacuum."""
     return text(
@@ -242,18 +201,6 @@ def tables() -> Executable:
         column("n_live_tup"),
         column("n_dead_tup"),
         column("vacuumed_at", Moment()),
-    )
-
-
-@cache
-def connection() -> Executable:
-    """The server's address for this connection, and whether the connection is encrypted."""
-    return text(
-        """
-        SELECT pg_catalog.host(pg_catalog.inet_server_addr()),
-               coalesce((SELECT ssl FROM pg_catalog.pg_stat_ssl
-                         WHERE pid = pg_catalog.pg_backend_pid()), false)
-        """
     )
 
 

@@ -1,4 +1,4 @@
-"""``--processes`` and ``--reload``: workers are replaced, stopped and restarted by their parent."""
+"""``--processes``: workers are replaced and stopped by their parent."""
 
 import os
 import signal
@@ -11,7 +11,6 @@ import pytest
 from shop_rig import (
     PATIENCE,
     enqueue,
-    pgqueue,
     running,
     running_worker,
     wait_until,
@@ -36,8 +35,7 @@ def parent(
 ) -> Iterator[subprocess.Popen[str]]:
     options = getattr(request, "param", ["--processes", "2"])
     with running_worker(shop, database_url, *options) as process:
-        number = int(options[1]) if options[0] == "--processes" else 1
-        wait_until(lambda: len(pids(engine)) == number)
+        wait_until(lambda: len(pids(engine)) == 2)
         yield process
 
 
@@ -178,21 +176,3 @@ def test_a_wrong_option_of_the_worker_is_not_started_again(shop: Path, database_
     assert ended.returncode == 2
     assert "a queue name has 1 to 64 letters" in ended.stderr
     assert "another one is started" not in ended.stderr
-
-
-@pytest.mark.parametrize("parent", [["--reload"]], indirect=True)
-def test_a_changed_file_restarts_the_worker_with_the_new_code(
-    parent: subprocess.Popen[str], shop: Path, engine: Engine
-) -> None:
-    before = pids(engine)
-    with (shop / "shop.py").open("a") as file:
-        file.write("\n\n@queue.task(name='shop.new')\ndef new() -> str:\n    return 'new'\n")
-
-    wait_until(lambda: bool(pids(engine) - before))
-
-    assert len(pids(engine) - before) == 1
-
-
-@pytest.mark.parametrize("option", ["--processes", "--reload"])
-def test_help_names_it(shop: Path, option: str) -> None:
-    assert option in pgqueue(shop, "worker", "--help").stdout

@@ -1,10 +1,7 @@
-"""What all commands share: the group that prints their errors, and their options."""
+"""The options, parameter types and hints that the commands share."""
 
-import io
-import logging
+import json
 import os
-import sys
-import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from datetime import datetime, timedelta
@@ -13,37 +10,11 @@ from typing import Any
 import click
 
 from pgqueue.cli.app_loader import CliState
-from pgqueue.cli.refusals import words_for
-from pgqueue.redaction import redacted
+from pgqueue.job_queue import PgQueue
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless
 
-INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C has ended, as in shells."""
-
 Decorator = Callable[[Any], Any]
-
-
-class ErrorHandlingGroup(click.Group):
-    """A group whose commands print an error that a user can fix in one line."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        _survive_odd_characters()
-        given = ctx.ensure_object(CliState)
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            ctx.exit(INTERRUPTED)
-        except click.ClickException as error:
-            _show_traceback(error, given)
-            raise
-        except Exception as error:
-            words = words_for(error)
-            if words is None:
-                raise  # a bug of ours, whose report needs the traceback, or an exit code
-            _show_traceback(error, given)
-            raise click.ClickException(words) from error
 
 
 def together(*decorators: Decorator) -> Decorator:
@@ -57,17 +28,6 @@ def together(*decorators: Decorator) -> Decorator:
     return decorate
 
 
-def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """The option may stand before or after the command's name; the later one takes precedence."""
-    given = ctx.ensure_object(CliState)
-    if value is not None:
-        setattr(given, str(parameter.name), value)
-
-
-def _option_of_state(*names: str, **settings: Any) -> Decorator:
-    return click.option(*names, expose_value=False, callback=_keep, **settings)
-
-
 def as_seconds(
     _ctx: click.Context, _parameter: click.Parameter, value: float | None
 ) -> timedelta | None:
@@ -77,6 +37,25 @@ def as_seconds(
     if not 0 <= value <= 86400:  # refuses nan too
         raise click.BadParameter(f"{value:g} is not between 0 and 86400 seconds")
     return timedelta(seconds=value)
+
+
+def as_arguments(
+    _ctx: click.Context, _parameter: click.Parameter, value: str | None
+) -> dict[str, Any] | None:
+    """The callback of --args."""
+    if value is None:
+        return None
+    try:
+        found = json.loads(value)
+    except ValueError as error:
+        raise click.UsageError(f"--args is not JSON: {error}") from error
+    except RecursionError as error:
+        raise click.UsageError("--args is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise click.UsageError(
+            "--args is not a JSON object: give the arguments by name, as in '{\"user_id\": 7}'"
+        )
+    return found
 
 
 def as_job_id(value: str) -> int:
@@ -97,6 +76,16 @@ def as_time(value: str) -> datetime:
             f"{value!r} has no time zone; give it, as {value}Z or {value}+01:00"
         )
     return time
+
+
+def _option_of_state(*names: str, **settings: Any) -> Decorator:
+    """An option before or after the command's name; the later one takes precedence."""
+
+    def keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value is not None:
+            setattr(ctx.ensure_object(CliState), str(parameter.name), value)
+
+    return click.option(*names, expose_value=False, callback=keep, **settings)
 
 
 app_option = _option_of_state(
@@ -153,17 +142,22 @@ def _tasks(ctx: click.Context) -> list[Task[..., object]]:
             return []
 
 
-_FILTERS = (
-    click.option(
+FILTERS = {
+    "task": click.option(
         "--task", metavar="NAME", shell_complete=complete_task, help="Only jobs of this task."
     ),
-    click.option(
+    "queue": click.option(
         "--queue", metavar="NAME", shell_complete=complete_queue, help="Only jobs of this queue."
     ),
-    click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
-    click.option("--before", type=as_job_id, metavar="ID", help="Only jobs older than this one."),
-    click.option("--after", type=as_job_id, metavar="ID", help="Only jobs newer than this one."),
-)
+    "tag": click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
+    "before": click.option(
+        "--before", type=as_job_id, metavar="ID", help="Only jobs older than this one."
+    ),
+    "after": click.option(
+        "--after", type=as_job_id, metavar="ID", help="Only jobs newer than this one."
+    ),
+}
+"""The options that select jobs, by their field of JobFilter."""
 
 
 def which_jobs(*statuses: str) -> Decorator:
@@ -175,29 +169,24 @@ def which_jobs(*statuses: str) -> Decorator:
         multiple=True,
         help="Only jobs that stand there; may be repeated.",
     )
-    return together(*([status] if statuses else []), *_FILTERS)
+    return together(*([status] if statuses else []), *FILTERS.values())
 
 
-def log_to_stderr(given: CliState) -> None:
-    """Log plain lines, unless the application has configured logging."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    if given.replaced_handler is not None:
-        logger, handler = given.replaced_handler
-        logger.removeHandler(handler)  # or each line of the application is written twice
-    if given.is_verbose:
-        logging.getLogger("pgqueue").setLevel(logging.DEBUG)
+def hint_at_names(
+    queue: PgQueue, *, task: str | None = None, queue_name: str | None = None
+) -> None:
+    """Ask on stderr whether a name is misspelt; without the app, its names are unknown."""
+    if not queue.tasks:
+        return
+    if task is not None and task not in queue.tasks:
+        click.echo(harmless(f"The app has no task {task}. Is the name misspelt?"), err=True)
+    known = {each.settings.queue for each in queue.tasks.values()}
+    if queue_name is not None and queue_name not in known:
+        words = f"No task of the app uses queue {queue_name}. Is the name misspelt?"
+        click.echo(harmless(words), err=True)
 
 
-def _show_traceback(error: Exception, given: CliState) -> None:
-    if given.is_verbose:
-        lines = "".join(traceback.format_exception(error))
-        click.echo(harmless(redacted(lines)), err=True)
-
-
-def _survive_odd_characters() -> None:
-    """Replace characters that the output cannot encode: they must not end a command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+def print_no_job(queue: PgQueue, *, task: str | None, queue_name: str | None) -> None:
+    """Say that no job fits, and hint at the names that were looked for."""
+    click.echo("No job fits.")
+    hint_at_names(queue, task=task, queue_name=queue_name)
