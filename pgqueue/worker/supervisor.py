@@ -1,5 +1,6 @@
 """The supervisor: one run of a worker, from the first heartbeat to the last settle."""
 
+import concurrent.futures.thread  # noqa: F401  # before _register_atexit below
 import os
 import threading
 import time
@@ -386,7 +387,8 @@ def _interrupt_all() -> None:
 
 
 # Called when the process exits.  ``atexit`` functions run after Python has waited for the threads
-# of executors, and a handler may wait for a future of one.  Executors register in the same way.
+# of executors, and a handler may wait for a future of one.  Executors register in the same way when
+# they are imported, and who registers last is called first.
 threading._register_atexit(_interrupt_all)  # type: ignore[attr-defined]
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_outlived.clear)
