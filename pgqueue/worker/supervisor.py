@@ -117,8 +117,8 @@ class Supervisor:
 
     def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
         """Run until ``is_over()`` or, with ``until_empty``, until no job is left."""
-        self._runtime.children.start()
         try:
+            self._runtime.children.start()
             self._verify(is_over)
         except BaseException:
             self._runtime.children.close()
