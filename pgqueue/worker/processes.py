@@ -112,16 +112,19 @@ class ProcessPool:
 
     def start(self) -> None:
         """Fork the server.  Call it before the worker starts threads and opens connections."""
-        if self._is_needed:
-            self._control, end_of_server = socket.socketpair()
-            with end_of_server:
-                self._server = _fork(partial(self._serve, end_of_server, os.getpid()))
+        if not self._is_needed:
+            return
+        control, end_of_server = socket.socketpair()
+        worker = os.getpid()
 
-    def _serve(self, end_of_server: socket.socket, worker: int) -> None:
-        assert self._control is not None, "start() has made it"
-        self._control.close()
-        _forget_connections()
-        _Server(end_of_server, self._run_jobs).serve(worker)
+        def serve() -> None:
+            control.close()
+            _forget_connections()
+            _Server(end_of_server, self._run_jobs).serve(worker)
+
+        with end_of_server:
+            self._server = _fork(serve)
+        self._control = control
 
     @property
     def failure(self) -> ChildProcessError | None:
@@ -156,38 +159,41 @@ class ProcessPool:
     def close(self) -> None:
         """End all children, and their server."""
         self.interrupt()
-        if self._control is None:
-            return
-        with suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)  # even if a handler has forked this process
-        with suppress(ChildProcessError):  # the application has waited for it
-            os.waitpid(self._server, 0)
-        self._control.close()
-        self._control = None
         for child in self._idle:
             child.close()
+        control, self._control = self._control, None
+        if control is None:
+            return
+        with suppress(OSError):
+            control.shutdown(socket.SHUT_RDWR)  # even if a handler has forked this process
+        with suppress(ChildProcessError):  # the application has waited for it
+            os.waitpid(self._server, 0)
+        control.close()
 
     def _taken(self) -> "Child | None":
         """A child for a job; None when the worker stops, or when there is no server any more."""
         with self._lock:
-            idle, self._idle = self._idle, [one for one in self._idle if not one.has_ended]
-            child = self._idle.pop() if self._idle and not self._is_closing else None
-        for one in idle:
-            if one.has_ended:
-                one.close()
-        if child is None and (self._is_closing or (child := self._new()) is None):
+            gone = [child for child in self._idle if child.has_ended]
+            self._idle = [child for child in self._idle if child not in gone]
+            child = self._idle.pop() if self._idle else None
+        for one in gone:
+            one.close()
+        child = child or self._new()
+        if child is None:
             return None
         with self._lock:
-            if not self._is_closing:
-                self._busy.add(child)
-                return child
-        child.close()
-        return None
+            self._busy.add(child)
+            is_closing = self._is_closing
+        if is_closing:
+            child.kill(AttemptEnd.INTERRUPTED)
+        return child
 
     def _new(self) -> "Child | None":
-        assert self._control is not None, "start() has seen that a task needs it"
+        control = self._control
+        if self._is_closing or control is None:
+            return None
         try:
-            return Child(self._control, max_jobs=self._max_jobs)
+            return Child(control, max_jobs=self._max_jobs)
         except (BrokenPipeError, ConnectionResetError, EOFError):
             return None  # the server has ended, and so does the worker
 

@@ -1,5 +1,6 @@
 """The supervisor: one run of a worker, from the first heartbeat to the last settle."""
 
+import concurrent.futures.thread  # noqa: F401  # before _register_atexit below
 import os
 import threading
 import time
@@ -133,8 +134,8 @@ class Supervisor:
 
     def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
         """Run until ``is_over()`` or, with ``until_empty``, until no job is left."""
-        self._runtime.children.start()
         try:
+            self._runtime.children.start()
             self._verify(is_over)
         except BaseException:
             self._runtime.children.close()
@@ -419,7 +420,8 @@ def _interrupt_all() -> None:
 
 
 # Called when the process exits.  ``atexit`` functions run after Python has waited for the threads
-# of executors, and a handler may wait for a future of one.  Executors register in the same way.
+# of executors, and a handler may wait for a future of one.  Executors register in the same way when
+# they are imported, and who registers last is called first.
 threading._register_atexit(_interrupt_all)  # type: ignore[attr-defined]
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_outlived.clear)

@@ -212,13 +212,13 @@ def test_memory_is_limited_while_a_handler_of_the_task_runs(queue: PgQueue) -> N
     limited = in_child(queue, fill, memory_limit=size + 128 * MEBIBYTE)
     unlimited = in_child(queue, fill, name="unlimited")
     cramped = in_child(queue, fill, name="cramped", memory_limit=16 * MEBIBYTE)
-    jobs = [limited.delay(8), unlimited.delay(300), limited.delay(300), limited.delay(9)]
+    jobs = [limited.delay(8), unlimited.delay(200), limited.delay(200), limited.delay(9)]
     too_small = cramped.delay(1).id
 
     endings(Worker(queue, concurrency=1))
 
     fits, elsewhere, fits_not, fits_again = (job_of(queue, job.id) for job in jobs)
-    assert (fits.result, elsewhere.result, fits_again.result) == (8, 300, 9)
+    assert (fits.result, elsewhere.result, fits_again.result) == (8, 200, 9)
     assert bad_attempts(queue, fits_not.id) == ["failed"]
     assert "raise it well above that" in (job_of(queue, too_small).last_error or "")
 
