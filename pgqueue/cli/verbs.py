@@ -83,10 +83,6 @@ def _edited(edit: Callable[..., Change], **values: Any) -> Act:
     return act
 
 
-def _requeue(args: Mapping[str, Any] | None) -> Act:
-    return PgQueue.requeue if args is None else _edited(editing.requeue, args=args)
-
-
 _args = click.option(
     "--args",
     metavar="JSON",
@@ -101,7 +97,7 @@ JOB_VERBS = (
         "  --args replaces some arguments before; it needs the app, which checks them."
         "  Jobs that are not, or no longer, failed or cancelled stay as they are.",
         ("4711 4712", "--status failed --task mail.welcome"),
-        act=_requeue,
+        act=lambda args: PgQueue.requeue if args is None else _edited(editing.requeue, args=args),
         options=(_args,),
         statuses=("failed", "cancelled"),
     ),
