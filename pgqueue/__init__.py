@@ -4,6 +4,7 @@ docs/explanation/architecture.md describes the packages and the order of their i
 """
 
 from pgqueue.batches import OpenBatch
+from pgqueue.claims import ClaimedJob
 from pgqueue.context import JobContext
 from pgqueue.errors import (
     ArgumentsError,
@@ -107,6 +108,8 @@ __all__ = [
     "Change",
     "LimitState",
     "Violation",
+    # claims
+    "ClaimedJob",
     # batches
     "BatchState",
     "OpenBatch",

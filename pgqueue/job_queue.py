@@ -27,6 +27,7 @@ from pgqueue import schema
 from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch
 from pgqueue.checks import check_known_task_name, check_queue_name, check_whole, shown
+from pgqueue.claims import OpenClaim
 from pgqueue.connections.autocommit import autocommitting, in_savepoint
 from pgqueue.connections.opening import DRIVER, connection_parameters, worker_engine_for_now
 from pgqueue.context import Around, JobContext, nothing_around
@@ -41,7 +42,8 @@ from pgqueue.limits import (
     key_of,
     limits_of_queues,
 )
-from pgqueue.middleware import Middleware, as_context_manager
+from pgqueue.middleware import Middleware, as_context_manager, layers_of
+from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
 from pgqueue.repository import (
@@ -423,6 +425,45 @@ class PgQueue:
                 f"no task {name!r} is registered; known are {', '.join(sorted(self.tasks)) or '-'}"
             )
         return self.tasks[name]
+
+    def claim(
+        self,
+        session: "Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any]",
+        queues: Sequence[str] | None = None,
+    ) -> OpenClaim:
+        """Return a ``with`` block that runs one job in the caller's transaction, or None if no job
+        is due; ``async with`` for an AsyncSession.
+
+        The block gets a :class:`ClaimedJob`, or None.  Its end writes that the job has succeeded;
+        the caller commits.  An exception in the block does not leave it: the writes of the block
+        are rolled back, and the failed attempt is recorded and retried as in a worker.
+        ``claimed.outcome`` then says how the attempt has ended.  KeyboardInterrupt and SystemExit
+        leave the block.
+
+        Until the caller commits, nobody else sees the claim.  If the process is killed or the
+        transaction rolls back, the job is free at once, and **the attempt is not counted**: run
+        jobs that may kill their process with a :class:`Worker`.
+
+        ``queues``: the names to look in (default: all queues of registered tasks).  Jobs under
+        limits are found once a running worker has admitted them.  Raises NoTransaction in
+        autocommit, and PgQueueError if the block ends the transaction.
+        """
+        if queues is None:
+            named = {task.settings.queue for task in self.tasks.values()}
+            queues = sorted(named | {DEFAULT_QUEUE})
+        if isinstance(queues, str) or not queues:
+            raise OptionError(f"claim: queues is {queues!r}; give a list of queue names")
+        for name in queues:
+            check_queue_name(name)
+        return OpenClaim(
+            session,
+            list(dict.fromkeys(queues)),
+            tasks=self.tasks,
+            retention=self.retention,
+            layers=layers_of(self.around_jobs(), self.middlewares),
+            callbacks=self.attempt_callbacks,
+            notify=self.notify,
+        )
 
     def batch(
         self,

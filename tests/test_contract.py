@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from pgqueue import (
     Cancel,
+    ClaimedJob,
     DeadLetter,
     Discard,
     DuplicateJob,
@@ -244,6 +245,26 @@ def test_a_worker_runs_until_it_is_stopped(queue: PgQueue) -> None:
         assert session.scalar(select(func.count()).select_from(Lease)) == 0
         assert session.scalar(select(func.count()).select_from(MessageQueue)) == 0
         assert queue.check(session) == []
+
+
+def test_a_claim_runs_a_job_in_the_transaction_of_the_caller(queue: PgQueue) -> None:
+    @queue.task
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    job_id = add.delay(1, b=2).id
+    with queue.session() as session:
+        with queue.claim(session, queues=["default"]) as claimed:
+            assert isinstance(claimed, ClaimedJob)
+            assert (claimed.job_id, claimed.task, claimed.args) == (job_id, add, {"a": 1, "b": 2})
+            assert (claimed.attempt, claimed.max_attempts, claimed.meta) == (1, 10, {})
+            assert (claimed.run(), claimed.result, claimed.outcome) == (3, 3, None)
+        session.commit()
+
+    assert claimed is not None
+    assert claimed.outcome == "succeeded"
+    with queue.session() as session, queue.claim(session) as claimed:
+        assert claimed is None
 
 
 def test_run_until_empty_ends_at_its_timeout(queue: PgQueue) -> None:

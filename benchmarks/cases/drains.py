@@ -61,12 +61,9 @@ def drain_transactional(bench: Bench, size: Size) -> Finding:
     """Transactional handlers with one INSERT each, in separate transactions, compared with a
     hand-written psycopg loop that does the same."""
     finding = Finding()
-    lease = PGQUEUE.given("lease mode", handler="transactional")
-    transaction = PGQUEUE.given("transaction mode", handler="transactional", mode="transaction")
-    found = _drains(bench, size, finding, lease, transaction, HANDWRITTEN)
-    by_hand = found[HANDWRITTEN.label]
-    _compare(finding, found[lease.label], by_hand, at_least=0.7)
-    _compare(finding, found[transaction.label], by_hand)
+    pgqueue = PGQUEUE.given("pgqueue", handler="transactional")
+    found = _drains(bench, size, finding, pgqueue, HANDWRITTEN)
+    _compare(finding, found[pgqueue.label], found[HANDWRITTEN.label], at_least=0.7)
     finding.remarks.append("All with ten threads in one process.")
     return finding
 

@@ -20,9 +20,8 @@ from benchmarks.systems import PGQUEUE
 
 SETTLED_AFTER = 15.0
 """Seconds, or as many as are measured; by then it has given back what it needed at its start."""
-MOST_CONNECTIONS = {"lease": 3, "transaction": 4}
 MOST = (("connections", "", 3), ("transactions", "/s", 4), ("processor", "% of a core", 0.5))
-"""Of a worker in lease mode."""
+"""Of one worker."""
 
 JOBS_FOR_A_SCHEDULE = 100
 SCHEDULES = """
@@ -39,17 +38,13 @@ Outside = psycopg.Connection[Any]
 def idle(bench: Bench, size: Size) -> Finding:
     """An idle worker with ten slots, for some seconds: what it holds, asks, writes and computes."""
     finding = Finding()
-    for mode, most in MOST_CONNECTIONS.items():
-        with _without_autovacuum(bench), bench.arena(PGQUEUE.given(mode, mode=mode)) as arena:
-            looks = [_look(bench, arena, size.jobs) for _ in range(size.turns)]
-        connections = finding.add(f"{mode}, connections", [look.connections for look in looks], "")
-        asked = finding.add(f"{mode}, transactions", [look.transactions for look in looks], "/s")
-        finding.add(f"{mode}, WAL", [look.wal for look in looks], "bytes/s")
-        busy = finding.add(f"{mode}, processor", [look.processor for look in looks], "% of a core")
-        finding.bound(connections, at_most=most)
-        finding.bound(asked, at_most=4)
-        finding.bound(busy, at_most=0.5)
-        finding.remarks.append(f"In {mode} mode: {looks[-1].names}.")
+    with _without_autovacuum(bench), bench.arena(PGQUEUE) as arena:
+        looks = [_look(bench, arena, size.jobs) for _ in range(size.turns)]
+    for what, unit, most in MOST:
+        row = finding.add(what, [getattr(look, what) for look in looks], unit)
+        finding.bound(row, at_most=most)
+    finding.add("WAL", [look.wal for look in looks], "bytes/s")
+    finding.remarks.append(f"The connections: {looks[-1].names}.")
     return finding
 
 

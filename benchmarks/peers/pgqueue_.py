@@ -1,6 +1,6 @@
 """pgqueue, by its public calls and with its defaults.
 
-Options: ``handler`` (sync, async, transactional), ``mode``, ``concurrency``, ``notify``, ``poll``,
+Options: ``handler`` (sync, async, transactional), ``concurrency``, ``notify``, ``poll``,
 ``padding`` (bytes that each payload carries along), ``limit`` (how many jobs of a key run at once),
 ``keys`` (over which the jobs are spread), ``fair`` (whether the keys take turns), ``seconds`` (for
 which each job of a bulk runs), ``batch`` (whether the jobs of a bulk are one batch).
@@ -113,7 +113,6 @@ class PgqueueAdapter(Tables, Adapter):
         worker = Worker(
             queue,
             concurrency=option("concurrency", 10),
-            mode=option("mode", "lease"),
             poll_interval=timedelta(seconds=option("poll", 1.0)),
         )
         wait_for_the_others()

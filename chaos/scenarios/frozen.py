@@ -29,9 +29,10 @@ def frozen_for_good(environment: Environment, size: Size) -> None:
     jobs = environment.enqueue(wait.options(max_attempts=1000), [("thaw",)] * size.jobs)
     environment.until_started(*jobs)
     [frozen] = workers.members
+    workers.add()
+    workers.until_registered()
     environment.freeze(frozen)
     until = time.monotonic() + size.seconds + CLAIMABLE
-    workers.add()
     environment.until(
         lambda: _have_started_again(environment, jobs),
         seconds=max(until - time.monotonic(), 0.1),

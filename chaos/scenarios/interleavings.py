@@ -16,7 +16,7 @@ from pgqueue.statements import fencing, operations, rescuing, settling
 from pgqueue.statements.tables import leases, stands_at_place_of
 
 KNOWN = [
-    (Play("ready", "lease and succeed", "rescue and lease"), "001111111100"),
+    (Play("ready", "lease and succeed", "rescue and lease"), "00111111100"),
     (Play("ready", "lease and fail", "delete"), "001011"),
     (Play("ready", "lease and retry", "cancel and requeue"), "011111101111111"),
     (Play("ready", "hold and succeed", "rescue"), "1000101111"),

@@ -254,7 +254,7 @@ def timeouts_without_connections(environment: Environment, size: Size) -> None:
     environment.open("return")
     workers.stop()
     environment.execute(f"DROP ROLE {role}")
-    environment.check(succeeded=4 * size.jobs, failed=len(late))
+    environment.check(succeeded=slots, failed=len(late))
 
 
 def _are_timeouts(environment: Environment, count: int) -> None:

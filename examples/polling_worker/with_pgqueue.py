@@ -1,12 +1,13 @@
-"""With pgqueue: batch sizes and intervals are options, and each job is settled separately.
+"""With pgqueue: a loop of claims, or a worker; each job is settled separately.
 
 DATABASE_URL=postgresql://... python -m examples.polling_worker.with_pgqueue
 """
 
 import os
+import time
 from datetime import timedelta
 
-from sqlalchemy import select
+from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from examples.shop import open_shop, send_receipt
@@ -18,6 +19,25 @@ queue = PgQueue(os.environ.get("DATABASE_URL"))
 @queue.task(queue="mail", max_attempts=3, retry=Retry.constant(timedelta(seconds=5)))
 def mail_receipt(order_id: int) -> None:
     send_receipt(order_id)
+
+
+def work_one(engine: Engine) -> bool:
+    """Send one receipt; False if none is due."""
+    with (
+        Session(engine) as session,
+        session.begin(),
+        queue.claim(session, queues=["mail"]) as claimed,
+    ):
+        if claimed is None:
+            return False
+        claimed.run()
+    return True
+
+
+def poll(engine: Engine, interval: timedelta = timedelta(seconds=2)) -> None:
+    while True:
+        if not work_one(engine):
+            time.sleep(interval.total_seconds())
 
 
 def requeue_failed(session: Session) -> int:
@@ -34,6 +54,8 @@ if __name__ == "__main__":
     queue.upgrade()
     with queue.session() as session, session.begin():
         mail_receipt.enqueue_many(session, [(1,), (2,), (-3,)])
+    while work_one(queue.engine):
+        pass
     Worker(queue, concurrency=10, poll_interval=timedelta(seconds=2)).run_until_empty()
     with queue.session() as session:
         for job in session.scalars(select(Job).where(Job.queue == "mail").order_by(Job.id)):

@@ -14,10 +14,12 @@ from pgqueue.execution.attempt import (
     log_waiting,
     never,
     obstacle,
+    result_of,
     run,
     run_async,
     secrets_of,
     too_late,
+    unreadable,
 )
 
 __all__ = [
@@ -34,8 +36,10 @@ __all__ = [
     "log_waiting",
     "never",
     "obstacle",
+    "result_of",
     "run",
     "run_async",
     "secrets_of",
     "too_late",
+    "unreadable",
 ]

@@ -88,12 +88,12 @@ def run(
     try:
         arguments = _begin(task, claimed)
     except PayloadError as error:
-        return _unreadable(task, claimed, error)
+        return unreadable(task, claimed, error)
     try:
         with around(context):
             injected = task.injection.values(session=context.session, context=context)
             returned = task.function(*injected, **arguments)
-            verdict = NOTHING_RETURNED if returned is None else _returned(task, claimed, returned)
+            verdict = NOTHING_RETURNED if returned is None else result_of(task, claimed, returned)
             if write_pending is not None:
                 write_pending()  # a flush runs the application's own event handlers
         return verdict
@@ -114,7 +114,7 @@ async def run_async(
     try:
         arguments = _begin(task, claimed)
     except PayloadError as error:
-        return _unreadable(task, claimed, error)
+        return unreadable(task, claimed, error)
     timeout, clock = task.settings.timeout, None
     try:
         async with around(context):
@@ -125,7 +125,7 @@ async def run_async(
                 async with asyncio.timeout(timeout.total_seconds()) as clock:
                     returned = await task.function(*injected, **arguments)
             await _raise_own_cancellation()
-            verdict = NOTHING_RETURNED if returned is None else _returned(task, claimed, returned)
+            verdict = NOTHING_RETURNED if returned is None else result_of(task, claimed, returned)
             if write_pending is not None:
                 await write_pending()
         return verdict
@@ -342,7 +342,7 @@ def secrets_of(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:
     return secrets_among(claimed.args, task.settings.secret_args)
 
 
-def _unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> AttemptResult:
+def unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> AttemptResult:
     """Let a job wait if its arguments are of another version, and fail it if they are damaged."""
     reported = report(error, secrets=secrets_of(task, claimed))
     outcome: Outcome
@@ -355,7 +355,7 @@ def _unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> 
     return AttemptResult(outcome, keeps_writes=False)
 
 
-def _returned(task: Task[..., Any], claimed: Claimed, returned: Any) -> AttemptResult:
+def result_of(task: Task[..., Any], claimed: Claimed, returned: Any) -> AttemptResult:
     if isinstance(returned, Cancel | Discard | Snooze):
         return AttemptResult(
             _requested_outcome(returned, secrets_of(task, claimed)), keeps_writes=True

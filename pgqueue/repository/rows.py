@@ -37,8 +37,8 @@ class ClaimCursor(NamedTuple):
 
     queue: str
     priority: int
-    run_at: str
-    message_id: int
+    run_at: str = "-infinity"
+    message_id: int = 0
 
 
 class Upcoming(NamedTuple):

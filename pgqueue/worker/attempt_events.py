@@ -4,32 +4,23 @@ The threads that settle only put the events into a queue: a slow callback delays
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from queue import SimpleQueue
 
 from pgqueue import redaction
 from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome
+from pgqueue.execution.ended import CRASH, event_of, since_due
 from pgqueue.outcomes import (
     AttemptEnd,
-    ErrorReport,
-    Exhausted,
-    Failed,
-    Interrupted,
-    Outcome,
-    Retried,
-    Unreadable,
 )
 from pgqueue.repository import Claimed, Rescued
-from pgqueue.statements.tables import CRASHED
-from pgqueue.worker.buffer import WORDS, Ending
+from pgqueue.worker.buffer import Ending
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
 
 MOST = 100_000
 """Events that wait for slow callbacks; further events are dropped."""
-
-CRASH = ErrorReport("WorkerCrashed", CRASHED, "")
 
 
 class AttemptEvents(WorkerThread):
@@ -63,21 +54,9 @@ class AttemptEvents(WorkerThread):
     def ended(self, ending: Ending) -> None:
         """Tell the end of an attempt of this worker."""
         claimed, outcome, job_outcome, times = ending
-        self._put(
-            AttemptEnded(
-                job_id=claimed.job_id,
-                task=claimed.task,
-                queue=claimed.queue,
-                attempt=min(claimed.attempt, claimed.max_attempts),
-                max_attempts=claimed.max_attempts,
-                outcome=AttemptOutcome(job_outcome or WORDS[type(outcome)]),
-                is_final=job_outcome is not None,
-                end=_end_of(outcome),
-                error=_error_of(outcome),
-                waited=None if times is None else self._waited(claimed, times[0]),
-                ran=None if times is None else timedelta(seconds=times[1] - times[0]),
-            )
-        )
+        waited = None if times is None else self._waited(claimed, times[0])
+        ran = None if times is None else timedelta(seconds=times[1] - times[0])
+        self._put(event_of(claimed, outcome, job_outcome, waited=waited, ran=ran))
 
     def rescued(self, attempts: Iterable[Rescued]) -> None:
         """Tell the crashes of other workers that this worker has recorded."""
@@ -107,11 +86,10 @@ class AttemptEvents(WorkerThread):
         if self._read_at is None:
             return None
         read_at, began = self._read_at
-        try:
-            since_due = datetime.fromisoformat(read_at) - datetime.fromisoformat(claimed.run_at)
-        except ValueError:  # a time that Python has no name for, such as one before the year 1
+        waited = since_due(claimed, read_at)
+        if waited is None:
             return None
-        return max(since_due + timedelta(seconds=started_at - began), timedelta(0))
+        return max(waited + timedelta(seconds=started_at - began), timedelta(0))
 
 
 def _call(callback: AttemptCallback, event: AttemptEnded) -> None:
@@ -120,23 +98,3 @@ def _call(callback: AttemptCallback, event: AttemptEnded) -> None:
     except BaseException:  # the application's code; its error must not end the events
         name = getattr(callback, "__qualname__", repr(callback))
         logger.exception("job %d: the on_attempt_end callback %s has failed", event.job_id, name)
-
-
-def _end_of(outcome: Outcome) -> AttemptEnd | None:
-    match outcome:
-        case Exhausted():
-            return AttemptEnd.CRASHED
-        case Interrupted():
-            return AttemptEnd.INTERRUPTED
-        case Retried(_, _, end) | Failed(_, end):
-            return end
-    return None
-
-
-def _error_of(outcome: Outcome) -> ErrorReport | None:
-    match outcome:
-        case Exhausted():
-            return CRASH
-        case Retried() | Failed() | Unreadable():
-            return outcome.error
-    return None

@@ -9,41 +9,18 @@ from typing import NamedTuple
 
 from pgqueue import redaction
 from pgqueue.events import AttemptOutcome
-from pgqueue.execution import log_final_failure
+from pgqueue.execution.ended import log_job_failure, word_of
 from pgqueue.outcomes import (
-    AttemptEnd,
-    Cancelled,
-    Exhausted,
-    Expired,
-    Failed,
-    Interrupted,
     Outcome,
     Released,
-    Retried,
-    Snoozed,
-    Succeeded,
-    Unreadable,
 )
 from pgqueue.repository import Claimed, Settled
-from pgqueue.statements.tables import CRASHED
 
 logger = redaction.logger(__name__)
 
 BATCH = 2000
 FEW = 10
 STALE = "stale"
-WORDS: dict[type[Outcome], AttemptOutcome] = {
-    Succeeded: AttemptOutcome.SUCCEEDED,
-    Retried: AttemptOutcome.RETRIED,
-    Failed: AttemptOutcome.FAILED,
-    Exhausted: AttemptOutcome.FAILED,
-    Expired: AttemptOutcome.CANCELLED,
-    Cancelled: AttemptOutcome.CANCELLED,
-    Snoozed: AttemptOutcome.SNOOZED,
-    Released: AttemptOutcome.RELEASED,
-    Unreadable: AttemptOutcome.UNREADABLE,
-    Interrupted: AttemptOutcome.INTERRUPTED,
-}
 
 
 class Ending(NamedTuple):
@@ -224,9 +201,9 @@ class JobBuffer:
         self._has_done.set()
 
     def _accept(self, claimed: Claimed, outcome: Outcome, job_outcome: str | None) -> None:
-        self.counts[job_outcome or str(WORDS[type(outcome)])] += 1
+        self.counts[str(word_of(outcome, job_outcome))] += 1
         if job_outcome == AttemptOutcome.FAILED:
-            _log_failure(claimed, outcome)
+            log_job_failure(claimed, outcome)
         if self.on_end is not None:
             self._emit(claimed, outcome, job_outcome)
 
@@ -273,22 +250,6 @@ class JobBuffer:
             self._arrived.wait()
             self.waiting -= 1
             return True
-
-
-def _log_failure(claimed: Claimed, outcome: Outcome) -> None:
-    """Log why a job has failed, unless the error of its handler was logged when it happened."""
-    match outcome:
-        case Failed(error, AttemptEnd.DISCARDED):
-            reason = f"discarded: {error.message}"
-        case Failed():
-            return
-        case Retried(_, error) | Unreadable(error):
-            reason = error.message
-        case Interrupted(limit):
-            reason = f"interrupted {limit} times, which is max_interruptions"
-        case _:
-            reason = CRASHED
-    log_final_failure(claimed.job_id, claimed.task, reason)
 
 
 def _emptied(jobs: list[Claimed]) -> list[Claimed]:

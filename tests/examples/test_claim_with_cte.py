@@ -72,6 +72,7 @@ def test_both_ways_do_the_work(database_url: str) -> None:
         stage.enqueue(with_pgqueue.queue, with_pgqueue.pay_order, 4, 5, 6)
 
         by_hand.work_until_empty(stage.engine)
+        with_pgqueue.work_one(stage.engine)
         stage.drain(WITH_PGQUEUE)
 
         assert stage.column("SELECT DISTINCT status FROM tasks") == ["done"]

@@ -2,7 +2,7 @@
 
 import pytest
 from sqlalchemy import text
-from stage import Actor, Stage
+from stage import Stage
 
 from examples.delete_returning import by_hand, move, with_pgqueue
 from examples.shop import UnknownOrder
@@ -33,7 +33,9 @@ def work_by_hand(stage: Stage, *, items: int, processes: int) -> None:
 
 def work_with_pgqueue(stage: Stage, *, items: int, processes: int) -> None:
     enqueue_with_pgqueue(stage, range(1, items + 1))
-    stage.drain(WITH_PGQUEUE, processes=processes, concurrency=2)
+    actors = [stage.start_by_hand(WITH_PGQUEUE) for _ in range(processes)]
+    for actor in actors:
+        actor.until_ended()
 
 
 def test_by_hand_many_processes_take_every_item_once(database_url: str) -> None:
@@ -81,23 +83,17 @@ def test_by_hand_the_item_of_a_killed_worker_is_free_again(database_url: str) ->
         assert stage.paid() == [1]
 
 
-def test_with_pgqueue_the_message_of_a_killed_worker_is_free_again_and_the_crash_is_known(
-    database_url: str,
-) -> None:
+def test_with_pgqueue_the_message_of_a_killed_claim_is_free_again(database_url: str) -> None:
     with Stage(database_url) as stage:
         enqueue_with_pgqueue(stage, range(1, 4))
 
-        def start() -> Actor:
-            return stage.start_worker(WITH_PGQUEUE, concurrency=1)
-
-        stage.kill_at_work(start, "payments", order_id=2)
+        stage.kill_at_work(lambda: stage.start_by_hand(WITH_PGQUEUE), "payments", order_id=2)
 
         free = "SELECT target_id FROM pgqueue.message_queue ORDER BY id FOR UPDATE SKIP LOCKED"
         assert stage.column(free) == [2, 3]
-        start()
-        stage.until_all_ended()
+        with_pgqueue.work_until_empty(stage.engine)
         assert stage.paid() == [1, 2, 3]
-        assert stage.column("SELECT attempts FROM pgqueue.jobs ORDER BY id") == [1, 2, 1]
+        assert stage.column("SELECT attempts FROM pgqueue.jobs ORDER BY id") == [1, 1, 1]
 
 
 def test_by_hand_an_item_that_fails_comes_first_for_ever(database_url: str) -> None:
@@ -116,9 +112,9 @@ def test_with_pgqueue_an_item_that_fails_lets_the_others_pass(database_url: str)
     with Stage(database_url) as stage:
         enqueue_with_pgqueue(stage, range(-1, 4))
 
-        stage.start_worker(WITH_PGQUEUE, concurrency=1)
+        with_pgqueue.work_until_empty(stage.engine)
 
-        stage.until(lambda: stage.paid() == [0, 1, 2, 3])
+        assert stage.paid() == [0, 1, 2, 3]
         assert stage.unfinished() == 1
 
 

@@ -27,7 +27,7 @@ def test_with_pgqueue_the_same_is_done_and_every_error_is_kept(database_url: str
     with Stage(database_url) as stage:
         stage.enqueue(with_pgqueue.queue, with_pgqueue.pay_order, 1, 2, -3)
 
-        stage.drain(WITH_PGQUEUE)
+        with_pgqueue.work_until_empty(stage.engine)
 
         jobs = stage.rows("SELECT outcome, attempts FROM pgqueue.jobs ORDER BY id")
         assert jobs == [("succeeded", 1), ("succeeded", 1), ("failed", 4)]
@@ -58,7 +58,7 @@ def test_by_hand_attempts_that_kill_the_worker_are_never_counted(database_url: s
         assert stage.column("SELECT target_id FROM message_queue ORDER BY id") == [1, 2]
 
 
-def test_with_pgqueue_attempts_that_kill_the_worker_are_counted(database_url: str) -> None:
+def test_with_pgqueue_a_worker_counts_the_attempts_that_kill_it(database_url: str) -> None:
     with Stage(database_url) as stage:
         stage.enqueue(with_pgqueue.queue, with_pgqueue.pay_order, 1, 2)
 

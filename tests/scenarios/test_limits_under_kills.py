@@ -118,14 +118,8 @@ STARTS = """
         UNION
         SELECT attempt, started_at FROM pgqueue.job_attempts WHERE job_id = jobs.id
     ) AS start
-    WHERE NOT EXISTS (
-        SELECT FROM pgqueue.job_attempts AS before
-        WHERE before.job_id = jobs.id AND before.attempt = start.attempt - 1
-          AND before.outcome = 'crashed'
-    )
 """
-"""All starts by the database's clock, without those after a crash, which do not count in
-transaction mode."""
+"""All starts by the database's clock."""
 
 
 def most_starts_in(times: list[datetime], period: timedelta) -> int:

@@ -21,7 +21,7 @@ IN_A_HANDLER = """
     AND datname = current_database() AND backend_xid IS NOT NULL
 """
 CONNECTIONS = 4
-"""Those of a worker in lease mode, beside its slots'."""
+"""Those of a worker, beside its slots'."""
 AGAIN = "the database answers again, after "
 
 

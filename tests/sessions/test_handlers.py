@@ -527,7 +527,7 @@ def of_level(engine: Engine, level: str, made: str) -> Engine:
 class TestTheIsolationOfTheApplication:
     @pytest.mark.parametrize("made", ["execution_options", "create_engine", "server", "psycopg2"])
     @pytest.mark.parametrize("level", STRICTER)
-    def test_is_that_of_handlers_in_lease_mode(self, engine: Engine, made: str, level: str) -> None:
+    def test_is_that_of_handlers(self, engine: Engine, made: str, level: str) -> None:
         own = of_level(engine, level, made)
         queue = PgQueue(own)
         found: list[str] = []
@@ -580,7 +580,7 @@ class TestATransactionThatCannotBeSerialized:
     def run(
         self, engine: Engine, kind: str
     ) -> Iterator[Callable[..., tuple[dict[str, int], list[int]]]]:
-        """Run one job in lease mode, at a level; what has become of it, and its begun attempts."""
+        """Run one job at a level; what has become of it, and its begun attempts."""
         begun: list[int] = []
         own = []
 

@@ -20,6 +20,7 @@ from pgqueue import execution
 from pgqueue.context import JobContext, Progress, nothing_around
 from pgqueue.errors import ArgumentsError, AttemptFailed
 from pgqueue.execution import AttemptResult, CancelWins, Stale
+from pgqueue.execution.ended import WORDS
 from pgqueue.meta import read_meta
 from pgqueue.middleware import around_async_handlers, around_handlers
 from pgqueue.outcomes import (
@@ -47,7 +48,7 @@ from pgqueue.unit_of_work import (
     undo_savepoints,
     write_pending,
 )
-from pgqueue.worker.buffer import STALE, WORDS
+from pgqueue.worker.buffer import STALE
 from pgqueue.worker.event_loop import run_alone
 from pgqueue.worker.handler_sessions import session_for_handler
 from pgqueue.worker.inline.finishing import InlineFinishing

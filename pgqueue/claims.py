@@ -1,0 +1,308 @@
+"""Claims in the caller's own transaction: ``queue.claim()``.
+
+Runs the claim and the settle of the workers in the transaction of a Session.  The lease of such a
+claim is never committed, so nobody else sees it.  If the transaction does not commit, the job is
+free again, and the attempt was not counted.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import Connection, event, select
+from sqlalchemy.orm import Session
+
+from pgqueue import execution, redaction
+from pgqueue.connections.autocommit import refuse_autocommit
+from pgqueue.context import JobContext
+from pgqueue.errors import PayloadError, PgQueueError
+from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome
+from pgqueue.execution import CancelWins, Stale
+from pgqueue.execution.ended import event_of, log_job_failure, since_due, word_of
+from pgqueue.meta import read_meta
+from pgqueue.middleware import around_async_handlers, around_handlers
+from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
+from pgqueue.repository import Attempts, ClaimCursor, Claimed, Settled, Workers
+from pgqueue.retention import Retention
+from pgqueue.sessions import async_sessions
+from pgqueue.sessions.callers import joined, may_notify, sync_session, translated_errors
+from pgqueue.statements.tables import array_of, notify
+from pgqueue.tasks import Task
+from pgqueue.tasks.duplicates import running_job
+
+logger = redaction.logger(__name__)
+
+WHERE = "queue.claim()"
+
+
+class ClaimedJob:
+    """A job that a ``with`` block of :meth:`PgQueue.claim` runs."""
+
+    def __init__(
+        self,
+        task: Task[..., Any],
+        claimed: Claimed,
+        args: dict[str, Any],
+        session: Any,
+        layers: Sequence[Any],
+    ) -> None:
+        self.task = task
+        self.job_id = claimed.job_id
+        self.args = args
+        """The arguments by name, decoded."""
+        self.attempt = claimed.attempt
+        self.max_attempts = claimed.max_attempts
+        self.meta = read_meta(claimed.meta)
+        self.result: Any = None
+        """Set it to store it as ``job.result``."""
+        self.outcome: AttemptOutcome | None = None
+        """How the attempt has ended; None inside of the block."""
+        self._claimed = claimed
+        self._session = session
+        self._layers = layers
+
+    def run(self) -> Any:
+        """Call the handler with the Session, inside of the middlewares of the queue.
+
+        Its return value becomes ``result``.  With an AsyncSession, await the call.  The options
+        ``timeout``, ``executor`` and ``memory_limit`` do not apply.
+        """
+        if hasattr(self._session, "run_sync"):
+            return self._run_async()
+        if self.task.is_async:
+            raise PgQueueError(
+                f"{WHERE}: job {self.job_id} {self.task.name} has an async handler; claim it with "
+                "an AsyncSession, and `await claimed.run()`"
+            )
+        return self._call(self._session)
+
+    def _call(self, session: Session) -> Any:
+        context = self._context(session)
+        running_job.set(self._claimed)
+        try:
+            with around_handlers(self._layers)(context):
+                injected = self.task.injection.values(session=session, context=context)
+                self.result = self.task.function(*injected, **self.args)
+        finally:
+            running_job.set(None)
+        return self.result
+
+    async def _run_async(self) -> Any:
+        if not self.task.is_async:
+            return await self._session.run_sync(self._call)
+        context = self._context(self._session)
+        running_job.set(self._claimed)
+        try:
+            async with around_async_handlers(self._layers)(context):
+                injected = self.task.injection.values(session=self._session, context=context)
+                self.result = await self.task.function(*injected, **self.args)
+        finally:
+            running_job.set(None)
+        return self.result
+
+    def _context(self, session: Any) -> JobContext:
+        return JobContext(
+            job_id=self.job_id,
+            attempt=self.attempt,
+            max_attempts=self.max_attempts,
+            queue=self._claimed.queue,
+            task=self._claimed.task,
+            session=session,
+            meta=self.meta,
+        )
+
+
+class OpenClaim:
+    """One claim: a ``with`` block, or ``async with`` for an AsyncSession."""
+
+    def __init__(
+        self,
+        session: Any,
+        queues: Sequence[str],
+        *,
+        tasks: Mapping[str, Task[..., Any]],
+        retention: Retention,
+        layers: Sequence[Any],
+        callbacks: Sequence[AttemptCallback],
+        notify: bool,
+    ) -> None:
+        self._given = session
+        self._queues = queues
+        self._tasks = tasks
+        self._retention = retention
+        self._layers = layers
+        self._callbacks = callbacks
+        self._notify = notify
+
+    def __enter__(self) -> ClaimedJob | None:
+        session = sync_session(self._given, WHERE)
+        self._block = self._opened(session, session)
+        return self._block.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return bool(self._block.__exit__(kind, error, trace))
+
+    async def __aenter__(self) -> ClaimedJob | None:
+        self._actual = async_sessions.actual(self._given, WHERE)
+
+        def enter(session: Session) -> ClaimedJob | None:
+            self._block = self._opened(session, self._actual)
+            return self._block.__enter__()
+
+        return await self._actual.run_sync(enter)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return bool(await self._actual.run_sync(lambda _: self._block.__exit__(kind, error, trace)))
+
+    @contextmanager
+    def _opened(self, session: Session, given: Any) -> Iterator[ClaimedJob | None]:
+        connection = joined(session, WHERE)
+        refuse_autocommit(connection, WHERE, instead="a claim needs a transaction")
+        with translated_errors():
+            attempts = Attempts(connection, uuid.uuid4())
+            found = self._next(session, connection, attempts)
+        if found is None:
+            yield None
+            return
+        claimed, args, waited = found
+        job = ClaimedJob(self._tasks[claimed.task], claimed, args, given, self._layers)
+        transaction, began = session.get_transaction(), time.monotonic()
+        outcome: Outcome
+        try:
+            with session.begin_nested():
+                yield job
+                if session.get_transaction() is not transaction:
+                    raise PgQueueError("nothing was settled")
+                session.flush()
+                outcome = execution.result_of(job.task, claimed, job.result).outcome
+                settled = self._complete(attempts, claimed, outcome)
+        except Exception as error:
+            if session.get_transaction() is not transaction:
+                raise PgQueueError(
+                    f"{WHERE}: the transaction has ended inside of the `with` block, so job "
+                    f"{job.job_id} was not settled; commit after the block.  If it was committed, "
+                    "a worker records the attempt as crashed and runs the job again"
+                ) from error
+            if connection.invalidated:
+                raise  # the server has undone all, and the job is free again
+            is_cancelled = isinstance(error, CancelWins | Stale)
+            outcome = Cancelled("")
+            if not is_cancelled:
+                outcome = execution.after_error(job.task, claimed, error)
+            [settled] = attempts.settle([(claimed, outcome)]) or [Settled(job.job_id, "cancelled")]
+        except BaseException:
+            # The caller rolls back.  If it commits all the same, the job must not stay leased.
+            with suppress(Exception):
+                attempts.settle([(claimed, Released())])
+            raise
+        ran = timedelta(seconds=time.monotonic() - began)
+        self._ended(session, connection, claimed, outcome, settled, waited=waited, ran=ran)
+        job.outcome = word_of(outcome, settled.outcome)
+
+    def _next(
+        self, session: Session, connection: Connection, attempts: Attempts
+    ) -> tuple[Claimed, dict[str, Any], timedelta | None] | None:
+        """Claim the first due job that can run, and end those that cannot.
+
+        Such a job may be too late to start, have used up all attempts by crashes, or have arguments
+        that cannot be decoded.
+        """
+        paused = Workers(connection).notices(running=[], search=False).paused
+        names = [
+            name for name, task in self._tasks.items() if not {name, task.name} & set(paused.tasks)
+        ]
+        queues = [queue for queue in self._queues if queue not in paused.queues]
+        pairs = [ClaimCursor(queue, priority) for priority in range(10) for queue in queues]
+        while True:
+            claim = attempts.claim(
+                pairs, tasks=array_of(sorted(names)), limit=1, meta=True, registered=False
+            )
+            if not claim.taken:
+                return None
+            for claimed in claim.rows:
+                task, waited = self._tasks[claimed.task], since_due(claimed, claim.read_at)
+                obstacle = Exhausted() if claimed.attempt > claimed.max_attempts else None
+                outcome = obstacle or execution.obstacle(
+                    task, attempts, claimed, in_own_transaction=False
+                )
+                if outcome is None:
+                    try:
+                        return claimed, task.payload.loads(claimed.args), waited
+                    except PayloadError as error:
+                        outcome = execution.unreadable(task, claimed, error).outcome
+                for settled in attempts.settle([(claimed, outcome)]):
+                    self._ended(session, connection, claimed, outcome, settled)
+
+    def _complete(self, attempts: Attempts, claimed: Claimed, outcome: Outcome) -> Settled:
+        is_kept = not self._retention.deletes_at_once(claimed.task, claimed.queue)
+        return execution.complete(attempts, claimed, outcome, is_kept=is_kept)
+
+    def _ended(
+        self,
+        session: Session,
+        connection: Connection,
+        claimed: Claimed,
+        outcome: Outcome,
+        settled: Settled,
+        *,
+        waited: timedelta | None = None,
+        ran: timedelta | None = None,
+    ) -> None:
+        """Log a failure, wake workers for a job that goes on, and tell the callbacks after the
+        COMMIT."""
+        if settled.outcome == AttemptOutcome.FAILED:
+            log_job_failure(claimed, outcome)
+        goes_on = not isinstance(outcome, Succeeded | Cancelled)  # a failed job has a follow-up
+        if goes_on and self._notify and may_notify(connection):
+            connection.execute(select(notify("rewind")))
+        if self._callbacks:
+            ended = event_of(claimed, outcome, settled.outcome, waited=waited, ran=ran)
+            _tell_after_commit(session, self._callbacks, ended)
+
+
+ENDED = "pgqueue_ended_attempts"
+"""The key, in the ``info`` of a Session, of what to tell after its COMMIT."""
+
+
+def _tell_after_commit(
+    session: Session, callbacks: Sequence[AttemptCallback], ended: AttemptEnded
+) -> None:
+    """Call the callbacks after the COMMIT; not if a transaction or savepoint around is undone."""
+    enclosing, transaction = [], session.get_nested_transaction() or session.get_transaction()
+    while transaction is not None:
+        enclosing.append(transaction)
+        transaction = transaction.parent
+    session.info.setdefault(ENDED, []).append((enclosing, callbacks, ended))
+    if not event.contains(session, "after_commit", _committed):
+        event.listen(session, "after_commit", _committed)
+        event.listen(session, "after_soft_rollback", _rolled_back)
+
+
+def _committed(session: Session) -> None:
+    if session.in_nested_transaction():
+        return  # a savepoint was released
+    for _, callbacks, ended in session.info.pop(ENDED, ()):
+        for callback in callbacks:
+            try:
+                callback(ended)
+            except BaseException:  # the application's code
+                logger.exception("job %d: an on_attempt_end callback has failed", ended.job_id)
+
+
+def _rolled_back(session: Session, previous: Any) -> None:
+    waiting = session.info.get(ENDED, ())
+    session.info[ENDED] = [each for each in waiting if previous not in each[0]]
