@@ -432,6 +432,24 @@ class TestDeclared:
         assert only(other).cron == "0 5 * * *"
         assert only(other).paused_at is not None, "the code says nothing of a pause"
 
+    def test_a_deploy_that_changes_only_arguments_keeps_a_tick_that_was_missed(
+        self, queue: PgQueue, task: Any, engine: Engine
+    ) -> None:
+        queue.schedule("0 3 * * *", args=(1,))(task)
+        synchronise(queue)
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE pgqueue.schedules SET next_at = now() - interval '1h'"))
+        missed = only(queue).next_at
+
+        other = PgQueue(engine)
+        changed = other.task(name="report")(lambda customer_id: None)
+        other.schedule("0 3 * * *", args=(2,), priority=1)(changed)
+        synchronise(other)
+
+        assert only(queue).next_at == missed
+        synchronise(declaring(engine, "0 4 * * *"))
+        assert only(queue).next_at > missed, "another rule moves the next tick"
+
     def test_what_the_code_no_longer_has_is_paused_and_told(
         self, queue: PgQueue, task: Any, engine: Engine, caplog: pytest.LogCaptureFixture
     ) -> None:

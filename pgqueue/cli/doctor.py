@@ -22,6 +22,8 @@ from pgqueue.redaction import redacted
 from pgqueue.repository import (
     LIMITS,
     Admissions,
+    Batches,
+    Candidate,
     Creator,
     Health,
     Slot,
@@ -113,6 +115,7 @@ def _schema(queue: PgQueue, session: Session) -> Iterator[Finding]:
         yield Finding(Level.OK, "invariants", "no row breaks one")
     yield from _waiting(queue, Health(session))
     yield from _schedules(queue, session)
+    yield from _batches(Batches(session).overdue())
     yield from _limits(Admissions(session).undeclared())
     yield from of_tables(Health(session).tables())
     for table in Health(session).tables_without_autovacuum():
@@ -154,6 +157,19 @@ def _schedules(queue: PgQueue, session: Session) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "schedules", words)
     if not overdue:
         yield Finding(Level.OK, "schedules", "no tick is overdue")
+
+
+def _batches(candidates: Sequence[Candidate]) -> Iterator[Finding]:
+    """Batches whose jobs have ended, and which no worker can end, or has ended for a while."""
+    overdue = [one for one in candidates if one.unreadable or one.since > OLD]
+    for one in overdue[:SHOWN]:
+        why = one.unreadable or "no worker runs, or its log says why it cannot end the batch"
+        detail = f"batch {one.id} is open, although the job it waited for ended {age(one.since)} "
+        yield Finding(Level.WARNING, "batches", f"{detail}ago: {why}")
+    if len(overdue) > SHOWN:
+        yield Finding(Level.WARNING, "batches", f"{len(overdue) - SHOWN} more cannot be ended")
+    if not overdue:
+        yield Finding(Level.OK, "batches", "none whose jobs have ended is open")
 
 
 def _limits(undeclared: dict[str, int]) -> Iterator[Finding]:

@@ -114,18 +114,44 @@ def has_candidates() -> ColumnElement[bool]:
 
 
 @cache
-def lock_candidate() -> Executable:
-    """Lock the first batch that may have ended, after another id.
+def candidates() -> Executable:
+    """The first batches that may have ended, after another id."""
+    return (
+        select(batches.c.id)
+        .where(may_have_ended(), batches.c.id > AFTER)
+        .order_by(batches.c.id)
+        .limit(bindparam("limit", type_=BigInteger))
+    )
 
-    Skips one to which a transaction adds jobs, and one that another worker looks at.
+
+@cache
+def lock_candidate() -> Executable:
+    """Lock a batch that may have ended.
+
+    No row if a transaction adds jobs to it, or another worker looks at it.
     """
     callbacks = (cast(batches.c.on_success, Text), cast(batches.c.on_failure, Text))
     return (
-        select(batches.c.id, batches.c.waits_for, *callbacks)
-        .where(may_have_ended(), batches.c.id > AFTER)
-        .order_by(batches.c.id)
-        .limit(literal_column("1"))
+        select(batches.c.waits_for, *callbacks)
+        .where(may_have_ended(), batches.c.id == BATCH)
         .with_for_update(skip_locked=True)
+    )
+
+
+@cache
+def candidates_in_full() -> Executable:
+    """The batches that may have ended, with their callbacks, and for how long.  For an operator."""
+    ended_at = select(jobs.c.finished_at).where(jobs.c.id == batches.c.waits_for).scalar_subquery()
+    since = func.coalesce(ended_at, batches.c.created_at)
+    return (
+        select(
+            batches.c.id,
+            cast(batches.c.on_success, Text),
+            cast(batches.c.on_failure, Text),
+            pg.statement_timestamp() - since,
+        )
+        .where(may_have_ended())
+        .order_by(batches.c.id)
     )
 
 

@@ -66,12 +66,9 @@ CALL = (
 
 @cache
 def due_schedules() -> Executable:
-    """Lock the schedules of known tasks whose next tick is due, in the order of their ticks.
+    """Read the schedules of known tasks whose next tick is due, in the order of their ticks.
 
-    The lock is what makes a tick unique.  A row that another worker has locked is skipped; one that
-    another worker has moved while this statement looked for it is read again as it is now, in
-    READ COMMITTED, and no longer fits the condition.
-    https://www.postgresql.org/docs/current/transaction-iso.html#XACT-READ-COMMITTED
+    Locks nothing: their jobs are prepared first, by the application's code.
     """
     place = tuple_(schedules.c.next_at, schedules.c.name)
     after = tuple_(
@@ -87,6 +84,21 @@ def due_schedules() -> Executable:
         )
         .order_by(schedules.c.next_at, schedules.c.name)
         .limit(bindparam("limit", type_=BigInteger))
+    )
+
+
+@cache
+def lock_schedules() -> Executable:
+    """Lock the schedules with these names, and read them as they are now.
+
+    The lock is what makes a tick unique.  A row that another worker has locked is skipped; one that
+    another worker has moved while this statement looked for it is read again, in READ COMMITTED,
+    and is then not what the jobs were prepared for.
+    https://www.postgresql.org/docs/current/transaction-iso.html#XACT-READ-COMMITTED
+    """
+    return (
+        select(*STATE, *CALL, pg.statement_timestamp().label("now"))
+        .where(schedules.c.name == any_(array_parameter("names", Text)))
         .with_for_update(skip_locked=True)
     )
 
@@ -95,8 +107,8 @@ def due_schedules() -> Executable:
 def unfinished_jobs() -> Executable:
     """Which of these jobs have not ended.
 
-    A separate statement, after the lock: the snapshot of the statement that locks may be older
-    than the job of a tick that another worker has just fired.
+    A separate statement, after the schedules were read: an older snapshot may not have the job of
+    a tick that another worker has just fired.
     """
     ids = cast(bindparam("job_ids"), ARRAY(BigInteger))
     return select(jobs.c.id).where(jobs.c.id == any_(ids), jobs.c.outcome.is_(None))
@@ -195,7 +207,10 @@ def all_schedules() -> Executable:
 def declared_schedules() -> Executable:
     """What the last synchronisation has written of these schedules."""
     return select(
-        schedules.c.name, schedules.c.declared_in, cast(schedules.c.declaration, Text)
+        schedules.c.name,
+        schedules.c.application,
+        schedules.c.declared_in,
+        cast(schedules.c.declaration, Text),
     ).where(schedules.c.name == any_(array_parameter("names", Text)))
 
 

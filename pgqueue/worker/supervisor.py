@@ -21,6 +21,7 @@ from pgqueue.repository import Rescued
 from pgqueue.sessions.handlers import check_binds, joining_sessions
 from pgqueue.worker import timeouts
 from pgqueue.worker.attempt_events import AttemptEvents
+from pgqueue.worker.batch_ender import BatchEnder
 from pgqueue.worker.buffer import STALE, JobBuffer
 from pgqueue.worker.claiming.aging import Aging
 from pgqueue.worker.claiming.cursors import ClaimCursors
@@ -87,6 +88,7 @@ class Supervisor:
         identity, outage = runtime.identity, runtime.outage
         # A run that ends when no job is left fires no schedule.
         self._scheduler = None if until_empty else self._new_scheduler(queue)
+        self._batch_ender = None if until_empty else self._new_batch_ender(queue)
         self._rescuer = self._new_rescuer()
         reap, give_up = self._rescuer.reap, self._give_up_all
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
@@ -98,6 +100,9 @@ class Supervisor:
         runtime = self._runtime
         return Scheduler(self._engine, queue, runtime.tasks, runtime.task_names, runtime.outage)
 
+    def _new_batch_ender(self, queue: PgQueue) -> BatchEnder:
+        return BatchEnder(self._engine, self._runtime.outage, notify=queue.notify)
+
     def _new_rescuer(self) -> Rescuer:
         return Rescuer(
             self._engine,
@@ -107,6 +112,7 @@ class Supervisor:
             on_cancel=self._cancel,
             on_rescued=self._handle_rescued,
             ticking=self._scheduler,
+            ending=self._batch_ender,
         )
 
     @property
@@ -123,7 +129,7 @@ class Supervisor:
                 self._engine.dispose()
             self._is_closed = True  # no thread was started
             raise
-        threads = (self._heartbeat, self._rescuer, self._pruner, self._scheduler)
+        threads = (self._heartbeat, self._rescuer, self._pruner, self._scheduler, self._batch_ender)
         for thread in (*threads, self._runtime.events):
             if thread is not None:
                 thread.start()
@@ -143,6 +149,7 @@ class Supervisor:
             heartbeat_age=now - identity.acknowledged_at,
             claim_age=now - self._runtime.looked_at,
             stale=self._runtime.buffer.counts[STALE],
+            hanging=() if self._scheduler is None else tuple(self._scheduler.hanging()),
         )
 
     def _supervise(self, is_over: Callable[[], bool]) -> None:
@@ -308,6 +315,7 @@ class Supervisor:
             self._rescuer,
             self._pruner,
             self._scheduler,
+            self._batch_ender,
             *self._mode.threads,
             runtime.admitter,
             runtime.loop,
@@ -357,8 +365,9 @@ class Supervisor:
 
         self._mode.close(seconds=left())
         self._runtime.progress.stop(seconds=left())
-        if self._scheduler is not None:
-            self._scheduler.stop(seconds=left())
+        for ticking in (self._scheduler, self._batch_ender):
+            if ticking is not None:
+                ticking.stop(seconds=left())
         self._runtime.admitter.stop(seconds=left())
         self._pruner.stop(seconds=left())
         self._rescuer.stop(seconds=left())
