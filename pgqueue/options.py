@@ -296,6 +296,13 @@ def check_queue_name(queue: Any, where: str = "") -> None:
         )
 
 
+def check_application(name: Any) -> None:
+    if name != "" and (not isinstance(name, str) or not QUEUE_NAME.fullmatch(name)):
+        raise OptionError(
+            f"PgQueue: application is {name!r}; give a name of 1 to 64 letters, digits or _ . : -"
+        )
+
+
 def check_whole(where: str, name: str, value: Any, least: int, most: int) -> None:
     if type(value) is not int or not least <= value <= most:
         raise OptionError(f"{where}{name} is {value!r}; give a whole number from {least} to {most}")

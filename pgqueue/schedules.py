@@ -88,8 +88,12 @@ class Schedules:
     """
 
     def __init__(
-        self, tasks: Mapping[str, Task[..., Any]], find: Callable[[str], Task[..., Any]]
+        self,
+        tasks: Mapping[str, Task[..., Any]],
+        find: Callable[[str], Task[..., Any]],
+        application: str,
     ) -> None:
+        self._application = application
         self._tasks = tasks
         self._find = find
         self.declared: dict[str, Declaration] = {}
@@ -120,7 +124,7 @@ class Schedules:
         rule = checked_rule(f"schedule {name}: ", cron, every, timezone)
         new = declaration(task, rule, name, args, catch_up, overlap, options)
         rows = ScheduleRows(in_transaction(session, f"schedule {name}"))
-        rows.add(_new_row(new, rows.now()))
+        rows.add(self._new_row(new, rows.now()))
 
     @translated_errors()
     def change(
@@ -234,7 +238,17 @@ class Schedules:
                     "name, which stays as it is; give the one of the code another name=",
                     name,
                 )
-            elif row is None or row.declaration != new.document():
+            elif row is not None and row.application not in ("", self._application):
+                logger.error(
+                    "schedule %s of the code: application %s declares a schedule with this name, "
+                    "which stays as it is; give one of them another name=",
+                    name,
+                    row.application,
+                )
+            elif row is None or (row.application, row.declaration) != (
+                self._application,
+                new.document(),
+            ):
                 differing.append(new)
         return differing
 
@@ -246,12 +260,12 @@ class Schedules:
         """
         rows = ScheduleRows(connection)
         try:
-            rows.add(_new_row(declared, rows.now()))
+            rows.add(self._new_row(declared, rows.now()))
             logger.info("schedule %s: added", declared.name)
             return
         except DuplicateSchedule:
             state = rows.locked(declared.name)
-        values = declared.columns()
+        values = {**declared.columns(), "application": self._application}
         row = rows.declared([declared.name])[declared.name]
         came_back = row.declaration is None
         if came_back:
@@ -265,12 +279,20 @@ class Schedules:
         """Pause the schedules that these modules have declared before, and do not now."""
         rows = ScheduleRows(connection)
         modules = {module_of(task.function) for task in self._tasks.values()}
-        for name in rows.pause_undeclared(modules, self.declared):
+        for name in rows.pause_undeclared(self._application, modules, self.declared):
             logger.warning(
                 "schedule %s: the code declares it no longer, so it is paused; remove it with "
                 "`pgqueue schedules remove`",
                 name,
             )
+
+    def _new_row(self, new: Declaration, now: datetime) -> dict[str, Any]:
+        return {
+            **new.columns(),
+            "name": new.name,
+            "application": self._application,
+            "next_at": next_after(new.rule, now, None),
+        }
 
     def _changed_call(
         self,
@@ -355,7 +377,3 @@ def task_of_schedule(
 
 def _given_or(given: str | None, before: str) -> str:
     return before if given is None else given
-
-
-def _new_row(new: Declaration, now: datetime) -> dict[str, Any]:
-    return {**new.columns(), "name": new.name, "next_at": next_after(new.rule, now, None)}

@@ -530,3 +530,44 @@ def test_an_ended_batch_is_deleted_when_its_time_is_over_and_its_callback_has_en
         assert left == {"young", "open", "called"}
         of_batches = session.scalars(select(BatchJob.batch_id).distinct()).all()
         assert len(of_batches) == 3
+
+
+def old_batches(shop: Shop, *names: str) -> None:
+    """Batches that ended long ago."""
+    with shop.queue.session() as session, session.begin():
+        for name in names:
+            with shop.queue.batch(session, name):
+                shop.mail.enqueue(session, 1)
+    shop.work()
+    with shop.queue.session() as session, session.begin():
+        session.execute(text("UPDATE pgqueue.batches SET ended_at = ended_at - interval '1 year'"))
+
+
+def names_left(shop: Shop) -> list[str | None]:
+    with shop.queue.session() as session:
+        return list(session.scalars(select(Batch.name).order_by(Batch.id)))
+
+
+def test_a_batch_to_which_a_row_of_the_application_refers_stops_the_pruning_of_no_other(
+    engine: Engine, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop(engine)
+    old_batches(shop, "referred", "other")
+    with engine.begin() as own:
+        own.execute(text("CREATE TABLE sites (batch bigint REFERENCES pgqueue.batches)"))
+        own.execute(text("INSERT INTO sites SELECT min(id) FROM pgqueue.batches"))
+
+    pruned(shop, connection)
+
+    assert names_left(shop) == ["referred"]
+    assert "batch 1 stays although its time is over: IntegrityError" in caplog.text
+
+
+def test_an_application_prunes_its_own_batches_only(engine: Engine, connection: Connection) -> None:
+    shop, bank = Shop(engine, application="shop"), Shop(engine, application="bank", keep=None)
+    old_batches(shop, "short")
+    old_batches(bank, "for ever")
+
+    pruned(shop, connection)
+
+    assert names_left(shop) == ["for ever"]

@@ -123,10 +123,13 @@ class Batches:
     def __init__(self, executor: Session | Connection) -> None:
         self._executor = executor
 
-    def add(self, name: str | None, meta: str | None) -> int:
+    def add(self, name: str | None, meta: str | None, application: str) -> int:
         """Insert a batch; returns its id."""
         row = {"name": name, "meta": meta}
-        return int(self._executor.execute(batches.add_batch(), row).scalar_one())
+        if application:
+            row["of_application"] = application
+        statement = batches.add_batch(named=bool(application))
+        return int(self._executor.execute(statement, row).scalar_one())
 
     def set_callbacks(
         self, batch_id: int, on_success: Callback | None, on_failure: Callback | None
@@ -201,11 +204,16 @@ class Batches:
         rows = self._executor.execute(batches.batch_states(one=False), {"limit": limit})
         return [_state_of(row) for row in rows]
 
-    def prune(self, retention: Retention, size: int) -> int:
-        """Delete up to ``size`` rows of the oldest batch whose time is over; returns how many."""
-        keep = retention.parameters()["keep_of_others"]
-        parameters = {"keep_of_others": keep, "size": size}
-        return int(self._executor.execute(batches.prune_batches(), parameters).scalar_one())
+    def next_due(self, retention: Retention, *, after: int) -> int | None:
+        """The first batch after an id whose time is over."""
+        parameters = {**_rules_of(retention), "after": after}
+        found: int | None = self._executor.execute(batches.next_due_batch(), parameters).scalar()
+        return found
+
+    def prune(self, batch_id: int, retention: Retention, size: int) -> int:
+        """Delete up to ``size`` rows of a batch whose time is over; returns how many."""
+        found = self._run(batches.prune_batch(), batch_id, **_rules_of(retention), size=size)
+        return int(found.scalar_one())
 
     def _next_unfinished(self, batch_id: int, after: int) -> int | None:
         found: int | None = self._run(batches.next_unfinished(), batch_id, after=after).scalar()
@@ -232,6 +240,11 @@ class Batches:
 
     def _run(self, statement: Any, batch_id: int, **parameters: Any) -> Any:
         return self._executor.execute(statement, {"batch_id": batch_id, **parameters})
+
+
+def _rules_of(retention: Retention) -> dict[str, str]:
+    keep = retention.parameters()["keep_of_others"]
+    return {"keep_of_others": keep, "of_application": retention.application}
 
 
 def _fault_of(documents: Sequence[str | None]) -> str | None:

@@ -191,9 +191,16 @@ class ScheduleRows:
             for name, application, module, text in rows
         }
 
-    def pause_undeclared(self, modules: Iterable[str], names: Iterable[str]) -> list[str]:
-        """Pause what these modules have declared before, but for these names; returns names."""
-        parameters = {"modules": array_of(modules), "names": array_of(names)}
+    def pause_undeclared(
+        self, application: str, modules: Iterable[str], names: Iterable[str]
+    ) -> list[str]:
+        """Pause what these modules of an application have declared before, but for these names;
+        returns names."""
+        parameters = {
+            "of_application": application,
+            "modules": array_of(modules),
+            "names": array_of(names),
+        }
         rows = self._executor.execute(statements.pause_undeclared(), parameters)
         return sorted(row[0] for row in rows)
 

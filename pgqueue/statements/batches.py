@@ -46,6 +46,7 @@ from pgqueue.statements.tables import (
     json_parameter,
     pg,
     seconds,
+    text_parameter,
 )
 
 BATCH = bindparam("batch_id", type_=BigInteger)
@@ -56,9 +57,14 @@ A_DAY = literal_column("86400::double precision", Float)
 
 
 @cache
-def add_batch() -> Executable:
-    """Insert a batch without callbacks; returns its id."""
+def add_batch(*, named: bool) -> Executable:
+    """Insert a batch without callbacks; returns its id.
+
+    ``named``: of an application with a name.  Without one, an older grant of rights is enough.
+    """
     row = {"name": bindparam("name", type_=Text), "meta": json_parameter("meta")}
+    if named:
+        row["application"] = text_parameter("of_application")
     return insert(batches).values(row).returning(batches.c.id)
 
 
@@ -221,12 +227,24 @@ def batch_states(*, one: bool) -> Executable:
 
 
 @cache
-def prune_batches() -> Executable:
-    """Delete the oldest batch whose time is over, or at most so many of its rows.
+def next_due_batch() -> Executable:
+    """The first batch of an application, after another id, whose time is over."""
+    return (
+        select(batches.c.id)
+        .where(batches.c.id > AFTER, *_is_due())
+        .order_by(batches.c.id)
+        .limit(literal_column("1"))
+    )
+
+
+@cache
+def prune_batch() -> Executable:
+    """Delete a batch whose time is over, or at most so many of its rows.
 
     Returns how many rows were deleted.  A batch whose callback has not ended stays.
     """
-    old = _first_due().cte("old")
+    due = select(batches.c.id).where(batches.c.id == BATCH, *_is_due())
+    old = due.with_for_update(skip_locked=True).cte("old")
     id = select(old.c.id).scalar_subquery()
     size = bindparam("size", type_=BigInteger)
     places = select(CTID).select_from(batch_jobs).where(batch_jobs.c.batch_id == id).limit(size)
@@ -252,19 +270,14 @@ def is_in_open_batch() -> ColumnElement[bool]:
     )
 
 
-def _first_due() -> Select[Any]:
+def _is_due() -> tuple[ColumnElement[bool], ...]:
     keep = select(json_parameter("keep_of_others")).scalar_subquery()
     span = cast(keep.op("->>")(batches.c.outcome), Float)
     return (
-        select(batches.c.id)
-        .where(
-            batches.c.ended_at <= pg.statement_timestamp() - seconds(func.greatest(span, A_DAY)),
-            span >= literal_column("0::double precision", Float),
-            ~_is_unfinished(batches.c.callback_id),
-        )
-        .order_by(batches.c.id)
-        .limit(literal_column("1"))
-        .with_for_update(skip_locked=True)
+        batches.c.ended_at <= pg.statement_timestamp() - seconds(func.greatest(span, A_DAY)),
+        span >= literal_column("0::double precision", Float),
+        ~_is_unfinished(batches.c.callback_id),
+        batches.c.application == text_parameter("of_application"),
     )
 
 

@@ -56,7 +56,7 @@ STATE = (
 """All but the arguments, which a dashboard's role may not read, and the options."""
 ADDED = (
     *("name", "task", "args", "options", "cron", "every", "timezone", "catch_up", "overlap"),
-    *("declared_in", "declaration", "next_at"),
+    *("declared_in", "declaration", "next_at", "application"),
 )
 CALL = (
     cast(schedules.c.args, Text).label("args"),
@@ -216,7 +216,8 @@ def declared_schedules() -> Executable:
 
 @cache
 def pause_undeclared() -> Executable:
-    """Pause the schedules that these modules have declared before and declare no longer.
+    """Pause the schedules that these modules of an application have declared before and declare no
+    longer.
 
     One that is paused already stays as it is: should the code declare it again, it stays paused.
     """
@@ -224,6 +225,7 @@ def pause_undeclared() -> Executable:
         update(schedules)
         .where(
             schedules.c.paused_at.is_(None),
+            schedules.c.application == text_parameter("of_application"),
             schedules.c.declared_in == any_(array_parameter("modules", Text)),
             schedules.c.declaration.is_not(None),
             ~(schedules.c.name == any_(array_parameter("names", Text))),
