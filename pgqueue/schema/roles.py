@@ -97,10 +97,11 @@ DASHBOARD: Rights = {
     },
     "waiting_messages": {
         **dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
-        "INSERT": WAITING,
+        # A job that is to start later gives up its places, and keeps its past attempts.
+        "INSERT": f"{WAITING}, attempt, crashes",
         "UPDATE": "priority, run_at",
     },
-    "limit_places": {"SELECT": ALL_OF_IT},
+    "limit_places": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
     "limit_buckets": {"SELECT": ALL_OF_IT},
     "batches": {"SELECT": ALL_OF_IT},
     "batch_jobs": {"SELECT": ALL_OF_IT},
