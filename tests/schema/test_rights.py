@@ -478,7 +478,6 @@ NOT_DASHBOARD = [
     "UPDATE pgqueue.workers SET dead_at = now()",
     "DELETE FROM pgqueue.workers",
     "UPDATE pgqueue.job_attempts SET error = ''",
-    "DELETE FROM pgqueue.limit_places",
     "UPDATE pgqueue.limits SET declared = 9",
 ]
 NOT_WITHOUT_PRUNING = ["DELETE FROM pgqueue.jobs", "DELETE FROM pgqueue.job_attempts"]
