@@ -31,6 +31,13 @@ def check_queue_name(queue: Any, where: str = "") -> None:
     check(where, "queue", queue, queue_name)
 
 
+def check_application(name: Any) -> None:
+    if name != "" and (not isinstance(name, str) or not QUEUE_NAME.fullmatch(name)):
+        raise OptionError(
+            f"PgQueue: application is {name!r}; give a name of 1 to 64 letters, digits or _ . : -"
+        )
+
+
 def check_whole(where: str, name: str, value: Any, least: int, most: int) -> None:
     check(where, name, value, whole(least, most))
 

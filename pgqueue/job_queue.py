@@ -26,7 +26,13 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from pgqueue import schema
 from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch
-from pgqueue.checks import check_known_task_name, check_queue_name, check_whole, shown
+from pgqueue.checks import (
+    check_application,
+    check_known_task_name,
+    check_queue_name,
+    check_whole,
+    shown,
+)
 from pgqueue.claims import OpenClaim
 from pgqueue.connections.autocommit import autocommitting, in_savepoint
 from pgqueue.connections.opening import DRIVER, connection_parameters, worker_engine_for_now
@@ -99,6 +105,7 @@ Bind = Union[str, Engine, Connection, "AsyncConnection", sessionmaker[Any]]
 class QueueOptions(TypedDict, total=False):
     """The options of :class:`PgQueue`, for subclasses that pass them on."""
 
+    application: str
     notify: bool
     max_payload_bytes: int
     keep: Keep | timedelta | None
@@ -118,6 +125,8 @@ class PgQueue:
     cancelled jobs, or None for ever.  The option ``keep`` of a task takes precedence.
     ``queue_limits``: a dict from names of queues to a :class:`Limit`, of the jobs that run at once
     or of those that start in a period; for both, a tuple of two.
+    ``application``: the name of this application, if others share the tables.  Workers then pause
+    schedules and delete batches of their own application only.
     """
 
     def __init__(
@@ -129,12 +138,15 @@ class PgQueue:
         keep: Keep | timedelta | None = DEFAULT_KEEP,
         queue_keep: Mapping[str, Keep | timedelta | None] | None = None,
         queue_limits: Mapping[str, Limit | Sequence[Limit]] | None = None,
+        application: str = "",
     ) -> None:
         check_whole("PgQueue: ", "max_payload_bytes", max_payload_bytes, 1024, LARGEST_TEXT)
         self.notify = notify
         self.max_payload_bytes = max_payload_bytes
         self.tasks: dict[str, Task[..., Any]] = {}
-        self.schedules = Schedules(self.tasks, self.find)
+        check_application(application)
+        self.application = application
+        self.schedules = Schedules(self.tasks, self.find, application)
         self.attempt_callbacks: list[AttemptCallback] = []
         self.middlewares: list[Callable[[JobContext], Any]] = []
         self.meta_sources: list[MetaSource] = []
@@ -212,7 +224,7 @@ class PgQueue:
     def retention(self) -> Retention:
         """The rules by which the workers of this application delete ended jobs."""
         tasks = {name: task.settings.keep for name, task in self.tasks.items()}
-        return Retention(self._keep, self._queue_keep, tasks)
+        return Retention(self._keep, self._queue_keep, tasks, self.application)
 
     @property
     def limited(self) -> Limited:
@@ -490,7 +502,14 @@ class PgQueue:
                 raise TaskDefinitionError(
                     f"{where}: {parameter} is {task!r}; give a task of this queue"
                 )
-        return NewBatch(session, name, meta=meta, on_success=on_success, on_failure=on_failure)
+        return NewBatch(
+            session,
+            name,
+            meta=meta,
+            on_success=on_success,
+            on_failure=on_failure,
+            application=self.application,
+        )
 
     def extend_batch(
         self,

@@ -1,6 +1,6 @@
 """``pgqueue doctor``: finds jobs that do not run and broken rows, and names the remedies."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -19,6 +19,8 @@ from pgqueue.redaction import redacted
 from pgqueue.repository import (
     LIMITS,
     Admissions,
+    Batches,
+    Candidate,
     Health,
     ScheduleState,
     TableHealth,
@@ -162,6 +164,11 @@ def _of_jobs(queue: PgQueue, session: Session) -> Iterator[Finding]:
         sound=("schedules", "no tick is overdue"),
     )
     yield from _warnings(
+        "batches",
+        map(words_for_open_batch, _overdue(Batches(session).overdue())),
+        sound=("batches", "none whose jobs have ended is open"),
+    )
+    yield from _warnings(
         "limits",
         (
             f"{_wait(jobs)} for {name}, which no worker has declared, and none admits them: start "
@@ -179,6 +186,17 @@ def _warnings(subject: str, details: Iterable[str], *, sound: tuple[str, str]) -
         yield Finding(Level.WARNING, subject, detail)
     if not found:
         yield Finding(Level.OK, *sound)
+
+
+def _overdue(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Batches whose jobs have ended, and which no worker can end, or has ended for a while."""
+    return [one for one in candidates if one.unreadable or one.since > OLD]
+
+
+def words_for_open_batch(batch: Candidate) -> str:
+    why = batch.unreadable or "no worker runs, or its log says why it cannot end the batch"
+    since = age(batch.since)
+    return f"batch {batch.id} is open, although the job it waited for ended {since} ago: {why}"
 
 
 def words_for_unpruned(tasks: dict[str, int]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from pgqueue.repository.admissions import Admissions, LimitState
 from pgqueue.repository.attempts import Attempts
-from pgqueue.repository.batches import Batches, BatchState, Callback
+from pgqueue.repository.batches import Batches, BatchState, Callback, Candidate
 from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.enqueues import Enqueued, Enqueues, KeyHolder, NewJob, Placed
 from pgqueue.repository.health import (
@@ -57,6 +57,7 @@ __all__ = [
     "Batches",
     "Beat",
     "Callback",
+    "Candidate",
     "Change",
     "Claim",
     "Claimed",

@@ -4,7 +4,7 @@ import copy
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
 from sqlalchemy import Connection, Engine, func
@@ -347,15 +347,19 @@ class Task(Generic[P, R]):
             "arguments, as (7,), or a dict of arguments by name"
         )
 
-    def enqueue_stored(self, connection: Connection, stored: str) -> int:
-        """Enqueue a job with stored arguments; returns its id, or that of the unfinished job that
-        holds its unique key.
+    def prepared(self, stored: str) -> "PreparedJob":
+        """Return a job with stored arguments that can be enqueued without the application's code.
 
-        Raises PayloadError if this version of the task cannot read the arguments.
+        Raises PayloadError if this version of the task cannot read the arguments, and what
+        ``on_enqueue`` or the function of the unique key raises.
         """
-        written = self._written((), self.payload.loads(stored))
-        enqueues, new = Enqueues(connection), self._new_on(connection)
-        written = self._in_period(connection, new, written)
+        return PreparedJob(self._new_now(), self._written((), self.payload.loads(stored)))
+
+    def enqueue_prepared(self, connection: Connection, job: "PreparedJob") -> int:
+        """Enqueue a prepared job of this task; returns its id, or that of the unfinished job that
+        holds its unique key."""
+        enqueues, new = Enqueues(connection), _for_connection(job.new, connection)
+        written = self._in_period(connection, new, job.written)
         if not new.changes_holder:
             return self._insert(enqueues, new, written).id
         self._refuse_autocommit(connection)
@@ -524,8 +528,7 @@ class Task(Generic[P, R]):
         return replace(written, unique_key=key)
 
     def _new_on(self, connection: Connection) -> NewJob:
-        new = self._new_now()
-        return new if may_notify(connection) else replace(new, notify=False)
+        return _for_connection(self._new_now(), connection)
 
     def _new_now(self) -> NewJob:
         """The values of a job that is enqueued now, with the meta of ``queue.on_enqueue``."""
@@ -610,8 +613,20 @@ class Task(Generic[P, R]):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """The values of a new job, after all of the application's code has run."""
+
+    new: NewJob
+    written: Written
+
+
 MetaSource = Callable[[Task[..., Any]], Mapping[str, Any] | None]
 """Returns what to add to the meta of a new job of this task."""
+
+
+def _for_connection(new: NewJob, connection: Connection) -> NewJob:
+    return new if may_notify(connection) else replace(new, notify=False)
 
 
 def _enqueue_unique(

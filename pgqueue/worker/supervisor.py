@@ -23,6 +23,7 @@ from pgqueue.repository import Rescued
 from pgqueue.sessions.handlers import check_binds, joining_sessions
 from pgqueue.worker import timeouts
 from pgqueue.worker.attempt_events import AttemptEvents
+from pgqueue.worker.batch_ender import BatchEnder
 from pgqueue.worker.buffer import STALE, JobBuffer
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.claiming.aging import Aging
@@ -92,6 +93,7 @@ class Supervisor:
         identity, outage = runtime.identity, runtime.outage
         # A run that ends when no job is left fires no schedule.
         self._scheduler = None if until_empty else self._new_scheduler(queue)
+        self._batch_ender = None if until_empty else self._new_batch_ender(queue)
         self._rescuer = self._new_rescuer()
         reap, give_up = self._rescuer.reap, self._give_up_all
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
@@ -117,6 +119,9 @@ class Supervisor:
         runtime = self._runtime
         return Scheduler(self._engine, queue, runtime.tasks, runtime.task_names, runtime.outage)
 
+    def _new_batch_ender(self, queue: PgQueue) -> BatchEnder:
+        return BatchEnder(self._engine, self._runtime.outage, notify=queue.notify)
+
     def _new_rescuer(self) -> Rescuer:
         return Rescuer(
             self._engine,
@@ -126,6 +131,7 @@ class Supervisor:
             on_cancel=self._cancel,
             on_rescued=self._handle_rescued,
             ticking=self._scheduler,
+            ending=self._batch_ender,
         )
 
     @property
@@ -144,7 +150,7 @@ class Supervisor:
                 self._engine.dispose()
             self._is_closed = True  # no thread was started
             raise
-        threads = (self._heartbeat, self._rescuer, self._pruner, self._scheduler)
+        threads = (self._heartbeat, self._rescuer, self._pruner, self._scheduler, self._batch_ender)
         for thread in (*threads, self._runtime.events):
             if thread is not None:
                 thread.start()
@@ -164,6 +170,7 @@ class Supervisor:
             heartbeat_age=now - identity.acknowledged_at,
             claim_age=now - self._runtime.looked_at,
             stale=self._runtime.buffer.counts[STALE],
+            hanging=() if self._scheduler is None else tuple(self._scheduler.hanging()),
         )
 
     def _supervise(self, is_over: Callable[[], bool]) -> None:
@@ -345,6 +352,7 @@ class Supervisor:
             self._scheduler,
             self._settler,
             self._claimer,
+            self._batch_ender,
             runtime.admitter,
             runtime.children,
             runtime.loop,
@@ -395,8 +403,9 @@ class Supervisor:
         if self._settler.is_alive():
             self._settler.finish(seconds=left())
         self._runtime.progress.stop(seconds=left())
-        if self._scheduler is not None:
-            self._scheduler.stop(seconds=left())
+        for ticking in (self._scheduler, self._batch_ender):
+            if ticking is not None:
+                ticking.stop(seconds=left())
         self._runtime.admitter.stop(seconds=left())
         self._pruner.stop(seconds=left())
         self._rescuer.stop(seconds=left())

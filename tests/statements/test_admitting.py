@@ -263,6 +263,24 @@ def test_the_rule_for_a_failed_head_decides_whether_others_pass(
     assert held(engine, key) == [{"first": first, "second": second}[starts]]
 
 
+@pytest.mark.parametrize("is_admitted", [True, False])
+def test_a_job_of_a_strict_key_that_is_put_off_leaves_its_turn_to_the_next(
+    engine: Engine, is_admitted: bool
+) -> None:
+    first, second = put_some(engine, 2, "strict")
+    if is_admitted:
+        admit(engine)
+        assert held(engine, "strict") == [first]
+
+    with engine.begin() as connection:
+        changed = PgQueue().change(connection, first, delay=timedelta(hours=1))
+    admit(engine)
+
+    assert changed is Change.CHANGED
+    assert held(engine, "strict") == [second]
+    assert violations(engine) == []
+
+
 def test_a_strict_key_passes_on_when_its_head_has_failed_for_good(
     engine: Engine, worker: LogicalWorker
 ) -> None:
