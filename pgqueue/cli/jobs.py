@@ -167,14 +167,14 @@ def enqueue(
     arguments = wanted.payload.decode(values, noun="argument")
     with opened(queue) as session:
         job = wanted.options(**changed).enqueue(session, **arguments)
-        session.commit()
         found = {
             "id": job.id,
             "task": job.task,
             "queue": job.queue,
-            "status": job.status.value,
+            "status": job.status.value,  # before the commit: no worker has claimed it
             "is_new": job.is_new,
         }
+        session.commit()
     if as_json:
         print_json(found)
     else:

@@ -121,6 +121,19 @@ class TestRunNow:
             assert max(session.scalars(session.query(MessageQueue.run_at).statement)).year < 9999
 
 
+ENDED_AT_COMMIT = """
+    CREATE FUNCTION end_job() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        UPDATE pgqueue.jobs SET outcome = 'succeeded', finished_at = clock_timestamp()
+        WHERE id = NEW.id;
+        RETURN NULL;
+    END $$;
+    CREATE CONSTRAINT TRIGGER end_job AFTER INSERT ON pgqueue.jobs
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION end_job()
+"""
+"""As if a worker had run the job at once."""
+
+
 class TestEnqueue:
     def test_the_arguments_are_those_of_the_task(
         self, engine: Engine, database_url: str, shop: Path
@@ -158,6 +171,17 @@ class TestEnqueue:
         assert (ended.returncode, ended.stdout) == (0, "Job 1 of task shop.post is pending.\n")
         assert ended.stderr == "This job held the unique key already; no job was added.\n"
         assert json.loads(again("--json").stdout)["is_new"] is False
+
+    def test_the_status_is_that_of_the_enqueue_however_soon_a_worker_is(
+        self, engine: Engine, database_url: str, shop: Path
+    ) -> None:
+        with engine.begin() as connection:
+            connection.execute(text(ENDED_AT_COMMIT))
+
+        words = (*APP, "enqueue", "shop.post", "--args", '{"to": "ada"}')
+        ended = pgqueue(shop, *words, database_url=database_url)
+
+        assert ended.stdout == "Job 1 of task shop.post is pending.\n"
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
