@@ -43,6 +43,8 @@ class Batch(Base):
     callback_id: Mapped[int | None] = mapped_column(BigInteger)
     """The job that the end has enqueued; it may have been deleted since."""
     ended_at: Mapped[datetime | None]
+    application: Mapped[str] = mapped_column(server_default=text("''"))
+    """The application whose workers delete the batch; empty for one without a name."""
 
     __table_args__ = (
         CheckConstraint("outcome IN ('succeeded', 'failed')", name="batches_outcome"),

@@ -55,6 +55,8 @@ class Schedule(Base):
     paused_at: Mapped[datetime | None]
     """While set, no tick is fired."""
     created_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
+    application: Mapped[str] = mapped_column(server_default=text("''"))
+    """The application whose workers write and pause the schedule; empty for one without a name."""
 
     __table_args__ = (
         CheckConstraint("(cron IS NULL) <> (every IS NULL)", name="schedules_rule"),

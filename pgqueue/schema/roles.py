@@ -44,7 +44,7 @@ ENQUEUE: Rights = {
     "waiting_messages": {"INSERT": WAITING},
     # UPDATE also for SELECT ... FOR KEY SHARE, by which an addition keeps a batch open.
     "batches": {
-        "INSERT": "name, meta",
+        "INSERT": "name, meta, application",
         "SELECT": "id, ended_at",
         "UPDATE": "on_success, on_failure",
     },
@@ -122,7 +122,7 @@ DASHBOARD: Rights = {
         # All but args and options.
         "SELECT": (
             "name, task, cron, every, timezone, catch_up, overlap, declared_in, next_at, "
-            "last_tick_at, last_job_id, paused_at, created_at"
+            "last_tick_at, last_job_id, paused_at, created_at, application"
         ),
         "UPDATE": "paused_at, next_at",
     },
