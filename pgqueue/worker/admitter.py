@@ -308,17 +308,16 @@ class AdmissionRounds:
     def _without_fair(
         self, admissions: Admissions, waiting: Sequence[Waiting], rules: Rules
     ) -> list[Waiting]:
-        """Set the jobs of fair limits aside; returns the others."""
-        fair = [job for job in waiting if turn_group(job, rules)]
-        if not fair:
-            return list(waiting)
-        keys = {key for job in fair for key in job.limit_keys if is_fair(key, rules)}
-        last = admissions.buckets(sorted(keys)).full_at
-        for lane_key, jobs in groupby(fair, lane_of):
-            lane = [job for job in jobs if job.is_due]
-            if lane:
-                self._set_aside[lane_key] = last_turn(lane[0], last, rules), lane
-        return [job for job in waiting if not turn_group(job, rules)]
+        """Set the lanes of fair limits aside; returns the jobs of the others."""
+        lanes = {key: list(jobs) for key, jobs in groupby(waiting, lane_of)}
+        fair = {key: lane for key, lane in lanes.items() if turn_group(lane[0], rules)}
+        if fair:
+            keys = {key for lane in fair.values() for key in lane[0].limit_keys}
+            last = admissions.buckets(sorted(keys)).full_at
+            for key, lane in fair.items():
+                if due := [job for job in lane if job.is_due]:
+                    self._set_aside[key] = last_turn(due[0], last, rules), due
+        return [job for key, lane in lanes.items() if key not in fair for job in lane]
 
     def _end_reading(self) -> None:
         """Put the lanes that were set aside in the order of their turns; the next round reads the
