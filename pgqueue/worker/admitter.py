@@ -39,9 +39,10 @@ from pgqueue.admission import (
     to_send_back,
     turn_group,
 )
-from pgqueue.limits import Limit, Limited, name_of
+from pgqueue.limits import SEPARATOR, Limit, Limited, name_of
 from pgqueue.repository import Admissions, Claimed, Paused
 from pgqueue.repository.admissions import FIRST_LANE, FIRST_PLACE, LaneKey, lane_of
+from pgqueue.worker.outage import words_of
 from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
 from pgqueue.worker.threads import WorkerThread
 
@@ -152,7 +153,7 @@ class Admitter(WorkerThread):
         wait = self._poll_interval
         step: Step | None = Step(0, is_last=False)
         while step is not None and not step.is_last and not self._stopping.is_set():
-            step = self._unless_locked(self._rounds.step)
+            step = self._unless_locked(self._guarded_step)
             if step is not None and step.seconds_to_next is not None:
                 wait = min(wait, step.seconds_to_next)
             if step is not None and step.admitted:
@@ -165,17 +166,30 @@ class Admitter(WorkerThread):
         """Every ``SWEEP_EVERY`` seconds, delete places that are free."""
         is_more = time.monotonic() - self._swept_at >= SWEEP_EVERY
         while is_more and not self._stopping.is_set():
-            is_more = bool(self._unless_locked(self._rounds.sweep))
+            is_more = bool(self._unless_locked(self._swept))
             self._swept_at = time.monotonic()
 
+    def _guarded_step(self, connection: Connection) -> "Step":
+        """Run a step; if one lane is the cause of an error, only this lane is skipped."""
+        try:
+            with connection.begin():
+                return self._rounds.step(connection)
+        except Exception as error:
+            if not is_of_a_row(error) or not self._rounds.isolate(error):
+                raise
+            return Step(0, is_last=False)
+
+    def _swept(self, connection: Connection) -> bool:
+        with connection.begin():
+            return self._rounds.sweep(connection)
+
     def _unless_locked(self, step: Callable[[Connection], T]) -> T | None:
-        """Run a step in its own transaction; None if the database is away, if a table is locked, or
-        if another worker admits for long.  The next round tries again."""
+        """Run a step, which is a transaction; None if the database is away, if a table is locked,
+        or if another worker admits for long.  The next round tries again."""
 
         def attempt(connection: Connection) -> T | None:
             try:
-                with connection.begin():
-                    return step(connection)
+                return step(connection)
             except DBAPIError as error:
                 if not is_lock_timeout(error):
                     raise
@@ -183,6 +197,13 @@ class Admitter(WorkerThread):
                 return None
 
         return self._reconnecting.attempt(attempt)
+
+
+def is_of_a_row(error: Exception) -> bool:
+    """Whether a value of a row, or a trigger or constraint on it, can be the cause."""
+    if isinstance(error, DBAPIError):
+        return str(getattr(error.orig, "sqlstate", None) or "")[:2] in ("22", "23", "P0")
+    return isinstance(error, ArithmeticError | TypeError | ValueError)
 
 
 MOST_LANES = 1000
@@ -266,14 +287,45 @@ class AdmissionRounds:
         self._swept_to = FIRST_PLACE
         self._locked: set[int] = set()
         """Jobs that could not be moved in this round: other transactions have locked their rows."""
+        self._most_lanes = MOST_LANES
+        self._reading: list[LaneKey] = []
+        """The lanes from which this step admits."""
+        self._bad: set[LaneKey] = set()
+        """Lanes from which nothing can be admitted, until the next sweep."""
+        self._reported: set[LaneKey] = set()
 
     def begin(self) -> None:
         """Begin a round: look again at jobs that were locked."""
         self._locked.clear()
+        self._most_lanes = MOST_LANES
+
+    def isolate(self, error: Exception) -> bool:
+        """After a step that has failed: read fewer lanes, and skip a lane that fails alone.
+
+        False if the step has failed before it has read any.
+        """
+        if len(self._reading) > 1:
+            self._most_lanes = -(-len(self._reading) // 10)
+            return True
+        for lane in self._reading:
+            if lane not in self._reported:
+                logger.error(
+                    "admitter: no job under %s can be admitted to queue %s: %s; the others go on, "
+                    "and this is tried again every %d seconds",
+                    lane.limit_keys.replace(SEPARATOR, ", "),
+                    lane.queue,
+                    words_of(error),
+                    SWEEP_EVERY,
+                )
+        self._bad.update(self._reading)
+        self._reported.update(self._reading)
+        self._most_lanes = MOST_LANES
+        return bool(self._reading)
 
     def step(self, connection: Connection) -> Step:
         """Admit from the next lanes, in the transaction that the caller has begun."""
         admissions = Admissions(connection)
+        self._reading = []
         rules = {**self._own, **admissions.rules()}
         if self._in_turn:
             return self._take_turns(admissions, rules)
@@ -285,7 +337,7 @@ class AdmissionRounds:
             self._after,
             queues=[queue for queue in self._queues() if queue not in paused.queues],
             tasks=self._tasks(),
-            lanes=MOST_LANES,
+            lanes=self._most_lanes,
             of_lane=per_lane,
         )
         passed = self._passed + lanes.number
@@ -332,7 +384,7 @@ class AdmissionRounds:
 
     def _take_turns(self, admissions: Admissions, rules: Rules) -> Step:
         """Admit from the lanes whose turn is next."""
-        lanes, later = self._in_turn[:MOST_LANES], self._in_turn[MOST_LANES:]
+        lanes, later = self._in_turn[: self._most_lanes], self._in_turn[self._most_lanes :]
         result = self._admit(admissions, list(chain.from_iterable(lanes)), rules)
         if result.are_all:
             self._in_turn = [
@@ -348,6 +400,7 @@ class AdmissionRounds:
 
         An admission deletes free places too, but only under keys for which a job waits.
         """
+        self._bad.clear()
         admissions = Admissions(connection)
         self._serialize(admissions)
         places = admissions.places_after(self._swept_to, most=SWEPT_AT_ONCE)
@@ -359,8 +412,11 @@ class AdmissionRounds:
         return not is_last and len(free) > SWEPT_AT_ONCE // 2
 
     def _admit(self, admissions: Admissions, waiting: Sequence[Waiting], rules: Rules) -> Admitted:
+        if self._bad:
+            waiting = [job for job in waiting if lane_of(job) not in self._bad]
         if not any(job.is_due for job in waiting):
             return Admitted()
+        self._reading = list({lane_of(job): None for job in waiting})
         self._serialize(admissions)
         keys = {key for job in waiting if job.is_due for key in job.limit_keys}
         places = _places_that_stay(admissions, keys, rules, self._paused())
