@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base
+from pgqueue.models.base import Base, times_in_range
 
 
 class Batch(Base):
@@ -47,6 +47,7 @@ class Batch(Base):
     """The application whose workers delete the batch; empty for one without a name."""
 
     __table_args__ = (
+        CheckConstraint(times_in_range("created_at", "ended_at"), name="batches_times"),
         CheckConstraint("outcome IN ('succeeded', 'failed')", name="batches_outcome"),
         CheckConstraint("(outcome IS NULL) = (ended_at IS NULL)", name="batches_ended_at"),
         Index("batches_open", "id", postgresql_where=text("ended_at IS NULL")),

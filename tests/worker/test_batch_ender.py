@@ -68,7 +68,8 @@ def test_an_unreadable_callback_waits_for_code_that_reads_it_and_stops_no_other(
     assert told.startswith("batch 1 cannot be ended, and stays open: UnreadableCallback: its ")
     with ending.begin():
         [candidate] = Batches(ending).overdue()
-        assert candidate.unreadable and candidate.unreadable in told
+        assert candidate.unreadable
+        assert candidate.unreadable in told
         ending.execute(update(Batch).values(on_success=before).where(Batch.id == 1))
     assert BatchEnds(notify=False).end(ending) == 1
     assert ended(ending) == [1, 2]
