@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session
 
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 
 _OF_THE_TESTS = {"PGQUEUE_TEST_URL", "PGQUEUE_PG_BIN", "PGQUEUE_TIMED", "PGPASSWORD", "PGPASSFILE"}
 _SETTINGS = {"max_connections": "200", "max_wal_size": "256MB", "max_prepared_transactions": "10"}
+
+
+# What is slow here may be a machine that does something else: no test measures its speed.
+UNHURRIED = settings(deadline=None, suppress_health_check=list(HealthCheck))
+settings.register_profile("make test", UNHURRIED, derandomize=True, max_examples=25)
+settings.register_profile("make battery", UNHURRIED, max_examples=500)
+settings.load_profile("make battery" if "PGQUEUE_TIMED" in os.environ else "make test")
 
 
 def pytest_configure() -> None:
@@ -36,8 +44,8 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """More than there are cores: most tests wait for other processes most of the time."""
-    return len(os.sched_getaffinity(0)) + 4 if hasattr(os, "sched_getaffinity") else 6
+    """One more than there are cores: a few tests wait for other processes."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else 3
 
 
 def pytest_collection_finish() -> None:

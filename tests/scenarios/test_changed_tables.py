@@ -6,6 +6,8 @@ import chores
 import pytest
 from worker_rig import MODES, Rig
 
+pytestmark = pytest.mark.journey
+
 CHANGES = 8
 
 

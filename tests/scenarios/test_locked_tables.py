@@ -15,6 +15,8 @@ from worker_rig import MODES, Rig, WorkerProgram, promised
 from pgqueue.cli.working import INTERRUPTED
 from pgqueue.connections.opening import backend_pid
 
+pytestmark = pytest.mark.journey
+
 BUSY = [(table, mode) for table in ("jobs", "leases", "message_queue", "workers") for mode in MODES]
 IDLE = [(table, mode) for table in ("leases", "message_queue") for mode in MODES]
 GRACE = 1.0

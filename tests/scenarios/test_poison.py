@@ -8,6 +8,8 @@ import chores
 import pytest
 from worker_rig import MODES, Rig, promised
 
+pytestmark = pytest.mark.journey
+
 
 @pytest.mark.battery  # as a chaos scenario
 @pytest.mark.parametrize("mode", MODES)

@@ -10,6 +10,8 @@ from worker_rig import MODES, Rig, WorkerProgram
 
 from pgqueue import ArgumentsError
 
+pytestmark = pytest.mark.journey
+
 
 @pytest.mark.parametrize("mode", MODES)
 def test_it_ends_its_jobs_and_leaves_the_others_to_others(

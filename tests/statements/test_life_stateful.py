@@ -579,8 +579,8 @@ def operators_engine(database_url: str) -> Iterator[Engine]:
 
 
 CAREFULLY = settings(
-    max_examples=12,
-    stateful_step_count=40,
+    max_examples=6,
+    stateful_step_count=30,
     deadline=None,
     derandomize=True,
     report_multiple_bugs=False,

@@ -73,6 +73,7 @@ def test_progress_is_visible_while_the_handler_runs(
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.journey
 def test_a_child_process_reports_to_its_worker(
     database_url: str, tmp_path: Path, read: Read, mode: str
 ) -> None:

@@ -12,6 +12,8 @@ from worker_rig import MODES, Rig
 from chaos.interleavings.logical_workers import logical_workers, worker_settings
 from pgqueue.repository import Locked
 
+pytestmark = pytest.mark.journey
+
 SEEN = """
     SELECT m.priority, m.run_at::text, m.id, m.target_id, m.queue, m.task, '{}', 1,
            m.attempt, m.crashes, l.message_id, l.attempt, l.held

@@ -10,6 +10,8 @@ from worker_rig import MODES, Rig
 
 from chaos.proxy import Proxy
 
+pytestmark = pytest.mark.journey
+
 WITH_SESSION: list[Any] = [
     (mode, task) for mode in MODES for task in (chores.pay, chores.pay_async)
 ]

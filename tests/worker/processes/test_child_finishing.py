@@ -7,6 +7,8 @@ import cells
 import pytest
 from worker_rig import Rig, WorkerProgram
 
+pytestmark = pytest.mark.journey
+
 
 def start(rig: Rig, mode: str = "lease") -> WorkerProgram:
     return rig.start(mode, modules=["cells"], concurrency=2)

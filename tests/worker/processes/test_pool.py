@@ -17,6 +17,8 @@ from worker_rig import MODES, Rig, WorkerProgram, promised
 
 from pgqueue import PgQueue
 
+pytestmark = pytest.mark.journey
+
 DEATHS = {
     "kill": "was killed by SIGKILL",
     "exit": "ended with exit code 7",
