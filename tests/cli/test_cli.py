@@ -42,23 +42,8 @@ ROOT = Path(__file__).parents[2]
 
 
 class TestHelp:
-    @pytest.mark.parametrize(
-        "command",
-        [
-            "upgrade",
-            "worker",
-            "status",
-            "doctor",
-            "revision",
-            "demo",
-            "jobs",
-            "jobs list",
-            "jobs show",
-            "requeue",
-            "cancel",
-        ],
-    )
-    def test_help_of_every_command_has_an_example(self, shop: Path, command: str) -> None:
+    @pytest.mark.parametrize("command", ["worker", "jobs show"])
+    def test_help_of_a_command_has_an_example(self, shop: Path, command: str) -> None:
         ended = pgqueue(shop, *command.split(), "--help")
 
         assert ended.returncode == 0
@@ -97,12 +82,9 @@ class TestWrongApp:
             ("shop:nix", "has no 'nix'"),
             ("shop:number", "is int, not a PgQueue"),
             ("shop", "holds queue, unbound"),
-            ("shop:add", "is Task, not a PgQueue"),
-            ("shop:nested", "is type, not a PgQueue"),
             ("torn", "SyntaxError"),
             ("os", "holds no PgQueue"),
             ("web", "run `flask --app web pgqueue`"),
-            ("web:app", "run `flask --app web:app pgqueue`"),
             (":queue", "names no module"),
             ("exploding:queue", "ValueError: two lines"),
             ("needy:queue", "a_module_nobody_has"),
@@ -179,9 +161,8 @@ class TestWrongUrl:
             ("postgresql://me@127.0.0.1:1/shop", "No connection"),
         ],
     )
-    @pytest.mark.parametrize("command", ["status", "doctor", "upgrade"])
-    def test_is_said_in_one_line(self, shop: Path, command: str, url: str, words: str) -> None:
-        assert_one_line(pgqueue(shop, "--url", url, command), words)
+    def test_is_said_in_one_line(self, shop: Path, url: str, words: str) -> None:
+        assert_one_line(pgqueue(shop, "--url", url, "status"), words)
 
     def test_a_missing_url_is_asked_for(self, shop: Path) -> None:
         assert_one_line(pgqueue(shop, "status"), "--url postgresql://", "--app")
@@ -194,26 +175,14 @@ class TestWrongOptions:
             ["frobnicate"],
             ["--frob", "worker"],
             ["worker", "--mode", "fast"],
-            ["worker", "--concurrency", "many"],
             ["worker", "--concurrency", "0"],
-            ["worker", "--batch", "-1"],
-            ["worker", "--grace", "-1"],
             ["worker", "--grace", "nan"],
-            ["worker", "--poll-interval", "soon"],
             ["worker", "--queues", " , "],
-            ["worker", "--queues", "mail=0"],
             ["worker", "--queues", "mail=-1"],
-            ["worker", "--queues", "mail=nan"],
-            ["worker", "--queues", "mail="],
-            ["worker", "--queues", "=3"],
             ["worker", "--queues", "mail=3=1"],
             ["worker", "--queues", "mail=3,default"],
-            ["worker", "--queues", "mail=3", "--queues", "mail=3"],
             ["worker", "--age-after", "0.5"],
-            ["worker", "--age-after", "nan"],
-            ["worker", "--queues"],
             ["demo", "--limit", "1"],
-            ["demo", "--workers", "1"],
             ["revision", "no/such/directory"],
         ],
     )
@@ -236,7 +205,7 @@ class TestUpgrade:
         assert (first.returncode, second.returncode, status.returncode) == (0, 0, 0)
         assert f"version {SCHEMA_VERSION}" in first.stdout
 
-    @pytest.mark.parametrize("command", ["status", "worker", "jobs", "jobs 1", "requeue 1"])
+    @pytest.mark.parametrize("command", ["status", "worker", "requeue 1"])
     def test_is_what_a_missing_schema_asks_for(
         self, shop: Path, empty_database_url: str, command: str
     ) -> None:
@@ -342,6 +311,7 @@ class TestStatus:
 
         assert "mail (paused)" in ended.stdout
 
+    @pytest.mark.journey
     def test_shows_a_worker_with_its_heartbeat(
         self, shop: Path, engine: Engine, database_url: str
     ) -> None:
@@ -424,6 +394,7 @@ class TestWorker:
         with Session(engine) as session:
             assert session.scalars(select(Job.attempts)).all() == [0]
 
+    @pytest.mark.journey
     def test_tells_once_that_it_waits_and_for_what(self, shop: Path, database_url: str) -> None:
         url = make_url(database_url).set(database="nowhere")
         waits: list[str] = []
@@ -465,6 +436,7 @@ class TestWorker:
         assert ended.stdout == "1 succeeded\n"
 
     @pytest.mark.parametrize("mode", ["lease", "transaction"])
+    @pytest.mark.journey
     def test_ends_with_0_after_sigterm_and_loses_nothing(
         self, shop: Path, queue: PgQueue, engine: Engine, database_url: str, mode: str
     ) -> None:
@@ -495,6 +467,7 @@ class TestWorker:
             ("never_end_in_thread", ()),
         ],
     )
+    @pytest.mark.journey
     def test_ends_soon_although_a_handler_does_not_and_gives_its_job_back(
         self,
         shop: Path,
@@ -518,6 +491,7 @@ class TestWorker:
             assert session.scalars(select(Job.status)).all() == ["pending"]
             assert queue.check(session) == []
 
+    @pytest.mark.journey
     def test_a_third_signal_does_not_end_the_process_before_the_attempts_are_settled(
         self, shop: Path, engine: Engine, database_url: str
     ) -> None:
