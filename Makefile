@@ -66,7 +66,7 @@ contracts: setup ## Check that modules import downwards only
 battery: setup ## Run the long tests, those with random data, and those that count seconds, on a machine that does nothing else
 	@PGQUEUE_TIMED=1 $(PYTEST) -m "battery or timed or hypothesis" $(ARGS)
 
-chaos: setup ## Run the chaos battery (ARGS="--seed 7 --only kills_in_lease_mode")
+chaos: setup ## Run the chaos battery (ARGS="--seed 7 --only kills")
 	@$(BIN)/python -m chaos $(ARGS)
 
 soak: setup ## Run half an hour of faults of every kind

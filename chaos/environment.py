@@ -124,9 +124,9 @@ class Environment:
         took = int(1000 * (time.monotonic() - began))
         self.counts["slowest ms"] = max(self.counts["slowest ms"], took)
 
-    def workers(self, mode: str, count: int, **options: Any) -> Workers:
+    def workers(self, count: int, **options: Any) -> Workers:
         """Start workers; what a :class:`pgqueue.Worker` takes, the spans in seconds."""
-        return Workers(self, mode, count, **options)
+        return Workers(self, count, **options)
 
     def freeze(self, member: Member) -> None:
         """SIGSTOP, counted."""

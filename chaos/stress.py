@@ -6,7 +6,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -47,17 +46,14 @@ SESSIONS = {
     "requeue": 1,
     "lease": 1,
     "hold": 1,
-    "leave": 1,
     "rescue": 1,
 }
 STRICT = ("REPEATABLE READ", "SERIALIZABLE")
-BY_ITSELF = ("enqueue", "cancel", "delete", "lease", "hold", "leave", *STRICT)
+BY_ITSELF = ("enqueue", "cancel", "delete", "lease", "hold", *STRICT)
 """What does not depend on others: a requeue needs a failed job, and the workers rescue too."""
 
 KEYS = 24
 RECENT = 40
-ENOUGH = 10
-"""Jobs that a crash has left, in queues that nobody serves."""
 ROUNDS = 4
 """Claims of one worker, which then leaves, dead or alive."""
 
@@ -79,7 +75,6 @@ class Storm:
         self._deadline = time.monotonic() + seconds
         self._rounds = rounds
         self._has_failed = False
-        self._left: list[int | None] = []
 
     def rage(self) -> None:
         """Until everything was done so often, and the time is over; or one has failed."""
@@ -152,21 +147,19 @@ class Storm:
             except (DuplicateJob, JobNotFound):
                 return False
             session.commit()
-        self._is_gone(job)
         return bool(changed)
 
     def _delete(self) -> bool:
-        """Of a job that a crash has left, or one that has ended; but of none whose message a
-        worker may have locked, which then stays behind for the next claim to drop."""
+        """Of a job that has ended; but of none whose message a worker may have locked, which then
+        stays behind for the next claim to drop."""
         ended = select(Job.id).where(Job.outcome.in_(["succeeded", "failed"])).limit(1)
         with Session(self._engine) as session:
-            id = self._left_over() or session.scalar(ended)
+            id = session.scalar(ended)
             job = session.get(Job, id) if id is not None else None
             if job is None:
                 return False
             session.delete(job)
             session.commit()
-            self._is_gone(id)
         return True
 
     def _rescue(self) -> bool:
@@ -195,38 +188,13 @@ class Storm:
         return True
 
     def _run_in_transaction(self, worker: LogicalWorker) -> None:
-        for row in worker.lock(2):
-            claimed = worker.stamp(row)
+        for claimed in worker.claim_in_transaction(2):
             outcome = self._chance.choice(OUTCOMES)
-            if claimed is None or not worker.settle_in_transaction(claimed, outcome):
+            if not worker.settle_in_transaction(claimed, outcome):
                 worker.transaction.rollback()
                 return
         worker.transaction.commit()
 
-    def _leave(self) -> bool:
-        """Some more jobs as a crash in transaction mode leaves them: a lease beside a message."""
-        if len(self._left) >= ENOUGH:
-            time.sleep(0.01)  # the others have something to do
-            return True
-        name = f"left{self.done['leave']}"
-        with Session(self._engine) as session, session.begin():
-            jobs = enqueue_many(session, ENOUGH, queue=name)
-        worker = LogicalWorker(self._workers)
-        for row in worker.lock(ENOUGH, queue=name):
-            worker.stamp(row)
-        worker.transaction.rollback()
-        worker.close()
-        self._left += jobs
-        return True
-
     def _some_job(self, session: Session) -> int:
         recent = select(Job.id).order_by(Job.id.desc()).limit(RECENT)
-        return self._left_over() or self._chance.choice(session.scalars(recent).all() or [0])
-
-    def _left_over(self) -> int | None:
-        """The first that a crash has left; all want the same one."""
-        return next(iter(self._left), None) if self._chance.random() < 0.7 else None
-
-    def _is_gone(self, job: int | None) -> None:
-        with suppress(ValueError):
-            self._left.remove(job)
+        return self._chance.choice(session.scalars(recent).all() or [0])

@@ -51,7 +51,7 @@ def _take_time() -> None:
 
 
 class Load(NamedTuple):
-    fleets: list[Workers]
+    workers: Workers
     enqueuer: Enqueuer
 
 
@@ -64,19 +64,14 @@ def load(
     every: float = EVERY,
     stock: int = 0,
 ) -> Iterator[Load]:
-    """Workers of both modes under load; at the end they still run, and have done all of it.
+    """Workers under load; at the end they still run, and have done all of it.
 
     Besides the few slow jobs that come all the while there may be a stock of quick ones.
     """
-    fleets = [
-        environment.workers(mode, 0, concurrency=3, fast_grace=PATIENT)
-        for mode in ("lease", "transaction")
-    ]
-    for workers in fleets:
-        for _ in range(size.workers):
-            workers.add(url=url).was_harmed = True
-    for workers in fleets:
-        workers.until_registered()
+    workers = environment.workers(0, concurrency=3, fast_grace=PATIENT)
+    for _ in range(2 * size.workers):
+        workers.add(url=url).was_harmed = True
+    workers.until_registered()
     pids = [member.pid for member in environment.members]
     for task in (call, pay):
         environment.enqueue(task.options(max_attempts=1000), [()] * (stock // 2))
@@ -84,12 +79,11 @@ def load(
         environment.until(
             lambda: len(environment.history(END)) > size.workers, what="work is being done"
         )
-        yield Load(fleets, enqueuer)
+        yield Load(workers, enqueuer)
     environment.open("calm")
     _nothing_has_happened(environment, pids)
     environment.until_ended()
-    for workers in fleets:
-        workers.stop()
+    workers.stop()
     found = environment.scalar("SELECT count(*) FROM pgqueue.jobs")
     environment.count("unacknowledged", found - len(environment.acknowledged))
     environment.check(succeeded=found)

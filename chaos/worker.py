@@ -21,9 +21,8 @@ from chaos import mutations
 from chaos.sample_tasks import queue
 from pgqueue.cli.working import work
 from pgqueue.connections import keepalive, settings
-from pgqueue.worker import liveness, rescuer
+from pgqueue.worker import liveness, rescuer, settler
 from pgqueue.worker.claiming import crash_isolation
-from pgqueue.worker.lease_mode import settler
 
 CLONE_NEWNET = 0x40000000
 """Of Linux's sched.h; os.setns came with Python 3.12."""
@@ -31,9 +30,7 @@ SPANS = (("poll_interval", 1), ("grace", 30))
 NETWORKS = (
     keepalive.NETWORK,
     settings.CLAIMING,
-    settings.STAMPING,
     settler.SETTLING,
-    settings.HANDLING,
     settings.UPKEEP,
     settings.SCHEDULING,
     rescuer.HOUSEKEEPING,

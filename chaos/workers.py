@@ -192,11 +192,10 @@ class Program(Member):
 
 
 class Workers:
-    """The worker processes of one scenario, of one kind."""
+    """The worker processes of one scenario."""
 
-    def __init__(self, run: Run, mode: str, count: int, **options: Any) -> None:
+    def __init__(self, run: Run, count: int, **options: Any) -> None:
         self._run = run
-        self._mode = mode
         self.options = {"concurrency": 4, "poll_interval": 0.2, "grace": 10, **options}
         self.members: list[Member] = []
         for _ in range(count):
@@ -208,7 +207,7 @@ class Workers:
             self._run,
             self._run.next_name(),
             url or self._run.url,
-            {"mode": self._mode, **self.options, **options},
+            {**self.options, **options},
         )
         return self.take(member)
 

@@ -94,7 +94,7 @@ class JobContext:
     def finish(self, result: Any = None) -> AbstractContextManager[Session]:
         """Return a ``with`` block with a Session, whose commit also ends the job as succeeded.
 
-        For a handler without a session, in lease mode.  The end of the block writes ``result`` to
+        For a handler without a session.  The end of the block writes ``result`` to
         ``job.result`` and commits.  It raises LeaseLost if the lease was lost, and Cancel if the
         job was cancelled; the block is then rolled back, as after any error in it.  After the
         block the job has ended: a return value of the handler is ignored, and an exception is
@@ -119,10 +119,7 @@ class JobContext:
                 "committed with the end of its job when the handler returns"
             )
         if self.finishing is None:
-            raise PgQueueError(
-                f"{where} needs a worker in lease mode; give the handler a Session parameter, or "
-                "run its queue in lease mode"
-            )
+            raise PgQueueError(f"{where} needs a worker: this JobContext was not made by one")
         return self.finishing()
 
 

@@ -1,6 +1,5 @@
 """Begins and ends transactions.  The code that begins a transaction also ends it."""
 
-from collections.abc import Collection
 from contextlib import suppress
 from datetime import timedelta
 
@@ -13,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.connections.opening import READ_COMMITTED, driver_connection
 from pgqueue.connections.settings import FIRST_WITH_TRANSACTION_TIMEOUT, LIMITS
-from pgqueue.statements.transactions import GUARD, LOCAL, begin, quoted_settings, set_local
+from pgqueue.statements.transactions import GUARD, begin, set_local
 
 
 def begin_now(
@@ -58,17 +57,6 @@ def set_now(connection: Connection, statements: str) -> None:
     connection.exec_driver_sql(statements)
 
 
-def plan_freely(connection: Connection) -> str:
-    """Return SQL that restores, for a handler, the settings which PLAN_BY_KEY changes."""
-    return settings_of(connection, LOCAL)
-
-
-def settings_of(connection: Connection, names: Collection[str]) -> str:
-    """Return SQL that sets, for a transaction, the current values of these settings."""
-    found = connection.exec_driver_sql(quoted_settings(names)).one()
-    return set_local(zip(names, found, strict=True))
-
-
 MARGIN = timedelta(minutes=1)
 
 
@@ -111,11 +99,6 @@ def server_error(error: Exception) -> Exception:
     """Return TransactionEnded if the error says that our savepoint is missing, else the error."""
     cause = getattr(error, "orig", None)
     return TransactionEnded(str(cause)) if getattr(cause, "sqlstate", None) in ENDED else error
-
-
-def end(connection: Connection) -> None:
-    """Commit reads or fenced writes, which can be repeated if the answer is lost."""
-    connection.commit()
 
 
 def release_savepoints(connection: Connection, *, outer: NestedTransaction | None = None) -> None:

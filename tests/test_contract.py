@@ -148,10 +148,7 @@ def test_the_same_on_an_async_session(queue: PgQueue, database_url: str) -> None
     assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 4}
 
 
-@pytest.mark.parametrize("mode", ["lease", "transaction"])
-def test_injected_parameters_come_first_and_make_the_task_transactional(
-    queue: PgQueue, mode: str
-) -> None:
+def test_injected_parameters_come_first_and_make_the_task_transactional(queue: PgQueue) -> None:
     seen: list[JobContext] = []
 
     @queue.task(retry=Retry.never())
@@ -171,7 +168,7 @@ def test_injected_parameters_come_first_and_make_the_task_transactional(
         pay_later.enqueue(session, 14)
         job_id = job.id
 
-    counts = Worker(queue, mode=mode).run_until_empty(timeout=60)
+    counts = Worker(queue).run_until_empty(timeout=60)
 
     assert counts == {"succeeded": 2, "failed": 1}
     ctx = next(ctx for ctx in seen if ctx.job_id == job_id)
@@ -234,7 +231,7 @@ def test_a_worker_runs_until_it_is_stopped(queue: PgQueue) -> None:
     def start() -> None:
         started.set()
 
-    worker = Worker(queue, queues=["mail", "default"], concurrency=10, mode="lease")
+    worker = Worker(queue, queues=["mail", "default"], concurrency=10)
     thread = threading.Thread(target=worker.run)
     thread.start()
     start.delay()
@@ -323,10 +320,9 @@ def test_an_operator_gives_an_id_and_not_a_job(queue: PgQueue) -> None:
             queue.cancel(session, job)  # type: ignore[arg-type]  # refused at run time too
 
 
-@pytest.mark.parametrize("mode", ["lease", "transaction"])
 @pytest.mark.parametrize("words", ["bad \x00", "lone \ud800", ValueError("no text")])
 def test_whatever_words_a_handler_ends_with_its_neighbours_end_too(
-    queue: PgQueue, words: str, mode: str
+    queue: PgQueue, words: str
 ) -> None:
     @queue.task
     def cancel() -> None:
@@ -344,6 +340,6 @@ def test_whatever_words_a_handler_ends_with_its_neighbours_end_too(
         discard.enqueue(session)
         note.enqueue_many(session, [(n,) for n in range(5)])
 
-    counts = Worker(queue, mode=mode).run_until_empty(timeout=60)
+    counts = Worker(queue).run_until_empty(timeout=60)
 
     assert counts == {"cancelled": 1, "failed": 1, "succeeded": 5}

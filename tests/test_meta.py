@@ -109,9 +109,8 @@ def test_what_an_application_adds_is_checked(queue: PgQueue) -> None:
         count.delay()
 
 
-@pytest.mark.parametrize("mode", ["lease", "transaction"])
 def test_a_handler_reads_them_whatever_another_has_written_there(
-    queue: PgQueue, engine: Engine, mode: str
+    queue: PgQueue, engine: Engine
 ) -> None:
     seen: list[Any] = []
 
@@ -130,6 +129,6 @@ def test_a_handler_reads_them_whatever_another_has_written_there(
                 {"meta": meta, "id": job_id},
             )
 
-    Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
+    Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
     assert seen == [META, {}, {}, {}]

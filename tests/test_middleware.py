@@ -10,17 +10,12 @@ import pytest
 from sqlalchemy import Engine, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from worker_rig import MODES, PATIENCE, Rig
+from worker_rig import PATIENCE, Rig
 
 from pgqueue import Job, JobContext, PgQueue, Retry, TaskDefinitionError, Worker
 
 KINDS = ("plain", "session", "async", "async_session")
 current: ContextVar[str] = ContextVar("current", default="none")
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture
@@ -53,8 +48,8 @@ def enqueue(queue: PgQueue, kind: str, seen: list[str], *, fails: bool = False) 
     return job.id
 
 
-def run(queue: PgQueue, mode: str) -> dict[str, int]:
-    return Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=PATIENCE)
+def run(queue: PgQueue) -> dict[str, int]:
+    return Worker(queue, concurrency=1).run_until_empty(timeout=PATIENCE)
 
 
 def last_error(queue: PgQueue) -> str:
@@ -64,7 +59,7 @@ def last_error(queue: PgQueue) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_surround_each_handler_in_their_order_and_see_its_job(
-    queue: PgQueue, mode: str, kind: str
+    queue: PgQueue, kind: str
 ) -> None:
     seen: list[str] = []
 
@@ -93,7 +88,7 @@ def test_they_surround_each_handler_in_their_order_and_see_its_job(
 
     enqueue(queue, kind, seen)
 
-    assert run(queue, mode) == {"succeeded": 1}
+    assert run(queue) == {"succeeded": 1}
     middle = ["handler of acme"]
     if kind.startswith("async"):
         middle = ["innermost", *middle, "innermost ends"]
@@ -103,7 +98,7 @@ def test_they_surround_each_handler_in_their_order_and_see_its_job(
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_middleware_that_suppresses_an_error_does_not_make_the_job_succeed(
-    queue: PgQueue, mode: str, kind: str
+    queue: PgQueue, kind: str
 ) -> None:
     @queue.middleware
     def hush(ctx: JobContext) -> AbstractContextManager[None]:
@@ -111,12 +106,12 @@ def test_a_middleware_that_suppresses_an_error_does_not_make_the_job_succeed(
 
     enqueue(queue, kind, [], fails=True)
 
-    assert run(queue, mode) == {"failed": 1}
+    assert run(queue) == {"failed": 1}
     assert "a middleware has suppressed the error of the handler" in last_error(queue)
 
 
 def test_an_async_context_manager_around_a_plain_handler_fails_the_attempt_and_says_why(
-    queue: PgQueue, mode: str
+    queue: PgQueue,
 ) -> None:
     seen: list[str] = []
 
@@ -127,32 +122,30 @@ def test_an_async_context_manager_around_a_plain_handler_fails_the_attempt_and_s
 
     enqueue(queue, "plain", seen)
 
-    assert run(queue, mode) == {"failed": 1}
+    assert run(queue) == {"failed": 1}
     assert seen == []
     assert "only_async returned" in last_error(queue)
     assert "this handler is a plain function" in last_error(queue)
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_what_is_no_context_manager_is_refused(queue: PgQueue, mode: str, kind: str) -> None:
+def test_what_is_no_context_manager_is_refused(queue: PgQueue, kind: str) -> None:
     queue.middleware(lambda ctx: None)  # type: ignore[type-var]
 
     enqueue(queue, kind, [])
 
-    assert run(queue, mode) == {"failed": 1}
+    assert run(queue) == {"failed": 1}
     assert "return a context manager, or let it yield once" in last_error(queue)
     with pytest.raises(TaskDefinitionError, match="yields once"):
         queue.middleware(7)  # type: ignore[type-var]
 
 
-def test_handlers_in_child_processes_are_surrounded_too(
-    database_url: str, tmp_path: Any, mode: str
-) -> None:
+def test_handlers_in_child_processes_are_surrounded_too(database_url: str, tmp_path: Any) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session, session.begin():
             task = cells.surrounded.options(meta={"tenant": "acme"})
             job_id = task.enqueue(session).id
-        rig.start(mode, modules=["cells"])
+        rig.start(modules=["cells"])
         rig.until_ended(job_id)
 
         with rig.session() as session:

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from sqlalchemy import Engine
-from worker_rig import MODES, PATIENCE
+from worker_rig import PATIENCE
 
 from pgqueue import Cancel, JobContext, PgQueue, Retry, Secret, Worker
 from pgqueue.tracing import instrument
@@ -38,13 +38,11 @@ def spans_of(exporter: InMemorySpanExporter, kind: SpanKind) -> list[ReadableSpa
     return [span for span in exporter.get_finished_spans() if span.kind is kind]
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_job_runs_in_the_trace_of_its_enqueue(
     queue: PgQueue,
     provider: TracerProvider,
     exporter: InMemorySpanExporter,
-    mode: str,
     is_async: bool,
 ) -> None:
     seen: list[Any] = []
@@ -60,7 +58,7 @@ def test_a_job_runs_in_the_trace_of_its_enqueue(
     with provider.get_tracer("test").start_as_current_span("request") as request:
         job_id = task.delay().id
 
-    Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=PATIENCE)
+    Worker(queue, concurrency=1).run_until_empty(timeout=PATIENCE)
 
     [sent], [run] = spans_of(exporter, SpanKind.PRODUCER), spans_of(exporter, SpanKind.CONSUMER)
     assert sent.parent == request.get_span_context()

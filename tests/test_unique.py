@@ -503,14 +503,11 @@ def empty(session: Session) -> None: ...
 def gone() -> None: ...
 
 
-@pytest.mark.parametrize("mode", ["lease", "transaction"])
 @pytest.mark.parametrize("task", [daily, empty, gone])
-def test_the_key_of_a_period_stays_taken_after_success(
-    session: Session, mode: Any, task: Any
-) -> None:
+def test_the_key_of_a_period_stays_taken_after_success(session: Session, task: Any) -> None:
     given = (1,) if task is daily else ()
     first = task.delay(*given)
-    assert Worker(queue, mode=mode).run_until_empty(timeout=60)["succeeded"] == 1
+    assert Worker(queue).run_until_empty(timeout=60)["succeeded"] == 1
 
     again = task.enqueue(session, *given)
     assert (again.id, again.is_new, again.outcome) == (first.id, False, "succeeded")

@@ -15,7 +15,7 @@ from benchmarks.case import Bench, Finding, Size, case
 from benchmarks.systems import PGQUEUE
 from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import CLAIMING
-from pgqueue.repository import Attempts, Claim, Claimed
+from pgqueue.repository import Attempts, Claim
 from pgqueue.statements.tables import array_of
 from pgqueue.worker.claiming.cursors import ClaimCursors
 
@@ -113,7 +113,7 @@ def idle_probe(bench: Bench, size: Size) -> Finding:
     return finding
 
 
-def _medians(claims: Sequence[Callable[..., Claim[Claimed]]]) -> list[float]:
+def _medians(claims: Sequence[Callable[..., Claim]]) -> list[float]:
     """Milliseconds of a claim by each, taken in turns."""
     times: list[list[float]] = [[] for _ in claims]
     for _ in range(REPEATS):
@@ -122,14 +122,14 @@ def _medians(claims: Sequence[Callable[..., Claim[Claimed]]]) -> list[float]:
     return [statistics.median(taken) for taken in times]
 
 
-def _look(claim: Callable[..., Claim[Claimed]], cursors: ClaimCursors) -> int:
+def _look(claim: Callable[..., Claim], cursors: ClaimCursors) -> int:
     pairs = cursors.pairs()
     found = claim(pairs, limit=BATCH)
     cursors.advance(pairs, found, limit=BATCH)
     return found.taken
 
 
-def _drain(claim: Callable[..., Claim[Claimed]], cursors: ClaimCursors) -> None:
+def _drain(claim: Callable[..., Claim], cursors: ClaimCursors) -> None:
     taken = 1
     while taken:
         pairs = cursors.pairs()
@@ -146,18 +146,18 @@ def _timed(action: Callable[[], object]) -> float:
 
 
 @contextmanager
-def _claims(arena: Arena) -> Iterator[Callable[..., Claim[Claimed]]]:
+def _claims(arena: Arena) -> Iterator[Callable[..., Claim]]:
     """Claims on a connection that is set as a worker's."""
     with _engine(arena) as engine, own_connection(engine, CLAIMING) as connection:
         yield _claim_of(connection)
 
 
-def _claim_of(connection: Connection) -> Callable[..., Claim[Claimed]]:
+def _claim_of(connection: Connection) -> Callable[..., Claim]:
     worker = uuid.uuid4()
     connection.execute(text(WORKER), {"id": worker})
     attempts = Attempts(connection, worker)
 
-    def claim(pairs: object, *, limit: int) -> Claim[Claimed]:
+    def claim(pairs: object, *, limit: int) -> Claim:
         return attempts.claim(pairs, tasks=TASKS, limit=limit)  # type: ignore[arg-type]
 
     return claim

@@ -10,13 +10,13 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
-from chaos.interleavings.logical_workers import ERROR, TASKS, pairs, settle_held
+from chaos.interleavings.logical_workers import ERROR, TASKS, pairs, settle_in
 from chaos.interleavings.scheduler import Player, stop_before_statements
 from pgqueue import Job, PgQueue
 from pgqueue.connections.opening import driver_connection
 from pgqueue.errors import JobNotFound
 from pgqueue.outcomes import Exhausted, Failed, Outcome, Released, Retried, Succeeded
-from pgqueue.repository import Attempts, Change, Claimed, Jobs, Locked, SeenWorker, Workers
+from pgqueue.repository import Attempts, Change, Claimed, Jobs, SeenWorker, Workers
 
 Attempt = tuple[int, int, int]
 """Job, message, attempt."""
@@ -24,7 +24,6 @@ Attempt = tuple[int, int, int]
 AGAIN = Retried(timedelta(0), ERROR)
 FAIL = Failed(ERROR)
 
-GONE = text("SELECT NOT EXISTS (SELECT FROM pgqueue.message_queue WHERE id = :id)")
 REGISTER = text(
     "INSERT INTO pgqueue.workers (id, hostname, pid, backend_pid, queues, slots)"
     " VALUES (:id, 'here', 1, 1, '[]', 1) RETURNING heartbeat_at"
@@ -90,7 +89,7 @@ class Actor:
         if self.player is not None:
             self.player.pause()
 
-    # Lease mode
+    # Workers
 
     def claim(self) -> list[Claimed]:
         attempts = Attempts(self.side, self.worker_id)
@@ -124,40 +123,17 @@ class Actor:
             if accepted:
                 self._accepted(lost, Released())
 
-    # Transaction mode
+    # A claim in a transaction of the caller's
 
-    def lock(self) -> list[Locked]:
+    def claim_in_transaction(self) -> list[Claimed]:
         attempts = Attempts(self.main, self.worker_id)
-        return attempts.lock(pairs(self.scene.queue, [5]), tasks=TASKS, limit=1).rows
-
-    def stamp(self, locked: Locked) -> Claimed | None:
-        """Stamp, and start the handler: T is still there, as a slot asks it after the stamp."""
-        claimed = self._stamp(locked)
-        if claimed is not None:
-            self._started([claimed])
-        return claimed
-
-    def stamp_without_transaction(self, locked: Locked) -> None:
-        """Stamp as a slot does that does not know yet that T has broken.
-
-        It asks T after the stamp and starts nothing.  A stamp that has waited for the settle of
-        another worker may be left; one that finds the message gone from the outset must not be.
-        """
-        was_gone = self.side.scalar(GONE, {"id": locked.message_id})
-        self.side.commit()
-        claimed = self._stamp(locked)
-        if was_gone and claimed is not None:
-            self._started([claimed])
-
-    def _stamp(self, locked: Locked) -> Claimed | None:
-        claimed = Attempts(self.side, self.worker_id).stamp(locked)
-        self.side.commit()
-        return claimed
+        return attempts.claim(pairs(self.scene.queue, [5]), tasks=TASKS, limit=1).rows
 
     def settle_in_transaction(self, claimed: Claimed, outcome: Outcome) -> None:
         outcome = self._possible(claimed, outcome)
-        if settle_held(self.main, self.worker_id, claimed, outcome):
+        if settle_in(self.main, self.worker_id, claimed, outcome):
             self.main.commit()
+            self._started([claimed])
             self._accepted(claimed, outcome)
         else:
             self.main.rollback()
@@ -199,10 +175,6 @@ class Actor:
     def rescue(self) -> None:
         self.declare_dead()
         Workers(self.side).rescue()
-        self.side.commit()
-
-    def drop_left_stamps(self) -> None:
-        Workers(self.side).drop_left_stamps()
         self.side.commit()
 
     def _started(self, claimed: list[Claimed]) -> None:

@@ -21,7 +21,6 @@ from pgqueue.repository import (
     ClaimCursor,
     Claimed,
     Enqueues,
-    Locked,
     NewJob,
     Workers,
 )
@@ -67,7 +66,7 @@ class LogicalWorker:
 
     @property
     def attempts(self) -> Attempts:
-        """On the connection that claims, settles and stamps."""
+        """On the connection that claims and settles."""
         return Attempts(self.line, self.id)
 
     @property
@@ -75,7 +74,6 @@ class LogicalWorker:
         return Attempts(self.transaction, self.id)
 
     def claim(self, limit: int = 1, *, queue: str = "default", **passing: bool) -> list[Claimed]:
-        """Claim in lease mode."""
         return self.look(limit, queue=queue, **passing).rows
 
     def claim_new(self, engine: Engine, **options: Any) -> Claimed:
@@ -84,51 +82,27 @@ class LogicalWorker:
         [claimed] = self.claim()
         return claimed
 
-    def run_next(self, outcome: Outcome, *, held: bool = False) -> Claimed:
-        """Claim a job and settle it so, or do both in T."""
-        if held:
-            _, claimed = self.start()
-            assert self.settle_in_transaction(claimed, outcome)
-            self.transaction.commit()
-        else:
-            [claimed] = self.claim()
-            assert self.settle(claimed, outcome)
+    def run_next(self, outcome: Outcome) -> Claimed:
+        """Claim a job and settle it so."""
+        [claimed] = self.claim()
+        assert self.settle(claimed, outcome)
         return claimed
 
-    def start_new(self, engine: Engine, **options: Any) -> Claimed:
-        """Enqueue a job, lock its message and stamp its attempt."""
-        enqueue(engine, **options)
-        return self.start()[1]
-
-    def look(self, limit: int, *, queue: str = "default", **passing: bool) -> Claim[Claimed]:
+    def look(self, limit: int, *, queue: str = "default", **passing: bool) -> Claim:
         return self.attempts.claim(pairs(queue), tasks=TASKS, limit=limit, **passing)
 
     def settle(self, claimed: Claimed, outcome: Outcome) -> bool:
-        """Settle one attempt in lease mode; whether it was accepted."""
+        """Settle one attempt; whether it was accepted."""
         return bool(self.attempts.settle([(claimed, outcome)]))
 
-    def lock(
-        self, limit: int = 1, *, queue: str = "default", suspects: bool = True
-    ) -> list[Locked]:
-        """Begin T, with the messages it locks."""
-        locked = self.attempts_in_transaction.lock(
-            pairs(queue), tasks=TASKS, limit=limit, suspects=suspects
-        )
-        return locked.rows
-
-    def stamp(self, locked: Locked) -> Claimed | None:
-        return self.attempts.stamp(locked)
+    def claim_in_transaction(self, limit: int = 1, *, queue: str = "default") -> list[Claimed]:
+        """Claim in T, which stays open, as ``queue.claim()`` does."""
+        attempts = self.attempts_in_transaction
+        return attempts.claim(pairs(queue), tasks=TASKS, limit=limit).rows
 
     def settle_in_transaction(self, claimed: Claimed, outcome: Outcome) -> bool:
-        """Take the message and settle, inside T, as a held slot does."""
-        return settle_held(self.transaction, self.id, claimed, outcome)
-
-    def start(self) -> tuple[Locked, Claimed]:
-        """Lock one message and stamp its attempt: state S2."""
-        [locked] = self.lock()
-        claimed = self.stamp(locked)
-        assert claimed is not None
-        return locked, claimed
+        """Settle inside T; False: undo all of it."""
+        return settle_in(self.transaction, self.id, claimed, outcome)
 
     def crash(self, engine: Engine) -> None:
         """Close every connection, and wait until the server has seen it."""
@@ -150,12 +124,12 @@ class LogicalWorker:
         return connection
 
 
-def settle_held(
+def settle_in(
     connection: Connection, worker_id: uuid.UUID, claimed: Claimed, outcome: Outcome
 ) -> bool:
     """Settle in the transaction of a connection; False: undo all of it."""
     try:
-        complete(Attempts(connection, worker_id), claimed, outcome, held=True)
+        complete(Attempts(connection, worker_id), claimed, outcome)
     except CancelWins:
         return True
     except Stale:

@@ -151,7 +151,6 @@ class ScriptRunner:
             for one in claim.rows:
                 over = one.attempt > one.max_attempts
                 attempts.settle([(one, Exhausted() if over else Succeeded())])
-        Workers(self._stagehand).drop_left_stamps()
 
     def _unfinished(self) -> Iterable[tuple[int, str]]:
         rows = self._rows("SELECT id FROM pgqueue.jobs WHERE outcome IS NULL AND id = ANY(:ids)")

@@ -15,7 +15,7 @@ SUCCEED = Succeeded()
 
 
 def lease(outcome: Outcome) -> Script:
-    """A worker of lease mode: claim, settle."""
+    """A worker: claim, settle."""
 
     def script(actor: Actor) -> None:
         for claimed in actor.claim():
@@ -37,13 +37,10 @@ def lose_the_claim(actor: Actor) -> None:
 
 
 def hold(outcome: Outcome) -> Script:
-    """A worker of transaction mode: lock, stamp, take the message, settle, COMMIT."""
+    """Claim, settle and commit in one transaction, as ``queue.claim()`` does."""
 
     def script(actor: Actor) -> None:
-        for locked in actor.lock():
-            claimed = actor.stamp(locked)
-            if claimed is None:
-                break
+        for claimed in actor.claim_in_transaction():
             actor.settle_in_transaction(claimed, outcome)
             return
         actor.main.rollback()
@@ -52,27 +49,16 @@ def hold(outcome: Outcome) -> Script:
 
 
 def crash_in_transaction(actor: Actor) -> None:
-    """Lock, stamp, and the server ends the transaction."""
-    for locked in actor.lock():
-        actor.stamp(locked)
+    """Claim in a transaction that the server ends."""
+    actor.claim_in_transaction()
     actor.main.rollback()
-
-
-def stamp_too_late(actor: Actor) -> None:
-    """The transaction breaks between lock and stamp, and the worker knows it only afterwards."""
-    locked = actor.lock()
-    actor.main.rollback()
-    for row in locked:
-        actor.stamp_without_transaction(row)
 
 
 def settle_too_late(actor: Actor) -> None:
-    """The transaction breaks under the handler; the worker settles all the same, in a new one."""
-    for locked in actor.lock():
-        claimed = actor.stamp(locked)
+    """The transaction of a claim breaks; its claimer settles all the same, in a new one."""
+    for claimed in actor.claim_in_transaction():
         actor.main.rollback()
-        if claimed is not None:
-            actor.settle_in_transaction(claimed, SUCCEED)
+        actor.settle_in_transaction(claimed, SUCCEED)
 
 
 def cancel(actor: Actor) -> None:
@@ -108,11 +94,6 @@ def rescue_and_lease(actor: Actor) -> None:
     lease(SUCCEED)(actor)
 
 
-def drop_left_stamps(actor: Actor) -> None:
-    """What every rescuer does, whoever lives."""
-    actor.drop_left_stamps()
-
-
 SCRIPTS: dict[str, Script] = {
     "lease and succeed": lease(SUCCEED),
     "lease and succeed leanly": lease_leanly,
@@ -123,7 +104,6 @@ SCRIPTS: dict[str, Script] = {
     "hold and succeed": hold(SUCCEED),
     "hold and retry": hold(AGAIN),
     "crash in transaction": crash_in_transaction,
-    "stamp too late": stamp_too_late,
     "settle too late": settle_too_late,
     "cancel": cancel,
     "cancel and requeue": cancel_and_requeue,
@@ -131,21 +111,15 @@ SCRIPTS: dict[str, Script] = {
     "delete": delete,
     "rescue": rescue,
     "rescue and lease": rescue_and_lease,
-    "drop left stamps": drop_left_stamps,
 }
 
 
 def ready(_actor: Actor) -> None:
-    """S0: a message, and nobody has it."""
-
-
-def left_over(actor: Actor) -> None:
-    """S3: a crash in transaction mode has left its stamp beside the message."""
-    crash_in_transaction(actor)
+    """A message, and nobody has it."""
 
 
 def leased_by_the_dead(actor: Actor) -> None:
-    """Lease mode: whoever claimed it is gone, and not yet declared dead."""
+    """The worker that claimed it is gone, and not yet declared dead."""
     actor.claim()
 
 
@@ -155,7 +129,6 @@ def failed(actor: Actor) -> None:
 
 OPENINGS: dict[str, Script] = {
     "ready": ready,
-    "left over": left_over,
     "leased by the dead": leased_by_the_dead,
     "failed": failed,
 }
@@ -176,18 +149,6 @@ class Play(NamedTuple):
 
 
 MOVES = [name for name in SCRIPTS if name not in ("begin again",)]
-AFTER_A_CRASH = [
-    "lease and succeed",
-    "lease and retry",
-    "hold and succeed",
-    "hold and retry",
-    "stamp too late",
-    "settle too late",
-    "cancel",
-    "delete",
-    "rescue",
-    "drop left stamps",
-]
 AFTER_A_DEATH = ["rescue", "rescue and lease", "cancel", "delete", "hold and succeed"]
 AFTER_THE_END = ["cancel", "begin again", "cancel and requeue", "delete", "hold and retry"]
 
@@ -195,9 +156,6 @@ AFTER_THE_END = ["cancel", "begin again", "cancel and requeue", "delete", "hold 
 def repertoire() -> list[Play]:
     """Every two of the moves from every state in which they can do something."""
     plays = [Play("ready", *two) for two in combinations_with_replacement(MOVES, 2)]
-    for attempts in (5, 1):
-        two_of = combinations_with_replacement(AFTER_A_CRASH, 2)
-        plays += [Play("left over", *two, max_attempts=attempts) for two in two_of]
     plays += [
         Play("leased by the dead", *two) for two in combinations_with_replacement(AFTER_A_DEATH, 2)
     ]

@@ -13,7 +13,6 @@ LEFT = 2
 ROOTS = 2
 PIECES = ROOTS * (2 ** (LEFT + 1) - 1)
 """The jobs of a batch, each of which but the last ones adds two."""
-MODES = ("lease", "transaction")
 
 OTHERS_HAVE_ENDED = """
     SELECT count(*) = 0 FROM pgqueue.jobs JOIN pgqueue.batch_jobs ON job_id = jobs.id
@@ -82,9 +81,9 @@ def ends_of_batches(environment: Environment, size: Size) -> None:
     from chaos.batch_tasks import pay_batch, pay_piece  # here: no other scenario has batches
 
     options = {"concurrency": 4, "poll_interval": 0.1, "imports": ["chaos.batch_tasks"]}
-    fleets = [environment.workers(mode, size.workers // 2, **options) for mode in MODES]
+    workers = environment.workers(size.workers, **options)
     queue, made, added = environment.queue, 0, 0
-    for number in range(size.faults):
+    for _ in range(size.faults):
         with queue.session() as session, session.begin():
             for _ in range(size.jobs // size.faults):
                 with queue.batch(session, on_success=pay_batch) as batch:
@@ -93,13 +92,12 @@ def ends_of_batches(environment: Environment, size: Size) -> None:
         with queue.session() as session, session.begin(), queue.extend_batch(session, batch.id):
             pay_piece.enqueue(session, batch.id)
             added += 1
-            fleets[number % 2].kill_one()
+            workers.kill_one()
             _until_the_end_is_near(environment, batch.id)
         environment.count("late additions")
     everything = made * (PIECES + 1) + added
     environment.until_ended_are(everything)
-    for workers in fleets:
-        workers.stop()
+    workers.stop()
     counts = {
         "batches have two callbacks": environment.scalar(TWICE),
         "batches have no callback": environment.scalar(WITHOUT),

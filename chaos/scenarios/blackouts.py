@@ -41,7 +41,7 @@ def networks_that_go_dark(environment: Environment, size: Size) -> None:
     share = size.jobs // rounds // 3
     with ExitStack() as resources:
         proxies = [resources.enter_context(Proxy(environment.url)) for _ in range(size.workers)]
-        workers = environment.workers("lease", 0, slow_grace=GRACE)
+        workers = environment.workers(0, slow_grace=GRACE)
         for proxy in proxies:
             workers.add(url=proxy.url).was_harmed = True
         workers.until_registered()
@@ -107,10 +107,10 @@ OPEN_FAR_AWAY = (
     programs=("linux", "root", "ip"),
 )
 def hosts_that_go_dark(environment: Environment, size: Size) -> None:
-    """The host of four transaction-mode workers goes dark: their locks are free in 10 seconds."""
+    """The host of four workers goes dark: their locks are free in 10 seconds."""
     rounds = size.faults // FAR_AWAY
     with FarHost() as host, reachable(environment, host) as url:
-        workers = environment.workers("transaction", size.workers, network={**NETWORK, **HASTY})
+        workers = environment.workers(size.workers, network={**NETWORK, **HASTY})
         for _ in range(FAR_AWAY):
             workers.add(url=url, host=host.name).was_harmed = True
         workers.until_registered()

@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import delete, select
 
 from chaos.environment import Environment
-from chaos.interleavings.logical_workers import TASK, TASKS, LogicalWorker, pairs, worker_settings
+from chaos.interleavings.logical_workers import TASK, LogicalWorker, worker_settings
 from chaos.mutations import Patch, mutation
 from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
 from chaos.scenario import Size, scenario
-from pgqueue.repository import Attempts
 from pgqueue.statements import claiming
 from pgqueue.statements.tables import message_queue
 
@@ -57,7 +56,7 @@ def claims_by_subquery(patch: Patch) -> None:
 
     def taken(_due: Any, **_: bool) -> Any:
         queue = message_queue
-        due = claiming._due_messages(suspects=True).subquery("due")
+        due = claiming._due_messages(suspects=True, registered=True).subquery("due")
         by_id = queue.c.id.in_(select(due.c.id))
         return delete(queue).where(by_id).returning(queue).cte("message")
 
@@ -124,29 +123,21 @@ def _claim_with_plans(
         engine = prepare_at_once(worker_settings(environment.url, **more))
         worker = LogicalWorker(engine)
         try:
-            for connection in (worker.line, worker.transaction):
-                for plan in _claim_twice(environment, worker, connection, words):
-                    environment.count("plans")
-                    if at_most is not None:
-                        slow += _complaints(plan, words, at_most=at_most)
+            for plan in _claim_twice(environment, worker, words):
+                environment.count("plans")
+                if at_most is not None:
+                    slow += _complaints(plan, words, at_most=at_most)
         finally:
             worker.close()
             engine.dispose()
     return slow
 
 
-def _claim_twice(
-    environment: Environment, worker: LogicalWorker, connection: Connection, words: str
-) -> list[Plan]:
-    """In lease mode on its line, else in T; a plan that is kept is used from the second time on."""
-    attempts = Attempts(connection, worker.id)
-    with plans_of(connection) as plans:
+def _claim_twice(environment: Environment, worker: LogicalWorker, words: str) -> list[Plan]:
+    """A plan that is kept is used from the second time on."""
+    with plans_of(worker.line) as plans:
         for _ in range(2):
-            if connection is worker.line:
-                found = attempts.claim(pairs(), tasks=TASKS, limit=LIMIT).taken
-            else:
-                found = attempts.lock(pairs(), tasks=TASKS, limit=LIMIT).taken
-                connection.rollback()
+            found = worker.look(LIMIT).taken
             environment.expect(found == LIMIT, f"a claim of {LIMIT} took {found} messages: {words}")
     return plans.seen
 

@@ -34,7 +34,6 @@ STEPPING = "stepping"
 FAST = {"fast": "+0 x2"}
 """At twice the speed."""
 KINDS = (*OFFSETS, STEPPING, *FAST)
-MODES = ("lease", "transaction")
 SET_EVERY = 0.3
 LATER = timedelta(seconds=0.5)
 PAUSE = timedelta(seconds=0.3)
@@ -144,10 +143,10 @@ def _work_by_wrong_clocks(
 ) -> None:
     began = environment.scalar("SELECT clock_timestamp()")
     victims = [_victim(environment) for _ in range(size.faults)]
-    workers = environment.workers("lease", 0)
+    workers = environment.workers(0)
     for number in range(size.workers):
-        kind, mode = KINDS[number % len(KINDS)], MODES[(number + number // len(KINDS)) % 2]
-        _join(environment, workers, mode, before(_clock(environment, kind)))
+        kind = KINDS[number % len(KINDS)]
+        _join(environment, workers, before(_clock(environment, kind)))
     with _set_to_and_fro(environment):
         environment.until(
             partial(_have_come, environment, workers), what="all workers are registered"
@@ -195,8 +194,8 @@ def _clock(environment: Environment, kind: str) -> Path:
     return file
 
 
-def _join(environment: Environment, workers: Workers, mode: str, before: tuple[str, ...]) -> None:
-    options = {**workers.options, "mode": mode}
+def _join(environment: Environment, workers: Workers, before: tuple[str, ...]) -> None:
+    options = workers.options
     workers.take(
         Program(environment, environment.next_name(), environment.url, options, before=before)
     )
@@ -205,7 +204,7 @@ def _join(environment: Environment, workers: Workers, mode: str, before: tuple[s
 def _victim(environment: Environment) -> Workers:
     """A worker that holds a job until it is killed: one whose jobs have to be rescued."""
     [job] = environment.enqueue(wait, [("go",)])
-    workers = environment.workers("lease", 1, concurrency=1)
+    workers = environment.workers(1, concurrency=1)
     environment.until_started(job)
     return workers
 

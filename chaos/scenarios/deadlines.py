@@ -22,7 +22,6 @@ from pgqueue.statements.tables import jobs
 
 CLOCKS = {"ahead": "+3600", "behind": "-3600"}
 """Seconds by which the clocks of workers are wrong."""
-MODES = ("lease", "transaction")
 SOON = timedelta(milliseconds=200)
 HALF_AN_HOUR = timedelta(minutes=30)
 PAUSE = timedelta(milliseconds=50)
@@ -132,9 +131,9 @@ def deadlines(environment: Environment, size: Size) -> None:
     victims = [_victim(environment, name) for name in queues]
     environment.enqueue(in_time, [()] * size.jobs)
     tired = environment.enqueue(give_up, [()] * (size.jobs // 4))
-    workers = environment.workers("lease", 0, queues=["default", *queues])
+    workers = environment.workers(0, queues=["default", *queues])
     for number in range(size.workers):
-        _join(environment, workers, list(CLOCKS)[number % 2], MODES[number // 2 % 2])
+        _join(environment, workers, list(CLOCKS)[number % 2])
     environment.until_ended_are(len(late) // 2)
     for victim in victims:
         victim.kill(victim.some())
@@ -147,7 +146,7 @@ def deadlines(environment: Environment, size: Size) -> None:
 
 def _victim(environment: Environment, name: str) -> Workers:
     """A worker that runs a job of this queue, whose time is over before the worker is killed."""
-    workers = environment.workers("lease", 1, concurrency=1, queues=[name])
+    workers = environment.workers(1, concurrency=1, queues=[name])
     [job] = environment.enqueue(in_time.options(queue=name), [("go",)])
     environment.until_started(job)
     environment.execute(
@@ -156,10 +155,10 @@ def _victim(environment: Environment, name: str) -> Workers:
     return workers
 
 
-def _join(environment: Environment, workers: Workers, kind: str, mode: str) -> None:
+def _join(environment: Environment, workers: Workers, kind: str) -> None:
     clock = environment.directory / f"clock-{kind}"
     clock.write_text(CLOCKS[kind])
-    options = {**workers.options, "mode": mode}
+    options = workers.options
     before = (sys.executable, "-m", "chaos.wrong_clock", str(clock))
     name = environment.next_name()
     workers.take(Program(environment, name, environment.url, options, before=before))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete
-
 from chaos.broken import Broken
 from chaos.environment import Environment
 from chaos.interleavings.logical_workers import rescue
@@ -13,8 +11,6 @@ from chaos.mutations import Patch, mutation
 from chaos.scenario import Size, scenario
 from chaos.stress import SESSIONS, STRICT, Storm, once
 from pgqueue.repository import Enqueues, NewJob
-from pgqueue.statements import operations
-from pgqueue.statements.tables import leases
 from pgqueue.tasks import task
 
 
@@ -45,13 +41,6 @@ def goes_back_for_freed_keys(patch: Patch) -> None:
     patch.set(Enqueues, "_enqueue_in_order", go_back)
 
 
-@mutation
-def cancel_waits_for_the_lease(patch: Patch) -> None:
-    """A cancel has the job's row and waits for a lease, where all others begin with the lease."""
-    left = delete(leases).where(leases.c.target_id == operations.JOB, leases.c.held)
-    patch.set(operations, "delete_left_lease", lambda: left)
-
-
 @scenario(
     promises="P1 P2 P6",
     research="T25",
@@ -67,9 +56,8 @@ def cancel_waits_for_the_lease(patch: Patch) -> None:
 def deadlocks(environment: Environment, size: Size) -> None:
     """A storm of everything on the same few jobs: nobody deadlocks, and nothing is damaged."""
     environment.enqueue(once.options(unique_key=None), [(n,) for n in range(60)])
-    fleets = [environment.workers(mode, 1, poll_interval=0.1) for mode in ("lease", "transaction")]
-    for workers in fleets:
-        workers.until_registered()
+    workers = environment.workers(2, poll_interval=0.1)
+    workers.until_registered()
     storm = Storm(environment, seconds=size.seconds, rounds=size.faults)
     storm.rage()
     for kind, times in storm.done.items():
@@ -77,8 +65,7 @@ def deadlocks(environment: Environment, size: Size) -> None:
     environment.count("replayed", storm.replayed)
     environment.count("sessions", sum(SESSIONS.values()) + len(STRICT))
     environment.expect(not storm.lacks, f"too seldom: {storm.lacks}")
-    for workers in fleets:
-        workers.stop()
+    workers.stop()
     _rescue_all(environment)
     # Of the workers too, which try again what the server has ended.
     found = environment.scalar(

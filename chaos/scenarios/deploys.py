@@ -74,7 +74,7 @@ def unknown_tasks_are_claimed(patch: Patch) -> None:
         )
 
     patch.set(claiming, "_of_pair", of_pair)
-    patch.rebuild(claiming.claim, claiming.lock, claiming.upcoming)
+    patch.rebuild(claiming.claim, claiming.upcoming)
 
 
 @mutation
@@ -125,30 +125,26 @@ def only_its_own_tables_will_do(patch: Patch) -> None:
 def two_releases_at_once(environment: Environment, size: Size) -> None:
     """Old and new workers together: what only the new know waits for them, and nothing fails."""
     old, new = one(PgQueue(environment.engine)), two(PgQueue(environment.engine))
-    for mode in ("lease", "transaction"):
-        jobs = size.jobs // 2
-        greetings = [(f"{mode}-{number}",) for number in range(jobs // 2)]
-        before = environment.enqueue(old["greet"], greetings)
-        unknown = environment.enqueue(new["wave"], greetings)
-        titled = [(name, "Dr.") for (name,) in greetings]
-        unreadable = environment.enqueue(new["greet"], titled)
-        workers = environment.workers(
-            mode, size.workers, imports=["chaos.releases.one"], poll_interval=0.1
-        )
-        left = len(unknown) + len(unreadable)
-        _until_left(environment, workers, left, unreadable=unreadable)
-        started = {event.job for event in environment.history(START)}
-        environment.expect(started >= set(before), "a job was passed by")
-        environment.expect(
-            not started & {*unknown, *unreadable}, "an old worker has run a job it does not know"
-        )
-        again = environment.enqueue(old["greet"], greetings)
-        younger = environment.workers(mode, size.workers, imports=["chaos.releases.two"])
-        environment.until_started(*again)  # by either release
-        workers.stop()
-        environment.count("restarts", size.workers)
-        environment.enqueue(new["greet"], titled)
-        environment.finish(younger)
+    greetings = [(f"{number}",) for number in range(size.jobs // 2)]
+    before = environment.enqueue(old["greet"], greetings)
+    unknown = environment.enqueue(new["wave"], greetings)
+    titled = [(name, "Dr.") for (name,) in greetings]
+    unreadable = environment.enqueue(new["greet"], titled)
+    workers = environment.workers(size.workers, imports=["chaos.releases.one"], poll_interval=0.1)
+    left = len(unknown) + len(unreadable)
+    _until_left(environment, workers, left, unreadable=unreadable)
+    started = {event.job for event in environment.history(START)}
+    environment.expect(started >= set(before), "a job was passed by")
+    environment.expect(
+        not started & {*unknown, *unreadable}, "an old worker has run a job it does not know"
+    )
+    again = environment.enqueue(old["greet"], greetings)
+    younger = environment.workers(size.workers, imports=["chaos.releases.two"])
+    environment.until_started(*again)  # by either release
+    workers.stop()
+    environment.count("restarts", size.workers)
+    environment.enqueue(new["greet"], titled)
+    environment.finish(younger)
     environment.check()
 
 
@@ -190,9 +186,7 @@ def tables_upgraded_under_load(environment: Environment, size: Size) -> None:
     environment.expect(
         said == "SchemaTooOld", f"newer code on older tables says {said or 'nothing'}"
     )
-    fleets = [
-        environment.workers(mode, size.workers, concurrency=2) for mode in ("lease", "transaction")
-    ]
+    workers = environment.workers(2 * size.workers, concurrency=2)
     for task in (pay, call):
         environment.enqueue(task.options(max_attempts=1), [(2,)] * (size.jobs // 4))
     _kill_an_upgrade(environment, newer)
@@ -203,14 +197,12 @@ def tables_upgraded_under_load(environment: Environment, size: Size) -> None:
     environment.count("upgrades under load")
     for task in (pay, call):
         environment.enqueue(task.options(max_attempts=1), [(2,)] * (size.jobs // 4))
-    for mode in ("lease", "transaction"):
-        late = environment.workers(mode, 1)
-        environment.until(
-            lambda late=late: _is_working(environment, late),  # type: ignore[misc]
-            what="a worker starts on tables that still serve it",
-        )
-        fleets.append(late)
-    environment.finish(*fleets)
+    late = environment.workers(1)
+    environment.until(
+        lambda: _is_working(environment, late),
+        what="a worker starts on tables that still serve it",
+    )
+    environment.finish(workers, late)
     _refuses_unknown_tables(environment)
     environment.check()
 
@@ -243,7 +235,7 @@ def _is_working(environment: Environment, workers: Workers) -> bool:
 
 def _refuses_unknown_tables(environment: Environment) -> None:
     environment.execute("UPDATE pgqueue.schema_version SET version = 999, oldest_code = 999")
-    [member] = environment.workers("lease", 1).members
+    [member] = environment.workers(1).members
     environment.until(
         lambda: not member.is_running or "serving" in member.log.read_text(),
         what="the worker refuses or starts",

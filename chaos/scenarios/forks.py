@@ -98,7 +98,7 @@ def forks_in_the_middle(environment: Environment, size: Size) -> None:
     )
     environment.count("forks", size.workers)
     _collect(environment)
-    workers = environment.workers("lease", 1)  # what was enqueued after the last child was done
+    workers = environment.workers(1)  # what was enqueued after the last child was done
     environment.finish(workers)
     environment.check()
 
@@ -117,11 +117,11 @@ def orphans_of_a_killed_worker(environment: Environment, size: Size) -> None:
         count = size.jobs // size.faults
         jobs = environment.enqueue(leave_an_orphan, [(f"go{number}",)] * count)
         # A program: of a process that multiprocessing has forked, the orphans hide the end.
-        options = {"mode": "lease", "concurrency": count}
+        options = {"concurrency": count}
         victim = Program(environment, environment.next_name(), environment.url, options)
         environment.members.append(victim)
         environment.until_started(*jobs)
-        watcher = environment.workers("lease", 1, concurrency=count)
+        watcher = environment.workers(1, concurrency=count)
         watcher.until_registered()
         environment.kill(victim)
         holds_none = partial(_holds_none, environment, victim)

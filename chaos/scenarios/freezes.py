@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 from itertools import count
-from typing import Any
 
 from sqlalchemy import bindparam, delete, text
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -32,11 +31,6 @@ from chaos.workers import Member, Workers
 from pgqueue import JobContext
 
 LATE = ("its result is not kept: too late", "its lease had passed on")
-HOLDERS = """
-    SELECT activity.pid FROM pg_stat_activity AS activity JOIN pg_locks USING (pid)
-    WHERE relation = 'pgqueue.message_queue'::regclass AND mode = 'RowShareLock'
-    AND split_part(application_name, ' ', 1) = :name
-"""
 HOLD_HEARTBEATS = text("LOCK TABLE pgqueue.workers IN SHARE ROW EXCLUSIVE MODE")
 """Not the row alone: the beat of one that was declared dead finds none, and waits for no lock."""
 PATIENT_FOR = 3.0
@@ -80,22 +74,22 @@ TASKS = (outlast, outlast_async, outlast_and_pay, outlast_and_pay_async)
 
 @mutation
 def settles_any_lease_of_the_job(patch: Patch) -> None:
-    """A settle in lease mode takes whatever lease its job has: not by message, attempt, worker.
+    """A settle takes whatever lease its job has: not by message, attempt, worker.
 
     The message is left out with the other two, because a rescue always makes a new one.
     """
     from pgqueue.statements import fencing, settling
     from pgqueue.statements.tables import leases
 
-    def any_lease_of_one(_message, *, held):  # type: ignore[no-untyped-def]
+    def any_lease_of_one():  # type: ignore[no-untyped-def]
         of_the_job = leases.c.target_id == bindparam("job_id")
-        gone = delete(leases).where(of_the_job, leases.c.held == held)
+        gone = delete(leases).where(of_the_job)
         return gone.returning(*fencing.lease_columns()).cte("gone")
 
-    def any_lease(given, *, held):  # type: ignore[no-untyped-def]
+    def any_lease(given):  # type: ignore[no-untyped-def]
         return (
             delete(leases)
-            .where(leases.c.target_id == given.c.target_id, leases.c.held == held)
+            .where(leases.c.target_id == given.c.target_id)
             .returning(
                 leases.c.target_id,
                 given.c.message_id,
@@ -112,21 +106,6 @@ def settles_any_lease_of_the_job(patch: Patch) -> None:
     patch.rebuild(settling.settle, settling.settle_succeeded, settling.settle_one_success)
 
 
-@mutation
-def held_settle_outside_its_transaction(patch: Patch) -> None:
-    """Transaction mode settles on a connection of its own, not on the one that has the message."""
-    from pgqueue.connections.opening import own_connection
-    from pgqueue.repository import Attempts
-    from pgqueue.worker.transaction_mode.attempt import TransactionAttempt
-
-    def apart(self, outcome):  # type: ignore[no-untyped-def]
-        with own_connection(self._runtime.engine, {}) as other:
-            attempts = Attempts(other, self._runtime.identity.worker_id)
-            attempts.settle([(self._run.claimed, outcome)], held=True)
-
-    patch.set(TransactionAttempt, "_settle", apart)
-
-
 @scenario(
     promises="P2 P3",
     research="T4",
@@ -136,22 +115,24 @@ def held_settle_outside_its_transaction(patch: Patch) -> None:
     mutated={"settles_any_lease_of_the_job": "a late result has ended"},
     settings=MANY,
 )
-def zombies_in_lease_mode(environment: Environment, size: Size) -> None:
-    """SIGSTOP past the death, SIGCONT in lease mode: a late result changes nothing."""
+def zombies(environment: Environment, size: Size) -> None:
+    """SIGSTOP past the death, SIGCONT: a late result changes nothing."""
     frozen = max(1, size.workers * 5 // 8)
     jobs = size.jobs * frozen // size.faults
-    workers = _workers(environment, "lease", size.workers, jobs, slow_grace=1.5)
+    workers = environment.workers(
+        size.workers, concurrency=2 * jobs // 3 + 2, alone_for=AT_A_GATE, slow_grace=1.5
+    )
     workers.until_registered()
     expected = 0
     for turn in _turns(environment, size):
-        zombies, theirs = _freeze_in_handlers(environment, workers, turn, jobs, frozen)
+        stopped, theirs = _freeze_in_handlers(environment, workers, turn, jobs, frozen)
         environment.open(f"{turn}-1")
         _until_taken_over(environment, theirs)
         expected += len(theirs)
         with environment.engine.begin() as connection:
             # The results come before a heartbeat tells their worker that it is dead.
             connection.execute(HOLD_HEARTBEATS)
-            _come_back_late(environment, zombies, theirs, refused=expected)
+            _come_back_late(environment, stopped, theirs, refused=expected)
         workers.until_registered()
         environment.open(f"{turn}-2")
         environment.until_ended()
@@ -162,49 +143,12 @@ def zombies_in_lease_mode(environment: Environment, size: Size) -> None:
     environment.check()
 
 
-@scenario(
-    promises="P2 P3",
-    research="T4",
-    full=Size(jobs=1000, workers=8, faults=100),
-    long=Size(jobs=1500, workers=8, faults=150),
-    short=Size(jobs=16, workers=3, faults=2),
-    mutated={"held_settle_outside_its_transaction": "late result|F[0-9]:|sampled"},
-    settings=MANY,
-)
-def zombies_in_transaction_mode(environment: Environment, size: Size) -> None:
-    """SIGSTOP, the server ends the transaction, SIGCONT: a late result changes nothing."""
-    frozen = max(1, size.workers * 5 // 8)
-    jobs = size.jobs * frozen // size.faults
-    workers = _workers(environment, "transaction", size.workers, jobs)
-    workers.until_registered()
-    for turn in _turns(environment, size):
-        zombies, theirs = _freeze_in_handlers(environment, workers, turn, jobs, frozen)
-        _end_transactions(environment, zombies)
-        environment.open(f"{turn}-1")
-        _until_taken_over(environment, theirs)
-        _come_back_late(environment, zombies, theirs, refused=0)
-        environment.open(f"{turn}-2")
-        environment.until_ended()
-    workers.stop()
-    _freeze_all(environment, turn + 1)
-    environment.check()
-
-
 def _turns(environment: Environment, size: Size) -> Iterator[int]:
     """One after the other, until so many were frozen at their work: not each always has some."""
     for turn in count():
         yield turn
         if environment.counts["freezes"] >= size.faults:
             return
-
-
-def _workers(
-    environment: Environment, mode: str, workers: int, jobs: int, **options: float
-) -> Workers:
-    concurrency = 2 * jobs // 3 + 2
-    return environment.workers(
-        mode, workers, concurrency=concurrency, alone_for=AT_A_GATE, **options
-    )
 
 
 def _freeze_in_handlers(
@@ -224,14 +168,6 @@ def _freeze_in_handlers(
         environment.freeze(zombie)
     names = {zombie.name for zombie in zombies}
     return zombies, [job for worker, job in runs if worker in names]
-
-
-def _end_transactions(environment: Environment, zombies: list[Member]) -> None:
-    """What tcp_user_timeout or a timeout of the server would do, without the wait."""
-    for zombie in zombies:
-        for (pid,) in environment.rows(HOLDERS, name=zombie.name):
-            environment.rows("SELECT pg_terminate_backend(:pid, 5000)", pid=pid)
-            environment.count("ended transactions")
 
 
 def _until_taken_over(environment: Environment, theirs: list[int]) -> None:
@@ -274,20 +210,3 @@ def _refused(environment: Environment) -> int:
 def _ended_of(environment: Environment, jobs: list[int]) -> list[int]:
     ended = "SELECT id FROM pgqueue.jobs WHERE outcome IS NOT NULL AND id = ANY(:jobs)"
     return [row[0] for row in environment.rows(ended, jobs=jobs)]
-
-
-def _freeze_all(environment: Environment, turn: int) -> None:
-    """Every slot of all workers is frozen in a handler, so that no other takes the message over."""
-    workers = environment.workers("transaction", 1, concurrency=4)
-    _, theirs = _freeze_in_handlers(environment, workers, turn, 4, 1)
-    _end_transactions(environment, workers.members)
-    environment.open(f"{turn}-1")
-    environment.open(f"{turn}-2")
-    workers.members[0].thaw()
-    environment.until_ended()
-    twice: dict[str, Any] = {"jobs": theirs}
-    crashed = "SELECT count(*) FROM pgqueue.jobs WHERE attempts = 2 AND id = ANY(:jobs)"
-    environment.expect(
-        environment.scalar(crashed, **twice) == len(theirs), "a late result was kept"
-    )
-    workers.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import bindparam, delete, exists, select, true, update
+from sqlalchemy import bindparam, delete, exists, select, update
 
 from chaos.environment import Environment
 from chaos.interleavings.runner import ScriptRunner
@@ -12,16 +12,13 @@ from chaos.interleavings.scheduler import GivenOrder, SomeOrder
 from chaos.interleavings.scripts import Play, repertoire
 from chaos.mutations import Patch, mutation
 from chaos.scenario import Size, scenario
-from pgqueue.statements import fencing, operations, rescuing, settling, stamping
+from pgqueue.statements import fencing, operations, rescuing, settling
 from pgqueue.statements.tables import leases, stands_at_place_of
 
 KNOWN = [
     (Play("ready", "lease and succeed", "rescue and lease"), "001111111100"),
     (Play("ready", "lease and fail", "delete"), "001011"),
-    (Play("left over", "cancel", "delete"), "0110101"),
     (Play("ready", "lease and retry", "cancel and requeue"), "011111101111111"),
-    (Play("left over", "hold and retry", "stamp too late"), "1111001"),
-    (Play("ready", "hold and retry", "stamp too late"), "11000000"),
     (Play("ready", "hold and succeed", "rescue"), "1000101111"),
     (Play("ready", "lease and succeed", "cancel"), "0100"),
 ]
@@ -39,20 +36,12 @@ class _Without:
         return self._statement.where(*kept)
 
 
-class _Anything:
-    """An EXISTS that forgets what it was asked for."""
-
-    def where(self, _condition: Any) -> Any:
-        return exists(select(1))
-
-
 def _rebuild_settles(patch: Patch) -> None:
     patch.rebuild(
         settling.settle,
         settling.settle_succeeded,
         settling.settle_one_success,
         rescuing.rescue_leases,
-        rescuing.rescue_lost_messages,
     )
 
 
@@ -71,40 +60,15 @@ def fence_by_job_alone(patch: Patch) -> None:
         deleted = delete(leases).where(condition).returning(*fencing.lease_columns())
         return deleted.cte("gone")
 
-    def of_these_jobs(given, *, held):  # type: ignore[no-untyped-def]
+    def of_these_jobs(given):  # type: ignore[no-untyped-def]
         return gone(leases.c.target_id.in_(select(given.c.target_id)))
 
-    def of_this_job(_message, *, held):  # type: ignore[no-untyped-def]
+    def of_this_job():  # type: ignore[no-untyped-def]
         return gone(leases.c.target_id == bindparam("job_id"))
 
     patch.set(fencing, "deleted_leases", of_these_jobs)
     patch.set(fencing, "deleted_lease", of_this_job)
     _rebuild_settles(patch)
-
-
-@mutation
-def rescues_held_leases(patch: Patch) -> None:
-    """A rescuer takes leases whose messages come back by themselves.
-
-    Without its repeated guard alone it stays right: a lease it has locked can change no more.
-    """
-    rescue = rescuing._rescue
-    patch.set(rescuing, "_rescue", lambda _condition: rescue(true()))
-    patch.rebuild(rescuing.rescue_leases, rescuing.rescue_lost_messages)
-
-
-@mutation
-def stamps_without_comparing(patch: Patch) -> None:
-    """A stamp takes over whatever a crash has left, not what its worker has seen."""
-    patch.set(stamping, "update", lambda table: _Without(update(table), 2))
-    patch.rebuild(stamping.stamp_after_crash)
-
-
-@mutation
-def stamps_without_the_message(patch: Patch) -> None:
-    """A stamp that comes when its transaction is over does not look for its message."""
-    patch.set(stamping, "exists", _Anything)
-    patch.rebuild(stamping.stamp_first)
 
 
 @mutation
@@ -122,11 +86,7 @@ def requeue_asks_for_messages_only(patch: Patch) -> None:
     mutated={
         "settles_ended_jobs": "it had ended, and was changed",
         "fence_by_job_alone": "outcomes of .* were accepted|a message or a lease",
-        "rescues_held_leases": "2 outcomes of .* were accepted|at most one message",
-        "stamps_without_comparing": "failed: .*UniqueViolation.*job_attempts_pkey",
-        "cancel_waits_for_the_lease": "DeadlockDetected",
         "requeue_asks_for_messages_only": "at most one message",
-        "stamps_without_the_message": "was given out 2 times",
     },
     alone=True,
 )

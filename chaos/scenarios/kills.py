@@ -19,14 +19,13 @@ from pgqueue.worker import liveness
 def writes_outside_the_transaction(patch: Patch) -> None:
     """A transactional handler's session commits by itself, apart from the job's completion."""
     from pgqueue.worker import handler_transactions
-    from pgqueue.worker.transaction_mode import slot
 
     def apart(sessions, connection, **_):  # type: ignore[no-untyped-def]
         engine = connection.engine.execution_options(isolation_level="AUTOCOMMIT")
         return sessions(bind=engine)
 
-    for module in (slot, handler_transactions):
-        patch.set(module, "call_after_commit", lambda *_: None)  # a session apart has no listeners
+    # A session apart has no listeners.
+    patch.set(handler_transactions, "call_after_commit", lambda *_: None)
     patch.set(handler_transactions, "joined_session", apart)
 
 
@@ -37,7 +36,7 @@ def rescue_loses_the_message(patch: Patch) -> None:
 
     orphans = text(
         "DELETE FROM pgqueue.leases AS lease USING pgqueue.workers AS worker"
-        " WHERE worker.id = lease.worker_id AND worker.dead_at IS NOT NULL AND NOT lease.held"
+        " WHERE worker.id = lease.worker_id AND worker.dead_at IS NOT NULL"
     )
 
     def rescue(self):  # type: ignore[no-untyped-def]
@@ -48,29 +47,34 @@ def rescue_loses_the_message(patch: Patch) -> None:
 
 
 @scenario(
-    promises="P1 P2 P5",
-    research="T1",
-    full=Size(jobs=50_000, workers=8, faults=200),
-    short=Size(jobs=240, workers=3, faults=8),
-    mutated={"writes_outside_the_transaction": "F3: .* break it"},
-    alone=True,
-)
-def kills_in_transaction_mode(environment: Environment, size: Size) -> None:
-    """kill -9 in transaction mode: every job's row is written once, and only by its success."""
-    _kill_while_they_pay(environment, size, "transaction", batch=5)
-
-
-@scenario(
     promises="P1 P2 P3 P4 P5",
     research="T2",
     full=Size(jobs=50_000, workers=8, faults=200),
     short=Size(jobs=400, workers=3, faults=8),
-    mutated={"rescue_loses_the_message": "no worker will ever run it"},
+    mutated={
+        "rescue_loses_the_message": "no worker will ever run it",
+        "writes_outside_the_transaction": "F3: .* break it",
+    },
     alone=True,
 )
-def kills_in_lease_mode(environment: Environment, size: Size) -> None:
-    """kill -9 in lease mode: what the dead held is rescued, and no job is lost or done twice."""
-    _kill_while_they_pay(environment, size, "lease")
+def kills(environment: Environment, size: Size) -> None:
+    """kill -9: what the dead held is rescued, and no job is lost or done twice."""
+    share = size.jobs // 4
+    # Where few are killed, each death has to meet a handler between its write and its end.
+    milliseconds = 8 if size.faults < 100 else 1
+    for task in (pay, pay_async, call):
+        environment.enqueue(task.options(max_attempts=1000), [(milliseconds,)] * share)
+    parents = environment.enqueue(
+        pay_and_follow.options(max_attempts=1000), [(milliseconds,)] * (share // 2)
+    )
+    total = environment.unfinished() + len(parents)
+    workers = environment.workers(size.workers, concurrency=4, poll_interval=0.1)
+    for number in range(size.faults):
+        # Not by what is left: while jobs enqueue others, that stays the same.
+        environment.until_ended_are((number + 1) * total // (size.faults + 2))
+        workers.kill_one()
+    environment.finish(workers)
+    environment.check(succeeded=total)
 
 
 @mutation
@@ -90,9 +94,9 @@ def recovery_after_a_kill(environment: Environment, size: Size) -> None:
     """kill -9 of a worker that holds jobs: all of them are claimable within two seconds."""
     for number in range(size.faults):
         jobs = environment.enqueue(wait, [(f"go{number}",)] * (size.jobs // size.faults))
-        victim = environment.workers("lease", 1, concurrency=2, poll_interval=0.1).members[0]
+        victim = environment.workers(1, concurrency=2, poll_interval=0.1).members[0]
         environment.until_started(*jobs[:1])
-        watcher = environment.workers("lease", 1, concurrency=2, poll_interval=0.1)
+        watcher = environment.workers(1, concurrency=2, poll_interval=0.1)
         watcher.until_registered()
         held = partial(environment.leases_of, victim)
         environment.until(held, what="it holds leases")
@@ -110,22 +114,3 @@ def recovery_after_a_kill(environment: Environment, size: Size) -> None:
 
 def _is_none(count: Callable[[], int]) -> bool:
     return count() == 0
-
-
-def _kill_while_they_pay(environment: Environment, size: Size, mode: str, **options: int) -> None:
-    share = size.jobs // 4
-    # Where few are killed, each death has to meet a handler between its write and its end.
-    milliseconds = 8 if mode == "transaction" and size.faults < 100 else 1
-    for task in (pay, pay_async, call):
-        environment.enqueue(task.options(max_attempts=1000), [(milliseconds,)] * share)
-    parents = environment.enqueue(
-        pay_and_follow.options(max_attempts=1000), [(milliseconds,)] * (share // 2)
-    )
-    total = environment.unfinished() + len(parents)
-    workers = environment.workers(mode, size.workers, concurrency=4, poll_interval=0.1, **options)
-    for number in range(size.faults):
-        # Not by what is left: while jobs enqueue others, that stays the same.
-        environment.until_ended_are((number + 1) * total // (size.faults + 2))
-        workers.kill_one()
-    environment.finish(workers)
-    environment.check(succeeded=total)

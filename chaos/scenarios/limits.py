@@ -1,4 +1,4 @@
-"""Limits and rates hold while workers are killed, in both modes at once."""
+"""Limits and rates hold while workers are killed."""
 
 from __future__ import annotations
 
@@ -27,15 +27,9 @@ STARTS = """
         UNION
         SELECT attempt, started_at FROM pgqueue.job_attempts WHERE job_id = jobs.id
     ) AS start
-    WHERE NOT EXISTS (
-        SELECT FROM pgqueue.job_attempts AS before
-        WHERE before.job_id = jobs.id
-          AND before.attempt = start.attempt - 1
-          AND before.outcome = 'crashed'
-    )
     ORDER BY at
 """
-"""By the database's clock.  A start after a crash does not count in transaction mode."""
+"""By the database's clock."""
 
 
 STARTS_BEFORE = """
@@ -124,18 +118,17 @@ def busy_workers_save_starts_up(patch: Patch) -> None:
     alone=True,
 )
 def limits_under_kills(environment: Environment, size: Size) -> None:
-    """kill -9 in both modes: never more jobs run than their limits say, and all of them end."""
+    """kill -9: never more jobs run than their limits say, and all of them end."""
     from chaos.limited_tasks import call_in_turn  # here: no other scenario has limits
 
     rows = [(key, 25) for _ in range(size.jobs // len(KEYS)) for key in KEYS]
     environment.enqueue(call_in_turn.options(max_attempts=1000), rows)
-    half = size.workers // 2
     options = {"concurrency": 4, "poll_interval": 0.1, "imports": ["chaos.limited_tasks"]}
-    fleets = [environment.workers(mode, half, **options) for mode in ("lease", "transaction")]
+    workers = environment.workers(size.workers, **options)
     for number in range(size.faults):
         environment.until_ended_are((number + 1) * len(rows) // (size.faults + 2))
-        fleets[number % 2].kill_one()
-    environment.finish(*fleets)
+        workers.kill_one()
+    environment.finish(workers)
     events = environment.history()
     for limit, by_key in ((OF_A_KEY, True), (OF_ALL, False)):
         most = most_at_once(events, by_key=by_key)
@@ -155,16 +148,16 @@ def limits_under_kills(environment: Environment, size: Size) -> None:
     alone=True,
 )
 def rates_under_kills(environment: Environment, size: Size) -> None:
-    """kill -9 in both modes: no second has more starts than its rate, and all of them end.
+    """kill -9: no second has more starts than its rate, and all of them end.
 
     All slots are busy at first, while admissions go on.
     """
     from chaos.limited_tasks import call_at_a_rate
 
-    half, slots = size.workers // 2, 4
+    slots = 4
     options = {"concurrency": slots, "poll_interval": 0.1, "imports": ["chaos.limited_tasks"]}
-    fleets = [environment.workers(mode, half, **options) for mode in ("lease", "transaction")]
-    busy = environment.enqueue(wait, [("busy",)] * (2 * half * slots))
+    workers = environment.workers(size.workers, **options)
+    busy = environment.enqueue(wait, [("busy",)] * (size.workers * slots))
     environment.until_started(*busy)
     rows = [(key,) for _ in range(size.jobs // len(KEYS)) for key in KEYS]
     environment.enqueue(call_at_a_rate, rows)
@@ -172,8 +165,8 @@ def rates_under_kills(environment: Environment, size: Size) -> None:
     environment.open("busy")
     for number in range(size.faults):
         environment.until_ended_are(len(busy) + (number + 1) * len(rows) // (size.faults + 2))
-        fleets[number % 2].kill_one()
-    environment.finish(*fleets)
+        workers.kill_one()
+    environment.finish(workers)
     starts = [(row.key, float(row.at)) for row in environment.rows(STARTS)]
     for key in KEYS:
         most = most_in_a_second([at for of, at in starts if of == key])
@@ -195,19 +188,19 @@ def rates_under_kills(environment: Environment, size: Size) -> None:
     alone=True,
 )
 def turns_under_kills(environment: Environment, size: Size) -> None:
-    """kill -9 in both modes: single jobs start soon, whatever backlog another key has."""
+    """kill -9: single jobs start soon, whatever backlog another key has."""
     from chaos.limited_tasks import call_by_turns
 
-    half, slots = size.workers // 2, 4
+    slots = 4
     backlog = environment.enqueue(call_by_turns, [("red", 25)] * size.jobs)
     options = {"concurrency": slots, "poll_interval": 0.1, "imports": ["chaos.limited_tasks"]}
-    fleets = [environment.workers(mode, half, **options) for mode in ("lease", "transaction")]
+    workers = environment.workers(size.workers, **options)
     singles = []
     for number in range(size.faults):
         environment.until_ended_are((number + 1) * size.jobs // (2 * size.faults))
-        fleets[number % 2].kill_one()
+        workers.kill_one()
         singles += environment.enqueue(call_by_turns, [(f"green{number}",)])
-    environment.finish(*fleets)
+    environment.finish(workers)
     # Twice: a job may be admitted for a worker that is killed before it claims.
     bound = 2 * (size.workers * slots + slots) + STARTS_IN_A_ROUND
     for single in singles:

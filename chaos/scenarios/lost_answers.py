@@ -12,13 +12,10 @@ from chaos.mutations import Patch, mutation
 from chaos.proxy import COMMIT, UNPREPARED, Proxy
 from chaos.sample_tasks import call, pay, pay_async
 from chaos.scenario import Size, scenario
-from chaos.workers import Workers
 from pgqueue import Task
 
 ENQUEUE = b"INSERT INTO pgqueue.jobs"
 CLAIM = b"WITH due AS"
-LOCK = b"WITH message AS"
-STAMP = b"held) SELECT pgqueue.jobs.id"
 SETTLE = b"WITH gone AS"
 EFFECT = b"INTO effects"
 
@@ -42,7 +39,7 @@ def unique_keys_are_not_held(patch: Patch) -> None:
 @mutation
 def claims_are_not_reconciled(patch: Patch) -> None:
     """A claimer never asks what else it holds by what the database says."""
-    from pgqueue.worker.lease_mode.claimer import Claimer
+    from pgqueue.worker.claimer import Claimer
 
     patch.set(Claimer, "_reconcile", lambda self, connection: None)
 
@@ -50,7 +47,7 @@ def claims_are_not_reconciled(patch: Patch) -> None:
 @mutation
 def settles_are_not_repeated(patch: Patch) -> None:
     """A settler tells the database once how an attempt has ended, whatever comes back."""
-    from pgqueue.worker.lease_mode.settler import Settler
+    from pgqueue.worker.settler import Settler
 
     def once(self):  # type: ignore[no-untyped-def]
         settle, part = self._left.pop(0)
@@ -65,18 +62,6 @@ def unknown_commits_count(patch: Patch) -> None:
     from pgqueue.worker import handler_transactions
 
     patch.set(handler_transactions, "was_committed", lambda *_, **__: True)
-
-
-@mutation
-def unknown_stamps_count(patch: Patch) -> None:
-    """A handler starts although nobody knows whether its attempt was stamped."""
-    from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
-
-    def stamp(self, locked, holder):  # type: ignore[no-untyped-def]
-        unstamped = locked.claimed(attempt=locked.used_attempts + 1, crashes=locked.past_crashes)
-        return surely(self, locked, holder) or unstamped
-
-    surely = patch.set(ClaimGate, "stamp", stamp)
 
 
 @scenario(
@@ -98,7 +83,7 @@ def lost_answers_to_enqueuers(environment: Environment, size: Size) -> None:
             _enqueue_once(environment, engine, number, with_key=number % 3 > 0)
             environment.expect(proxy.is_idle, "the enqueuer was not told that its answer was lost")
         environment.count("cuts", proxy.cuts)
-    workers = environment.workers("lease", size.workers)
+    workers = environment.workers(size.workers)
     environment.finish(workers)
     environment.check(succeeded=environment.scalar("SELECT count(*) FROM pgqueue.jobs"))
 
@@ -140,28 +125,13 @@ def _enqueue(
         "unknown_commits_count": "not within .* all jobs end",
     },
 )
-def lost_answers_in_lease_mode(environment: Environment, size: Size) -> None:
+def lost_answers_to_workers(environment: Environment, size: Size) -> None:
     """Answers to claims, settles and COMMITs are lost: each job ends once, and no lease is left."""
     points: list[Point] = [(CLAIM, b"", ALL), (SETTLE, b"", (call,)), (COMMIT, EFFECT, PAYING)]
-    _lose_answers(environment, size, "lease", points)
-
-
-@scenario(
-    promises="P1 P2 P5",
-    research="T12",
-    full=Size(jobs=500, workers=4, faults=250),
-    short=Size(jobs=120, workers=1, faults=12),
-    mutated={"unknown_stamps_count": "F5: .* has started twice"},
-)
-def lost_answers_in_transaction_mode(environment: Environment, size: Size) -> None:
-    """The same for locks, stamps, settles and COMMITs of transaction mode."""
-    points = [(LOCK, b"", ALL), (STAMP, b"", ALL), (SETTLE, b"", ALL), (COMMIT, EFFECT, PAYING)]
-    _lose_answers(environment, size, "transaction", points)
-
-
-def _lose_answers(environment: Environment, size: Size, mode: str, points: list[Point]) -> None:
     with Proxy(environment.url) as proxy:
-        workers = _behind(environment, proxy, mode, size.workers)
+        workers = environment.workers(0, engine=UNPREPARED, poll_interval=0.1, concurrency=2)
+        for _ in range(size.workers):
+            workers.add(url=proxy.url).was_harmed = True
         share = max(size.jobs // size.faults, 3)
         for number in range(size.faults):
             at, after, tasks = points[number // 2 % len(points)]
@@ -175,10 +145,3 @@ def _lose_answers(environment: Environment, size: Size, mode: str, points: list[
         environment.until_ended(seconds=4)
         workers.stop()
     environment.check()
-
-
-def _behind(environment: Environment, proxy: Proxy, mode: str, count: int) -> Workers:
-    workers = environment.workers(mode, 0, engine=UNPREPARED, poll_interval=0.1, concurrency=2)
-    for _ in range(count):
-        workers.add(url=proxy.url).was_harmed = True
-    return workers

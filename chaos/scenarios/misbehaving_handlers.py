@@ -155,10 +155,8 @@ def sessions_join_without_savepoint(patch: Patch) -> None:
 def changed_connections_are_reused(patch: Patch) -> None:
     """A connection whose session a handler has changed goes back as it is."""
     from pgqueue.worker import handler_transactions
-    from pgqueue.worker.transaction_mode import slot
 
-    for module in (slot, handler_transactions):
-        patch.set(module, "close_if_changed", lambda _connection: False)
+    patch.set(handler_transactions, "close_if_changed", lambda _connection: False)
 
 
 @mutation
@@ -191,19 +189,16 @@ def hostile_handlers(environment: Environment, size: Size) -> None:
     environment.execute(PREPARED)
     misbehaved: dict[int, str] = {}
     fleets = []
-    for mode in ("lease", "transaction"):
-        for number, (misbehave, look, acts) in enumerate(PAIRS):
-            name = f"{mode}-{number}"
-            environment.enqueue(look.options(queue=name), [("nothing",)])
-            for act in acts * size.faults:
-                [job] = environment.enqueue(misbehave.options(queue=name), [(act,)])
-                misbehaved[job] = act
-                environment.enqueue(look.options(queue=name), [(act,)])
-                environment.count("misdeeds")
-            # One connection, so that each neighbour gets that of the one before.
-            fleets.append(
-                environment.workers(mode, 1, concurrency=1, queues=[name], engine={"pool_size": 1})
-            )
+    for number, (misbehave, look, acts) in enumerate(PAIRS):
+        name = f"pair-{number}"
+        environment.enqueue(look.options(queue=name), [("nothing",)])
+        for act in acts * size.faults:
+            [job] = environment.enqueue(misbehave.options(queue=name), [(act,)])
+            misbehaved[job] = act
+            environment.enqueue(look.options(queue=name), [(act,)])
+            environment.count("misdeeds")
+        # One connection, so that each neighbour gets that of the one before.
+        fleets.append(environment.workers(1, concurrency=1, queues=[name], engine={"pool_size": 1}))
     environment.until_ended(meanwhile=lambda: _the_next_finds_nothing(environment))
     _the_next_finds_nothing(environment)
     outcomes = {row[0]: row[1] for row in environment.rows("SELECT id, outcome FROM pgqueue.jobs")}

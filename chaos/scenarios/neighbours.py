@@ -31,7 +31,7 @@ def suspects_start_together(patch: Patch) -> None:
 def extras_are_given_back_later(patch: Patch) -> None:
     """Of several suspects one starts, and the others go back with what is settled next."""
     from pgqueue.outcomes import Released
-    from pgqueue.worker.lease_mode.claimer import Claimer
+    from pgqueue.worker.claimer import Claimer
 
     def startable(self, _connection, claim):  # type: ignore[no-untyped-def]
         found = [(each.message_id, each.crashes) for each in claim.rows if each.crashes]
@@ -55,25 +55,9 @@ def extras_are_given_back_later(patch: Patch) -> None:
         ("suspects_start_together", "extras_are_given_back_later"), "has lost more than one attempt"
     ),
 )
-def neighbours_of_poison_in_lease_mode(environment: Environment, size: Size) -> None:
-    """A poison among slow jobs with two attempts, lease mode: each of them loses one at most."""
-    _poison_beside_slow_jobs(environment, size, "lease")
-
-
-@scenario(
-    promises="P5",
-    research="T9",
-    full=Size(jobs=7, workers=2, faults=4),
-    short=Size(jobs=7, workers=1, faults=2),
-    mutated={"suspects_start_together": "has lost more than one attempt"},
-)
-def neighbours_of_poison_in_transaction_mode(environment: Environment, size: Size) -> None:
-    """The same in transaction mode."""
-    _poison_beside_slow_jobs(environment, size, "transaction")
-
-
-def _poison_beside_slow_jobs(environment: Environment, size: Size, mode: str) -> None:
-    workers = environment.workers(mode, 0, concurrency=size.jobs + 1, poll_interval=0.1)
+def neighbours_of_poison(environment: Environment, size: Size) -> None:
+    """A poison among slow jobs with two attempts: each of them loses one at most."""
+    workers = environment.workers(0, concurrency=size.jobs + 1, poll_interval=0.1)
     for number in range(size.faults):
         # Claimed together.
         at = {"run_at": environment.scalar("SELECT clock_timestamp()") + SOON}

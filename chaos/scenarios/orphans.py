@@ -78,7 +78,7 @@ def thousands_of_orphans(environment: Environment, size: Size) -> None:
     with environment.queue.session() as session:
         environment.queue.pause(session, "default")  # the rescue alone, before its jobs run
         session.commit()
-    workers = environment.workers("lease", size.workers, concurrency=4)
+    workers = environment.workers(size.workers, concurrency=4)
     workers.until_registered()
     began = time.monotonic()
     environment.until(

@@ -163,17 +163,13 @@ def results_and_errors_of_every_kind(environment: Environment, size: Size) -> No
     """Results and errors too large or too odd to store: each attempt's end is recorded, bounded."""
     good: list[int] = []
     bad: list[int] = []
-    fleets = []
-    for mode in ("lease", "transaction"):
-        fine, wrong = give_back.options(queue=mode), go_wrong.options(queue=mode)
-        good += environment.enqueue(fine, [(name,) for name in RESULTS] * size.faults)
-        bad += environment.enqueue(wrong, [(name,) for name in ERRORS] * size.faults)
-        good += environment.enqueue(fine, [("79 a time",)] * (size.jobs // 2))
-        fleets.append(environment.workers(mode, size.workers, queues=[mode], concurrency=2))
-    _until_ended(environment, [member for workers in fleets for member in workers.members])
+    good += environment.enqueue(give_back, [(name,) for name in RESULTS] * size.faults)
+    bad += environment.enqueue(go_wrong, [(name,) for name in ERRORS] * size.faults)
+    good += environment.enqueue(give_back, [("79 a time",)] * size.jobs)
+    workers = environment.workers(2 * size.workers, concurrency=2)
+    _until_ended(environment, workers.members)
     _are_bounded(environment)
-    for workers in fleets:
-        workers.stop()
+    workers.stop()
     environment.check(succeeded=len(good), failed=len(bad))
 
 

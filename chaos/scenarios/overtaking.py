@@ -65,7 +65,7 @@ def jobs_that_must_not_wait(environment: Environment, size: Size) -> None:
     urgent = environment.enqueue(
         call.options(priority=0, max_attempts=1), [()] * (20 * size.faults)
     )
-    workers = environment.workers("lease", size.workers, concurrency=SLOTS)
+    workers = environment.workers(size.workers, concurrency=SLOTS)
     environment.finish(workers)
     starts = environment.history(START)
     place = {event.job: number for number, event in enumerate(starts)}

@@ -63,7 +63,7 @@ def first_attempts_of_two_owners(environment: Environment, size: Size) -> None:
     """Frozen in attempt 1, rescued, requeued, attempt 1 elsewhere: the first owner ends nothing."""
     each = size.jobs // size.faults
     for turn in range(size.faults):
-        workers = environment.workers("lease", 1, concurrency=each, slow_grace=1.5)
+        workers = environment.workers(1, concurrency=each, slow_grace=1.5)
         [zombie] = workers.members
         jobs = environment.enqueue(sign, [(turn,)] * each)
         environment.until_started(*jobs)

@@ -79,13 +79,13 @@ def settles_by_job_alone(patch: Patch) -> None:
 
     current = text("SELECT message_id, attempt, worker_id FROM pgqueue.leases WHERE target_id = :j")
 
-    def settle(self, settlements, *, held=False):  # type: ignore[no-untyped-def]
+    def settle(self, settlements):  # type: ignore[no-untyped-def]
         settled = []
         for claimed, outcome in settlements:
             for lease in self._executor.execute(current, {"j": claimed.job_id}).all():
                 theirs = claimed._replace(message_id=lease[0], attempt=lease[1])
                 owner = Attempts(self._executor, lease[2])
-                settled += fenced(owner, [(theirs, outcome)], held=held)
+                settled += fenced(owner, [(theirs, outcome)])
         return settled
 
     fenced = patch.set(Attempts, "settle", settle)
@@ -99,15 +99,6 @@ def dead_hosts_are_waited_for(patch: Patch) -> None:
         configured(connection, {k: v for k, v in settings.items() if k not in NETWORK})
 
     configured = patch.set(opening, "configure", configure)
-
-
-@mutation
-def nobody_ends_their_transactions(patch: Patch) -> None:
-    """The same, and rescuers leave the transactions of dead workers to the server, too."""
-    from pgqueue.repository import Workers
-
-    dead_hosts_are_waited_for(patch)
-    patch.set(Workers, "end_transactions", lambda _self: [])
 
 
 @mutation
@@ -125,11 +116,10 @@ def servers_are_waited_for(patch: Patch) -> None:
     short=Size(jobs=4, workers=1, faults=1, seconds=1.2),
     mutated={"settles_by_job_alone": "a late result was accepted"},
 )
-def half_open_in_lease_mode(environment: Environment, size: Size) -> None:
+def half_open(environment: Environment, size: Size) -> None:
     """A worker's network swallows all: others rescue its jobs, its late results are refused."""
     with Proxy(environment.url) as proxy:
         alone = environment.workers(
-            "lease",
             0,
             slow_grace=size.seconds,
             concurrency=2 * size.jobs,
@@ -148,7 +138,7 @@ def _cut_off(
 ) -> None:
     jobs = environment.enqueue(linger, [(gate,)] * size.jobs)
     environment.until_started(*jobs, *environment.enqueue(pay_and_linger, [(gate,)] * size.jobs))
-    rescuers = environment.workers("lease", size.workers, **alone.options)
+    rescuers = environment.workers(size.workers, **alone.options)
     rescuers.until_registered()
     proxy.hold()
     environment.count("partitions")
@@ -179,23 +169,6 @@ SHORT = Size(workers=1, seconds=1.5)
 
 
 @scenario(
-    promises="P1 P2 P4",
-    research="T3",
-    full=FULL,
-    short=SHORT,
-    mutated={"nobody_ends_their_transactions": "not within .* attempt 2 .* starts"},
-    server=Server.OWN,
-    programs=("linux", "root", "ip"),
-)
-def dark_host_in_transaction_mode(environment: Environment, size: Size) -> None:
-    """A host goes dark inside a transaction: the server ends it, and its job starts elsewhere."""
-    network = _network(size)
-    idle, interval = (int(network[f"tcp_keepalives_{name}"]) for name in ("idle", "interval"))
-    # The first probe is not answered; with the next, tcp_user_timeout is over.
-    _go_dark(environment, size, "transaction", seconds=idle + interval + 4)
-
-
-@scenario(
     promises="P1 P2 P3 P4",
     research="T3",
     full=FULL,
@@ -205,15 +178,12 @@ def dark_host_in_transaction_mode(environment: Environment, size: Size) -> None:
     server=Server.OWN,
     programs=("linux", "root", "ip"),
 )
-def dark_host_in_lease_mode(environment: Environment, size: Size) -> None:
-    """The same in lease mode: others rescue its job, which needs a row its host has locked."""
-    _go_dark(environment, size, "lease", seconds=size.seconds + 5)
-
-
-def _go_dark(environment: Environment, size: Size, mode: str, *, seconds: float) -> None:
+def dark_host(environment: Environment, size: Size) -> None:
+    """A host goes dark: others rescue its job, which needs a row its host has locked."""
+    seconds = size.seconds + 5
     with FarHost() as host, reachable(environment, host) as url:
         environment.execute("CREATE TABLE purse AS SELECT 0 AS spent")
-        workers = environment.workers(mode, 0, slow_grace=size.seconds, network=_network(size))
+        workers = environment.workers(0, slow_grace=size.seconds, network=_network(size))
         far = workers.add(url=url, host=host.name)
         far.was_harmed = True
         [job] = environment.enqueue(pay_from_one_purse, [("dark",)])
@@ -273,7 +243,7 @@ def dark_host_that_waits_for_an_answer(environment: Environment, size: Size) -> 
     network = _network(size)
     seconds = int(network["tcp_keepalives_idle"]) + 3 * int(network["tcp_keepalives_interval"]) + 5
     with FarHost() as host, reachable(environment, host) as url:
-        workers = environment.workers("lease", 0, network=network, slow_grace=size.seconds)
+        workers = environment.workers(0, network=network, slow_grace=size.seconds)
         far = workers.add(url=url, host=host.name)
         far.was_harmed = True
         workers.until_registered()

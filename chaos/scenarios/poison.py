@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sqlalchemy import ColumnElement, false, literal_column
+from sqlalchemy import ColumnElement, literal_column, null
 
 from chaos.environment import Environment
 from chaos.history import START
@@ -121,28 +121,7 @@ def crashes_cost_no_attempt(patch: Patch) -> None:
         ]
 
     patch.set(rescuing, "_crashed", for_free)
-    patch.rebuild(rescuing.rescue_leases, rescuing.rescue_lost_messages)
-
-
-@mutation
-def stamp_in_the_jobs_transaction(patch: Patch) -> None:
-    """The stamp is not committed aside: the crash that it counts undoes it."""
-    from pgqueue.repository import Attempts
-    from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
-    from pgqueue.worker.transaction_mode.slot import TransactionSlot
-
-    here = threading.local()
-    run_one = TransactionSlot._run_one
-
-    def remembering(self, connection, row, done):  # type: ignore[no-untyped-def]
-        here.connection = connection
-        return run_one(self, connection, row, done)
-
-    def stamp(self, locked, _holder):  # type: ignore[no-untyped-def]
-        return Attempts(here.connection, self.runtime.identity.worker_id).stamp(locked)
-
-    patch.set(TransactionSlot, "_run_one", remembering)
-    patch.set(ClaimGate, "stamp", stamp)
+    patch.rebuild(rescuing.rescue_leases)
 
 
 @mutation
@@ -150,11 +129,15 @@ def poison_is_claimed_ahead(patch: Patch) -> None:
     """Jobs that have crashed before wait in a worker's memory like all others."""
     from pgqueue.statements import claiming
 
-    def due(*, suspects: bool, ahead: bool = False) -> Any:
-        return real(suspects=suspects or ahead, ahead=ahead)
+    def due(*, suspects: bool, registered: bool) -> Any:
+        return all_due(suspects=True, registered=registered)
 
-    real = patch.set(claiming, "_due_messages", due)
-    patch.set(claiming, "_must_not_wait", lambda **_: false().label("must_not_wait"))
+    def taken(due: Any, *, ahead: bool) -> Any:
+        return all_taken(due, ahead=False)
+
+    all_due = patch.set(claiming, "_due_messages", due)
+    all_taken = patch.set(claiming, "_taken_messages", taken)
+    patch.set(claiming, "_passed_priorities", lambda _due: null())
     patch.rebuild(claiming.claim)
 
 
@@ -166,25 +149,8 @@ def poison_is_claimed_ahead(patch: Patch) -> None:
     mutated={"crashes_cost_no_attempt": "starts the same attempt again"},
     programs=("linux",),
 )
-def poison_in_lease_mode(environment: Environment, size: Size) -> None:
-    """Seven kinds of poison in lease mode: each ends after its attempts, its neighbours succeed."""
-    _poison_among_good_jobs(environment, size, "lease")
-
-
-@scenario(
-    promises="P1 P5",
-    research="T9",
-    full=Size(jobs=2000, workers=4, faults=20),
-    short=Size(jobs=60, workers=2, faults=1),
-    mutated={"stamp_in_the_jobs_transaction": "starts the same attempt again"},
-    programs=("linux",),
-)
-def poison_in_transaction_mode(environment: Environment, size: Size) -> None:
-    """Seven kinds of poison in transaction mode: each ends, its neighbours succeed."""
-    _poison_among_good_jobs(environment, size, "transaction")
-
-
-def _poison_among_good_jobs(environment: Environment, size: Size, mode: str) -> None:
+def poison_among_good_jobs(environment: Environment, size: Size) -> None:
+    """Seven kinds of poison: each ends after its attempts, its neighbours succeed."""
     good: list[int] = []
     bad: dict[int, str] = {}
     for task in (pay, call):
@@ -196,7 +162,7 @@ def _poison_among_good_jobs(environment: Environment, size: Size, mode: str) -> 
     for task in (pay, call):
         good += environment.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 4))
     # A worker full of stuck threads ends, and gives its other handlers the grace before.
-    workers = environment.workers(mode, size.workers, concurrency=4, poll_interval=0.1, grace=2)
+    workers = environment.workers(size.workers, concurrency=4, poll_interval=0.1, grace=2)
     _until_ended_under_a_supervisor(environment, workers)
     _each_poison_has_its_reason(environment, bad)
     _no_good_job_lost_two_attempts_in_waiting(environment, good)
@@ -242,7 +208,7 @@ def _no_good_job_lost_two_attempts_in_waiting(environment: Environment, good: li
     crashed = "SELECT job_id, attempt FROM pgqueue.job_attempts WHERE outcome = 'crashed'"
     lost = [tuple(row) for row in environment.rows(crashed) if row[0] in set(good)]
     environment.count("attempts lost by neighbours", len(lost))
-    # A death may strike between the claim, or the stamp, and the handler; not two for one job,
+    # A death may strike between the claim and the handler; not two for one job,
     # but for the few that had their slot at that very moment.  Who only waits never pays twice:
     # that is shown by one_poison_among_the_prefetched.
     waiting = Counter(job for job, attempt in lost if (job, attempt) not in started)
@@ -269,7 +235,7 @@ def one_poison_among_the_prefetched(environment: Environment, size: Size) -> Non
         bad += environment.enqueue(think_and_kill, [()])
         innocent += environment.enqueue(call.options(max_attempts=2), [()] * share)
     fast = call.options(max_attempts=1000, priority=0)
-    workers = environment.workers("lease", 0, concurrency=1, poll_interval=0.1)
+    workers = environment.workers(0, concurrency=1, poll_interval=0.1)
 
     def is_over() -> bool:
         if workers.replace_ended():

@@ -40,39 +40,33 @@ def behind_a_pooler(environment: Environment, size: Size) -> None:
             "slow_grace": size.seconds,
             "alone_for": AT_A_GATE,
         }
-        fleets = [
-            environment.workers(mode, size.workers, poll_interval=0.1, **options)
-            for mode in ("lease", "transaction")
-        ]
-        for workers in fleets:
-            workers.until_registered()
+        workers = environment.workers(2 * size.workers, poll_interval=0.1, **options)
+        workers.until_registered()
         for task in (pay, pay_async, call):
             environment.enqueue(task.options(max_attempts=1000), [(1,)] * (size.jobs // 3))
         for number in range(size.faults):
-            for workers in fleets:
+            for _ in range(2):
                 workers.kill_one()
             environment.until_left(size.jobs - size.jobs * (number + 1) // (size.faults + 1))
-        _kill_one_that_works(environment, fleets)
-        environment.finish(*fleets)
+        _kill_one_that_works(environment, workers)
+        environment.finish(workers)
         environment.lead_to(direct)
         environment.check()
 
 
-def _kill_one_that_works(environment: Environment, fleets: list[Workers]) -> None:
-    """The time in which others take over what a killed worker ran, one of each mode."""
-    members = [member for workers in fleets for member in workers.members]
-    ids = environment.enqueue(wait, [("go",)] * 2 * len(members))
-    ids += environment.enqueue(wait_and_pay, [("go",)] * 2 * len(members))
+def _kill_one_that_works(environment: Environment, workers: Workers) -> None:
+    """The time in which others take over what a killed worker ran."""
+    ids = environment.enqueue(wait, [("go",)] * 2 * len(workers.members))
+    ids += environment.enqueue(wait_and_pay, [("go",)] * 2 * len(workers.members))
     environment.until_started(*ids)
-    killed = [workers.some() for workers in fleets]
+    killed = workers.some()
     theirs = [
         event.job
         for event in environment.history(START)
-        if event.job in ids and event.worker in {member.name for member in killed}
+        if event.job in ids and event.worker == killed.name
     ]
-    for workers, member in zip(fleets, killed, strict=True):
-        workers.kill(member)
-        workers.add()
+    workers.kill(killed)
+    workers.add()
     began = time.monotonic()
     environment.until_started(*theirs, attempt=2, seconds=P4)
     environment.timed(began)

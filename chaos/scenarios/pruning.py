@@ -70,7 +70,7 @@ def pruning_beside_work(environment: Environment, size: Size) -> None:
     )
     environment.enqueue(pay, [()] * (size.jobs // 2))
     environment.execute("UPDATE pgqueue.jobs SET created_at = 'epoch' WHERE outcome IS NULL")
-    workers = environment.workers("lease", size.workers)
+    workers = environment.workers(size.workers)
     workers.until_registered()
     with ThreadPoolExecutor(PRUNERS) as pool:
         rounds = [pool.submit(_prune, environment) for _ in range(PRUNERS)]

@@ -119,7 +119,7 @@ def ticks_by_own_clock(patch: Patch) -> None:
 def ticks_of_schedules(environment: Environment, size: Size) -> None:
     """kill -9 amid ticks, lost connections, wrong clocks: each tick has one job, and no more."""
     began = _add_schedules(environment, size.jobs)
-    workers = environment.workers("lease", 0)
+    workers = environment.workers(0)
     for kind in CLOCKS:
         _join(environment, workers, kind)
     _until_fired_on(environment)  # by them, as there are no others yet
@@ -155,7 +155,7 @@ def _add_schedules(environment: Environment, number: int) -> datetime:
 def _join(environment: Environment, workers: Workers, kind: str) -> None:
     clock = environment.directory / f"clock-{kind}"
     clock.write_text(CLOCKS[kind])
-    options = {**workers.options, "mode": "lease"}
+    options = workers.options
     before = (sys.executable, "-m", "chaos.wrong_clock", str(clock))
     name = environment.next_name()
     workers.take(Program(environment, name, environment.url, options, before=before))

@@ -62,7 +62,7 @@ def promotion_of_a_standby(environment: Environment, size: Size) -> None:
     with (
         hot_standby(environment) as standby,
         Proxy(environment.url) as proxy,
-        load(environment, size, url=proxy.url, every=0.005) as (fleets, enqueuer),
+        load(environment, size, url=proxy.url, every=0.005) as (workers, enqueuer),
     ):
 
         def take_over() -> None:
@@ -74,7 +74,7 @@ def promotion_of_a_standby(environment: Environment, size: Size) -> None:
             proxy.lead_to(standby.url)
             environment.lead_to(standby.url)
 
-        interrupt(environment, fleets[0].members[0], take_over)
+        interrupt(environment, workers.members[0], take_over)
         environment.count("promotions")
         goes_on(environment)
         said_briefly(environment, size.faults)

@@ -102,8 +102,8 @@ def interrupt(environment: Environment, frozen: Member, interruption: Callable[[
 def _again_and_again(
     environment: Environment, size: Size, fault: Callable[[Enqueuer], None], *, every: float = EVERY
 ) -> None:
-    with load(environment, size, every=every, stock=size.jobs) as (fleets, enqueuer):
-        interrupt(environment, fleets[0].members[0], lambda: fault(enqueuer))
+    with load(environment, size, every=every, stock=size.jobs) as (workers, enqueuer):
+        interrupt(environment, workers.members[0], lambda: fault(enqueuer))
         goes_on(environment)
         for _ in range(size.faults - 1):
             fault(enqueuer)
@@ -199,13 +199,12 @@ def storms_of_terminated_connections(environment: Environment, size: Size) -> No
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
         " AND application_name LIKE 'w%' ORDER BY random() LIMIT 1"
     )
-    with load(environment, size) as (fleets, _):
+    with load(environment, size) as (workers, _):
         for _ in range(size.faults):
             environment.rows(end_one)
             environment.count("terminated connections")
             time.sleep(size.seconds)  # the pace of the storm
-            for workers in fleets:
-                all_run(environment, workers.members)
+            all_run(environment, workers.members)
         goes_on(environment)
 
 

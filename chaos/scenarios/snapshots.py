@@ -99,9 +99,7 @@ def held_snapshot(environment: Environment, size: Size) -> None:
     _flow(environment, claimer, SOME * LIMIT)
     before = median(claimer.pages[-SOME:])
     with _snapshot(environment) as pid:
-        workers = environment.workers(
-            "lease", size.workers, slow_grace=600
-        )  # the claimer does not beat
+        workers = environment.workers(size.workers, slow_grace=600)  # the claimer does not beat
         for _ in range(size.jobs // 1000):
             _flow(environment, claimer, 1000)
         workers.stop()

@@ -40,22 +40,17 @@ GROWTH = 1.25
 )
 def soak(environment: Environment, size: Size) -> None:
     """Random faults of every kind for half an hour: nothing is lost, and nothing grows."""
-    fleets = [
-        environment.workers(mode, size.workers, poll_interval=0.1, slow_grace=5)
-        for mode in ("lease", "transaction")
-    ]
-    for workers in fleets:
-        workers.until_registered()
-    spared = [workers.members[0] for workers in fleets]
+    workers = environment.workers(2 * size.workers, poll_interval=0.1, slow_grace=5)
+    workers.until_registered()
+    spared = workers.members[:2]
     deadline = time.monotonic() + size.seconds
     sizes: list[tuple[int, int]] = []
     while time.monotonic() < deadline or environment.counts["kills"] < KILLS:
         _enqueue_some(environment)
-        _do_harm(environment, environment.dice.choice(fleets), spared)
+        _do_harm(environment, workers, spared)
         sizes.append(_size_of(environment, spared))
     environment.until_ended(seconds=120)
-    for workers in fleets:
-        workers.stop()
+    workers.stop()
     _nothing_grows(environment, sizes)
     count = "SELECT outcome, count(*) FROM pgqueue.jobs WHERE outcome IS NOT NULL GROUP BY 1"
     environment.check(**{row[0]: row[1] for row in environment.rows(count)})

@@ -29,8 +29,6 @@ from pgqueue import JobContext
 from pgqueue.connections.opening import backend_pid
 from pgqueue.worker import liveness
 
-MODES = ("lease", "transaction")
-
 
 @queue.task(retry=AT_ONCE)
 async def block_the_loop(ctx: JobContext, gate: str) -> int:
@@ -103,9 +101,8 @@ def time_not_seen_counts(patch: Patch) -> None:
 )
 def claims_wedged(environment: Environment, size: Size) -> None:
     """Nobody can claim for longer than the grace: nobody is taken for dead, and all goes on."""
-    fleets = [environment.workers(mode, size.workers, slow_grace=size.seconds) for mode in MODES]
-    for workers in fleets:
-        workers.until_registered()
+    workers = environment.workers(2 * size.workers, slow_grace=size.seconds)
+    workers.until_registered()
     with environment.engine.connect() as connection:
         connection.execute(text("LOCK TABLE pgqueue.message_queue IN ACCESS EXCLUSIVE MODE"))
         environment.count("wedges")
@@ -114,7 +111,7 @@ def claims_wedged(environment: Environment, size: Size) -> None:
     _nobody_is_dead(environment)
     for task in (call, call_async, pay):
         environment.enqueue(task, [(1,)] * (size.jobs // 3))
-    environment.finish(*fleets)
+    environment.finish(workers)
     environment.check()
 
 
@@ -145,11 +142,10 @@ WORST = (("jobs", "ACCESS EXCLUSIVE", True), ("workers", "SHARE", False))
 def tables_locked(environment: Environment, size: Size) -> None:
     """Each of our tables is locked for longer than the grace: nobody dies, nothing starts twice.
 
-    One worker of each mode is busy, another idle, and jobs are in each state of their lives.
+    One worker is busy, another idle, and jobs are in each state of their lives.
     """
-    fleets = [environment.workers(mode, 2, slow_grace=size.seconds) for mode in MODES]
-    for workers in fleets:
-        workers.until_registered()
+    workers = environment.workers(2, slow_grace=size.seconds)
+    workers.until_registered()
     environment.until_started(*environment.enqueue(wait, [("go",)] * 6))
     locks = WORST if size.faults == len(WORST) else LOCKS
     for table, mode, behind_reader in locks:
@@ -165,8 +161,7 @@ def tables_locked(environment: Environment, size: Size) -> None:
     starts = Counter(event.job for event in environment.history(START))
     again = [job for job, times in starts.items() if times > 1]
     environment.expect(not again, f"jobs {again} have started more than once")
-    for workers in fleets:
-        workers.stop()
+    workers.stop()
     environment.check()
 
 
@@ -214,9 +209,8 @@ def frozen_together(environment: Environment, size: Size) -> None:
 
     They come back one after the other, and each has a moment for its beat.
     """
-    fleets = [environment.workers(mode, size.workers, slow_grace=size.seconds) for mode in MODES]
-    for workers in fleets:
-        workers.until_registered()
+    workers = environment.workers(2 * size.workers, slow_grace=size.seconds)
+    workers.until_registered()
     environment.let_pass(1.0)  # each has seen each other
     for _ in range(size.faults):
         for member in environment.members:
@@ -229,8 +223,7 @@ def frozen_together(environment: Environment, size: Size) -> None:
         _nobody_is_dead(environment)
     jobs = environment.enqueue(call, [(1,)] * 10)
     _are_done(environment, jobs)
-    for workers in fleets:
-        workers.stop()
+    workers.stop()
     environment.check()
 
 
@@ -245,11 +238,10 @@ def frozen_together(environment: Environment, size: Size) -> None:
 def event_loop_blocked(environment: Environment, size: Size) -> None:
     """A handler blocks the event loop for long: its worker is not taken for dead.
 
-    Which of the workers, of either mode, is left to chance.
+    Which of the workers is left to chance.
     """
-    fleets = [environment.workers(mode, size.workers, slow_grace=size.seconds) for mode in MODES]
-    for workers in fleets:
-        workers.until_registered()
+    workers = environment.workers(2 * size.workers, slow_grace=size.seconds)
+    workers.until_registered()
     for number in range(size.faults):
         environment.until_started(*environment.enqueue(block_the_loop, [(f"round{number}",)]))
         environment.count("wedges")
@@ -258,8 +250,7 @@ def event_loop_blocked(environment: Environment, size: Size) -> None:
         _are_done(environment, environment.enqueue(call, [(1,)] * 10))
         environment.open(f"round{number}")
         environment.until_ended()
-    for workers in fleets:
-        workers.stop()
+    workers.stop()
     environment.check()
 
 

@@ -6,7 +6,6 @@ import asyncio
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from chaos.environment import Environment
 from chaos.mutations import Patch, mutation
@@ -28,7 +27,6 @@ from chaos.workers import Member
 from pgqueue import JobContext
 from pgqueue.cli.working import INTERRUPTED
 
-MODES = ("lease", "transaction")
 SOFT = [signal.SIGTERM, signal.SIGINT]
 GRACE = 0.5
 MARGIN = 2.0
@@ -115,24 +113,6 @@ def interruptions_wait_for_executors(patch: Patch) -> None:
 
 
 @mutation
-def stamped_when_locked(patch: Patch) -> None:
-    """Transaction mode stamps all jobs of a batch at once, not each before its handler."""
-    from pgqueue.worker.transaction_mode.claim_gate import ClaimGate
-    from pgqueue.worker.transaction_mode.slot import TransactionSlot
-
-    early: dict[int, Any] = {}
-    lock, stamp = TransactionSlot._lock, ClaimGate.stamp
-
-    def lock_and_stamp(self, connection):  # type: ignore[no-untyped-def]
-        rows = lock(self, connection)
-        early.update({row.message_id: stamp(self._claim_gate, row, connection) for row in rows})
-        return rows
-
-    patch.set(TransactionSlot, "_lock", lock_and_stamp)
-    patch.set(ClaimGate, "stamp", lambda _self, locked, _holder: early.pop(locked.message_id))
-
-
-@mutation
 def stop_does_not_wait(patch: Patch) -> None:
     """A stopped worker closes at once, whatever its handlers do."""
     from pgqueue.worker.supervisor import Supervisor
@@ -147,28 +127,12 @@ def stop_does_not_wait(patch: Patch) -> None:
     short=Size(jobs=2400, workers=2, faults=3),
     mutated={"stop_keeps_what_has_not_started": "F6|crashed|left claimed"},
 )
-def rolling_restarts_in_lease_mode(environment: Environment, size: Size) -> None:
-    """SIGTERM and SIGINT at any moment, lease mode: nothing is left claimed or burned."""
-    _restart_in_turn(environment, size, "lease", pace=0)
-
-
-@scenario(
-    promises="P10",
-    research="T13",
-    full=Size(jobs=20_000, workers=4, faults=30),
-    short=Size(jobs=600, workers=2, faults=3),
-    mutated={"stamped_when_locked": "stops have cost attempts|left claimed"},
-)
-def rolling_restarts_in_transaction_mode(environment: Environment, size: Size) -> None:
-    """SIGTERM and SIGINT at any moment, transaction mode: the same."""
-    _restart_in_turn(environment, size, "transaction", pace=5)
-
-
-def _restart_in_turn(environment: Environment, size: Size, mode: str, *, pace: float) -> None:
+def rolling_restarts(environment: Environment, size: Size) -> None:
+    """SIGTERM and SIGINT at any moment: nothing is left claimed or burned."""
     # Most are so quick that a worker claims many ahead, and holds them when it is stopped.
     for task, share in ((call, 6), (pay, 1), (pay_async, 1), (call_async, 1), (call, 3)):
-        environment.enqueue(task.options(max_attempts=2), [(pace,)] * (size.jobs * share // 12))
-    workers = environment.workers(mode, size.workers, concurrency=2, poll_interval=0.1, batch=4)
+        environment.enqueue(task.options(max_attempts=2), [(0,)] * (size.jobs * share // 12))
+    workers = environment.workers(size.workers, concurrency=2, poll_interval=0.1)
     total = environment.unfinished()
     for number in range(size.faults):
         # Also a worker that has only begun: before its first claim, or during it.
@@ -207,7 +171,7 @@ def _stop(
 
 
 def _left_nothing(environment: Environment, member: Member) -> None:
-    """Its row is gone, and with it all it held; a worker of transaction mode holds by its lock."""
+    """Its row is gone, and with it all it held."""
     orphans = """
         SELECT count(*) FROM pgqueue.leases AS lease
         WHERE NOT EXISTS (SELECT FROM pgqueue.workers AS worker WHERE worker.id = lease.worker_id)
@@ -231,17 +195,13 @@ def _left_nothing(environment: Environment, member: Member) -> None:
 )
 def stops_while_handlers_run(environment: Environment, size: Size) -> None:
     """Handlers within the grace, past it, a second signal: no attempt is used up; SIGHUP: one."""
-    cases = [_Case(environment, size, mode, *case) for mode in MODES for case in CASES]
+    cases = [_Case(environment, size, *case) for case in CASES]
     for case in cases:
         environment.until_started(*case.jobs)
     for case in cases:
         case.stop()
-    for mode in MODES:
-        last = environment.workers(
-            mode, 1, queues=[case.queue for case in cases if case.mode == mode]
-        )
-        environment.until(lambda mode=mode: _left_of(environment, mode) == 0, what="the jobs go on")  # type: ignore[misc]
-        last.stop()
+    last = environment.workers(1, queues=[case.queue for case in cases])
+    environment.finish(last)
     for case in cases:
         case.was_recorded()
     environment.check()
@@ -254,17 +214,14 @@ class _Case:
         self,
         environment: Environment,
         size: Size,
-        mode: str,
         grace: float,
         signals: tuple[signal.Signals, ...],
         end: str | None,
     ) -> None:
-        self._environment, self.mode, self._signals, self._end = environment, mode, signals, end
-        self.queue = f"{mode}-{end}-{len(signals)}"
+        self._environment, self._signals, self._end = environment, signals, end
+        self.queue = f"{end}-{len(signals)}"
         slots = len(WAITERS) * size.jobs
-        self._workers = environment.workers(
-            mode, 1, concurrency=slots, queues=[self.queue], grace=grace
-        )
+        self._workers = environment.workers(1, concurrency=slots, queues=[self.queue], grace=grace)
         self.jobs = [
             job
             for task in WAITERS
@@ -304,8 +261,3 @@ class _Case:
         left = "SELECT count(*) FROM pgqueue.leases WHERE target_id = ANY(:jobs)"
         count = self._environment.scalar(left, jobs=self.jobs)
         self._environment.expect(count == 0, f"{self.queue}: {count} jobs are left claimed")
-
-
-def _left_of(environment: Environment, mode: str) -> int:
-    left = "SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NULL AND queue LIKE :of"
-    return int(environment.scalar(left, of=f"{mode}-%"))

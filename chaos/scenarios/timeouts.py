@@ -41,7 +41,7 @@ LONGEST = 4.0
 WITHIN = 5.0
 """Seconds; there are 128 handlers past their timeout at once, on two cores."""
 IMPORT = 10.0
-"""Seconds in which a child process of each mode, of which many start at once, is ready."""
+"""Seconds in which a child process, of which many start at once, is ready."""
 
 
 def in_python() -> None:
@@ -92,7 +92,7 @@ async def overstay_async(ctx: JobContext, way: str) -> int:
 
 @queue.task(retry=AT_ONCE, max_attempts=2, timeout=TIMEOUT)
 async def overstay_and_pay_async(session: AsyncSession, ctx: JobContext, way: str) -> int:
-    """In a statement: in transaction mode nothing but the end of its backend ends that."""
+    """In a statement."""
     await session.execute(EFFECT, effect(ctx))
     return await attend_async(ctx, session.execute(text(f"SELECT pg_sleep({LONGEST})")))
 
@@ -161,34 +161,24 @@ IN_WORKER = (overstay, overstay_and_pay, overstay_async, overstay_and_pay_async)
     alone=True,
 )
 def handlers_past_their_timeout(environment: Environment, size: Size) -> None:
-    """Handlers past their timeout, in both modes: recorded as such in time, and nothing is kept."""
+    """Handlers past their timeout: recorded as such in time, and nothing is kept."""
     hard = [in_c.__name__] if size.jobs == 1 else list(WAYS)
     soft = [in_python.__name__] if size.jobs == 1 else [way for way in WAYS if way != in_c.__name__]
     slots = len(IN_WORKER) * len(soft) * size.jobs * 2
     engine = {"pool_size": slots}
-    modes = ("lease", "transaction")
-    fleets = [
-        environment.workers(mode, 1, queues=[mode], concurrency=slots, engine=engine)
-        for mode in modes
-    ]
-    for workers in fleets:
-        workers.until_registered()
-    late, good = 0, 0
-    for mode in modes:
-        good += len(environment.enqueue(pay.options(queue=mode), [(1,)] * 10))
-        for task in IN_WORKER:
-            rows = [(way,) for way in soft] * size.jobs
-            late += len(environment.enqueue(task.options(queue=mode), rows))
+    workers = environment.workers(1, concurrency=slots, engine=engine)
+    workers.until_registered()
+    good = len(environment.enqueue(pay, [(1,)] * 10))
+    late = 0
+    for task in IN_WORKER:
+        late += len(environment.enqueue(task, [(way,) for way in soft] * size.jobs))
     _until_timed_out(environment, late, within=WITHIN)
-    for mode in modes:
-        rows = [(way,) for way in hard]
-        late += len(environment.enqueue(overstay_in_process.options(queue=mode), rows))
+    late += len(environment.enqueue(overstay_in_process, [(way,) for way in hard]))
     _until_timed_out(environment, late, within=WITHIN + len(hard) * IMPORT)
     environment.open("return")
     environment.until_ended()
     _coroutines_were_cancelled(environment)
-    for workers in fleets:
-        workers.stop()
+    workers.stop()
     environment.check(succeeded=good, failed=late)
 
 
@@ -206,8 +196,8 @@ def _until_timed_out(environment: Environment, jobs: int, *, within: float) -> N
 
 
 def _coroutines_were_cancelled(environment: Environment) -> None:
-    """In lease mode no thread is lost for a coroutine, which ends where it waits."""
-    coroutines = "SELECT id, task FROM pgqueue.jobs WHERE queue = 'lease' AND task LIKE '%async'"
+    """No thread is lost for a coroutine, which ends where it waits."""
+    coroutines = "SELECT id, task FROM pgqueue.jobs WHERE task LIKE '%async'"
     log = environment.members[0].log.read_text()
     for job, task in environment.rows(coroutines):
         given_up = f"job {job} {task}: past its timeout; its thread is abandoned" in log
@@ -235,26 +225,15 @@ def timeouts_without_connections(environment: Environment, size: Size) -> None:
     environment.execute(f"CREATE ROLE {role} LOGIN")
     environment.execute(f"GRANT {environment.scalar('SELECT quote_ident(current_user)')} TO {role}")
     url = make_url(environment.url).set(username=role).render_as_string(hide_password=False)
-    fleets = []
-    for mode in ("lease", "transaction"):
-        slots = 2 * size.jobs
-        engine = {"pool_size": slots}
-        workers = environment.workers(mode, 0, queues=[mode], concurrency=slots, engine=engine)
-        workers.add(url=url)
-        fleets.append(workers)
-        # One for each slot, so that all have their connections when there are no others.
-        wakers = wait_and_pay.options(queue=mode)
-        environment.until_started(*environment.enqueue(wakers, [("awake",)] * 2 * size.jobs))
+    slots = 2 * size.jobs
+    workers = environment.workers(0, concurrency=slots, engine={"pool_size": slots})
+    workers.add(url=url)
+    # One for each slot, so that all have their connections when there are no others.
+    environment.until_started(*environment.enqueue(wait_and_pay, [("awake",)] * slots))
     environment.open("awake")
     environment.until_ended()
     environment.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1")
-    late = [
-        job
-        for mode in ("lease", "transaction")
-        for job in environment.enqueue(
-            overstay_at_gate.options(queue=mode), [("return",)] * size.jobs
-        )
-    ]
+    late = environment.enqueue(overstay_at_gate, [("return",)] * size.jobs)
     environment.until_started(*late)
     for member in environment.members:
         environment.until(
@@ -273,8 +252,7 @@ def timeouts_without_connections(environment: Environment, size: Size) -> None:
     environment.until_ended()
     _are_timeouts(environment, len(late))
     environment.open("return")
-    for workers in fleets:
-        workers.stop()
+    workers.stop()
     environment.execute(f"DROP ROLE {role}")
     environment.check(succeeded=4 * size.jobs, failed=len(late))
 

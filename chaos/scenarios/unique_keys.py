@@ -77,21 +77,17 @@ def replaced_jobs(environment: Environment, size: Size) -> None:
     environment.execute(ASKED)
     chains = [go_on.delay(chain, size.jobs // 4) for chain in range(CHAINS)]
     environment.acknowledged.update(chain.id for chain in chains)
-    fleets = [
-        environment.workers(mode, size.workers, concurrency=2, poll_interval=0.05)
-        for mode in ("lease", "transaction")
-    ]
-    for workers in fleets:
-        workers.until_registered()
+    workers = environment.workers(2 * size.workers, concurrency=2, poll_interval=0.05)
+    workers.until_registered()
 
     def kill() -> None:
         for number in range(size.faults):
             environment.until_ended_are(number * size.jobs // (size.faults + 1))
-            fleets[number % len(fleets)].kill_one()
+            workers.kill_one()
 
     seeds = [environment.dice.random() for _ in range(CLIENTS)]
     run_together(*(partial(_ask, environment, size, seed) for seed in seeds), kill)
-    environment.finish(*fleets)
+    environment.finish(workers)
     _judge(environment)
     environment.check(succeeded=environment.scalar("SELECT count(*) FROM pgqueue.jobs"))
 

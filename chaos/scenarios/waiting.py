@@ -1,4 +1,4 @@
-"""Queues keep their shares, and jobs age, while workers are killed, in both modes at once."""
+"""Queues keep their shares, and jobs age, while workers are killed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from chaos.environment import Environment
 from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import call
 from chaos.scenario import Size, scenario
-from chaos.workers import Workers
 
 SLOTS = 4
 MILLISECONDS = 50
@@ -55,12 +54,11 @@ def jobs_do_not_age(patch: Patch) -> None:
     alone=True,
 )
 def shares_under_kills(environment: Environment, size: Size) -> None:
-    """kill -9 in both modes: a queue has its share of the starts beside a more urgent backlog."""
+    """kill -9: a queue has its share of the starts beside a more urgent backlog."""
     rows = [(MILLISECONDS,)] * size.jobs
     environment.enqueue(call.options(queue="busy", priority=0, max_attempts=1000), rows)
     environment.enqueue(call.options(queue="quiet", priority=9, max_attempts=1000), rows)
-    fleets = _workers(environment, size, queues=[f"busy={SHARE - 1},quiet=1"])
-    _kill_some(environment, fleets, size)
+    _kill_some(environment, size, queues=[f"busy={SHARE - 1},quiet=1"])
     quiet = environment.scalar(FIRST_STARTS, most=size.jobs)
     fair = size.jobs // SHARE
     environment.expect(
@@ -79,13 +77,12 @@ def shares_under_kills(environment: Environment, size: Size) -> None:
     alone=True,
 )
 def ages_under_kills(environment: Environment, size: Size) -> None:
-    """kill -9 in both modes: less urgent jobs start before a backlog of urgent ones has ended."""
+    """kill -9: less urgent jobs start before a backlog of urgent ones has ended."""
     urgent = call.options(queue="busy", priority=0, max_attempts=1000)
     aged = call.options(queue="busy", priority=PRIORITY_OF_AGED, max_attempts=1000)
     environment.enqueue(urgent, [(MILLISECONDS,)] * size.jobs)
     few = environment.enqueue(aged, [(MILLISECONDS,)] * size.faults)
-    fleets = _workers(environment, size, queues=["busy"], age_after=AGE_AFTER)
-    _kill_some(environment, fleets, size)
+    _kill_some(environment, size, queues=["busy"], age_after=AGE_AFTER)
     for job in few:
         left = environment.scalar(STARTS_AFTER, aged=job)
         environment.expect(
@@ -94,19 +91,13 @@ def ages_under_kills(environment: Environment, size: Size) -> None:
     environment.check(succeeded=size.jobs + len(few))
 
 
-def _workers(environment: Environment, size: Size, **options: object) -> list[Workers]:
-    options = {"concurrency": SLOTS, "poll_interval": 0.1, **options}
-    modes = ("lease", "transaction")
-    return [environment.workers(mode, size.workers // 2, **options) for mode in modes]
-
-
-def _kill_some(environment: Environment, fleets: list[Workers], size: Size) -> None:
+def _kill_some(environment: Environment, size: Size, **options: object) -> None:
     """Kill workers until a third of the jobs has ended; return when all have ended."""
+    workers = environment.workers(
+        size.workers, **{"concurrency": SLOTS, "poll_interval": 0.1, **options}
+    )
     for number in range(size.faults):
         environment.until_ended_are((number + 1) * size.jobs // (3 * size.faults))
-        workers = fleets[number % 2]
-        workers.kill(workers.some())
-        workers.add()
+        workers.kill_one()
     environment.until_ended()
-    for workers in fleets:
-        workers.stop()
+    workers.stop()

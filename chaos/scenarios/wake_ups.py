@@ -17,7 +17,6 @@ from pgqueue.worker.claiming.cursors import LATEST_SWEEP
 from pgqueue.worker.claiming.notifications import DEADLINE
 from pgqueue.worker.poller import BRIEF
 
-MODES = ("lease", "transaction")
 POLL = 0.5
 LONG_POLL = 1.0
 """So long that a busy machine meets a worker asleep."""
@@ -143,8 +142,8 @@ def _pick_up_in_time(
     poll: float = POLL,
     slower_by: float = 0.0,
 ) -> None:
-    for mode in MODES * size.faults:
-        workers = environment.workers(mode, 0, poll_interval=poll, notify=listens)
+    for _ in range(size.faults):
+        workers = environment.workers(0, poll_interval=poll, notify=listens)
         workers.add(url=url)
         workers.until_registered()
         if listens:
@@ -174,7 +173,7 @@ def _until_just_asleep(environment: Environment, *, poll: float) -> None:
     time.sleep(2 * poll)  # each sleep lasts until the next poll by now; the first are shorter
     last = """
         SELECT max(query_start) FILTER (WHERE state = 'idle') FROM pg_stat_activity
-        WHERE datname = current_database() AND application_name ~ ' worker .* (claimer|slot)$'
+        WHERE datname = current_database() AND application_name ~ ' worker .* claimer$'
     """
     before = environment.scalar(last)
     over_at = time.monotonic() + 5 * poll  # with a bug planted, it may not poll at all
@@ -203,21 +202,20 @@ def _sleepers(environment: Environment) -> list[int]:
 )
 def late_commits(environment: Environment, size: Size) -> None:
     """Others overtake a long transaction: its jobs start a sweep after its COMMIT at the latest."""
-    for mode in MODES:
-        workers = environment.workers(mode, size.workers, poll_interval=POLL, concurrency=2)
-        workers.until_registered()
-        for _ in range(size.faults):
-            with environment.queue.session() as late:
-                jobs = call.enqueue_many(late, [(1,)] * size.jobs)
-                _overtake(environment)
-                environment.enqueue(call, [(10,)] * 100)
-                late.commit()
-            environment.acknowledged.update(jobs)
-            began = time.monotonic()
-            environment.until_started(*jobs, seconds=POLL + LATEST_SWEEP + MARGIN)
-            environment.timed(began)
-            environment.until_ended()
-        workers.stop()
+    workers = environment.workers(size.workers, poll_interval=POLL, concurrency=2)
+    workers.until_registered()
+    for _ in range(size.faults):
+        with environment.queue.session() as late:
+            jobs = call.enqueue_many(late, [(1,)] * size.jobs)
+            _overtake(environment)
+            environment.enqueue(call, [(10,)] * 100)
+            late.commit()
+        environment.acknowledged.update(jobs)
+        began = time.monotonic()
+        environment.until_started(*jobs, seconds=POLL + LATEST_SWEEP + MARGIN)
+        environment.timed(began)
+        environment.until_ended()
+    workers.stop()
     environment.check()
 
 

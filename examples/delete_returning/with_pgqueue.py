@@ -23,4 +23,4 @@ if __name__ == "__main__":
     queue.upgrade()
     with queue.session() as session, session.begin():
         pay_item.enqueue_many(session, [(item,) for item in range(1, 4)])
-    print(Worker(queue, mode="transaction").run_until_empty())
+    print(Worker(queue).run_until_empty())

@@ -25,7 +25,7 @@ if __name__ == "__main__":
     queue.upgrade()
     with queue.session() as session, session.begin():
         pay_order.enqueue_many(session, [(1,), (2,), (-3,)])
-    Worker(queue, mode="transaction").run_until_empty()
+    Worker(queue).run_until_empty()
     with queue.session() as session:
         for job in session.scalars(select(Job).where(Job.task == pay_order.name).order_by(Job.id)):
             print(job.id, job.status, job.attempts, job.args, job.last_error)

@@ -250,8 +250,8 @@ def _settings(health: Health) -> Iterator[Finding]:
             Level.WARNING,
             "default_transaction_isolation",
             f"{found['default_transaction_isolation']}; workers claim and settle in read "
-            "committed whatever it says; your enqueuing transactions and, in lease mode, your "
-            "handlers do not, and have to be ready for serialization failures",
+            "committed whatever it says; your enqueuing transactions and your handlers do not, and "
+            "have to be ready for serialization failures",
         )
 
 

@@ -50,20 +50,6 @@ FOR_EXIT = 15.0
     help="Jobs at a time.",
 )
 @click.option(
-    "--mode",
-    type=click.Choice(["lease", "transaction"]),
-    default="lease",
-    show_default=True,
-    help="lease is fast; transaction gives a crashed worker's jobs back at once.",
-)
-@click.option(
-    "--batch",
-    type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    help="Jobs per transaction, with --mode transaction.",
-)
-@click.option(
     "--grace",
     type=float,
     metavar="SECONDS",

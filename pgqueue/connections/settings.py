@@ -22,10 +22,6 @@ CLAIMING = {
     "idle_in_transaction_session_timeout": "60000",
 }
 
-STAMPING = {**CLAIMING, "lock_timeout": "250"}
-"""A stamp waits while a transaction of the same slot is open.  A migration that waits for that
-transaction, and for which the stamp waits, would complete a cycle that no server can detect."""
-
 ADMITTING = {
     **CLAIMING,
     # Other workers wait for this transaction: it must end soon, also if its process is frozen.
@@ -52,9 +48,6 @@ SCHEDULING = {
     # A schedule whose row, table or unique key another transaction has locked stays due.
     "lock_timeout": "250",
 }
-
-HANDLING = {**NETWORK, **UNICODE, "default_transaction_isolation": "read committed"}
-"""The search_path stays as the application sets it, because handlers use it."""
 
 LIMITS = ("idle_in_transaction_session_timeout", "transaction_timeout")
 

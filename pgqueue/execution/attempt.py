@@ -317,34 +317,24 @@ def obstacle(
 
 
 def complete(
-    attempts: Attempts, claimed: Claimed, outcome: Outcome, *, held: bool, is_kept: bool = True
+    attempts: Attempts, claimed: Claimed, outcome: Outcome, *, is_kept: bool = True
 ) -> Settled:
     """Settle an attempt inside the handler's transaction; the caller commits.
 
-    ``held``: the transaction holds the message, as in transaction mode.  ``is_kept``: whether the
-    row of a succeeded job stays.
+    ``is_kept``: whether the row of a succeeded job stays.
     """
-    if not is_kept and isinstance(outcome, Succeeded) and _delete(attempts, claimed, held=held):
+    is_deleted = not is_kept and isinstance(outcome, Succeeded)
+    if is_deleted and attempts.delete_one_success(claimed):
         return Settled(claimed.job_id, "succeeded")
     if is_plain_success(outcome):
-        settled = attempts.settle_one_success(claimed, held=held)
-    elif held and not attempts.take_message(claimed):
-        settled = []
+        settled = attempts.settle_one_success(claimed)
     else:
-        settled = attempts.settle([(claimed, outcome)], held=held)
+        settled = attempts.settle([(claimed, outcome)])
     if not settled:
         raise Stale
     if settled[0].outcome == "cancelled" and not isinstance(outcome, Cancelled):
         raise CancelWins
     return settled[0]
-
-
-def _delete(attempts: Attempts, claimed: Claimed, *, held: bool) -> bool:
-    if not attempts.delete_one_success(claimed, held=held):
-        return False
-    if held and not attempts.take_message(claimed):
-        raise Stale
-    return True
 
 
 def secrets_of(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:

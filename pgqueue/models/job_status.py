@@ -64,7 +64,6 @@ def status_of(
 ) -> ColumnElement[JobStatus]:
     """The status as an expression over one ``jobs`` row.
 
-    A lease takes precedence over a message: after a crash in transaction mode a job has both.
     Only jobs under limits are looked up among the waiting messages.
     Labels are literals because GROUP BY does not recognise the expression with bound parameters.
     """

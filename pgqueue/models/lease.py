@@ -29,6 +29,6 @@ class Lease(Base):
     worker_id: Mapped[UUID]
 
     held: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Transaction mode: only the transaction that holds the message may settle it."""
+    """Always false: no longer written."""
 
     started_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))

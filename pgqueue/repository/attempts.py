@@ -1,4 +1,4 @@
-"""A worker's operations on attempts: claim, lock, stamp, settle."""
+"""A worker's operations on attempts: claim and settle."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -33,12 +33,10 @@ from pgqueue.repository.rows import (
     Claim,
     ClaimCursor,
     Claimed,
-    Kind,
-    Locked,
     Settled,
     Upcoming,
 )
-from pgqueue.statements import claiming, fencing, settling, stamping, starting, unique_keys
+from pgqueue.statements import claiming, fencing, settling, starting, unique_keys
 from pgqueue.statements.tables import CRASHED, INTERRUPTED
 
 
@@ -58,24 +56,27 @@ class Attempts:
         ahead: bool = False,
         suspects: bool = True,
         meta: bool = False,
-    ) -> Claim[Claimed]:
-        """Claim due jobs, in the order in which they start."""
-        statement = claiming.claim(ahead=ahead, suspects=suspects, meta=meta)
-        rows = self._take(statement, pairs, tasks, limit)
-        return _claim_of(rows, Claimed)
+        registered: bool = True,
+    ) -> Claim:
+        """Claim due jobs, in the order in which they start.
 
-    def lock(
-        self,
-        pairs: Iterable[ClaimCursor],
-        *,
-        tasks: str,
-        limit: int,
-        suspects: bool = True,
-        meta: bool = False,
-    ) -> Claim[Locked]:
-        """Lock due messages until this transaction ends."""
-        rows = self._take(claiming.lock(suspects=suspects, meta=meta), pairs, tasks, limit)
-        return _claim_of(rows, Locked)
+        ``registered``: claim nothing for a worker that was declared dead.
+        """
+        parameters = {
+            "pairs": _documents(pairs),
+            "tasks": tasks,
+            "limit": limit,
+            "worker_id": self._worker_id,
+        }
+        statement = claiming.claim(ahead=ahead, suspects=suspects, meta=meta, registered=registered)
+        rows = fetch(self._executor, statement, parameters)
+        read_at, quiet_until, taken, passed = rows[0][:4]
+        if rows[0][4] is None:
+            return Claim([], taken, read_at, quiet_until, passed or ())
+        # DELETE ... RETURNING guarantees no order, whatever the order of the probes.
+        new = partial(tuple.__new__, Claimed)  # a call of the class takes twice as long
+        found: list[Claimed] = sorted([new(row[4:]) for row in rows])
+        return Claim(found, taken, read_at, quiet_until, passed or ())
 
     def upcoming(self, pairs: Iterable[ClaimCursor], *, tasks: str) -> Upcoming:
         """Whether a message is due, and in how many seconds the next one will be."""
@@ -93,43 +94,6 @@ class Attempts:
         rows = fetch(self._executor, claiming.ages(), parameters)
         oldest = {(queue, priority): run_at for queue, priority, run_at, _ in rows}
         return Ages(oldest, rows[0][3] if rows else ())
-
-    def stamp(self, locked: Locked) -> Claimed | None:
-        """Commit the start of a locked job's attempt; None if another worker was first.
-
-        Runs on a connection of its own, in autocommit.
-        """
-        parameters: dict[str, Any] = {
-            "job_id": locked.job_id,
-            "of_message_id": locked.message_id,
-            "by_worker_id": self._worker_id,
-            "next_attempt": locked.used_attempts + 1,
-            "past_crashes": locked.past_crashes,
-        }
-        if locked.seen_attempt is None:
-            parameters |= _key_of(locked)
-            statement = stamping.stamp_first()
-        else:
-            parameters["seen_attempt"] = locked.seen_attempt
-            parameters["seen_message_id"] = locked.seen_message_id
-            statement = stamping.stamp_after_crash()
-        stamped = fetch(self._executor, statement, parameters)
-        if not stamped:
-            return None
-        return locked.claimed(attempt=stamped[0][0], crashes=stamped[0][1])
-
-    def has_crashed_before(self, claimed: Claimed) -> bool:
-        """Whether the claim of an attempt has recorded a crash of transaction mode."""
-        parameters = {
-            "job_id": claimed.job_id,
-            "of_message_id": claimed.message_id,
-            "next_attempt": claimed.attempt,
-        }
-        return bool(fetch(self._executor, stamping.has_crashed_before(), parameters)[0][0])
-
-    def keep_lease(self, claimed: Claimed) -> bool:
-        """Lock the lease of a held attempt, so that no other worker stamps its job; or False."""
-        return bool(fetch(self._executor, fencing.keep_lease(), self._names_of(claimed)))
 
     def is_cancelled(self, claimed: Claimed) -> bool | None:
         """Whether the job of an attempt was asked to cancel; None if its lease is lost."""
@@ -150,22 +114,12 @@ class Attempts:
         statement = unique_keys.free_key_of_attempt(in_own_transaction=in_own_transaction)
         return bool(fetch(self._executor, statement, self._names_of(claimed)))
 
-    def take_message(self, claimed: Claimed) -> bool:
-        """Delete the message of a held attempt; False if another transaction holds it."""
-        return bool(fetch(self._executor, stamping.take_message(), _message_of(claimed)))
-
-    def wait_for_message(self, claimed: Claimed) -> bool:
-        """Wait until the message of a held attempt is free, and lock it; False if it is deleted."""
-        return bool(fetch(self._executor, stamping.wait_for_message(), _message_of(claimed)))
-
-    def settle(
-        self, settlements: Sequence[tuple[Claimed, Outcome]], *, held: bool = False
-    ) -> list[Settled]:
+    def settle(self, settlements: Sequence[tuple[Claimed, Outcome]]) -> list[Settled]:
         """Write outcomes; returns the attempts that were still this worker's."""
         verdicts = [_verdict(claimed, outcome) for claimed, outcome in settlements]
         verdicts.sort(key=lambda verdict: verdict["target_id"])
         parameters = {"verdicts": json.dumps(verdicts), "worker_id": self._worker_id}
-        rows = fetch(self._executor, settling.settle(held=held), parameters)
+        rows = fetch(self._executor, settling.settle(), parameters)
         return [Settled(row[0], row[1]) for row in rows]
 
     def settle_succeeded(self, successes: Sequence[Claimed]) -> list[Settled] | None:
@@ -191,16 +145,16 @@ class Attempts:
             for job_id in (ids if ours else [])
         ]
 
-    def delete_succeeded(self, successes: Sequence[Claimed], *, held: bool = False) -> list[int]:
+    def delete_succeeded(self, successes: Sequence[Claimed]) -> list[int]:
         """Delete jobs that have succeeded and are not kept; returns their ids.
 
         The other jobs stay as they are, to be settled.
         """
         parameters = {**_successes(successes), "worker_id": self._worker_id}
-        rows = fetch(self._executor, settling.delete_succeeded(held=held), parameters)
+        rows = fetch(self._executor, settling.delete_succeeded(), parameters)
         return [row[0] for row in rows]
 
-    def delete_one_success(self, claimed: Claimed, *, held: bool) -> bool:
+    def delete_one_success(self, claimed: Claimed) -> bool:
         """The same in the transaction of its handler; False if the job must be settled instead.
 
         In a savepoint: a row of the application that refers to the job may refuse it, and a
@@ -208,7 +162,7 @@ class Attempts:
         """
         try:
             with self._executor.begin_nested():
-                is_deleted = self.delete_succeeded([claimed], held=held) != []
+                is_deleted = self.delete_succeeded([claimed]) != []
                 if is_deleted:
                     self._executor.execute(settling.check_constraints())
                 return is_deleted
@@ -220,13 +174,9 @@ class Attempts:
         ids = {"target_ids": _array([one.job_id for one in claimed])}
         return {row[0] for row in fetch(self._executor, settling.free_jobs(), ids)}
 
-    def settle_one_success(self, claimed: Claimed, *, held: bool) -> list[Settled]:
-        """End one successful attempt in its handler's transaction; empty if it is not ours.
-
-        For a held attempt, also deletes the message.
-        """
-        parameters = self._names_of(claimed) | (_key_of(claimed) if held else {})
-        rows = fetch(self._executor, settling.settle_one_success(held=held), parameters)
+    def settle_one_success(self, claimed: Claimed) -> list[Settled]:
+        """End one successful attempt in its handler's transaction; empty if it is not ours."""
+        rows = fetch(self._executor, settling.settle_one_success(), self._names_of(claimed))
         return [Settled(row[0], row[1]) for row in rows]
 
     def _names_of(self, claimed: Claimed) -> dict[str, Any]:
@@ -237,17 +187,6 @@ class Attempts:
             "of_attempt": claimed.attempt,
             "worker_id": self._worker_id,
         }
-
-    def _take(
-        self, statement: Any, pairs: Iterable[ClaimCursor], tasks: str, limit: int
-    ) -> Sequence[Any]:
-        parameters = {
-            "pairs": _documents(pairs),
-            "tasks": tasks,
-            "limit": limit,
-            "worker_id": self._worker_id,
-        }
-        return fetch(self._executor, statement, parameters)
 
 
 def _successes(successes: Sequence[Claimed]) -> dict[str, str]:
@@ -260,25 +199,6 @@ def _successes(successes: Sequence[Claimed]) -> dict[str, str]:
 
 def _array(numbers: list[int]) -> str:
     return f"{{{str(numbers)[1:-1]}}}"
-
-
-def _claim_of(rows: Sequence[Any], kind: type[Kind]) -> Claim[Kind]:
-    read_at, quiet_until, taken, passed = rows[0][:4]
-    if rows[0][4] is None:
-        return Claim([], taken, read_at, quiet_until, passed or ())
-    # DELETE ... RETURNING guarantees no order, whatever the order of the probes.
-    new = partial(tuple.__new__, kind)  # a call of the class takes twice as long
-    found: list[Kind] = sorted([new(row[4:]) for row in rows])
-    return Claim(found, taken, read_at, quiet_until, passed or ())
-
-
-def _message_of(claimed: Claimed) -> dict[str, Any]:
-    return {"of_message_id": claimed.message_id, **_key_of(claimed)}
-
-
-def _key_of(row: Claimed | Locked) -> dict[str, Any]:
-    """The key of the row's message, without its id."""
-    return {"of_queue": row.queue, "of_priority": row.priority, "of_run_at": row.run_at}
 
 
 def _documents(pairs: Iterable[ClaimCursor]) -> str:

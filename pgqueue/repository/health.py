@@ -126,7 +126,7 @@ class Health:
         return {row[0]: row[1] for row in rows}
 
     def depths(self) -> list[QueueDepth]:
-        """The queues in which jobs wait.  A job that runs in transaction mode waits here too."""
+        """The queues in which jobs wait."""
         return [QueueDepth(*row) for row in self._executor.execute(health.depths())]
 
     def unserved_queues(self) -> list[Waiting]:

@@ -72,8 +72,7 @@ class Jobs:
     def cancel(self, job_id: int) -> Change:
         """End a waiting job as cancelled, or ask the worker of a running job to cancel it.
 
-        Locks the job's row first, and its message only if no transaction holds it.  A message that
-        could be locked proves that the job does not run, whatever a crash has left behind.
+        Locks the job's row first, and its message only if no transaction holds it.
         """
         job = self._locked(job_id)
         if job.outcome is not None:
@@ -81,9 +80,7 @@ class Jobs:
         waits = self._run(operations.delete_messages(), job_id).all() != []
         if not waits and job.limit_keys is not None:
             waits = self._run(operations.delete_waiting_message(), job_id).all() != []
-        if waits:
-            self._run(operations.delete_left_lease(), job_id)
-        elif job.leased or self._run(operations.is_held_here(), job_id).scalar():
+        if not waits and job.leased:
             self._run(operations.request_cancel(), job_id)
             return Change.CANCEL_REQUESTED
         self._run(operations.cancel_job(), job_id)
@@ -101,8 +98,8 @@ class Jobs:
             return Change.UNCHANGED
         self._run(operations.delete_messages(), job_id)
         if self._run(operations.is_with_a_worker(), job_id).scalar():
-            # A worker has held the job since before the cancel.  If its transaction rolls back, or
-            # its claim is settled after all, the job would get two messages and twice its attempts.
+            # Claimed since before the cancel.  If the claim is rolled back, or settled after all,
+            # the job would get two messages and twice its attempts.
             return Change.UNCHANGED
         new = {} if edit is None else edit(self.values(job_id))
 

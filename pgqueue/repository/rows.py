@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from pgqueue.models import JobStatus
 
@@ -30,41 +30,6 @@ class Claimed(NamedTuple):
     def is_alone(self) -> bool:
         """Whether the job must not wait in the job buffer, as ``message_queue.alone`` says."""
         return self.crashes > 0 or self.max_attempts == 1
-
-
-class Locked(NamedTuple):
-    """A job whose message this transaction holds, and the stamp that a crash may have left."""
-
-    priority: int
-    run_at: str
-    message_id: int
-    job_id: int
-    queue: str
-    task: str
-    args: str
-    max_attempts: int
-    used_attempts: int
-    past_crashes: int
-    seen_message_id: int | None
-    seen_attempt: int | None
-    seen_held: bool | None
-    meta: str | None = None
-
-    @property
-    def crashes(self) -> int:
-        """The recorded crashes, and the one that has left a stamp."""
-        return self.past_crashes + (self.seen_attempt is not None)
-
-    @property
-    def is_alone(self) -> bool:
-        """The same as of :class:`Claimed`."""
-        return self.crashes > 0 or self.max_attempts == 1
-
-    def claimed(self, *, attempt: int, crashes: int) -> Claimed:
-        return Claimed(*self[:8], attempt=attempt, crashes=crashes, meta=self.meta)
-
-
-Kind = TypeVar("Kind", Claimed, Locked)
 
 
 class ClaimCursor(NamedTuple):
@@ -99,10 +64,10 @@ NOTHING = Upcoming(is_due=False, seconds=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Claim(Generic[Kind]):
+class Claim:
     """The result of one claim."""
 
-    rows: list[Kind]
+    rows: list[Claimed]
     taken: int
     """Messages found: more than ``rows`` if some had no unfinished job and were dropped."""
     read_at: str

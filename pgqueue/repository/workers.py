@@ -51,7 +51,6 @@ class Notices(NamedTuple):
     """Whether workers declared dead just now may have leases to rescue."""
     has_orphans: bool | None
     """Whether dead workers have left leases; None if the search was not requested."""
-    has_stamps: bool | None
     seconds_to_tick: float | None
     """How long the next tick of a schedule is away; None if there is none, or it was not asked."""
     has_batches: bool | None
@@ -99,7 +98,7 @@ class Workers:
     def notices(
         self, *, running: Sequence[int], search: bool, scheduled: str | None = None
     ) -> Notices:
-        """Read pauses, cancels and deaths; with ``search``, also orphaned leases and stamps.
+        """Read pauses, cancels and deaths; with ``search``, also orphaned leases.
 
         ``scheduled``: tasks whose next tick to look up, as ``array_of`` names them; then batches
         are looked up too.
@@ -143,20 +142,10 @@ class Workers:
         parameters = {"dead_id": member.id, "seen_at": member.heartbeat_at}
         return self._executor.execute(rescuing.declare_dead(), parameters).first() is not None
 
-    def end_transactions(self) -> list[int]:
-        """End the transactions in which dead workers still hold messages; returns the jobs."""
-        return [row[0] for row in self._executor.execute(rescuing.end_transactions())]
-
     def rescue(self) -> list[Rescued]:
         """Give back a batch of the leases of dead workers; empty if none is left."""
         limit = {"limit": RESCUE_BATCH}
-        rows = list(self._executor.execute(rescuing.rescue_leases(), limit))
-        rows += self._executor.execute(rescuing.rescue_lost_messages(), limit)
-        return [Rescued(*row) for row in rows]
-
-    def drop_left_stamps(self) -> None:
-        """Delete stamps that their jobs no longer need; nothing else deletes them."""
-        self._executor.execute(rescuing.drop_left_stamps())
+        return [Rescued(*row) for row in self._executor.execute(rescuing.rescue_leases(), limit)]
 
     def forget_dead(self) -> None:
         self._executor.execute(rescuing.forget_workers())

@@ -23,22 +23,18 @@ from sqlalchemy import (
     and_,
     any_,
     bindparam,
-    case,
     cast,
     column,
     delete,
-    exists,
-    false,
     func,
     literal_column,
     null,
-    or_,
     select,
     true,
     tuple_,
 )
 from sqlalchemy.dialects.postgresql import array
-from sqlalchemy.dialects.postgresql import insert as insert_or_take_over
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.sql.selectable import CTE, Subquery, TableValuedAlias
 
 from pgqueue.statements.tables import (
@@ -48,11 +44,9 @@ from pgqueue.statements.tables import (
     array_parameter,
     clock,
     count_rows,
-    crashed,
     document,
     jobs,
     leases,
-    left_of_older_message,
     message_queue,
     pg,
     seconds,
@@ -64,69 +58,35 @@ WORKER = bindparam("worker_id", type_=Uuid)
 
 
 @cache
-def claim(*, ahead: bool, suspects: bool, meta: bool = False) -> Executable:
-    """Lease mode: delete the messages, insert the leases, read the jobs.
+def claim(
+    *, ahead: bool, suspects: bool, meta: bool = False, registered: bool = True
+) -> Executable:
+    """Delete the messages, insert the leases, read the jobs.
 
     ``ahead`` claims for slots that are not free yet.  Such a claim does not take messages whose
     jobs must not wait in a worker, which may die; it returns their priorities.  These messages
     count towards the limit, so that a large number of them does not slow the claim down.
 
     Without ``suspects``, the claim skips jobs that a worker held when it crashed.  ``meta`` reads
-    the meta of the jobs, which is NULL otherwise.  At least one row is returned, with the
-    database's time; its other columns are NULL if nothing was claimed.
+    the meta of the jobs, which is NULL otherwise.  ``registered``: claim nothing for a worker that
+    was declared dead.  At least one row is returned, with the database's time; its other columns
+    are NULL if nothing was claimed.
     """
-    found = _due_messages(ahead=ahead, suspects=suspects)
+    found = _due_messages(suspects=suspects, registered=registered)
     columns = found.selected_columns
     # No more columns than needed: a CTE that is read twice is materialized.
-    needed = [columns.ctid, columns.priority, columns.must_not_wait] if ahead else [columns.ctid]
+    needed = [columns.ctid, columns.priority, columns.alone] if ahead else [columns.ctid]
     due = found.with_only_columns(*needed).cte("due")
     message = _taken_messages(due, ahead=ahead)
     started = _unfinished_jobs_of(message, meta=meta)
     lease = _leases_for(started)
-    past = _crashed_attempts(started, lease)
     claimed = (
         select(*_claimed_columns(started), lease.c.attempt, lease.c.crashes, _meta_column(started))
         .select_from(started.join(lease, started.c.id == lease.c.message_id))
         .subquery("claimed")
     )
     moment = _moment(message, passed=_passed_priorities(due) if ahead else null())
-    return select(moment, claimed).select_from(moment.outerjoin(claimed, true())).add_cte(past)
-
-
-@cache
-def lock(*, suspects: bool, meta: bool = False) -> Executable:
-    """Transaction mode: lock the messages until this transaction ends, and read the leases that
-    crashed attempts have left."""
-    message = _due_messages(suspects=suspects).cte("message")
-    started = _unfinished_jobs_of(message, meta=meta)
-    stamp = (
-        select(leases.c.message_id, leases.c.attempt, leases.c.held)
-        .where(leases.c.target_id == started.c.target_id)
-        .offset(AS_IT_STANDS)  # by key, however few leases the planner expects
-        .lateral("stamp")
-    )
-    claimed = (
-        select(
-            *_claimed_columns(started),
-            started.c.used_attempts,
-            started.c.past_crashes,
-            stamp.c.message_id.label("seen_message_id"),
-            stamp.c.attempt.label("seen_attempt"),
-            stamp.c.held.label("seen_held"),
-            _meta_column(started),
-        )
-        .select_from(started.outerjoin(stamp, true()))
-        .subquery("claimed")
-    )
-    # Compared with the rows just found: a planner with wrong statistics would hash all of jobs.
-    useless = select(message.c.ctid).where(~exists().where(started.c.id == message.c.id))
-    dropped = delete(message_queue).where(among(useless) == CTID)
-    moment = _moment(message, passed=null())
-    return (
-        select(moment, claimed)
-        .select_from(moment.outerjoin(claimed, true()))
-        .add_cte(dropped.cte("dropped"))
-    )
+    return select(moment, claimed).select_from(moment.outerjoin(claimed, true()))
 
 
 @cache
@@ -162,8 +122,7 @@ def upcoming() -> Executable:
 def ages() -> Executable:
     """The ``run_at`` of the first due message of each pair, and the times one to nine periods ago.
 
-    Locks nothing, because a claim at the same time would skip a locked message.  Transaction mode
-    keeps the messages of running jobs locked; these are recognised by their stamps.
+    Locks nothing, because a claim at the same time would skip a locked message.
     """
     pair = _pairs()
     period = seconds(cast(bindparam("period", type_=Double), Double))
@@ -173,7 +132,6 @@ def ages() -> Executable:
             _of_pair(pair),
             _is_after_cursor(pair),
             message_queue.c.run_at <= pg.statement_timestamp(),
-            ~_has_stamp(),
         )
         .order_by(message_queue.c.run_at, message_queue.c.id)
         .limit(1)
@@ -199,46 +157,34 @@ def _taken_messages(due: CTE, *, ahead: bool) -> CTE:
     """
     places = select(due.c.ctid)
     if ahead:
-        places = places.where(~due.c.must_not_wait)
+        places = places.where(~due.c.alone)
     return (
         delete(message_queue).where(among(places) == CTID).returning(message_queue).cte("message")
     )
 
 
 def _passed_priorities(due: CTE) -> ColumnElement[Any]:
-    return select(pg.array_agg(due.c.priority)).where(due.c.must_not_wait).scalar_subquery()
+    return select(pg.array_agg(due.c.priority)).where(due.c.alone).scalar_subquery()
 
 
-def _due_messages(*, ahead: bool = False, suspects: bool) -> Select[*tuple[Any, ...]]:
+def _due_messages(*, suspects: bool, registered: bool) -> Select[*tuple[Any, ...]]:
     """The first due messages of the pairs, locked: LIMIT in each probe and around all."""
     pair = _pairs()
     due = (
-        select(CTID, message_queue, *([_must_not_wait(suspects=suspects)] if ahead else []))
+        select(CTID, message_queue)
         .where(
             _of_pair(pair),
             _is_after_cursor(pair),
             message_queue.c.run_at <= pg.statement_timestamp(),
-            true() if suspects else and_(message_queue.c.crashes == 0, ~_has_stamp()),
+            true() if suspects else message_queue.c.crashes == 0,
         )
         .order_by(message_queue.c.run_at, message_queue.c.id)
         .limit(LIMIT)
         .with_for_update(skip_locked=True)
         .lateral("due")
     )
-    return select(due).select_from(pair.join(due, true())).where(_worker_is_alive()).limit(LIMIT)
-
-
-def _must_not_wait(*, suspects: bool) -> ColumnElement[bool]:
-    """Whether a claim ahead does not take the message.  Without suspects, none here has a stamp."""
-    alone = message_queue.c.alone
-    return (or_(alone, _has_stamp()) if suspects else alone).label("must_not_wait")
-
-
-def _has_stamp() -> ColumnElement[bool]:
-    """Whether a crash in transaction mode has left a stamp."""
-    stamp = select(leases.c.target_id).where(leases.c.target_id == message_queue.c.target_id)
-    # One probe by key for each message; an EXISTS could become a join that reads all leases.
-    return stamp.scalar_subquery().is_not(None)
+    may_claim = _worker_is_alive() if registered else true()
+    return select(due).select_from(pair.join(due, true())).where(may_claim).limit(LIMIT)
 
 
 def _pairs() -> TableValuedAlias:
@@ -318,60 +264,18 @@ def _meta_of(rows: FromClause) -> list[ColumnElement[Any]]:
 
 
 def _leases_for(started: CTE) -> CTE:
-    """Insert one lease for each job, or take over the stamp that transaction mode has left.
-
-    A stamp of the same message shows a crash, which is counted.  A stamp of an older message was
-    committed too late, and its handler has not started.  If a job with a lease has a second
-    message in any other case, that message gets no lease.
-    """
-    first = started.alias("first")
-    twin = exists().where(first.c.target_id == started.c.target_id, first.c.id < started.c.id)
-    proposed = select(
+    """Insert one lease for each job.  If the data are damaged and a job has a lease already, or two
+    messages, the other message gets no lease."""
+    rows = select(
         started.c.target_id,
         started.c.id,
         started.c.used_attempts + 1,
         started.c.past_crashes,
         WORKER,
-        false(),
-    ).where(~twin)
-    new = insert_or_take_over(leases).from_select(
-        ["target_id", "message_id", "attempt", "crashes", "worker_id", "held"], proposed
     )
-    same = leases.c.message_id == new.excluded.message_id
-    taken_over = new.on_conflict_do_update(
-        index_elements=[leases.c.target_id],
-        set_={
-            "message_id": new.excluded.message_id,
-            "attempt": case((same, leases.c.attempt + 1), else_=new.excluded.attempt),
-            "crashes": case((same, leases.c.crashes + 1), else_=new.excluded.crashes),
-            "worker_id": new.excluded.worker_id,
-            "held": false(),
-            "started_at": clock(),
-        },
-        where=or_(same, left_of_older_message(new.excluded.message_id)),
-    )
-    columns = (leases.c.message_id, leases.c.attempt, leases.c.crashes)
-    return taken_over.returning(*columns).cte("lease")
-
-
-def _crashed_attempts(started: CTE, lease: CTE) -> CTE:
-    """Record the crashed attempts whose stamps are taken over; reads the leases as they were."""
-    old = (
-        select(leases.c.worker_id, leases.c.started_at)
-        .where(leases.c.target_id == started.c.target_id)
-        .offset(AS_IT_STANDS)
-        .lateral("old")
-    )
-    attempts: Select[*tuple[Any, ...]] = select(
-        started.c.target_id,
-        started.c.id,
-        (lease.c.attempt - 1).label("attempt"),
-        old.c.worker_id,
-        old.c.started_at,
-    )
-    taken_over = started.join(lease, started.c.id == lease.c.message_id).join(old, true())
-    is_crash = lease.c.attempt > started.c.used_attempts + 1
-    return crashed(attempts.select_from(taken_over).where(is_crash))
+    columns = ["target_id", "message_id", "attempt", "crashes", "worker_id"]
+    new = insert_or_skip(leases).from_select(columns, rows).on_conflict_do_nothing()
+    return new.returning(leases.c.message_id, leases.c.attempt, leases.c.crashes).cte("lease")
 
 
 def _moment(message: CTE, *, passed: ColumnElement[Any]) -> Subquery:

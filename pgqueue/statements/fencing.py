@@ -32,44 +32,29 @@ ONE = (
 """The keys of one attempt, without its worker's."""
 
 
-def deleted_lease(message: ColumnElement[bool], *, held: bool) -> CTE:
-    """The fence for one attempt; ``message``: whether its message was deleted too."""
-    ours = is_ours(*ONE, held=held)
-    return delete(leases).where(ours, message).returning(*lease_columns()).cte("gone")
-
-
-@cache
-def keep_lease() -> Executable:
-    """Lock the lease of one held attempt until this transaction ends; no row if it is not ours.
-
-    A worker that finds the job's message meanwhile cannot stamp it, so it records no crash.
-    Never waits: the handler's own transaction may have the lock, and has to be ended anyway.
-    """
-    lease = select(leases.c.target_id).where(is_ours(*ONE, held=True))
-    return lease.with_for_update(skip_locked=True)
+def deleted_lease() -> CTE:
+    """The fence for one attempt."""
+    return delete(leases).where(is_ours(*ONE)).returning(*lease_columns()).cte("gone")
 
 
 @cache
 def is_cancelled() -> Executable:
     """Whether the job of an attempt is to be cancelled; no row if its lease is not ours."""
     asked = select(jobs.c.cancel_requested_at.is_not(None))
-    return asked.join_from(leases, jobs, jobs.c.id == leases.c.target_id).where(
-        is_ours(*ONE, held=False)
-    )
+    return asked.join_from(leases, jobs, jobs.c.id == leases.c.target_id).where(is_ours(*ONE))
 
 
-def deleted_leases(given: Any, *, held: bool) -> CTE:
+def deleted_leases(given: Any) -> CTE:
     """The fence: deletes the leases that still match the settled attempts exactly.
 
     Each is looked up by its key, in a sub-query that the planner cannot reorder: with the
-    statistics of an empty table it would read all leases for each attempt.  A lease that is
-    taken over meanwhile has another ctid, and stays.  Its worker is compared again, because
-    servers before 18, 17.7, 16.11 and 15.15 do not recheck a ctid.
+    statistics of an empty table it would read all leases for each attempt.  The worker is compared
+    again, because servers before 18, 17.7, 16.11 and 15.15 do not recheck a ctid.
     """
     lease = (
         select(CTID)
         .select_from(leases)
-        .where(is_ours(given.c.target_id, given.c.message_id, given.c.attempt, held=held))
+        .where(is_ours(given.c.target_id, given.c.message_id, given.c.attempt))
         .offset(AS_IT_STANDS)
         .lateral("lease")
     )
@@ -82,14 +67,13 @@ def deleted_leases(given: Any, *, held: bool) -> CTE:
     )
 
 
-def is_ours(job_id: Any, message_id: Any, attempt: Any, *, held: bool) -> ColumnElement[bool]:
+def is_ours(job_id: Any, message_id: Any, attempt: Any) -> ColumnElement[bool]:
     """Whether a lease is that of this attempt, and of this worker."""
     return and_(
         leases.c.target_id == job_id,
         leases.c.message_id == message_id,
         leases.c.attempt == attempt,
         leases.c.worker_id == WORKER,
-        leases.c.held if held else ~leases.c.held,
     )
 
 

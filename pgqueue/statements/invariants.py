@@ -113,13 +113,10 @@ def _of_messages() -> list[Select[*tuple[Any, ...]]]:
 def _of_places() -> list[Select[*tuple[Any, ...]]]:
     copied = ("queue", "priority", "run_at", "task")
     differs = or_(*(message_queue.c[name] != jobs.c[name] for name in copied))
-    of_other_lease = exists().where(
-        leases.c.target_id == message_queue.c.target_id,
-        or_(~leases.c.held, leases.c.message_id > message_queue.c.id),
-    )
+    leased = exists().where(leases.c.target_id == message_queue.c.target_id)
     rules = {
         "a message stands where its job says": differs,
-        "a message beside a lease is the one the lease holds": of_other_lease,
+        "a message beside a lease is the one the lease holds": leased,
     }
     number = pg.concat("message ", message_queue.c.id)
     return [
@@ -141,10 +138,6 @@ def _of_leases() -> list[Select[*tuple[Any, ...]]]:
         workers.c.id == leases.c.worker_id,
         or_(workers.c.dead_at.is_(None), workers.c.dead_at > minute_ago),
     )
-    # In transaction mode, a message beside the lease makes the job due again.
-    comes_back = and_(
-        leases.c.held, exists().where(message_queue.c.target_id == leases.c.target_id)
-    )
     owner = pg.concat("worker ", cast(leases.c.worker_id, Text))
     return [
         _broken("a lease has a job", leases.c.target_id, owner, leases, without_job),
@@ -153,7 +146,7 @@ def _of_leases() -> list[Select[*tuple[Any, ...]]]:
             leases.c.target_id,
             owner,
             leases,
-            and_(~owner_lives, ~comes_back, leases.c.started_at < minute_ago),
+            and_(~owner_lives, leases.c.started_at < minute_ago),
         ),
     ]
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     ColumnElement,
     DateTime,
     Executable,
@@ -19,7 +18,6 @@ from sqlalchemy import (
     func,
     insert,
     literal_column,
-    not_,
     null,
     or_,
     select,
@@ -54,9 +52,6 @@ from pgqueue.statements.tables import notify as notified
 JOB = bindparam("job_id", type_=BigInteger)
 NEW = "new_"
 """Begins the names of parameters: in an UPDATE, one with a column's name is added to SET."""
-HELD_HERE = literal_column("xmax = pg_catalog.pg_current_xact_id()::xid", Boolean)
-"""A message that this transaction has locked: xmax is the last transaction to lock or delete a row.
-https://www.postgresql.org/docs/current/ddl-system-columns.html"""
 
 
 @cache
@@ -76,11 +71,8 @@ def lock_job() -> Executable:
 
 @cache
 def delete_messages() -> Executable:
-    """Delete the messages of a job that no transaction holds.  Never waits for a handler.
-
-    A handler's transaction holds its own job's message, which SKIP LOCKED would not skip.
-    """
-    messages = delete_unlocked(message_queue, stands_at_place_of(JOB), not_(HELD_HERE))
+    """Delete the messages of a job that no transaction holds.  Never waits for a claim."""
+    messages = delete_unlocked(message_queue, stands_at_place_of(JOB))
     return messages.returning(message_queue.c.id)
 
 
@@ -95,12 +87,6 @@ def delete_waiting_message() -> Executable:
 
 
 @cache
-def is_held_here() -> Executable:
-    """Whether this transaction itself holds the job's message, to run it."""
-    return select(exists().where(stands_at_place_of(JOB), HELD_HERE))
-
-
-@cache
 def is_with_a_worker() -> Executable:
     """Whether a job has a message, which another transaction holds, or a lease.
 
@@ -108,17 +94,6 @@ def is_with_a_worker() -> Executable:
     """
     leased = exists().where(leases.c.target_id == JOB)
     return select(or_(exists().where(stands_at_place_of(JOB)), leased))
-
-
-@cache
-def delete_left_lease() -> Executable:
-    """Delete the lease that a crash left beside a message, once we have the message.
-
-    Does not wait for the lease while it holds the job's row: all others lock leases before jobs.
-    A transaction that has the lease deletes the job, stamps an attempt that the ended job
-    refuses, or settles one; each deletes the lease too.
-    """
-    return delete_unlocked(leases, leases.c.target_id == JOB, leases.c.held)
 
 
 @cache
@@ -298,7 +273,7 @@ def _new_values(columns: tuple[str, ...]) -> dict[str, Any]:
 
 def _changed(values: dict[str, Any], *conditions: ColumnElement[bool], notify: bool) -> Executable:
     """Give a waiting job new values, and replace its message by one at the new place."""
-    message = delete_unlocked(message_queue, stands_at_place_of(JOB), *conditions, not_(HELD_HERE))
+    message = delete_unlocked(message_queue, stands_at_place_of(JOB), *conditions)
     kept = ("attempt", "crashes", "alone")
     taken = message.returning(*(message_queue.c[name] for name in kept)).cte("taken")
     job = (

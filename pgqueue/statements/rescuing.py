@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
-    CTE,
     ColumnElement,
     DateTime,
     Executable,
@@ -19,7 +18,6 @@ from sqlalchemy import (
     TableClause,
     Text,
     Uuid,
-    and_,
     bindparam,
     cast,
     column,
@@ -31,22 +29,15 @@ from sqlalchemy import (
     or_,
     select,
     table,
-    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
 from pgqueue.statements.settling import free_among, write_verdicts
 from pgqueue.statements.tables import (
-    AS_IT_STANDS,
     clock,
     crash_words,
-    delete_unlocked,
-    jobs,
     leases,
-    message_queue,
-    pg,
-    stands_at_place_of,
     workers,
 )
 
@@ -89,106 +80,15 @@ def orphaned_leases() -> Select[Any]:
 def rescue_leases() -> Executable:
     """Record the attempts of dead workers as crashed; returns the jobs and their outcomes.
 
-    Skips leases that another rescuer works on.  Leaves held leases alone: their messages become
-    visible again when the transaction ends.
+    Skips leases that another rescuer works on.
     """
-    return _rescue(~leases.c.held)
-
-
-@cache
-def rescue_lost_messages() -> Executable:
-    """Repair a held lease whose message is missing and whose owner is dead: damage, not a crash.
-
-    Locks the lease first and checks the message again, so that a transaction which ended
-    meanwhile is not mistaken for damage.
-    """
-    no_message = ~exists().where(stands_at_place_of(leases.c.target_id))
-    return _rescue(and_(leases.c.held, and_(~exists().where(_is_own_message()), no_message)))
-
-
-@cache
-def drop_left_stamps() -> Executable:
-    """Delete stamps that their jobs no longer need, even if the worker that made them lives.
-
-    The job has ended, was deleted, or has a later message: a cancel came between the lock and the
-    stamp, or the stamp came while another transaction committed the job's outcome.  A stamp that
-    moves to the later message meanwhile is a new row version, and stays.
-    """
-    # One probe by key for each; an EXISTS could become a join that reads all jobs.
-    job = select(jobs.c.id).where(jobs.c.id == leases.c.target_id, jobs.c.outcome.is_(None))
-    later = exists().where(
-        stands_at_place_of(leases.c.target_id), message_queue.c.id > leases.c.message_id
-    )
-    gone_on = and_(~exists().where(_is_own_message()), later)
-    return delete_unlocked(leases, leases.c.held, or_(job.scalar_subquery().is_(None), gone_on))
-
-
-@cache
-def end_transactions() -> Executable:
-    """End the transactions in which dead workers hold messages; returns the jobs.
-
-    The server does not notice a frozen process, because its kernel still answers.
-    """
-    owner: ColumnElement[Any] = literal_column("message_queue.xmax").label("owner")
-    owners = select(owner).select_from(message_queue).where(_is_own_message())
-    message = owners.offset(AS_IT_STANDS).lateral("message")
-    held = (
-        select(leases.c.target_id, leases.c.started_at, message.c.owner)
-        .select_from(
-            leases.outerjoin(workers, workers.c.id == leases.c.worker_id).join(message, true())
-        )
-        .where(_is_orphan(), leases.c.held)
-        .cte("held")
-    )
-    holder = _holder(held).lateral("holder")
-    ended = pg.pg_terminate_backend(holder.c.pid)
-    return select(held.c.target_id, ended).select_from(held.join(holder, true()))
-
-
-def _is_own_message() -> ColumnElement[bool]:
-    """The message for which a lease was stamped: one probe by the whole key.
-
-    Statements probe it before :func:`stands_at_place_of`, which has no id and reads all messages
-    due at the same moment: an application may have enqueued a million of them for eight o'clock.
-    """
-    return and_(stands_at_place_of(leases.c.target_id), message_queue.c.id == leases.c.message_id)
-
-
-def _holder(held: CTE) -> Select[Any]:
-    """The server process whose transaction has locked a message and was stamped for it.
-
-    That transaction began before the stamp; any later holder of the message began after it.  The
-    server hides the start times of other roles' transactions, so these processes are left alone.
-    https://www.postgresql.org/docs/current/view-pg-locks.html
-    """
-    locks = catalog("pg_locks", "pid", "locktype", "transactionid", "granted")
-    activity = catalog("pg_stat_activity", "pid", "xact_start", "usesysid")
-    return (
-        select(activity.c.pid)
-        .select_from(locks.join(activity, activity.c.pid == locks.c.pid))
-        .where(
-            locks.c.locktype == literal_column("'transactionid'"),
-            locks.c.transactionid == held.c.owner,
-            locks.c.granted,
-            activity.c.xact_start < held.c.started_at,
-            pg.pg_has_role(activity.c.usesysid, "USAGE"),
-        )
-        .offset(AS_IT_STANDS)
-    )
-
-
-def catalog(name: str, *columns: str) -> TableClause:
-    return table(name, *map(column, columns), schema="pg_catalog")
-
-
-def _rescue(condition: ColumnElement[bool]) -> Executable:
     # A transaction that has locked one job's row must not keep all others from being rescued.
-    orphans = orphaned_leases().where(condition).order_by(leases.c.target_id)
+    orphans = orphaned_leases().order_by(leases.c.target_id)
     unlocked = orphans.with_for_update(of=leases, skip_locked=True).cte("any_orphan")
     orphan = free_among(unlocked).limit(LIMIT).cte("orphan")
     lease = (
         delete(leases)
-        .where(leases.c.target_id == orphan.c.target_id, condition)
+        .where(leases.c.target_id == orphan.c.target_id)
         .returning(
             leases.c.target_id,
             leases.c.message_id,
@@ -201,6 +101,10 @@ def _rescue(condition: ColumnElement[bool]) -> Executable:
         .cte("lease")
     )
     return write_verdicts(lease, "task", "queue", "lease_attempt", "max_attempts")
+
+
+def catalog(name: str, *columns: str) -> TableClause:
+    return table(name, *map(column, columns), schema="pg_catalog")
 
 
 @cache

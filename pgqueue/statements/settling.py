@@ -24,7 +24,6 @@ from sqlalchemy import (
     cast,
     column,
     delete,
-    exists,
     extract,
     func,
     insert,
@@ -42,7 +41,6 @@ from sqlalchemy.sql.selectable import CTE, LateralFromClause, TableValuedAlias
 
 from pgqueue.statements import fencing
 from pgqueue.statements.follow_ups import follow_up_messages
-from pgqueue.statements.stamping import take_message
 from pgqueue.statements.tables import (
     AS_IT_STANDS,
     CANCELLED,
@@ -106,14 +104,10 @@ LAST_INTERRUPTION = literal_column("' The job has reached max_interruptions = '"
 
 
 @cache
-def settle(*, held: bool) -> Executable:
-    """Settle a batch of attempts, each as its document says; returns those that were ours.
-
-    ``held`` settles attempts of transaction mode; it must run in the transaction that holds
-    their messages.
-    """
+def settle() -> Executable:
+    """Settle a batch of attempts, each as its document says; returns those that were ours."""
     given = document("verdicts", *VERDICT)
-    gone = fencing.deleted_leases(given, held=held)
+    gone = fencing.deleted_leases(given)
     same_lease = and_(*equal(given, gone, ("target_id", "message_id", "attempt")))
     # A crash of the child process counts as a crash of the worker: the job is then claimed alone.
     crashes = (gone.c.crashes + given.c.crashed).label("crashes")
@@ -128,12 +122,12 @@ def settle(*, held: bool) -> Executable:
 
 @cache
 def settle_succeeded() -> Executable:
-    """The common case of :func:`settle` in lease mode, with less work: success without a result.
+    """The common case of :func:`settle`, with less work: success without a result.
 
     Returns one row: how many were ours; which of them ended as cancelled; and, if not all were
     ours, which were.  The arrays are sent as text: psycopg would adapt each item.
     """
-    job = _succeeded_jobs(fencing.deleted_leases(_given_successes(), held=False))
+    job = _succeeded_jobs(fencing.deleted_leases(_given_successes()))
     ours = count_rows()
     cancelled = pg.jsonb_agg(job.c.id).filter(job.c.outcome == CANCELLED)
     settled = case((ours != bindparam("expected", type_=Integer), pg.jsonb_agg(job.c.id)))
@@ -145,18 +139,14 @@ def settle_succeeded() -> Executable:
 
 
 @cache
-def settle_one_success(*, held: bool) -> Executable:
-    """End one successful attempt in its handler's transaction; no row if it was not ours.
-
-    ``held`` also deletes the message that this transaction holds; without it, nothing is settled.
-    """
-    message = exists().where(take_message().cte("message").c.id.is_not(None)) if held else true()
-    job = _succeeded_jobs(fencing.deleted_lease(message, held=held))
+def settle_one_success() -> Executable:
+    """End one successful attempt in its handler's transaction; no row if it was not ours."""
+    job = _succeeded_jobs(fencing.deleted_lease())
     return select(job.c.id, job.c.outcome).add_cte(_dead_letters_of(job))
 
 
 @cache
-def delete_succeeded(*, held: bool) -> Executable:
+def delete_succeeded() -> Executable:
     """Delete jobs that have succeeded and are not kept; returns those that were deleted.
 
     Leaves other jobs to the ordinary settle: those that are not ours, were asked to cancel, or keep
@@ -166,7 +156,7 @@ def delete_succeeded(*, held: bool) -> Executable:
     given = _given_successes()
     ours = (
         select(leases.c.target_id)
-        .where(fencing.is_ours(given.c.target_id, given.c.message_id, given.c.attempt, held=held))
+        .where(fencing.is_ours(given.c.target_id, given.c.message_id, given.c.attempt))
         .with_for_update()
         .offset(AS_IT_STANDS)
         .lateral("ours")

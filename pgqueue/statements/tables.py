@@ -23,7 +23,6 @@ from sqlalchemy import (
     column,
     delete,
     func,
-    insert,
     literal,
     literal_column,
     select,
@@ -227,21 +226,6 @@ def delete_unlocked(table: Table, *conditions: ColumnElement[bool]) -> Delete:
     """Delete these rows, except those that another transaction has locked: never waits."""
     rows = select(CTID).select_from(table).where(*conditions).with_for_update(skip_locked=True)
     return delete(table).where(among(rows) == CTID)
-
-
-def left_of_older_message(message_id: ColumnElement[Any]) -> ColumnElement[bool]:
-    """A stamp whose own message is gone: if a newer message exists, no attempt runs the older."""
-    return and_(leases.c.held, leases.c.message_id < message_id)
-
-
-def crashed(attempts: Select[*tuple[Any, ...]]) -> CTE:
-    """Record these attempts as crashed: (job, message, attempt, worker, when it started)."""
-    attempt = attempts.subquery("attempt")
-    columns = ["job_id", "message_id", "attempt", "worker_id", "started_at"]
-    words = ["outcome", "error_type", "error"]
-    rows = select(attempt, *crash_words(), clock())
-    recorded = insert(job_attempts).from_select([*columns, *words, "finished_at"], rows)
-    return recorded.cte("crashed")
 
 
 def crash_words() -> list[ColumnElement[Any]]:

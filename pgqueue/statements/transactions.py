@@ -16,8 +16,6 @@ generic plan looks expensive, so JIT would compile it, which takes ten times as 
 LOCAL = {**dict.fromkeys(PLANNER, "off"), **PLAN_ONCE, "timezone": "'UTC'", "datestyle": "'ISO'"}
 PLAN_BY_KEY = "; ".join(f"SET LOCAL {name} = {value}" for name, value in LOCAL.items())
 
-BEFORE_SETTLE = f"SET CONSTRAINTS ALL IMMEDIATE; {PLAN_BY_KEY}"
-"""At the end of a handler in transaction mode: errors that would fail the COMMIT occur now."""
 CHECK_CONSTRAINTS = """
     DO $$ BEGIN
         SET CONSTRAINTS ALL IMMEDIATE;
@@ -26,14 +24,9 @@ CHECK_CONSTRAINTS = """
     END $$
 """
 """Raise the errors of deferred constraints; they stay deferred, as they were before the block."""
-BEFORE_SETTLE_IN_BATCH = f"{CHECK_CONSTRAINTS}; {PLAN_BY_KEY}"
-"""The same as BEFORE_SETTLE if other handlers follow in the transaction.  Not by ROLLBACK TO
-SAVEPOINT: at each ROLLBACK psycopg discards its prepared statements, and each statement would be
-planned anew for each job."""
 
 GUARD = "SAVEPOINT pgqueue_handler"
 RELEASE_GUARD = "RELEASE SAVEPOINT pgqueue_handler"
-UNDO_HANDLER = "ROLLBACK TO SAVEPOINT pgqueue_handler"
 ONLY_SETTLE_FOLLOWS = "SET LOCAL idle_in_transaction_session_timeout = 20000"
 """A worker that is frozen between its settle and its COMMIT has a lock on the lease.  This timeout
 ends it before the grace period of such workers, so that others may rescue."""
@@ -57,14 +50,6 @@ def set_config(number: int) -> str:
     """Return SQL for this number of session settings; parameters are names and values in turn."""
     calls = ", ".join(["pg_catalog.set_config(%s, %s, false)"] * number)
     return f"SELECT {calls}"
-
-
-def quoted_settings(names: Iterable[str]) -> str:
-    """Return a query for the current values of settings, each as a literal."""
-    values = ", ".join(
-        f"pg_catalog.quote_literal(pg_catalog.current_setting('{name}'))" for name in names
-    )
-    return f"SELECT {values}"
 
 
 def listen(channel: str) -> str:

@@ -21,9 +21,7 @@ from sqlalchemy import (
     exists,
     func,
     insert,
-    not_,
     null,
-    or_,
     select,
     true,
     update,
@@ -32,7 +30,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from pgqueue.statements.enqueueing import DISPATCHED, Start, labels, start_time
 from pgqueue.statements.fencing import ONE, is_ours
-from pgqueue.statements.operations import HELD_HERE, NEW
+from pgqueue.statements.operations import NEW
 from pgqueue.statements.tables import (
     AS_IT_STANDS,
     CTID,
@@ -121,13 +119,12 @@ def free_key_of_attempt(*, in_own_transaction: bool) -> Executable:
     No row: the lease is not ours any more, or the job has ended.  A job whose key is free already
     is returned too.
     """
-    ours = or_(is_ours(*ONE, held=False), is_ours(*ONE, held=True))
     return (
         update(jobs)
         .where(
             jobs.c.id == ONE[0],
             jobs.c.outcome.is_(None),
-            exists().where(ours),
+            exists().where(is_ours(*ONE)),
             LONGEST_WAIT if in_own_transaction else true(),
         )
         .values(held_unique_key=null())
@@ -158,7 +155,7 @@ def _taken_messages(holder: CTE) -> CTE:
     message = (
         select(CTID)
         .select_from(message_queue)
-        .where(*same, message_queue.c.target_id == holder.c.id, not_(HELD_HERE))
+        .where(*same, message_queue.c.target_id == holder.c.id)
         .with_for_update(skip_locked=True)
         .offset(AS_IT_STANDS)
         .lateral("waiting")

@@ -140,9 +140,9 @@ def _members() -> Select[Any]:
 
 @cache
 def leases_of() -> Executable:
-    """The leases that this worker holds in lease mode, according to the database."""
+    """The leases that this worker holds, according to the database."""
     return select(leases.c.target_id, leases.c.message_id, leases.c.attempt).where(
-        leases.c.worker_id == WORKER, ~leases.c.held
+        leases.c.worker_id == WORKER
     )
 
 
@@ -181,22 +181,20 @@ def notices(*, running: bool, search: bool, ticks: bool = False) -> Executable:
     """What a worker must know: what is paused, and whether there is something to rescue.
 
     ``running``: also which of these running jobs were asked to cancel, or were already cancelled
-    while they were being claimed.  ``search``: also whether dead workers have left a lease, and
-    whether there are stamps; this reads all leases.  ``ticks``: also how long the next tick of a
-    schedule is away, and whether a batch may have ended.
+    while they were being claimed.  ``search``: also whether dead workers have left a lease; this
+    reads all leases.  ``ticks``: also how long the next tick of a schedule is away, and whether a
+    batch may have ended.
     """
     ids = cast(bindparam("job_ids"), ARRAY(BigInteger))
     is_asked = or_(jobs.c.cancel_requested_at.is_not(None), jobs.c.outcome.is_not(None))
     asked = select(jobs.c.id).where(jobs.c.id == any_(ids), is_asked)
     orphans = orphaned_leases().exists()
-    stamps = exists().where(leases.c.held)
     return select(
         _names(queues.c.name, queues.c.paused_at.is_not(None)).label("paused_queues"),
         _names(paused_tasks.c.task).label("paused_tasks"),
         func.array(asked.scalar_subquery()).label("cancelled") if running else null(),
         exists().where(died_lately()).label("has_died_lately"),
         (orphans if search else null()).label("has_orphans"),
-        (stamps if search else null()).label("has_stamps"),
         (seconds_to_next_tick() if ticks else null()).label("seconds_to_tick"),
         (has_candidates() if ticks else null()).label("has_batches"),
     )

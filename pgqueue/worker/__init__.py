@@ -2,12 +2,11 @@
 
     claimer --claims--> job buffer (a heap) --> slots (handler threads) --> settler (in batches)
 
-A heartbeat and a rescuer run beside them, each on a connection of its own.  In transaction mode
-the slots claim for themselves.  If a handler runs in a child process, its slot waits for it.
+A heartbeat and a rescuer run beside them, each on a connection of its own.  If a handler runs in a
+child process, its slot waits for it.
 """
 
-from pgqueue.worker.config import Mode
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.worker import Worker
 
-__all__ = ["Mode", "Worker", "WorkerHealth"]
+__all__ = ["Worker", "WorkerHealth"]

@@ -79,21 +79,6 @@ class AttemptEvents(WorkerThread):
             )
         )
 
-    def crashed(self, claimed: Claimed) -> None:
-        """Tell that the attempt before this one has crashed in transaction mode."""
-        if (
-            claimed.attempt <= claimed.max_attempts
-        ):  # else the job fails, which is an event of its own
-            before = Rescued(
-                claimed.job_id,
-                None,
-                claimed.task,
-                claimed.queue,
-                claimed.attempt - 1,
-                claimed.max_attempts,
-            )
-            self.rescued([before])
-
     def rescued(self, attempts: Iterable[Rescued]) -> None:
         """Tell the crashes of other workers that this worker has recorded."""
         for job_id, outcome, task, queue, attempt, max_attempts in attempts:
@@ -124,7 +109,7 @@ class AttemptEvents(WorkerThread):
         read_at, began = self._read_at
         try:
             since_due = datetime.fromisoformat(read_at) - datetime.fromisoformat(claimed.run_at)
-        except (TypeError, ValueError):  # an application's own datestyle, in transaction mode
+        except ValueError:  # a time that Python has no name for, such as one before the year 1
             return None
         return max(since_due + timedelta(seconds=started_at - began), timedelta(0))
 

@@ -211,11 +211,8 @@ class JobBuffer:
     def discarded(self, claimed: Claimed, word: str) -> None:
         """Forget and count an attempt whose outcome is not accepted, or not known."""
         self.counts[word] += 1
-        self.forget(claimed.message_id)
-
-    def forget(self, message_id: int) -> None:
-        forgotten = self.in_flight.pop(message_id, None)
-        self.times.pop(message_id, None)
+        forgotten = self.in_flight.pop(claimed.message_id, None)
+        self.times.pop(claimed.message_id, None)
         self._forgotten(has_suspect=forgotten is not None and forgotten.crashes > 0)
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
 
 from pgqueue.errors import OptionError
 from pgqueue.options import check_queue_name, check_whole
@@ -13,23 +12,12 @@ MOST_WEIGHT = 1000
 AGE_AFTER = (timedelta(seconds=1), timedelta(days=365))
 
 
-class Mode(StrEnum):
-    """How a worker holds the jobs it runs."""
-
-    LEASE = "lease"
-    """Claims in batches, commits the claim, settles in batches: fast."""
-    TRANSACTION = "transaction"
-    """Holds each job in an open transaction: a crash releases it at once."""
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """The options of a worker, checked."""
 
     queues: Sequence[str]
     slots: int
-    mode: Mode
-    batch: int
     poll_interval: timedelta
     grace: timedelta
     log_jobs: LogJobs | None = None
@@ -40,27 +28,20 @@ class WorkerConfig:
 def checked_config(
     queues: Sequence[str] | Mapping[str, int],
     concurrency: int,
-    mode: str,
-    batch: int,
     poll_interval: timedelta,
     grace: timedelta,
     log_jobs: str | None = None,
     age_after: timedelta | None = None,
 ) -> WorkerConfig:
     _check_queues(queues)
-    for option, value in (("concurrency", concurrency), ("batch", batch)):
-        if type(value) is not int or not 1 <= value <= 1000:
-            raise OptionError(f"{option} is {value!r}; give a whole number from 1 to 1000")
-    if mode not in list(Mode):
-        raise OptionError(f"mode is {mode!r}; give one of {', '.join(Mode)}")
+    if type(concurrency) is not int or not 1 <= concurrency <= 1000:
+        raise OptionError(f"concurrency is {concurrency!r}; give a whole number from 1 to 1000")
     for option, span, least in (("poll_interval", poll_interval, 0.01), ("grace", grace, 0)):
         if not isinstance(span, timedelta) or span.total_seconds() < least:
             raise OptionError(f"{option} is {span!r}; give a timedelta of {least} seconds or more")
     return WorkerConfig(
         queues=tuple(dict.fromkeys(queues)),
         slots=concurrency,
-        mode=Mode(mode),
-        batch=batch,
         poll_interval=poll_interval,
         grace=grace,
         log_jobs=_checked_level(log_jobs),

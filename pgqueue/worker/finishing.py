@@ -146,7 +146,7 @@ class Finishing(ABC):
     def _complete(self, connection: Connection, outcome: Succeeded) -> None:
         attempts = Attempts(connection, self.worker_id)
         is_kept = self._is_kept
-        execution.complete(attempts, self.claimed, outcome, held=False, is_kept=is_kept)
+        execution.complete(attempts, self.claimed, outcome, is_kept=is_kept)
 
     def _commit(self, connection: Connection) -> None:
         try:

@@ -26,7 +26,7 @@ from pgqueue.connections.autocommit import autocommitting
 from pgqueue.connections.opening import leave_autocommit, let_server_notice_loss
 from pgqueue.connections.session_changes import close_if_changed
 from pgqueue.events import AttemptOutcome
-from pgqueue.execution import CancelWins, Replay, Stale, never
+from pgqueue.execution import CancelWins, Replay, Stale
 from pgqueue.execution.attempt import AttemptResult
 from pgqueue.outcomes import Cancelled, Outcome, Released, Succeeded
 from pgqueue.repository import Attempts, Claimed, Settled
@@ -37,7 +37,6 @@ from pgqueue.unit_of_work import (
     CommitUnknown,
     TransactionEnded,
     begin_for_handler,
-    begin_now,
     commit,
     server_error,
     set_now,
@@ -45,7 +44,6 @@ from pgqueue.unit_of_work import (
     write_pending,
 )
 from pgqueue.worker.buffer import STALE
-from pgqueue.worker.event_loop import run_alone
 from pgqueue.worker.handler_sessions import call_after_commit, session_for_handler
 from pgqueue.worker.outage import is_away, words_of
 from pgqueue.worker.reconnecting import is_lock_timeout
@@ -144,7 +142,7 @@ def _run_on(runtime: WorkerRuntime, run: RunningAttempt, connection: Connection)
         while True:
             replays.begin(connection)
             try:
-                verdict = run_with_session(runtime, run, connection, replays)
+                verdict = _run_with_session(runtime, run, connection, replays)
                 return _complete(runtime, run, connection, verdict, replays)
             except Replay as replay:
                 replays.prepare(connection, replay.__cause__)
@@ -169,17 +167,16 @@ async def _run_async_on(
             await asyncio.sleep(replays.pause())
 
 
-def run_with_session(
+def _run_with_session(
     runtime: WorkerRuntime,
     run: RunningAttempt,
     connection: Connection,
-    replays: "Replays | None" = None,
+    replays: "Replays",
 ) -> AttemptResult:
     """Run a handler with a Session inside the transaction of this connection."""
-    begin_again = begin_now if replays is None else replays.begin
     sessions = runtime.sessions
     with session_for_handler(
-        joined_session, sessions, connection, begin_again=begin_again
+        joined_session, sessions, connection, begin_again=replays.begin
     ) as session:
         try:
             run.begin()
@@ -189,7 +186,7 @@ def run_with_session(
                 run.context(session),
                 around=runtime.around_handlers,
                 write_pending=partial(write_pending, session),
-                is_replayed=never if replays is None else replays.are_due,
+                is_replayed=replays.are_due,
             )
             _keep_session(run, session, verdict)
             return verdict
@@ -204,26 +201,14 @@ def _keep_session(run: RunningAttempt, session: Session, verdict: AttemptResult)
         run.session = session
 
 
-def run_with_async_session(
-    runtime: WorkerRuntime, run: RunningAttempt, connection: Connection
-) -> AttemptResult:
-    """Like :func:`run_with_session` for an async handler, on an event loop of its own.
-
-    The connection is synchronous and blocks this thread.  On the shared event loop, two handlers
-    that wait for each other's row locks would block the loop for ever.
-    """
-    return run_alone(_run_with_async_session(runtime, run, connection))
-
-
 async def _run_with_async_session(
     runtime: WorkerRuntime,
     run: RunningAttempt,
-    connection: "AsyncConnection | Connection",
-    replays: "Replays | None" = None,
+    connection: "AsyncConnection",
+    replays: "Replays",
 ) -> AttemptResult:
-    begin_again = begin_now if replays is None else replays.begin
     sessions, joined = runtime.sessions, async_sessions.joined_session
-    with session_for_handler(joined, sessions, connection, begin_again=begin_again) as session:
+    with session_for_handler(joined, sessions, connection, begin_again=replays.begin) as session:
         try:
             run.begin()
             verdict = await execution.run_async(
@@ -232,7 +217,7 @@ async def _run_with_async_session(
                 run.context(session),
                 around=runtime.around_async_handlers,
                 write_pending=partial(session.run_sync, write_pending),
-                is_replayed=never if replays is None else replays.are_due,
+                is_replayed=replays.are_due,
             )
             _keep_session(run, session.sync_session, verdict)
             return verdict
@@ -281,7 +266,7 @@ def _settle(
     set_now(connection, AFTER_HANDLER)
     attempts = Attempts(connection, runtime.identity.worker_id)
     is_kept = runtime.is_kept(run.claimed)
-    return execution.complete(attempts, run.claimed, outcome, held=False, is_kept=is_kept)
+    return execution.complete(attempts, run.claimed, outcome, is_kept=is_kept)
 
 
 def _report_success(
@@ -353,7 +338,7 @@ FIRST_PAUSE = 0.02
 
 
 class Replays:
-    """Begins the transaction of one attempt in lease mode, and counts how often it begins again.
+    """Begins the transaction of one attempt, and counts how often it begins again.
 
     A job with ``max_attempts=1`` is not replayed: its handler must not start twice.
     """

@@ -2,24 +2,22 @@
 
 Polls find every job; notifications are hints.  At each poll, a sleeping worker asks whether a job
 is due, and claims only if one is: the question is one read, a claim and a sweep are two writes.
-Both modes claim through the poller, from one thread at a time.
+Used by one thread, the claimer.
 """
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from sqlalchemy import Connection, select
 
 from pgqueue import redaction
-from pgqueue.repository import Attempts, Claim, ClaimCursor, Claimed, Locked, Upcoming
+from pgqueue.repository import Attempts, Claim, ClaimCursor, Upcoming
 from pgqueue.statements.tables import lock_key, pg
 from pgqueue.worker.claiming.cursors import LATEST_SWEEP
 from pgqueue.worker.runtime import WorkerRuntime
 
 logger = redaction.logger(__name__)
 
-Kind = TypeVar("Kind", Claimed, Locked)
 Ask = Callable[[list[ClaimCursor]], Upcoming]
 
 BRIEF = (0.001, 0.002)
@@ -51,8 +49,6 @@ class Poller:
         """Whether no notification came during the last sleep: the connection may be lost."""
         self._tasks = runtime.task_names
         """The tasks whose messages the last claim took."""
-        self.found_none = False
-        """Whether the last claim took no message."""
 
     def connected(self) -> None:
         """Reset the cursors and the election on a new connection."""
@@ -83,11 +79,11 @@ class Poller:
 
     def look(
         self,
-        claim: Callable[[list[ClaimCursor]], Claim[Kind]],
+        claim: Callable[[list[ClaimCursor]], Claim],
         *,
         limit: int,
         sweep: bool,
-    ) -> Claim[Kind]:
+    ) -> Claim:
         """Claim once, from the cursors on or, in a sweep, from the start."""
         cursors = self._runtime.cursors
         tasks = self._runtime.open_tasks
@@ -105,7 +101,6 @@ class Poller:
             logger.critical("a claim of %d messages took %d", limit, claimed.taken)
         cursors.advance(pairs, claimed, limit=limit)
         self._runtime.looked_at = time.monotonic()
-        self.found_none = not claimed.taken
         if claimed.rows:
             self._empty_claims = self._false_alarms = 0
         if claimed.taken >= limit:

@@ -66,12 +66,8 @@ class ReconnectingConnection:
         isolation_level: IsolationLevel = "AUTOCOMMIT",
         longest_wait: float = LONGEST_WAIT,
         is_kept: bool = False,
-        before_wait: Callable[[], object] = lambda: None,
     ) -> None:
-        """``is_kept``: keep the connection after a refused statement, for the lock it holds.
-
-        ``before_wait`` is called after a step has failed, before the wait.
-        """
+        """``is_kept``: keep the connection after a refused statement, for the lock it holds."""
         self._engine = engine
         self._settings = settings
         self._outage = outage
@@ -83,7 +79,6 @@ class ReconnectingConnection:
         self._wait = FIRST_WAIT
         self._longest_wait = longest_wait
         self._is_kept = is_kept
-        self._before_wait = before_wait
         self._opened_at = float("inf")
         self._used_at = float("-inf")
         self._refused, self._refused_at = "", float("-inf")
@@ -160,7 +155,6 @@ class ReconnectingConnection:
             self._begin_afresh()
             remedy = f"; {GRANT_AGAIN}" if lacks_right(error) else ""
             self._log_refusal(words_of(error) + remedy)
-        self._before_wait()
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
         self._wait = min(2 * self._wait, self._longest_wait)
 

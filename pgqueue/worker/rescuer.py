@@ -79,8 +79,6 @@ class Rescuer(WorkerThread):
             began = time.monotonic()
             self._reconnecting.attempt(_unless_locked(self._look))
             self._wait_for_next_look(began)
-        # This worker may be the last one, and its own slots may have left a stamp.
-        self._reconnecting.attempt(_unless_locked(drop_left_stamps))
         self._reconnecting.close()
 
     def stop(self, *, seconds: float) -> None:
@@ -195,8 +193,6 @@ class Rescue:
             self._report(rescued)
         if notices.has_orphans is not None:
             self.searched_at = now
-        if rescued or notices.has_stamps:
-            drop_left_stamps(connection)
         return len(rescued)
 
     def _report(self, rescued: Sequence[Rescued]) -> None:
@@ -225,14 +221,10 @@ def _rescue(connection: Connection) -> list[Rescued]:
     rescued: list[Rescued] = []
     while batch := workers.rescue():
         rescued += batch
-    ended = workers.end_transactions()
-    if rescued or ended:
+    if rescued:
         # The jobs keep their due times, which the cursors of all workers have passed.
         connection.execute(select(notify("rewind")))
-    if rescued:
         logger.warning("rescued %d attempts of dead workers", len(rescued))
-    if ended:
-        logger.warning("ended the transactions of dead workers that held jobs %s", ended)
     return rescued
 
 
@@ -245,12 +237,6 @@ def declare_dead(connection: Connection, dead: Iterable[SeenWorker]) -> None:
         for seen in dead:
             if Workers(connection).declare_dead(seen):
                 logger.warning("worker %s is dead: no heartbeat since %s", *seen[:2])
-
-
-def drop_left_stamps(connection: Connection) -> None:
-    """Delete stamps whose jobs have ended, were deleted, or have a later message."""
-    with connection.begin():
-        Workers(connection).drop_left_stamps()
 
 
 def forget_dead(connection: Connection) -> None:

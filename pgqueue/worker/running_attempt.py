@@ -65,23 +65,11 @@ class RunningAttempt:
         """Held by a thread that settles the attempt from outside of its own thread."""
         self._unfinished = [True]
 
-    def begin_on(self, connection: Connection) -> None:
-        """Set the connection of its transaction, which no other thread uses."""
-        self._driver = driver_connection(connection)
-        self.backend_pid = backend_pid(connection)  # last: other threads read it
-
-    def close_connection(self) -> None:
-        """Close a connection that its handler has invalidated, which ends its transaction.
-
-        SQLAlchemy leaves a detached connection to the garbage collector, and a logged traceback
-        may keep it for long.
-        """
-        self._driver.close()
-
     @contextmanager
     def on(self, connection: Connection) -> Iterator[None]:
-        """Set the connection of its transaction until the transaction has ended."""
-        self.begin_on(connection)
+        """Set the connection of its transaction, which no other thread uses, until it has ended."""
+        self._driver = driver_connection(connection)
+        self.backend_pid = backend_pid(connection)  # last: other threads read it
         try:
             yield
         finally:
@@ -181,8 +169,7 @@ class RunningAttempt:
     def is_overdue(self) -> bool:
         """Whether its thread must be abandoned; never, if the handler is in a child process.
 
-        The event loop cancels an async handler first.  The cancellation takes effect unless the
-        loop is blocked, as by a statement in transaction mode.
+        The event loop cancels an async handler first, unless a handler blocks the loop.
         """
         if self.deadline is None or self.task.address is not None:
             return False

@@ -77,12 +77,10 @@ class WorkerRuntime:
     admitter: Admitter = field(init=False)
     deletes_at_once: bool = field(init=False)
     """Whether some jobs are deleted when they succeed; otherwise no settle asks which."""
-    settles_from_outside: bool = field(default=False, init=False)
-    """Whether attempts are being settled in place of their threads: more jobs may become due."""
     looked_at: float = field(default_factory=time.monotonic, init=False)
     """When this worker last looked for jobs."""
     isolation_level: IsolationLevel = field(default=READ_COMMITTED, init=False)
-    """The level of handlers' transactions in lease mode: that of the application's engine."""
+    """The level of handlers' transactions: that of the application's engine."""
 
     @property
     def open_tasks(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, QueuePool
 
 from pgqueue import redaction, schema
 from pgqueue.connections.opening import isolation_of, worker_engine
@@ -16,23 +16,22 @@ from pgqueue.connections.session_changes import watched
 from pgqueue.connections.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
-from pgqueue.outcomes import Interrupted, Released
+from pgqueue.outcomes import Interrupted, Outcome, Released
 from pgqueue.repository import Rescued
 from pgqueue.sessions.handlers import check_binds, joining_sessions
 from pgqueue.worker import timeouts
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import STALE, JobBuffer
+from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.claiming.aging import Aging
 from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.claiming.shares import Shares
-from pgqueue.worker.config import Mode, WorkerConfig
+from pgqueue.worker.config import WorkerConfig
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
 from pgqueue.worker.job_log import job_log
-from pgqueue.worker.lease_mode.mode import LeaseMode
-from pgqueue.worker.mode import Ended, Slot, WorkerMode
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes.pool import ProcessPool
 from pgqueue.worker.pruner import Pruner
@@ -41,8 +40,9 @@ from pgqueue.worker.rescuer import Rescuer
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.scheduler import Scheduler
+from pgqueue.worker.settler import Settler
+from pgqueue.worker.slot import Slot
 from pgqueue.worker.threads import wait_until
-from pgqueue.worker.transaction_mode.mode import TransactionMode
 from pgqueue.worker.until_empty import HandlerErrors
 
 logger = redaction.logger(__name__)
@@ -52,12 +52,15 @@ WATCH_AT_REST_EVERY = 0.25
 """Seconds between two checks of handlers, threads and signals; the second while no handler runs."""
 END_AGAIN = 1.0
 """Seconds between two tries to end transactions from outside of their threads."""
+LAST_CLAIM = 0.5
+"""Seconds for a claim to end before it is cancelled."""
+LAST_ANSWER = 4.0
+"""Seconds for a cancelled claim to end."""
 LAST_SETTLE = 4.0
 """Seconds after the grace period for the last settles and the end of all threads, if tables are
 locked or the database does not answer.  To cancel the statements that still run takes longer."""
-LAST_TAKEOVER = 2.5
-"""The seconds of ``LAST_SETTLE`` in which another thread settles the attempts of slots that still
-run.  Before that, the seconds to wait for slots whose child processes were killed."""
+FOR_KILLED = 2.5
+"""Seconds to wait for slots whose child processes were killed."""
 
 
 class Supervisor:
@@ -75,7 +78,7 @@ class Supervisor:
         self._config = config
         self._stopping = stopping
         self._stuck: list[Slot] = []
-        self._not_ended: list[Ended] = []
+        self._not_ended: list[RunningAttempt] = []
         """Attempts whose transactions could not be ended from outside of their threads."""
         self._tried_to_end_at = float("-inf")
         self._closing = Lock()
@@ -91,8 +94,22 @@ class Supervisor:
         reap, give_up = self._rescuer.reap, self._give_up_all
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
         self._pruner = Pruner(self._engine, runtime.retention, outage)
-        mode = LeaseMode if config.mode is Mode.LEASE else TransactionMode
-        self._mode: WorkerMode = mode(runtime, config, until_empty=until_empty)
+        self._settler = Settler(
+            runtime.engine,
+            runtime.buffer,
+            identity,
+            outage,
+            goes_on=self._goes_on,
+            is_kept=runtime.is_kept if runtime.deletes_at_once else None,
+        )
+        self._claimer = Claimer(
+            runtime,
+            poll_interval=config.poll_interval.total_seconds(),
+            until_empty=until_empty,
+            pace=self._pace,
+        )
+        self._slots = [Slot(runtime) for _ in range(config.slots)]
+        _warn_of_small_pool(runtime)
 
     def _new_scheduler(self, queue: PgQueue) -> Scheduler:
         runtime = self._runtime
@@ -151,9 +168,10 @@ class Supervisor:
                 self._check_threads()
                 if is_over():
                     return
-        logger.info("serving %s in %s mode", ", ".join(self._config.queues), self._config.mode)
-        self._mode.start()
-        while not is_over() and not self._mode.finished.wait(self._watch_every):
+        logger.info("serving %s", ", ".join(self._config.queues))
+        for thread in (self._settler, *self._slots, self._claimer):
+            thread.start()
+        while not is_over() and not self._claimer.finished.wait(self._watch_every):
             timeouts.stop_cut_off(self._running_attempts())
             self._replace_overdue()
             self._end_again()
@@ -182,13 +200,22 @@ class Supervisor:
             reconnecting.close()
 
     def _use_isolation(self) -> None:
-        """Run handlers at the isolation level of the application's engine, if the mode can."""
-        if not any(task.is_transactional for task in self._runtime.tasks.values()):
-            return
-        self._mode.use_isolation(isolation_of(self._application_engine))
+        """Run handlers at the isolation level of the application's engine."""
+        if any(task.is_transactional for task in self._runtime.tasks.values()):
+            self._runtime.isolation_level = isolation_of(self._application_engine)
+
+    def _pace(self) -> tuple[int, float]:
+        """How many jobs have run, and for how many seconds they have kept the slots busy."""
+        return sum(slot.ran for slot in self._slots), sum(slot.busy for slot in self._slots)
+
+    def _goes_on(self, behind: bool) -> None:
+        """Wake the claimer: settles have inserted messages that may be due before it wakes."""
+        if behind:
+            self._runtime.cursors.rewind()
+        self._runtime.listener.poke()
 
     def _running_attempts(self) -> list[RunningAttempt]:
-        return [run for slot in self._mode.slots if (run := slot.current) is not None]
+        return [run for slot in self._slots if (run := slot.current) is not None]
 
     def _running_job_ids(self) -> list[int]:
         return [run.claimed.job_id for run in self._running_attempts()]
@@ -218,18 +245,18 @@ class Supervisor:
         """
         overdue = {
             index: run
-            for index, slot in enumerate(self._mode.slots)
+            for index, slot in enumerate(self._slots)
             if (run := slot.current) is not None and run.is_overdue
         }
         for run in overdue.values():
             run.is_abandoned = True  # before its thread can see that the attempt is lost
         with timeouts.staying(overdue.values()):
             lost = {index: run for index, run in overdue.items() if run.lose()}
-            self._settle_for_threads(
-                [(run, timeouts.late(run)) for run in lost.values()], seconds=timeouts.TAKEOVER
-            )
+            self._settle_for_threads([(run, timeouts.late(run)) for run in lost.values()])
         for index in lost:
-            self._stuck.append(self._mode.replace_slot(index))
+            self._stuck.append(self._slots[index])
+            self._slots[index] = Slot(self._runtime)
+            self._slots[index].start()
         self._stuck = [slot for slot in self._stuck if slot.is_alive()]
         if len(self._stuck) >= self._config.slots:
             raise TooManyStuck(
@@ -237,22 +264,25 @@ class Supervisor:
                 "end this process: their threads cannot be stopped otherwise"
             )
 
-    def _settle_for_threads(self, ended: Sequence[Ended], *, seconds: float) -> None:
+    def _settle_for_threads(self, ended: Sequence[tuple[RunningAttempt, Outcome]]) -> None:
         """Settle attempts whose threads still run, and end their transactions from this thread."""
-        self._end_attempts(ended, seconds=seconds)
-        self._mode.settle([(run, outcome) for run, outcome in ended if not run.is_settled])
+        self._end_transactions([run for run, _ in ended])
+        for run, outcome in ended:
+            if not run.is_settled:
+                self._runtime.note_times(run)
+                self._runtime.buffer.done(run.claimed, outcome)
 
-    def _end_attempts(self, ended: Sequence[Ended], *, seconds: float) -> None:
-        if ended:
+    def _end_transactions(self, runs: Sequence[RunningAttempt]) -> None:
+        if runs:
             self._tried_to_end_at = time.monotonic()
-            self._not_ended += self._mode.end_attempts(ended, seconds=seconds)
+            self._not_ended += timeouts.end_transactions(self._runtime, runs)
 
     def _end_again(self) -> None:
         """Try again to end transactions, if the database was away or had no connection left."""
         if self._not_ended and time.monotonic() - self._tried_to_end_at >= END_AGAIN:
             not_ended, self._not_ended = self._not_ended, []
-            with timeouts.staying(run for run, _ in not_ended):
-                self._end_attempts(not_ended, seconds=timeouts.TAKEOVER)
+            with timeouts.staying(not_ended):
+                self._end_transactions(not_ended)
 
     def _end(self, grace: Callable[[], float]) -> None:
         """Stop claiming, release jobs that have not started, let handlers finish, settle."""
@@ -262,7 +292,10 @@ class Supervisor:
         for run in self._running_attempts():
             run.notify_child()
         runtime.listener.poke()
-        self._mode.end_claims()
+        wait_until(lambda: not self._claimer.is_alive(), lambda: LAST_CLAIM)
+        if self._claimer.is_alive():
+            self._claimer.cancel()
+            self._claimer.join(LAST_ANSWER)
         for claimed in runtime.buffer.drain():
             runtime.buffer.done(claimed, Released())
         runtime.buffer.close()
@@ -270,9 +303,7 @@ class Supervisor:
         self._warn_of_running_handlers()
         if runtime.children.interrupt():
             self._has_interrupted = True
-            wait_until(
-                lambda: all(map(_has_ended_or_is_stuck, self._mode.slots)), lambda: LAST_TAKEOVER
-            )
+            wait_until(lambda: all(map(_has_ended_or_is_stuck, self._slots)), lambda: FOR_KILLED)
         if self._are_alive():
             # Their attempts are settled when their threads end, or when the process exits.
             for run in self._running_attempts():
@@ -294,7 +325,7 @@ class Supervisor:
 
     def _close_later(self) -> None:
         """Close after the last handler ends: until then, the heartbeat must protect its lease."""
-        for slot in self._mode.slots:
+        for slot in self._slots:
             slot.join()
         self._close()
         _outlived.discard(self)
@@ -308,11 +339,12 @@ class Supervisor:
             self._rescuer,
             self._pruner,
             self._scheduler,
-            *self._mode.threads,
+            self._settler,
+            self._claimer,
             runtime.admitter,
             runtime.loop,
             runtime.progress,
-            *self._mode.slots,
+            *self._slots,
         )
         for thread in threads:
             if thread is not None and thread.failure is not None:
@@ -327,7 +359,7 @@ class Supervisor:
         return not self._are_alive()
 
     def _are_alive(self) -> bool:
-        return any(slot.is_alive() for slot in self._mode.slots)
+        return any(slot.is_alive() for slot in self._slots)
 
     def interrupt(self) -> bool:
         """Settle running attempts as ``interrupted`` and close.
@@ -338,7 +370,7 @@ class Supervisor:
         with timeouts.staying(runs := self._running_attempts()):
             lost = [run for run in runs if run.lose()]
             outcomes = [(run, Interrupted(run.task.settings.max_interruptions)) for run in lost]
-            self._settle_for_threads(outcomes, seconds=LAST_TAKEOVER)
+            self._settle_for_threads(outcomes)
         self._has_interrupted = self._has_interrupted or bool(lost)
         self._close(LAST_SETTLE - (time.monotonic() - began))
         return self._has_interrupted
@@ -355,7 +387,8 @@ class Supervisor:
         def left() -> float:
             return max(deadline - time.monotonic(), 0.1)
 
-        self._mode.close(seconds=left())
+        if self._settler.is_alive():
+            self._settler.finish(seconds=left())
         self._runtime.progress.stop(seconds=left())
         if self._scheduler is not None:
             self._scheduler.stop(seconds=left())
@@ -386,6 +419,23 @@ def _interrupt_all() -> None:
 threading._register_atexit(_interrupt_all)  # type: ignore[attr-defined]
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_outlived.clear)
+
+
+def _warn_of_small_pool(runtime: WorkerRuntime) -> None:
+    """Warn of fewer connections than slots: a handler that waits for one occupies its slot."""
+    pool, slots = runtime.engine.pool, runtime.identity.slots
+    if not isinstance(pool, QueuePool):
+        return
+    most = pool.size() + pool._max_overflow
+    is_bounded = pool.size() > 0 and pool._max_overflow >= 0
+    takers = [task.name for task in runtime.tasks.values() if task.is_transactional]
+    if takers and is_bounded and most < slots:
+        logger.warning(
+            "the engine's pool opens %d connections at most, and %d handlers run at once: one "
+            "of %s may wait for a connection; give create_engine(pool_size=%d), or the worker "
+            "less concurrency",
+            *(most, slots, takers[0], slots),
+        )
 
 
 def _has_ended_or_is_stuck(slot: Slot) -> bool:

@@ -22,7 +22,7 @@ from pgqueue.events import AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.repository import Listing
-from pgqueue.worker.config import Mode, checked_ahead, checked_config
+from pgqueue.worker.config import checked_ahead, checked_config
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.inline.worker import InlineWorker
 from pgqueue.worker.supervisor import Supervisor
@@ -39,8 +39,7 @@ class Worker:
     ``queues`` are the names to serve (default: all queues of registered tasks), or weights by name:
     with ``{"mail": 3, "reports": 1}`` three of four jobs are of the queue ``mail`` while both have
     jobs.  With ``age_after``, a due job counts as one priority more urgent for each such period
-    that it has waited.  ``concurrency`` handlers run at once, each in a thread.  ``mode`` is
-    ``"lease"`` or ``"transaction"``; in the latter, ``batch`` jobs share a transaction.
+    that it has waited.  ``concurrency`` handlers run at once, each in a thread.
     ``poll_interval`` is the longest a due job waits if a wake-up is lost; ``grace`` is how long
     running handlers may take to end after the worker is stopped.  ``log_jobs`` logs the end of
     each attempt, at the level ``"info"`` or ``"debug"``.
@@ -52,8 +51,6 @@ class Worker:
         queues: Sequence[str] | Mapping[str, int] | None = None,
         *,
         concurrency: int = 10,
-        mode: str = Mode.LEASE,
-        batch: int = 1,
         poll_interval: timedelta = timedelta(seconds=1),
         grace: timedelta = timedelta(seconds=30),
         log_jobs: str | None = None,
@@ -68,7 +65,7 @@ class Worker:
             queues = sorted(named | {DEFAULT_QUEUE})
         self._queue = queue
         self._config = checked_config(
-            queues, concurrency, mode, batch, poll_interval, grace, log_jobs, age_after
+            queues, concurrency, poll_interval, grace, log_jobs, age_after
         )
         _warn_of_unused(set(self._config.queues) - named - {DEFAULT_QUEUE})
         self._pid = os.getpid()

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.chaos
 
 @pytest.mark.parametrize(("plant", "code"), [(None, 0), ("rescue_loses_the_message", 1)])
 def test_a_scenario_holds_and_breaks_with_a_planted_bug(plant: str | None, code: int) -> None:
-    command = [sys.executable, "-m", "chaos", "play", "kills_in_lease_mode", "--short"]
+    command = [sys.executable, "-m", "chaos", "play", "kills", "--short"]
 
     ended = subprocess.run([*command, *(["--plant", plant] if plant else [])])
 

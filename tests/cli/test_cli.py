@@ -174,7 +174,6 @@ class TestWrongOptions:
         [
             ["frobnicate"],
             ["--frob", "worker"],
-            ["worker", "--mode", "fast"],
             ["worker", "--concurrency", "0"],
             ["worker", "--grace", "nan"],
             ["worker", "--queues", " , "],
@@ -361,14 +360,13 @@ class TestDoctor:
 
 @pytest.mark.journey
 class TestWorker:
-    @pytest.mark.parametrize("mode", ["lease", "transaction"])
     def test_until_empty_runs_what_is_due(
-        self, shop: Path, engine: Engine, database_url: str, mode: str
+        self, shop: Path, engine: Engine, database_url: str
     ) -> None:
         enqueue(engine, shop, "add", *((n, n) for n in range(20)))
 
         ended = pgqueue(
-            shop, "--app", "shop:queue", "worker", "--until-empty", "--mode", mode,
+            shop, "--app", "shop:queue", "worker", "--until-empty",
             database_url=database_url,
         )  # fmt: skip
 
@@ -421,29 +419,27 @@ class TestWorker:
 
         assert ended.stdout == "nothing to do\n"
 
-    @pytest.mark.parametrize("mode", ["lease", "transaction"])
     def test_serves_queues_by_weights_and_lets_jobs_age(
-        self, shop: Path, engine: Engine, database_url: str, mode: str
+        self, shop: Path, engine: Engine, database_url: str
     ) -> None:
         enqueue(engine, shop, "add", (1, 2))
 
         ended = pgqueue(
             shop, "--app", "shop:queue", "worker", "--queues", "mail=3, default = 1",
-            "--age-after", "600", "--mode", mode, "--until-empty",
+            "--age-after", "600", "--until-empty",
             database_url=database_url,
         )  # fmt: skip
 
         assert ended.stdout == "1 succeeded\n"
 
-    @pytest.mark.parametrize("mode", ["lease", "transaction"])
     @pytest.mark.journey
     def test_ends_with_0_after_sigterm_and_loses_nothing(
-        self, shop: Path, queue: PgQueue, engine: Engine, database_url: str, mode: str
+        self, shop: Path, queue: PgQueue, engine: Engine, database_url: str
     ) -> None:
         gate = shop / "gate"
         enqueue(engine, shop, "wait_for_file", *[(str(gate),)] * 6)
 
-        with running_worker(shop, database_url, "--concurrency", "2", "--mode", mode) as worker:
+        with running_worker(shop, database_url, "--concurrency", "2") as worker:
             wait_until(running(engine, 2))
             worker.send_signal(signal.SIGTERM)
             gate.touch()
@@ -457,7 +453,6 @@ class TestWorker:
             assert queue.check(session) == []
         assert _workers(engine) == 0
 
-    @pytest.mark.parametrize("mode", ["lease", "transaction"])
     @pytest.mark.parametrize(
         ("task", "arguments"),
         [
@@ -474,13 +469,12 @@ class TestWorker:
         queue: PgQueue,
         engine: Engine,
         database_url: str,
-        mode: str,
         task: str,
         arguments: tuple[Any, ...],
     ) -> None:
         enqueue(engine, shop, task, arguments)
 
-        with running_worker(shop, database_url, "--grace", "0.2", "--mode", mode) as worker:
+        with running_worker(shop, database_url, "--grace", "0.2") as worker:
             wait_until(running(engine, 1))
             worker.send_signal(signal.SIGTERM)
             worker.communicate(timeout=PATIENCE)

@@ -129,10 +129,9 @@ def stored(engine: Engine) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("mode", ["lease", "transaction"])
-def test_a_secret_is_seen_nowhere(shop: Path, engine: Engine, secret_url: str, mode: str) -> None:
+def test_a_secret_is_seen_nowhere(shop: Path, engine: Engine, secret_url: str) -> None:
     run(shop, secret_url, "-c", "import shop; shop.enqueue_all()")
-    worker = ["-m", "pgqueue", "--app", "shop:queue", "worker", "--until-empty", "--mode", mode]
+    worker = ["-m", "pgqueue", "--app", "shop:queue", "worker", "--until-empty"]
 
     log = run(shop, secret_url, *worker, "-v")
     with engine.connect() as connection:

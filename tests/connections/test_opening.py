@@ -120,9 +120,8 @@ def test_no_connection_of_a_twin_engine_is_left_to_the_garbage_collector(
         warnings.simplefilter("always", ResourceWarning)
         queue.upgrade()
         asyncio.run(look())
-        for mode in ("lease", "transaction"):
-            look.delay()
-            Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
+        look.delay()
+        Worker(queue, concurrency=1).run_until_empty(timeout=60)
         gc.collect()
 
     assert [str(one.message) for one in found if "psycopg" in str(one.message)] == []

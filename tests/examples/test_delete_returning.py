@@ -31,9 +31,9 @@ def work_by_hand(stage: Stage, *, items: int, processes: int) -> None:
         actor.until_ended()
 
 
-def work_with_pgqueue(stage: Stage, mode: str, *, items: int, processes: int) -> None:
+def work_with_pgqueue(stage: Stage, *, items: int, processes: int) -> None:
     enqueue_with_pgqueue(stage, range(1, items + 1))
-    stage.drain(WITH_PGQUEUE, processes=processes, mode=mode, concurrency=2)
+    stage.drain(WITH_PGQUEUE, processes=processes, concurrency=2)
 
 
 def test_by_hand_many_processes_take_every_item_once(database_url: str) -> None:
@@ -43,10 +43,9 @@ def test_by_hand_many_processes_take_every_item_once(database_url: str) -> None:
         assert stage.paid() == list(range(1, 1001))
 
 
-@pytest.mark.parametrize("mode", ["lease", "transaction"])
-def test_with_pgqueue_many_processes_take_every_item_once(database_url: str, mode: str) -> None:
+def test_with_pgqueue_many_processes_take_every_item_once(database_url: str) -> None:
     with Stage(database_url) as stage:
-        work_with_pgqueue(stage, mode, items=1000, processes=4)
+        work_with_pgqueue(stage, items=1000, processes=4)
 
         assert stage.paid() == list(range(1, 1001))
 
@@ -62,12 +61,9 @@ def test_by_hand_eight_processes_take_each_of_100_000_items_once(database_url: s
 
 @pytest.mark.battery
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mode", ["lease", "transaction"])
-def test_with_pgqueue_eight_processes_take_each_of_100_000_items_once(
-    database_url: str, mode: str
-) -> None:
+def test_with_pgqueue_eight_processes_take_each_of_100_000_items_once(database_url: str) -> None:
     with Stage(database_url) as stage:
-        work_with_pgqueue(stage, mode, items=100_000, processes=8)
+        work_with_pgqueue(stage, items=100_000, processes=8)
 
         assert stage.paid() == list(range(1, 100_001))
         assert stage.rows("SELECT DISTINCT outcome, attempts FROM pgqueue.jobs") == [
@@ -92,7 +88,7 @@ def test_with_pgqueue_the_message_of_a_killed_worker_is_free_again_and_the_crash
         enqueue_with_pgqueue(stage, range(1, 4))
 
         def start() -> Actor:
-            return stage.start_worker(WITH_PGQUEUE, mode="transaction", concurrency=1)
+            return stage.start_worker(WITH_PGQUEUE, concurrency=1)
 
         stage.kill_at_work(start, "payments", order_id=2)
 
@@ -120,7 +116,7 @@ def test_with_pgqueue_an_item_that_fails_lets_the_others_pass(database_url: str)
     with Stage(database_url) as stage:
         enqueue_with_pgqueue(stage, range(-1, 4))
 
-        stage.start_worker(WITH_PGQUEUE, mode="transaction", concurrency=1)
+        stage.start_worker(WITH_PGQUEUE, concurrency=1)
 
         stage.until(lambda: stage.paid() == [0, 1, 2, 3])
         assert stage.unfinished() == 1

@@ -27,7 +27,7 @@ def test_with_pgqueue_the_same_is_done_and_every_error_is_kept(database_url: str
     with Stage(database_url) as stage:
         stage.enqueue(with_pgqueue.queue, with_pgqueue.pay_order, 1, 2, -3)
 
-        stage.drain(WITH_PGQUEUE, mode="transaction")
+        stage.drain(WITH_PGQUEUE)
 
         jobs = stage.rows("SELECT outcome, attempts FROM pgqueue.jobs ORDER BY id")
         assert jobs == [("succeeded", 1), ("succeeded", 1), ("failed", 4)]
@@ -63,7 +63,7 @@ def test_with_pgqueue_attempts_that_kill_the_worker_are_counted(database_url: st
         stage.enqueue(with_pgqueue.queue, with_pgqueue.pay_order, 1, 2)
 
         def start() -> Actor:
-            return stage.start_worker(WITH_PGQUEUE, mode="transaction", concurrency=1)
+            return stage.start_worker(WITH_PGQUEUE, concurrency=1)
 
         for _ in range(4):
             stage.kill_at_work(start, "payments", order_id=1)

@@ -156,7 +156,7 @@ def test_a_killed_worker_of_flask_loses_no_receipt(service: Service, shop: Any) 
         holder.execute(text("LOCK TABLE receipts"))
         app.test_client().post("/orders", json={"item": "a pen", "cents": 200})
         waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'receipts'::regclass"
-        with service.worker("--mode", "transaction"):
+        with service.worker():
             until(lambda: service.rows(waiting) != [])
     said = service.flask("pgqueue", "worker", "--until-empty")
 

@@ -27,13 +27,7 @@ from sqlalchemy.util import ScopedRegistry
 from pgqueue import Job, JobContext, JobStatus
 from pgqueue.flask import PgQueue
 
-MODES = ("lease", "transaction")
 WORD = text("INSERT INTO notes (word) VALUES (:word)")
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture
@@ -61,7 +55,7 @@ def cancel(queue: PgQueue, ctx: JobContext) -> None:
 
 
 def test_the_session_of_a_transactional_handler_is_db_session(
-    app: Flask, queue: PgQueue, mode: str, database_url: str
+    app: Flask, queue: PgQueue, database_url: str
 ) -> None:
     found: list[bool] = []
 
@@ -74,14 +68,14 @@ def test_the_session_of_a_transactional_handler_is_db_session(
         both.enqueue(db.session)
         db.session.commit()
 
-    assert work(app, queue, mode) == {"succeeded": 1}
+    assert work(app, queue) == {"succeeded": 1}
     assert found == [True]
     assert words_in(database_url) == ["pending"]
     assert leftovers() == {}
 
 
 def test_what_is_written_by_db_session_goes_when_the_job_does_not_end_well(
-    app: Flask, queue: PgQueue, mode: str, database_url: str
+    app: Flask, queue: PgQueue, database_url: str
 ) -> None:
     """Cancelled after it was written, and before its end: one commit would keep or lose both."""
 
@@ -95,13 +89,13 @@ def test_what_is_written_by_db_session_goes_when_the_job_does_not_end_well(
     with app.app_context():
         write.delay()
 
-    assert work(app, queue, mode) == {"cancelled": 1}
+    assert work(app, queue) == {"cancelled": 1}
     assert statuses_in(database_url) == [JobStatus.CANCELLED]
     assert words_in(database_url) == []
 
 
 def test_a_commit_of_db_session_in_a_transactional_handler_publishes_nothing(
-    app: Flask, queue: PgQueue, mode: str, database_url: str
+    app: Flask, queue: PgQueue, database_url: str
 ) -> None:
     @queue.task(name="commit", retry=NEVER, transactional=True)
     def commit() -> None:
@@ -112,13 +106,13 @@ def test_a_commit_of_db_session_in_a_transactional_handler_publishes_nothing(
     with app.app_context():
         commit.delay()
 
-    assert work(app, queue, mode) == {"failed": 1}
+    assert work(app, queue) == {"failed": 1}
     assert words_in(database_url) == []
     assert leftovers() == {}
 
 
 def test_rows_of_another_bind_go_to_their_own_database(
-    queue: PgQueue, mode: str, database_url: str, empty_database_url: str
+    queue: PgQueue, database_url: str, empty_database_url: str
 ) -> None:
     app = kiosk_app(queue, database_url, archive_url=empty_database_url)
 
@@ -130,14 +124,14 @@ def test_rows_of_another_bind_go_to_their_own_database(
         with app.app_context():
             archive.delay()
 
-        assert work(app, queue, mode) == {"succeeded": 1}
+        assert work(app, queue) == {"succeeded": 1}
 
     assert words_in(database_url) == ["here"]
     assert words_in(empty_database_url, "records") == ["there"]
 
 
 def test_removing_the_session_of_the_job_fails_it(
-    app: Flask, queue: PgQueue, mode: str, database_url: str
+    app: Flask, queue: PgQueue, database_url: str
 ) -> None:
     @queue.task(name="remove", retry=NEVER, transactional=True)
     def remove() -> None:
@@ -149,13 +143,13 @@ def test_removing_the_session_of_the_job_fails_it(
     with app.app_context():
         remove.delay()
 
-    assert work(app, queue, mode) == {"failed": 1}
+    assert work(app, queue) == {"failed": 1}
     assert "has removed db.session" in (errors_in(database_url)[0] or "")
     assert leftovers() == {}
 
 
 def test_a_handler_without_a_transaction_commits_db_session_itself(
-    app: Flask, queue: PgQueue, mode: str, database_url: str
+    app: Flask, queue: PgQueue, database_url: str
 ) -> None:
     @queue.task(name="ordinary", retry=NEVER)
     def ordinary() -> None:
@@ -174,14 +168,12 @@ def test_a_handler_without_a_transaction_commits_db_session_itself(
         ordinary.delay()
         failing.delay()
 
-    assert work(app, queue, mode) == {"succeeded": 1, "failed": 1}
+    assert work(app, queue) == {"succeeded": 1, "failed": 1}
     assert words_in(database_url) == ["committed"]
     assert leftovers() == {}
 
 
-def test_each_job_has_an_application_context_of_its_own(
-    app: Flask, queue: PgQueue, mode: str
-) -> None:
+def test_each_job_has_an_application_context_of_its_own(app: Flask, queue: PgQueue) -> None:
     seen: list[tuple[bool, int]] = []
 
     @queue.task(name="look")
@@ -194,13 +186,13 @@ def test_each_job_has_an_application_context_of_its_own(
         look.delay()
         look.delay()
         db.session.remove()
-        work(app, queue, mode, concurrency=1)
+        work(app, queue, concurrency=1)
 
     assert seen == [(True, 1), (True, 1)]
 
 
 def test_the_end_of_the_context_is_told_the_error_and_may_fail_the_job(
-    app: Flask, queue: PgQueue, mode: str, database_url: str
+    app: Flask, queue: PgQueue, database_url: str
 ) -> None:
     told: list[BaseException | None] = []
 
@@ -225,14 +217,14 @@ def test_the_end_of_the_context_is_told_the_error_and_may_fail_the_job(
         fail.delay()
         succeed.delay()
 
-    assert work(app, queue, mode, concurrency=1) == {"failed": 2}
+    assert work(app, queue, concurrency=1) == {"failed": 2}
     assert [str(error) for error in told] == ["in the handler", "None"]
     assert "at the end of the context" in (errors_in(database_url)[1] or "")
     assert words_in(database_url) == []
 
 
 def test_in_an_async_handler_db_session_is_the_session_inside_its_own(
-    app: Flask, queue: PgQueue, mode: str, database_url: str
+    app: Flask, queue: PgQueue, database_url: str
 ) -> None:
     @queue.task(name="write", retry=NEVER)
     async def write(session: AsyncSession, ctx: JobContext, ending: str) -> None:
@@ -252,7 +244,7 @@ def test_in_an_async_handler_db_session_is_the_session_inside_its_own(
         for ending in ("succeeded", "failed", "cancelled"):
             write.delay(ending)
 
-    assert work(app, queue, mode) == {"succeeded": 1, "failed": 1, "cancelled": 1}
+    assert work(app, queue) == {"succeeded": 1, "failed": 1, "cancelled": 1}
     assert words_in(database_url) == ["added, succeeded", "executed, succeeded"]
     assert errors_in(database_url)[1] == "failed"  # and no other error at its end
     assert leftovers() == {}
@@ -297,7 +289,7 @@ class Threads:
 
 
 def test_a_session_scoped_by_threads_is_removed_after_each_job(
-    queue: PgQueue, mode: str, engine: Any, database_url: str
+    queue: PgQueue, engine: Any, database_url: str
 ) -> None:
     app, threads = Flask("threads"), Threads(database_url)
     queue.init_app(app, threads)
@@ -323,7 +315,7 @@ def test_a_session_scoped_by_threads_is_removed_after_each_job(
         with queue.session() as session, session.begin():
             session.add_all([ordinary.job(True), ordinary.job(False), together.job()])
 
-        assert work(app, queue, mode, concurrency=1) == {"succeeded": 2, "failed": 1}
+        assert work(app, queue, concurrency=1) == {"succeeded": 2, "failed": 1}
 
     assert found == [0, 0, 0]
     assert words_in(database_url) == ["together"]
@@ -331,7 +323,7 @@ def test_a_session_scoped_by_threads_is_removed_after_each_job(
 
 
 def test_async_handlers_leave_a_session_scoped_by_threads_alone(
-    queue: PgQueue, mode: str, database_url: str
+    queue: PgQueue, database_url: str
 ) -> None:
     app, threads = Flask("threads"), Threads(database_url)
     queue.init_app(app, threads)
@@ -344,15 +336,13 @@ def test_async_handlers_leave_a_session_scoped_by_threads_alone(
     with app.app_context():
         look.delay()
 
-        assert work(app, queue, mode) == {"succeeded": 1}
+        assert work(app, queue) == {"succeeded": 1}
 
     assert taken == [False]
     threads.engine.dispose()
 
 
-def test_flask_sqlalchemy_lite_is_served_alike(
-    queue: PgQueue, mode: str, database_url: str
-) -> None:
+def test_flask_sqlalchemy_lite_is_served_alike(queue: PgQueue, database_url: str) -> None:
     lite = Lite()
     app = Flask("lite")
     app.config["SQLALCHEMY_ENGINES"] = {"default": database_url}
@@ -377,15 +367,13 @@ def test_flask_sqlalchemy_lite_is_served_alike(
         ordinary.enqueue(lite.session)
         lite.session.commit()
 
-    assert work(app, queue, mode) == {"cancelled": 1, "succeeded": 1}
+    assert work(app, queue) == {"cancelled": 1, "succeeded": 1}
     assert words_in(database_url) == ["ordinary"]
     with app.app_context():
         lite.engine.dispose()
 
 
-def test_listeners_on_db_session_hear_the_sessions_of_jobs(
-    app: Flask, queue: PgQueue, mode: str
-) -> None:
+def test_listeners_on_db_session_hear_the_sessions_of_jobs(app: Flask, queue: PgQueue) -> None:
     heard: list[str] = []
 
     @queue.task(name="write", transactional=True)
@@ -398,14 +386,14 @@ def test_listeners_on_db_session_hear_the_sessions_of_jobs(
     event.listen(db.session, "before_flush", hear)
     with app.app_context():
         write.delay()
-        work(app, queue, mode)
+        work(app, queue)
     event.remove(db.session, "before_flush", hear)
 
     assert heard == ["heard"]
 
 
 def test_a_job_may_enqueue_by_db_session_and_by_delay(
-    app: Flask, queue: PgQueue, mode: str, database_url: str
+    app: Flask, queue: PgQueue, database_url: str
 ) -> None:
     @queue.task(name="last")
     def last() -> None: ...
@@ -418,7 +406,7 @@ def test_a_job_may_enqueue_by_db_session_and_by_delay(
 
     with app.app_context():
         first.delay()
-        work(app, queue, mode)
+        work(app, queue)
         tasks = db.session.scalars(select(Job.task).order_by(Job.id)).all()
 
     assert tasks == ["first", "last"]
@@ -426,7 +414,7 @@ def test_a_job_may_enqueue_by_db_session_and_by_delay(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_listeners_to_after_commit_hear_of_the_commit_of_the_job_in_its_app(
-    app: Flask, queue: PgQueue, mode: str, database_url: str, kind: str
+    app: Flask, queue: PgQueue, database_url: str, kind: str
 ) -> None:
     """A search index, say, whose client is the app's."""
     heard: list[tuple[str, list[str], list[str]]] = []
@@ -463,7 +451,7 @@ def test_listeners_to_after_commit_hear_of_the_commit_of_the_job_in_its_app(
         with app.app_context():
             write.delay(True)
             write.delay(False)
-            counts = work(app, queue, mode, concurrency=1)
+            counts = work(app, queue, concurrency=1)
     finally:
         event.remove(db.session, "before_commit", collect)
         event.remove(db.session, "after_commit", index)
@@ -472,9 +460,7 @@ def test_listeners_to_after_commit_hear_of_the_commit_of_the_job_in_its_app(
     assert heard == [(app.name, ["indexed"], ["indexed"])]
 
 
-def test_a_batch_joins_db_session_and_a_job_extends_it(
-    app: Flask, queue: PgQueue, mode: str
-) -> None:
+def test_a_batch_joins_db_session_and_a_job_extends_it(app: Flask, queue: PgQueue) -> None:
     told: list[tuple[int, int]] = []
 
     @queue.task(name="told")
@@ -491,5 +477,5 @@ def test_a_batch_joins_db_session_and_a_job_extends_it(
             spread.enqueue(db.session, batch.id, 2)
         db.session.commit()
 
-    assert work(app, queue, mode) == {"succeeded": 6}
+    assert work(app, queue) == {"succeeded": 6}
     assert told == [(batch.id, 5)]

@@ -1,9 +1,8 @@
-"""What has become of the jobs of all cases, after one run of a worker in each mode."""
+"""What has become of the jobs of all cases, after one run of a worker."""
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,7 +13,6 @@ from bad_input_kinds import Damaged, Ending, Kept
 from sqlalchemy import Row, func, or_, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
-from worker_rig import MODES
 
 from pgqueue import (
     Job,
@@ -41,9 +39,8 @@ C = TypeVar("C", Kept, Damaged, Ending)
 
 @dataclass
 class Seen:
-    """One job of a case in one mode, with its copies, and the good job beside it."""
+    """The job of a case, with its copies, and the good job beside it."""
 
-    mode: str
     id: int
     neighbour_id: int
     neighbour: str | None = None
@@ -60,7 +57,7 @@ class Seen:
     log: str = ""
 
 
-Sights = dict[C, list[Seen]]
+Sights = dict[C, Seen]
 
 
 def behave(n: int = 0) -> int:
@@ -77,7 +74,7 @@ def run_kept(queue: PgQueue, cases: Iterable[Kept]) -> "Sights[Kept]":
 
     seen = {case: _enqueue(queue, take, (case.value,)) for case in cases}
     _work(queue)
-    for one in _all(seen):
+    for one in seen.values():
         one.received = [received[one.id]] if one.id in received else []
     return _read(queue, seen)
 
@@ -90,7 +87,7 @@ def run_damaged(queue: PgQueue, cases: Iterable[Damaged]) -> "Sights[Damaged]":
     _work(queue)
     _damage(queue, seen, late=True)
     violations = _check(queue)
-    for one in _all(seen):
+    for one in seen.values():
         one.broken = _rules_broken_by(one, violations)
     _mend(queue, violations)
     queue.task(name=KNOWN_LATER)(behave)
@@ -111,35 +108,20 @@ def run_endings(queue: PgQueue, cases: Iterable[Ending]) -> "Sights[Ending]":
         finally:
             RELEASED.set()
             _wait_for_the_stuck()
-    for number, sights in enumerate(seen.values()):
-        for one in sights:
-            one.log = "\n".join(line for line in lines if f"ending.{number}:" in line)
+    for number, one in enumerate(seen.values()):
+        one.log = "\n".join(line for line in lines if f"ending.{number}:" in line)
     return _read(queue, seen)
 
 
-def _enqueue(queue: PgQueue, task: Task[..., Any], args: tuple[Any, ...]) -> list[Seen]:
-    """A job of the case and a good one behind it, in each mode a queue of its name."""
+def _enqueue(queue: PgQueue, task: Task[..., Any], args: tuple[Any, ...]) -> Seen:
+    """A job of the case and a good one behind it."""
     good = queue.task(name="neighbour")(behave)
     with queue.session() as session, session.begin():
-        return [
-            Seen(
-                mode,
-                task.options(queue=mode).enqueue(session, *args).id,
-                good.options(queue=mode).enqueue(session, 7).id,
-            )
-            for mode in MODES
-        ]
+        return Seen(task.enqueue(session, *args).id, good.enqueue(session, 7).id)
 
 
 def _work(queue: PgQueue) -> None:
-    """Run a worker in each mode, both at once; raises what ends one of them."""
-
-    def run(mode: str) -> None:
-        worker = Worker(queue, [mode], mode=mode, concurrency=4, grace=timedelta(0))
-        worker.run_until_empty(timeout=TIMEOUT)
-
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(run, MODES))
+    Worker(queue, concurrency=8, grace=timedelta(0)).run_until_empty(timeout=TIMEOUT)
 
 
 def _wait_for_the_stuck() -> None:
@@ -149,13 +131,14 @@ def _wait_for_the_stuck() -> None:
 
 
 def _damage(queue: PgQueue, seen: "Sights[Damaged]", *, late: bool) -> None:
-    for case, sights in seen.items():
-        for one in sights if case.late == late else ():
-            try:
-                with queue.session() as session, session.begin():
-                    _change(session, case, one.id)
-            except IntegrityError as error:
-                one.refused = str(error.orig)
+    for case, one in seen.items():
+        if case.late != late:
+            continue
+        try:
+            with queue.session() as session, session.begin():
+                _change(session, case, one.id)
+        except IntegrityError as error:
+            one.refused = str(error.orig)
 
 
 def _change(session: Session, case: Damaged, id: int) -> None:
@@ -203,7 +186,7 @@ def _noting_the_log() -> Iterator[list[str]]:
 def _read(queue: PgQueue, seen: "Sights[C]") -> "Sights[C]":
     violations = _check(queue)
     with queue.session() as session:
-        for one in _all(seen):
+        for one in seen.values():
             one.still_broken = _rules_broken_by(one, violations)
             _look_up(session, one)
     return seen
@@ -220,7 +203,3 @@ def _look_up(session: Session, one: Seen) -> None:
         session.query(table).where(table.target_id.in_(ids)).count()
         for table in (MessageQueue, Lease)
     )
-
-
-def _all(seen: "Mapping[C, list[Seen]]") -> Iterator[Seen]:
-    return (one for sights in seen.values() for one in sights)

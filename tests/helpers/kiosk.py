@@ -65,10 +65,10 @@ def closing_engines(app: Flask) -> Iterator[Flask]:
             engine.dispose()
 
 
-def work(app: Flask, queue: PgQueue, mode: str = "lease", concurrency: int = 2) -> dict[str, int]:
+def work(app: Flask, queue: PgQueue, concurrency: int = 2) -> dict[str, int]:
     """Run what is due, as ``flask pgqueue worker`` does."""
     with app.app_context():
-        worker = Worker(queue, mode=mode, concurrency=concurrency)
+        worker = Worker(queue, concurrency=concurrency)
         return worker.run_until_empty(timeout=60)
 
 

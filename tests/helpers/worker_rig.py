@@ -20,8 +20,6 @@ from pgqueue import Violation, Worker
 
 T = TypeVar("T")
 
-MODES = ("lease", "transaction")
-
 EFFECTS = "CREATE TABLE IF NOT EXISTS effects (id serial, job bigint, attempt int, pid int)"
 
 
@@ -118,10 +116,10 @@ class Rig:
         self.engine.dispose()
         return False
 
-    def start(self, mode: str = "lease", *, waits: bool = True, **options: Any) -> WorkerProgram:
+    def start(self, *, waits: bool = True, **options: Any) -> WorkerProgram:
         """Start a worker process; waits until the database knows it."""
         name = f"worker-{len(self.workers) + 1}"
-        given = {"mode": mode, "concurrency": 4, "poll_interval": 0.5, "grace": 5, **options}
+        given = {"concurrency": 4, "poll_interval": 0.5, "grace": 5, **options}
         worker = WorkerProgram(self.worker_url, self.directory, name, given)
         self.workers.append(worker)
         if waits:

@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
-from worker_rig import MODES
 
 from pgqueue import Cancel, JobContext, PgQueue, Retry, Worker
 
@@ -46,11 +45,6 @@ INDEX: list[list[str]] = []
 NEVER = Retry.never()
 
 
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(params=["sync", "async"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -78,9 +72,9 @@ def task_of(queue: PgQueue, kind: str, act: Callable[..., Any], **options: Any) 
     return queue.task(**options)(on_loop)
 
 
-def run(queue: PgQueue, kind: str, mode: str, act: Callable[..., Any]) -> dict[str, int]:
+def run(queue: PgQueue, kind: str, act: Callable[..., Any]) -> dict[str, int]:
     task_of(queue, kind, act).delay()
-    return Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
+    return Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
 
 def words(engine: Engine) -> list[str]:
@@ -89,7 +83,7 @@ def words(engine: Engine) -> list[str]:
 
 
 def test_once_after_the_commit_however_often_the_handler_commits(
-    engine: Engine, queue: PgQueue, mode: str, kind: str
+    engine: Engine, queue: PgQueue, kind: str
 ) -> None:
     seen_inside: list[int] = []
     committed: list[list[str]] = []
@@ -104,37 +98,37 @@ def test_once_after_the_commit_however_often_the_handler_commits(
         session.add(Note(word="pending"))
         event.listen(session, "after_commit", lambda _: committed.append(words(engine)))
 
-    assert run(queue, kind, mode, act) == {"succeeded": 1}
+    assert run(queue, kind, act) == {"succeeded": 1}
     assert seen_inside == [0]
     assert INDEX == [["first", "second", "pending"]]
     assert committed == [["first", "second", "pending"]], "another transaction sees it"
 
 
 def test_also_after_a_commit_at_the_end_that_has_expired_what_they_read(
-    queue: PgQueue, mode: str, kind: str
+    queue: PgQueue, kind: str
 ) -> None:
     def act(session: Session, _: JobContext) -> None:
         session.add(Note(word="committed by the handler"))
         session.commit()
 
-    assert run(queue, kind, mode, act) == {"succeeded": 1}
+    assert run(queue, kind, act) == {"succeeded": 1}
     assert INDEX == [["committed by the handler"]]
 
 
-def test_of_what_was_rolled_back_they_hear_nothing(queue: PgQueue, mode: str, kind: str) -> None:
+def test_of_what_was_rolled_back_they_hear_nothing(queue: PgQueue, kind: str) -> None:
     def act(session: Session, _: JobContext) -> None:
         session.add(Note(word="rolled back"))
         session.flush()
         session.rollback()
         session.add(Note(word="kept"))
 
-    assert run(queue, kind, mode, act) == {"succeeded": 1}
+    assert run(queue, kind, act) == {"succeeded": 1}
     assert INDEX == [["kept"]]
 
 
 @pytest.mark.parametrize("ending", ["raises", "cancelled", "stale", "by its constraint"])
 def test_never_when_nothing_was_committed(
-    engine: Engine, queue: PgQueue, mode: str, kind: str, ending: str
+    engine: Engine, queue: PgQueue, kind: str, ending: str
 ) -> None:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE parents (id int PRIMARY KEY)"))
@@ -156,50 +150,21 @@ def test_never_when_nothing_was_committed(
                 other.execute(text("DELETE FROM pgqueue.leases"))
 
     word = {"cancelled": "cancelled", "stale": "stale"}.get(ending, "failed")
-    if (mode, ending) == ("transaction", "stale"):
-        pytest.skip("in transaction mode the job runs again")
-    assert run(queue, kind, mode, act) == {word: 1}
+    assert run(queue, kind, act) == {word: 1}
     assert (INDEX, words(engine)) == ([], [])
 
 
-def test_when_a_wish_is_returned_and_what_was_written_kept(
-    queue: PgQueue, mode: str, kind: str
-) -> None:
+def test_when_a_wish_is_returned_and_what_was_written_kept(queue: PgQueue, kind: str) -> None:
     def act(session: Session, _: JobContext) -> Cancel:
         session.add(Note(word="kept"))
         return Cancel("and yet")
 
-    assert run(queue, kind, mode, act) == {"cancelled": 1}
+    assert run(queue, kind, act) == {"cancelled": 1}
     assert INDEX == [["kept"]]
 
 
-def test_each_of_a_batch_hears_after_the_one_commit(
-    engine: Engine, queue: PgQueue, kind: str
-) -> None:
-    seen: list[tuple[int, int]] = []
-
-    def write(session: Session, ctx: JobContext) -> None:
-        session.add(Note(word=str(ctx.job_id)))
-        session.commit()
-        seen.append((len(INDEX), len(words(engine))))
-        if ctx.job_id == 2:
-            raise ValueError("one of them")
-
-    task = task_of(queue, kind, write)
-    with queue.session() as session, session.begin():
-        task.enqueue_many(session, [()] * 3)
-    INDEX.clear()
-
-    worker = Worker(queue, mode="transaction", batch=3, concurrency=1)
-    counts = worker.run_until_empty(timeout=60)
-
-    assert counts == {"succeeded": 2, "failed": 1}
-    assert seen == [(0, 0)] * 3
-    assert INDEX == [["1"], ["3"]]
-
-
 def test_their_errors_change_no_outcome(
-    queue: PgQueue, mode: str, kind: str, caplog: pytest.LogCaptureFixture
+    queue: PgQueue, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def act(session: Session, _: JobContext) -> None:
         def fail(_: Session) -> None:
@@ -208,13 +173,13 @@ def test_their_errors_change_no_outcome(
         event.listen(session, "after_commit", fail, insert=True)
         session.add(Note(word="kept"))
 
-    assert run(queue, kind, mode, act) == {"succeeded": 1}
+    assert run(queue, kind, act) == {"succeeded": 1}
     assert INDEX == [["kept"]]
     assert "a listener to after_commit has failed" in caplog.text
 
 
 def test_they_are_called_in_what_surrounds_handlers(
-    engine: Engine, queue: PgQueue, mode: str, kind: str
+    engine: Engine, queue: PgQueue, kind: str
 ) -> None:
     depth: list[str] = []
     heard: list[list[str]] = []
@@ -235,12 +200,12 @@ def test_they_are_called_in_what_surrounds_handlers(
         event.listen(session, "after_commit", lambda _: heard.append(list(depth)))
         session.add(Note(word="kept"))
 
-    assert run(surrounded, kind, mode, act) == {"succeeded": 1}
+    assert run(surrounded, kind, act) == {"succeeded": 1}
     assert heard == [["in"]]
 
 
 def test_an_object_changed_after_the_last_commit_is_written(
-    engine: Engine, queue: PgQueue, mode: str, kind: str
+    engine: Engine, queue: PgQueue, kind: str
 ) -> None:
     def act(session: Session, _: JobContext) -> None:
         session.expire_on_commit = False
@@ -251,5 +216,5 @@ def test_an_object_changed_after_the_last_commit_is_written(
         if kind == "sync":
             session.delete(gone)
 
-    assert run(queue, kind, mode, act) == {"succeeded": 1}
+    assert run(queue, kind, act) == {"succeeded": 1}
     assert words(engine) == (["changed"] if kind == "sync" else ["changed", "second"])

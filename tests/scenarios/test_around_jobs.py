@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
-from worker_rig import MODES
 
 from pgqueue import Job, JobContext, PgQueue, Retry, Worker
 from pgqueue.context import Around
@@ -47,11 +46,6 @@ class Surrounded(PgQueue):
         self.seen.append(("leave", context.job_id))
         if self.fails_at_the_end:
             raise LookupError("at the end")
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture
@@ -96,16 +90,14 @@ def enqueue(queue: Surrounded, kind: str, *, fails: bool = False) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_job_runs_inside_and_its_rows_are_written_there(
-    queue: Surrounded, mode: str, kind: str
-) -> None:
+def test_a_job_runs_inside_and_its_rows_are_written_there(queue: Surrounded, kind: str) -> None:
     job_id = enqueue(queue, kind)
 
     def note_flush(*_: Any) -> None:
         queue.seen.append(("flush", None))
 
     event.listen(Note, "before_insert", note_flush)
-    counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
+    counts = Worker(queue, concurrency=1).run_until_empty(timeout=60)
     event.remove(Note, "before_insert", note_flush)
 
     session = {"session": "Joining", "async_session": "AsyncSession"}.get(kind, "NoneType")
@@ -115,23 +107,21 @@ def test_a_job_runs_inside_and_its_rows_are_written_there(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_error_of_a_handler_passes_through(queue: Surrounded, mode: str, kind: str) -> None:
+def test_the_error_of_a_handler_passes_through(queue: Surrounded, kind: str) -> None:
     enqueue(queue, kind, fails=True)
 
-    counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
+    counts = Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
     assert counts == {"failed": 1}
     assert queue.seen[-1] == ("error", "in the handler")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_at_the_end_fails_the_job_and_undoes_it(
-    queue: Surrounded, mode: str, kind: str
-) -> None:
+def test_an_error_at_the_end_fails_the_job_and_undoes_it(queue: Surrounded, kind: str) -> None:
     queue.fails_at_the_end = True
     job_id = enqueue(queue, kind)
 
-    counts = Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=60)
+    counts = Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
     assert counts == {"failed": 1}
     with queue.session() as session:
@@ -151,7 +141,7 @@ ROUTES: dict[str, Engine] = {}
 
 @pytest.mark.parametrize("kind", ["binds", "get_bind"])
 def test_a_session_that_chooses_its_engine_is_in_the_transaction_of_its_job(
-    engine: Engine, mode: str, kind: str
+    engine: Engine, kind: str
 ) -> None:
     """The job is cancelled after its rows were written: they go if they are in its transaction."""
     Base.metadata.create_all(engine)
@@ -171,13 +161,13 @@ def test_a_session_that_chooses_its_engine_is_in_the_transaction_of_its_job(
 
     write.delay()
 
-    assert Worker(queue, mode=mode, concurrency=1).run_until_empty(20) == {"cancelled": 1}
+    assert Worker(queue, concurrency=1).run_until_empty(20) == {"cancelled": 1}
     with engine.connect() as connection:
         assert connection.scalars(text("SELECT word FROM notes")).all() == []
 
 
 def test_a_session_that_chooses_another_database_writes_there(
-    engine: Engine, empty_database_url: str, mode: str
+    engine: Engine, empty_database_url: str
 ) -> None:
     elsewhere = create_engine(empty_database_url)
     Base.metadata.create_all(elsewhere)
@@ -189,7 +179,7 @@ def test_a_session_that_chooses_another_database_writes_there(
 
     write.delay()
 
-    assert Worker(queue, mode=mode, concurrency=1).run_until_empty(20) == {"succeeded": 1}
+    assert Worker(queue, concurrency=1).run_until_empty(20) == {"succeeded": 1}
     with elsewhere.connect() as connection:
         assert connection.scalars(text("SELECT word FROM notes")).all() == ["elsewhere"]
     elsewhere.dispose()

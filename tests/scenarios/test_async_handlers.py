@@ -11,7 +11,7 @@ import chores
 import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
-from worker_rig import MODES, Rig
+from worker_rig import Rig
 
 from pgqueue import Job, PgQueue, Retry, Worker
 
@@ -21,17 +21,16 @@ def queue(engine: Engine) -> PgQueue:
     return PgQueue(engine)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_handler_that_blocks_the_event_loop_does_not_stop_the_heartbeat(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        blocked = rig.start(mode)
+        blocked = rig.start()
         with rig.session() as session:
             job = chores.block_the_loop.enqueue(session, "go").id
             session.commit()
         rig.until_started(job)
-        rig.start(mode)
+        rig.start()
 
         over_at = time.monotonic() + 3  # twice the grace of those who have lost their lock
         rig.until(lambda: time.monotonic() > over_at or rig.declared_dead())
@@ -112,10 +111,9 @@ USES: dict[Callable[[AsyncSession], Awaitable[Any]], Any] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__.strip("_"))
 def test_an_async_session_does_in_a_handler_what_it_does_elsewhere(
-    engine: Engine, mode: str, use: Callable[[AsyncSession], Awaitable[Any]]
+    engine: Engine, use: Callable[[AsyncSession], Awaitable[Any]]
 ) -> None:
     queue = PgQueue(engine)
     found: list[Any] = []
@@ -128,7 +126,7 @@ def test_an_async_session_does_in_a_handler_what_it_does_elsewhere(
         job = using.enqueue(session).id
         session.commit()
 
-    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
+    Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
     with queue.session() as session:
         ended = session.get_one(Job, job)
@@ -137,10 +135,7 @@ def test_an_async_session_does_in_a_handler_what_it_does_elsewhere(
         assert queue.check(session) == []
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_sync_and_async_jobs_take_turns_in_one_slot_in_their_order(
-    queue: PgQueue, mode: str
-) -> None:
+def test_sync_and_async_jobs_take_turns_in_one_slot_in_their_order(queue: PgQueue) -> None:
     ran: list[int] = []
 
     @queue.task
@@ -158,15 +153,12 @@ def test_sync_and_async_jobs_take_turns_in_one_slot_in_their_order(
             task.enqueue(session, n)
         session.commit()
 
-    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
+    Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
     assert ran == list(range(70))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_an_async_job_finds_nothing_of_the_last_one_in_its_context(
-    queue: PgQueue, mode: str
-) -> None:
+def test_an_async_job_finds_nothing_of_the_last_one_in_its_context(queue: PgQueue) -> None:
     mark = ContextVar("mark", default="nothing")
     found: list[str] = []
 
@@ -179,17 +171,16 @@ def test_an_async_job_finds_nothing_of_the_last_one_in_its_context(
         leave_a_mark.enqueue_many(session, [()] * 20)
         session.commit()
 
-    counts = Worker(queue, concurrency=2, mode=mode).run_until_empty(timeout=60)
+    counts = Worker(queue, concurrency=2).run_until_empty(timeout=60)
 
     assert found == ["nothing"] * 20
     assert counts == {"succeeded": 20}
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("has_session", [False, True])
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_handler_that_cancels_its_own_task_fails_alone(
-    queue: PgQueue, mode: str, has_session: bool, raises: bool
+    queue: PgQueue, has_session: bool, raises: bool
 ) -> None:
     def cancel_oneself() -> None:
         own = asyncio.current_task()
@@ -223,7 +214,7 @@ def test_a_handler_that_cancels_its_own_task_fails_alone(
             neighbour.enqueue(session)
         session.commit()
 
-    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
+    counts = Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
     assert counts == {"failed": 3, "succeeded": 3}
 

@@ -58,17 +58,17 @@ def doors(new_engine: Callable[[], Engine]) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def kept(new_engine: Callable[[], Engine]) -> dict[Kept, list[Seen]]:
+def kept(new_engine: Callable[[], Engine]) -> dict[Kept, Seen]:
     return run_kept(PgQueue(new_engine()), of_kind(Kept))
 
 
 @pytest.fixture(scope="module")
-def damaged(new_engine: Callable[[], Engine]) -> dict[Damaged, list[Seen]]:
+def damaged(new_engine: Callable[[], Engine]) -> dict[Damaged, Seen]:
     return run_damaged(PgQueue(new_engine()), of_kind(Damaged))
 
 
 @pytest.fixture(scope="module")
-def endings(new_engine: Callable[[], Engine]) -> dict[Ending, list[Seen]]:
+def endings(new_engine: Callable[[], Engine]) -> dict[Ending, Seen]:
     return run_endings(PgQueue(new_engine()), of_kind(Ending))
 
 
@@ -91,14 +91,11 @@ def test_a_bad_input_loses_nothing(request: pytest.FixtureRequest, case: Case) -
         case Refused() | Checked():
             give_at_the_doors(request.getfixturevalue("doors"), case)
         case Kept():
-            for seen in request.getfixturevalue("kept")[case]:
-                came_out_as_it_went_in(case, seen)
+            came_out_as_it_went_in(case, request.getfixturevalue("kept")[case])
         case Damaged():
-            for seen in request.getfixturevalue("damaged")[case]:
-                cost_its_own_job_alone(case, seen)
+            cost_its_own_job_alone(case, request.getfixturevalue("damaged")[case])
         case Ending():
-            for seen in request.getfixturevalue("endings")[case]:
-                ended_with_a_reason(case, seen)
+            ended_with_a_reason(case, request.getfixturevalue("endings")[case])
 
 
 def give_at_the_doors(engine: Engine, case: Refused | Checked) -> None:
@@ -144,7 +141,7 @@ def cost_its_own_job_alone(case: Damaged, seen: Seen) -> None:
     assert seen.broken == case.found
     assert len(seen.jobs) == case.jobs
     for job in seen.jobs:
-        assert (job.outcome, job.result) == (case.outcome, case.result), seen.mode
+        assert (job.outcome, job.result) == (case.outcome, case.result)
         assert case.said in (job.last_error or "")
         assert job.last_error or job.outcome != "failed", "a failure has words"
         assert job.outcome or job.status is JobStatus.PENDING
@@ -155,7 +152,7 @@ def cost_its_own_job_alone(case: Damaged, seen: Seen) -> None:
 def ended_with_a_reason(case: Ending, seen: Seen) -> None:
     [job] = seen.jobs
 
-    assert job.outcome == case.outcome, seen.mode
+    assert job.outcome == case.outcome
     if case.outcome is None:
         assert job.status is JobStatus.PENDING
         assert job.seconds_to_wait < LONGEST_WAIT
@@ -179,6 +176,6 @@ def nothing_else_is_lost(seen: Seen) -> None:
     """The good job beside it has run, and nothing is left but the messages of jobs that wait."""
     waiting = [job for job in seen.jobs if job.outcome is None]
 
-    assert seen.neighbour == "succeeded", seen.mode
+    assert seen.neighbour == "succeeded"
     assert (seen.messages, seen.leases) == (len(waiting), 0)
     assert seen.still_broken == set()

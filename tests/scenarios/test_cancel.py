@@ -7,7 +7,7 @@ from typing import Any
 
 import chores
 import pytest
-from worker_rig import MODES, Rig, promised
+from worker_rig import Rig, promised
 
 from pgqueue import Change
 
@@ -18,13 +18,12 @@ DEAF = [chores.wait, chores.wait_and_pay, chores.wait_async]
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("task", HEEDERS)
 def test_a_running_handler_hears_of_its_cancel_within_a_second(
-    database_url: str, tmp_path: Path, mode: str, task: Any
+    database_url: str, tmp_path: Path, task: Any
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        rig.start(mode)
+        rig.start()
         with rig.session() as session:
             job = task.enqueue(session).id
             session.commit()
@@ -46,13 +45,12 @@ def test_a_running_handler_hears_of_its_cancel_within_a_second(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("task", DEAF)
 def test_a_cancelled_job_ends_as_cancelled_however_its_handler_ends(
-    database_url: str, tmp_path: Path, mode: str, task: Any
+    database_url: str, tmp_path: Path, task: Any
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode)
+        worker = rig.start()
         with rig.session() as session:
             job = task.enqueue(session, "go").id
             session.commit()
@@ -71,12 +69,11 @@ def test_a_cancelled_job_ends_as_cancelled_however_its_handler_ends(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_job_cancelled_while_its_worker_dies_is_not_run_again(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        killed = rig.start(mode)
+        killed = rig.start()
         with rig.session() as session:
             job = chores.wait_and_pay.enqueue(session, "go").id
             session.commit()
@@ -87,7 +84,7 @@ def test_a_job_cancelled_while_its_worker_dies_is_not_run_again(
 
         killed.kill()
         rig.open("go")
-        rig.start(mode)
+        rig.start()
 
         rig.until_ended(job)
         assert rig.outcome(job) == "cancelled"
@@ -95,12 +92,11 @@ def test_a_job_cancelled_while_its_worker_dies_is_not_run_again(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_cancelled_and_requeued_job_is_not_ended_by_its_old_run(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        rig.start(mode)
+        rig.start()
         with rig.session() as session:
             job = chores.wait.options(delay=None).enqueue(session, "go").id
             waiting = [chores.wait.enqueue(session, "go").id for _ in range(6)]
@@ -130,12 +126,11 @@ def is_requeued(rig: Rig, job_id: int) -> bool:
     return change == Change.REQUEUED
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_handler_may_cancel_its_own_job_in_its_own_transaction(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        rig.start(mode)
+        rig.start()
         with rig.session() as session:
             job = chores.cancel_from_within.enqueue(session).id
             session.commit()
@@ -145,24 +140,4 @@ def test_a_handler_may_cancel_its_own_job_in_its_own_transaction(
         assert rig.outcome(job) == "cancelled"
         assert [note["change"] for note in rig.notes("change")] == [Change.CANCEL_REQUESTED]
         assert rig.effects() == 0
-        assert rig.check() == []
-
-
-def test_a_handler_may_cancel_a_later_job_of_its_own_batch(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        with rig.session() as session:
-            last = chores.pay.options(priority=9)
-            victim, bystander = (last.enqueue(session).id for _ in range(2))
-            first = chores.cancel_from_within.enqueue(session, victim).id
-            session.commit()
-
-        rig.start("transaction", concurrency=1, batch=3)
-
-        rig.until_ended()
-        outcomes = [rig.outcome(job) for job in (first, victim, bystander)]
-        assert outcomes == ["succeeded", "cancelled", "succeeded"]
-        assert rig.effects() == 2
-        assert len(rig.notes("start", job=first)) == 1
         assert rig.check() == []

@@ -4,22 +4,21 @@ from pathlib import Path
 
 import chores
 import pytest
-from worker_rig import MODES, Rig
+from worker_rig import Rig
 
 pytestmark = pytest.mark.journey
 
 CHANGES = 8
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_change_of_the_tables_and_a_running_worker_never_wait_for_each_other(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
             chores.pay.options(max_attempts=1).enqueue_many(session, [(0,)] * 800)
             session.commit()
-        worker = rig.start(mode, concurrency=8)
+        worker = rig.start(concurrency=8)
         rig.until(lambda: rig.effects() > 20)
 
         with rig.raw() as connection:

@@ -17,13 +17,10 @@ from bad_rows import (
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
-from worker_rig import MODES, Rig
+from worker_rig import Rig
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_damaged_row_costs_its_own_job_and_no_other(
-    database_url: str, tmp_path: Path, mode: str
-) -> None:
+def test_a_damaged_row_costs_its_own_job_and_no_other(database_url: str, tmp_path: Path) -> None:
     def enqueue(session: Session, task: Any) -> int:
         return int(task.enqueue(session, 1).id)
 
@@ -55,7 +52,7 @@ def test_a_damaged_row_costs_its_own_job_and_no_other(
             rig.run(oddity)
 
         waiting = {args: unreadable.pop(args) for args in OF_ANOTHER_VERSION}
-        rig.start(mode)
+        rig.start()
         rig.until_ended(*good, *unreadable.values(), *fine.values(), exhausted)
         met = "SELECT count(*) FROM pgqueue.unreadable_jobs"
         rig.until(lambda: rig.scalar(met) == len(waiting), what="the other jobs wait")

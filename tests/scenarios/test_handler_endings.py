@@ -10,16 +10,11 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from worker_rig import MODES, endings
+from worker_rig import endings
 
 from pgqueue import Cancel, Discard, Job, JobContext, PgQueue, Retry, Snooze, Worker
 
 WRITE = text("INSERT INTO written VALUES (:word)")
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture
@@ -52,7 +47,7 @@ ENDINGS: dict[str, tuple[Callable[[], Any], str, str | None, bool]] = {
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "plain", "plain-async"])
-def test_a_job_ends_as_its_handler_says(queue: PgQueue, mode: str, kind: str) -> None:
+def test_a_job_ends_as_its_handler_says(queue: PgQueue, kind: str) -> None:
     with queue.session() as session:
         jobs = {
             ending: _task(queue, kind, say, name=f"{kind}-{number}").enqueue(session).id
@@ -61,7 +56,7 @@ def test_a_job_ends_as_its_handler_says(queue: PgQueue, mode: str, kind: str) ->
         neighbour = _neighbour(queue).enqueue(session).id
         session.commit()
 
-    counts = endings(Worker(queue, concurrency=1, mode=mode))
+    counts = endings(Worker(queue, concurrency=1))
 
     with queue.session() as session:
         found = {}
@@ -88,7 +83,7 @@ def test_a_job_ends_as_its_handler_says(queue: PgQueue, mode: str, kind: str) ->
 
 @pytest.mark.parametrize("returned", [True, False])
 @pytest.mark.parametrize("kind", ["sync", "async", "plain", "plain-async"])
-def test_a_snooze_costs_no_attempt(queue: PgQueue, mode: str, kind: str, returned: bool) -> None:
+def test_a_snooze_costs_no_attempt(queue: PgQueue, kind: str, returned: bool) -> None:
     asked: list[int] = []
 
     def say() -> Any:
@@ -102,7 +97,7 @@ def test_a_snooze_costs_no_attempt(queue: PgQueue, mode: str, kind: str, returne
     with queue.session() as session:
         job = task.enqueue(session).id
         session.commit()
-    worker = Worker(queue, concurrency=1, mode=mode)
+    worker = Worker(queue, concurrency=1)
 
     counts: dict[str, int] = {}
     for _ in range(50):
@@ -121,9 +116,7 @@ def test_a_snooze_costs_no_attempt(queue: PgQueue, mode: str, kind: str, returne
         assert queue.check(session) == []
 
 
-def test_a_sync_task_that_returns_a_coroutine_fails_with_the_remedy(
-    queue: PgQueue, mode: str
-) -> None:
+def test_a_sync_task_that_returns_a_coroutine_fails_with_the_remedy(queue: PgQueue) -> None:
     async def forgotten() -> None: ...
 
     @queue.task(retry=Retry.never())
@@ -134,7 +127,7 @@ def test_a_sync_task_that_returns_a_coroutine_fails_with_the_remedy(
         job = forgetful.enqueue(session).id
         session.commit()
 
-    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
+    Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
     with queue.session() as session:
         ended = session.get_one(Job, job)
@@ -144,9 +137,7 @@ def test_a_sync_task_that_returns_a_coroutine_fails_with_the_remedy(
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_follow_up_jobs_and_writes_are_kept_or_undone_together(
-    queue: PgQueue, mode: str, kind: str
-) -> None:
+def test_follow_up_jobs_and_writes_are_kept_or_undone_together(queue: PgQueue, kind: str) -> None:
     follow = _neighbour(queue)
 
     if kind == "sync":
@@ -175,7 +166,7 @@ def test_follow_up_jobs_and_writes_are_kept_or_undone_together(
         task.enqueue_many(session, [(False,), (True,), (False,), (True,)])
         session.commit()
 
-    counts = Worker(queue, concurrency=2, mode=mode).run_until_empty(timeout=60)
+    counts = Worker(queue, concurrency=2).run_until_empty(timeout=60)
 
     with queue.session() as session:
         # What is enqueued while it runs is waited for, too.
@@ -184,7 +175,7 @@ def test_follow_up_jobs_and_writes_are_kept_or_undone_together(
         assert queue.check(session) == []
 
 
-def test_async_handlers_run_side_by_side(queue: PgQueue, mode: str) -> None:
+def test_async_handlers_run_side_by_side(queue: PgQueue) -> None:
     together = asyncio.Event()
     here: list[int] = []
 
@@ -199,7 +190,7 @@ def test_async_handlers_run_side_by_side(queue: PgQueue, mode: str) -> None:
         meet.enqueue_many(session, [()] * 5)
         session.commit()
 
-    counts = Worker(queue, concurrency=5, mode=mode).run_until_empty(timeout=60)
+    counts = Worker(queue, concurrency=5).run_until_empty(timeout=60)
 
     with queue.session() as session:
         assert counts == {"succeeded": 5}
@@ -256,7 +247,7 @@ def _task(queue: PgQueue, kind: str, say: Callable[[], Any], *, name: str = "tas
     return async_plain
 
 
-def test_a_retry_gets_the_arguments_as_they_were_enqueued(queue: PgQueue, mode: str) -> None:
+def test_a_retry_gets_the_arguments_as_they_were_enqueued(queue: PgQueue) -> None:
     seen: list[list[int]] = []
 
     @queue.task(retry=Retry.constant(timedelta(0)), max_attempts=2)
@@ -269,6 +260,6 @@ def test_a_retry_gets_the_arguments_as_they_were_enqueued(queue: PgQueue, mode: 
         spoil.enqueue(session, [1, 2])
         session.commit()
 
-    Worker(queue, mode=mode).run_until_empty(timeout=60)
+    Worker(queue).run_until_empty(timeout=60)
 
     assert seen == [[1, 2], [1, 2]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import chores
 import pytest
-from worker_rig import MODES, Rig, WorkerProgram, promised
+from worker_rig import Rig, WorkerProgram, promised
 
 pytestmark = pytest.mark.journey
 
@@ -42,64 +42,14 @@ def test_a_killed_workers_job_is_claimable_again_within_two_seconds(
         assert rig.check() == []
 
 
-@pytest.mark.timed
-def test_a_killed_transaction_gives_its_job_back_at_once(database_url: str, tmp_path: Path) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        killed = rig.start("transaction")
-        with rig.session() as session:
-            job = chores.wait_and_pay.enqueue(session, "go").id
-            session.commit()
-        rig.until_started(job)
-        free = "SELECT 1 FROM pgqueue.message_queue FOR UPDATE SKIP LOCKED"
-        assert rig.rows(free) == []
-
-        killed.kill()
-        began = time.monotonic()
-        rig.until(lambda: rig.rows(free), seconds=promised(1), what="the message is free")
-        took = time.monotonic() - began
-
-        print(f"claimable in {took:.3f} s")
-        rig.start("transaction")
-        rig.open("go")
-        rig.until_ended(job)
-        assert rig.bad_attempts(job) == ["crashed"]
-        assert (rig.outcome(job), rig.attempts(job)) == ("succeeded", 2)
-        assert rig.each_success_has_one_effect()
-        assert rig.check() == []
-
-
-@pytest.mark.timed
-def test_an_idle_worker_takes_over_from_a_killed_transaction_within_its_poll_interval(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        killed = rig.start("transaction")
-        with rig.session() as session:
-            job = chores.wait.enqueue(session, "go").id
-            session.commit()
-        rig.until_started(job)
-        rig.start("transaction", poll_interval=0.5)
-
-        killed.kill()
-        began = time.monotonic()
-        took = rig.until_started(job, attempt=2) - began
-
-        print(f"restarted in {took:.3f} s")
-        assert took < promised(2.5)  # a sweep of at most once a second, and the poll interval
-        rig.open("go")
-        rig.until_ended(job)
-        assert rig.check() == []
-
-
 @pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("mode", MODES)
 def test_effects_are_those_of_succeeded_jobs_whatever_is_killed(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         _enqueue(rig, 400)
 
-        kills = _kill_while_they_work(rig, mode, processes=3, kills=6, seed=7)
+        kills = _kill_while_they_work(rig, processes=3, kills=6, seed=7)
 
         rig.until_ended(seconds=60)
         assert kills == 6
@@ -111,14 +61,13 @@ def test_effects_are_those_of_succeeded_jobs_whatever_is_killed(
 
 @pytest.mark.battery
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mode", MODES)
 def test_effects_are_those_of_succeeded_jobs_after_fifty_kills(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         _enqueue(rig, 5000)
 
-        kills = _kill_while_they_work(rig, mode, processes=8, kills=50, seed=11)
+        kills = _kill_while_they_work(rig, processes=8, kills=50, seed=11)
 
         rig.until_ended(seconds=300)
         assert kills == 50
@@ -137,12 +86,12 @@ def _enqueue(rig: Rig, count: int) -> None:
         session.commit()
 
 
-def _kill_while_they_work(rig: Rig, mode: str, *, processes: int, kills: int, seed: int) -> int:
+def _kill_while_they_work(rig: Rig, *, processes: int, kills: int, seed: int) -> int:
     """Kill a worker each time some more jobs have ended, and start another; how many were."""
     dice = random.Random(seed)
     total = rig.unfinished()
     options = {"concurrency": 2, "poll_interval": 0.2}
-    alive: list[WorkerProgram] = [rig.start(mode, waits=False, **options) for _ in range(processes)]
+    alive: list[WorkerProgram] = [rig.start(waits=False, **options) for _ in range(processes)]
     done = 0
     for number in range(kills):
         left = total - (number + 1) * total // (kills + 2)
@@ -150,5 +99,5 @@ def _kill_while_they_work(rig: Rig, mode: str, *, processes: int, kills: int, se
         victim = alive.pop(dice.randrange(len(alive)))
         done += victim.is_running
         victim.kill()
-        alive.append(rig.start(mode, waits=False, **options))
+        alive.append(rig.start(waits=False, **options))
     return done

@@ -1,4 +1,4 @@
-"""Limits hold over many worker processes, in both modes, while workers are killed."""
+"""Limits hold over many worker processes while workers are killed."""
 
 import random
 from collections import defaultdict
@@ -8,15 +8,13 @@ from typing import Any
 
 import limited_chores
 import pytest
-from worker_rig import MODES, Rig
+from worker_rig import Rig
 
 pytestmark = pytest.mark.journey
 
 KEYS = ("red", "green", "blue")
 WORKERS = 8
 KILLS = 6
-BOTH = "both modes"
-"""Half of the workers run in each mode."""
 
 
 def most_at_once(notes: list[dict[str, Any]], *, by_key: bool = True) -> int:
@@ -36,38 +34,34 @@ def most_at_once(notes: list[dict[str, Any]], *, by_key: bool = True) -> int:
     return most
 
 
-def start_workers(rig: Rig, mode: str, count: int = WORKERS) -> None:
+def start_workers(rig: Rig, count: int = WORKERS) -> None:
     for _ in range(count):
-        own = MODES[len(rig.workers) % 2] if mode == BOTH else mode
-        rig.start(own, waits=False, modules=["limited_chores"], poll_interval=0.2, concurrency=6)
+        rig.start(waits=False, modules=["limited_chores"], poll_interval=0.2, concurrency=6)
 
 
-def kill_some(rig: Rig, mode: str, count: int = KILLS) -> None:
+def kill_some(rig: Rig, count: int = KILLS) -> None:
     """Kill a worker that has just seen a job start, and start another, so many times."""
     for _ in range(count):
         seen = len(rig.notes("start"))
         rig.until(partial(has_gone_on, rig, seen))
         victim = random.choice([worker for worker in rig.workers if worker.is_running])
         victim.kill()
-        start_workers(rig, mode, 1)
+        start_workers(rig, 1)
 
 
 def has_gone_on(rig: Rig, seen: int) -> bool:
     return len(rig.notes("start")) > seen + 3 or not rig.unfinished()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_several_limits_of_a_task_hold_together(
-    database_url: str, tmp_path: Path, mode: str
-) -> None:
+def test_several_limits_of_a_task_hold_together(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
-        start_workers(rig, mode, 4)
+        start_workers(rig, 4)
         with rig.session() as session:
             rows = [(key, 5) for _ in range(20) for key in KEYS]
             limited_chores.three_in_all.enqueue_many(session, rows)
             session.commit()
 
-        kill_some(rig, mode, 2)
+        kill_some(rig, 2)
         rig.until_ended()
 
         assert most_at_once(rig.notes()) <= 2
@@ -80,13 +74,13 @@ def test_strict_order_is_first_in_first_out_by_key_while_workers_are_killed(
 ) -> None:
     """A job that fails twice keeps the others of its key back until it has succeeded."""
     with Rig(database_url, tmp_path) as rig:
-        start_workers(rig, BOTH)
+        start_workers(rig)
         with rig.session() as session:
             rows = [(key, n, 2 * (n % 5 == 3)) for n in range(15) for key in KEYS]
             limited_chores.in_order.enqueue_many(session, rows)
             session.commit()
 
-        kill_some(rig, BOTH, 4)
+        kill_some(rig, 4)
         rig.until_ended()
 
         assert most_at_once(rig.notes()) == 1

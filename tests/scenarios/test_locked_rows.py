@@ -102,7 +102,7 @@ def test_what_a_crash_has_left_is_claimed_meanwhile(database_url: str, tmp_path:
 @pytest.mark.timed
 def test_the_timeouts_of_others_are_heeded_meanwhile(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
-        rig.start("transaction", concurrency=6)
+        rig.start(concurrency=6)
         with rig.session() as session:
             job = chores.overrun_late.enqueue(session, "a").id
             session.commit()

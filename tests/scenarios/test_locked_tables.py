@@ -10,15 +10,15 @@ import chores
 import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
-from worker_rig import MODES, Rig, WorkerProgram, promised
+from worker_rig import Rig, WorkerProgram, promised
 
 from pgqueue.cli.working import INTERRUPTED
 from pgqueue.connections.opening import backend_pid
 
 pytestmark = pytest.mark.journey
 
-BUSY = [(table, mode) for table in ("jobs", "leases", "message_queue", "workers") for mode in MODES]
-IDLE = [(table, mode) for table in ("leases", "message_queue") for mode in MODES]
+BUSY = ("jobs", "leases", "message_queue", "workers")
+IDLE = ("leases", "message_queue")
 GRACE = 1.0
 BEYOND = 5.0
 """Seconds beyond the grace, as the README promises."""
@@ -37,12 +37,10 @@ WAITS = """
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize(("table", "mode"), IDLE)
-def test_an_idle_worker_ends_in_seconds(
-    database_url: str, tmp_path: Path, table: str, mode: str
-) -> None:
+@pytest.mark.parametrize("table", IDLE)
+def test_an_idle_worker_ends_in_seconds(database_url: str, tmp_path: Path, table: str) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, grace=GRACE, by_command=True)
+        worker = rig.start(grace=GRACE, by_command=True)
 
         with _locked(rig, table, worker):
             code, took = _stop(worker)
@@ -53,12 +51,12 @@ def test_an_idle_worker_ends_in_seconds(
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize(("table", "mode"), BUSY)
+@pytest.mark.parametrize("table", BUSY)
 def test_a_worker_whose_handlers_outlive_the_grace_ends_in_seconds(
-    database_url: str, tmp_path: Path, table: str, mode: str
+    database_url: str, tmp_path: Path, table: str
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, grace=GRACE, concurrency=8, by_command=True)
+        worker = rig.start(grace=GRACE, concurrency=8, by_command=True)
         with rig.session() as session:
             tasks = (chores.wait, chores.wait_and_pay, chores.wait_async) * 2
             jobs = [task.enqueue(session, "go").id for task in tasks]
@@ -71,7 +69,7 @@ def test_a_worker_whose_handlers_outlive_the_grace_ends_in_seconds(
         assert code == INTERRUPTED
         assert took < promised(BEFORE + GRACE + BEYOND)
         rig.open("go")
-        rig.start(mode, concurrency=8)
+        rig.start(concurrency=8)
         rig.until_ended()
         assert rig.outcomes() == {"succeeded": len(jobs)}
         assert rig.effects() == tasks.count(chores.wait_and_pay)

@@ -1,16 +1,14 @@
 """Handlers that treat their session badly: their own job pays, and no other."""
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, func, select, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from worker_rig import MODES
 
 from pgqueue import Job, PgQueue, Retry, Worker
 
@@ -47,11 +45,6 @@ LEFT_BEHIND = {
 }
 
 
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def queue(engine: Engine) -> PgQueue:
     with engine.begin() as connection:
@@ -74,7 +67,7 @@ def somebody(engine: Engine) -> None:
 @pytest.mark.usefixtures("somebody")
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_what_a_handler_leaves_on_its_connection_the_next_job_does_not_find(
-    queue: PgQueue, mode: str, kind: str
+    queue: PgQueue, kind: str
 ) -> None:
     states: dict[str, tuple[Any, ...]] = {}
 
@@ -105,7 +98,7 @@ def test_what_a_handler_leaves_on_its_connection_the_next_job_does_not_find(
             look.enqueue(session, left)
         session.commit()
 
-    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
+    Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
     clean = states["nothing"]
     with queue.session() as session:
@@ -115,9 +108,7 @@ def test_what_a_handler_leaves_on_its_connection_the_next_job_does_not_find(
 
 
 @pytest.mark.parametrize("is_traced", [False, True])
-def test_to_enqueue_leaves_nothing_and_costs_no_connection(
-    queue: PgQueue, mode: str, is_traced: bool
-) -> None:
+def test_to_enqueue_leaves_nothing_and_costs_no_connection(queue: PgQueue, is_traced: bool) -> None:
     if is_traced:
         event.listen(queue.engine, "after_cursor_execute", lambda *_: None)
     pids: set[int] = set()
@@ -133,13 +124,13 @@ def test_to_enqueue_leaves_nothing_and_costs_no_connection(
         follow.enqueue_many(session, [{"again": True}] * 3)
         session.commit()
 
-    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
+    Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
     assert len(pids) == 1
 
 
 def test_what_the_application_sets_for_its_connections_stays_set(
-    database_url: str, queue: PgQueue, mode: str
+    database_url: str, queue: PgQueue
 ) -> None:
     paths: list[str] = []
 
@@ -157,7 +148,7 @@ def test_what_the_application_sets_for_its_connections_stays_set(
         look.enqueue_many(session, [()] * 3)
         session.commit()
 
-    Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
+    Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
     assert paths == ["pg_temp, public"] * 3
 
@@ -350,7 +341,7 @@ def _task(queue: PgQueue, kind: str, act: Callable[[Session], None], *, max_atte
 @pytest.mark.parametrize("act", MANNERS, ids=lambda act: act.__name__.strip("_"))
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_handler_can_neither_drop_its_job_nor_publish_half_of_its_work(
-    queue: PgQueue, mode: str, kind: str, act: Callable[[Session], None]
+    queue: PgQueue, kind: str, act: Callable[[Session], None]
 ) -> None:
     outcome, words = MANNERS[act]
     task = _task(queue, kind, act, max_attempts=1)
@@ -364,7 +355,7 @@ def test_a_handler_can_neither_drop_its_job_nor_publish_half_of_its_work(
         neighbour.enqueue(session)
         session.commit()
 
-    counts = Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60)
+    counts = Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
     with queue.session() as session:
         ended = session.get_one(Job, job)
@@ -374,39 +365,12 @@ def test_a_handler_can_neither_drop_its_job_nor_publish_half_of_its_work(
         assert queue.check(session) == []
 
 
-@pytest.mark.parametrize("act", MANNERS, ids=lambda act: act.__name__.strip("_"))
-def test_in_a_batch_it_is_the_same_and_its_neighbours_keep_theirs(
-    queue: PgQueue, act: Callable[[Session], None]
-) -> None:
-    outcome, words = MANNERS[act]
-
-    task = _task(queue, "sync", act, max_attempts=2)  # of one attempt it would travel alone
-
-    @queue.task
-    def write(session: Session, word: str) -> None:
-        session.execute(text("INSERT INTO written VALUES (:word)"), {"word": word})
-
-    with queue.session() as session:
-        write.enqueue(session, "before")
-        job = task.enqueue(session).id
-        write.enqueue(session, "behind")
-        session.commit()
-
-    _work_until_ended(Worker(queue, concurrency=1, mode="transaction", batch=3), queue)
-
-    with queue.session() as session:
-        assert session.get_one(Job, job).outcome == outcome
-        written = sorted(session.scalars(text("SELECT word FROM written")))
-        assert written == sorted(["before", "behind", *words])
-        assert queue.check(session) == []
-
-
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize(
     "act", [_ends_the_transaction, _commits_by_hand, _commits_by_hand_and_goes_on]
 )
 def test_who_ends_its_transaction_has_failed_and_not_crashed(
-    queue: PgQueue, mode: str, kind: str, act: Callable[[Session], None]
+    queue: PgQueue, kind: str, act: Callable[[Session], None]
 ) -> None:
     task = _task(queue, kind, act, max_attempts=3)
 
@@ -414,71 +378,9 @@ def test_who_ends_its_transaction_has_failed_and_not_crashed(
         job = task.enqueue(session).id
         session.commit()
 
-    assert Worker(queue, concurrency=1, mode=mode).run_until_empty(timeout=60) == {"failed": 1}
+    assert Worker(queue, concurrency=1).run_until_empty(timeout=60) == {"failed": 1}
 
     with queue.session() as session:
         ended = session.get_one(Job, job)
         assert (ended.outcome, ended.attempts) == ("failed", 1)
         assert "session.rollback(), which leave it open" in (ended.last_error or "")
-
-
-def test_who_ends_the_transaction_of_a_batch_takes_the_neighbours_back_but_loses_none(
-    queue: PgQueue,
-) -> None:
-    @queue.task(max_attempts=2, retry=Retry.never())  # of one attempt it would travel alone
-    def end(session: Session) -> None:
-        session.execute(text("INSERT INTO written VALUES ('lost')"))
-        session.connection().get_transaction().rollback()  # type: ignore[union-attr]
-        session.connection().begin()
-        session.connection().execute(text("INSERT INTO written VALUES ('lost too')"))
-
-    @queue.task
-    def write(session: Session, word: str) -> None:
-        session.execute(text("INSERT INTO written VALUES (:word)"), {"word": word})
-
-    words = ["a", "b", "c", "d"]
-    with queue.session() as session:
-        write.enqueue_many(session, [(word,) for word in words[:2]])
-        job = end.enqueue(session).id
-        write.enqueue_many(session, [(word,) for word in words[2:]])
-        session.commit()
-
-    worker = Worker(queue, concurrency=1, mode="transaction", batch=5)
-    counts = worker.run_until_empty(timeout=60)
-
-    assert counts == {"failed": 1, "unknown": 2, "succeeded": 4}
-    with queue.session() as session:
-        assert session.get_one(Job, job).outcome == "failed"
-        assert sorted(session.scalars(text("SELECT word FROM written"))) == words
-        assert queue.check(session) == []
-
-
-def _work_until_ended(worker: Worker, queue: PgQueue) -> None:
-    """The server may still hold the messages of a connection that was cut: then they look taken,
-    and the worker ends without them."""
-    unfinished = select(func.count()).where(Job.outcome.is_(None))
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        worker.run_until_empty(timeout=60)
-        with queue.session() as session:
-            if session.scalar(unfinished) == 0:
-                return
-
-
-def test_in_a_batch_constraints_stay_deferred_and_statements_prepared(queue: PgQueue) -> None:
-    prepared: list[int] = []
-
-    @queue.task(retry=Retry.never())
-    def adopt(session: Session, n: int) -> None:
-        session.execute(text("INSERT INTO children VALUES (:n)"), {"n": n})
-        session.execute(text("INSERT INTO parents VALUES (:n)"), {"n": n})
-        prepared.append(session.scalars(text("SELECT count(*) FROM pg_prepared_statements")).one())
-
-    with queue.session() as session:
-        adopt.enqueue_many(session, [(n,) for n in range(24)])
-        session.commit()
-
-    worker = Worker(queue, concurrency=1, mode="transaction", batch=4)
-    assert worker.run_until_empty(timeout=60) == {"succeeded": 24}
-    # The driver prepares what it has run five times, and forgets all when it reads ROLLBACK.
-    assert prepared[-1] > 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
-from worker_rig import MODES, PATIENCE
+from worker_rig import PATIENCE
 
 from chaos.interleavings.logical_workers import TASK, logical_workers, rescue, worker_settings
 from pgqueue import (
@@ -26,11 +26,6 @@ from pgqueue.repository import Attempts
 from pgqueue.statements.follow_ups import ON_FAILED
 
 AT_ONCE = Retry.constant(timedelta(0))
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture
@@ -64,7 +59,7 @@ def end_by(how: str) -> Any:
 
 
 def test_it_runs_for_each_way_to_fail_for_good_and_for_no_other(
-    queue: PgQueue, told: list[int], tell: Any, mode: str
+    queue: PgQueue, told: list[int], tell: Any
 ) -> None:
     stop = Event()
 
@@ -87,14 +82,14 @@ def test_it_runs_for_each_way_to_fail_for_good_and_for_no_other(
         task.delay(*arguments)
 
     for _ in range(2):  # a timeout may be settled when the first run has seen the last job
-        Worker(queue, mode=mode, concurrency=3).run_until_empty(timeout=PATIENCE)
+        Worker(queue, concurrency=3).run_until_empty(timeout=PATIENCE)
 
     assert sorted(told) == failing
 
 
 @pytest.mark.parametrize("enqueue", ["delay", "add", "many"])
 def test_it_has_the_options_of_its_task_and_the_meta_of_the_failed_job(
-    queue: PgQueue, tell: Any, mode: str, enqueue: str
+    queue: PgQueue, tell: Any, enqueue: str
 ) -> None:
     @queue.task(name="fail", retry=Retry.never(), on_failed=tell.options(priority=1))
     def fail() -> None:
@@ -110,7 +105,7 @@ def test_it_has_the_options_of_its_task_and_the_meta_of_the_failed_job(
             case "many":
                 failing.enqueue_many(session, [()])
 
-    Worker(queue, ["default"], mode=mode).run_until_empty(timeout=PATIENCE)
+    Worker(queue, ["default"]).run_until_empty(timeout=PATIENCE)
 
     with queue.session() as session:
         failed_id = session.scalars(select(Job.id).where(Job.task == "fail")).one()
@@ -175,7 +170,7 @@ DAMAGED: list[Any] = [
 
 
 def test_a_damaged_description_keeps_no_failure_from_being_recorded(
-    queue: PgQueue, engine: Engine, tell: Any, mode: str
+    queue: PgQueue, engine: Engine, tell: Any
 ) -> None:
     @queue.task(name="fail", retry=Retry.never())
     def fail() -> None:
@@ -189,7 +184,7 @@ def test_a_damaged_description_keeps_no_failure_from_being_recorded(
                 {"meta": json.dumps(meta), "id": job_id},
             )
 
-    counts = Worker(queue, ["default"], mode=mode).run_until_empty(timeout=PATIENCE)
+    counts = Worker(queue, ["default"]).run_until_empty(timeout=PATIENCE)
 
     assert counts["failed"] == len(DAMAGED)
     with queue.session() as session:

@@ -8,9 +8,7 @@ from datetime import timedelta
 from threading import Event, Thread
 from typing import Any
 
-import pytest
 from sqlalchemy import Engine, event, text
-from worker_rig import MODES
 
 from chaos.interleavings.logical_workers import (
     declare_dead,
@@ -50,8 +48,8 @@ class Starts:
             session.commit()
         return ids
 
-    def run(self, mode: str) -> None:
-        worker = Worker(self.queue, mode=mode, concurrency=SLOTS)
+    def run(self) -> None:
+        worker = Worker(self.queue, concurrency=SLOTS)
         worker.run_until_empty(timeout=PATIENCE)
 
     def before_middle(self, kind: str) -> int:
@@ -67,15 +65,14 @@ class Starts:
         return sum(other != kind for other in self.kinds[self.kinds.index(kind) :])
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_jobs_of_one_attempt_start_before_less_urgent_ones_that_came_with_them(
-    engine: Engine, mode: str
+    engine: Engine,
 ) -> None:
     starts = Starts(engine)
-    starts.enqueue("later", BACKLOG if mode == "lease" else BACKLOG // 10, priority=9)
+    starts.enqueue("later", BACKLOG, priority=9)
     starts.enqueue("urgent", SPECIAL, priority=0, max_attempts=1)
 
-    starts.run(mode)
+    starts.run()
 
     # The last urgent jobs are claimed before the others, and each other slot may still begin one.
     assert starts.after_first("later") < SLOTS
@@ -87,21 +84,20 @@ def test_jobs_of_one_attempt_do_not_wait_for_a_backlog_of_their_priority(engine:
     starts.enqueue("one attempt", SPECIAL, max_attempts=1)
     starts.enqueue("behind", BACKLOG)
 
-    starts.run("lease")
+    starts.run()
 
     # A claim ahead may have brought some of those that stand behind them.
     assert starts.before_middle("one attempt") < 1.5 * BACKLOG
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_rescued_jobs_start_beside_a_backlog(engine: Engine, mode: str) -> None:
+def test_rescued_jobs_start_beside_a_backlog(engine: Engine) -> None:
     starts = Starts(engine)
     starts.enqueue("rescued", RESCUED)
     lose_a_worker_with_all(engine, starts.task.name)
-    backlog = 7 * BACKLOG if mode == "lease" else BACKLOG // 5
+    backlog = 7 * BACKLOG
     starts.enqueue("backlog", backlog)
 
-    starts.run(mode)
+    starts.run()
 
     # They start one at a time; on a slow machine, a claim ahead is run between two of them.
     assert starts.kinds.count("rescued") == RESCUED
@@ -142,14 +138,9 @@ def noted_looks() -> Iterator[list[str]]:
     event.remove(Engine, "before_cursor_execute", note)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_worker_that_sleeps_reads_at_each_poll_whether_anything_is_due(
-    engine: Engine, mode: str
-) -> None:
+def test_a_worker_that_sleeps_reads_at_each_poll_whether_anything_is_due(engine: Engine) -> None:
     starts = Starts(engine)
-    worker = Worker(
-        starts.queue, mode=mode, concurrency=SLOTS, poll_interval=timedelta(seconds=0.2)
-    )
+    worker = Worker(starts.queue, concurrency=SLOTS, poll_interval=timedelta(seconds=0.2))
     running = Thread(target=worker.run)
 
     with noted_looks() as looks, engine.connect() as connection:

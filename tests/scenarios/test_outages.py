@@ -9,7 +9,7 @@ import chores
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
-from worker_rig import MODES, Rig, WorkerProgram, promised
+from worker_rig import Rig, WorkerProgram, promised
 
 from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.worker.liveness import FAST_GRACE
@@ -36,13 +36,12 @@ def server(server_directory: Path) -> Iterator[EmbeddedPostgres]:
 
 
 @pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", ["restart", "crash"])
 def test_a_restart_of_the_server_under_load_costs_no_job_and_no_worker(
-    server: EmbeddedPostgres, tmp_path: Path, mode: str, how: str
+    server: EmbeddedPostgres, tmp_path: Path, how: str
 ) -> None:
     with Rig(server.url, tmp_path) as rig:
-        workers = _two_at_work(rig, mode)
+        workers = _two_at_work(rig)
 
         rig.until(lambda: rig.unfinished() <= JOBS * 3 // 4)
         if how == "crash":
@@ -55,16 +54,15 @@ def test_a_restart_of_the_server_under_load_costs_no_job_and_no_worker(
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "task", [chores.heed_and_pay, chores.heed_and_pay_async, chores.heed_after_mistake]
 )
 def test_a_handler_hears_that_its_transaction_has_ended(
-    database_url: str, tmp_path: Path, mode: str, task: Any
+    database_url: str, tmp_path: Path, task: Any
 ) -> None:
     """It computes, and sends nothing by which it would be told, or does not heed what it is."""
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, concurrency=2)
+        worker = rig.start(concurrency=2)
         with rig.session() as session:
             first, second = (task.enqueue(session).id for _ in range(2))
             session.commit()
@@ -95,7 +93,7 @@ def test_nobody_is_declared_dead_after_an_outage_of_seconds(
 ) -> None:
     with Rig(server.url, tmp_path) as rig:
         rig.queue.upgrade()
-        workers = [rig.start(MODES[number % 2]) for number in range(4)]
+        workers = [rig.start() for _ in range(4)]
         server.crash()
         back_at = time.monotonic() + 6  # so long that whoever waits longer each time waits long
         rig.until(lambda: time.monotonic() > back_at)
@@ -122,7 +120,7 @@ def test_an_outage_is_not_told_for_each_job_that_was_claimed_before(
 ) -> None:
     with Rig(server.url, tmp_path) as rig:
         rig.queue.upgrade()
-        worker = rig.start("lease", concurrency=8)
+        worker = rig.start(concurrency=8)
         with rig.session() as session:
             chores.pay.enqueue_many(session, [(1,)] * 2000)
             session.commit()
@@ -174,12 +172,11 @@ def test_a_worker_that_finds_no_server_can_be_stopped(
 
 
 @pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("mode", MODES)
 def test_a_database_that_is_read_only_for_a_while_costs_no_job(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        workers = _two_at_work(rig, mode)
+        workers = _two_at_work(rig)
         name = rig.scalar("SELECT current_database()")
         rig.until(lambda: rig.unfinished() < JOBS * 3 // 4)
 
@@ -199,12 +196,11 @@ def test_a_database_that_is_read_only_for_a_while_costs_no_job(
         _all_is_well(rig, workers)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_worker_survives_the_end_of_each_of_its_connections(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, concurrency=2)
+        worker = rig.start(concurrency=2)
         with rig.session() as session:
             once = chores.pay.enqueue(session).id
             session.commit()
@@ -226,12 +222,9 @@ def test_a_worker_survives_the_end_of_each_of_its_connections(
 
 
 @pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("mode", MODES)
-def test_connections_ended_at_random_cost_no_job(
-    database_url: str, tmp_path: Path, mode: str
-) -> None:
+def test_connections_ended_at_random_cost_no_job(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
-        workers = _two_at_work(rig, mode)
+        workers = _two_at_work(rig)
 
         any_backend = """
             SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -245,12 +238,11 @@ def test_connections_ended_at_random_cost_no_job(
         _all_is_well(rig, workers)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, pool_size=1)
+        worker = rig.start(pool_size=1)
         with rig.session() as session:
             hog = chores.hog_the_pool.enqueue(session, "go").id
             session.commit()
@@ -263,7 +255,7 @@ def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
                 name=worker.name,
             ):
                 connection.exec_driver_sql(f"SELECT pg_terminate_backend({backend})")
-        rig.start(mode)
+        rig.start()
 
         with rig.session() as session:
             job = chores.quick.enqueue(session).id
@@ -278,14 +270,14 @@ def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
         assert rig.check() == []
 
 
-def _two_at_work(rig: Rig, mode: str) -> list[WorkerProgram]:
+def _two_at_work(rig: Rig) -> list[WorkerProgram]:
     rig.queue.upgrade()
     with rig.session() as session:
         endless = chores.pay.options(max_attempts=1000)
         endless.enqueue_many(session, [(10,)] * (JOBS // 2))
         chores.brief.options(max_attempts=1000).enqueue_many(session, [(10,)] * (JOBS // 2))
         session.commit()
-    return [rig.start(mode, concurrency=2) for _ in range(2)]
+    return [rig.start(concurrency=2) for _ in range(2)]
 
 
 def _all_is_well(rig: Rig, workers: list[WorkerProgram]) -> None:
@@ -308,13 +300,12 @@ def _all_is_well(rig: Rig, workers: list[WorkerProgram]) -> None:
     assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("task", [chores.pay, chores.pay_async])
 def test_a_connection_that_died_in_the_pool_costs_no_attempt(
-    database_url: str, tmp_path: Path, mode: str, task: Any
+    database_url: str, tmp_path: Path, task: Any
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode)
+        worker = rig.start()
         with rig.session() as session:
             first = task.enqueue(session).id
             session.commit()
@@ -345,7 +336,7 @@ def test_a_worker_whose_beats_are_refused_is_not_taken_for_dead(
     """As by a full disk.  It is alive, and the lock on its connection says so."""
     age = "SELECT clock_timestamp() - heartbeat_at > :age FROM pgqueue.workers WHERE pid = :pid"
     with Rig(database_url, tmp_path) as rig:
-        refused, other = rig.start("lease"), rig.start("lease")
+        refused, other = rig.start(), rig.start()
         rig.until(lambda: rig.scalar("SELECT count(*) FROM pgqueue.workers") == 2)
         rig.run(
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import chores
 import pytest
-from worker_rig import MODES, Rig, promised
+from worker_rig import Rig, promised
 
 pytestmark = pytest.mark.journey
 
 
 @pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("mode", MODES)
 def test_a_poison_job_starts_max_attempts_times_and_its_neighbours_succeed(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
@@ -23,7 +22,7 @@ def test_a_poison_job_starts_max_attempts_times_and_its_neighbours_succeed(
             after = chores.brief.enqueue_many(session, [(5,)] * 15)
             session.commit()
 
-        deaths = _run_until_ended(rig, mode, concurrency=4)
+        deaths = _run_until_ended(rig, concurrency=4)
 
         assert deaths == 3
         assert len(rig.notes("start", job=poison)) == 3
@@ -34,9 +33,8 @@ def test_a_poison_job_starts_max_attempts_times_and_its_neighbours_succeed(
 
 
 @pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize(("mode", "batch"), [("lease", 1), ("transaction", 1), ("transaction", 8)])
 def test_a_poison_job_burns_the_attempts_of_those_claimed_with_it_once(
-    database_url: str, tmp_path: Path, mode: str, batch: int
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         # One slot: nobody runs beside the poison, but many are claimed with it.
@@ -46,7 +44,7 @@ def test_a_poison_job_burns_the_attempts_of_those_claimed_with_it_once(
             neighbours += chores.quick.enqueue_many(session, [()] * 300)
             session.commit()
 
-        deaths = _run_until_ended(rig, mode, concurrency=1, batch=batch)
+        deaths = _run_until_ended(rig, concurrency=1)
 
         crashed = Counter(
             row[0]
@@ -61,9 +59,8 @@ def test_a_poison_job_burns_the_attempts_of_those_claimed_with_it_once(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_job_of_one_attempt_never_dies_of_its_neighbour_before_it_started(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         only_once = chores.quick.options(max_attempts=1)
@@ -74,7 +71,7 @@ def test_a_job_of_one_attempt_never_dies_of_its_neighbour_before_it_started(
             fragile += only_once.enqueue_many(session, [()] * 20)
             session.commit()
 
-        _run_until_ended(rig, mode, concurrency=1, batch=4)
+        _run_until_ended(rig, concurrency=1)
 
         assert rig.outcome(poison) == "failed"
         started = {note["job"] for note in rig.notes("start")}
@@ -83,16 +80,16 @@ def test_a_job_of_one_attempt_never_dies_of_its_neighbour_before_it_started(
         assert rig.check() == []
 
 
-def _run_until_ended(rig: Rig, mode: str, **options: int) -> int:
+def _run_until_ended(rig: Rig, **options: int) -> int:
     """Start a worker again whenever it has died, until all jobs have ended; how often it died."""
-    worker = rig.start(mode, waits=False, **options)
+    worker = rig.start(waits=False, **options)
     deaths = 0
 
     def is_over() -> bool:
         nonlocal worker, deaths
         if not worker.is_running:
             deaths += 1
-            worker = rig.start(mode, waits=False, **options)
+            worker = rig.start(waits=False, **options)
         return rig.unfinished() == 0
 
     rig.until(is_over, seconds=60, what="all jobs end")

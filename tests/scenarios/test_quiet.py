@@ -6,19 +6,18 @@ from uuid import UUID, uuid4
 
 import chores
 import pytest
-from worker_rig import MODES, Rig, WorkerProgram
+from worker_rig import Rig, WorkerProgram
 
 from pgqueue import ArgumentsError
 
 pytestmark = pytest.mark.journey
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_it_ends_its_jobs_and_leaves_the_others_to_others(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, poll_interval=0.2)
+        worker = rig.start(poll_interval=0.2)
         with rig.session() as session:
             running = chores.wait.enqueue(session, "mine").id
             session.commit()
@@ -35,7 +34,7 @@ def test_it_ends_its_jobs_and_leaves_the_others_to_others(
         assert rig.outcome(running) == "succeeded"
         assert rig.notes("start", job=left) == []
         assert rig.is_registered(worker)
-        rig.start(mode, poll_interval=0.2)
+        rig.start(poll_interval=0.2)
         rig.until_ended(left)
         assert worker.terminate() == 0
         assert rig.check() == []

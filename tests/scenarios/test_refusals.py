@@ -23,7 +23,7 @@ def test_a_worker_refuses_a_database_without_tables(empty_database_url: str) -> 
     with pytest.raises(SchemaMissing, match="upgrade"):
         Worker(queue).run()
     with pytest.raises(SchemaError):
-        Worker(queue, mode="transaction").run_until_empty(timeout=60)
+        Worker(queue).run_until_empty(timeout=60)
 
 
 def test_a_worker_refuses_tables_older_than_its_code(engine: Engine) -> None:

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
-from worker_rig import MODES, endings
+from worker_rig import endings
 
 from pgqueue import Job, JobStatus, PgQueue, Secret, TaskDefinitionError, Worker
 from pgqueue.models import UnreadableJob
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_job_of_a_renamed_task_is_run_by_the_new_one(engine: Engine, mode: str) -> None:
+def test_a_job_of_a_renamed_task_is_run_by_the_new_one(engine: Engine) -> None:
     before, after = PgQueue(engine), PgQueue(engine)
     seen: list[int] = []
 
@@ -30,7 +29,7 @@ def test_a_job_of_a_renamed_task_is_run_by_the_new_one(engine: Engine, mode: str
     bill.delay(1)
     invoice.delay(2)
 
-    assert endings(Worker(after, mode=mode)) == {"succeeded": 2}
+    assert endings(Worker(after)) == {"succeeded": 2}
     assert sorted(seen) == [1, 2]
 
 

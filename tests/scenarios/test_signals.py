@@ -7,21 +7,18 @@ from typing import Any
 
 import chores
 import pytest
-from worker_rig import MODES, Rig, promised
+from worker_rig import Rig, promised
 
 pytestmark = pytest.mark.journey
 
-OTHERS = [
-    (mode, task) for mode in MODES for task in (chores.wait, chores.wait_and_pay, chores.wait_async)
-]
+OTHERS = (chores.wait, chores.wait_and_pay, chores.wait_async)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_stopped_worker_loses_nothing_and_burns_no_attempt(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, concurrency=2, batch=10)
+        worker = rig.start(concurrency=2)
         with rig.session() as session:
             ids = chores.brief.enqueue_many(session, [(1,)] * 1500)
             session.commit()
@@ -42,17 +39,14 @@ def test_a_stopped_worker_loses_nothing_and_burns_no_attempt(
 
 
 @pytest.mark.parametrize(
-    ("mode", "task", "number"),
-    [
-        *((mode, task, signal.SIGTERM) for mode, task in OTHERS),
-        *((mode, chores.wait, signal.SIGINT) for mode in MODES),
-    ],
+    ("task", "number"),
+    [*((task, signal.SIGTERM) for task in OTHERS), (chores.wait, signal.SIGINT)],
 )
 def test_a_running_handler_ends_within_the_grace(
-    database_url: str, tmp_path: Path, mode: str, task: Any, number: signal.Signals
+    database_url: str, tmp_path: Path, task: Any, number: signal.Signals
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, grace=60, concurrency=1)
+        worker = rig.start(grace=60, concurrency=1)
         with rig.session() as session:
             job = task.enqueue(session, "go").id
             waiting = task.enqueue(session, "go").id
@@ -72,12 +66,12 @@ def test_a_running_handler_ends_within_the_grace(
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize(("mode", "task"), OTHERS)
+@pytest.mark.parametrize("task", OTHERS)
 def test_a_handler_longer_than_the_grace_is_interrupted_and_uses_up_no_attempt(
-    database_url: str, tmp_path: Path, mode: str, task: Any
+    database_url: str, tmp_path: Path, task: Any
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, grace=0.3)
+        worker = rig.start(grace=0.3)
         with rig.session() as session:
             job = task.options(max_attempts=1).enqueue(session, "go").id
             session.commit()
@@ -96,19 +90,18 @@ def test_a_handler_longer_than_the_grace_is_interrupted_and_uses_up_no_attempt(
         assert rig.scalar("SELECT count(*) FROM pgqueue.leases") == 0
         assert rig.check() == []
         rig.open("go")
-        rig.start(mode)
+        rig.start()
         rig.until_ended(job)
         assert (rig.outcome(job), rig.attempts(job)) == ("succeeded", 1)
         assert rig.effects() == (1 if task is chores.wait_and_pay else 0)
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_an_interrupted_handler_that_blocks_the_event_loop_does_not_hold_the_process(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, grace=0.3)
+        worker = rig.start(grace=0.3)
         with rig.session() as session:
             before = chores.pay_async.enqueue(session).id
             session.commit()
@@ -125,13 +118,12 @@ def test_an_interrupted_handler_that_blocks_the_event_loop_does_not_hold_the_pro
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("task", [chores.wait_for_pool, chores.wait_for_thread])
 def test_an_interrupted_attempt_is_recorded_before_python_waits_for_threads_of_executors(
-    database_url: str, tmp_path: Path, mode: str, task: Any
+    database_url: str, tmp_path: Path, task: Any
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, grace=0.3)
+        worker = rig.start(grace=0.3)
         with rig.session() as session:
             job = task.enqueue(session, "go").id
             session.commit()
@@ -149,10 +141,9 @@ def test_an_interrupted_attempt_is_recorded_before_python_waits_for_threads_of_e
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_second_signal_ends_the_grace(database_url: str, tmp_path: Path, mode: str) -> None:
+def test_a_second_signal_ends_the_grace(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, grace=600)
+        worker = rig.start(grace=600)
         with rig.session() as session:
             job = chores.wait_and_pay.enqueue(session, "never").id
             session.commit()
@@ -173,17 +164,14 @@ def test_a_second_signal_ends_the_grace(database_url: str, tmp_path: Path, mode:
         )
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_last_interruption_fails_the_job_and_says_so(
-    database_url: str, tmp_path: Path, mode: str
-) -> None:
+def test_the_last_interruption_fails_the_job_and_says_so(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
             job = chores.wait_twice.enqueue(session, "never").id
             session.commit()
         for stops in (1, 2):
             assert rig.outcome(job) is None
-            worker = rig.start(mode, grace=0)
+            worker = rig.start(grace=0)
             rig.until(lambda stops=stops: len(rig.notes("start", job=job)) == stops)  # type: ignore[misc]
 
             assert worker.terminate() == 0
@@ -194,15 +182,14 @@ def test_the_last_interruption_fails_the_job_and_says_so(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "task", [chores.heed_stop, chores.heed_stop_and_pay, chores.heed_stop_async]
 )
 def test_a_handler_that_hears_of_the_stop_hands_its_job_on(
-    database_url: str, tmp_path: Path, mode: str, task: Any
+    database_url: str, tmp_path: Path, task: Any
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, grace=600)
+        worker = rig.start(grace=600)
         with rig.session() as session:
             job = task.enqueue(session).id
             session.commit()

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from worker_rig import MODES, Rig, endings
+from worker_rig import Rig, endings
 
 from pgqueue import (
     DeadLetter,
@@ -47,11 +47,8 @@ def check(engine: Engine) -> None:
         assert PgQueue(engine).check(session) == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["plain", "session", "async", "async session"])
-def test_a_job_enqueues_its_successor_under_its_own_key(
-    engine: Engine, mode: str, kind: str
-) -> None:
+def test_a_job_enqueues_its_successor_under_its_own_key(engine: Engine, kind: str) -> None:
     queue = PgQueue(engine)
     alone = Unique(by=(), until="started")
 
@@ -83,7 +80,7 @@ def test_a_job_enqueues_its_successor_under_its_own_key(
     }
     tasks[kind](5)
 
-    assert endings(Worker(queue, mode=mode)) == {"succeeded": 6}
+    assert endings(Worker(queue)) == {"succeeded": 6}
     check(engine)
 
 
@@ -105,8 +102,7 @@ def test_the_key_of_a_job_that_waits_in_the_worker_is_still_taken(engine: Engine
     assert seen == [False]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_retry_does_not_take_the_key_back(engine: Engine, mode: str) -> None:
+def test_a_retry_does_not_take_the_key_back(engine: Engine) -> None:
     queue = PgQueue(engine)
 
     @queue.task(
@@ -122,26 +118,25 @@ def test_a_retry_does_not_take_the_key_back(engine: Engine, mode: str) -> None:
 
     first = retried.delay(1).id
 
-    assert endings(Worker(queue, mode=mode)) == {"retried": 1, "succeeded": 1}
+    assert endings(Worker(queue)) == {"retried": 1, "succeeded": 1}
     assert not retried.delay(3).is_new
     with Session(engine) as session:
         assert session.get_one(Job, first).held_unique_key is None
     check(engine)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_job_whose_worker_is_killed_after_the_start_runs_beside_the_next_one(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        killed = rig.start(mode)
+        killed = rig.start()
         first = chores.wait_alone.delay("go")
         rig.until_started(first.id)
         second = chores.wait_alone.options(delay=HOUR).delay("go")
         assert second.is_new
 
         killed.kill()
-        rig.start(mode)
+        rig.start()
         rig.until_started(first.id, attempt=2)
 
         key = "SELECT held_unique_key IS NULL FROM pgqueue.jobs WHERE id = :id"
@@ -155,16 +150,15 @@ def test_a_job_whose_worker_is_killed_after_the_start_runs_beside_the_next_one(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_job_whose_row_is_locked_starts_later_and_loses_no_attempt(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         rig.open("go")
         job = chores.wait_alone.delay("go").id
         with rig.session() as session:
             session.execute(select(Job.id).where(Job.id == job).with_for_update())
-            worker = rig.start(mode)
+            worker = rig.start()
             rig.until(lambda: "has locked its row, so it starts later" in worker.log.read_text())
             assert not rig.notes("start")
             session.rollback()
@@ -175,10 +169,9 @@ def test_a_job_whose_row_is_locked_starts_later_and_loses_no_attempt(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_job_that_was_not_started_in_time_is_cancelled_and_says_why(
-    engine: Engine, session: Session, mode: str, is_async: bool
+    engine: Engine, session: Session, is_async: bool
 ) -> None:
     queue = PgQueue(engine)
     called: list[int] = []
@@ -196,7 +189,7 @@ def test_a_job_that_was_not_started_in_time_is_cancelled_and_says_why(
     let_wait(session)
     task.delay(2)
 
-    assert endings(Worker(queue, mode=mode)) == {"succeeded": 1, "cancelled": 1}
+    assert endings(Worker(queue)) == {"succeeded": 1, "cancelled": 1}
     assert called == [2]
     job = session.get_one(Job, job_id)
     assert (job.outcome, job.attempts, job.started_at) == ("cancelled", 0, None)
@@ -206,9 +199,8 @@ def test_a_job_that_was_not_started_in_time_is_cancelled_and_says_why(
     check(engine)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_job_that_waits_for_a_limit_expires_as_if_it_had_not_waited(
-    engine: Engine, session: Session, mode: str
+    engine: Engine, session: Session
 ) -> None:
     queue = PgQueue(engine)
     called: list[int] = []
@@ -223,12 +215,12 @@ def test_a_job_that_waits_for_a_limit_expires_as_if_it_had_not_waited(
     let_wait(session)
     limited.options(meta={"n": 3}).delay(3)
 
-    assert endings(Worker(queue, mode=mode)) == {"succeeded": 2, "cancelled": 1}
+    assert endings(Worker(queue)) == {"succeeded": 2, "cancelled": 1}
     assert sorted(called) == [2, 3]
 
     assert queue.requeue(session, late)
     session.commit()
-    assert endings(Worker(queue, mode=mode)) == {"succeeded": 1}
+    assert endings(Worker(queue)) == {"succeeded": 1}
     assert sorted(called) == [1, 2, 3]
     check(engine)
 

@@ -5,14 +5,13 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
-from worker_rig import MODES, endings
+from worker_rig import endings
 
 from pgqueue import Job, PgQueue, Retry, Worker
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["enqueue", "delay", "enqueue_many", "async"])
-def test_a_successor_under_the_own_key_fails_loudly(engine: Engine, mode: str, kind: str) -> None:
+def test_a_successor_under_the_own_key_fails_loudly(engine: Engine, kind: str) -> None:
     queue = PgQueue(engine)
 
     @queue.task(name="tests.chain", unique_key=lambda n: "chain", retry=Retry.never())
@@ -31,7 +30,7 @@ def test_a_successor_under_the_own_key_fails_loudly(engine: Engine, mode: str, k
 
     job_id = (achain if kind == "async" else chain).delay(1).id
 
-    assert endings(Worker(queue, mode=mode)) == {"failed": 1}
+    assert endings(Worker(queue)) == {"failed": 1}
     with Session(engine) as session:
         job = session.scalars(select(Job)).one()
         assert job.id == job_id

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from worker_rig import MODES, Rig
+from worker_rig import Rig
 
 from pgqueue import PgQueue
 from pgqueue.repository import Health
@@ -35,7 +35,6 @@ def met(rig: Rig) -> int:
     return int(rig.scalar("SELECT count(*) FROM pgqueue.unreadable_jobs"))
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("arguments", "too_soon", "right", "reason"),
     [
@@ -47,14 +46,13 @@ def met(rig: Rig) -> int:
 def test_a_job_waits_for_a_worker_of_its_release(
     database_url: str,
     tmp_path: Path,
-    mode: str,
     arguments: dict[str, str],
     too_soon: str,
     right: str,
     reason: str,
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        other = rig.start(mode, modules=[too_soon])
+        other = rig.start(modules=[too_soon])
         jobs = enqueue(rig, arguments)
         rig.until(lambda: met(rig) == len(jobs), what="the other release has met all jobs")
         assert {rig.outcome(job) for job in jobs} == {None}
@@ -66,7 +64,7 @@ def test_a_job_waits_for_a_worker_of_its_release(
         ]
         assert all(reason in each.reason for each in found)
 
-        rig.start(mode, modules=[right])
+        rig.start(modules=[right])
         late = enqueue(rig, arguments)
         assert other.terminate() == 0
         rig.until_ended(*jobs, *late)

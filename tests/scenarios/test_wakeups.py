@@ -9,7 +9,7 @@ import chores
 import psycopg
 import pytest
 from sqlalchemy import make_url
-from worker_rig import MODES, PATIENCE, Rig, WorkerProgram, promised
+from worker_rig import PATIENCE, Rig, WorkerProgram, promised
 
 from pgqueue.statements.tables import CHANNEL, SLEEPERS
 from pgqueue.worker.claiming.cursors import LATEST_SWEEP
@@ -21,12 +21,11 @@ FOREVER = 600.0
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("mode", MODES)
 def test_a_sleeping_worker_starts_a_new_job_in_less_than_a_second(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        rig.start(mode, poll_interval=FOREVER)
+        rig.start(poll_interval=FOREVER)
 
         took = []
         for _ in range(5):
@@ -43,12 +42,11 @@ def test_a_sleeping_worker_starts_a_new_job_in_less_than_a_second(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_sleeping_worker_starts_a_job_whose_transaction_stayed_open_a_while(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        rig.start(mode, poll_interval=FOREVER)
+        rig.start(poll_interval=FOREVER)
         _until_asleep(rig)
         with rig.session() as session:
             job = chores.quick.enqueue(session).id
@@ -64,15 +62,14 @@ def test_a_sleeping_worker_starts_a_job_whose_transaction_stayed_open_a_while(
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("mode", MODES)
 def test_a_job_enqueued_before_the_worker_slept_and_committed_after_is_found_in_seconds(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
             job = chores.quick.enqueue(session).id  # nobody sleeps: it notifies nobody
             started_at = time.monotonic()
-            rig.start(mode, poll_interval=FOREVER)
+            rig.start(poll_interval=FOREVER)
             _until_asleep(rig)
             _let_pass(rig, 1.0)
 
@@ -85,16 +82,15 @@ def test_a_job_enqueued_before_the_worker_slept_and_committed_after_is_found_in_
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_the_follow_up_of_a_failed_job_notifies_as_an_enqueue_does(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig, _listening(database_url) as heard:
         with rig.session() as session:
             chores.fail.enqueue_many(session, [()] * 3)
             session.commit()
         heard.execute("SELECT pg_advisory_lock_shared(%s)", [SLEEPERS])  # for other queues
-        rig.start(mode)
+        rig.start()
 
         rig.until(lambda: rig.outcomes().get("failed") == 3, what="all jobs have failed")
 
@@ -102,12 +98,11 @@ def test_the_follow_up_of_a_failed_job_notifies_as_an_enqueue_does(
 
 
 @pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("mode", MODES)
 def test_jobs_that_commit_late_behind_the_frontier_are_found_in_seconds(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        rig.start(mode, poll_interval=0.5, concurrency=2)
+        rig.start(poll_interval=0.5, concurrency=2)
         with rig.session() as late:
             jobs = chores.quick.enqueue_many(late, [()] * 300)
             for _ in range(3):  # others overtake, and the frontier with them
@@ -173,13 +168,12 @@ def test_a_sleeper_is_notified_once_for_each_transaction(database_url: str, tmp_
 
 
 @pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("mode", MODES)
 def test_without_notifications_a_job_is_found_at_the_next_poll(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig, _listening(database_url) as heard:
         rig.queue.notify = False
-        rig.start(mode, poll_interval=0.5, notify=False)
+        rig.start(poll_interval=0.5, notify=False)
         _let_pass(rig, 1.0)
 
         began = time.monotonic()
@@ -195,12 +189,11 @@ def test_without_notifications_a_job_is_found_at_the_next_poll(
 
 
 @pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("mode", MODES)
 def test_a_worker_whose_listening_connection_has_ended_still_polls(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, poll_interval=0.5)
+        worker = rig.start(poll_interval=0.5)
         _until_asleep(rig)
 
         _end_listening(rig, worker)
@@ -216,13 +209,12 @@ def test_a_worker_whose_listening_connection_has_ended_still_polls(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_worker_whose_listening_connection_has_ended_soon_hears_again(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(
-            mode, poll_interval=1.0, set={"pgqueue.worker.claiming.notifications:LATER": 0.3}
+            poll_interval=1.0, set={"pgqueue.worker.claiming.notifications:LATER": 0.3}
         )
         _until_asleep(rig)
 
@@ -237,10 +229,9 @@ def test_a_worker_whose_listening_connection_has_ended_soon_hears_again(
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("mode", MODES)
-def test_a_delayed_job_starts_at_its_time(database_url: str, tmp_path: Path, mode: str) -> None:
+def test_a_delayed_job_starts_at_its_time(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
-        rig.start(mode, poll_interval=FOREVER)
+        rig.start(poll_interval=FOREVER)
         _until_asleep(rig)
 
         took = []
@@ -259,10 +250,9 @@ def test_a_delayed_job_starts_at_its_time(database_url: str, tmp_path: Path, mod
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("mode", MODES)
-def test_a_retry_does_not_wait_for_the_poll(database_url: str, tmp_path: Path, mode: str) -> None:
+def test_a_retry_does_not_wait_for_the_poll(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
-        rig.start(mode, poll_interval=FOREVER)
+        rig.start(poll_interval=FOREVER)
         _until_asleep(rig)
 
         with rig.session() as session:
@@ -277,18 +267,17 @@ def test_a_retry_does_not_wait_for_the_poll(database_url: str, tmp_path: Path, m
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_what_a_stopped_worker_gives_back_is_run_by_a_sleeping_one(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        stopped = rig.start(mode, poll_interval=FOREVER, grace=0)
+        stopped = rig.start(poll_interval=FOREVER, grace=0)
         _until_asleep(rig)
         with rig.session() as session:
             job = chores.wait.enqueue(session, "go").id
             session.commit()
         rig.until_started(job)
-        rig.start(mode, poll_interval=FOREVER)
+        rig.start(poll_interval=FOREVER)
         _until_asleep(rig)
         _let_pass(rig, 1.0)
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 from test_order import PATIENCE, noted_looks, until
-from worker_rig import MODES
 
 from pgqueue import Job, Limit, PgQueue, Worker
 
@@ -36,9 +35,9 @@ class Kinds:
             self.task.options(**options).enqueue_many(session, [(kind,)] * count)
             session.commit()
 
-    def worker(self, mode: str, **options: Any) -> Worker:
+    def worker(self, **options: Any) -> Worker:
         options = {"concurrency": 1, "poll_interval": SECOND / 5, **options}
-        return Worker(self.queue, mode=mode, **options)
+        return Worker(self.queue, **options)
 
 
 @contextmanager
@@ -60,66 +59,45 @@ def make_older(engine: Engine, span: timedelta) -> None:
 
 
 class TestWeights:
-    @pytest.mark.parametrize("mode", MODES)
-    def test_queues_share_the_starts_in_proportion(self, engine: Engine, mode: str) -> None:
+    def test_queues_share_the_starts_in_proportion(self, engine: Engine) -> None:
         kinds = Kinds(engine, takes=0.002)
         weights = {"mail": 3, "reports": 2, "other": 1}
         for name in weights:
             kinds.enqueue(name, 120, queue=name)
 
-        kinds.worker(mode, queues=weights).run_until_empty(timeout=PATIENCE)
+        kinds.worker(queues=weights).run_until_empty(timeout=PATIENCE)
 
-        # One turn in lease mode is as many jobs as are claimed ahead: 20 ms of work.
+        # One turn is as many jobs as are claimed ahead: 20 ms of work.
         assert len(kinds.order) == 360
         for queue, weight in weights.items():
             assert kinds.order[:180].count(queue) == pytest.approx(30 * weight, abs=15), queue
 
-    def test_a_batch_holds_the_jobs_of_one_turn(self, engine: Engine) -> None:
-        kinds = Kinds(engine)
-        kinds.enqueue("mail", 40, queue="mail")
-        kinds.enqueue("reports", 40, queue="reports")
-
-        worker = kinds.worker("transaction", queues={"mail": 3, "reports": 1}, batch=8)
-        worker.run_until_empty(timeout=PATIENCE)
-
-        # Three for reports: two of the next eight, and what is owed for the first six.
-        assert kinds.order[:9] == ["mail"] * 6 + ["reports"] * 3
-
-    @pytest.mark.parametrize("mode", MODES)
-    def test_without_weights_the_urgent_jobs_of_all_queues_are_first(
-        self, engine: Engine, mode: str
-    ) -> None:
+    def test_without_weights_the_urgent_jobs_of_all_queues_are_first(self, engine: Engine) -> None:
         kinds = Kinds(engine)
         kinds.enqueue("mail", 20, queue="mail", priority=5)
         kinds.enqueue("reports", 20, queue="reports", priority=0)
 
-        kinds.worker(mode, queues=["mail", "reports"]).run_until_empty(timeout=PATIENCE)
+        kinds.worker(queues=["mail", "reports"]).run_until_empty(timeout=PATIENCE)
 
         assert kinds.order == ["reports"] * 20 + ["mail"] * 20
 
-    @pytest.mark.parametrize("mode", MODES)
-    def test_less_urgent_jobs_of_a_queue_start_in_its_turns(
-        self, engine: Engine, mode: str
-    ) -> None:
+    def test_less_urgent_jobs_of_a_queue_start_in_its_turns(self, engine: Engine) -> None:
         kinds = Kinds(engine)
-        mails = 20_000 if mode == "lease" else 300
+        mails = 20_000
         kinds.enqueue("mail", mails, queue="mail", priority=0)
         kinds.enqueue("urgent report", 10, queue="reports", priority=3)
         kinds.enqueue("report", 60, queue="reports", priority=9)
 
-        worker = kinds.worker(mode, queues={"mail": 1, "reports": 1})
+        worker = kinds.worker(queues={"mail": 1, "reports": 1})
         worker.run_until_empty(timeout=PATIENCE)
 
         reports = [kind for kind in kinds.order if kind != "mail"]
         assert reports == ["urgent report"] * 10 + ["report"] * 60
-        # In lease mode, the urgent mails of later claims ahead hold them up for a while.
+        # The urgent mails of later claims ahead hold them up for a while.
         last = len(kinds.order) - 1 - kinds.order[::-1].index("report")
-        assert last < (mails // 4 if mode == "lease" else 150)
+        assert last < mails // 4
 
-    @pytest.mark.parametrize("mode", MODES)
-    def test_empty_and_paused_queues_leave_their_share_to_the_others(
-        self, engine: Engine, mode: str
-    ) -> None:
+    def test_empty_and_paused_queues_leave_their_share_to_the_others(self, engine: Engine) -> None:
         kinds = Kinds(engine)
         kinds.enqueue("mail", 50, queue="mail")
         kinds.enqueue("paused", 50, queue="paused")
@@ -129,16 +107,12 @@ class TestWeights:
 
         weights = {"mail": 1, "paused": 500, "empty": 500}
         with noted_looks() as looks:
-            kinds.worker(mode, queues=weights, concurrency=10, batch=10).run_until_empty(
-                timeout=PATIENCE
-            )
+            kinds.worker(queues=weights, concurrency=10).run_until_empty(timeout=PATIENCE)
 
         assert kinds.order == ["mail"] * 50
-        if mode == "lease":
-            assert looks.count("claim") < 50
+        assert looks.count("claim") < 50
 
-    @pytest.mark.parametrize("mode", MODES)
-    def test_a_limit_of_a_queue_holds_within_its_share(self, engine: Engine, mode: str) -> None:
+    def test_a_limit_of_a_queue_holds_within_its_share(self, engine: Engine) -> None:
         kinds = Kinds(engine, queue_limits={"mail": Limit(1)})
         lock, most, at_once = Lock(), 0, 0
 
@@ -156,20 +130,14 @@ class TestWeights:
             mail.enqueue_many(session, [()] * 20)
             session.commit()
         kinds.enqueue("reports", 20, queue="reports")
-        worker = kinds.worker(mode, queues={"mail": 9, "reports": 1}, concurrency=4)
+        worker = kinds.worker(queues={"mail": 9, "reports": 1}, concurrency=4)
 
         assert worker.run_until_empty(timeout=PATIENCE) == {"succeeded": 40}
         assert most == 1
 
 
 class TestAges:
-    # Without ages only in transaction mode: a claim ahead of lease mode may bring the low job.
-    @pytest.mark.parametrize(
-        ("mode", "ages"), [*((mode, True) for mode in MODES), ("transaction", False)]
-    )
-    def test_a_steady_flow_of_urgent_jobs_holds_up_no_aged_job(
-        self, engine: Engine, mode: str, ages: bool
-    ) -> None:
+    def test_a_steady_flow_of_urgent_jobs_holds_up_no_aged_job(self, engine: Engine) -> None:
         """Each urgent job leaves another one that is due, so one always is."""
         kinds = Kinds(engine)
         done = Event()
@@ -190,28 +158,21 @@ class TestAges:
             low_id = low.enqueue(session).id
             session.commit()
 
-        with running(kinds.worker(mode, age_after=SECOND if ages else None)):
-            if ages:
-                until(done.is_set)
-            else:
-                until(lambda: len(kinds.order) > 300)
-            is_done = done.is_set()
-            done.set()
+        with running(kinds.worker(age_after=SECOND)):
+            until(done.is_set)
 
-        assert is_done == ages
         with kinds.queue.session() as session:
             assert session.get_one(Job, low_id).priority == 2
 
-    @pytest.mark.parametrize("mode", MODES)
     def test_an_aged_backlog_leaves_every_second_claim_to_the_urgent_jobs(
-        self, engine: Engine, mode: str
+        self, engine: Engine
     ) -> None:
         kinds = Kinds(engine)
         kinds.enqueue("low", 400, priority=9)
         make_older(engine, timedelta(minutes=5))
         kinds.enqueue("urgent", 10, priority=0)
 
-        kinds.worker(mode, age_after=SECOND).run_until_empty(timeout=PATIENCE)
+        kinds.worker(age_after=SECOND).run_until_empty(timeout=PATIENCE)
 
         assert len(kinds.order) == 410
         last_urgent = 409 - kinds.order[::-1].index("urgent")

@@ -24,9 +24,9 @@ from pgqueue.outcomes import Retried, Succeeded
 from pgqueue.repository import Attempts, Claimed, Workers
 from pgqueue.worker import handler_transactions, unknown_commits
 from pgqueue.worker.config import checked_config
-from pgqueue.worker.lease_mode.settler import Settler
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.settler import Settler
 from pgqueue.worker.supervisor import _runtime_of
 
 MANY = 50
@@ -37,7 +37,7 @@ DIGITS = [1] * 500_000
 @contextmanager
 def crew_on(engine: Engine) -> Iterator[WorkerRuntime]:
     """What the threads of a worker share, and none of the threads."""
-    plan = checked_config(["default"], 1, "lease", 1, timedelta(1), timedelta(1))
+    plan = checked_config(["default"], 1, timedelta(1), timedelta(1))
     queue = PgQueue(engine)
     queue.task(name="tests.task")(lambda: None)
     shared = _runtime_of(queue, plan, worker_engine(engine), threading.Event())
@@ -125,7 +125,7 @@ class TestAfterACommitWhoseAnswerWasLost:
             crew_on(engine) as shared,
             logical_workers(worker_settings(database_url), 1) as [worker],
         ):
-            _, claimed = worker.start()
+            [claimed] = worker.claim()
             run = RunningAttempt(
                 claimed, shared.tasks["tests.task"], worker_id=worker.id, stopping=threading.Event()
             )
@@ -133,4 +133,3 @@ class TestAfterACommitWhoseAnswerWasLost:
             stopping = threading.Event()
             args = shared.engine, run.worker_id, claimed
             assert unknown_commits.was_committed(*args, stopping=stopping) is False
-            worker.transaction.rollback()

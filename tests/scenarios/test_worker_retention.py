@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, event, text
 from sqlalchemy.orm import Session
-from worker_rig import MODES, endings, wait_until
+from worker_rig import endings, wait_until
 
 from pgqueue import Cancel, Change, Job, JobContext, Keep, PgQueue, Retry, Worker, schema
 from pgqueue.connections.opening import worker_engine
@@ -25,14 +25,8 @@ def queue(database_url: str) -> Iterator[PgQueue]:
     engine.dispose()
 
 
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
-
-
-def work(queue: PgQueue, mode: str, *, batch: int = 1) -> dict[str, int]:
-    found = endings(Worker(queue, mode=mode, batch=batch, concurrency=2))
+def work(queue: PgQueue) -> dict[str, int]:
+    found = endings(Worker(queue, concurrency=2))
     with queue.session() as session:
         assert queue.check(session) == []
     return found
@@ -75,7 +69,7 @@ HANDLERS |= {"transactional": with_session, "async": on_loop}
 class TestDeletedAtOnce:
     @pytest.mark.parametrize("kind", HANDLERS)
     def test_a_job_that_succeeds_is_gone_and_its_neighbours_stay(
-        self, queue: PgQueue, mode: str, kind: str
+        self, queue: PgQueue, kind: str
     ) -> None:
         gone = queue.task(name="gone", keep=AT_ONCE)(HANDLERS[kind])
         stays = queue.task(name="stays")(HANDLERS[kind])
@@ -83,12 +77,12 @@ class TestDeletedAtOnce:
             gone.delay()
             stays.delay()
 
-        assert work(queue, mode, batch=3) == {"succeeded": 6}
+        assert work(queue) == {"succeeded": 6}
 
         assert kept(queue) == {"stays": ["succeeded"] * 3}
         assert records(queue.engine) == 0
 
-    def test_failed_and_cancelled_jobs_stay_for_their_time(self, queue: PgQueue, mode: str) -> None:
+    def test_failed_and_cancelled_jobs_stay_for_their_time(self, queue: PgQueue) -> None:
         @queue.task(name="task", keep=AT_ONCE, retry=Retry.never())
         def task(error: str) -> object:
             if error == "fail":
@@ -98,11 +92,11 @@ class TestDeletedAtOnce:
         for error in ("fail", "cancel", ""):
             task.delay(error)
 
-        assert work(queue, mode) == {"failed": 1, "cancelled": 1, "succeeded": 1}
+        assert work(queue) == {"failed": 1, "cancelled": 1, "succeeded": 1}
 
         assert kept(queue) == {"task": ["failed", "cancelled"]}
 
-    def test_a_cancel_that_came_before_the_end_wins(self, queue: PgQueue, mode: str) -> None:
+    def test_a_cancel_that_came_before_the_end_wins(self, queue: PgQueue) -> None:
         @queue.task(name="task", keep=AT_ONCE)
         def task(ctx: JobContext) -> None:
             with queue.session() as operator, operator.begin():
@@ -110,10 +104,10 @@ class TestDeletedAtOnce:
 
         task.delay()
 
-        assert work(queue, mode) == {"cancelled": 1}
+        assert work(queue) == {"cancelled": 1}
         assert kept(queue) == {"task": ["cancelled"]}
 
-    def test_failed_attempts_of_a_job_go_with_it(self, queue: PgQueue, mode: str) -> None:
+    def test_failed_attempts_of_a_job_go_with_it(self, queue: PgQueue) -> None:
         @queue.task(name="task", keep=AT_ONCE, retry=Retry.constant(AT_ONCE))
         def task(ctx: JobContext) -> None:
             if ctx.attempt == 1:
@@ -121,13 +115,13 @@ class TestDeletedAtOnce:
 
         task.delay()
 
-        assert work(queue, mode) == {"retried": 1, "succeeded": 1}
+        assert work(queue) == {"retried": 1, "succeeded": 1}
         assert (kept(queue), records(queue.engine)) == ({}, 0)
 
     @pytest.mark.parametrize("kind", ["plain", "transactional"])
     @pytest.mark.parametrize("deferred", ["", "DEFERRABLE INITIALLY DEFERRED"])
     def test_a_job_to_which_a_row_refers_has_succeeded_and_stays(
-        self, queue: PgQueue, mode: str, kind: str, deferred: str
+        self, queue: PgQueue, kind: str, deferred: str
     ) -> None:
         task = queue.task(name="task", keep=AT_ONCE)(HANDLERS[kind])
         with queue.engine.begin() as connection:
@@ -137,17 +131,17 @@ class TestDeletedAtOnce:
         with queue.engine.begin() as connection:
             connection.execute(text("INSERT INTO orders VALUES (:id)"), {"id": first.id})
 
-        assert work(queue, mode) == {"succeeded": 2}
+        assert work(queue) == {"succeeded": 2}
 
         assert kept(queue) == {"task": ["succeeded"]}
 
-    def test_the_rule_of_a_queue_is_that_of_its_jobs(self, database_url: str, mode: str) -> None:
+    def test_the_rule_of_a_queue_is_that_of_its_jobs(self, database_url: str) -> None:
         queue = PgQueue(database_url, queue_keep={"brief": AT_ONCE})
         task = queue.task(name="task", queue="brief")(HANDLERS["plain"])
         task.delay()
         task.options(queue="default").delay()
 
-        assert work(queue, mode) == {"succeeded": 2}
+        assert work(queue) == {"succeeded": 2}
         assert kept(queue) == {"task": ["succeeded"]}
         queue.engine.dispose()
 

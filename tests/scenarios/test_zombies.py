@@ -9,7 +9,7 @@ import chores
 import freezers
 import pytest
 from sqlalchemy import text
-from worker_rig import MODES, Rig, WorkerProgram
+from worker_rig import Rig, WorkerProgram
 
 from pgqueue.statements.transactions import AFTER_HANDLER
 
@@ -48,39 +48,6 @@ def test_the_late_result_of_a_zombie_changes_nothing(
         assert rig.check() == []
 
 
-@pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("task", [chores.wait, chores.wait_and_pay])
-def test_the_late_result_of_a_zombie_whose_transaction_was_ended_changes_nothing(
-    database_url: str, tmp_path: Path, task: Any
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        zombie = rig.start("transaction", **HASTY)
-        with rig.session() as session:
-            job = task.enqueue(session, "go").id
-            session.commit()
-        rig.until_started(job)
-        zombie.send(signal.SIGSTOP)
-        rescuer = rig.start("transaction", **HASTY)
-        # The server would: by tcp_user_timeout, or the task's own timeout.
-        holder = "SELECT pid FROM pg_locks WHERE relation = 'pgqueue.message_queue'::regclass"
-        rig.run(f"SELECT pg_terminate_backend(pid) FROM ({holder} AND mode = 'RowShareLock') AS it")
-        rig.until_started(job, attempt=2)
-        rig.open("go")
-        rig.until_ended(job)
-        before = rig.rows("SELECT * FROM pgqueue.jobs WHERE id = :id", id=job)
-        rig.until(rig.declared_dead, what="the zombie is declared dead")
-        assert rescuer.terminate() == 0
-
-        zombie.send(signal.SIGCONT)
-
-        rig.until(lambda: len(rig.notes("end", job=job)) == 2, what="the zombie's handler ends")
-        _runs_new_jobs_under_a_new_name(rig, zombie, "transaction")
-        assert rig.rows("SELECT * FROM pgqueue.jobs WHERE id = :id", id=job) == before
-        assert rig.bad_attempts(job) == ["crashed"]
-        assert rig.effects(job) == (1 if task is chores.wait_and_pay else 0)
-        assert rig.check() == []
-
-
 def test_a_worker_frozen_between_its_settle_and_its_commit_does_not_keep_its_lease(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -107,32 +74,6 @@ def test_a_worker_frozen_between_its_settle_and_its_commit_does_not_keep_its_lea
         assert rig.bad_attempts(job) == ["crashed"]
         assert rig.effects(job) == 1
         assert [worker.terminate() for worker in (zombie, rescuer)] == [0, 0]
-        assert rig.check() == []
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-def test_the_transaction_of_a_frozen_worker_is_ended_by_whoever_finds_it_dead(
-    database_url: str, tmp_path: Path, batch: int
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        with rig.session() as session:
-            jobs = [chores.wait_and_pay.enqueue(session, "go").id for _ in range(batch)]
-            session.commit()
-        zombie = rig.start("transaction", concurrency=1, batch=batch, **HASTY)
-        rig.until_started(jobs[0])
-        zombie.send(signal.SIGSTOP)
-        rescuer = rig.start("transaction", **HASTY)
-
-        rig.until_started(jobs[0], attempt=2)
-        rig.open("go")
-        rig.until_ended()
-        assert rescuer.terminate() == 0
-        zombie.send(signal.SIGCONT)
-
-        _runs_new_jobs_under_a_new_name(rig, zombie, "transaction")
-        assert [rig.effects(job) for job in jobs] == [1] * batch
-        assert rig.bad_attempts(jobs[0]) == ["crashed"]
-        assert "ended the transactions of dead workers" in rescuer.log.read_text()
         assert rig.check() == []
 
 
@@ -166,12 +107,11 @@ def test_a_zombie_settles_nothing_while_its_job_runs_elsewhere(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_worker_claims_nothing_under_a_name_that_was_declared_dead(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(mode, poll_interval=0.02)
+        worker = rig.start(poll_interval=0.02)
         for number in range(4):
             with rig.session() as session:  # the worker sees both at once, and hears of one later
                 session.execute(text("UPDATE pgqueue.workers SET dead_at = clock_timestamp()"))
@@ -238,16 +178,13 @@ def test_nobody_is_declared_dead_by_one_who_has_not_looked_on_without_a_break(
 
 
 @pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("mode", MODES)
-def test_two_workers_frozen_in_turns_do_every_job_once(
-    database_url: str, tmp_path: Path, mode: str
-) -> None:
+def test_two_workers_frozen_in_turns_do_every_job_once(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
             chores.pay.options(max_attempts=1000).enqueue_many(session, [(5,)] * 600)
             session.commit()
         hasty = {"pgqueue.worker.liveness:SLOW_GRACE": 1.0}
-        workers = [rig.start(mode, set_spans=hasty, concurrency=2) for _ in range(2)]
+        workers = [rig.start(set_spans=hasty, concurrency=2) for _ in range(2)]
 
         for turn in range(4):
             frozen = workers[turn % 2]
@@ -267,7 +204,7 @@ def _owner(rig: Rig, job: int) -> Any:
     return leases[0][0] if leases else None
 
 
-def _runs_new_jobs_under_a_new_name(rig: Rig, zombie: WorkerProgram, mode: str = "lease") -> None:
+def _runs_new_jobs_under_a_new_name(rig: Rig, zombie: WorkerProgram) -> None:
     with rig.session() as session:
         job = chores.pay.enqueue(session).id
         session.commit()

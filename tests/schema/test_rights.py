@@ -36,7 +36,6 @@ from pgqueue.worker.scheduler import Ticks
 HOUR = timedelta(hours=1)
 PURPOSES = ("worker", "enqueue", "dashboard", "migrator", "owner")
 INSUFFICIENT_PRIVILEGE = "42501"
-MODES = ("lease", "transaction")
 
 tasks = PgQueue()
 
@@ -207,8 +206,7 @@ class TestEnqueue:
 
 
 class TestWorker:
-    @pytest.mark.parametrize("mode", MODES)
-    def test_runs_jobs_of_every_end(self, place: Place, queue: PgQueue, mode: Any) -> None:
+    def test_runs_jobs_of_every_end(self, place: Place, queue: PgQueue) -> None:
         queue.bind(place.engine("worker"))
         for task in (fail, follow_up, give_up, sleep_on):
             task.delay()
@@ -217,7 +215,7 @@ class TestWorker:
             one_at_a_time.enqueue_many(session, [(n % 2,) for n in range(10)])
             session.commit()
 
-        Worker(queue, mode=mode, concurrency=2).run_until_empty(timeout=60)
+        Worker(queue, concurrency=2).run_until_empty(timeout=60)
 
         assert place.outcomes() == {"succeeded": 33, "failed": 1, "cancelled": 2, "unfinished": 1}
         assert violations(place.admin) == []

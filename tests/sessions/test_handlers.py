@@ -19,7 +19,7 @@ from sqlalchemy.orm import (
     sessionmaker,
     with_loader_criteria,
 )
-from worker_rig import MODES, endings
+from worker_rig import endings
 
 from chaos.interleavings.logical_workers import execute
 from pgqueue import ArgumentsError, Job, JobContext, OptionError, PgQueue, Retry, Worker
@@ -37,11 +37,6 @@ class Note(Base):
 
 
 NEVER = Retry.never()
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +94,7 @@ class TestHowASessionmakerMayBeMade:
         ids=lambda options: "-".join(options),
     )
     def test_is_no_obstacle_to_a_transactional_handler(
-        self, engine: Engine, mode: str, kind: str, options: dict[str, Any]
+        self, engine: Engine, kind: str, options: dict[str, Any]
     ) -> None:
         """One is kept with its job, of the other nothing: the job was cancelled meanwhile."""
         queue = PgQueue(sessionmaker(engine, **options))
@@ -121,7 +116,7 @@ class TestHowASessionmakerMayBeMade:
         with own.session() as session, session.begin():
             session.add_all([write.job(True), write.job(False)])
 
-        counts = endings(Worker(queue, mode=mode, concurrency=1))
+        counts = endings(Worker(queue, concurrency=1))
 
         assert counts == {"succeeded": 1, "cancelled": 1}
         first = ["begun by itself"] if options.get("autobegin", True) else []
@@ -135,7 +130,7 @@ class TestHowASessionmakerMayBeMade:
 
         assert once.delay().id == once.delay().id
 
-    def test_two_phases_prepared_by_hand_are_one_here(self, engine: Engine, mode: str) -> None:
+    def test_two_phases_prepared_by_hand_are_one_here(self, engine: Engine) -> None:
         queue = PgQueue(sessionmaker(engine, twophase=True))
 
         @queue.task(name="write", retry=NEVER)
@@ -146,7 +141,7 @@ class TestHowASessionmakerMayBeMade:
 
         write.delay()
 
-        assert endings(Worker(queue, mode=mode)) == {"succeeded": 1}
+        assert endings(Worker(queue)) == {"succeeded": 1}
         assert words(engine) == ["prepared"]
 
     def test_two_phases_and_two_databases_are_told_of_at_start(
@@ -197,9 +192,7 @@ class TestAnEngineOfATenant:
     """``engine.execution_options(schema_translate_map=...)`` shares its pool with the engine."""
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_may_be_that_of_the_queue(
-        self, engine: Engine, mode: str, tenant: str, kind: str
-    ) -> None:
+    def test_may_be_that_of_the_queue(self, engine: Engine, tenant: str, kind: str) -> None:
         clone = engine.execution_options(schema_translate_map={None: tenant})
         queue = PgQueue(sessionmaker(clone, binds={Base: clone}))
 
@@ -213,14 +206,12 @@ class TestAnEngineOfATenant:
         write.delay(True)
         write.delay(False)
 
-        counts = endings(Worker(queue, mode=mode, concurrency=1))
+        counts = endings(Worker(queue, concurrency=1))
 
         assert counts == {"succeeded": 1, "cancelled": 1}
         assert (words(engine), words(engine, "tenant.notes")) == ([], ["of the tenant"])
 
-    def test_that_is_listened_to_still_loses_what_a_handler_sets(
-        self, engine: Engine, mode: str
-    ) -> None:
+    def test_that_is_listened_to_still_loses_what_a_handler_sets(self, engine: Engine) -> None:
         clone = engine.execution_options(logging_token="tenant")
         heard: list[str] = []
         event.listen(clone, "before_cursor_execute", lambda *seen: heard.append(seen[2]))
@@ -235,16 +226,13 @@ class TestAnEngineOfATenant:
         change.delay()
         change.delay()
 
-        counts = endings(Worker(queue, mode=mode, concurrency=1))
+        counts = endings(Worker(queue, concurrency=1))
 
         assert (counts, found) == ({"succeeded": 2}, ["4MB", "4MB"])
-        if mode == "lease":  # in transaction mode the connection is of the worker's own engine
-            assert heard.count("SET work_mem = '77MB'") == 2
+        assert heard.count("SET work_mem = '77MB'") == 2
 
     @pytest.mark.parametrize("other", ["isolation_level", "schema_translate_map", "tenant_id"])
-    def test_is_refused_at_start_among_the_binds(
-        self, engine: Engine, mode: str, other: str
-    ) -> None:
+    def test_is_refused_at_start_among_the_binds(self, engine: Engine, other: str) -> None:
         value: Any = {"isolation_level": "SERIALIZABLE", "schema_translate_map": {None: "x"}}
         clone = engine.execution_options(**{other: value.get(other, 7)})
         queue = PgQueue(sessionmaker(engine, binds={Base: clone}))
@@ -253,7 +241,7 @@ class TestAnEngineOfATenant:
         def write(session: Session) -> None: ...
 
         with pytest.raises(OptionError, match=rf"{other}.*session\.connection\("):
-            Worker(queue, mode=mode).run_until_empty(timeout=60)
+            Worker(queue).run_until_empty(timeout=60)
 
     def test_is_nobodys_business_where_no_handler_is_transactional(self, engine: Engine) -> None:
         clone = engine.execution_options(schema_translate_map={None: "x"})
@@ -264,7 +252,7 @@ class TestAnEngineOfATenant:
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
     def test_chosen_while_a_handler_runs_fails_it_and_writes_nothing(
-        self, engine: Engine, mode: str, tenant: str, kind: str
+        self, engine: Engine, tenant: str, kind: str
     ) -> None:
         CHOICE["engine"] = engine.execution_options(schema_translate_map={None: tenant})
         queue = PgQueue(sessionmaker(engine, class_=Chosen))
@@ -274,13 +262,13 @@ class TestAnEngineOfATenant:
 
         declare_write(queue, kind, act).delay(True)
 
-        assert endings(Worker(queue, mode=mode)) == {"failed": 1}
+        assert endings(Worker(queue)) == {"failed": 1}
         assert "schema_translate_map" in last_error(PgQueue(engine))
         assert words(engine, "tenant.notes") == []
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
     def test_what_a_handler_asks_of_its_connection_is_not_the_next_ones(
-        self, engine: Engine, mode: str, tenant: str, kind: str
+        self, engine: Engine, tenant: str, kind: str
     ) -> None:
         """The way to have tenants in a handler, as the refusal says."""
         queue = PgQueue(engine)
@@ -317,7 +305,7 @@ class TestAnEngineOfATenant:
                 [write.job(tenant, False), write.job(tenant, True), write.job("", True)]
             )
 
-        counts = endings(Worker(queue, mode=mode, concurrency=1))
+        counts = endings(Worker(queue, concurrency=1))
 
         assert counts == {"succeeded": 2, "cancelled": 1}
         assert words(engine) == ["of all", "and after its commit"]
@@ -329,7 +317,7 @@ class TestAnEngineOfATenant:
         ids=["changes nothing", "autocommit"],
     )
     def test_that_changes_nothing_joins_and_in_autocommit_commits_on_its_own_as_it_asks_for(
-        self, engine: Engine, mode: str, options: dict[str, Any], kept: list[str]
+        self, engine: Engine, options: dict[str, Any], kept: list[str]
     ) -> None:
         clone = engine.execution_options(**options)
         queue = PgQueue(sessionmaker(engine, binds={Base: clone}))
@@ -342,7 +330,7 @@ class TestAnEngineOfATenant:
 
         write.delay()
 
-        assert endings(Worker(queue, mode=mode)) == {"cancelled": 1}
+        assert endings(Worker(queue)) == {"cancelled": 1}
         assert words(engine) == kept
 
     def test_with_a_pool_of_its_own_is_told_of_at_start(
@@ -375,7 +363,7 @@ class TestTheSessionOfAnAsyncHandler:
     """It is an AsyncSession around a Session of the application's."""
 
     @pytest.mark.parametrize("where", ["class", "sessionmaker"])
-    def test_has_its_filters(self, engine: Engine, mode: str, where: str) -> None:
+    def test_has_its_filters(self, engine: Engine, where: str) -> None:
         sessions: sessionmaker[Any] = sessionmaker(engine)
         if where == "class":
             sessions = sessionmaker(engine, class_=Tenants)
@@ -397,10 +385,10 @@ class TestTheSessionOfAnAsyncHandler:
         read.delay()
         read_async.delay()
 
-        assert endings(Worker(queue, mode=mode)) == {"succeeded": 2}
+        assert endings(Worker(queue)) == {"succeeded": 2}
         assert found == {"sync": ["seen"], "async": ["seen"]}
 
-    def test_has_its_options_but_never_expires(self, engine: Engine, mode: str) -> None:
+    def test_has_its_options_but_never_expires(self, engine: Engine) -> None:
         queue = PgQueue(sessionmaker(engine, autoflush=False, info={"tenant": 7}))
         seen: list[Any] = []
 
@@ -414,12 +402,10 @@ class TestTheSessionOfAnAsyncHandler:
 
         look.delay()
 
-        assert endings(Worker(queue, mode=mode)) == {"succeeded": 1}
+        assert endings(Worker(queue)) == {"succeeded": 1}
         assert seen == [[], ("kept", 7)]
 
-    def test_is_in_the_transaction_of_its_job_whatever_it_chooses(
-        self, engine: Engine, mode: str
-    ) -> None:
+    def test_is_in_the_transaction_of_its_job_whatever_it_chooses(self, engine: Engine) -> None:
         CHOICE["engine"] = engine
         queue = PgQueue(sessionmaker(engine, class_=Chosen, binds={Base: engine}))
 
@@ -431,11 +417,11 @@ class TestTheSessionOfAnAsyncHandler:
 
         write.delay()
 
-        assert endings(Worker(queue, mode=mode)) == {"cancelled": 1}
+        assert endings(Worker(queue)) == {"cancelled": 1}
         assert words(engine) == []
 
     def test_blocks_no_event_loop_for_another_database(
-        self, engine: Engine, empty_database_url: str, mode: str
+        self, engine: Engine, empty_database_url: str
     ) -> None:
         elsewhere = create_engine(empty_database_url)
         Base.metadata.create_all(elsewhere)
@@ -446,13 +432,10 @@ class TestTheSessionOfAnAsyncHandler:
             session.add(Note(word="elsewhere"))
 
         write.delay()
-        counts = endings(Worker(queue, mode=mode))
+        counts = endings(Worker(queue))
 
-        if mode == "lease":
-            assert (counts, words(elsewhere)) == ({"failed": 1}, [])
-            assert "would block the event loop" in last_error(queue)
-        else:
-            assert (counts, words(elsewhere)) == ({"succeeded": 1}, ["elsewhere"])
+        assert (counts, words(elsewhere)) == ({"failed": 1}, [])
+        assert "would block the event loop" in last_error(queue)
         elsewhere.dispose()
 
 
@@ -568,27 +551,7 @@ class TestTheIsolationOfTheApplication:
         assert found == [level.lower()] * 4
         own.dispose()
 
-    def test_is_not_that_of_transaction_mode_which_says_so(
-        self, engine: Engine, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        queue = PgQueue(of_level(engine, "SERIALIZABLE", "create_engine"))
-        found: list[str] = []
-
-        @queue.task(name="look", retry=NEVER)
-        def look(session: Session) -> None:
-            found.append(session.scalars(LEVEL).one())
-
-        look.delay()
-
-        counts = endings(Worker(queue, mode="transaction"))
-
-        assert (counts, found) == ({"succeeded": 1}, ["read committed"])
-        assert "SERIALIZABLE, but in transaction mode handlers run in READ COMMITTED" in caplog.text
-        queue.engine.dispose()
-
-    def test_that_is_autocommit_gives_handlers_a_transaction(
-        self, engine: Engine, mode: str
-    ) -> None:
+    def test_that_is_autocommit_gives_handlers_a_transaction(self, engine: Engine) -> None:
         queue = PgQueue(of_level(engine, "AUTOCOMMIT", "create_engine"))
         found: list[str] = []
 
@@ -601,7 +564,7 @@ class TestTheIsolationOfTheApplication:
 
         look.delay()
 
-        assert endings(Worker(queue, mode=mode)) == {"failed": 1}
+        assert endings(Worker(queue)) == {"failed": 1}
         assert (found, words(engine)) == (["read committed"], [])
         queue.engine.dispose()
 
@@ -757,9 +720,7 @@ class TestTheServersLimitsOnTransactions:
     @pytest.mark.parametrize(
         "limit", ["idle_in_transaction_session_timeout", "transaction_timeout"]
     )
-    def test_shorter_than_the_timeout(
-        self, engine: Engine, mode: str, limit: str, kind: str
-    ) -> None:
+    def test_shorter_than_the_timeout(self, engine: Engine, limit: str, kind: str) -> None:
         with engine.connect() as connection:
             version = connection.scalar(text("SHOW server_version_num"))
             if int(version) < 170000 and limit == "transaction_timeout":
@@ -791,9 +752,7 @@ class TestTheServersLimitsOnTransactions:
 
         with queue.session() as session, session.begin():
             session.add_all([compute.job(), look.job()])
-        options: dict[str, Any] = {"batch": 2} if mode == "transaction" else {}
-
-        counts = endings(Worker(queue, mode=mode, concurrency=1, **options))
+        counts = endings(Worker(queue, concurrency=1))
 
         assert counts == {"succeeded": 2}
         assert found == {"compute": "80s", "look": "2s"}

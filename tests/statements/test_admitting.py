@@ -40,7 +40,7 @@ from pgqueue.outcomes import (
     Succeeded,
 )
 from pgqueue.repository import NOTHING_PAUSED, Admissions, Enqueues, NewJob, Paused
-from pgqueue.statements import claiming, enqueueing, settling, stamping
+from pgqueue.statements import claiming, enqueueing, settling
 from pgqueue.statements.enqueueing import Start
 from pgqueue.worker.admitter import AdmissionRounds
 
@@ -125,20 +125,12 @@ ENDINGS: dict[str, Outcome] = {
 
 
 @pytest.mark.parametrize("outcome", ENDINGS.values(), ids=ENDINGS)
-@pytest.mark.parametrize("mode", ["lease", "transaction"])
 def test_a_settle_gives_the_place_back(
-    engine: Engine, worker: LogicalWorker, outcome: Outcome, mode: str
+    engine: Engine, worker: LogicalWorker, outcome: Outcome
 ) -> None:
     first, second = put_some(engine, 2)
     admit(engine)
-    if mode == "lease":
-        worker.run_next(outcome)
-    else:
-        _, claimed = worker.start()
-        assert admit(engine) == 0
-        assert worker.settle_in_transaction(claimed, outcome)
-        assert admit(engine) == 0  # T has not committed
-        worker.transaction.commit()
+    worker.run_next(outcome)
 
     assert admit(engine) == 1
 
@@ -177,16 +169,6 @@ def test_a_rescued_job_keeps_its_place_until_it_has_ended(engine: Engine) -> Non
         assert admit(engine) == 1
         assert held(engine) == [second]
     assert violations(engine) == []
-
-
-def test_a_crash_in_transaction_mode_keeps_the_place(engine: Engine, worker: LogicalWorker) -> None:
-    first, _ = put_some(engine, 2)
-    admit(engine)
-    worker.start()
-    worker.transaction.rollback()
-
-    assert admit(engine) == 0
-    assert held(engine) == [first]
 
 
 def cancel(session: Session, job_id: int) -> None:
@@ -467,25 +449,10 @@ def test_a_job_that_a_worker_starts_meanwhile_is_not_sent_back(
     [running] = put_some(engine, 1, queue="other")
     admit(engine)
     put_some(engine, 1)
-    assert len(worker.lock(queue="other")) == 1
+    assert len(worker.claim_in_transaction(queue="other")) == 1
 
     assert admit(engine, paused=Paused(queues=["other"])) == 0
     assert held(engine) == [running]
-
-
-def test_a_lease_that_a_crash_has_left_keeps_a_job_where_it_is(
-    engine: Engine, worker: LogicalWorker
-) -> None:
-    [crashed] = put_some(engine, 1, queue="other")
-    admit(engine)
-    put_some(engine, 1)
-    [locked] = worker.lock(queue="other")
-    assert worker.stamp(locked) is not None
-    worker.transaction.rollback()
-
-    assert admit(engine, paused=Paused(queues=["other"])) == 0
-    assert held(engine) == [crashed]
-    assert violations(engine) == []
 
 
 def test_jobs_are_admitted_by_priority_and_time_over_all_queues(
@@ -555,18 +522,17 @@ class TestRates:
         assert step.admitted == 2
         assert step.seconds_to_next == pytest.approx(1200)
 
-    @pytest.mark.parametrize("mode", ["lease", "transaction"])
     @pytest.mark.parametrize(
         "outcome",
         [Released(), Retried(None, ERROR), Retried(HOUR, ERROR), Snoozed(timedelta())],
         ids=["released", "retried now", "retried later", "snoozed"],
     )
     def test_a_job_that_starts_again_waits_for_a_token(
-        self, engine: Engine, worker: LogicalWorker, outcome: Outcome, mode: str
+        self, engine: Engine, worker: LogicalWorker, outcome: Outcome
     ) -> None:
         [job] = put_some(engine, 1, "api")
         admit(engine)
-        worker.run_next(outcome, held=mode == "transaction")
+        worker.run_next(outcome)
 
         assert worker.claim() == []
         assert status_of(engine, job) is JobStatus.BLOCKED
@@ -676,18 +642,14 @@ class TestTurns:
         assert self.started(engine, worker) == [*second, *third]
         assert self.started(engine, worker) == first[2:]
 
-    @pytest.mark.parametrize("mode", ["lease", "transaction"])
     def test_a_job_that_has_started_lets_the_next_be_admitted(
-        self, engine: Engine, worker: LogicalWorker, mode: str
+        self, engine: Engine, worker: LogicalWorker
     ) -> None:
         put_some(engine, 5, "fair 1")
         assert admit(engine) == 2
         assert admit(engine) == 0
 
-        if mode == "lease":
-            worker.claim(1)
-        else:
-            worker.start()
+        worker.claim(1)
 
         assert admit(engine) == 1
 
@@ -897,11 +859,9 @@ UNUSED: dict[str, Any] = {
     "enqueue_unique": enqueueing.enqueue_unique_jobs(start=Start.NOW, notify=True),
     "flush": enqueueing.dispatch_flushed_job(unique=True, notify=True),
     "claim": claiming.claim(ahead=True, suspects=True),
-    "lock": claiming.lock(suspects=True),
     "upcoming": claiming.upcoming(),
     "settle": settling.settle_succeeded(),
-    "settle_one": settling.settle_one_success(held=True),
-    "stamp": stamping.stamp_first(),
+    "settle_one": settling.settle_one_success(),
 }
 
 

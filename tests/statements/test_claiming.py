@@ -42,27 +42,18 @@ BAD_PLANS = [
 class TestSkipLocked:
     def test_a_second_claimer_is_not_blocked_and_takes_others(self, engine: Engine) -> None:
         ids = enqueue_many(engine, 6)
-        with workers_at(engine, 3) as [holder, slow, fast]:
-            locked = [row.job_id for row in holder.lock(2)]
-            uncommitted = slow.attempts_in_transaction
-            claimed = uncommitted.claim(pairs(), tasks=TASKS, limit=2, ahead=False).rows
+        with workers_at(engine, 2) as [slow, fast]:
+            claimed = slow.claim_in_transaction(2)
 
             others = fast.claim(6)
 
-            assert locked == ids[:2]
-            assert [row.job_id for row in claimed] == ids[2:4]
-            assert [row.job_id for row in others] == ids[4:]
-
-    def test_a_second_locker_is_not_blocked_and_locks_others(self, engine: Engine) -> None:
-        ids = enqueue_many(engine, 4)
-        with workers_at(engine, 2) as [first, second]:
-            assert [row.job_id for row in first.lock(2)] == ids[:2]
-
-            assert [row.job_id for row in second.lock(4)] == ids[2:]
+            assert [row.job_id for row in claimed] == ids[:2]
+            assert [row.job_id for row in others] == ids[2:]
 
     def test_looking_for_the_next_time_waits_for_nobody(self, engine: Engine) -> None:
         with workers_at(engine, 2) as [holder, other]:
-            holder.start_new(engine)
+            enqueue(engine)
+            assert holder.claim_in_transaction()
 
             upcoming = other.attempts.upcoming(pairs(), tasks=TASKS)
 
@@ -100,16 +91,6 @@ class TestAges:
             assert sorted(ages.periods_ago, reverse=True) == list(ages.periods_ago)
             assert max(ages.periods_ago) < run_at
 
-    def test_a_job_that_transaction_mode_runs_does_not_count_although_its_message_is_there(
-        self, engine: Engine
-    ) -> None:
-        with workers_at(engine, 2) as [holder, other]:
-            holder.start_new(engine)
-
-            ages = other.attempts.ages(pairs(), tasks=TASKS, age_after=timedelta(seconds=1))
-
-            assert ages.oldest == {}
-
     def test_no_claim_skips_the_jobs_that_are_looked_at(self, engine: Engine) -> None:
         enqueue_many(engine, 2)
         with workers_at(engine, 2) as [looking, claiming]:
@@ -121,9 +102,9 @@ class TestAges:
 
 class TestTheLimit:
     @pytest.mark.parametrize("plan", BAD_PLANS, ids=lambda plan: next(iter(plan)))
-    @pytest.mark.parametrize("how", ["claim", "ahead", "lock"])
+    @pytest.mark.parametrize("ahead", [False, True])
     def test_a_claim_never_takes_more_whatever_the_plan(
-        self, engine: Engine, plan: dict[str, str], how: str
+        self, engine: Engine, plan: dict[str, str], ahead: bool
     ) -> None:
         with engine.begin() as connection:
             connection.execute(text("ALTER TABLE pgqueue.message_queue SET (autovacuum_enabled=0)"))
@@ -134,21 +115,15 @@ class TestTheLimit:
         both = [*pairs("default"), *pairs("other")]
 
         with logical_workers(badly, 1) as [worker]:
-            if how == "lock":
-                claim = worker.attempts_in_transaction.lock(both, tasks=TASKS, limit=7)
-                taken = [claim.taken, len(claim.rows)]
-                worker.transaction.commit()
-            else:
-                claims = [
-                    worker.attempts.claim(both, tasks=TASKS, limit=limit, ahead=how == "ahead")
-                    for limit in (7, 1, 110)
-                ]
-                taken = [claim.taken for claim in claims] + [len(claim.rows) for claim in claims]
+            claims = [
+                worker.attempts.claim(both, tasks=TASKS, limit=limit, ahead=ahead)
+                for limit in (7, 1, 110)
+            ]
 
-        assert taken == ([7, 7] if how == "lock" else [7, 1, 110, 7, 1, 110])
-        gone = 0 if how == "lock" else 118
-        assert len(stored(engine, MessageQueue)) == 600 - gone
-        assert len(stored(engine, Lease)) == gone
+        taken = [claim.taken for claim in claims] + [len(claim.rows) for claim in claims]
+        assert taken == [7, 1, 110, 7, 1, 110]
+        assert len(stored(engine, MessageQueue)) == 600 - 118
+        assert len(stored(engine, Lease)) == 118
 
     def test_jobs_come_by_priority_and_then_in_the_order_they_were_enqueued(
         self, engine: Engine
@@ -165,19 +140,6 @@ class TestTheLimit:
 
 
 class TestAhead:
-    def test_what_a_crash_has_left_in_transaction_mode_is_not_claimed_ahead(
-        self, engine: Engine
-    ) -> None:
-        """It may be what caused the crash, and would take down all that wait with it."""
-        suspect, other = enqueue_many(engine, 2)
-        with workers_at(engine, 2) as [crashed, living]:
-            crashed.start()
-            crashed.crash(engine)
-
-            assert [row.job_id for row in living.claim(9, ahead=True)] == [other]
-            [row] = living.claim(9)
-            assert (row.job_id, row.attempt, row.crashes) == (suspect, 2, 1)
-
     def test_a_claim_ahead_says_what_it_has_left_and_looks_no_further_than_its_limit(
         self, engine: Engine
     ) -> None:
@@ -201,22 +163,19 @@ class TestAhead:
 
 
 class TestWithoutSuspects:
-    @pytest.mark.parametrize("mode", ["lease", "transaction"])
-    @pytest.mark.parametrize("how", ["claim", "lock"])
     def test_what_a_crash_has_left_is_passed_by_and_the_fragile_is_not(
-        self, engine: Engine, mode: str, how: str
+        self, engine: Engine
     ) -> None:
         suspect = enqueue(engine)
         with workers_at(engine, 2) as [crashed, living]:
-            crashed.start() if mode == "transaction" else crashed.claim()
+            crashed.claim()
             crashed.crash(engine)
             declare_dead(engine, crashed)
             rescue(engine)
             fragile = enqueue(engine, max_attempts=1)
 
-            found = getattr(living, how)(9, suspects=False)
+            found = living.claim(9, suspects=False)
             assert [row.job_id for row in found] == [fragile]
-            living.transaction.commit()
             [row] = living.claim(1)
             assert (row.job_id, row.crashes) == (suspect, 1)
 
@@ -276,17 +235,6 @@ class TestStrangeRows:
         [untouched] = [lease for lease in stored(engine, Lease) if lease.worker_id == dead.id]
         assert (untouched.message_id, untouched.attempt) == (0, 1)
 
-    def test_none_of_them_fails_the_lock_of_the_others(self, engine: Engine) -> None:
-        with workers_at(engine, 2) as [dead, worker]:
-            good, expected = plant_strange_rows(engine, dead)
-
-            locked = worker.lock(100)
-
-            assert {row.job_id for row in locked} >= good | expected
-            own = [row for row in locked if row.job_id in good | expected and not row.seen_held]
-            started = {row.job_id for row in own if worker.stamp(row) is not None}
-            assert started >= good
-
     @pytest.mark.parametrize("strange", STRANGE_ARGUMENTS)
     def test_arguments_that_cannot_be_read_come_as_text(self, engine: Engine, strange: str) -> None:
         with engine.begin() as connection:
@@ -308,22 +256,6 @@ class TestStrangeRows:
             assert [row.job_id for row in worker.claim(10)] == [known]
 
         assert [message.task for message in stored(engine, MessageQueue)] == ["tests.of_tomorrow"]
-
-    def test_a_message_moved_by_its_job_is_still_settled_in_its_transaction(
-        self, engine: Engine
-    ) -> None:
-        with engine.begin() as connection:
-            job_id = enqueue(connection)
-            connection.execute(text("UPDATE pgqueue.jobs SET priority = 1"))
-
-        with workers_at(engine, 1) as [worker]:
-            [locked] = worker.lock()
-            claimed = worker.stamp(locked)
-            assert claimed is not None
-            assert worker.attempts_in_transaction.take_message(claimed)
-            worker.transaction.commit()
-
-        assert locked.job_id == job_id
 
 
 class TestOtherSettings:
@@ -358,7 +290,6 @@ class TestTheDead:
             declare_dead(engine, worker)
 
             assert worker.claim() == []
-            assert worker.lock() == []
             assert Workers(worker.identity).beat(worker.id) is None
 
     def test_a_worker_that_never_registered_claims_nothing(self, engine: Engine) -> None:
@@ -388,7 +319,7 @@ class TestFrontiers:
 def plant_strange_rows(engine: Engine, dead: LogicalWorker) -> tuple[set[int], set[int]]:
     """Every kind of damage there is; the sound jobs, and the damaged ones that can still run."""
     with engine.begin() as connection:
-        twice, leased, stamped, early, last = (enqueue(connection) for _ in range(5))
+        twice, leased, early, last = (enqueue(connection) for _ in range(4))
 
         def execute(statement: str, **parameters: object) -> None:
             connection.execute(text(statement), {"worker": dead.id, **parameters})
@@ -404,12 +335,6 @@ def plant_strange_rows(engine: Engine, dead: LogicalWorker) -> tuple[set[int], s
             id=leased,
         )
         execute(
-            "INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id, held) "
-            "SELECT target_id, id, 1, :worker, true FROM pgqueue.message_queue "
-            "WHERE target_id = :id",
-            id=stamped,
-        )
-        execute(
             "UPDATE pgqueue.message_queue SET run_at = '2000-01-01Z' WHERE target_id = :id",
             id=early,
         )
@@ -421,4 +346,4 @@ def plant_strange_rows(engine: Engine, dead: LogicalWorker) -> tuple[set[int], s
         for id, arguments in zip(strange, STRANGE_ARGUMENTS.values(), strict=True):
             execute(f"UPDATE pgqueue.jobs SET args = {arguments} WHERE id = :id", id=id)
         good = {last, enqueue(connection)}
-    return good, {twice, stamped, early, *strange}
+    return good, {twice, early, *strange}

@@ -17,12 +17,11 @@ from chaos.interleavings.logical_workers import (
     status_of,
     violations,
     waiting,
-    worker_settings,
     workers_at,
 )
 from pgqueue import Change, Job, JobStatus, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
-from pgqueue.repository import Attempts, Claimed, Workers
+from pgqueue.repository import Claimed, Workers
 
 OUTCOMES: list[Outcome] = [
     Succeeded(),
@@ -48,7 +47,7 @@ def everything(engine: Engine) -> object:
 
 def settled(worker: LogicalWorker, claimed: Claimed, outcome: Outcome, *, how: str) -> bool:
     if how == "one success":
-        return bool(worker.attempts.settle_one_success(claimed, held=False))
+        return bool(worker.attempts.settle_one_success(claimed))
     if how == "successes":
         ours = worker.attempts.settle_succeeded([claimed])
         return ours is None or bool(ours)
@@ -85,25 +84,6 @@ class TestEachColumnOfTheFence:
 
         assert everything(engine) == before
 
-    @pytest.mark.parametrize("column", ["message_id", "attempt", "worker_id"])
-    def test_a_held_settle_that_differs_in_it_changes_nothing(
-        self, engine: Engine, worker: LogicalWorker, column: str
-    ) -> None:
-        claimed = worker.start_new(engine)
-        before = everything(engine)
-        if column == "worker_id":
-            worker.id, other = uuid.uuid4(), claimed
-        else:
-            other = claimed._replace(**{column: getattr(claimed, column) + 1})
-
-        for outcome in OUTCOMES:
-            attempts = worker.attempts_in_transaction
-            assert attempts.settle([(other, outcome)], held=True) == []
-        assert attempts.settle_one_success(other, held=True) == []
-        worker.transaction.rollback()
-
-        assert everything(engine) == before
-
     def test_of_two_verdicts_on_one_message_only_that_on_the_current_attempt_counts(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
@@ -114,51 +94,6 @@ class TestEachColumnOfTheFence:
         rows = worker.attempts.settle([*late, (claimed, Succeeded()), *late])
 
         assert [tuple(row) for row in rows] == [(job_id, "succeeded")]
-
-
-class TestHeld:
-    @HOW
-    def test_a_held_lease_is_never_settled_as_one_of_lease_mode(
-        self, engine: Engine, worker: LogicalWorker, how: str, outcomes: list[Outcome]
-    ) -> None:
-        claimed = worker.start_new(engine)
-        before = everything(engine)
-
-        for outcome in outcomes:
-            assert not settled(worker, claimed, outcome, how=how)
-
-        assert everything(engine) == before
-
-    def test_a_lease_of_lease_mode_is_never_settled_as_held(
-        self, engine: Engine, worker: LogicalWorker
-    ) -> None:
-        claimed = worker.claim_new(engine)
-        before = everything(engine)
-
-        for outcome in OUTCOMES:
-            attempts = worker.attempts_in_transaction
-            assert attempts.settle([(claimed, outcome)], held=True) == []
-            worker.transaction.commit()
-        assert worker.attempts_in_transaction.settle_one_success(claimed, held=True) == []
-        worker.transaction.commit()
-
-        assert everything(engine) == before
-
-    def test_a_held_attempt_without_its_message_is_not_settled(
-        self, engine: Engine, worker: LogicalWorker
-    ) -> None:
-        """T has ended, and another transaction holds the message: it may not be settled twice."""
-        claimed = worker.start_new(engine)
-        worker.transaction.rollback()
-        with workers_at(engine, 1) as [other]:
-            assert other.lock()
-            before = everything(engine)
-
-            assert not worker.settle_in_transaction(claimed, Succeeded())
-            assert not worker.settle_in_transaction(claimed, Failed(ERROR))
-            worker.transaction.commit()
-
-            assert everything(engine) == before
 
 
 class TestZombies:
@@ -177,50 +112,23 @@ class TestZombies:
             assert not zombie.settle(old, outcome)
             late = zombie.attempts
             assert late.settle_succeeded([old]) == []
-            assert late.settle_one_success(old, held=False) == []
+            assert late.settle_one_success(old) == []
 
             assert everything(engine) == before
             assert heir.settle(new, Succeeded())
 
-    @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda one: type(one).__name__)
-    def test_what_the_loser_of_a_transaction_says_late_changes_nothing(
-        self, engine: Engine, outcome: Outcome
-    ) -> None:
-        with workers_at(engine, 2) as [zombie, heir]:
-            old = zombie.start_new(engine)
-            zombie.transaction.rollback()
-            _, new = heir.start()
-            before = everything(engine)
+    def test_a_settle_that_waits_for_a_rescue_loses_to_it(self, engine: Engine) -> None:
+        with workers_at(engine, 1) as [zombie]:
+            old = zombie.claim_new(engine)
+            declare_dead(engine, zombie)
+            with engine.connect() as rescuer:
+                assert Workers(rescuer).rescue()
+                settle = partial(zombie.settle, old, Succeeded())
+                with waiting(engine, zombie.line, settle) as settled:
+                    rescuer.commit()
 
-            assert not zombie.settle_in_transaction(old, outcome)
-            assert zombie.attempts_in_transaction.settle([(old, outcome)], held=True) == []
-            zombie.transaction.commit()
-
-            assert everything(engine) == before
-            assert heir.settle_in_transaction(new, Succeeded())
-            heir.transaction.commit()
+            assert settled == [False]
         assert violations(engine) == []
-
-    def test_a_settle_that_waits_for_a_take_over_loses_to_it(self, engine: Engine) -> None:
-        with workers_at(engine, 2) as [zombie, heir]:
-            old = zombie.start_new(engine)
-            zombie.transaction.rollback()
-            [locked] = heir.lock()
-
-            def settle_late() -> object:
-                attempts = zombie.attempts_in_transaction
-                return attempts.settle([(old, Succeeded())], held=True)
-
-            with worker_settings(engine.url).connect() as side:
-                new = Attempts(side, heir.id).stamp(locked)
-                with waiting(engine, zombie.transaction, settle_late) as settlements:
-                    side.commit()
-
-            zombie.transaction.commit()
-            assert settlements == [[]]
-            assert new is not None
-            assert heir.settle_in_transaction(new, Succeeded())
-            heir.transaction.commit()
 
 
 class TestTheArbiter:
@@ -247,13 +155,11 @@ class TestTheArbiter:
     def test_a_settle_that_waits_for_a_cancel_inserts_no_message(
         self, engine: Engine, outcome: Outcome
     ) -> None:
-        """The cancel of a message that a transaction has locked, but not yet stamped."""
+        """The cancel of a job whose claim is not committed yet."""
         job_id = enqueue(engine)
         with workers_at(engine, 1) as [worker], Session(engine) as operator:
-            [locked] = worker.lock()
+            [claimed] = worker.claim_in_transaction()
             assert PgQueue().cancel(operator, job_id) is Change.CANCELLED
-            claimed = worker.stamp(locked)  # it does not see the cancel yet
-            assert claimed is not None
             settle = partial(worker.settle_in_transaction, claimed, outcome)
             with waiting(engine, worker.transaction, settle) as results:
                 operator.commit()
@@ -261,6 +167,5 @@ class TestTheArbiter:
             assert results == [False]
             worker.transaction.rollback()
             assert worker.claim() == []
-            Workers(worker.line).drop_left_stamps()
         assert violations(engine) == []
         assert status_of(engine, job_id) is JobStatus.CANCELLED

@@ -4,7 +4,7 @@ from collections import deque
 
 import life_model
 import pytest
-from life_model import GUARDS, IDLE, MAX_ATTEMPTS, STEPS, State
+from life_model import IDLE, MAX_ATTEMPTS, STEPS, State
 
 CREWS = {"two workers": (0, 1), "two slots of one worker": (0, 0)}
 
@@ -15,18 +15,14 @@ def wrong_with(state: State) -> str | None:
         return state.wrong
     if state.attempts > MAX_ATTEMPTS:
         return "attempts exceed max_attempts"
-    if state.outcome is not None:  # its message, if somebody holds it, is dropped by the next claim
-        stamp = state.lease is not None and state.lease.held
-        return "a stamp is left on a job that has ended" if stamp else None
+    if state.outcome is not None:
+        return None
     if not state.messages and state.lease is None:
         return "an unfinished job has neither message nor lease"
     if len(state.messages) > 1:
         return "an unfinished job has two messages"
-    lease = state.lease
-    if lease is not None and any(one.id != lease.message for one in state.messages):
-        return "a message stands beside the lease of another"
-    if lease is not None and state.messages and not lease.held:
-        return "a message stands beside a lease of lease mode"
+    if state.messages and state.lease is not None:
+        return "an unfinished job has a message and a lease"
     return None
 
 
@@ -75,17 +71,13 @@ def test_every_state_keeps_the_rules_and_can_still_end(runtime: tuple[int, ...])
 
     print(f"{len(came_from):,} states")
     assert broken is None, f"{wrong_with(broken)}: {path_to(broken, came_from)}"
-    assert len(came_from) > 1000
+    assert len(came_from) > 100
     for state in came_from:
         assert can_end(state), path_to(state, came_from)
 
 
-@pytest.mark.parametrize("guard", sorted(GUARDS))
-def test_without_any_one_guard_a_rule_breaks(guard: str) -> None:
-    for runtime in CREWS.values():
-        came_from, broken = explore(State(lacks=guard, workers=runtime))
-        if broken is not None:
-            break
+def test_without_the_fence_a_rule_breaks() -> None:
+    came_from, broken = explore(State(has_fence=False))
 
     assert broken is not None, "the model stays sound without it"
     print(f"{wrong_with(broken)}: {', '.join(path_to(broken, came_from))}")

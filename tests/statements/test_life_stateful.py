@@ -26,7 +26,6 @@ from chaos.interleavings.logical_workers import (
     declare_dead,
     enqueue,
     rescue,
-    settle_held,
     violations,
     worker_settings,
 )
@@ -42,7 +41,7 @@ from pgqueue.outcomes import (
     Snoozed,
     Succeeded,
 )
-from pgqueue.repository import Attempts, Change, Claimed, Locked
+from pgqueue.repository import Attempts, Change, Claimed
 
 TABLES = ("jobs", "message_queue", "leases", "job_attempts", "dead_letters", "workers")
 KEYS = st.sampled_from([None, None, None, "a", "b"])
@@ -72,7 +71,6 @@ class JobModel:
     cancel_requested: bool = False
     lease: tuple[Any, int, int] | None = None
     """Worker, message and attempt of the lease that is committed."""
-    held: bool = False
     locked_by: "Transaction | None" = None
     """The open transaction that holds a message of the job."""
     settled_in: "Transaction | None" = None
@@ -82,17 +80,16 @@ class JobModel:
     completions: int = 0
 
     def begin_again(self) -> None:
-        self.outcome, self.lease, self.held, self.cancel_requested = None, None, False, False
+        self.outcome, self.lease, self.cancel_requested = None, None, False
         self.has_leftovers = False
         self.starts = self.completions = 0
 
 
 @dataclass(eq=False)
 class Transaction:
-    """T: what one transaction worker has locked, started and settled, but not committed."""
+    """T: what one claimer has claimed and settled in its own transaction, but not committed."""
 
-    waiting: list[Locked] = field(default_factory=list)
-    running: Claimed | None = None
+    running: list[Claimed] = field(default_factory=list)
     settled: list[tuple[Claimed, Outcome, str | None]] = field(default_factory=list)
 
 
@@ -118,7 +115,7 @@ class Life(RuleBasedStateMachine):
         self.engine, self.operator = engine, operator
         self.queue = PgQueue()
         self.jobs: dict[int, JobModel] = {}
-        self.zombies: list[tuple[Actor, Claimed, bool]] = []
+        self.zombies: list[tuple[Actor, Claimed]] = []
         self.all_actors: list[Actor] = []
         with operator.begin() as connection:
             for table in TABLES:
@@ -149,12 +146,12 @@ class Life(RuleBasedStateMachine):
             change = self.queue.cancel(connection, job.id)
         if job.outcome is not None:
             assert change is Change.UNCHANGED
-        elif job.lease is not None and (not job.held or job.locked_by is not None):
+        elif job.lease is not None:
             assert change is Change.CANCEL_REQUESTED
             job.cancel_requested = True
         else:
             assert change is Change.CANCELLED
-            job.outcome, job.lease = "cancelled", None
+            job.outcome = "cancelled"
             job.has_leftovers = job.locked_by is not None
 
     @when(lambda life: life.ended_jobs)
@@ -192,7 +189,7 @@ class Life(RuleBasedStateMachine):
             session.delete(session.get_one(Job, job.id))
         del self.jobs[job.id]
 
-    # Lease mode
+    # Workers
 
     @rule(data=st.data(), limit=st.integers(1, 3), ahead=st.booleans())
     def claim(self, data: st.DataObject, limit: int, ahead: bool) -> None:
@@ -204,9 +201,9 @@ class Life(RuleBasedStateMachine):
             job = self.jobs[one.job_id]
             assert job.outcome is None
             assert job.locked_by is None
-            assert job.lease is None or job.held
+            assert job.lease is None
             assert not (ahead and (one.crashes or job.max_attempts == 1))
-            job.lease, job.held = (actor.worker.id, one.message_id, one.attempt), False
+            job.lease = (actor.worker.id, one.message_id, one.attempt)
             actor.claimed.append(one)
 
     @when(lambda life: life.claimers)
@@ -248,59 +245,40 @@ class Life(RuleBasedStateMachine):
         for one in expected:
             self._settled(one, Succeeded(), endings[one.job_id])
 
-    # Transaction mode
+    # Claims in a transaction of the caller's
 
     @when(lambda life: life.idle_holders)
     @rule(data=st.data(), limit=st.integers(1, 2))
-    def lock(self, data: st.DataObject, limit: int) -> None:
+    def hold(self, data: st.DataObject, limit: int) -> None:
         actor = data.draw(st.sampled_from(self.idle_holders))
-        locked = actor.worker.lock(limit)
-        assert not (locked and actor.is_dead)
-        if not locked:
+        claimed = actor.worker.claim_in_transaction(limit)
+        assert not (claimed and actor.is_dead)
+        if not claimed:
             actor.worker.transaction.commit()
             return
-        actor.transaction = Transaction(waiting=locked)
-        for row in locked:
-            job = self.jobs[row.job_id]
+        actor.transaction = Transaction(running=claimed)
+        for one in claimed:
+            job = self.jobs[one.job_id]
             assert job.outcome is None
+            assert job.lease is None
             assert job.locked_by is None
             job.locked_by = actor.transaction
-
-    @when(lambda life: life.stampers)
-    @rule(data=st.data())
-    def stamp(self, data: st.DataObject) -> None:
-        actor, transaction = data.draw(st.sampled_from(self.stampers))
-        row = transaction.waiting.pop(0)
-        job = self.jobs[row.job_id]
-        claimed = actor.worker.stamp(row)
-        if job.outcome is not None:
-            assert claimed is None, "a job that has ended must not start"
-            self._roll_back(actor, transaction)
-            return
-        assert claimed is not None
-        job.lease, job.held = (actor.worker.id, claimed.message_id, claimed.attempt), True
-        transaction.running = claimed
-        if claimed.attempt <= claimed.max_attempts:
-            self._start(actor, claimed)
 
     @when(lambda life: life.runners)
     @rule(data=st.data(), outcome=OUTCOMES)
     def settle_in_transaction(self, data: st.DataObject, outcome: Outcome) -> None:
-        actor, transaction, claimed = data.draw(st.sampled_from(self.runners))
+        actor, transaction = data.draw(st.sampled_from(self.runners))
+        claimed = transaction.running.pop(0)
         outcome = self._possible(actor, claimed, outcome)
-        savepoint = actor.worker.transaction.begin_nested()
-        attempts = Attempts(actor.worker.transaction, actor.worker.id)
+        attempts = actor.worker.attempts_in_transaction
         if outcome == Succeeded():
-            settled = attempts.settle_one_success(claimed, held=True)
+            settled = attempts.settle_one_success(claimed)
         else:
-            assert attempts.take_message(claimed)
-            settled = attempts.settle([(claimed, outcome)], held=True)
-        assert bool(settled) == self._is_current(actor, claimed)
-        if not settled:
+            settled = attempts.settle([(claimed, outcome)])
+        assert bool(settled) == (self.jobs[claimed.job_id].outcome is None)
+        if not settled:  # it was cancelled meanwhile
             self._roll_back(actor, transaction)
             return
-        savepoint.commit()
-        transaction.running = None
         transaction.settled.append((claimed, outcome, settled[0].outcome))
         self.jobs[claimed.job_id].settled_in = transaction
 
@@ -311,6 +289,8 @@ class Life(RuleBasedStateMachine):
         actor.worker.transaction.commit()
         actor.transaction = None
         for claimed, outcome, ending in transaction.settled:
+            job = self.jobs[claimed.job_id]
+            job.starts += claimed.attempt <= job.max_attempts and not isinstance(outcome, Released)
             self._settled(claimed, outcome, ending)
         self._unlock(transaction)
 
@@ -341,9 +321,7 @@ class Life(RuleBasedStateMachine):
     def rescue(self) -> None:
         dead = {actor.worker.id for actor in self.all_actors if actor.is_dead}
         orphans = [
-            job
-            for job in self.jobs.values()
-            if job.lease is not None and not job.held and job.lease[0] in dead
+            job for job in self.jobs.values() if job.lease is not None and job.lease[0] in dead
         ]
         rescued = rescue(self.operator)
         assert rescued.keys() == {job.id for job in orphans if job.outcome is None}
@@ -363,7 +341,7 @@ class Life(RuleBasedStateMachine):
     def a_zombie_settles(self, data: st.DataObject, outcome: Outcome) -> None:
         """On a new connection, long after: accepted only if nobody else has acted since."""
         zombie = data.draw(st.sampled_from(self.zombies))
-        actor, claimed, held = zombie
+        actor, claimed = zombie
         job = self.jobs.get(claimed.job_id)
         if job is not None and job.settled_in is not None:
             return  # it would wait for that transaction
@@ -372,13 +350,8 @@ class Life(RuleBasedStateMachine):
         current = self._is_current(actor, claimed)
         with self.engine.connect() as connection:
             attempts = Attempts(connection, actor.worker.id)
-            assert attempts.settle([(claimed, outcome)], held=not held) == []
-            if held:
-                accepted = settle_held(connection, actor.worker.id, claimed, outcome)
-                assert accepted == (current and job is not None and job.locked_by is None)
-            else:
-                accepted = bool(attempts.settle([(claimed, outcome)]))
-                assert accepted == current
+            accepted = bool(attempts.settle([(claimed, outcome)]))
+            assert accepted == current
             (connection.commit if accepted else connection.rollback)()
         if accepted:
             with self.operator.connect() as connection:
@@ -467,16 +440,11 @@ class Life(RuleBasedStateMachine):
 
     @property
     def committers(self) -> list[tuple[Actor, Transaction]]:
-        return [(one, open) for one, open in self.open_transactions if open.running is None]
+        return [(one, open) for one, open in self.open_transactions if not open.running]
 
     @property
-    def stampers(self) -> list[tuple[Actor, Transaction]]:
-        return [(one, open) for one, open in self.committers if open.waiting]
-
-    @property
-    def runners(self) -> list[tuple[Actor, Transaction, Claimed]]:
-        opened = self.open_transactions
-        return [(one, open, open.running) for one, open in opened if open.running is not None]
+    def runners(self) -> list[tuple[Actor, Transaction]]:
+        return [(one, open) for one, open in self.open_transactions if open.running]
 
     # The model's own bookkeeping
 
@@ -516,7 +484,7 @@ class Life(RuleBasedStateMachine):
     def _settled(self, claimed: Claimed, outcome: Outcome, ending: str | None) -> None:
         job = self.jobs[claimed.job_id]
         assert job.outcome is None
-        job.lease, job.held = None, False
+        job.lease = None
         if isinstance(outcome, Snoozed | Interrupted):
             job.starts -= 1
         used_up = claimed.attempt >= job.max_attempts
@@ -536,12 +504,11 @@ class Life(RuleBasedStateMachine):
         job.completions += 1
 
     def _crash(self, actor: Actor) -> Actor:
-        self.zombies += [(actor, claimed, False) for claimed in actor.claimed]
+        self.zombies += [(actor, claimed) for claimed in actor.claimed]
         transaction = actor.transaction
         if transaction is not None:
-            attempts = [claimed for claimed, _, _ in transaction.settled]
-            attempts += [transaction.running] if transaction.running else []
-            self.zombies += [(actor, claimed, True) for claimed in attempts]
+            attempts = [claimed for claimed, _, _ in transaction.settled] + transaction.running
+            self.zombies += [(actor, claimed) for claimed in attempts]
         actor.worker.crash(self.operator)
         if transaction is not None:
             self._unlock(transaction)

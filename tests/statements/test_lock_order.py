@@ -128,11 +128,10 @@ class Storm:
         return True
 
     def _run_in_transaction(self, worker: LogicalWorker) -> None:
-        """Run a batch as a held slot does."""
-        for row in worker.lock(2):
-            claimed = worker.stamp(row)
+        """Claim and settle in one transaction."""
+        for claimed in worker.claim_in_transaction(2):
             outcome = self._chance.choice(OUTCOMES)
-            if claimed is None or not worker.settle_in_transaction(claimed, outcome):
+            if not worker.settle_in_transaction(claimed, outcome):
                 worker.transaction.rollback()
                 return
         worker.transaction.commit()

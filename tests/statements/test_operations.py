@@ -29,7 +29,6 @@ from pgqueue import (
     JobAttempt,
     JobNotFound,
     JobStatus,
-    Lease,
     MessageQueue,
     PgQueue,
     SchemaMissing,
@@ -72,22 +71,13 @@ def backing_off(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
 
 
 def locked(worker: LogicalWorker, engine: Engine, job_id: int) -> object:
-    [row] = worker.lock()
-    return row
-
-
-def stamped(worker: LogicalWorker, engine: Engine, job_id: int) -> Claimed:
-    return worker.start()[1]
+    [claimed] = worker.claim_in_transaction()
+    return claimed
 
 
 def leased(worker: LogicalWorker, engine: Engine, job_id: int) -> Claimed:
     [claimed] = worker.claim()
     return claimed
-
-
-def crashed(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
-    worker.start()
-    worker.transaction.rollback()
 
 
 def succeeded(worker: LogicalWorker, engine: Engine, job_id: int) -> None:
@@ -119,10 +109,8 @@ SAYS: list[tuple[State, JobStatus, dict[str, Change | None]]] = [
         (delayed, JobStatus.PENDING, CANCELLED, UNCHANGED, DUE_NOW, CHANGED),
         (backing_off, JobStatus.PENDING, None, None, DUE_NOW, CHANGED),
         (locked, JobStatus.PENDING, CANCELLED, UNCHANGED, UNCHANGED, UNCHANGED),
-        (stamped, JobStatus.RUNNING, CANCEL_REQUESTED, UNCHANGED, UNCHANGED, UNCHANGED),
         (leased, JobStatus.RUNNING, CANCEL_REQUESTED, UNCHANGED, UNCHANGED, UNCHANGED),
         (flagged, JobStatus.RUNNING, CANCEL_REQUESTED, UNCHANGED, None, None),
-        (crashed, JobStatus.RUNNING, CANCELLED, UNCHANGED, UNCHANGED, UNCHANGED),
         (damaged, JobStatus.BLOCKED, CANCELLED, UNCHANGED, None, None),
         (succeeded, JobStatus.SUCCEEDED, UNCHANGED, UNCHANGED, UNCHANGED, UNCHANGED),
         (failed, JobStatus.FAILED, UNCHANGED, REQUEUED, UNCHANGED, UNCHANGED),
@@ -207,13 +195,6 @@ def test_the_workers_are_told_that_a_moved_job_stands_behind_their_cursors(
         assert told.payload == "rewind"
 
 
-def test_the_handler_of_a_job_cannot_change_it(engine: Engine, worker: LogicalWorker) -> None:
-    job_id = enqueue(engine)
-    worker.lock()
-
-    assert queue.change(worker.transaction, job_id, priority=1) is Change.UNCHANGED
-
-
 class TestCancel:
     def test_a_running_job_ends_cancelled_however_its_attempt_ends(
         self, engine: Engine, worker: LogicalWorker
@@ -231,22 +212,12 @@ class TestCancel:
     def test_what_is_left_of_a_job_cancelled_under_a_lock_is_dropped(self, engine: Engine) -> None:
         with workers_at(engine, 2) as [holder, other]:
             job_id = enqueue(engine)
-            holder.lock()
+            assert holder.claim_in_transaction()
             committed(engine, queue.cancel, job_id)
             holder.transaction.rollback()
 
             assert other.look(10).taken == 1
             assert other.look(10).taken == 0
-
-    def test_what_a_crash_has_left_goes_with_the_job(
-        self, engine: Engine, worker: LogicalWorker
-    ) -> None:
-        job_id = enqueue(engine)
-        crashed(worker, engine, job_id)
-
-        committed(engine, queue.cancel, job_id)
-
-        assert [*stored(engine, Lease), *stored(engine, MessageQueue)] == []
 
     def test_a_cancel_that_is_rolled_back_has_done_nothing(
         self, engine: Engine, session: Session, worker: LogicalWorker
@@ -344,18 +315,13 @@ class TestRequeue:
         worker.run_next(Succeeded())
         assert violations(engine) == []
 
-    @pytest.mark.parametrize("stamps", [False, True])
-    def test_a_job_cancelled_under_a_lock_never_has_two_messages(
-        self, engine: Engine, stamps: bool
-    ) -> None:
+    def test_a_job_cancelled_under_a_lock_never_has_two_messages(self, engine: Engine) -> None:
         job_id = enqueue(engine)
         with workers_at(engine, 1) as [worker]:
-            [row] = worker.lock()
+            assert worker.claim_in_transaction()
             with engine.begin() as connection:
                 assert queue.cancel(connection, job_id) is Change.CANCELLED
                 assert queue.requeue(connection, job_id) is Change.UNCHANGED
-            if stamps:
-                assert worker.stamp(row) is None
             worker.transaction.rollback()
 
             assert committed(engine, queue.requeue, job_id) is Change.REQUEUED
@@ -367,7 +333,7 @@ class TestRequeue:
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
         job_id = enqueue(engine)
-        claimed = stamped(worker, engine, job_id)
+        claimed = leased(worker, engine, job_id)
         assert worker.settle_in_transaction(claimed, Failed(ERROR))
         with engine.connect() as operator:
             requeue = partial(queue.requeue, operator, job_id)
@@ -397,7 +363,7 @@ def test_where_there_are_no_tables_every_call_says_what_brings_them(
 
 
 class TestDelete:
-    @pytest.mark.parametrize("state", [succeeded, failed, cancelled, pending, leased, crashed])
+    @pytest.mark.parametrize("state", [succeeded, failed, cancelled, pending, leased])
     def test_a_job_deleted_by_a_session_leaves_nothing_behind(
         self, engine: Engine, session: Session, worker: LogicalWorker, state: State
     ) -> None:

@@ -107,17 +107,6 @@ class TestClaims:
 
         assert_by_key(plans.only, buffers=100)
 
-    @pytest.mark.parametrize("suspects", [True, False])
-    def test_a_lock_reads_its_messages_by_their_key(
-        self, worker: LogicalWorker, suspects: bool
-    ) -> None:
-        with plans_of(worker.transaction) as plans:
-            locked = worker.lock(BATCH, suspects=suspects)
-
-        assert len(locked) == BATCH
-        assert_by_key(plans.only, buffers=40 * BATCH)
-        assert "Index Scan message_queue_pkey" in plans.only.scans_of("message_queue")
-
     def test_what_is_upcoming_is_looked_up_by_the_key(self, worker: LogicalWorker) -> None:
         with plans_of(worker.line) as plans:
             worker.attempts.upcoming(pairs(), tasks=TASKS)
@@ -162,23 +151,10 @@ class TestSettles:
     def test_so_does_the_settle_of_one_success(self, worker: LogicalWorker) -> None:
         [claimed] = worker.claim()
         with plans_of(worker.line) as plans:
-            settled = worker.attempts.settle_one_success(claimed, held=False)
+            settled = worker.attempts.settle_one_success(claimed)
 
         assert [one.outcome for one in settled] == ["succeeded"]
         assert_by_key(plans.only, buffers=100)
-
-    def test_so_do_the_stamp_and_the_settle_in_its_transaction(self, worker: LogicalWorker) -> None:
-        [locked] = worker.lock()
-        with plans_of(worker.line) as on_the_side:
-            claimed = worker.stamp(locked)
-        assert claimed is not None
-        with plans_of(worker.transaction) as in_transaction:
-            assert worker.attempts_in_transaction.keep_lease(claimed)
-            assert worker.settle_in_transaction(claimed, Succeeded())
-
-        worker.transaction.commit()
-        for plan in [*on_the_side.seen, *in_transaction.seen]:
-            assert_by_key(plan, buffers=150)
 
     def test_jobs_that_nobody_has_locked_are_found_by_their_key(
         self, worker: LogicalWorker
@@ -213,20 +189,6 @@ class TestSettles:
         assert_by_key(plans.only, buffers=60 * BATCH)
         worker.attempts.settle_succeeded(claimed)
 
-    def test_a_crash_of_transaction_mode_is_looked_up_by_its_key(
-        self, worker: LogicalWorker
-    ) -> None:
-        [claimed] = worker.claim()
-        with plans_of(worker.line) as plans:
-            assert not worker.attempts.has_crashed_before(claimed)
-
-        assert plans.only.scans_of("job_attempts") <= {
-            "Index Only Scan job_attempts_pkey",
-            "Index Scan job_attempts_pkey",
-        }
-        assert plans.only.buffers < 20
-        worker.attempts.settle_succeeded([claimed])
-
     def test_a_rescue_looks_up_jobs_by_their_key(self, worker: LogicalWorker) -> None:
         claimed = worker.claim(BATCH)
         dead = "UPDATE pgqueue.workers SET dead_at = clock_timestamp() WHERE id = %s"
@@ -238,18 +200,6 @@ class TestSettles:
         assert {one.job_id for one in rescued} >= {one.job_id for one in claimed}
         for plan in plans.seen:
             assert plan.scans_of("jobs") <= {"Index Scan jobs_pkey", "Index Only Scan jobs_pkey"}
-
-    def test_a_look_for_left_stamps_reaches_their_jobs_by_the_key(
-        self, worker: LogicalWorker
-    ) -> None:
-        _, claimed = worker.start()
-        with plans_of(worker.identity) as plans:
-            Workers(worker.identity).drop_left_stamps()
-
-        assert worker.settle_in_transaction(claimed, Succeeded())  # and has dropped none that runs
-        worker.transaction.commit()
-        assert plans.only.scans_of("jobs") == {"Index Scan jobs_pkey"}
-        assert plans.only.buffers < 200
 
 
 class TestPruning:
@@ -339,32 +289,6 @@ class TestUniqueKeys:
             by_place = {"Index Scan message_queue_pkey", "Tid Scan"}
             assert plan.scans_of("message_queue") <= by_place
             assert plan.buffers < 100 * BATCH
-
-
-def test_where_all_jobs_are_due_at_the_same_moment_held_leases_are_looked_at_by_key(
-    engine: Engine,
-) -> None:
-    """As after ``enqueue_many`` with ``run_at``: most of the key of a message is that of all."""
-    with engine.begin() as connection:
-        connection.execute(text(AT_ONE_MOMENT), {"jobs": 20_000})
-        connection.execute(text("ANALYZE"))
-    workers = worker_settings(engine.url, **GENERIC, **AUTO_EXPLAIN)
-    with logical_workers(prepare_at_once(workers), 2) as [dead, living]:
-        for worker in (living, dead):
-            worker.start()
-        with plans_of(living.identity) as plans:
-            Workers(living.identity).drop_left_stamps()
-        with engine.begin() as connection:
-            declare = text("UPDATE pgqueue.workers SET dead_at = clock_timestamp() WHERE id = :id")
-            connection.execute(declare, {"id": dead.id})
-        with plans_of(living.line) as plans_of_rescue:
-            assert Workers(living.line).end_transactions()
-            Workers(living.line).rescue()
-        living.transaction.rollback()
-        dead.transaction.invalidate()
-
-    for plan in [*plans.seen, *plans_of_rescue.seen]:
-        assert plan.buffers < 300
 
 
 AT_ONE_MOMENT = """

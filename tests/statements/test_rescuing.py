@@ -3,14 +3,11 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 
-import pytest
 from sqlalchemy import Connection, Engine, func, select, text
 
 from chaos.interleavings.logical_workers import (
-    ERROR,
     LogicalWorker,
     committed,
     declare_dead,
@@ -20,14 +17,12 @@ from chaos.interleavings.logical_workers import (
     run_together,
     stored,
     violations,
-    wait_until,
     waiting,
     workers_at,
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, MessageQueue, PgQueue
-from pgqueue.outcomes import Retried, Succeeded
+from pgqueue.outcomes import Succeeded
 from pgqueue.repository import Beat, Claimed, Workers
-from pgqueue.statements import rescuing
 from pgqueue.worker.liveness import Witness
 from pgqueue.worker.rescuer import RESCUE_LOCK, SEARCH_EVERY, Rescue
 
@@ -64,21 +59,6 @@ class TestWhose:
 
         assert rescued == {ids[1]: None, ids[2]: None}
         assert [lease.target_id for lease in stored(engine, Lease)] == [ids[0]]
-        assert violations(engine) == []
-
-    def test_a_held_lease_is_left_alone_while_its_message_is_there(self, engine: Engine) -> None:
-        with workers_at(engine, 1) as [worker]:
-            claimed = worker.start_new(engine)
-            declare_dead(engine, worker)
-
-            running = rescue(engine)
-            assert worker.settle_in_transaction(claimed, Succeeded())
-            settled_but_open = rescue(engine)
-            worker.transaction.rollback()
-            crashed = rescue(engine)
-
-        assert (running, settled_but_open, crashed) == ({}, {}, {})
-        assert only_job(engine).status is JobStatus.RUNNING
         assert violations(engine) == []
 
     def test_a_lease_that_another_rescuer_works_on_is_passed_by(self, engine: Engine) -> None:
@@ -155,58 +135,6 @@ class TestWhatBecomesOfTheJob:
         assert violations(engine) == []
 
 
-class TestDamage:
-    @pytest.mark.parametrize("others", [0, 3], ids=["alone", "among other leases"])
-    def test_a_held_lease_without_its_message_is_given_a_new_one(
-        self, engine: Engine, others: int
-    ) -> None:
-        job_id = enqueue(engine)
-        with workers_at(engine, 2) as [dead, living]:
-            dead.start()
-            dead.crash(engine)
-            declare_dead(engine, dead)
-            with engine.begin() as connection:
-                connection.execute(text("DELETE FROM pgqueue.message_queue"))
-                for _ in range(others):
-                    enqueue(connection)
-            living.claim(others or 1)
-
-            assert rescue(engine) == {job_id: None}
-
-            [claimed] = living.claim()
-            assert (claimed.job_id, claimed.attempt, claimed.crashes) == (job_id, 2, 1)
-
-    def test_what_only_looked_like_damage_is_not_repaired(self, engine: Engine) -> None:
-        """T commits a retry while the rescuer waits for nobody: one message, not two."""
-        with workers_at(engine, 1) as [worker]:
-            claimed = worker.start_new(engine)
-            declare_dead(engine, worker)
-            assert worker.settle_in_transaction(claimed, Retried(timedelta(0), ERROR))
-
-            run_together(worker.transaction.commit, lambda: _rescue_nothing(engine))
-
-        assert rescue(engine) == {}
-        assert len(stored(engine, MessageQueue)) == 1
-        assert violations(engine) == []
-
-    def test_what_comes_back_by_itself_does_not_crowd_out_the_damage(self, engine: Engine) -> None:
-        with workers_at(engine, 2) as [first, second]:
-            for worker in (first, second):
-                damaged = enqueue(engine)
-                worker.start()
-            for worker in (first, second):
-                worker.crash(engine)
-            declare_dead(engine, first, second)
-
-            with engine.begin() as connection:
-                connection.execute(
-                    text("DELETE FROM pgqueue.message_queue WHERE target_id = :id"),
-                    {"id": damaged},
-                )
-                rescued = connection.execute(rescuing.rescue_lost_messages(), {"limit": 1})
-                assert [row[0] for row in rescued] == [damaged]
-
-
 class TestWhetherAnAttemptWasSettled:
     """What a worker asks whose COMMIT was cut off."""
 
@@ -223,19 +151,11 @@ class TestWhetherAnAttemptWasSettled:
             assert has_settled(engine, worker, settled)
             assert has_settled(engine, worker, rescued) is False
 
-    def test_it_was_not_if_another_has_taken_over_its_stamp(self, engine: Engine) -> None:
-        with workers_at(engine, 2) as [crashed, other]:
-            claimed = crashed.start_new(engine)
-            crashed.crash(engine)
-            other.start()
-
-            assert has_settled(engine, crashed, claimed) is False
-
     def test_nobody_knows_while_the_transaction_that_has_settled_it_may_still_commit(
         self, engine: Engine
     ) -> None:
         with workers_at(engine, 1) as [worker]:
-            claimed = worker.start_new(engine)
+            claimed = worker.claim_new(engine)
             assert has_settled(engine, worker, claimed) is False
             assert worker.settle_in_transaction(claimed, Succeeded())
 
@@ -248,39 +168,6 @@ class TestWhetherAnAttemptWasSettled:
 def has_settled(engine: Engine, worker: LogicalWorker, claimed: Claimed) -> bool | None:
     with engine.connect() as connection:
         return Workers(connection).has_settled(worker.id, claimed)
-
-
-class TestTransactionsOfTheDead:
-    def test_that_of_a_frozen_worker_is_ended_and_its_message_is_free(self, engine: Engine) -> None:
-        job_id = enqueue(engine)
-        with workers_at(engine, 2) as [frozen, heir], engine.connect() as rescuer:
-            frozen.start()
-            declare_dead(engine, frozen)
-
-            ended = Workers(rescuer).end_transactions()
-            wait_until(lambda: len(heir.lock()) == 1)
-            frozen.transaction.invalidate()
-
-        assert ended == [job_id]
-
-    def test_that_of_a_living_worker_is_not(self, engine: Engine) -> None:
-        with workers_at(engine, 1) as [living], engine.connect() as rescuer:
-            claimed = living.start_new(engine)
-
-            assert Workers(rescuer).end_transactions() == []
-
-            assert living.settle_in_transaction(claimed, Succeeded())
-
-    def test_nor_that_of_whoever_has_taken_the_message_since(self, engine: Engine) -> None:
-        with workers_at(engine, 2) as [dead, heir], engine.connect() as rescuer:
-            dead.start_new(engine)
-            declare_dead(engine, dead)
-            dead.transaction.rollback()
-            [locked] = heir.lock()
-
-            assert Workers(rescuer).end_transactions() == []
-
-            assert heir.stamp(locked) is not None
 
 
 class TestDeclaringDead:

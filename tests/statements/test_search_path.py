@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from alembic import command
@@ -29,7 +28,7 @@ import pgqueue
 from pgqueue import Job, JobStatus, PgQueue, Retry, Worker
 from pgqueue.cli import main
 from pgqueue.connections.opening import own_connection
-from pgqueue.connections.settings import CLAIMING, HANDLING, STAMPING, UPKEEP
+from pgqueue.connections.settings import CLAIMING, UPKEEP
 from pgqueue.repository import Listing
 from pgqueue.schema import (
     SCHEMA_VERSION,
@@ -175,9 +174,8 @@ def assert_armed(engine: Engine) -> None:
         connection.exec_driver_sql("SELECT pg_catalog.setval('public.steps', 1, false)")
 
 
-@pytest.mark.parametrize("mode", ["lease", "transaction"])
 def test_a_worker_calls_nothing_of_other_roles(
-    plain_engine: Engine, trapped_engine: Engine, mode: Any
+    plain_engine: Engine, trapped_engine: Engine
 ) -> None:
     assert_armed(trapped_engine)
     queue = PgQueue(trapped_engine)
@@ -206,7 +204,7 @@ def test_a_worker_calls_nothing_of_other_roles(
 
     for task in (alone, with_session, fail, fail_twice):
         task.delay()
-    Worker(queue, concurrency=2, mode=mode).run_until_empty(timeout=60)
+    Worker(queue, concurrency=2).run_until_empty(timeout=60)
 
     with Session(plain_engine) as session:
         ended = session.scalars(select(Job.outcome).order_by(Job.outcome)).all()
@@ -219,16 +217,10 @@ def test_a_worker_calls_nothing_of_other_roles(
 def test_the_connections_of_a_worker_alone_have_a_path_of_their_own(
     trapped_engine: Engine,
 ) -> None:
-    paths = {}
-    for name, settings in {"claim": CLAIMING, "stamp": STAMPING, "upkeep": UPKEEP}.items():
+    for settings in (CLAIMING, UPKEEP):
         with own_connection(trapped_engine, settings) as connection:
-            paths[name] = connection.exec_driver_sql("SHOW search_path").scalar_one()
-    with own_connection(trapped_engine, HANDLING) as connection:
-        paths["handle"] = connection.exec_driver_sql("SHOW search_path").scalar_one()
-
-    safe = "pg_catalog, pg_temp"
-    expected = {"claim": safe, "stamp": safe, "upkeep": safe, "handle": path_of(trapped_engine)}
-    assert paths == expected
+            path = connection.exec_driver_sql("SHOW search_path").scalar_one()
+            assert path == "pg_catalog, pg_temp"
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])

@@ -23,7 +23,6 @@ from pgqueue import Job, JobStatus, PgQueue, SchemaMissing, Worker
 from pgqueue.statements.tables import CHANNEL
 from pgqueue.worker.poller import FALSE_ALARMS, HUSH
 
-MODES = ("lease", "transaction")
 PACKAGE = Path(pgqueue.__file__).parent
 PATIENCE = 60.0
 
@@ -59,9 +58,8 @@ def queue(database_url: str) -> Iterator[PgQueue]:
 
 
 class TestNamesOfTasks:
-    @pytest.mark.parametrize("mode", MODES)
     def test_a_name_in_a_row_is_never_imported(
-        self, queue: PgQueue, session: Session, tmp_path: Path, mode: Any
+        self, queue: PgQueue, session: Session, tmp_path: Path
     ) -> None:
         proof = tmp_path / "proof"
         ran: list[int] = []
@@ -75,7 +73,7 @@ class TestNamesOfTasks:
         modules = set(sys.modules)
 
         queue.tasks["known"].delay()
-        Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=PATIENCE)
+        Worker(queue, concurrency=1).run_until_empty(timeout=PATIENCE)
 
         stand = {job.task: job.status for job in session.scalars(select(Job))}
         assert ran == [1]
@@ -146,16 +144,15 @@ def looks(engine: Engine) -> Iterator[list[float]]:
 claims = pytest.fixture(looks)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_flood_of_notifications_wakes_a_worker_no_more_often_than_is_bounded(
-    queue: PgQueue, database_url: str, claims: list[float], mode: Any
+    queue: PgQueue, database_url: str, claims: list[float]
 ) -> None:
     done = threading.Event()
     task = queue.task(name="t")(lambda: done.set())
     rogue = create_engine(database_url)
 
     task.delay()
-    with running(Worker(queue, mode=mode, concurrency=1, poll_interval=timedelta(seconds=5))):
+    with running(Worker(queue, concurrency=1, poll_interval=timedelta(seconds=5))):
         assert done.wait(PATIENCE)
         began = time.monotonic()
         flood(rogue)

@@ -115,7 +115,7 @@ def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
     assert violations(engine) == []
 
 
-@pytest.mark.parametrize("how", ["with a result", "in a batch", "in its transaction", "held"])
+@pytest.mark.parametrize("how", ["with a result", "in a batch", "in its transaction"])
 def test_a_job_that_has_succeeded_has_no_error_but_its_attempts_keep_theirs(
     engine: Engine, worker: LogicalWorker, how: str
 ) -> None:
@@ -123,19 +123,14 @@ def test_a_job_that_has_succeeded_has_no_error_but_its_attempts_keep_theirs(
     assert worker.settle(claimed, Retried(timedelta(0), ERROR))
     assert only_job(engine).last_error == "planned"
 
-    if how == "held":
-        _, claimed = worker.start()
-        assert worker.settle_in_transaction(claimed, Succeeded())
-        worker.transaction.commit()
-    else:
-        [claimed] = worker.claim()
-        match how:
-            case "with a result":
-                assert worker.settle(claimed, Succeeded({"sum": 3}))
-            case "in a batch":
-                assert worker.attempts.settle_succeeded([claimed]) is None
-            case _:
-                assert worker.attempts.settle_one_success(claimed, held=False)
+    [claimed] = worker.claim()
+    match how:
+        case "with a result":
+            assert worker.settle(claimed, Succeeded({"sum": 3}))
+        case "in a batch":
+            assert worker.attempts.settle_succeeded([claimed]) is None
+        case _:
+            assert worker.attempts.settle_one_success(claimed)
 
     job = only_job(engine)
     assert (job.status, job.attempts, job.last_error) == (JobStatus.SUCCEEDED, 2, None)
@@ -204,15 +199,14 @@ def test_a_batch_may_end_in_every_way_at_once(engine: Engine, worker: LogicalWor
     assert violations(engine) == []
 
 
-@pytest.mark.parametrize("is_held", [False, True])
 def test_an_interruption_counts_towards_a_limit_of_its_own(
-    engine: Engine, worker: LogicalWorker, is_held: bool
+    engine: Engine, worker: LogicalWorker
 ) -> None:
     enqueue(engine, max_attempts=1)
 
     for interruptions in (1, 2, 3):
         assert only_job(engine).status is JobStatus.PENDING
-        claimed = worker.run_next(Interrupted(max_interruptions=3), held=is_held)
+        claimed = worker.run_next(Interrupted(max_interruptions=3))
         job = only_job(engine)
         assert (claimed.attempt, job.attempts, job.interruptions) == (1, 0, interruptions)
 

@@ -7,7 +7,7 @@ from kiosk import closing_engines, db, kiosk_app, work
 from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from worker_rig import MODES, endings
+from worker_rig import endings
 
 from pgqueue import DelayInTransaction, JobContext, PgQueue, Worker
 from pgqueue import flask as pgqueue_flask
@@ -39,10 +39,7 @@ def test_delay_in_a_request_warns_while_db_session_has_a_transaction(database_ur
     assert work(app, queue) == {"succeeded": 3}
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_delay_in_a_handler_warns_if_its_session_has_a_transaction(
-    engine: Engine, mode: str
-) -> None:
+def test_delay_in_a_handler_warns_if_its_session_has_a_transaction(engine: Engine) -> None:
     queue = PgQueue(engine)
     told: list[str] = []
 
@@ -77,11 +74,11 @@ def test_delay_in_a_handler_warns_if_its_session_has_a_transaction(
         delay("after")
 
     for task in queue.tasks.values():
-        if task is not noop and (mode == "lease" or task is not finishing):
+        if task is not noop:
             task.delay()
 
     # One slot, so that no warning is caught by the filter of another handler.
-    endings(Worker(queue, mode=mode, concurrency=1))
+    endings(Worker(queue, concurrency=1))
 
-    expected = ["async", "session", *(["finish"] if mode == "lease" else [])]
+    expected = ["async", "session", "finish"]
     assert sorted(told) == sorted(f"{name} DelayInTransaction" for name in expected)

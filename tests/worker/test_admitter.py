@@ -7,7 +7,7 @@ from typing import Any
 import limited_chores
 import pytest
 from sqlalchemy import Engine, text
-from worker_rig import MODES, Rig
+from worker_rig import Rig
 
 from pgqueue import Job, JobStatus, Limit, PgQueue, Worker
 from pgqueue.repository import Admissions
@@ -39,13 +39,12 @@ def with_status(rig: Rig, status: JobStatus) -> int:
         return session.query(Job).where(Job.status == status).count()
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_limit_is_used_up_and_changed_while_workers_run(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         for _ in range(2):
-            rig.start(mode, **OPTIONS)
+            rig.start(**OPTIONS)
         enqueue(rig, *"abcdefgh")
         rig.until(lambda: started(rig) == 2, what="two start")
         assert with_status(rig, JobStatus.RUNNING) == 2
@@ -74,16 +73,15 @@ def enqueue_order(rig: Rig) -> list[int]:
     return [row[0] for row in rig.rows("SELECT id FROM pgqueue.jobs ORDER BY id")]
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "stop"])
 def test_the_places_of_a_worker_that_ends_are_used_by_others(
-    database_url: str, tmp_path: Path, mode: str, number: signal.Signals
+    database_url: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        ending = rig.start(mode, grace=0, by_command=True, **OPTIONS)
+        ending = rig.start(grace=0, by_command=True, **OPTIONS)
         jobs = enqueue(rig, *"aabb")
         rig.until(lambda: started(rig) == 2, what="two start")
-        rig.start(mode, **OPTIONS)
+        rig.start(**OPTIONS)
         if number == signal.SIGKILL:
             ending.kill()
         else:
@@ -100,9 +98,8 @@ def test_the_places_of_a_worker_that_ends_are_used_by_others(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_worker_that_ends_when_no_job_is_left_admits_the_last_one_first(
-    database_url: str, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHORES_DIRECTORY", str(tmp_path))
     with Rig(database_url, tmp_path) as rig:
@@ -112,7 +109,7 @@ def test_a_worker_that_ends_when_no_job_is_left_admits_the_last_one_first(
             limited_chores.one_of_a_key.options(queue="elsewhere").enqueue(session, "red")
             session.commit()
 
-        counts = Worker(rig.queue, ["default"], mode=mode).run_until_empty(timeout=60)
+        counts = Worker(rig.queue, ["default"]).run_until_empty(timeout=60)
 
         assert counts["succeeded"] == 20
         assert with_status(rig, JobStatus.BLOCKED) == 1
@@ -150,10 +147,7 @@ UNDER_ITS_OLD_NAME = """
 """Admitted by an earlier release, in which the task had another name."""
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_paused_task_gives_the_places_of_jobs_under_its_old_name_back(
-    engine: Engine, mode: str
-) -> None:
+def test_a_paused_task_gives_the_places_of_jobs_under_its_old_name_back(engine: Engine) -> None:
     queue = PgQueue(engine)
 
     @queue.task(name="new", aliases=("old",), limit=Limit(1, name="bus"))
@@ -168,12 +162,12 @@ def test_a_paused_task_gives_the_places_of_jobs_under_its_old_name_back(
         other.enqueue(session)
         session.commit()
 
-    assert Worker(queue, mode=mode).run_until_empty(timeout=60) == {"succeeded": 1}
+    assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
     with queue.session() as session:
         assert queue.check(session) == []
         queue.resume_task(session, "new")
         session.commit()
-    assert Worker(queue, mode=mode).run_until_empty(timeout=60) == {"succeeded": 1}
+    assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
 
 
 def test_a_job_that_a_rate_blocks_starts_when_its_token_comes_not_at_the_next_poll(
@@ -191,12 +185,11 @@ def test_a_job_that_a_rate_blocks_starts_when_its_token_comes_not_at_the_next_po
         assert max(began) - min(began) > 0.3  # four spacings, and the moment from claim to note
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_one_job_of_a_key_starts_before_the_backlog_of_another(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        rig.start(mode, **{**OPTIONS, "concurrency": 2})
+        rig.start(**{**OPTIONS, "concurrency": 2})
         with rig.session() as session:
             rows = [("red", f"red{number}") for number in range(9)]
             limited_chores.in_turns.enqueue_many(session, rows)
@@ -220,13 +213,12 @@ def test_one_job_of_a_key_starts_before_the_backlog_of_another(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_all_slots_of_all_workers_are_used_though_only_a_few_jobs_are_ready(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         for _ in range(3):
-            rig.start(mode, **{**OPTIONS, "concurrency": 4, "poll_interval": 60})
+            rig.start(**{**OPTIONS, "concurrency": 4, "poll_interval": 60})
         with rig.session() as session:
             rows = [(f"key{number % 3}", "gate") for number in range(20)]
             limited_chores.in_turns.enqueue_many(session, rows)

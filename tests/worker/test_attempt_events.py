@@ -7,11 +7,10 @@ from datetime import timedelta
 from threading import Event
 from typing import Any
 
-import chores
 import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
-from worker_rig import MODES, PATIENCE, Rig, endings
+from worker_rig import PATIENCE, Rig, endings
 
 from chaos.interleavings.logical_workers import TASK, logical_workers, worker_settings
 from pgqueue import (
@@ -33,11 +32,6 @@ AT_ONCE = Retry.constant(timedelta(0))
 Outcome = AttemptOutcome
 
 
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def queue(engine: Engine) -> PgQueue:
     return PgQueue(engine)
@@ -50,8 +44,8 @@ def told(queue: PgQueue) -> list[AttemptEnded]:
     return told
 
 
-def run(queue: PgQueue, mode: str) -> dict[str, int]:
-    return endings(Worker(queue, mode=mode, concurrency=2))
+def run(queue: PgQueue) -> dict[str, int]:
+    return endings(Worker(queue, concurrency=2))
 
 
 def in_short(told: list[AttemptEnded]) -> list[tuple[int, str, str | None, bool]]:
@@ -59,7 +53,7 @@ def in_short(told: list[AttemptEnded]) -> list[tuple[int, str, str | None, bool]
 
 
 def test_each_ending_is_told_as_it_is_in_the_tables(
-    queue: PgQueue, told: list[AttemptEnded], mode: str
+    queue: PgQueue, told: list[AttemptEnded]
 ) -> None:
     expected = {
         "succeed": [(1, Outcome.SUCCEEDED, None, True)],
@@ -105,7 +99,7 @@ def test_each_ending_is_told_as_it_is_in_the_tables(
     jobs = {how: task.delay(how).id for how in expected if how != "sleep"}
     jobs["sleep"] = oversleep.delay().id
 
-    run(queue, mode)
+    run(queue)
 
     found = {how: in_short([e for e in told if e.job_id == id]) for how, id in jobs.items()}
     assert found == expected
@@ -113,7 +107,7 @@ def test_each_ending_is_told_as_it_is_in_the_tables(
 
 
 def test_an_event_knows_the_job_its_error_and_its_times(
-    queue: PgQueue, told: list[AttemptEnded], mode: str
+    queue: PgQueue, told: list[AttemptEnded]
 ) -> None:
     @queue.task(name="pay", queue="money", max_attempts=3, retry=Retry.never())
     def pay(card: Secret[str]) -> None:
@@ -124,7 +118,7 @@ def test_an_event_knows_the_job_its_error_and_its_times(
         job = pay.enqueue(session, "4000-1111")
         job_id, run_at = job.id, job.run_at
 
-    run(queue, mode)
+    run(queue)
 
     [event] = told
     assert (event.job_id, event.task, event.queue) == (job_id, "pay", "money")
@@ -143,9 +137,7 @@ def test_an_event_knows_the_job_its_error_and_its_times(
     assert event.waited >= timedelta(0)
 
 
-def test_arguments_that_cannot_be_read_are_told(
-    queue: PgQueue, told: list[AttemptEnded], mode: str
-) -> None:
+def test_arguments_that_cannot_be_read_are_told(queue: PgQueue, told: list[AttemptEnded]) -> None:
     @queue.task
     def numbered(number: int) -> None: ...
 
@@ -153,7 +145,7 @@ def test_arguments_that_cannot_be_read_are_told(
     with queue.engine.begin() as connection:
         connection.execute(text("""UPDATE pgqueue.jobs SET args = '{"number": "x"}'"""))
 
-    Worker(queue, mode=mode).run_until_empty(timeout=PATIENCE)
+    Worker(queue).run_until_empty(timeout=PATIENCE)
 
     assert (told[0].job_id, told[0].attempt) == (job_id, 1)
     assert told[0].outcome is not Outcome.SUCCEEDED
@@ -161,7 +153,7 @@ def test_arguments_that_cannot_be_read_are_told(
 
 @pytest.mark.journey
 def test_the_rescuer_tells_the_attempts_of_dead_workers(
-    queue: PgQueue, database_url: str, caplog: pytest.LogCaptureFixture, mode: str
+    queue: PgQueue, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[AttemptEnded] = []
     queue.on_attempt_end(told.append)
@@ -172,7 +164,7 @@ def test_the_rescuer_tells_the_attempts_of_dead_workers(
         assert len(dead.claim(2)) == 2
         with queue.engine.begin() as connection:
             connection.execute(text("UPDATE pgqueue.workers SET dead_at = clock_timestamp()"))
-        worker = Worker(queue, mode=mode, poll_interval=timedelta(seconds=0.05))
+        worker = Worker(queue, poll_interval=timedelta(seconds=0.05))
         stop_at_end_of(queue, goes_on, worker)
         with caplog.at_level(logging.ERROR, "pgqueue"):
             worker.run()
@@ -194,38 +186,6 @@ def stop_at_end_of(queue: PgQueue, job_id: int, worker: Worker) -> None:
             worker.stop()
 
 
-@pytest.mark.parametrize("is_final", [False, True])
-def test_whoever_takes_a_message_over_from_transaction_mode_tells_the_crash(
-    rig: Rig, mode: str, caplog: pytest.LogCaptureFixture, is_final: bool
-) -> None:
-    told: list[AttemptEnded] = []
-    with rig.session() as session, session.begin():
-        task = chores.wait.options(max_attempts=1 if is_final else 10)
-        job_id = task.enqueue(session, "never").id
-    first = rig.start("transaction", concurrency=1)
-    rig.until_started(job_id)
-    first.kill()
-    rig.open("never")
-    callbacks = rig.queue.attempt_callbacks
-    callbacks.append(told.append)
-    try:
-        with caplog.at_level(logging.ERROR, "pgqueue"):
-            Worker(rig.queue, mode=mode, concurrency=1).run_until_empty(timeout=PATIENCE)
-    finally:
-        callbacks.clear()
-
-    lines = [line for line in caplog.messages if line.startswith(f"job {job_id} chores.wait has")]
-    if is_final:
-        assert in_short(told) == [(1, AttemptOutcome.FAILED, AttemptEnd.CRASHED, True)]
-        assert len(lines) == 1
-        return
-    assert in_short(told) == [
-        (1, AttemptOutcome.RETRIED, AttemptEnd.CRASHED, False),
-        (2, AttemptOutcome.SUCCEEDED, None, True),
-    ]
-    assert lines == []
-
-
 @pytest.fixture
 def rig(database_url: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     monkeypatch.setenv("CHORES_DIRECTORY", str(tmp_path))
@@ -234,7 +194,7 @@ def rig(database_url: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def test_a_callback_that_fails_is_logged_and_keeps_no_other_from_its_events(
-    queue: PgQueue, mode: str, caplog: pytest.LogCaptureFixture
+    queue: PgQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     @queue.on_attempt_end
     def leave(event: AttemptEnded) -> None:
@@ -246,7 +206,7 @@ def test_a_callback_that_fails_is_logged_and_keeps_no_other_from_its_events(
     for _ in range(3):
         task.delay()
 
-    assert run(queue, mode) == {"succeeded": 3}
+    assert run(queue) == {"succeeded": 3}
 
     assert [event.outcome for event in told] == [AttemptOutcome.SUCCEEDED] * 3
     assert caplog.text.count("the on_attempt_end callback") == 3
@@ -260,5 +220,5 @@ def test_a_result_that_comes_too_late_is_not_told(queue: PgQueue, told: list[Att
 
     lose_the_lease.delay()
 
-    assert run(queue, "lease") == {"stale": 1}
+    assert run(queue) == {"stale": 1}
     assert told == []

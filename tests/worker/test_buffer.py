@@ -85,7 +85,7 @@ def test_it_forgets_when_what_was_taken_had_been_laid_out() -> None:
     assert len(buffer._fills) == 1
 
 
-@pytest.mark.parametrize("how", ["all went well", "one was too late", "discarded", "forgotten"])
+@pytest.mark.parametrize("how", ["all went well", "one was too late", "discarded"])
 @pytest.mark.parametrize("crashes", [0, 1])
 def test_whoever_claims_is_woken_when_a_suspect_has_left(how: str, crashes: int) -> None:
     buffer = JobBuffer()
@@ -98,10 +98,8 @@ def test_whoever_claims_is_woken_when_a_suspect_has_left(how: str, crashes: int)
         buffer.settled([(suspect, Succeeded()), (claimed(2), Succeeded())], None)
     elif how == "one was too late":
         buffer.settled([(suspect, Succeeded())], [Settled(2, None)])
-    elif how == "discarded":
-        buffer.discarded(suspect, "stale")
     else:
-        buffer.forget(suspect.message_id)
+        buffer.discarded(suspect, "stale")
 
     assert woken == [how] * crashes
     assert suspect.message_id not in buffer.in_flight

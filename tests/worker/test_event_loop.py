@@ -10,17 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncSession
-from worker_rig import MODES
 
 from pgqueue import Job, JobContext, PgQueue, Retry, Worker
 from pgqueue.errors import WorkerBroken
 
 PATIENCE = 60
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 async def leave() -> None:
@@ -96,7 +90,7 @@ DEEDS: dict[str, tuple[Callable[[], Awaitable[None]], str]] = {
 
 @pytest.mark.parametrize("is_transactional", [False, True])
 def test_a_handler_that_ends_its_event_loop_costs_no_other_anything(
-    engine: Engine, mode: str, is_transactional: bool
+    engine: Engine, is_transactional: bool
 ) -> None:
     queue = PgQueue(engine)
     is_beside, all_done = threading.Event(), threading.Event()
@@ -139,7 +133,7 @@ def test_a_handler_that_ends_its_event_loop_costs_no_other_anything(
         jobs = {deed: culprit.enqueue(session, deed).id for deed in DEEDS}
         session.commit()
 
-        Worker(queue, concurrency=2, mode=mode).run_until_empty(timeout=PATIENCE)
+        Worker(queue, concurrency=2).run_until_empty(timeout=PATIENCE)
 
         ended = {deed: session.get_one(Job, job).outcome for deed, job in jobs.items()}
         assert ended == {deed: outcome for deed, (_, outcome) in DEEDS.items()}
@@ -148,7 +142,7 @@ def test_a_handler_that_ends_its_event_loop_costs_no_other_anything(
 
 
 def test_a_worker_whose_event_loop_ends_says_so_and_ends(
-    engine: Engine, mode: str, caplog: pytest.LogCaptureFixture
+    engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = PgQueue(engine)
     started = threading.Event()
@@ -170,7 +164,7 @@ def test_a_worker_whose_event_loop_ends_says_so_and_ends(
         session.commit()
 
         with pytest.raises(WorkerBroken, match="event-loop"):
-            Worker(queue, concurrency=2, mode=mode, grace=timedelta(seconds=PATIENCE)).run()
+            Worker(queue, concurrency=2, grace=timedelta(seconds=PATIENCE)).run()
 
         assert "pgqueue-event-loop ended with an unexpected error" in caplog.text
         ended = [session.get_one(Job, job) for job in jobs]

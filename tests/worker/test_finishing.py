@@ -193,18 +193,17 @@ def test_listeners_to_after_commit_are_called_after_the_commit(
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode", "words"),
+    ("kind", "words"),
     [
-        ("transactional", "lease", "is for handlers without a session; this handler has one"),
-        ("plain", "transaction", "needs a worker in lease mode; give the handler a Session"),
-        ("twice", "lease", "the job has ended already; call ctx.finish\\(\\) once"),
-        ("inside", "lease", "the job is inside a block of ctx.finish"),
-        ("on loop", "lease", "write `async with ctx.finish_async"),
-        ("in thread", "lease", "write `with ctx.finish"),
+        ("transactional", "is for handlers without a session; this handler has one"),
+        ("twice", "the job has ended already; call ctx.finish\\(\\) once"),
+        ("inside", "the job is inside a block of ctx.finish"),
+        ("on loop", "write `async with ctx.finish_async"),
+        ("in thread", "write `with ctx.finish"),
     ],
 )
 def test_where_finish_cannot_work_it_says_what_to_do(
-    queue: PgQueue, caplog: pytest.LogCaptureFixture, kind: str, mode: str, words: str
+    queue: PgQueue, caplog: pytest.LogCaptureFixture, kind: str, words: str
 ) -> None:
     caught: list[Exception] = []
 
@@ -244,7 +243,7 @@ def test_where_finish_cannot_work_it_says_what_to_do(
 
     queue.tasks[kind.replace(" ", "_")].delay()
 
-    assert endings(Worker(queue, mode=mode)) == {"succeeded": 1}
+    assert endings(Worker(queue)) == {"succeeded": 1}
     assert len(caught) == 1
 
 

@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 from sqlalchemy import Engine, text
-from worker_rig import MODES, PATIENCE
+from worker_rig import PATIENCE
 
 from pgqueue import AttemptEnded, Discard, JobContext, PgQueue, Retry, Secret, Worker
 from pgqueue.events import AttemptOutcome
@@ -15,19 +15,14 @@ from pgqueue.worker.job_log import LogJobs, job_log
 AT_ONCE = Retry.constant(timedelta(0))
 
 
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def queue(engine: Engine, caplog: pytest.LogCaptureFixture) -> PgQueue:
     caplog.set_level(logging.DEBUG, "pgqueue")
     return PgQueue(engine)
 
 
-def run(queue: PgQueue, mode: str, log_jobs: str | None = None) -> None:
-    Worker(queue, mode=mode, concurrency=3, log_jobs=log_jobs).run_until_empty(timeout=PATIENCE)
+def run(queue: PgQueue, log_jobs: str | None = None) -> None:
+    Worker(queue, concurrency=3, log_jobs=log_jobs).run_until_empty(timeout=PATIENCE)
 
 
 def of_level(caplog: pytest.LogCaptureFixture, level: int) -> list[logging.LogRecord]:
@@ -35,7 +30,7 @@ def of_level(caplog: pytest.LogCaptureFixture, level: int) -> list[logging.LogRe
 
 
 def test_a_failed_attempt_is_logged_with_its_exception_and_its_template(
-    queue: PgQueue, mode: str, caplog: pytest.LogCaptureFixture
+    queue: PgQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     @queue.task(name="mail.send", max_attempts=2, retry=AT_ONCE)
     def send(address: str) -> None:
@@ -43,7 +38,7 @@ def test_a_failed_attempt_is_logged_with_its_exception_and_its_template(
 
     job_id = send.delay("a@example.org").id
 
-    run(queue, mode)
+    run(queue)
 
     [first], [last] = of_level(caplog, logging.WARNING), of_level(caplog, logging.ERROR)
     assert first.getMessage() == (
@@ -63,7 +58,7 @@ def test_a_failed_attempt_is_logged_with_its_exception_and_its_template(
 
 
 def test_an_exception_that_may_quote_a_secret_is_logged_as_masked_text_only(
-    queue: PgQueue, mode: str, caplog: pytest.LogCaptureFixture
+    queue: PgQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     @queue.task(retry=Retry.never())
     def pay(card: Secret[str]) -> None:
@@ -71,7 +66,7 @@ def test_an_exception_that_may_quote_a_secret_is_logged_as_masked_text_only(
 
     pay.delay("4000-1111")
 
-    run(queue, mode)
+    run(queue)
 
     [record] = of_level(caplog, logging.ERROR)
     assert record.exc_info is None
@@ -82,7 +77,7 @@ def test_an_exception_that_may_quote_a_secret_is_logged_as_masked_text_only(
 
 
 def test_each_way_to_fail_for_good_leaves_one_line_of_level_error(
-    queue: PgQueue, mode: str, caplog: pytest.LogCaptureFixture
+    queue: PgQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     stop = Event()
 
@@ -109,7 +104,7 @@ def test_each_way_to_fail_for_good_leaves_one_line_of_level_error(
             text("UPDATE pgqueue.message_queue SET attempt = 1, crashes = 1 WHERE task = 'crashed'")
         )
 
-    run(queue, mode)
+    run(queue)
 
     lines = [record.getMessage() for record in of_level(caplog, logging.ERROR)]
     assert sorted(line.split()[2].rstrip(":") for line in lines) == sorted(jobs.values())
@@ -125,11 +120,11 @@ def test_each_way_to_fail_for_good_leaves_one_line_of_level_error(
 
 
 def test_each_attempt_is_logged_on_request(
-    queue: PgQueue, mode: str, caplog: pytest.LogCaptureFixture
+    queue: PgQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_id = queue.task(name="any")(lambda: None).delay().id
 
-    run(queue, mode, log_jobs="debug")
+    run(queue, log_jobs="debug")
 
     [record] = [record for record in caplog.records if record.name == "pgqueue.worker.job_log"]
     assert record.levelno == logging.DEBUG

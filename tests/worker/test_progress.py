@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from worker_rig import MODES, Rig, endings, wait_until
+from worker_rig import Rig, endings, wait_until
 
 from pgqueue import ArgumentsError, Job, JobContext, PgQueue, Worker
 
@@ -34,11 +34,8 @@ def told(done: float, total: float | None = None, note: str | None = None) -> di
     return {"done": done, "total": total, "note": note}
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["plain", "session", "async", "async_session"])
-def test_progress_is_visible_while_the_handler_runs(
-    engine: Engine, read: Read, mode: str, kind: str
-) -> None:
+def test_progress_is_visible_while_the_handler_runs(engine: Engine, read: Read, kind: str) -> None:
     queue = PgQueue(engine)
 
     def work(ctx: JobContext) -> None:
@@ -68,19 +65,18 @@ def test_progress_is_visible_while_the_handler_runs(
 
     job_id = queue.tasks[kind].delay().id
 
-    assert endings(Worker(queue, mode=mode)) == {"succeeded": 1}
+    assert endings(Worker(queue)) == {"succeeded": 1}
     assert read(job_id) == told(2, 2)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.journey
 def test_a_child_process_reports_to_its_worker(
-    database_url: str, tmp_path: Path, read: Read, mode: str
+    database_url: str, tmp_path: Path, read: Read
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session, session.begin():
             job_id = cells.report.enqueue(session, 3).id
-        rig.start(mode, modules=["cells"])
+        rig.start(modules=["cells"])
 
         wait_until(lambda: read(job_id) == told(0, 3, "begun"), what="the first report")
         rig.open("report")

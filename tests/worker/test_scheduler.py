@@ -57,11 +57,10 @@ def test_a_schedule_that_is_added_while_workers_sleep_is_noticed(rig: Rig) -> No
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("mode", ["lease", "transaction"])
-def test_ticks_are_fired_within_a_second_while_all_slots_are_busy(rig: Rig, mode: str) -> None:
+def test_ticks_are_fired_within_a_second_while_all_slots_are_busy(rig: Rig) -> None:
     with rig.session() as session, session.begin():
         blocked = chores.wait.enqueue_many(session, [("go",)] * 2)
-    rig.start(mode, concurrency=2)
+    rig.start(concurrency=2)
     rig.until_started(*blocked)
     add(rig, "mine")
 

@@ -7,7 +7,7 @@ from typing import Any
 import batch_chores
 import pytest
 from sqlalchemy import text
-from worker_rig import MODES, Rig, promised
+from worker_rig import Rig, promised
 
 from pgqueue import Worker
 
@@ -45,9 +45,8 @@ def until_all_told(rig: Rig, *batches: int) -> None:
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("mode", MODES)
-def test_a_batch_ends_within_three_seconds_of_its_last_job(rig: Rig, mode: str) -> None:
-    rig.start(mode, **MODULES)
+def test_a_batch_ends_within_three_seconds_of_its_last_job(rig: Rig) -> None:
+    rig.start(**MODULES)
 
     batch = add_batch(rig, jobs=20)
     until_all_told(rig, batch)
@@ -68,7 +67,7 @@ def test_a_worker_that_is_killed_while_it_ends_a_batch_leaves_it_to_another(rig:
         rig.until(lambda: rig.scalar(WAITING_ENDS), what="it ends the batch")
         dying.kill()
         assert callbacks(rig) == []
-    rig.start("transaction", **MODULES)
+    rig.start(**MODULES)
     until_all_told(rig, batch)
     rig.until_ended()
 
@@ -96,14 +95,13 @@ def test_a_killed_job_leaves_its_batch_open_until_it_has_run_again(rig: Rig) -> 
     assert rig.scalar("SELECT total FROM pgqueue.batches") == 2  # the first addition was undone
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_worker_that_ends_when_no_job_is_left_runs_the_callback_first(
-    rig: Rig, mode: str, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHORES_DIRECTORY", str(rig.directory))
     batch = add_batch(rig, jobs=3, left=1)
 
-    counts = Worker(rig.queue, mode=mode).run_until_empty(timeout=60)
+    counts = Worker(rig.queue).run_until_empty(timeout=60)
 
     assert counts["succeeded"] == 10
     assert callbacks(rig) == [batch]

@@ -6,27 +6,22 @@ from typing import Any
 import cells
 import chores
 import pytest
-from worker_rig import MODES, Rig
+from worker_rig import Rig
 
 from chaos.proxy import Proxy
 
 pytestmark = pytest.mark.journey
 
-WITH_SESSION: list[Any] = [
-    (mode, task) for mode in MODES for task in (chores.pay, chores.pay_async)
-]
-AT_END: list[Any] = [
-    ("lease", task)
-    for task in (chores.pay_at_end, chores.pay_at_end_async, cells.pay_at_end_in_cell)
-]
+WITH_SESSION: list[Any] = [chores.pay, chores.pay_async]
+AT_END: list[Any] = [chores.pay_at_end, chores.pay_at_end_async, cells.pay_at_end_in_cell]
 
 
-@pytest.mark.parametrize(("mode", "task"), WITH_SESSION + AT_END)
+@pytest.mark.parametrize("task", WITH_SESSION + AT_END)
 def test_a_commit_whose_answer_is_lost_counts_and_is_not_repeated(
-    database_url: str, tmp_path: Path, mode: str, task: Any
+    database_url: str, tmp_path: Path, task: Any
 ) -> None:
     with Proxy(database_url) as proxy, Rig(database_url, tmp_path, worker_url=proxy.url) as rig:
-        worker = rig.start(mode, concurrency=2, modules=["cells"])
+        worker = rig.start(concurrency=2, modules=["cells"])
 
         proxy.cut(times=3, forwarding=True, after=b"INTO effects")
         with rig.session() as session:
@@ -41,19 +36,19 @@ def test_a_commit_whose_answer_is_lost_counts_and_is_not_repeated(
         # the handler begins the transaction itself, such a cut is an error of the handler.
         again = len(rig.notes("start")) - 20
         assert again <= proxy.cuts
-        assert len(rig.bad_attempts()) <= (again if (mode, task) in AT_END else 0)
+        assert len(rig.bad_attempts()) <= (again if task in AT_END else 0)
         assert "its result is not kept" not in worker.log.read_text()
         assert rig.each_success_has_one_effect()
         assert worker.terminate() == 0
         assert rig.check() == []
 
 
-@pytest.mark.parametrize(("mode", "task"), WITH_SESSION + AT_END)
+@pytest.mark.parametrize("task", WITH_SESSION + AT_END)
 def test_a_commit_that_never_arrives_is_taken_for_what_it_is_and_its_job_runs_again(
-    database_url: str, tmp_path: Path, mode: str, task: Any
+    database_url: str, tmp_path: Path, task: Any
 ) -> None:
     with Proxy(database_url) as proxy, Rig(database_url, tmp_path, worker_url=proxy.url) as rig:
-        worker = rig.start(mode, concurrency=2, modules=["cells"])
+        worker = rig.start(concurrency=2, modules=["cells"])
 
         proxy.cut(times=3, forwarding=False, after=b"INTO effects")
         with rig.session() as session:

@@ -5,7 +5,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from threading import Event, Thread
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from worker_rig import MODES, promised
+from worker_rig import promised
 
 from pgqueue import Job, JobStatus, PgQueue
 from pgqueue.worker import Worker
@@ -25,10 +25,7 @@ def threads_of_workers() -> list[Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("pgqueue")]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_no_thread_is_left_once_a_handler_that_outlived_its_grace_has_ended(
-    engine: Engine, mode: str
-) -> None:
+def test_no_thread_is_left_once_a_handler_that_outlived_its_grace_has_ended(engine: Engine) -> None:
     queue = PgQueue(engine)
     started, may_end = Event(), Event()
 
@@ -37,7 +34,7 @@ def test_no_thread_is_left_once_a_handler_that_outlived_its_grace_has_ended(
         started.set()
         may_end.wait(PATIENCE)
 
-    worker = Worker(queue, mode=mode, concurrency=1, grace=timedelta(0))
+    worker = Worker(queue, concurrency=1, grace=timedelta(0))
     outside = Thread(target=worker.run)
     outside.start()
     with queue.session() as session:
@@ -57,9 +54,8 @@ def test_no_thread_is_left_once_a_handler_that_outlived_its_grace_has_ended(
         assert job.status is JobStatus.SUCCEEDED
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_an_encoding_of_the_engine_without_a_character_keeps_no_job_from_its_handler(
-    database_url: str, engine: Engine, mode: str
+    database_url: str, engine: Engine
 ) -> None:
     queue = PgQueue(create_engine(database_url, connect_args={"client_encoding": "latin1"}))
     seen = []
@@ -72,15 +68,12 @@ def test_an_encoding_of_the_engine_without_a_character_keeps_no_job_from_its_han
         for word in ("plain", "\u20ac 5", "\u65e5\u672c"):
             show.enqueue(session, word)
         session.commit()
-    Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=PATIENCE)
+    Worker(queue, concurrency=1).run_until_empty(timeout=PATIENCE)
 
     assert seen == ["plain", "\u20ac 5", "\u65e5\u672c"]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_an_async_handler_connects_as_the_engine_of_the_application_does(
-    database_url: str, mode: str
-) -> None:
+def test_an_async_handler_connects_as_the_engine_of_the_application_does(database_url: str) -> None:
     """Its URL may lack what connect_args or a token from somewhere add."""
     url = make_url(database_url)
     arguments = {"dbname": url.database, "application_name": "known by connect_args alone"}
@@ -94,17 +87,15 @@ def test_an_async_handler_connects_as_the_engine_of_the_application_does(
     with queue.session() as session:
         job_id = who_am_i.enqueue(session).id
         session.commit()
-        Worker(queue, mode=mode).run_until_empty(timeout=PATIENCE)
-        # In transaction mode the connection is the slot's, which says so behind the name.
-        assert session.get_one(Job, job_id).result.startswith(arguments["application_name"])
+        Worker(queue).run_until_empty(timeout=PATIENCE)
+        assert session.get_one(Job, job_id).result == arguments["application_name"]
         assert asyncio.run(who_am_i()) == arguments["application_name"]
     engine.dispose()
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_the_server_soon_notices_when_the_host_of_a_transactional_handler_vanishes(
-    engine: Engine, mode: str, is_async: bool
+    engine: Engine, is_async: bool
 ) -> None:
     """A partition shows the rest, with root's help: chaos/scenarios/partitions.py."""
     queue = PgQueue(engine)
@@ -123,7 +114,7 @@ def test_the_server_soon_notices_when_the_host_of_a_transactional_handler_vanish
     task = look_async if is_async else look
     for _ in range(2):
         task.delay()
-    worker = Worker(queue, mode=mode, concurrency=1)
+    worker = Worker(queue, concurrency=1)
     assert worker.run_until_empty(timeout=PATIENCE)["succeeded"] == 2
 
     assert [shown for _, shown in found] == ["1s"], "one connection, used again"
@@ -150,21 +141,19 @@ def test_the_collector_spares_what_was_there_before_while_jobs_run_and_no_longer
 
 
 @pytest.mark.parametrize(
-    ("pool", "mode", "warns"),
+    ("pool", "warns"),
     [
-        ({"pool_size": 2, "max_overflow": 1}, "lease", True),
-        ({"pool_size": 2, "max_overflow": 2}, "lease", False),
-        ({"pool_size": 2, "max_overflow": -1}, "lease", False),
-        ({"pool_size": 0}, "lease", False),
-        ({"poolclass": NullPool}, "lease", False),
-        ({"pool_size": 2, "max_overflow": 1}, "transaction", False),
+        ({"pool_size": 2, "max_overflow": 1}, True),
+        ({"pool_size": 2, "max_overflow": 2}, False),
+        ({"pool_size": 2, "max_overflow": -1}, False),
+        ({"pool_size": 0}, False),
+        ({"poolclass": NullPool}, False),
     ],
 )
 def test_a_worker_warns_of_a_pool_smaller_than_its_slots(
     database_url: str,
     caplog: pytest.LogCaptureFixture,
     pool: dict[str, Any],
-    mode: str,
     warns: bool,
 ) -> None:
     engine = create_engine(database_url, **pool)
@@ -173,47 +162,17 @@ def test_a_worker_warns_of_a_pool_smaller_than_its_slots(
     @queue.task(name="tests.pay")
     def pay(session: Session) -> None: ...
 
-    Worker(queue, mode=mode, concurrency=4).run_until_empty(timeout=PATIENCE)
+    Worker(queue, concurrency=4).run_until_empty(timeout=PATIENCE)
     engine.dispose()
 
     said = "opens 3 connections at most, and 4 handlers run at once: one of tests.pay may wait"
     assert (said in caplog.text) == warns
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_worker_that_ends_leaves_no_stamp_of_an_ended_job(engine: Engine, mode: str) -> None:
-    """It may be the last of all for a long time, and the stamp its own."""
-    queue = PgQueue(engine)
-
-    @queue.task
-    def leave_stamp(session: Session) -> None:
-        with engine.begin() as other:
-            other.execute(
-                text(
-                    "INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id, held)"
-                    " SELECT j.id, 1, 1, w.id, true FROM pgqueue.jobs j, pgqueue.workers w"
-                    " WHERE j.outcome = 'succeeded'"
-                )
-            )
-
-    with queue.session() as session:
-        ended = leave_stamp.enqueue(session)
-        ended.outcome, ended.attempts, ended.finished_at = "succeeded", 1, datetime.now(UTC)
-        leave_stamp.enqueue(session)
-        session.commit()
-
-    Worker(queue, mode=mode, concurrency=1).run_until_empty(timeout=PATIENCE)
-
-    with engine.connect() as connection:
-        assert connection.scalar(text("SELECT count(*) FROM pgqueue.leases")) == 0
-        assert connection.scalar(text("SELECT count(*) FROM pgqueue.workers")) == 0
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_a_timeout_that_finds_no_connection_is_carried_out_when_there_is_one(
-    database_url: str, engine: Engine, mode: str, caplog: pytest.LogCaptureFixture
+    database_url: str, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    role = f"clerk_{mode}_{make_url(database_url).database}"
+    role = f"clerk_{make_url(database_url).database}"
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE stock AS SELECT 1 AS amount"))
         connection.execute(text(f"CREATE ROLE {role} LOGIN"))
@@ -230,7 +189,7 @@ def test_a_timeout_that_finds_no_connection_is_carried_out_when_there_is_one(
         has_locked.set()
         may_end.wait(PATIENCE)
 
-    worker = Worker(queue, mode=mode, concurrency=2, grace=timedelta(0))
+    worker = Worker(queue, concurrency=2, grace=timedelta(0))
     runs = Thread(target=worker.run)
     runs.start()
     try:
@@ -263,13 +222,10 @@ def test_a_timeout_that_finds_no_connection_is_carried_out_when_there_is_one(
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("table", ["jobs", "leases", "message_queue", "workers"])
-def test_a_stop_waits_for_no_lock_on_a_table(
-    database_url: str, engine: Engine, mode: str, table: str
-) -> None:
+def test_a_stop_waits_for_no_lock_on_a_table(database_url: str, engine: Engine, table: str) -> None:
     queue = PgQueue(create_engine(database_url))
-    worker = Worker(queue, mode=mode, concurrency=2, grace=timedelta(seconds=1))
+    worker = Worker(queue, concurrency=2, grace=timedelta(seconds=1))
     runs = Thread(target=worker.run)
     runs.start()
     asked = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = :table ::regclass")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
-from pgqueue.repository import Ages, ClaimCursor, Claimed, Locked
+from pgqueue.repository import Ages, ClaimCursor, Claimed
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at the ages.  Between them, the claims show how far a pair has come."""
@@ -39,7 +39,7 @@ class Aging:
         """
         return sorted(pairs, key=self._place)
 
-    def took(self, rows: Iterable[Claimed | Locked]) -> None:
+    def took(self, rows: Iterable[Claimed]) -> None:
         """Record the jobs of a claim."""
         self._claims += 1
         self._served.update(((row.queue, row.priority), self._claims) for row in rows)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from pgqueue.repository import Claim, ClaimCursor, Claimed, Locked, Paused
+from pgqueue.repository import Claim, ClaimCursor, Paused
 from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
 from pgqueue.worker.claiming.aging import Aging
@@ -101,7 +101,7 @@ class ClaimCursors:
     def advance(
         self,
         pairs: Sequence[ClaimCursor],
-        claim: Claim[Claimed] | Claim[Locked],
+        claim: Claim,
         *,
         limit: int,
     ) -> None:
@@ -130,9 +130,7 @@ class ClaimCursors:
             # Ahead of the database's clock: it was set back, or another server took over.
             self._keys[name] = START if key[0] > claim.read_at else key
 
-    def _record(
-        self, pairs: Sequence[ClaimCursor], claim: Claim[Claimed] | Claim[Locked], *, limit: int
-    ) -> None:
+    def _record(self, pairs: Sequence[ClaimCursor], claim: Claim, *, limit: int) -> None:
         if self.aging is not None:
             self.aging.took(claim.rows)
         if self._shares is not None:

@@ -274,7 +274,7 @@ class InlineAttempt:
 
     def _complete(self, outcome: Outcome) -> None:
         attempts, is_kept = Attempts(self._connection, self._worker_id), self._is_kept
-        execution.complete(attempts, self.claimed, outcome, held=False, is_kept=is_kept)
+        execution.complete(attempts, self.claimed, outcome, is_kept=is_kept)
 
     def _call_listeners(self) -> None:
         """Call the commit listeners of the handler's Session."""

@@ -1,6 +1,6 @@
 """Runs jobs in this thread and in the transaction of one connection, which a test rolls back.
 
-Claims, runs and settles with the statements of lease mode.
+Claims, runs and settles with the statements of a worker.
 """
 
 import os

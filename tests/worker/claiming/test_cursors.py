@@ -28,7 +28,7 @@ def row(run_at: str, message_id: int, *, queue: str = "a", priority: int = 0) ->
     )
 
 
-def claim(*rows: Claimed, taken: int | None = None, read_at: str = NOW) -> Claim[Claimed]:
+def claim(*rows: Claimed, taken: int | None = None, read_at: str = NOW) -> Claim:
     count = len(rows) if taken is None else taken
     return Claim(sorted(rows), taken=count, read_at=read_at, quiet_until=A_SECOND_AGO)
 

@@ -10,8 +10,8 @@ from worker_rig import Rig, WorkerProgram
 pytestmark = pytest.mark.journey
 
 
-def start(rig: Rig, mode: str = "lease") -> WorkerProgram:
-    return rig.start(mode, modules=["cells"], concurrency=2)
+def start(rig: Rig) -> WorkerProgram:
+    return rig.start(modules=["cells"], concurrency=2)
 
 
 def enqueue(rig: Rig, task: Any, *arguments: Any) -> int:
@@ -115,14 +115,3 @@ def test_a_child_that_only_says_that_the_job_has_ended_is_not_believed(
         assert (rig.outcome(job), rig.bad_attempts(job)) == ("failed", ["failed"])
         assert "it has succeeded" not in worker.log.read_text()
         assert rig.check() == []
-
-
-def test_transaction_mode_refuses(database_url: str, tmp_path: Path) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        start(rig, "transaction")
-        job = enqueue(rig, cells.pay_at_end_in_cell.options(max_attempts=1))
-
-        rig.until_ended()
-
-        error = rig.scalar("SELECT last_error FROM pgqueue.jobs WHERE id = :id", id=job)
-        assert "ctx.finish() needs a worker in lease mode" in error

@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import cells
 import chores
 import pytest
-from worker_rig import MODES, Rig, WorkerProgram, promised
+from worker_rig import Rig, WorkerProgram, promised
 
 from pgqueue import PgQueue
 
@@ -27,13 +26,11 @@ DEATHS = {
     "close": "ended with exit code 1",
     "fork and die": "ended with exit code 8",
 }
-SOME_DEATHS = ("kill", "fork and die")
 PLACES = ("sleep", "C loop", "socket", "subprocess", "signals")
-SOME_PLACES = ("C loop", "subprocess")
 
 
-def start(rig: Rig, mode: str = "lease", **options: Any) -> WorkerProgram:
-    return rig.start(mode, **{"modules": ["cells"], "concurrency": 2, **options})
+def start(rig: Rig, **options: Any) -> WorkerProgram:
+    return rig.start(**{"modules": ["cells"], "concurrency": 2, **options})
 
 
 def enqueue(rig: Rig, task: Any, *arguments: Any) -> int:
@@ -63,21 +60,20 @@ def is_gone(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
-@pytest.mark.parametrize(("mode", "deaths"), [("lease", DEATHS), ("transaction", SOME_DEATHS)])
 def test_a_handler_that_kills_its_process_costs_its_own_attempts_and_nothing_else(
-    database_url: str, tmp_path: Path, mode: str, deaths: Sequence[str]
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = start(rig, mode)
+        worker = start(rig)
         once = cells.die.options(max_attempts=1)
-        jobs = {how: enqueue(rig, once, how) for how in deaths}
+        jobs = {how: enqueue(rig, once, how) for how in DEATHS}
         twice = enqueue(rig, cells.die, "kill")
         neighbours = [enqueue(rig, task) for task in (chores.pay, cells.echo) for _ in range(3)]
 
         rig.until_ended()
 
         assert {how: last_error(rig, job) for how, job in jobs.items()} == {
-            how: f"the handler's process {DEATHS[how]}" for how in deaths
+            how: f"the handler's process {death}" for how, death in DEATHS.items()
         }
         for job, attempts in [*((job, 1) for job in jobs.values()), (twice, 2)]:
             assert (rig.outcome(job), rig.attempts(job)) == ("failed", attempts)
@@ -91,14 +87,11 @@ def test_a_handler_that_kills_its_process_costs_its_own_attempts_and_nothing_els
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize(("mode", "places"), [("lease", PLACES), ("transaction", SOME_PLACES)])
-def test_a_timeout_ends_whatever_the_handler_does(
-    database_url: str, tmp_path: Path, mode: str, places: Sequence[str]
-) -> None:
+def test_a_timeout_ends_whatever_the_handler_does(database_url: str, tmp_path: Path) -> None:
     """More of them than there are slots: threads that do not return would end the worker."""
     with Rig(database_url, tmp_path) as rig:
-        worker = start(rig, mode, concurrency=1)
-        for place in places:
+        worker = start(rig, concurrency=1)
+        for place in PLACES:
             job = enqueue(rig, cells.overrun_in, place)
             began = rig.until_started(job)
 
@@ -152,12 +145,11 @@ def test_no_child_outlives_a_killed_worker(database_url: str, tmp_path: Path) ->
         rig.until(lambda: all(map(is_gone, children)), what="the children are gone")
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_stopped_worker_lets_a_child_finish_within_the_grace(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = start(rig, mode, grace=60)
+        worker = start(rig, grace=60)
         job = enqueue(rig, cells.wait_in_cell, "go")
         rig.until_started(job)
         [child] = pids(rig, job)
@@ -174,12 +166,11 @@ def test_a_stopped_worker_lets_a_child_finish_within_the_grace(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_child_that_outlives_the_grace_is_killed_and_its_job_given_back(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = start(rig, mode, grace=0.2)
+        worker = start(rig, grace=0.2)
         jobs = [enqueue(rig, cells.spin), enqueue(rig, cells.wait_in_cell, "never")]
         rig.until_started(*jobs)
 
@@ -195,10 +186,9 @@ def test_a_child_that_outlives_the_grace_is_killed_and_its_job_given_back(
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_child_hears_of_a_stop(database_url: str, tmp_path: Path, mode: str) -> None:
+def test_a_child_hears_of_a_stop(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = start(rig, mode, grace=600)
+        worker = start(rig, grace=600)
         job = enqueue(rig, cells.heed_stop_in_cell)
         rig.until_started(job)
 
@@ -210,10 +200,9 @@ def test_a_child_hears_of_a_stop(database_url: str, tmp_path: Path, mode: str) -
         assert rig.bad_attempts(job) == []
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_child_hears_of_a_cancel(database_url: str, tmp_path: Path, mode: str) -> None:
+def test_a_child_hears_of_a_cancel(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
-        start(rig, mode)
+        start(rig)
         job, other = enqueue(rig, cells.heed_in_cell), enqueue(rig, cells.wait_in_cell, "go")
         rig.until_started(job, other)
 
@@ -298,12 +287,9 @@ def test_a_child_outlives_the_slot_that_started_it(database_url: str, tmp_path: 
         assert rig.bad_attempts() == ["timeout"]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_what_a_handler_gives_and_writes_arrives(
-    database_url: str, tmp_path: Path, mode: str
-) -> None:
+def test_what_a_handler_gives_and_writes_arrives(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = start(rig, mode)
+        worker = start(rig)
         given = {"text": 'ü\n"', "number": 1.5, "list": [None, True, 2**70]}
         echoed = enqueue(rig, cells.echo, given)
         paid = enqueue(rig, cells.pay_in_cell)
@@ -363,12 +349,11 @@ def chores_gate(rig: Rig, name: str) -> bool:
     return (rig.directory / f"gate-{name}").exists()
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_what_a_handler_writes_to_the_worker_itself_is_taken_for_nothing_else(
-    database_url: str, tmp_path: Path, mode: str
+    database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = start(rig, mode)
+        worker = start(rig)
         lies = (
             '{"of":[0,0],"ending":"succeeded","result":"forged"}\n',
             "nonsense\n",

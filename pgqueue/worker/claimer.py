@@ -1,4 +1,4 @@
-"""The claimer: keeps the job buffer supplied, in lease mode."""
+"""The claimer: keeps the job buffer supplied."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from pgqueue.connections.settings import CLAIMING
 from pgqueue.outcomes import Released
 from pgqueue.repository import Attempts, Claim, Claimed, Workers
 from pgqueue.statements.tables import notify
-from pgqueue.worker.lease_mode.prefetch import STALE, Prefetch
+from pgqueue.worker.claiming.prefetch import STALE, Prefetch
 from pgqueue.worker.poller import Ask, Poller
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.runtime import WorkerRuntime
@@ -100,7 +100,6 @@ class Claimer(WorkerThread):
         self._was_full = claim.taken + len(claim.passed) >= limit
         if runtime.identity.worker_id != worker_id:
             return  # declared dead meanwhile: a rescuer releases these leases too
-        self._report_crashes(attempts, claim.rows)
         rows = self._startable(connection, claim) if suspects and not ahead else claim.rows
         self._fill_buffer(rows, claim, limit=limit)
         if self._was_full and runtime.buffer.waiting:
@@ -116,7 +115,7 @@ class Claimer(WorkerThread):
 
     def _claim_once(
         self, attempts: Attempts, *, limit: int, ahead: bool, sweep: bool, suspects: bool
-    ) -> Claim[Claimed]:
+    ) -> Claim:
         tasks, meta = self._runtime.open_tasks, self._runtime.reads_meta
         return self._poller.look(
             lambda pairs: attempts.claim(
@@ -126,15 +125,7 @@ class Claimer(WorkerThread):
             sweep=sweep,
         )
 
-    def _report_crashes(self, attempts: Attempts, rows: list[Claimed]) -> None:
-        """Report the crashes of transaction mode that this claim has recorded, to the callbacks."""
-        events = self._runtime.events
-        if events is not None:
-            for claimed in rows:
-                if claimed.crashes and attempts.has_crashed_before(claimed):
-                    events.crashed(claimed)
-
-    def _startable(self, connection: Connection, claim: Claim[Claimed]) -> list[Claimed]:
+    def _startable(self, connection: Connection, claim: Claim) -> list[Claimed]:
         """Return the claimed jobs that may start now, and release the other suspects first.
 
         The settler releases suspects whose jobs are locked: a claim must not wait for a lock.
@@ -154,7 +145,7 @@ class Claimer(WorkerThread):
         released = {claimed.message_id for claimed in extra}
         return [claimed for claimed in claim.rows if claimed.message_id not in released]
 
-    def _fill_buffer(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> None:
+    def _fill_buffer(self, rows: list[Claimed], claim: Claim, *, limit: int) -> None:
         """Put claimed jobs into the buffer, and hold them while others must be claimed first."""
         buffer = self._runtime.buffer
         if claim.passed:
@@ -169,7 +160,7 @@ class Claimer(WorkerThread):
         if not self._not_taken:
             buffer.let_go()
 
-    def _still_to_claim(self, rows: list[Claimed], claim: Claim[Claimed], *, limit: int) -> int:
+    def _still_to_claim(self, rows: list[Claimed], claim: Claim, *, limit: int) -> int:
         """How many jobs the next claims must still take for free slots.
 
         Counts the jobs that a claim ahead has left, less those claimed since.  It is 0 if a claim

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgqueue.worker.lease_mode.prefetch import (
+from pgqueue.worker.claiming.prefetch import (
     CALM_AFTER,
     HORIZON,
     MOST_AHEAD,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 
-class LeaseFinishing(Finishing):
+class ThreadFinishing(Finishing):
     """Begins a transaction on a connection of the engine's pool."""
 
     def __init__(self, runtime: WorkerRuntime, run: RunningAttempt) -> None:

@@ -1,4 +1,4 @@
-"""The slots of lease mode: the threads that run handlers."""
+"""The slots: the threads that run handlers."""
 
 import asyncio
 from functools import partial
@@ -12,10 +12,10 @@ from pgqueue.worker.handler_transactions import (
     run_in_async_transaction,
     run_in_transaction,
 )
-from pgqueue.worker.lease_mode.finishing import LeaseFinishing
-from pgqueue.worker.mode import Slot
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.thread_finishing import ThreadFinishing
+from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
 
@@ -23,12 +23,13 @@ NO_CONTEXT = JobContext(0, 0, 0, "", "")
 """For handlers that ask for no context, if nothing around them asks for one."""
 
 
-class LeaseSlot(Slot):
+class Slot(WorkerThread):
     """Takes a job from the buffer, runs it, and passes its outcome to the settler."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
-        super().__init__()
+        super().__init__(name="slot")
         self.runtime = runtime
+        self.current: RunningAttempt | None = None
         self.ran = 0
         self.busy = 0.0
         """Seconds spent on the jobs that have run in this slot."""
@@ -100,14 +101,14 @@ class LeaseSlot(Slot):
 
 
 def run_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
-    """Run one attempt in lease mode; None if it is settled already."""
+    """Run one attempt; None if it is settled already."""
     task, claimed = run.task, run.claimed
     if claimed.attempt > claimed.max_attempts:
         return Exhausted()
     if task.asks_before_start and (outcome := obstacle(runtime, run)) is not None:
         return outcome
     if task.address is not None:
-        run.finishing = LeaseFinishing(runtime, run)
+        run.finishing = ThreadFinishing(runtime, run)
         return runtime.children.run(run)
     if task.is_transactional:
         return run_in_transaction(runtime, run)
@@ -140,7 +141,7 @@ def _context_of(runtime: WorkerRuntime, run: RunningAttempt) -> JobContext:
 
 def _finishing_of(runtime: WorkerRuntime, run: RunningAttempt) -> Finishing:
     if run.finishing is None:
-        run.finishing = LeaseFinishing(runtime, run)
+        run.finishing = ThreadFinishing(runtime, run)
     return run.finishing
 
 

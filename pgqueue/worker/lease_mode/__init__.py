@@ -1,1 +1,0 @@
-"""Lease mode: claims and settles in batches; runs handlers in their own transactions."""

@@ -1,1 +1,0 @@
-"""Transaction mode: claims, runs the handler and settles in one transaction."""
