@@ -358,7 +358,6 @@ class TestDoctor:
         assert "wrong    schema" in ended.stdout
 
 
-@pytest.mark.journey
 class TestWorker:
     def test_until_empty_runs_what_is_due(
         self, shop: Path, engine: Engine, database_url: str

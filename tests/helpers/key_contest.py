@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
+from chaos.workers import PATIENCE
 from pgqueue import DuplicateJob, PgQueue, Unique
 
 queue = PgQueue()
 CLIENTS = 8
 ROUNDS = 10
-PATIENCE = 60.0
 
 
 @queue.task(name="contest.finished")

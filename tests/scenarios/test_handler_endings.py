@@ -179,7 +179,7 @@ def test_async_handlers_run_side_by_side(queue: PgQueue) -> None:
     together = asyncio.Event()
     here: list[int] = []
 
-    @queue.task(retry=Retry.never(), timeout=timedelta(seconds=10))
+    @queue.task(retry=Retry.never(), timeout=timedelta(seconds=60))
     async def meet() -> None:
         here.append(1)
         if len(here) == 5:

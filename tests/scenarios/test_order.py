@@ -16,13 +16,13 @@ from chaos.interleavings.logical_workers import (
     rescue,
     worker_settings,
 )
+from chaos.workers import PATIENCE
 from pgqueue import PgQueue
 from pgqueue.repository import Attempts, ClaimCursor
 from pgqueue.statements.tables import array_of
 from pgqueue.worker import Worker
 from pgqueue.worker.claiming.cursors import START
 
-PATIENCE = 60
 SLOTS = 4
 BACKLOG = 3000
 SPECIAL = 200

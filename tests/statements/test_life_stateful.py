@@ -540,7 +540,7 @@ def workers_engine(database_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def operators_engine(database_url: str) -> Iterator[Engine]:
-    engine = create_engine(database_url, connect_args={"options": "-c lock_timeout=5s"})
+    engine = create_engine(database_url, connect_args={"options": "-c lock_timeout=60s"})
     yield engine
     engine.dispose()
 

@@ -291,17 +291,6 @@ class TestUniqueKeys:
             assert plan.buffers < 100 * BATCH
 
 
-AT_ONE_MOMENT = """
-    WITH job AS (INSERT INTO pgqueue.jobs (task, run_at)
-                 SELECT CASE WHEN n IN (1, :jobs) THEN 'tests.task' ELSE 'tests.other' END, now()
-                 FROM generate_series(1, :jobs) AS n
-                 RETURNING id, queue, priority, run_at, task)
-    INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
-    SELECT queue, priority, run_at, id, task FROM job ORDER BY id
-"""
-"""Only the first of them and the last can be claimed."""
-
-
 class TestHot:
     def test_settling_updates_a_job_in_its_page(self, engine: Engine) -> None:
         with engine.begin() as connection:

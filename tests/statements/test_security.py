@@ -19,12 +19,12 @@ from sqlalchemy.orm import Session
 
 import pgqueue
 from chaos.interleavings.logical_workers import violations
+from chaos.workers import PATIENCE
 from pgqueue import Job, JobStatus, PgQueue, SchemaMissing, Worker
 from pgqueue.statements.tables import CHANNEL
 from pgqueue.worker.poller import FALSE_ALARMS, HUSH
 
 PACKAGE = Path(pgqueue.__file__).parent
-PATIENCE = 60.0
 
 IMPORT_WITH_SCHEMAS = """
 import os, sys
