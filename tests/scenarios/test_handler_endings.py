@@ -81,8 +81,10 @@ def test_a_job_ends_as_its_handler_says(queue: PgQueue, kind: str) -> None:
         assert queue.check(session) == []
 
 
-@pytest.mark.parametrize("returned", [True, False])
-@pytest.mark.parametrize("kind", ["sync", "async", "plain", "plain-async"])
+@pytest.mark.parametrize(
+    ("kind", "returned"),
+    [("sync", True), ("async", False), ("plain", False), ("plain-async", True)],
+)
 def test_a_snooze_costs_no_attempt(queue: PgQueue, kind: str, returned: bool) -> None:
     asked: list[int] = []
 

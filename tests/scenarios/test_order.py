@@ -90,6 +90,7 @@ def test_jobs_of_one_attempt_do_not_wait_for_a_backlog_of_their_priority(engine:
     assert starts.before_middle("one attempt") < 1.5 * BACKLOG
 
 
+@pytest.mark.journey
 def test_rescued_jobs_start_beside_a_backlog(engine: Engine) -> None:
     starts = Starts(engine)
     starts.enqueue("rescued", RESCUED)
@@ -138,6 +139,7 @@ def noted_looks() -> Iterator[list[str]]:
     event.remove(Engine, "before_cursor_execute", note)
 
 
+@pytest.mark.journey
 def test_a_worker_that_sleeps_reads_at_each_poll_whether_anything_is_due(engine: Engine) -> None:
     starts = Starts(engine)
     worker = Worker(starts.queue, concurrency=SLOTS, poll_interval=timedelta(seconds=0.2))
@@ -161,6 +163,7 @@ def test_a_worker_that_sleeps_reads_at_each_poll_whether_anything_is_due(engine:
     assert asked.count("claim") <= asked.count("read") + 1
 
 
+@pytest.mark.journey
 def test_a_worker_whose_slots_are_all_busy_does_not_look_for_more_without_a_pause(
     engine: Engine,
 ) -> None:
