@@ -8,6 +8,7 @@ from datetime import timedelta
 from threading import Event, Thread
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine, event, text
 
 from chaos.interleavings.logical_workers import (

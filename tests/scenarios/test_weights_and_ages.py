@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
-from test_order import PATIENCE, noted_looks, until
+from test_order import noted_looks, until
 
+from chaos.workers import PATIENCE
 from pgqueue import Job, Limit, PgQueue, Worker
 
 SECOND = timedelta(seconds=1)
