@@ -43,9 +43,10 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: a few tests wait for other processes."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else 3
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More than there are cores, and more yet where tests wait for other processes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    return cores + (4 if config.getoption("markexpr") in ("journey", "chaos") else 1)
 
 
 def pytest_collection_finish() -> None:
