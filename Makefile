@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup demo example quick test journeys check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke docs build clean
 
-# More processes than cores: most tests wait for other processes most of the time.
+# As many processes as tests/conftest.py says.
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
 STATEMENTS := claiming enqueueing fencing settling
@@ -64,8 +64,8 @@ types: setup ## Check the types with mypy --strict
 contracts: setup ## Check that modules import downwards only
 	@$(BIN)/lint-imports
 
-battery: setup ## Run the long tests, and those that count seconds, on a machine that does nothing else
-	@PGQUEUE_TIMED=1 $(PYTEST) -m "battery or timed" $(ARGS)
+battery: setup ## Run the long tests, those with random data, and those that count seconds, on a machine that does nothing else
+	@PGQUEUE_TIMED=1 $(PYTEST) -m "battery or timed or hypothesis" $(ARGS)
 
 chaos: setup ## Run the chaos battery (ARGS="--seed 7 --only kills")
 	@$(BIN)/python -m chaos $(ARGS)

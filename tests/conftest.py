@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session
 
@@ -24,6 +25,13 @@ _OF_THE_TESTS = {"PGQUEUE_TEST_URL", "PGQUEUE_PG_BIN", "PGQUEUE_TIMED", "PGPASSW
 _SETTINGS = {"max_connections": "200", "max_wal_size": "256MB", "max_prepared_transactions": "10"}
 
 
+# What is slow here may be a machine that does something else: no test measures its speed.
+UNHURRIED = settings(deadline=None, suppress_health_check=list(HealthCheck))
+settings.register_profile("make test", UNHURRIED, derandomize=True, max_examples=25)
+settings.register_profile("make battery", UNHURRIED, max_examples=500)
+settings.load_profile("make battery" if "PGQUEUE_TIMED" in os.environ else "make test")
+
+
 def pytest_configure() -> None:
     """Nothing of the environment meant for other programs may reach the tests."""
     for name in set(os.environ) - _OF_THE_TESTS:
@@ -35,9 +43,10 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """More than there are cores: most tests wait for other processes most of the time."""
-    return len(os.sched_getaffinity(0)) + 4 if hasattr(os, "sched_getaffinity") else 6
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More than there are cores, and more yet where tests wait for other processes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    return cores + (4 if config.getoption("markexpr") in ("journey", "chaos") else 1)
 
 
 def pytest_collection_finish() -> None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgqueue.admission import (
@@ -57,7 +57,6 @@ def job(
     return Waiting(keys, priority, EPOCH + timedelta(seconds=second), id, is_due=is_due)
 
 
-@settings(max_examples=200, deadline=None)
 @given(waiting=JOBS, held=HELD, rules=RULES, locked=st.sets(st.integers(0, 24)))
 def test_no_key_gets_more_places_than_its_capacity(
     waiting: list[Waiting], held: dict[str, int], rules: dict[str, Rule], locked: set[int]
@@ -76,7 +75,6 @@ def test_no_key_gets_more_places_than_its_capacity(
                 assert taken[key] <= rules[name_of(key)].capacity
 
 
-@settings(max_examples=200, deadline=None)
 @given(waiting=JOBS, held=HELD, rules=RULES, locked=st.sets(st.integers(0, 24)))
 def test_under_a_strict_key_no_job_overtakes_another(
     waiting: list[Waiting], held: dict[str, int], rules: dict[str, Rule], locked: set[int]
@@ -94,7 +92,6 @@ def test_under_a_strict_key_no_job_overtakes_another(
         assert taken == sorted(taken, reverse=True)
 
 
-@settings(max_examples=200, deadline=None)
 @given(waiting=JOBS, held=HELD, rules=RULES)
 def test_a_job_stays_only_for_a_reason(
     waiting: list[Waiting], held: dict[str, int], rules: dict[str, Rule]
@@ -203,7 +200,6 @@ def most_in(times: list[datetime], period: timedelta) -> int:
     return max((sum(at <= one < at + period for one in times) for at in times), default=0)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     rule=RATES,
     rounds=st.lists(
@@ -225,7 +221,6 @@ def test_no_period_has_more_starts_than_the_rate_and_its_burst_allow(
     assert most_in(key.started, rule.period) <= rule.capacity + 2 * rule.burst - 1
 
 
-@settings(max_examples=200, deadline=None)
 @given(rule=RATES)
 def test_a_round_at_the_time_of_the_next_token_admits_and_one_before_does_not(rule: Rule) -> None:
     key, now = RatedKey(rule), EPOCH
@@ -275,7 +270,6 @@ def of_tenants(tenants: list[str] | str) -> list[Waiting]:
     return [job(f"fair {one}", id=number, second=number) for number, one in enumerate(tenants)]
 
 
-@settings(max_examples=150, deadline=None)
 @given(tenants=TENANTS)
 def test_keys_take_turns_until_their_jobs_are_used_up(tenants: list[str]) -> None:
     waiting = of_tenants(tenants)
@@ -295,7 +289,6 @@ def test_keys_take_turns_until_their_jobs_are_used_up(tenants: list[str]) -> Non
         assert own == sorted(own)
 
 
-@settings(max_examples=100, deadline=None)
 @given(tenants=TENANTS, most_ready=st.integers(1, 4))
 def test_turns_go_on_from_one_admission_to_the_next(tenants: list[str], most_ready: int) -> None:
     waiting = of_tenants(tenants)

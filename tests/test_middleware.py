@@ -140,6 +140,7 @@ def test_what_is_no_context_manager_is_refused(queue: PgQueue, kind: str) -> Non
         queue.middleware(7)  # type: ignore[type-var]
 
 
+@pytest.mark.journey
 def test_handlers_in_child_processes_are_surrounded_too(database_url: str, tmp_path: Any) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session, session.begin():

@@ -11,7 +11,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgqueue import OptionError
@@ -103,7 +103,6 @@ def listed(numbers: frozenset[int]) -> str:
 
 
 @given(place=st.sampled_from(DAYS), minutes=numbers, hours=hours)
-@settings(max_examples=20, deadline=None)
 def test_ticks_are_those_that_a_look_at_the_clock_each_minute_finds(
     place: tuple[str, str], minutes: frozenset[int], hours: frozenset[int] | None
 ) -> None:
@@ -196,7 +195,6 @@ class TestZoneThatChangedItsRules:
     zone=st.sampled_from(sorted(CHANGES)),
     after=st.datetimes(datetime(2005, 1, 1), datetime(2030, 1, 1)),
 )
-@settings(max_examples=200, deadline=None)
 def test_ticks_are_later_each_time_and_the_same_wherever_one_begins(
     cron: str, zone: str, after: datetime
 ) -> None:
@@ -321,7 +319,6 @@ class TestOverlap:
     overlap=st.sampled_from(list(Overlap)),
     running=st.lists(st.booleans(), min_size=8, max_size=8),
 )
-@settings(max_examples=200, deadline=None)
 def test_no_tick_is_fired_twice_whatever_the_rule_and_the_clock_do(
     rules: list[Rule], steps: list[int], catch_up: int, overlap: Overlap, running: list[bool]
 ) -> None:
@@ -412,7 +409,6 @@ class TestRefusals:
 
 
 @given(st.lists(st.text("0123456789*/,-#LWMONJAN ²", max_size=6), min_size=5, max_size=5))
-@settings(max_examples=200, deadline=None)
 def test_no_expression_raises_anything_but_an_option_error(fields: list[str]) -> None:
     with suppress(OptionError):
         checked_rule("", " ".join(fields), None, "Europe/Berlin")

@@ -34,7 +34,7 @@ TASKS = array_of([TASK])
 ERROR = ErrorReport("ValueError", "planned", "")
 
 # Numbers of seconds after which a test fails instead of hanging.
-PATIENCE = 20.0
+PATIENCE = 60.0
 LOCK_TIMEOUT = "5s"
 
 

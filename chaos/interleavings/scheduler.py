@@ -20,7 +20,7 @@ from chaos.workers import wait_until
 
 SOON = 0.004
 """Seconds in which nearly every statement is done that does not wait for a lock."""
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 BLOCKED = text("SELECT bool_or(cardinality(pg_blocking_pids(pid)) > 0) FROM unnest(:pids) AS pid")
 

@@ -199,7 +199,6 @@ class TestWrongOptions:
         assert_one_line(command(queue, *arguments))
 
 
-@pytest.mark.journey
 class TestWorker:
     def test_until_empty_runs_what_is_due(
         self, shop: Path, engine: Engine, database_url: str
@@ -233,6 +232,7 @@ class TestWorker:
         with Session(engine) as session:
             assert session.scalars(select(Job.attempts)).all() == [0]
 
+    @pytest.mark.journey
     def test_tells_once_that_it_waits_and_for_what(self, shop: Path, database_url: str) -> None:
         url = make_url(database_url).set(database="nowhere")
         waits: list[str] = []
@@ -272,6 +272,7 @@ class TestWorker:
 
         assert ended.stdout == "1 succeeded\n"
 
+    @pytest.mark.journey
     def test_ends_with_0_after_sigterm_and_loses_nothing(
         self, shop: Path, queue: PgQueue, engine: Engine, database_url: str
     ) -> None:
@@ -301,6 +302,7 @@ class TestWorker:
             ("never_end_in_thread", ()),
         ],
     )
+    @pytest.mark.journey
     def test_ends_soon_although_a_handler_does_not_and_gives_its_job_back(
         self,
         shop: Path,
@@ -323,6 +325,7 @@ class TestWorker:
             assert session.scalars(select(Job.status)).all() == ["pending"]
             assert queue.check(session) == []
 
+    @pytest.mark.journey
     def test_a_third_signal_does_not_end_the_process_before_the_attempts_are_settled(
         self, shop: Path, engine: Engine, database_url: str
     ) -> None:

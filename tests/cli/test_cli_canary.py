@@ -11,6 +11,8 @@ import pytest
 from shop_rig import environment, pgqueue
 from sqlalchemy import Engine, inspect, make_url, text
 
+pytestmark = pytest.mark.journey
+
 CANARY = "c4n4ry-S3cr3t"
 
 APP = """

@@ -15,6 +15,7 @@ PROGRAMS = [program for document in documents() for program in programs_of(docum
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 FILE = re.compile(r"`((?:tests|docs|pgqueue|benchmarks|alembic|examples)/[\w./-]*\w)`")
 COMMAND = re.compile(r"\bpgqueue(?: --(?:app|url) \S+)* ([a-z][a-z-]*)\b")
+SHELL = re.compile(r"^```(?:console|shell)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TARGET = re.compile(r"^make ([a-z]+)", re.MULTILINE)
 
 
@@ -45,43 +46,43 @@ def test_type_checkers_accept_the_python_in_our_documents(
     assert [line for line in answer.splitlines() if ": error:" in line] == []
 
 
-@pytest.mark.parametrize("document", documents(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_excerpts_in_our_documents_are_what_the_files_say(document: Path) -> None:
-    lines_of = {path: (ROOT / path).read_text("utf-8") for path, _ in excerpts_of(document)}
-
+def test_the_excerpts_in_our_documents_are_what_the_files_say() -> None:
     changed = [
-        f"{path} does not hold:\n{piece}"
+        f"{document}: {path} does not hold:\n{piece}"
+        for document in documents()
         for path, piece in excerpts_of(document)
-        if not any(indent(piece, " " * depth) in lines_of[path] for depth in (0, 4, 8))
+        if not any(
+            indent(piece, " " * depth) in (ROOT / path).read_text("utf-8") for depth in (0, 4, 8)
+        )
     ]
 
     assert changed == []
 
 
-@pytest.mark.parametrize("document", documents(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_our_documents_point_at_exists(document: Path) -> None:
-    text = document.read_text("utf-8")
-    links = [link for link in LINK.findall(text) if "://" not in link]
-
-    targets = [document.parent / link for link in links] + [
-        ROOT / path for path in FILE.findall(text)
-    ]
-    missing = [str(target) for target in targets if not target.exists()]
+def test_what_our_documents_point_at_exists() -> None:
+    missing = []
+    for document in documents():
+        text = document.read_text("utf-8")
+        links = [link for link in LINK.findall(text) if "://" not in link]
+        targets = [
+            *(document.parent / link for link in links),
+            *map(ROOT.joinpath, FILE.findall(text)),
+        ]
+        missing += [f"{document}: {target}" for target in targets if not target.exists()]
 
     assert missing == []
 
 
-@pytest.mark.parametrize("document", documents(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_commands_in_our_documents_exist(document: Path) -> None:
-    shell = re.findall(
-        r"^```(?:console|shell)\n(.*?)^```$", document.read_text("utf-8"), re.M | re.S
-    )
+def test_the_commands_in_our_documents_exist() -> None:
+    known = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    unknown = []
+    for document in documents():
+        for shell in SHELL.findall(document.read_text("utf-8")):
+            commands = set(COMMAND.findall(shell)) - set(main.commands)
+            targets = set(TARGET.findall(shell)) - known
+            unknown += [f"{document}: {word}" for word in commands | targets]
 
-    commands = {name for text in shell for name in COMMAND.findall(text)}
-    targets = {name for text in shell for name in TARGET.findall(text)}
-
-    assert commands <= set(main.commands)
-    assert targets <= set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert unknown == []
 
 
 def test_the_revisions_in_our_documents_reach_the_current_version() -> None:

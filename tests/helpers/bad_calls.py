@@ -243,10 +243,6 @@ def row_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 Door = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], None]
 SYNC_DOORS: tuple[Door, ...] = (by_enqueue, by_many, by_add, by_delay, by_options)
 
-GIVEN_TWO_WAYS = [bad for bad in CALLS if bad.name == "twice"]
-CALLS_BY_ROW = [bad for bad in CALLS if bad not in GIVEN_TWO_WAYS]
-"""A row of a batch is a tuple or a dict, never both."""
-
 
 def assert_says(error: PgQueueError, task: str, words: tuple[str, ...]) -> None:
     said = str(error)

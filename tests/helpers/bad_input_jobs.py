@@ -9,10 +9,10 @@ from bad_input_kinds import Damaged, Ending
 from bad_rows import NEVER_RUNS, REFUSED, RUNS_ANYWAY, UNREADABLE
 from sqlalchemy.orm import Session
 
+from chaos.workers import PATIENCE
 from pgqueue import JobContext, PgQueue, Retry
 
 AT_ONCE = Retry.constant(timedelta(0))
-PATIENCE = 60.0
 CROWD = 500
 UNKEPT = "unserialisable_result"
 """What stands in place of a result that cannot be kept."""

@@ -18,12 +18,6 @@ UNREADABLE = {
 }
 """The arguments of a job, and why they cannot be read."""
 
-OF_ANOTHER_VERSION = {
-    '{"n": 1, "colour": 2}': "name 'colour', which the task does not take",
-    "{}": "have no 'milliseconds': the job was enqueued before",
-}
-"""The same for arguments that another version of the task may read: their jobs wait."""
-
 RUNS_ANYWAY = {
     "more attempts than there are": "jobs SET attempts = 32767 WHERE id = :id",
     "a time long past": "jobs SET run_at = '2001-01-01Z' WHERE id = :id",
@@ -81,14 +75,3 @@ REFUSED = [
     "leases SET started_at = 'infinity'",
 ]
 """What the tables themselves do not take: some of it would fail the claims of all."""
-
-ODDITIES = [
-    "INSERT INTO pgqueue.queues (name, paused_at) VALUES ('', '9999-12-31'), ('a\"b', NULL), "
-    "(repeat('q', 1000), '2000-01-02')",
-    "INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id) "
-    "VALUES (999999, 1, 1, gen_random_uuid())",
-    "INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task) "
-    "VALUES ('default', 0, '2001-01-01Z', 999998, 'chores.quick'), "
-    "('default', 5, '2001-01-01Z', -1, 'a{b},\"c'), ('default', 5, '2001-01-01Z', -2, '')",
-]
-"""Rows that belong to no job."""

@@ -1,18 +1,19 @@
-"""Processes that enqueue under one unique key at the same time."""
+"""Clients that enqueue under one unique key at the same time."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
-from chaos.workers import FORKS
+from chaos.workers import PATIENCE
 from pgqueue import DuplicateJob, PgQueue, Unique
 
 queue = PgQueue()
 CLIENTS = 8
-ROUNDS = 25
-PATIENCE = 60.0
+ROUNDS = 10
 
 
 @queue.task(name="contest.finished")
@@ -27,24 +28,28 @@ TASKS = {"finished": finished, "started": started}
 
 
 def compete(url: str, until: str, on_conflict: str, many: bool) -> list[list[Any]]:
-    """Let eight processes enqueue under one key; returns what each has seen: ids and errors."""
-    barrier, answers = FORKS.Barrier(CLIENTS), FORKS.SimpleQueue()
-    given = (url, until, on_conflict, many, barrier, answers)
-    clients = [FORKS.Process(target=_enqueue, args=(*given, client)) for client in range(CLIENTS)]
-    for client in clients:
-        client.start()
-    seen = [answers.get() for _ in clients]
-    for client in clients:
-        client.join(PATIENCE)
-        assert client.exitcode == 0
+    """Let eight clients enqueue under one key; returns what each has seen: ids and errors."""
+    engine = create_engine(url, pool_size=CLIENTS)
+    queue.bind(engine)
+    barrier = threading.Barrier(CLIENTS)
+
+    def enqueue(client: int) -> list[Any]:
+        return _enqueue(engine, until, on_conflict, many, barrier, client)
+
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        seen = list(clients.map(enqueue, range(CLIENTS)))
+    engine.dispose()
     return seen
 
 
 def _enqueue(
-    url: str, until: Any, on_conflict: Any, many: bool, barrier: Any, answers: Any, client: int
-) -> None:
-    engine = create_engine(url)
-    queue.bind(engine)
+    engine: Engine,
+    until: Any,
+    on_conflict: Any,
+    many: bool,
+    barrier: threading.Barrier,
+    client: int,
+) -> list[Any]:
     unique = Unique(by=("key",), until=until, on_conflict=on_conflict)
     task = TASKS[until].options(unique=unique, delay=timedelta(hours=1))
     seen: list[Any] = []
@@ -61,5 +66,4 @@ def _enqueue(
             seen.append("duplicate")
         except Exception as error:
             seen.append(repr(error)[:300])
-    engine.dispose()
-    answers.put(seen)
+    return seen

@@ -19,11 +19,6 @@ def one_of_a_key(ctx: JobContext, key: str, milliseconds: float = 1) -> None:
     _work(ctx, key, milliseconds)
 
 
-@queue.task(retry=AT_ONCE, limit=Limit(4, by="key"))
-def four_of_a_key(ctx: JobContext, key: str, milliseconds: float = 1) -> None:
-    _work(ctx, key, milliseconds)
-
-
 @queue.task(retry=AT_ONCE, limit=(Limit(2, by="key"), Limit(3)))
 def three_in_all(ctx: JobContext, key: str, milliseconds: float = 1) -> None:
     _work(ctx, key, milliseconds)

@@ -69,7 +69,7 @@ TASKS_OF_OTHERS = """
 """
 
 
-@pytest.fixture(scope="module", params=["empty", "never analyzed", "moment", "fresh", "drained"])
+@pytest.fixture(scope="module", params=["never analyzed", "drained"])
 def backlog(
     server_url: str, template_url: str, request: pytest.FixtureRequest
 ) -> Iterator[Connection]:
@@ -80,17 +80,12 @@ def backlog(
             for name in ("jobs", "message_queue", "leases", "dead_letters"):
                 off = text(f"ALTER TABLE pgqueue.{name} SET (autovacuum_enabled = off)")
                 connection.execute(off)
-            if request.param == "empty":
-                connection.execute(text("ANALYZE"))
             make_one_of_each(quiet)
             connection.execute(text(MY_TASKS))
-            moment = "now()" if request.param == "moment" else "clock_timestamp()"
-            backlog = AT_ONE_MOMENT.replace("now()", moment)
-            connection.execute(text(backlog), {"jobs": BACKLOG})
+            connection.execute(text(AT_ONE_MOMENT), {"jobs": BACKLOG})
             connection.execute(text(TASKS_OF_OTHERS))
-            if request.param in ("moment", "fresh", "drained"):
-                connection.execute(text("ANALYZE"))
             if request.param == "drained":
+                connection.execute(text("ANALYZE"))
                 connection.execute(text(DRAINED))
         told = create_engine(url, poolclass=NullPool, connect_args=TELLING)
         # In a transaction a plan is told only when the next statement comes.
@@ -181,33 +176,19 @@ KNOWN = [status for status in JobStatus if status is not JobStatus.BLOCKED]
 
 
 class TestComparisons:
-    @pytest.mark.parametrize("status", KNOWN)
-    @pytest.mark.parametrize("spelled", [JobStatus, str, lambda status: status.value])
+    @pytest.mark.parametrize("spelled", [JobStatus, str])
     def test_equal_and_unequal(
-        self, session: Session, made: Made, status: JobStatus, spelled: Callable[[Any], Any]
+        self, session: Session, made: Made, spelled: Callable[[Any], Any]
     ) -> None:
-        is_it = select(Job.id).where(Job.status == spelled(status))
-        is_not = select(Job.id).where(Job.status != spelled(status))
+        everything = ids_of(made, *KNOWN)
+        for status in KNOWN:
+            is_it = select(Job.id).where(Job.status == spelled(status))
+            is_not = select(Job.id).where(Job.status != spelled(status))
 
-        everything = ids_of(made, *JobStatus)
-        assert found(session, is_it) == made[status]
-        others = found(session, is_not)
-        assert others - made[JobStatus.BLOCKED] == everything - made[status] - ids_of(
-            made, JobStatus.BLOCKED
-        )
+            assert found(session, is_it) == made[status]
+            assert found(session, is_not) - made[JobStatus.BLOCKED] == everything - made[status]
 
-    @pytest.mark.parametrize(
-        "statuses",
-        [
-            [],
-            [JobStatus.RUNNING],
-            [JobStatus.PENDING, JobStatus.RUNNING],
-            [JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.SUCCEEDED],
-            ["failed", JobStatus.PENDING],
-            KNOWN,
-        ],
-        ids=str,
-    )
+    @pytest.mark.parametrize("statuses", [[], ["failed", JobStatus.PENDING], KNOWN], ids=str)
     def test_in_and_not_in(self, session: Session, made: Made, statuses: list[Any]) -> None:
         inside = select(Job.id).where(Job.status.in_(statuses))
         outside = select(Job.id).where(Job.status.not_in(statuses))
@@ -240,15 +221,14 @@ class TestComparisons:
             made, *JobStatus
         ) - ids_of(made, JobStatus.FAILED)
 
-    @pytest.mark.parametrize("many", range(1, len(KNOWN)))
     def test_a_join_finds_what_a_statement_about_jobs_alone_finds(
-        self, session: Session, made: Made, many: int
+        self, session: Session, made: Made
     ) -> None:
         """Two forms of one question: the statement decides which of them is compiled."""
         other = aliased(Job)
         by_row = select(Job.id).join(other, other.id == Job.id)
         blocked = made[JobStatus.BLOCKED]
-        for statuses in combinations(KNOWN, many):
+        for statuses in combinations(KNOWN, 2):
             expected = ids_of(made, *statuses)
             rest = ids_of(made, *KNOWN) - expected
             assert found(session, select(Job.id).where(Job.status.in_(statuses))) == expected
@@ -301,7 +281,7 @@ class TestComparisons:
         assert len(found(session, waiting)) == 9
         assert session.get_one(Job, lost).status is JobStatus.BLOCKED
 
-    @pytest.mark.parametrize("value", ["done", None, 3, "", "RUNNING"])
+    @pytest.mark.parametrize("value", ["done", None, 3])
     def test_what_is_no_status_is_refused_with_those_that_are(self, value: Any) -> None:
         for compare in (
             lambda: Job.status == value,
@@ -366,9 +346,8 @@ JOINED: dict[str, Callable[[Any], Any]] = {
     ),
 }
 CONDITIONS = {
-    **{f"== {one}": Job.status == one for one in KNOWN},
-    **{f"!= {one}": Job.status != one for one in KNOWN},
-    "in progress": Job.status.in_([JobStatus.PENDING, JobStatus.RUNNING]),
+    "pending": Job.status == JobStatus.PENDING,
+    "not pending": Job.status != JobStatus.PENDING,
     "ended": Job.status.not_in([JobStatus.PENDING, JobStatus.RUNNING]),
 }
 
@@ -385,7 +364,7 @@ class TestBesideABacklog:
             assert rows, name
             assert plans.only.buffers < 1_000, name
 
-    @pytest.mark.parametrize("status", [one for one in KNOWN if one is not JobStatus.SUCCEEDED])
+    @pytest.mark.parametrize("status", [JobStatus.PENDING, JobStatus.RUNNING, JobStatus.FAILED])
     def test_a_page_of_one_status_reads_no_jobs_but_of_that_status(
         self, backlog: Connection, status: JobStatus
     ) -> None:

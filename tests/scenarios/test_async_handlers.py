@@ -21,6 +21,7 @@ def queue(engine: Engine) -> PgQueue:
     return PgQueue(engine)
 
 
+@pytest.mark.journey
 def test_a_handler_that_blocks_the_event_loop_does_not_stop_the_heartbeat(
     database_url: str, tmp_path: Path
 ) -> None:

@@ -11,6 +11,8 @@ from worker_rig import Rig, promised
 
 from pgqueue import Change
 
+pytestmark = pytest.mark.journey
+
 HEEDERS = [chores.heed, chores.heed_and_pay, chores.heed_async]
 DEAF = [chores.wait, chores.wait_and_pay, chores.wait_async]
 

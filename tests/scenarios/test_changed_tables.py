@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import chores
+import pytest
 from worker_rig import Rig
+
+pytestmark = pytest.mark.journey
 
 CHANGES = 8
 

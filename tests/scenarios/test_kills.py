@@ -8,6 +8,8 @@ import chores
 import pytest
 from worker_rig import Rig, WorkerProgram, promised
 
+pytestmark = pytest.mark.journey
+
 
 @pytest.mark.timed
 def test_a_killed_workers_job_is_claimable_again_within_two_seconds(

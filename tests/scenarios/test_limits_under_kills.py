@@ -2,7 +2,6 @@
 
 import random
 from collections import defaultdict
-from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import limited_chores
 import pytest
 from worker_rig import Rig
+
+pytestmark = pytest.mark.journey
 
 KEYS = ("red", "green", "blue")
 WORKERS = 8
@@ -52,26 +53,6 @@ def has_gone_on(rig: Rig, seen: int) -> bool:
     return len(rig.notes("start")) > seen + 3 or not rig.unfinished()
 
 
-@pytest.mark.parametrize("capacity", [1, 4])
-def test_no_more_jobs_of_a_key_run_than_its_limit_while_workers_are_killed(
-    database_url: str, tmp_path: Path, capacity: int
-) -> None:
-    tasks = {1: limited_chores.one_of_a_key, 4: limited_chores.four_of_a_key}
-    with Rig(database_url, tmp_path) as rig:
-        start_workers(rig)
-        with rig.session() as session:
-            rows = [(key, 10) for _ in range(30) for key in KEYS]
-            tasks[capacity].enqueue_many(session, rows)
-            session.commit()
-
-        kill_some(rig)
-        rig.until_ended()
-
-        assert most_at_once(rig.notes()) <= capacity
-        assert rig.outcomes() == {"succeeded": len(rows)}
-        assert rig.check() == []
-
-
 def test_several_limits_of_a_task_hold_together(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
         start_workers(rig, 4)
@@ -108,42 +89,3 @@ def test_strict_order_is_first_in_first_out_by_key_while_workers_are_killed(
             assert numbers == sorted(numbers)
             assert set(numbers) == set(range(15))
         assert rig.outcomes() == {"succeeded": len(rows)}
-
-
-STARTS = """
-    SELECT args ->> 'key', start.started_at
-    FROM pgqueue.jobs
-    CROSS JOIN LATERAL (
-        SELECT attempts AS attempt, started_at WHERE outcome = 'succeeded'
-        UNION
-        SELECT attempt, started_at FROM pgqueue.job_attempts WHERE job_id = jobs.id
-    ) AS start
-"""
-"""All starts by the database's clock."""
-
-
-def most_starts_in(times: list[datetime], period: timedelta) -> int:
-    return max(sum(at <= one < at + period for one in times) for at in times)
-
-
-def test_no_period_has_more_starts_than_its_rate_while_jobs_fail_and_workers_are_killed(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        start_workers(rig, 4)
-        with rig.session() as session:
-            rows = [(key, 1) for _ in range(25) for key in KEYS]
-            limited_chores.rated.enqueue_many(session, rows)
-            session.commit()
-
-        kill_some(rig, 3)
-        rig.until_ended()
-
-        starts = rig.rows(STARTS)
-        period = timedelta(seconds=2)
-        assert len(starts) >= 2 * len(rows) - 3 * 6  # fewer after kills
-        assert most_starts_in([at for _, at in starts], period) <= 50 + 2 * 5 - 1
-        for key in KEYS:
-            assert most_starts_in([at for of, at in starts if of == key], period) <= 30 + 2 * 3 - 1
-        assert rig.outcomes() == {"succeeded": len(rows)}
-        assert rig.check() == []

@@ -12,6 +12,8 @@ from worker_rig import Rig, promised
 
 from pgqueue import Job
 
+pytestmark = pytest.mark.journey
+
 
 @contextmanager
 def locked(rig: Rig, job: int) -> Iterator[None]:

@@ -15,6 +15,8 @@ from worker_rig import Rig, WorkerProgram, promised
 from pgqueue.cli.working import INTERRUPTED
 from pgqueue.connections.opening import backend_pid
 
+pytestmark = pytest.mark.journey
+
 BUSY = ("jobs", "leases", "message_queue", "workers")
 IDLE = ("leases", "message_queue")
 GRACE = 1.0

@@ -8,6 +8,7 @@ from datetime import timedelta
 from threading import Event, Thread
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine, event, text
 
 from chaos.interleavings.logical_workers import (
@@ -16,13 +17,13 @@ from chaos.interleavings.logical_workers import (
     rescue,
     worker_settings,
 )
+from chaos.workers import PATIENCE
 from pgqueue import PgQueue
 from pgqueue.repository import Attempts, ClaimCursor
 from pgqueue.statements.tables import array_of
 from pgqueue.worker import Worker
 from pgqueue.worker.claiming.cursors import START
 
-PATIENCE = 60
 SLOTS = 4
 BACKLOG = 3000
 SPECIAL = 200
@@ -90,6 +91,7 @@ def test_jobs_of_one_attempt_do_not_wait_for_a_backlog_of_their_priority(engine:
     assert starts.before_middle("one attempt") < 1.5 * BACKLOG
 
 
+@pytest.mark.journey
 def test_rescued_jobs_start_beside_a_backlog(engine: Engine) -> None:
     starts = Starts(engine)
     starts.enqueue("rescued", RESCUED)
@@ -138,6 +140,7 @@ def noted_looks() -> Iterator[list[str]]:
     event.remove(Engine, "before_cursor_execute", note)
 
 
+@pytest.mark.journey
 def test_a_worker_that_sleeps_reads_at_each_poll_whether_anything_is_due(engine: Engine) -> None:
     starts = Starts(engine)
     worker = Worker(starts.queue, concurrency=SLOTS, poll_interval=timedelta(seconds=0.2))
@@ -161,6 +164,7 @@ def test_a_worker_that_sleeps_reads_at_each_poll_whether_anything_is_due(engine:
     assert asked.count("claim") <= asked.count("read") + 1
 
 
+@pytest.mark.journey
 def test_a_worker_whose_slots_are_all_busy_does_not_look_for_more_without_a_pause(
     engine: Engine,
 ) -> None:

@@ -14,6 +14,8 @@ from worker_rig import Rig, WorkerProgram, promised
 from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.worker.liveness import FAST_GRACE
 
+pytestmark = pytest.mark.journey
+
 JOBS = 240
 CUT = "the connection of its transaction has ended while it runs"
 IN_A_HANDLER = """

@@ -8,6 +8,8 @@ import chores
 import pytest
 from worker_rig import Rig, promised
 
+pytestmark = pytest.mark.journey
+
 
 @pytest.mark.battery  # as a chaos scenario
 def test_a_poison_job_starts_max_attempts_times_and_its_neighbours_succeed(

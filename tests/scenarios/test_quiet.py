@@ -10,6 +10,8 @@ from worker_rig import Rig, WorkerProgram
 
 from pgqueue import ArgumentsError
 
+pytestmark = pytest.mark.journey
+
 
 def test_it_ends_its_jobs_and_leaves_the_others_to_others(
     database_url: str, tmp_path: Path

@@ -142,6 +142,7 @@ def test_a_forked_child_enqueues_on_connections_of_its_own(engine: Engine) -> No
         assert queue.check(session) == []
 
 
+@pytest.mark.journey
 def test_a_program_that_forks_workers_needs_nothing_special(
     database_url: str, tmp_path: Path
 ) -> None:

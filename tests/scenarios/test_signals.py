@@ -9,6 +9,8 @@ import chores
 import pytest
 from worker_rig import Rig, promised
 
+pytestmark = pytest.mark.journey
+
 OTHERS = (chores.wait, chores.wait_and_pay, chores.wait_async)
 
 
@@ -201,27 +203,4 @@ def test_a_handler_that_hears_of_the_stop_hands_its_job_on(
         assert (rig.outcome(job), rig.attempts(job)) == (None, 0)
         assert rig.bad_attempts(job) == []
         assert rig.effects() == (1 if task is chores.heed_stop_and_pay else 0)
-        assert rig.check() == []
-
-
-def test_workers_stopped_and_started_in_turn_burn_no_attempt(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        with rig.session() as session:
-            chores.pay.options(max_attempts=1).enqueue_many(session, [(5,)] * 400)
-            session.commit()
-        alive = [rig.start(concurrency=2) for _ in range(2)]
-
-        codes = []
-        for left in (320, 200, 100):
-            rig.until(lambda left=left: rig.unfinished() <= left)  # type: ignore[misc]
-            alive.append(rig.start(concurrency=2, waits=False))
-            codes.append(alive.pop(0).terminate())
-
-        rig.until_ended()
-        assert codes == [0] * 3
-        assert rig.outcomes() == {"succeeded": 400}
-        assert rig.bad_attempts() == []
-        assert rig.each_success_has_one_effect()
         assert rig.check() == []

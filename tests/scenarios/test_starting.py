@@ -125,6 +125,7 @@ def test_a_retry_does_not_take_the_key_back(engine: Engine) -> None:
     check(engine)
 
 
+@pytest.mark.journey
 def test_a_job_whose_worker_is_killed_after_the_start_runs_beside_the_next_one(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_job_whose_worker_is_killed_after_the_start_runs_beside_the_next_one(
         assert rig.check() == []
 
 
+@pytest.mark.journey
 def test_a_job_whose_row_is_locked_starts_later_and_loses_no_attempt(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -287,6 +289,7 @@ def test_one_enqueue_may_have_its_own_expires_in_or_none(engine: Engine, session
     assert sorted(metas, key=lambda meta: meta["n"]) == [{"by": "Ada", "n": 1}, {"n": 2}, {"n": 4}]
 
 
+@pytest.mark.journey
 def test_a_job_of_a_process_expires_and_gives_its_key_back(
     database_url: str, tmp_path: Path
 ) -> None:

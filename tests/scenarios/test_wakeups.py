@@ -14,6 +14,8 @@ from worker_rig import PATIENCE, Rig, WorkerProgram, promised
 from pgqueue.statements.tables import CHANNEL, SLEEPERS
 from pgqueue.worker.claiming.cursors import LATEST_SWEEP
 
+pytestmark = pytest.mark.journey
+
 FOREVER = 600.0
 """Seconds between polls: what starts sooner was woken."""
 

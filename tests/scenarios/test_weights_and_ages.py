@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
-from test_order import PATIENCE, noted_looks, until
+from test_order import noted_looks, until
 
+from chaos.workers import PATIENCE
 from pgqueue import Job, Limit, PgQueue, Worker
 
 SECOND = timedelta(seconds=1)
@@ -81,6 +82,7 @@ class TestWeights:
 
         assert kinds.order == ["reports"] * 20 + ["mail"] * 20
 
+    @pytest.mark.journey
     def test_less_urgent_jobs_of_a_queue_start_in_its_turns(self, engine: Engine) -> None:
         kinds = Kinds(engine)
         mails = 20_000
@@ -137,6 +139,7 @@ class TestWeights:
 
 
 class TestAges:
+    @pytest.mark.journey
     def test_a_steady_flow_of_urgent_jobs_holds_up_no_aged_job(self, engine: Engine) -> None:
         """Each urgent job leaves another one that is due, so one always is."""
         kinds = Kinds(engine)

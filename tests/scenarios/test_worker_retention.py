@@ -162,7 +162,7 @@ class TestPruner:
                     connection.execute(old)
                 wait_until(lambda: not kept(queue), what="the job is pruned")
         finally:
-            pruner.stop(seconds=30)
+            pruner.stop(seconds=60)
 
         assert not pruner.is_alive()
         assert pruner.failure is None
@@ -182,7 +182,7 @@ class TestPruner:
         try:
             wait_until(lambda: len(rounds) > 2, what="it tries again")
         finally:
-            pruner.stop(seconds=30)
+            pruner.stop(seconds=60)
 
         assert pruner.failure is None
         [line] = [r.getMessage() for r in caplog.records if r.levelname != "INFO"]

@@ -13,6 +13,8 @@ from worker_rig import Rig, WorkerProgram
 
 from pgqueue.statements.transactions import AFTER_HANDLER
 
+pytestmark = pytest.mark.journey
+
 # The rescuer waits two seconds, not thirty, for a worker whose connection is still open.
 HASTY: dict[str, Any] = {"set_spans": {"pgqueue.worker.liveness:SLOW_GRACE": 2.0}}
 

@@ -83,13 +83,10 @@ class TestHowASessionmakerMayBeMade:
     @pytest.mark.parametrize(
         "options",
         [
-            {"twophase": True},
-            {"autobegin": False},
             {"twophase": True, "autobegin": False},
             {"autoflush": False, "expire_on_commit": False},
             {"join_transaction_mode": "control_fully"},
             {"close_resets_only": False},
-            {"enable_baked_queries": False, "future": True},
         ],
         ids=lambda options: "-".join(options),
     )
@@ -525,8 +522,15 @@ def of_level(engine: Engine, level: str, made: str) -> Engine:
 
 
 class TestTheIsolationOfTheApplication:
-    @pytest.mark.parametrize("made", ["execution_options", "create_engine", "server", "psycopg2"])
-    @pytest.mark.parametrize("level", STRICTER)
+    @pytest.mark.parametrize(
+        ("made", "level"),
+        [
+            ("execution_options", "REPEATABLE READ"),
+            ("create_engine", "SERIALIZABLE"),
+            ("server", "SERIALIZABLE"),
+            ("psycopg2", "SERIALIZABLE"),
+        ],
+    )
     def test_is_that_of_handlers(self, engine: Engine, made: str, level: str) -> None:
         own = of_level(engine, level, made)
         queue = PgQueue(own)
@@ -664,10 +668,9 @@ class TestATransactionThatCannotBeSerialized:
         assert "could not serialize access" in last_error(PgQueue(engine))
         assert words(engine) == ["first"]
 
-    @pytest.mark.parametrize("level", ["READ COMMITTED", *STRICTER])
     @pytest.mark.parametrize("meanwhile", ["cancelled", "stale"])
     def test_is_not_begun_again_when_its_job_was_cancelled_or_its_lease_has_passed_on(
-        self, engine: Engine, run: Any, level: str, meanwhile: str
+        self, engine: Engine, run: Any, meanwhile: str
     ) -> None:
         def act(session: Session, ctx: JobContext, begun: int) -> None:
             session.add(Note(word="never"))
@@ -677,7 +680,7 @@ class TestATransactionThatCannotBeSerialized:
             else:
                 execute(engine, "DELETE FROM pgqueue.leases")
 
-        assert run(act, level=level) == ({meanwhile: 1}, [1])
+        assert run(act, level="SERIALIZABLE") == ({meanwhile: 1}, [1])
         assert words(engine) == []
 
     def test_because_of_a_deadlock_is_begun_again_at_any_level(
@@ -710,6 +713,7 @@ class TestATransactionThatCannotBeSerialized:
         assert words(engine) == ["one other again", "two other"]
 
 
+@pytest.mark.journey
 class TestTheServersLimitsOnTransactions:
     """They do not end a handler within the timeout of its task.
 

@@ -77,7 +77,7 @@ def test_a_batch_does_not_end_while_a_transaction_adds_to_it(
 
 def test_additions_do_not_wait_for_each_other(engine: Engine, batch_id: int) -> None:
     with Session(engine) as one, Session(engine) as other:
-        other.execute(text("SET lock_timeout = '1s'"))
+        other.execute(text("SET lock_timeout = '60s'"))
         with queue.extend_batch(one, batch_id), queue.extend_batch(other, batch_id):
             piece.enqueue(one)
             piece.enqueue(other)
@@ -108,7 +108,7 @@ def test_an_addition_that_comes_during_the_end_is_refused_after_it(
             wait_until(lambda: bool(seeing.scalar(text(WAITS))))
     finally:
         ending.commit()
-        thread.join(30)
+        thread.join(60)
 
     assert refused.is_set()
     with Session(engine) as session:
@@ -135,7 +135,7 @@ def test_a_second_worker_skips_the_batch_that_the_first_ends(
     engine: Engine, batch_id: int, ending: Connection
 ) -> None:
     with engine.connect() as other:
-        other.execute(text("SET lock_timeout = '5s'"))
+        other.execute(text("SET lock_timeout = '60s'"))
         assert end(ending) is True
         assert end(other) is None
         other.rollback()

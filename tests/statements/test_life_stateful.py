@@ -540,14 +540,14 @@ def workers_engine(database_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def operators_engine(database_url: str) -> Iterator[Engine]:
-    engine = create_engine(database_url, connect_args={"options": "-c lock_timeout=5s"})
+    engine = create_engine(database_url, connect_args={"options": "-c lock_timeout=60s"})
     yield engine
     engine.dispose()
 
 
 CAREFULLY = settings(
-    max_examples=12,
-    stateful_step_count=40,
+    max_examples=6,
+    stateful_step_count=30,
     deadline=None,
     derandomize=True,
     report_multiple_bugs=False,

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
     ERROR,
+    PATIENCE,
     LogicalWorker,
     committed,
     declare_dead,
@@ -242,8 +243,9 @@ class TestRequeue:
 
             committed(engine, PgQueue(notify=notify).requeue, job_id)
 
-            heard = driver_connection(listening).notifies(timeout=0.2, stop_after=1)
-            assert [word.payload for word in heard] == ["rewind"] * notify
+            listening.exec_driver_sql(f"NOTIFY {CHANNEL}, 'the last word'")
+            heard = driver_connection(listening).notifies(timeout=PATIENCE, stop_after=notify + 1)
+            assert [word.payload for word in heard] == ["rewind"] * notify + ["the last word"]
 
     def test_the_job_is_as_new_and_its_old_attempts_stay_on_record(
         self, engine: Engine, worker: LogicalWorker

@@ -25,7 +25,8 @@ from pgqueue.retention import Keep, Retention
 from pgqueue.testing.databases import fresh_database
 
 BATCH = 100
-PLAN_CACHES = ["auto", "force_generic_plan", "force_custom_plan"]
+GENERIC = {"plan_cache_mode": "force_generic_plan"}
+"""The plan that knows least: neither the parameters, nor, never analyzed, the tables."""
 
 BACKLOG = """
     WITH job AS (INSERT INTO pgqueue.jobs (task) SELECT 'tests.task' FROM generate_series(1, :jobs)
@@ -43,12 +44,9 @@ def jobs(request: pytest.FixtureRequest) -> int:
     return count
 
 
-@pytest.fixture(scope="module", params=["never analyzed", "messages analyzed", "analyzed"])
-def backlog_url(
-    server_url: str, template_url: str, jobs: int, request: pytest.FixtureRequest
-) -> Iterator[str]:
-    """A backlog that came in one go, and what ANALYZE has seen of it."""
-    analyzed = {"messages analyzed": "pgqueue.message_queue", "analyzed": ""}
+@pytest.fixture(scope="module")
+def backlog_url(server_url: str, template_url: str, jobs: int) -> Iterator[str]:
+    """A backlog that came in one go, and of which ANALYZE has seen nothing."""
     with fresh_database(server_url, template_url=template_url) as url:
         engine = create_engine(url)
         with engine.begin() as connection:
@@ -57,15 +55,13 @@ def backlog_url(
                     text(f"ALTER TABLE pgqueue.{table} SET (autovacuum_enabled = off)")
                 )
             connection.execute(text(BACKLOG), {"jobs": jobs})
-            if request.param in analyzed:
-                connection.execute(text(f"ANALYZE {analyzed[request.param]}"))
         engine.dispose()
         yield url
 
 
-@pytest.fixture(params=PLAN_CACHES)
-def worker(backlog_url: str, request: pytest.FixtureRequest) -> Iterator[LogicalWorker]:
-    engine = worker_settings(backlog_url, plan_cache_mode=request.param, **AUTO_EXPLAIN)
+@pytest.fixture
+def worker(backlog_url: str) -> Iterator[LogicalWorker]:
+    engine = worker_settings(backlog_url, **GENERIC, **AUTO_EXPLAIN)
     with logical_workers(prepare_at_once(engine), 1) as [worker]:
         yield worker
 
@@ -293,17 +289,6 @@ class TestUniqueKeys:
             by_place = {"Index Scan message_queue_pkey", "Tid Scan"}
             assert plan.scans_of("message_queue") <= by_place
             assert plan.buffers < 100 * BATCH
-
-
-AT_ONE_MOMENT = """
-    WITH job AS (INSERT INTO pgqueue.jobs (task, run_at)
-                 SELECT CASE WHEN n IN (1, :jobs) THEN 'tests.task' ELSE 'tests.other' END, now()
-                 FROM generate_series(1, :jobs) AS n
-                 RETURNING id, queue, priority, run_at, task)
-    INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
-    SELECT queue, priority, run_at, id, task FROM job ORDER BY id
-"""
-"""Only the first of them and the last can be claimed."""
 
 
 class TestHot:

@@ -21,8 +21,8 @@ TASKS = "{tests.task}"
 BY_TICK = {"Index Scan schedules_next_tick", "Index Only Scan schedules_next_tick"}
 
 
-@pytest.fixture(scope="module", params=["never analyzed", "analyzed"])
-def many(server_url: str, template_url: str, request: pytest.FixtureRequest) -> Iterator[Engine]:
+@pytest.fixture(scope="module")
+def many(server_url: str, template_url: str) -> Iterator[Engine]:
     with fresh_database(server_url, template_url=template_url) as url:
         settings = {**SCHEDULING, **AUTO_EXPLAIN}
         options = " ".join(
@@ -31,9 +31,6 @@ def many(server_url: str, template_url: str, request: pytest.FixtureRequest) -> 
         engine = create_engine(make_url(url).update_query_dict({"options": options}))
         with engine.begin() as connection:
             connection.execute(text(MANY))
-        if request.param == "analyzed":
-            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                connection.execute(text("ANALYZE pgqueue.schedules"))
         yield prepare_at_once(engine)
         engine.dispose()
 

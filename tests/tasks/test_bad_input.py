@@ -13,7 +13,6 @@ import pytest
 from bad_calls import (
     ACCEPTED,
     CALLS,
-    CALLS_BY_ROW,
     SYNC_DOORS,
     Bad,
     Base,
@@ -77,6 +76,10 @@ def contents(engine: Engine) -> dict[str, int]:
         return {name: connection.scalar(text(counts.format(name))) or 0 for name in tables}
 
 
+ONE_OF_EACH = [bad for bad in CALLS if bad.name in ("NUL in a text", "missing", "key empty")]
+"""Of what is refused by the arguments, by the signature and by an option."""
+
+
 class Untouched:
     """A session with rows flushed and pending, which an error in the block must not disturb."""
 
@@ -107,23 +110,24 @@ class Untouched:
         return last + 1, last + 2
 
 
-@pytest.mark.parametrize(
-    ("bad", "door"),
-    [
-        (bad, door)
-        for bad in CALLS
-        for door in SYNC_DOORS
-        if door is not by_many or bad in CALLS_BY_ROW
-    ],
-)
-def test_a_bad_call_is_refused_by_every_door(shared: Engine, bad: Bad, door: Door) -> None:
+@pytest.mark.parametrize("bad", CALLS, ids=str)
+def test_a_bad_call_is_refused(shared: Engine, bad: Bad) -> None:
+    with Untouched(shared) as session, pytest.raises(bad.error) as refused:
+        by_enqueue(session, bad.task, bad.args, bad.kwargs or {})
+
+    assert_says(refused.value, bad.task.name, bad.said)
+
+
+@pytest.mark.parametrize("door", SYNC_DOORS, ids=lambda door: door.__name__)
+@pytest.mark.parametrize("bad", ONE_OF_EACH, ids=str)
+def test_every_door_refuses_a_bad_call(shared: Engine, bad: Bad, door: Door) -> None:
     with Untouched(shared) as session, pytest.raises(bad.error) as refused:
         door(session, bad.task, bad.args, bad.kwargs or {})
 
     assert_says(refused.value, bad.task.name, bad.said)
 
 
-@pytest.mark.parametrize("bad", CALLS_BY_ROW, ids=str)
+@pytest.mark.parametrize("bad", ONE_OF_EACH, ids=str)
 def test_a_bad_call_is_refused_by_the_async_doors(shared: Engine, bad: Bad) -> None:
     args, kwargs = bad.args, bad.kwargs or {}
     before = contents(shared)
@@ -146,11 +150,9 @@ def test_a_bad_call_is_refused_by_the_async_doors(shared: Engine, bad: Bad) -> N
     assert_says(many, bad.task.name, (*bad.said, "call 0 of the batch"))
 
 
-AT_THE_EDGES = [(bad, index) for bad in CALLS[:1] for index in (0, 1, 499, 500, 999, 1000, 10_000)]
-
-
-@pytest.mark.parametrize(("bad", "index"), [*AT_THE_EDGES, *((bad, 2) for bad in CALLS_BY_ROW[1:])])
-def test_a_bad_row_of_a_batch_is_named_by_its_index(shared: Engine, bad: Bad, index: int) -> None:
+@pytest.mark.parametrize("index", [0, 999, 1000, 10_000])
+def test_a_bad_row_of_a_batch_is_named_by_its_index(shared: Engine, index: int) -> None:
+    bad = ONE_OF_EACH[0]
     rows = [*[("fine",)] * index, row_of(bad.args, bad.kwargs or {}), ("fine",)]
 
     with Untouched(shared) as session, pytest.raises(bad.error) as refused:
@@ -163,12 +165,8 @@ def test_a_bad_row_of_a_batch_is_named_by_its_index(shared: Engine, bad: Bad, in
     ("rows", "said"),
     [
         (5, "the rows of enqueue_many are int; give a list"),
-        (None, "the rows of enqueue_many are NoneType; give a list"),
         ("ab", "row 0 of enqueue_many is str; give a tuple"),
-        ({"order": 1}, "row 0 of enqueue_many is str; give a tuple"),
         ([(1,), [2]], "row 1 of enqueue_many is list; give a tuple"),
-        ([(1,), 7], "row 1 of enqueue_many is int; give a tuple"),
-        ([(1,), None], "row 1 of enqueue_many is NoneType; give a tuple"),
     ],
 )
 def test_rows_that_are_no_rows_are_refused(shared: Engine, rows: Any, said: str) -> None:
@@ -179,46 +177,33 @@ def test_rows_that_are_no_rows_are_refused(shared: Engine, rows: Any, said: str)
         pay.enqueue_many(session, rows)
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "said"), [each[1:] for each in OPTIONS], ids=[each[0] for each in OPTIONS]
-)
-def test_a_bad_option_is_refused_before_there_is_a_door(
-    shared: Engine, given: dict[str, Any], error: type[PgQueueError], said: str
-) -> None:
-    with Untouched(shared) as session, pytest.raises(error, match=f"task shop.pay: .*{said}"):
-        pay.options(**given).enqueue(session, 1)
+def test_a_bad_option_is_refused_before_there_is_a_door(shared: Engine) -> None:
+    with Untouched(shared) as session:
+        for _name, given, error, said in OPTIONS:
+            with pytest.raises(error, match=f"task shop.pay: .*{said}"):
+                pay.options(**given).enqueue(session, 1)
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "said"),
-    [
-        *(each[1:] for each in OPTIONS if each[1].keys() <= {"priority"}),
-        *(each[1:] for each in OPTIONS if each[1].keys() <= {"queue"}),
-        *(each[1:] for each in OPTIONS if each[1].keys() <= {"max_attempts"}),
-        *(each[1:] for each in DECLARED),
-    ],
-)
-def test_a_bad_option_is_refused_where_the_task_is_declared(
-    given: dict[str, Any], error: type[PgQueueError], said: str
-) -> None:
+def test_a_bad_option_is_refused_where_the_task_is_declared() -> None:
     own = PgQueue()
+    of_both = {"priority", "queue", "max_attempts"}
 
-    with pytest.raises(error, match=rf"task \S*plain: .*{said}"):
-        own.task(**given)(plain)
+    for _name, given, error, said in [*(o for o in OPTIONS if o[1].keys() <= of_both), *DECLARED]:
+        with pytest.raises(error, match=rf"task \S*plain: .*{said}"):
+            own.task(**given)(plain)
 
     assert own.tasks == {}
 
 
-@pytest.mark.parametrize(
-    "name", ["", " ", "a b", "a\n", "x" * 201, "x" * 10_000, "a\0", "\ud800", None, 7, b"x"]
-)
-def test_a_name_that_cannot_be_stored_is_refused_where_the_task_is_declared(name: Any) -> None:
-    with pytest.raises(
-        OptionError, match=r"the name of a task is .*; use 1 to 200 char"
-    ) as refused:
-        PgQueue().task(name=name)(plain)
+def test_a_name_that_cannot_be_stored_is_refused_where_the_task_is_declared() -> None:
+    names: list[Any] = ["", " ", "a b", "a\n", "x" * 201, "a\0", "\ud800", None, 7, b"x"]
+    for name in names:
+        with pytest.raises(
+            OptionError, match=r"the name of a task is .*; use 1 to 200 char"
+        ) as refused:
+            PgQueue().task(name=name)(plain)
 
-    assert len(str(refused.value)) < 300
+        assert len(str(refused.value)) < 300
 
 
 def _session_without_type(session, order_id: int) -> None: ...  # type: ignore[no-untyped-def]
@@ -276,20 +261,12 @@ class TestSessions:
     """What is given as the session, and is none."""
 
     @pytest.mark.parametrize("door", [by_enqueue, by_many], ids=lambda door: door.__name__)
-    @pytest.mark.parametrize(
-        "wrong",
-        ["None", "int", "Engine", "Connection", "AsyncSession", "sessionmaker", "the class"],
-    )
+    @pytest.mark.parametrize("wrong", ["None", "Connection", "AsyncSession", "the class"])
     def test_it_is_named_with_the_right_one(self, shared: Engine, wrong: str, door: Door) -> None:
-        from sqlalchemy.orm import sessionmaker
-
         given: dict[str, Any] = {
             "None": lambda: None,
-            "int": lambda: 7,
-            "Engine": lambda: shared,
             "Connection": shared.connect,
             "AsyncSession": AsyncSession,
-            "sessionmaker": lambda: sessionmaker(shared),
             "the class": lambda: Session,
         }
         session = given[wrong]()
@@ -303,14 +280,11 @@ class TestSessions:
         if wrong == "Connection":
             session.close()
 
-    @pytest.mark.parametrize("wrong", ["None", "Session", "async_sessionmaker"])
+    @pytest.mark.parametrize("wrong", ["None", "Session"])
     def test_an_async_door_names_the_right_one(self, shared: Engine, wrong: str) -> None:
-        from sqlalchemy.ext.asyncio import async_sessionmaker
-
         given = {
             "None": None,
             "Session": Session(shared),
-            "async_sessionmaker": async_sessionmaker(),
         }
         session: Any = given[wrong]
         words = ("first argument is the AsyncSession", f"not {type(session).__name__}", "_async")
@@ -337,7 +311,7 @@ class TestSessions:
             door(session, pay, (1,), {})
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1023, 2**25, 10**6 + 0.5, "1", None, True])
+@pytest.mark.parametrize("limit", [1023, 2**25, 10**6 + 0.5, True])
 def test_a_payload_limit_that_makes_no_sense_is_refused(limit: Any) -> None:
     with pytest.raises(OptionError, match=r"max_payload_bytes is .* from 1024 to 16777216"):
         PgQueue(max_payload_bytes=limit)
@@ -346,18 +320,20 @@ def test_a_payload_limit_that_makes_no_sense_is_refused(limit: Any) -> None:
 class TestAccepted:
     """What only looks bad."""
 
-    @pytest.mark.parametrize("value", ACCEPTED.values(), ids=ACCEPTED.keys())
-    def test_it_comes_back_as_it_went_in(self, shared: Engine, value: Any) -> None:
+    def test_it_comes_back_as_it_went_in(self, shared: Engine) -> None:
+        stored = text("SELECT args::text FROM pgqueue.jobs WHERE id = ANY(:ids)")
         with Session(shared) as session:
-            added = pay.job(value)
-            session.add(added)
-            session.flush()
-            ids = [pay.enqueue(session, value).id, *pay.enqueue_many(session, [(value,)]), added.id]
-            stored = "SELECT args::text FROM pgqueue.jobs WHERE id = ANY(:ids)"
-            texts = session.scalars(text(stored), {"ids": ids}).all()
-            session.rollback()
+            for value in ACCEPTED.values():
+                added = pay.job(value)
+                session.add(added)
+                session.flush()
+                many = pay.enqueue_many(session, [(value,)])
+                ids = [pay.enqueue(session, value).id, *many, added.id]
 
-        assert [pay.payload.loads(each) for each in texts] == [{"order": value}] * 3
+                texts = session.scalars(stored, {"ids": ids}).all()
+
+                assert [pay.payload.loads(each) for each in texts] == [{"order": value}] * 3
+            session.rollback()
 
     def test_a_text_that_lies_about_itself_is_the_text_it_is(self, shared: Engine) -> None:
         with Session(shared) as session:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, text
 
@@ -48,7 +48,6 @@ def in_other_words(value: Any) -> Any:
     return value
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(one=values, other=values)
 def test_two_values_have_the_same_text_exactly_if_jsonb_counts_them_as_equal(
     connection: Connection, one: Any, other: Any
@@ -60,7 +59,6 @@ def test_two_values_have_the_same_text_exactly_if_jsonb_counts_them_as_equal(
         assert equal == (canonical_text(one) == canonical_text(second)), pair
 
 
-@settings(deadline=None)
 @given(
     one=st.tuples(st.integers(0, 2), st.sets(st.integers(0, 3)), st.sampled_from(["", "x"])),
     other=st.tuples(st.integers(0, 2), st.sets(st.integers(0, 3)), st.sampled_from(["", "x"])),

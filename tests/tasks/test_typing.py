@@ -48,10 +48,12 @@ def answers() -> list[str]:
     return answer.splitlines()
 
 
+@pytest.mark.journey
 def test_right_uses_are_accepted(answers: list[str]) -> None:
     assert [line for line in answers if line.startswith(str(RIGHT)) and ": error:" in line] == []
 
 
+@pytest.mark.journey
 def test_what_the_queue_fills_in_is_gone_from_the_signature(answers: list[str]) -> None:
     found = [match for line in answers if (match := REVEALED.match(line))]
 
@@ -61,6 +63,7 @@ def test_what_the_queue_fills_in_is_gone_from_the_signature(answers: list[str]) 
     assert len(revealed) > 8
 
 
+@pytest.mark.journey
 def test_wrong_uses_are_refused_where_they_stand(answers: list[str]) -> None:
     expected = {line: set(codes.split()) for line, codes in comments_of(WRONG, "E").items()}
     found: dict[int, set[str]] = {}

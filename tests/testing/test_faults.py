@@ -27,7 +27,7 @@ def queue(session: Session) -> PgQueue:
 
 @pytest.fixture
 def send(queue: PgQueue) -> Task[[], None]:
-    @queue.task(timeout=timedelta(seconds=5), max_attempts=2)
+    @queue.task(timeout=timedelta(seconds=60), max_attempts=2)
     def send(session: Session, ctx: JobContext) -> None:
         calls.append((ctx.attempt, ctx.is_cancelled()))
         session.execute(text("INSERT INTO sent VALUES (1, false)"))

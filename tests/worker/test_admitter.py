@@ -12,6 +12,8 @@ from worker_rig import Rig
 from pgqueue import Job, JobStatus, Limit, PgQueue, Worker
 from pgqueue.repository import Admissions
 
+pytestmark = pytest.mark.journey
+
 OPTIONS: dict[str, Any] = {"modules": ["limited_chores"], "poll_interval": 0.2, "concurrency": 6}
 
 

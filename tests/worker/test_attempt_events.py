@@ -151,6 +151,7 @@ def test_arguments_that_cannot_be_read_are_told(queue: PgQueue, told: list[Attem
     assert told[0].outcome is not Outcome.SUCCEEDED
 
 
+@pytest.mark.journey
 def test_the_rescuer_tells_the_attempts_of_dead_workers(
     queue: PgQueue, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

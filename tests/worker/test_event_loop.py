@@ -11,10 +11,9 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from chaos.workers import PATIENCE
 from pgqueue import Job, JobContext, PgQueue, Retry, Worker
 from pgqueue.errors import WorkerBroken
-
-PATIENCE = 60
 
 
 async def leave() -> None:

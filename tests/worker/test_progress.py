@@ -69,6 +69,7 @@ def test_progress_is_visible_while_the_handler_runs(engine: Engine, read: Read, 
     assert read(job_id) == told(2, 2)
 
 
+@pytest.mark.journey
 def test_a_child_process_reports_to_its_worker(
     database_url: str, tmp_path: Path, read: Read
 ) -> None:

@@ -14,6 +14,8 @@ from pgqueue.worker.liveness import FAST_GRACE
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.rescuer import HOUSEKEEPING, RESCUE_LOCK, Rescuer
 
+pytestmark = pytest.mark.journey
+
 OUTAGE = FAST_GRACE + timedelta(seconds=0.5)
 A_WORKER = text(
     "INSERT INTO pgqueue.workers (id, hostname, pid, backend_pid, queues, slots)"

@@ -13,6 +13,8 @@ from worker_rig import Rig, promised
 
 from pgqueue import Worker
 
+pytestmark = pytest.mark.journey
+
 SECOND = timedelta(seconds=1)
 TICKS = (
     "SELECT CAST(meta->'schedule'->>'tick' AS timestamptz) AS tick FROM pgqueue.jobs"
@@ -39,11 +41,6 @@ def add(rig: Rig, name: str, task: Any = chores.quick, **given: Any) -> None:
 
 def ticks(rig: Rig, name: str) -> list[datetime]:
     return [row.tick for row in rig.rows(TICKS, name=name)]
-
-
-def until_two_more(rig: Rig, name: str) -> None:
-    seen = len(ticks(rig, name))
-    rig.until(lambda: len(ticks(rig, name)) >= seen + 2, what=f"two more ticks of {name}")
 
 
 def assert_each_second_has_one(found: list[datetime]) -> None:
@@ -74,22 +71,6 @@ def test_ticks_are_fired_within_a_second_while_all_slots_are_busy(rig: Rig) -> N
         " FROM pgqueue.jobs WHERE meta ? 'schedule'"
     )
     assert late < timedelta(seconds=promised(1))
-
-
-def test_each_tick_has_one_job_while_workers_are_killed(rig: Rig) -> None:
-    names = ["mine", *(f"s{number}" for number in range(5))]
-    for name in names:
-        add(rig, name)
-    workers = [rig.start(), rig.start(), rig.start()]
-
-    for victim in workers:
-        until_two_more(rig, "mine")
-        victim.kill()
-        rig.start()
-    until_two_more(rig, "mine")
-
-    for name in names:
-        assert_each_second_has_one(ticks(rig, name))
 
 
 def test_an_outage_is_caught_up(rig: Rig) -> None:

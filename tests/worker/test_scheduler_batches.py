@@ -11,6 +11,8 @@ from worker_rig import Rig, promised
 
 from pgqueue import Worker
 
+pytestmark = pytest.mark.journey
+
 WAITING_ENDS = (
     "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)"
     " WHERE NOT granted AND relation = CAST('pgqueue.batches' AS regclass)"
@@ -54,20 +56,6 @@ def test_a_batch_ends_within_three_seconds_of_its_last_job(rig: Rig) -> None:
         " FROM pgqueue.jobs WHERE task LIKE '%piece'"
     )
     assert late < promised(3)
-
-
-def test_several_workers_end_each_batch_once_while_jobs_add_to_it(rig: Rig) -> None:
-    for _ in range(4):
-        rig.start(**MODULES)
-
-    batches = [add_batch(rig, jobs=2, left=number % 4) for number in range(20)]
-    until_all_told(rig, *batches)
-    rig.until_ended()
-
-    assert callbacks(rig) == batches
-    totals = rig.rows("SELECT total FROM pgqueue.batches ORDER BY id")
-    assert [row[0] for row in totals] == [2 * (2 ** (n % 4 + 1) - 1) for n in range(20)]
-    assert rig.check() == []
 
 
 def test_a_worker_that_is_killed_while_it_ends_a_batch_leaves_it_to_another(rig: Rig) -> None:

@@ -106,7 +106,7 @@ def test_a_tick_is_fired_once_however_many_fire_at_the_same_moment(place: Place)
             with place.connection() as connection:
                 ticks = place.ticks()
                 for _ in range(3):
-                    together.wait(30)
+                    together.wait(60)
                     ticks.fire(connection)
         except BaseException as failure:
             failures.append(failure)
@@ -439,7 +439,7 @@ def fire_together(place: Place, *, workers: int) -> None:
         with place.connection() as connection:
             connection.scalar(text("SELECT 1"))
             connection.rollback()
-            together.wait(30)
+            together.wait(60)
             place.ticks().fire(connection)
 
     threads = [threading.Thread(target=work) for _ in range(workers)]

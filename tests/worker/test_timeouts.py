@@ -7,6 +7,8 @@ import chores
 import pytest
 from worker_rig import Rig
 
+pytestmark = pytest.mark.journey
+
 OVERRUNS = [chores.overrun, chores.overrun_and_pay]
 ASYNC_OVERRUNS = [chores.overrun_async, chores.overrun_and_pay_async]
 

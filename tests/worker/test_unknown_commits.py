@@ -9,6 +9,8 @@ from worker_rig import Rig
 
 from chaos.proxy import Proxy
 
+pytestmark = pytest.mark.journey
+
 WITH_SESSION: list[Any] = [chores.pay, chores.pay_async]
 AT_END: list[Any] = [chores.pay_at_end, chores.pay_at_end_async]
 

@@ -13,12 +13,10 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from worker_rig import promised
+from worker_rig import PATIENCE, promised
 
 from pgqueue import Job, JobStatus, PgQueue
 from pgqueue.worker import Worker
-
-PATIENCE = 60.0
 
 
 def threads_of_workers() -> list[Thread]:
@@ -204,7 +202,7 @@ def test_a_timeout_that_finds_no_connection_is_carried_out_when_there_is_one(
             connection.execute(text(f"ALTER ROLE {role} CONNECTION LIMIT -1"))
 
         with engine.begin() as connection:
-            connection.execute(text("SET LOCAL lock_timeout = '30s'"))
+            connection.execute(text("SET LOCAL lock_timeout = '60s'"))
             connection.execute(text("UPDATE stock SET amount = 2"))  # its lock is gone
         ends = text("SELECT outcome FROM pgqueue.job_attempts WHERE job_id = :id")
         with engine.connect() as connection:

@@ -9,13 +9,12 @@ from sqlalchemy import Connection, Engine, create_engine, select, text
 from sqlalchemy.exc import DBAPIError
 
 from chaos.proxy import Proxy
+from chaos.workers import PATIENCE
 from pgqueue.connections.opening import driver_connection, own_connection
 from pgqueue.connections.settings import CLAIMING
 from pgqueue.statements.tables import notify
 from pgqueue.worker.claiming import notifications
 from pgqueue.worker.claiming.notifications import Listener
-
-PATIENCE = 60.0
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgqueue.worker.claiming.shares import Shares
@@ -42,7 +42,6 @@ def assert_in_proportion(weights: dict[str, int], taken: Counter[str], *, within
 
 
 class TestWhileAllQueuesHaveJobs:
-    @settings(deadline=None)
     @given(WEIGHTS, st.integers(min_value=1, max_value=200))
     def test_one_by_one_each_gets_its_share_within_one_job(
         self, weights: dict[str, int], claims: int
@@ -53,7 +52,6 @@ class TestWhileAllQueuesHaveJobs:
             taken += fill(shares, jobs, list(weights), 1)
             assert_in_proportion(weights, taken, within=1 + 1e-6)
 
-    @settings(deadline=None)
     @given(WEIGHTS, st.lists(st.integers(min_value=1, max_value=1000), max_size=30))
     def test_whenever_the_room_is_full_each_has_its_share_within_one_job(
         self, weights: dict[str, int], rooms: list[int]
@@ -94,7 +92,6 @@ class TestWhileSomeAreEmpty:
             there = jobs.total()
             assert fill(shares, jobs, list(weights), room).total() == min(room, there)
 
-    @settings(deadline=None)
     @given(
         st.dictionaries(st.sampled_from("bcd"), st.integers(1, 20)),
         st.integers(1, 20),
