@@ -20,7 +20,6 @@ from pgqueue.connections.opening import (
     let_server_notice_loss,
     worker_engine,
 )
-from pgqueue.connections.session_changes import close_if_changed, watched
 from pgqueue.job_queue import PgQueue
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository import Claimed
@@ -39,7 +38,7 @@ class ChildDatabase:
 
     @cached_property
     def engine(self) -> Engine:
-        return watched(worker_engine(self.queue.engine))
+        return worker_engine(self.queue.engine)
 
     @cached_property
     def isolation_level(self) -> IsolationLevel:
@@ -75,11 +74,8 @@ class ChildFinishing(Finishing):
         with self._database.engine.connect() as connection:
             leave_autocommit(connection)
             let_server_notice_loss(connection)
-            try:
-                self._begin(connection)
-                yield connection
-            finally:
-                close_if_changed(connection)
+            self._begin(connection)
+            yield connection
 
     def _begin(self, connection: Connection) -> None:
         limits = time_limits(self.task.settings.timeout, connection)

@@ -11,7 +11,6 @@ The page docs/explanation/life-of-a-job.md has the states of a job in this mode.
 from sqlalchemy import Connection
 
 from pgqueue import redaction
-from pgqueue.connections.session_changes import close_if_changed, is_changed, watch_session
 from pgqueue.connections.settings import HANDLING
 from pgqueue.execution import Stale
 from pgqueue.outcomes import Outcome, Released, Succeeded
@@ -103,8 +102,7 @@ class TransactionSlot(Slot):
         done: list[Done] = []
         try:
             for row in locked:
-                over = runtime.stopping.is_set() or is_changed(connection)
-                if over or not self._run_one(connection, row, done):
+                if runtime.stopping.is_set() or not self._run_one(connection, row, done):
                     runtime.cursors.rewind()  # jobs not started are free again when T ends
                     break
             self._commit(connection, done)
@@ -119,8 +117,6 @@ class TransactionSlot(Slot):
                 run.forget_session()
             for row in locked:
                 self.runtime.buffer.forget(row.message_id)
-            if close_if_changed(connection):
-                self._reconnecting.close()
 
     def _end_turn(self) -> None:
         """Let the next slot claim: this one has claimed, or its connection is broken."""
@@ -179,7 +175,6 @@ class TransactionSlot(Slot):
             self._generation = self._reconnecting.generation
             self._plan_freely = plan_freely(connection)
             self._own_limits = settings_of(connection, limits_of(connection))
-            watch_session(connection)
             end(connection)
         begin_now(connection, PLAN_BY_KEY)
 
