@@ -89,7 +89,7 @@ CONTENTS = (
         "What an application holds: the queue, its tasks, and what enqueues them.",
         (
             *("PgQueue", "Schedules", "ScheduleState", "Task", "Unique", "Limit"),
-            *("OpenBatch", "BatchState"),
+            *("ClaimedJob", "OpenBatch", "BatchState"),
             *("TaskOptions", "Options", "Keep"),
         ),
     ),
