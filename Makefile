@@ -11,7 +11,7 @@ DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example quick test journeys check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke reference build clean
+.PHONY: help setup demo example quick test journeys check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke docs build clean
 
 # More processes than cores: most tests wait for other processes most of the time.
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
@@ -45,7 +45,7 @@ journeys: setup ## Run the tests of examples, pages, demo, servers, installation
 chaos-short: setup ## Run each chaos scenario in its short form, without and with its planted bugs
 	@$(PYTEST) -m chaos tests/chaos $(ARGS)
 
-check: format-check lint types contracts test journeys chaos-short bench-smoke smoke ## Run everything a change has to pass
+check: format-check lint types contracts docs test journeys chaos-short bench-smoke smoke ## Run everything a change has to pass
 
 format: setup ## Rewrite the code to the house's format
 	@$(BIN)/ruff format .
@@ -54,8 +54,9 @@ format: setup ## Rewrite the code to the house's format
 format-check: setup
 	@$(BIN)/ruff format --check .
 
-lint: setup ## Look for mistakes with ruff
+lint: setup ## Look for mistakes with ruff, and in the hosted workflow
 	@$(BIN)/ruff check .
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 types: setup ## Check the types with mypy --strict
 	@$(BIN)/mypy
@@ -75,8 +76,8 @@ soak: setup ## Run half an hour of faults of every kind
 test-matrix: setup ## Run the tests on the oldest and newest versions (ARGS="-s 'tests(oldest)' -- tests/arguments")
 	@$(BIN)/nox $(ARGS)
 
-smoke: setup ## Try imports, commands and a few jobs beside the oldest and the newest versions
-	@$(BIN)/nox -s smoke $(ARGS)
+smoke: setup ## Try the wheel alone, and a few jobs beside the oldest and the newest versions
+	@$(BIN)/nox -s wheel smoke $(ARGS)
 
 bench: setup ## Measure beside other queues (ARGS="--only drain --turns 7", "--full", "list")
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -84,8 +85,10 @@ bench: setup ## Measure beside other queues (ARGS="--only drain --turns 7", "--f
 bench-smoke: setup ## Run every benchmark in its tiniest size
 	@$(PYTEST) -m benchmark tests/benchmarks $(ARGS)
 
-reference: setup ## Write docs/reference from the docstrings
-	@$(BIN)/python docs/write_reference.py
+docs: setup ## Build the site of the documentation into build/site, and check every link
+	@$(BIN)/python docs/site/write_options.py
+	@$(BIN)/zensical build --clean --strict
+	@$(BIN)/python docs/site/check_links.py build/site
 
 build: setup ## Build the wheel and the source archive into dist/
 	@$(BIN)/python -m build --no-isolation
@@ -95,7 +98,7 @@ clean: ## Remove builds and caches; the environment stays
 	@rm -rf .import_linter_cache .coverage
 	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
-$(DEVELOPMENT): EXTRA := dev
+$(DEVELOPMENT): EXTRA := dev,project
 .venv/.demonstration: EXTRA := demo
 $(DEVELOPMENT) .venv/.demonstration: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -1,6 +1,7 @@
 """What we say we work with, tried: `make test-matrix` runs the suite, `make smoke` the least."""
 
 import sys
+from pathlib import Path
 
 import nox
 
@@ -24,7 +25,6 @@ OLDEST = (
     "pydantic==2.8.0",
     "pydantic-core==2.20.0",
     "rich==13.0.0",
-    "watchfiles==0.21.0",
 )
 """The least that pyproject.toml asks for; tests/test_matrix.py compares the two."""
 
@@ -61,6 +61,17 @@ def tests(session: nox.Session, pins: tuple[str, ...]) -> None:
 )
 def smoke(session: nox.Session, pins: tuple[str, ...]) -> None:
     """Imports, every command's help, and a few jobs, beside the oldest and the newest."""
-    extras = "asyncio,embedded,flask,metrics,pydantic,reload,rich,tracing"
+    extras = "asyncio,embedded,flask,metrics,pydantic,rich,tracing"
     session.install("--editable", f".[{extras}]", "pytest", *pins)
     session.run("python", "tests/smoke/smoke.py")
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """The built wheel, with nothing beside it but what it requires."""
+    folder = session.create_tmp()
+    session.run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ".")
+    session.install("--force-reinstall", *map(str, Path(folder).glob("*.whl")))
+    session.chdir(folder)
+    session.run("python", "-c", "import pgqueue.testing, pgqueue.worker; from pgqueue import *")
+    session.run("pgqueue", "--help", silent=True)

@@ -111,8 +111,9 @@ def _head(about: About) -> str:
     left_out = "".join(f"Left out: {what}.\n" for what in about.missing)
     return (
         "# Benchmarks\n\n"
-        "Written by `make bench`; do not edit. What the cases measure and how: "
-        "[benchmarks](../../benchmarks/README.md). Where the time goes, and what each safety "
+        'Written by `make bench ARGS="--full --write"`; do not edit. `--only NAME` runs one case. '
+        "What the cases measure and how: "
+        "`benchmarks/README.md`. Where the time goes, and what each safety "
         "feature costs: [performance](performance.md).\n\n"
         f"The machine has {about.machine}, shared by client, workers and server. All systems use "
         f"the same server: {about.server}, everything else default. The systems are "
@@ -125,16 +126,13 @@ def _head(about: About) -> str:
 
 
 def _section(case: Case, finding: Finding, about: About) -> str:
-    command = f'`make bench ARGS="--only {case.name} --{about.size}"`, {date.today():%Y-%m-%d}'
-    lines = [f"## {case.name}\n", f"{case.title}\n", f"{command}\n"]
-    lines += ["| | |", "|---|---|"]
-    lines += [f"| {one.name} | {_spread(one)} |" for one in finding.series]
-    if finding.goals:
-        lines += ["", "| | | goal | |", "|---|---|---|---|"]
-        lines += [
-            f"| {goal.what} | {_figure(goal)} | {_bound(goal)} | {_verdict(goal)} |"
-            for goal in finding.goals
-        ]
+    lines = [f"## {case.name}\n", f"{case.title} ({date.today():%Y-%m-%d}, {about.size})\n"]
+    lines += ["| | | goal |", "|---|---|---|"]
+    lines += [f"| {one.name} | {_spread(one)} | |" for one in finding.series]
+    lines += [
+        f"| {goal.what} | {_figure(goal)} | {_bound(goal)}{_verdict(goal)} |"
+        for goal in finding.goals
+    ]
     lines += ["", *finding.remarks] if finding.remarks else []
     if charts.is_worth_drawing(finding):
         lines += ["", f"![{case.name}](benchmarks/{case.name}.svg)"]
@@ -163,7 +161,7 @@ def _bound(goal: Goal) -> str:
 def _verdict(goal: Goal) -> str:
     if _is_open(goal):
         return ""
-    return "met" if goal.is_met else "**missed**"
+    return ", met" if goal.is_met else ", **missed**"
 
 
 def _is_open(goal: Goal) -> bool:

@@ -140,6 +140,18 @@ def ready_by_group(places: Iterable[Place], rules: Rules) -> Counter[TurnGroup]:
     return Counter(group for _, group in ready)
 
 
+def turn_group(job: Waiting, rules: Rules) -> TurnGroup | None:
+    """The group in which the job's key takes turns; None without a fair limit."""
+    names = (name_of(key) for key in job.limit_keys if is_fair(key, rules))
+    return next((TurnGroup(name, job.queue, job.priority) for name in names), None)
+
+
+def last_turn(job: Waiting, last: Mapping[str, datetime], rules: Rules) -> datetime:
+    """When the job's key had its last turn; NEVER without a remembered turn."""
+    turns = (last.get(key, NEVER) for key in job.limit_keys if is_fair(key, rules))
+    return next(turns, NEVER)
+
+
 def fair_names(jobs: Iterable[Waiting], rules: Rules) -> list[tuple[str, int]]:
     """The second places of jobs of fair limits, each under the name of its limit.
 

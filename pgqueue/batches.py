@@ -8,10 +8,10 @@ from typing import Any, Self
 
 from sqlalchemy.orm import Session
 
+from pgqueue.checks import shown
 from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.errors import ArgumentsError, OptionError, PgQueueError
 from pgqueue.meta import checked_meta, meta_text
-from pgqueue.options import shown
 from pgqueue.repository import Batches, Callback
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import joined, sync_session, translated_errors
@@ -113,16 +113,18 @@ class NewBatch(OpenBatch):
         meta: Mapping[str, Any] | None,
         on_success: Task[..., Any] | None,
         on_failure: Task[..., Any] | None,
+        application: str,
     ) -> None:
         super().__init__(session, f"batch {name}" if name else "batch")
         self._name = _checked_name(name)
+        self._application = application
         where = f"{self._where}: "
         self._meta = meta_text(where, checked_meta(where, meta)) if meta else None
         self._tasks = (on_success, on_failure)
         self._callbacks: tuple[Callback | None, Callback | None] = (None, None)
 
     def _begin(self, rows: Batches) -> int:
-        batch_id = rows.add(self._name, self._meta)
+        batch_id = rows.add(self._name, self._meta, self._application)
         succeeded, failed = self._tasks
         self._callbacks = (
             self._callback("on_success", succeeded, batch_id),

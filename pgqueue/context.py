@@ -94,11 +94,11 @@ class JobContext:
     def finish(self, result: Any = None) -> AbstractContextManager[Session]:
         """Return a ``with`` block with a Session, whose commit also ends the job as succeeded.
 
-        For a handler without a session.  The end of the block writes ``result`` to
-        ``job.result`` and commits.  It raises LeaseLost if the lease was lost, and Cancel if the
-        job was cancelled; the block is then rolled back, as after any error in it.  After the
-        block the job has ended: a return value of the handler is ignored, and an exception is
-        logged.
+        For a handler without a session, in a thread of a worker.  The end of the
+        block writes ``result`` to ``job.result`` and commits.  It raises LeaseLost if the lease was
+        lost, and Cancel if the job was cancelled; the block is then rolled back, as after any error
+        in it.  After the block the job has ended: a return value of the handler is ignored, and an
+        exception is logged.
         """
         return self._finishing().begin(result)
 

@@ -4,8 +4,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
+from inspect import isasyncgenfunction, isgeneratorfunction
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Union, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    overload,
+)
 from uuid import UUID
 from weakref import WeakSet
 
@@ -15,6 +26,13 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from pgqueue import schema
 from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch
+from pgqueue.checks import (
+    check_application,
+    check_known_task_name,
+    check_queue_name,
+    check_whole,
+    shown,
+)
 from pgqueue.claims import OpenClaim
 from pgqueue.connections.autocommit import autocommitting, in_savepoint
 from pgqueue.connections.opening import DRIVER, connection_parameters, worker_engine_for_now
@@ -32,14 +50,7 @@ from pgqueue.limits import (
 )
 from pgqueue.middleware import Middleware, as_context_manager, layers_of
 from pgqueue.models import DEFAULT_QUEUE
-from pgqueue.options import (
-    Options,
-    TaskOptions,
-    check_known_task_name,
-    check_queue_name,
-    check_whole,
-    shown,
-)
+from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
 from pgqueue.repository import (
     Admissions,
@@ -91,6 +102,17 @@ MOST_BATCHES = 1_000_000
 Bind = Union[str, Engine, Connection, "AsyncConnection", sessionmaker[Any]]
 
 
+class QueueOptions(TypedDict, total=False):
+    """The options of :class:`PgQueue`, for subclasses that pass them on."""
+
+    application: str
+    notify: bool
+    max_payload_bytes: int
+    keep: Keep | timedelta | None
+    queue_keep: Mapping[str, Keep | timedelta | None] | None
+    queue_limits: Mapping[str, Limit | Sequence[Limit]] | None
+
+
 class PgQueue:
     """The tasks of an application, and the database that stores their jobs.
 
@@ -103,6 +125,8 @@ class PgQueue:
     cancelled jobs, or None for ever.  The option ``keep`` of a task takes precedence.
     ``queue_limits``: a dict from names of queues to a :class:`Limit`, of the jobs that run at once
     or of those that start in a period; for both, a tuple of two.
+    ``application``: the name of this application, if others share the tables.  Workers then pause
+    schedules and delete batches of their own application only.
     """
 
     def __init__(
@@ -114,12 +138,15 @@ class PgQueue:
         keep: Keep | timedelta | None = DEFAULT_KEEP,
         queue_keep: Mapping[str, Keep | timedelta | None] | None = None,
         queue_limits: Mapping[str, Limit | Sequence[Limit]] | None = None,
+        application: str = "",
     ) -> None:
         check_whole("PgQueue: ", "max_payload_bytes", max_payload_bytes, 1024, LARGEST_TEXT)
         self.notify = notify
         self.max_payload_bytes = max_payload_bytes
         self.tasks: dict[str, Task[..., Any]] = {}
-        self.schedules = Schedules(self.tasks, self.find)
+        check_application(application)
+        self.application = application
+        self.schedules = Schedules(self.tasks, self.find, application)
         self.attempt_callbacks: list[AttemptCallback] = []
         self.middlewares: list[Callable[[JobContext], Any]] = []
         self.meta_sources: list[MetaSource] = []
@@ -197,7 +224,7 @@ class PgQueue:
     def retention(self) -> Retention:
         """The rules by which the workers of this application delete ended jobs."""
         tasks = {name: task.settings.keep for name, task in self.tasks.items()}
-        return Retention(self._keep, self._queue_keep, tasks)
+        return Retention(self._keep, self._queue_keep, tasks, self.application)
 
     @property
     def limited(self) -> Limited:
@@ -281,19 +308,6 @@ class PgQueue:
         """Return the Session that a framework keeps for the calling code; here there is none."""
         return None
 
-    def child_settings(self) -> dict[str, str]:
-        """Return what :meth:`in_child` needs from this process; a framework may override it."""
-        return {"url": self.engine.url.render_as_string(hide_password=False)}
-
-    def in_child(self, settings: Mapping[str, str]) -> AbstractContextManager[object]:
-        """Return the context in which a child process runs its jobs; a framework may override it.
-
-        Binds this queue to the worker's database, unless the application's module has done so.
-        """
-        if self._sessions is None or self.child_settings() != settings:
-            self.bind(settings["url"])
-        return nullcontext()
-
     @overload
     def task(self, function: Callable[Concatenate[Session, JobContext, P], R], /) -> Task[P, R]: ...
     @overload
@@ -319,36 +333,9 @@ class PgQueue:
     def task(self, function: Any = None, /, **options: Any) -> Any:
         """Make a function a task; used bare or with options.
 
-        - ``name``: by default, the names of the module and the function.
-        - ``aliases``: names that the task had before; the task also runs the jobs of these names.
-        - ``renamed``: names that parameters had before, as ``{"old": "new"}``.
-        - ``queue``: "default" by default.
-        - ``priority``: from 0, which starts first, to 9; 5 by default.
-        - ``max_attempts``: 10 by default.
-        - ``max_interruptions``: 20 by default.  The stop of a worker that interrupts a job uses up
-          no attempt, but one of these.
-        - ``max_unreadable``: how long a job waits for a worker that can read its arguments, before
-          it fails; a day by default.
-        - ``timeout``: a timedelta; None by default.
-        - ``expires_in``: a timedelta after ``run_at``; a job that has not started by then is
-          cancelled.  None by default.
-        - ``retry``: ``Retry.exponential()`` by default.
-        - ``unique``: a :class:`Unique`: which jobs are the same, and what an enqueue does if such a
-          job exists.  None by default.
-        - ``unique_key`` and ``on_duplicate``: short for ``Unique(key=..., on_conflict=...)``.  A
-          callable as the key receives the arguments that its parameters name.
-        - ``transactional``: by default, True for a handler that asks for a Session.
-        - ``executor``: "thread" by default; "process" runs each handler in a child process, which a
-          timeout kills.
-        - ``memory_limit``: bytes of address space of the child process; None by default.
-        - ``secret_args``: names of arguments to mask in errors, log lines and commands, as
-          ``Secret`` does for one argument.
-        - ``on_failed``: a task to enqueue with the id of a job that has failed for good, in the
-          commit that records the failure.  None by default.
-        - ``keep``: how long ended jobs stay; by default as long as the queue says.
-        - ``limit``: a :class:`Limit`, or several in a tuple: how many jobs run at once or start in
-          a period.
-        - ``fair_by``: the name of a parameter whose values take turns, or several in a tuple.
+        The options and their defaults are listed on the page "Options" of the reference, from
+        :class:`pgqueue.options.Options`.  ``name`` is by default that of the module and the
+        function.
 
         A Session or AsyncSession and a JobContext among the first parameters are supplied when the
         job runs; they are not arguments of the job.
@@ -515,7 +502,14 @@ class PgQueue:
                 raise TaskDefinitionError(
                     f"{where}: {parameter} is {task!r}; give a task of this queue"
                 )
-        return NewBatch(session, name, meta=meta, on_success=on_success, on_failure=on_failure)
+        return NewBatch(
+            session,
+            name,
+            meta=meta,
+            on_success=on_success,
+            on_failure=on_failure,
+            application=self.application,
+        )
 
     def extend_batch(
         self,
@@ -755,10 +749,7 @@ class PgQueue:
         return f"<PgQueue {redacted(str(engine.url)) if engine else 'without an engine'}>"
 
     def _register(self, function: Callable[..., Any], options: dict[str, Any]) -> Task[..., Any]:
-        if not callable(function) or isinstance(function, (type, Task)):
-            raise TaskDefinitionError(
-                f"{function!r} cannot be made a task: decorate a function or a coroutine function"
-            )
+        _refuse_what_cannot_run(function)
         name = options["name"] if "name" in options else default_name(function)
         task: Task[..., Any] = Task(function, Options.of_task(name, options), self)
         names = (name, *task.settings.aliases)
@@ -775,6 +766,23 @@ class PgQueue:
             by_name([*others, *of_queues, *task.own_limits])
         self.tasks.update(dict.fromkeys(names, task))
         return task
+
+
+def _refuse_what_cannot_run(function: Any) -> None:
+    if not callable(function) or isinstance(function, (type, Task)):
+        raise TaskDefinitionError(
+            f"{function!r} cannot be made a task: decorate a function or a coroutine function"
+        )
+    if not hasattr(function, "__qualname__"):
+        raise TaskDefinitionError(
+            f"{function!r} cannot be made a task, because it has no name of its own, as a "
+            "functools.partial; decorate a function that calls it"
+        )
+    if isgeneratorfunction(function) or isasyncgenfunction(function):
+        raise TaskDefinitionError(
+            f"{function!r} cannot be made a task, because it uses `yield`: a call would run "
+            "none of it; decorate a function that iterates over it"
+        )
 
 
 def queues_with_tasks() -> list[PgQueue]:

@@ -3,10 +3,11 @@
 Needs the extra ``metrics``.  A worker without ``--metrics-port`` does not import this module.
 """
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -45,6 +46,16 @@ BUCKETS = (0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14400)
 
 BY_TASK = ("queue", "task")
 
+MOST_QUEUES = 100
+"""Queues with series of their own; each series takes memory here and in Prometheus."""
+OTHER = "other"
+"""The label of all other queues together."""
+
+MOST_CONNECTIONS = 8
+"""Connections at once; a further one ends the oldest."""
+READ_WITHIN = 5.0
+"""Seconds in which a client must send its request."""
+
 
 class AttemptMetrics:
     """Counts the ended attempts of a worker: a callback of ``queue.on_attempt_end``."""
@@ -61,9 +72,10 @@ class AttemptMetrics:
         waited = "From the time a job was due to the start of its handler."
         self.wait = histogram("pgqueue_attempt_wait_seconds", waited)
         self.run = histogram("pgqueue_attempt_run_seconds", "How long handlers ran.")
+        self._queues: set[str] = set()
 
     def __call__(self, event: AttemptEnded) -> None:
-        by_task = (event.queue, event.task)
+        by_task = (self._label_of(event.queue), event.task)
         self.ended.labels(*by_task, event.outcome.value).inc()
         if event.ran is not None:
             self.started.labels(*by_task).inc()
@@ -72,6 +84,12 @@ class AttemptMetrics:
             self.rescued.labels(*by_task).inc()
         if event.waited is not None:
             self.wait.labels(*by_task).observe(event.waited.total_seconds())
+
+    def _label_of(self, queue: str) -> str:
+        """Name the first queues that had attempts here; several threads may add a few more."""
+        if queue not in self._queues and len(self._queues) < MOST_QUEUES:
+            self._queues.add(queue)
+        return queue if queue in self._queues else OTHER
 
 
 class WorkerCollector(Collector):
@@ -112,10 +130,21 @@ class WorkerCollector(Collector):
         settings = {**OWN, "statement_timeout": DEPTHS_WITHIN}
         try:
             with own_connection(self._engine, settings, purpose="metrics") as connection:
-                return Health(connection).depths()
+                return largest(Health(connection).depths())
         except SQLAlchemyError as error:
             logger.warning("the waiting jobs could not be counted: %s", error)
             return []
+
+
+def largest(depths: Iterable[QueueDepth]) -> list[QueueDepth]:
+    """Return the queues in which the most jobs wait, and the others as one."""
+    ordered = sorted(depths, key=lambda depth: (depth.queue == OTHER, -depth.waiting))
+    rest = ordered[MOST_QUEUES:]
+    if not rest:
+        return ordered
+    ages = [depth.oldest_due for depth in rest if depth.oldest_due is not None]
+    waiting, due = sum(depth.waiting for depth in rest), sum(depth.due for depth in rest)
+    return [*ordered[:MOST_QUEUES], QueueDepth(OTHER, waiting, due, max(ages, default=None))]
 
 
 @contextmanager
@@ -124,13 +153,13 @@ def serving(
     queue: PgQueue,
     *,
     port: int,
-    host: str = "",
+    host: str = "127.0.0.1",
     registry: CollectorRegistry = REGISTRY,
 ) -> Iterator[int]:
     """Serve ``/metrics`` and ``/healthz`` of a worker while the block runs; gives the port.
 
-    ``port`` 0 lets the system choose.  Enter it before the worker runs.  Raises OSError if the port
-    is taken.
+    ``host``: the address to listen on, "" for all.  ``port`` 0 lets the system choose.  Enter it
+    before the worker runs.  Raises OSError if the port is taken.
     """
     attempts, state = AttemptMetrics(registry), WorkerCollector(worker, queue)
     queue.on_attempt_end(attempts)
@@ -184,9 +213,39 @@ def _by_queue(name: str, words: str) -> GaugeMetricFamily:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """Answers each connection in a thread, and has a bounded number of both.
+
+    A client that sends nothing must take neither threads nor file descriptors from the worker, nor
+    keep Prometheus out.
+    """
+
     daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, *args: Any) -> None:
+        self._open: list[Any] = []
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            with suppress(IndexError, OSError):  # it has just ended
+                self._open[0].shutdown(socket.SHUT_RDWR)
+            self._room.acquire()
+        self._open.append(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        self._open.remove(request)
+        self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("metrics: a connection has failed", exc_info=True)
 
 
 class _Handler(WSGIRequestHandler):
+    timeout = READ_WITHIN
+
     def log_message(self, format: str, *args: Any) -> None:
         """Log no scrapes."""

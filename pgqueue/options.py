@@ -1,14 +1,37 @@
-"""The options of tasks and jobs, and their checks."""
+"""The options of tasks and jobs.
+
+:class:`Options` declares each once: name, type, default, check, whether one enqueue may change it,
+and its line in the reference.
+"""
 
 import difflib
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime, timedelta
 from importlib.util import find_spec
 from typing import Any, Literal, TypedDict
 
+from pgqueue.checks import (
+    AT_ONCE,
+    SHORTEST_SPAN,
+    TASK_NAME,
+    Check,
+    anything,
+    check,
+    check_start,
+    instance,
+    key,
+    one_of,
+    optional,
+    parameter_names,
+    queue_name,
+    renames,
+    span,
+    start,
+    task_names,
+    whole,
+)
 from pgqueue.errors import OptionError, TaskDefinitionError, UnknownOption
 from pgqueue.limits import Limit
 from pgqueue.meta import checked_meta, checked_tags
@@ -17,26 +40,17 @@ from pgqueue.retention import Keep, keep_of
 from pgqueue.retry import DEFAULT_RETRY, Retry
 from pgqueue.unique import OnConflict, Unique, storable_key
 
-QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
-LONGEST_SHOWN = 60
-"""Characters of a name in an error."""
-FIRST_RUN_AT = datetime(2000, 1, 1, tzinfo=UTC)
-LAST_RUN_AT = datetime(9999, 12, 31, tzinfo=UTC)
-LONGEST_DELAY = timedelta(days=36_525)
-SHORTEST_SPAN = timedelta(microseconds=1)
 MOST_ATTEMPTS = 30_000
-EXECUTORS = ("thread", "process")
-ON_DUPLICATE = ("return", "raise")
 DEFAULT_ON_DUPLICATE = "return"
 LEAST_MEMORY = 2**24
 MOST_MEMORY = 2**50
 HAS_PROCESS_GROUPS = hasattr(os, "killpg")
 CAN_LIMIT_MEMORY = find_spec("resource") is not None
+BOTH = "task and enqueue"
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options of ``@queue.task(...)``."""
+    """The options of ``@queue.task(...)``, for type checkers.  :class:`Options` describes each."""
 
     name: str
     aliases: Sequence[str]
@@ -78,37 +92,141 @@ class JobOptions(TypedDict, total=False):
     tags: Sequence[str]
 
 
+def option(
+    default: Any, check: Check, help: str, *, by_default: str = "", is_for: str = "task"
+) -> Any:
+    """Declare an option.
+
+    ``help``: its line in the reference.  ``by_default``: there, a default that its value does not
+    explain.  ``is_for``: "task", "enqueue" or "task and enqueue".
+    """
+    about = {"check": check, "help": help, "by_default": by_default, "is_for": is_for}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=about)
+    return field(default=default, metadata=about)
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options, checked."""
+    """All options of a task, or of one enqueue."""
 
     task: str
-    queue: str = DEFAULT_QUEUE
-    priority: int = DEFAULT_PRIORITY
-    max_attempts: int = DEFAULT_MAX_ATTEMPTS
-    max_interruptions: int = 20
-    max_unreadable: timedelta = timedelta(days=1)
-    timeout: timedelta | None = None
-    transactional: bool = False
-    expires_in: timedelta | None = None
-    retry: Retry = field(default=DEFAULT_RETRY)
-    unique: Unique | None = None
-    unique_key: str | Callable[..., str | None] | None = None
-    on_duplicate: str = DEFAULT_ON_DUPLICATE
-    delay: timedelta | None = None
-    run_at: datetime | None = None
-    executor: str = "thread"
-    memory_limit: int | None = None
-    secret_args: Sequence[str] = ()
-    on_failed: Any = None
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    tags: Sequence[str] = ()
-    aliases: Sequence[str] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    keep: Keep | None = None
-    """None: the rule of the job's queue, or that of the PgQueue."""
-    limit: Limit | Sequence[Limit] = ()
-    fair_by: str | Sequence[str] = ()
+    aliases: Sequence[str] = option(
+        (), task_names, "names that the task had before, whose jobs it also runs"
+    )
+    renamed: Mapping[str, str] = option(
+        {}, renames, 'names that parameters had before, as `{"old": "new"}`'
+    )
+    queue: str = option(DEFAULT_QUEUE, queue_name, "the queue of the jobs", is_for=BOTH)
+    priority: int = option(
+        DEFAULT_PRIORITY, whole(0, 9), "from 0, which starts first, to 9", is_for=BOTH
+    )
+    max_attempts: int = option(
+        DEFAULT_MAX_ATTEMPTS,
+        whole(1, MOST_ATTEMPTS),
+        "how often a job may start before it fails",
+        is_for=BOTH,
+    )
+    max_interruptions: int = option(
+        20,
+        whole(1, MOST_ATTEMPTS),
+        "the stop of a worker that interrupts a job uses up no attempt, but one of these",
+    )
+    max_unreadable: timedelta = option(
+        timedelta(days=1),
+        span(AT_ONCE),
+        "how long a job waits for a worker that can read its arguments, before it fails",
+        by_default="a day",
+    )
+    timeout: timedelta | None = option(
+        None, optional(span(SHORTEST_SPAN)), "how long a handler may run: a timedelta"
+    )
+    expires_in: timedelta | None = option(
+        None,
+        optional(span(SHORTEST_SPAN)),
+        "a timedelta after `run_at`: a job that has not started by then is cancelled; one enqueue "
+        "may change it if the task has one",
+        is_for=BOTH,
+    )
+    retry: Retry = option(
+        DEFAULT_RETRY,
+        instance(Retry, "a Retry, e.g. Retry.never(), and the number of attempts as max_attempts"),
+        "when a job runs again after a failed attempt",
+        by_default="`Retry.exponential()`: 1 s, doubled after each attempt up to 1 h, with jitter",
+    )
+    unique: Unique | None = option(
+        None,
+        optional(instance(Unique, "a Unique, e.g. Unique(by=('customer_id',))")),
+        "a `Unique`: which jobs are duplicates, and what an enqueue does about a duplicate",
+        is_for=BOTH,
+    )
+    unique_key: str | Callable[..., str | None] | None = option(
+        None,
+        key,
+        "short for `Unique(key=...)`: a string, or a function of the arguments that it names",
+        is_for=BOTH,
+    )
+    on_duplicate: str = option(
+        DEFAULT_ON_DUPLICATE,
+        one_of("return", "raise"),
+        "short for `Unique(on_conflict=...)`",
+        is_for=BOTH,
+    )
+    delay: timedelta | None = option(
+        None,
+        optional(span(AT_ONCE)),
+        "how long after the enqueue the job may start: a timedelta",
+        by_default="at once",
+        is_for="enqueue",
+    )
+    run_at: datetime | None = option(
+        None,
+        optional(start),
+        "instead of `delay`: when the job may start, a datetime with a time zone",
+        is_for="enqueue",
+    )
+    meta: Mapping[str, Any] = option(
+        {}, anything, "a dict of JSON data, which handlers read as `ctx.meta`", is_for="enqueue"
+    )
+    tags: Sequence[str] = option(
+        (), anything, "texts to find jobs by, as with `pgqueue jobs --tag`", is_for="enqueue"
+    )
+    transactional: bool = option(
+        False,
+        instance(bool, "True or False"),
+        "whether the writes of the handler commit together with the end of its job",
+        by_default="true if the handler asks for a Session",
+    )
+    executor: str = option(
+        "thread",
+        one_of("thread", "process"),
+        '`"process"` runs the handler in a child process, which a timeout kills',
+    )
+    memory_limit: int | None = option(
+        None,
+        optional(whole(LEAST_MEMORY, MOST_MEMORY)),
+        "bytes of address space of the child process",
+    )
+    secret_args: Sequence[str] = option(
+        (),
+        parameter_names,
+        "names of arguments that errors, log lines and commands mask, as `Secret` does for one",
+    )
+    on_failed: Any = option(
+        None,
+        anything,
+        "a task to enqueue with the id of a job that has failed for good, in the commit that "
+        "records the failure",
+    )
+    keep: Keep | None = option(
+        None, anything, "how long ended jobs are kept", by_default="as long as the queue says"
+    )
+    limit: Limit | Sequence[Limit] = option(
+        (), anything, "a `Limit` of how many jobs run at once or start in a period, or several"
+    )
+    fair_by: str | Sequence[str] = option(
+        (), anything, "the name of a parameter whose values take turns, or several"
+    )
 
     @classmethod
     def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":
@@ -156,7 +274,8 @@ class Options:
             return options
         if "unique" in options or "unique_key" in options:
             return options
-        _check_on_duplicate(f"task {self.task}: ", options["on_duplicate"])
+        given = options["on_duplicate"]
+        check(f"task {self.task}: ", "on_duplicate", given, one_of("return", "raise"))
         unique = replace(self.unique, on_conflict=options["on_duplicate"], at_most=None)
         others = {name: value for name, value in options.items() if name != "on_duplicate"}
         return others | {"unique": unique}
@@ -173,29 +292,17 @@ class Options:
 
     def _check(self) -> None:
         where = f"task {self.task}: "
-        check_queue_name(self.queue, where)
-        check_whole(where, "priority", self.priority, 0, 9)
-        check_whole(where, "max_attempts", self.max_attempts, 1, MOST_ATTEMPTS)
-        check_whole(where, "max_interruptions", self.max_interruptions, 1, MOST_ATTEMPTS)
-        _check_max_unreadable(where, self.max_unreadable)
-        if self.timeout is not None and not _is_span(self.timeout, least=SHORTEST_SPAN):
-            raise OptionError(
-                f"{where}timeout is {self.timeout!r}; give a timedelta above zero, or None"
-            )
+        for each in OPTIONS:
+            check(where, each.name, getattr(self, each.name), each.metadata["check"])
+        if self.task in self.aliases:
+            raise OptionError(f"{where}aliases has its own name; give names that it had before")
         check_start(where, self.delay, self.run_at)
-        _check_expires_in(where, self.expires_in)
-        if not isinstance(self.retry, Retry):
-            raise OptionError(
-                f"{where}retry is {self.retry!r}; give a Retry, e.g. Retry.never(), and the number "
-                "of attempts as max_attempts"
-            )
-        if not isinstance(self.transactional, bool):
-            raise OptionError(f"{where}transactional is {self.transactional!r}; give True or False")
         _check_executor(where, self)
         _check_uniqueness(where, self)
-        _check_secret_args(where, self.secret_args)
-        _check_aliases(where, self.task, self.aliases)
-        _check_renamed(where, self.renamed)
+
+
+OPTIONS = tuple(each for each in fields(Options) if each.name != "task")
+"""The declarations of all options."""
 
 
 def refuse_unknown_secrets(options: Options, parameters: frozenset[str]) -> None:
@@ -244,29 +351,6 @@ _BELONGS_TO = {
 }
 
 
-def _check_aliases(where: str, task_name: str, aliases: Any) -> None:
-    if not isinstance(aliases, list | tuple | set | frozenset):
-        raise OptionError(
-            f"{where}aliases is {aliases!r}; give the names that the task had before, as in "
-            'aliases=("shop.old_name",)'
-        )
-    for alias in aliases:
-        if not isinstance(alias, str) or not TASK_NAME.fullmatch(alias) or alias == task_name:
-            raise OptionError(
-                f"{where}aliases has {repr(alias)[:60]}; give names that the task had before, of "
-                "1 to 200 characters without spaces"
-            )
-
-
-def _check_renamed(where: str, renamed: Any) -> None:
-    is_dict = isinstance(renamed, Mapping)
-    if not is_dict or not all(isinstance(name, str) for pair in renamed.items() for name in pair):
-        raise OptionError(
-            f"{where}renamed is {renamed!r}; give the old and the new names of parameters, as in "
-            'renamed={"customer": "customer_id"}'
-        )
-
-
 def _check_task_name(name: Any) -> None:
     if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
         raise OptionError(
@@ -275,77 +359,9 @@ def _check_task_name(name: Any) -> None:
         )
 
 
-def check_known_task_name(name: Any) -> None:
-    """Check a name that is to be that of an existing task."""
-    if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
-        raise OptionError(
-            f"{shown(name)} is no name of a task; give task.name, as in 'shop.jobs.send'"
-        )
-
-
-def shown(name: Any) -> str:
-    """A name for an error: as it is, or the beginning of its repr if it is long or no name."""
-    is_name = isinstance(name, str) and len(name) <= LONGEST_SHOWN and name.isprintable() and name
-    return name if is_name else repr(name)[:LONGEST_SHOWN]
-
-
-def check_queue_name(queue: Any, where: str = "") -> None:
-    if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue):
-        raise OptionError(
-            f"{where}queue is {queue!r}; a queue name has 1 to 64 letters, digits or _ . : -"
-        )
-
-
-def check_whole(where: str, name: str, value: Any, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise OptionError(f"{where}{name} is {value!r}; give a whole number from {least} to {most}")
-
-
-def _check_max_unreadable(where: str, span: Any) -> None:
-    if not _is_span(span, least=timedelta(0)):
-        raise OptionError(
-            f"{where}max_unreadable is {span!r}; give a timedelta from zero to "
-            f"{LONGEST_DELAY.days} days"
-        )
-
-
-def check_start(where: str, delay: Any, run_at: Any) -> None:
-    """Check when a job is to start: after a delay, at a time, or both None."""
-    if delay is not None and not _is_span(delay, least=timedelta(0)):
-        raise OptionError(
-            f"{where}delay is {delay!r}; give a timedelta from zero to {LONGEST_DELAY.days} days"
-        )
-    if run_at is None:
-        return
-    if delay is not None:
-        raise OptionError(f"{where}both delay and run_at are given; give one of them")
-    if not isinstance(run_at, datetime) or run_at.utcoffset() is None:
-        raise OptionError(
-            f"{where}run_at is {run_at!r}; give a datetime with a time zone, "
-            "e.g. datetime.now(UTC) + timedelta(hours=1)"
-        )
-    if not FIRST_RUN_AT <= run_at <= LAST_RUN_AT:
-        raise OptionError(f"{where}run_at is {run_at}; give a time from the year 2000 to 9999")
-
-
-def _check_expires_in(where: str, span: Any) -> None:
-    if span is not None and not _is_span(span, least=SHORTEST_SPAN):
-        raise OptionError(
-            f"{where}expires_in is {span!r}; give a timedelta above zero, of at most "
-            f"{LONGEST_DELAY.days} days, or None"
-        )
-
-
 def _check_uniqueness(where: str, options: Options) -> None:
     key = options.unique_key
-    if key is not None and not isinstance(key, str) and not callable(key):
-        raise OptionError(f"{where}unique_key is {key!r}; give a string, a callable or None")
-    _check_on_duplicate(where, options.on_duplicate)
     unique = options.unique
-    if unique is not None and not isinstance(unique, Unique):
-        raise OptionError(
-            f"{where}unique is {unique!r}; give a Unique, e.g. Unique(by=('customer_id',))"
-        )
     if unique is not None and (key is not None or options.on_duplicate != DEFAULT_ON_DUPLICATE):
         raise OptionError(
             f"{where}both unique and unique_key or on_duplicate are given; say it all in unique, "
@@ -354,11 +370,6 @@ def _check_uniqueness(where: str, options: Options) -> None:
     own = key if unique is None else unique.key
     if isinstance(own, str):
         storable_key(own, options.task)
-
-
-def _check_on_duplicate(where: str, on_duplicate: Any) -> None:
-    if on_duplicate not in ON_DUPLICATE:
-        raise OptionError(f"{where}on_duplicate is {on_duplicate!r}; give 'return' or 'raise'")
 
 
 def _check_known_to_workers(where: str, of_task: Options, of_job: Options) -> None:
@@ -378,33 +389,17 @@ def _check_known_to_workers(where: str, of_task: Options, of_job: Options) -> No
 
 
 def _check_executor(where: str, options: Options) -> None:
-    if options.executor not in EXECUTORS:
-        raise OptionError(f"{where}executor is {options.executor!r}; give 'thread' or 'process'")
     if options.executor == "process" and not HAS_PROCESS_GROUPS:
         raise OptionError(f"{where}executor='process' needs a POSIX system: omit it")
     if options.executor == "process" and options.transactional:
         raise OptionError(
             f"{where}a handler in a process of its own cannot be transactional: its writes are on "
-            "a connection of that process, and cannot commit with the end of its job; leave "
-            "executor away, or open queue.session() in the handler"
+            "a connection of that process, and cannot commit with the end of its job; omit "
+            "executor, or open queue.session() in the handler"
         )
     if options.memory_limit is None:
         return
-    check_whole(where, "memory_limit", options.memory_limit, LEAST_MEMORY, MOST_MEMORY)
     if options.executor != "process":
         raise OptionError(f"{where}memory_limit bounds a process: give executor='process' too")
     if not CAN_LIMIT_MEMORY:
-        raise OptionError(f"{where}this platform cannot bound a process: leave memory_limit away")
-
-
-def _check_secret_args(where: str, names: Any) -> None:
-    is_list = isinstance(names, list | tuple | set | frozenset)
-    if not is_list or not all(isinstance(name, str) for name in names):
-        raise OptionError(
-            f"{where}secret_args is {names!r}; give the names of parameters, as in "
-            'secret_args=("token",)'
-        )
-
-
-def _is_span(value: Any, *, least: timedelta) -> bool:
-    return isinstance(value, timedelta) and least <= value <= LONGEST_DELAY
+        raise OptionError(f"{where}this platform cannot bound a process: omit memory_limit")

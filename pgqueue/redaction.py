@@ -7,8 +7,18 @@ Secrets are the passwords of URLs, and the arguments that a task declares to be 
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator
-from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import date, time, timedelta
+from itertools import takewhile
+from typing import (
+    Annotated,
+    Any,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from urllib.parse import quote
 
 T = TypeVar("T")
@@ -24,15 +34,25 @@ _MARK = _Marked()
 Secret: TypeAlias = Annotated[T, _MARK]
 """Marks an argument as secret: ``token: Secret[str]``.
 
-The type checker and the handler see the type in brackets.  The value is stored unmasked.  In output
-about the job, and in errors and tracebacks that quote the value, ``***`` replaces it.  An argument
-with a secret field is masked as a whole.
+The type checker and the handler see the type in brackets: text, a number, a UUID, an enum, or a
+list or a record of such.  A task with a secret of another type, such as bytes, a date or a dict, is
+refused, because errors quote it in forms that cannot be recognised.
+
+The value is stored unmasked.  In output about the job, and in errors and tracebacks that quote the
+value, ``***`` replaces it.  An argument with a secret field is masked as a whole.
 """
 
 MASK = "***"
 
 LEAST_LENGTH = 4
 """A shorter secret is masked only as a whole word: 7, for example, is part of many numbers."""
+
+PART_LENGTH = 16
+"""The beginning or the end of a longer secret is masked if it has so many characters: SQLAlchemy
+and PostgreSQL shorten long values in their messages."""
+
+UNMASKABLE = (bytes, bytearray, date, time, timedelta, Mapping)
+"""Their ``repr`` differs from the stored form, or parts of them are not values."""
 
 MOST_SECRETS = 1000
 """If a job has more secret values, a text that may quote them is masked as a whole."""
@@ -51,6 +71,10 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
         return MASK
     if known:
         text = _any_of(known).sub(MASK, text)
+        for form in known:
+            if len(form) > PART_LENGTH:
+                text = _without_beginning(text, form)
+                text = _without_beginning(text[::-1], form[::-1])[::-1]
     text = _URL_PASSWORD.sub(rf"\1{MASK}@", text)
     return _URL_PARAMETER.sub(rf"\1{MASK}", text)
 
@@ -81,6 +105,28 @@ def is_secret(annotation: Any, *, within: tuple[Any, ...] = ()) -> bool:
     if annotation in within:  # a type that contains itself
         return False
     return any(is_secret(part, within=(*within, annotation)) for part in _parts(annotation))
+
+
+def unmaskable(
+    annotation: Any, *, is_inside: bool = False, within: tuple[Any, ...] = ()
+) -> type[Any] | None:
+    """Return a type inside a :data:`Secret` whose values errors quote in other forms."""
+    if annotation in within:
+        return None
+    is_inside = is_inside or _MARK in getattr(annotation, "__metadata__", ())
+    kind = get_origin(annotation) or annotation
+    if (
+        is_inside
+        and isinstance(kind, type)
+        and issubclass(kind, UNMASKABLE)
+        and not hasattr(kind, "__required_keys__")  # a TypedDict is a record
+    ):
+        return kind
+    inner = (
+        unmaskable(part, is_inside=is_inside, within=(*within, annotation))
+        for part in _parts(annotation)
+    )
+    return next((found for found in inner if found is not None), None)
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
@@ -188,6 +234,17 @@ def _forms(secrets: Iterable[str]) -> set[str]:
         if secret
         for form in (secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], quote(secret, safe=""))
     }
+
+
+def _without_beginning(text: str, secret: str) -> str:
+    """Mask each place where the text begins to quote a secret, as far as it does."""
+    kept = []
+    while (at := text.find(secret[:PART_LENGTH])) >= 0:
+        pairs = zip(text[at : at + len(secret)], secret, strict=False)
+        end = at + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        kept += [text[:at], MASK]
+        text = text[end:]
+    return "".join([*kept, text])
 
 
 def _any_of(known: set[str]) -> re.Pattern[str]:

@@ -88,6 +88,8 @@ class Retention:
     queues: Mapping[str, Keep]
     tasks: Mapping[str, Keep | None]
     """All tasks of the application; None for a task without a rule of its own."""
+    application: str = ""
+    """The name of the application, whose batches have the default rule."""
 
     def keep(self, task: str, queue: str) -> Keep:
         """The rule of a known task's jobs in a queue."""

@@ -1,7 +1,7 @@
 """Schedules: those that the code declares, and the operations on the rows of all."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypedDict, Unpack
@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue import redaction
+from pgqueue.checks import TASK_NAME
 from pgqueue.errors import DuplicateSchedule, OptionError, TaskDefinitionError, UnknownOption
-from pgqueue.options import TASK_NAME
 from pgqueue.repository import ScheduleRows, ScheduleState
 from pgqueue.schedule_rules import Rule, checked_catch_up, checked_overlap, checked_rule, next_after
 from pgqueue.sessions.callers import executor, in_transaction, translated_errors
@@ -88,8 +88,12 @@ class Schedules:
     """
 
     def __init__(
-        self, tasks: Mapping[str, Task[..., Any]], find: Callable[[str], Task[..., Any]]
+        self,
+        tasks: Mapping[str, Task[..., Any]],
+        find: Callable[[str], Task[..., Any]],
+        application: str,
     ) -> None:
+        self._application = application
         self._tasks = tasks
         self._find = find
         self.declared: dict[str, Declaration] = {}
@@ -120,7 +124,7 @@ class Schedules:
         rule = checked_rule(f"schedule {name}: ", cron, every, timezone)
         new = declaration(task, rule, name, args, catch_up, overlap, options)
         rows = ScheduleRows(in_transaction(session, f"schedule {name}"))
-        rows.add(_new_row(new, rows.now()))
+        rows.add(self._new_row(new, rows.now()))
 
     @translated_errors()
     def change(
@@ -193,7 +197,7 @@ class Schedules:
         connection = executor(session)
         call = ScheduleRows(connection).call(name)
         task = task_of_schedule(self._find(call.task), name, call.options, tick=None)
-        return task.enqueue_stored(connection, call.args)
+        return task.enqueue_prepared(connection, task.prepared(call.args))
 
     @translated_errors()
     def list(self, session: AnySession) -> "list[ScheduleState]":
@@ -218,25 +222,77 @@ class Schedules:
         A row is written if the code declares something else than at the last time.  What these
         modules have declared before, and do not now, is paused.
         """
-        rows = ScheduleRows(connection)
-        found = rows.declared(self.declared)
+        for new in self.differing(connection):
+            self.write(connection, new)
+        self.pause_undeclared(connection)
+
+    def differing(self, connection: Connection) -> Sequence[Declaration]:
+        """Return the schedules of the code that the rows do not have as they are declared."""
+        found = ScheduleRows(connection).declared(self.declared)
+        differing = []
         for name, new in sorted(self.declared.items()):
-            module, before = found.get(name, (new.declared_in, None))
-            if module is None:
+            row = found.get(name)
+            if row is not None and row.declared_in is None:
                 logger.error(
                     "schedule %s of the code: the application has added a schedule with this "
                     "name, which stays as it is; give the one of the code another name=",
                     name,
                 )
-            elif before != new.document():
-                _write_declared(rows, new, came_back=before is None)
+            elif row is not None and row.application not in ("", self._application):
+                logger.error(
+                    "schedule %s of the code: application %s declares a schedule with this name, "
+                    "which stays as it is; give one of them another name=",
+                    name,
+                    row.application,
+                )
+            elif row is None or (row.application, row.declaration) != (
+                self._application,
+                new.document(),
+            ):
+                differing.append(new)
+        return differing
+
+    def write(self, connection: Connection, declared: Declaration) -> None:
+        """Add a schedule of the code, or replace its row.
+
+        A pause stays, unless it was for a schedule that the code did not declare.  Only another
+        rule moves the next tick: one that was missed before a deploy is still made up.
+        """
+        rows = ScheduleRows(connection)
+        try:
+            rows.add(self._new_row(declared, rows.now()))
+            logger.info("schedule %s: added", declared.name)
+            return
+        except DuplicateSchedule:
+            state = rows.locked(declared.name)
+        values = {**declared.columns(), "application": self._application}
+        row = rows.declared([declared.name])[declared.name]
+        came_back = row.declaration is None
+        if came_back:
+            values["paused_at"] = None
+        if came_back or declared.rule != Rule(state.cron, state.every, state.timezone):
+            values["next_at"] = next_after(declared.rule, state.read_at, state.last_tick_at)
+        rows.change(declared.name, values)
+        logger.info("schedule %s: changed to what the code declares", declared.name)
+
+    def pause_undeclared(self, connection: Connection) -> None:
+        """Pause the schedules that these modules have declared before, and do not now."""
+        rows = ScheduleRows(connection)
         modules = {module_of(task.function) for task in self._tasks.values()}
-        for name in rows.pause_undeclared(modules, self.declared):
+        for name in rows.pause_undeclared(self._application, modules, self.declared):
             logger.warning(
                 "schedule %s: the code declares it no longer, so it is paused; remove it with "
                 "`pgqueue schedules remove`",
                 name,
             )
+
+    def _new_row(self, new: Declaration, now: datetime) -> dict[str, Any]:
+        return {
+            **new.columns(),
+            "name": new.name,
+            "application": self._application,
+            "next_at": next_after(new.rule, now, None),
+        }
 
     def _changed_call(
         self,
@@ -321,26 +377,3 @@ def task_of_schedule(
 
 def _given_or(given: str | None, before: str) -> str:
     return before if given is None else given
-
-
-def _new_row(new: Declaration, now: datetime) -> dict[str, Any]:
-    return {**new.columns(), "name": new.name, "next_at": next_after(new.rule, now, None)}
-
-
-def _write_declared(rows: ScheduleRows, new: Declaration, *, came_back: bool) -> None:
-    """Add a schedule of the code, or replace its row.
-
-    A pause stays, unless it was for a schedule that the code did not declare.
-    """
-    try:
-        rows.add(_new_row(new, rows.now()))
-        logger.info("schedule %s: added", new.name)
-        return
-    except DuplicateSchedule:
-        state = rows.locked(new.name)
-    values = new.columns()
-    values["next_at"] = next_after(new.rule, state.read_at, state.last_tick_at)
-    if came_back:
-        values["paused_at"] = None
-    rows.change(new.name, values)
-    logger.info("schedule %s: changed to what the code declares", new.name)

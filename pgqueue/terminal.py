@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from pgqueue.redaction import redacted
+
 GAP = "  "
 NARROWEST = 8
 """A column is not cut to fewer characters."""
@@ -29,6 +31,11 @@ def harmless(text: str) -> str:
     An escape sequence could hide lines, change the title, or send input in the reader's name.
     """
     return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(error: object) -> str:
+    """An error's message for a terminal and a log: one line, no escape sequences, no passwords."""
+    return harmless(redacted(" ".join(str(error).split())))
 
 
 def is_rich() -> bool:

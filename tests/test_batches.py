@@ -149,7 +149,7 @@ def test_a_cancelled_job_has_not_failed(shop: Shop, session: Session) -> None:
 def test_a_failed_job_that_is_requeued_before_the_end_counts_as_it_ends_then(
     shop: Shop, engine: Engine, session: Session
 ) -> None:
-    with shop.queue.batch(session, **shop.callbacks()):
+    with shop.queue.batch(session, **shop.callbacks()) as batch:
         job_id = shop.fail.enqueue(session).id
         later = shop.mail.options(delay=timedelta(hours=1)).enqueue(session, 1)
     session.commit()
@@ -161,9 +161,7 @@ def test_a_failed_job_that_is_requeued_before_the_end_counts_as_it_ends_then(
     shop.queue.cancel(session, later.id)
     session.commit()
     with engine.begin() as connection:  # before the requeued job runs
-        looked = Batches(connection).end_next(after=0, notify=False)
-    assert looked is not None
-    assert not looked.has_ended
+        assert Batches(connection).end(batch.id, notify=False) is False
     shop.queue.cancel(session, job_id)
     session.commit()
     shop.work()
@@ -532,3 +530,44 @@ def test_an_ended_batch_is_deleted_when_its_time_is_over_and_its_callback_has_en
         assert left == {"young", "open", "called"}
         of_batches = session.scalars(select(BatchJob.batch_id).distinct()).all()
         assert len(of_batches) == 3
+
+
+def old_batches(shop: Shop, *names: str) -> None:
+    """Batches that ended long ago."""
+    with shop.queue.session() as session, session.begin():
+        for name in names:
+            with shop.queue.batch(session, name):
+                shop.mail.enqueue(session, 1)
+    shop.work()
+    with shop.queue.session() as session, session.begin():
+        session.execute(text("UPDATE pgqueue.batches SET ended_at = ended_at - interval '1 year'"))
+
+
+def names_left(shop: Shop) -> list[str | None]:
+    with shop.queue.session() as session:
+        return list(session.scalars(select(Batch.name).order_by(Batch.id)))
+
+
+def test_a_batch_to_which_a_row_of_the_application_refers_stops_the_pruning_of_no_other(
+    engine: Engine, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop(engine)
+    old_batches(shop, "referred", "other")
+    with engine.begin() as own:
+        own.execute(text("CREATE TABLE sites (batch bigint REFERENCES pgqueue.batches)"))
+        own.execute(text("INSERT INTO sites SELECT min(id) FROM pgqueue.batches"))
+
+    pruned(shop, connection)
+
+    assert names_left(shop) == ["referred"]
+    assert "batch 1 stays although its time is over: IntegrityError" in caplog.text
+
+
+def test_an_application_prunes_its_own_batches_only(engine: Engine, connection: Connection) -> None:
+    shop, bank = Shop(engine, application="shop"), Shop(engine, application="bank", keep=None)
+    old_batches(shop, "short")
+    old_batches(bank, "for ever")
+
+    pruned(shop, connection)
+
+    assert names_left(shop) == ["for ever"]

@@ -29,7 +29,7 @@ CARRIERS = ("connections", "execution", "sessions", "unit_of_work", "worker")
 SCHEDULER = "worker/scheduler.py"
 """Enqueues with the arguments of a schedule."""
 
-LONGEST_FUNCTION = 30
+LONGEST_FUNCTION = 60
 """Lines that hold code: neither the docstring, nor comments, nor empty lines, nor decorators."""
 
 # The migrations are reached by a link, and are Alembic's to import.
@@ -63,7 +63,7 @@ def test_no_module_is_named_after_the_standard_library(module: Path) -> None:
 
 
 @EVERY_MODULE
-def test_no_function_is_longer_than_30_lines(module: Path) -> None:
+def test_no_function_is_much_longer_than_a_screen(module: Path) -> None:
     source = module.read_text("utf-8")
 
     lengths = {

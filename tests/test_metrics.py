@@ -3,9 +3,11 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from pgqueue import PgQueue, Retry, Worker
-from pgqueue.metrics import serving
+from pgqueue.metrics import MOST_CONNECTIONS, MOST_QUEUES, OTHER, serving
 from pgqueue.worker.health import LONGEST_SILENCE, WorkerHealth
 
 DEPLOY = Path(__file__).parents[1] / "examples" / "monitoring"
@@ -94,6 +96,43 @@ def test_depth_and_oldest_due_age_of_each_queue(queue: PgQueue, engine: Engine) 
     assert 0 < found["pgqueue_oldest_due_seconds", "mail"] < PATIENCE
 
 
+def test_clients_that_send_nothing_take_few_threads_and_keep_nobody_out(queue: PgQueue) -> None:
+    with (
+        serving(Worker(queue), queue, port=0, registry=CollectorRegistry()) as port,
+        ExitStack() as idle,
+    ):
+        before = threading.active_count()
+        for _ in range(10 * MOST_CONNECTIONS):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
+
+        assert samples(port) == {}  # an answer: no worker runs, and no job waits
+        assert threading.active_count() <= before + MOST_CONNECTIONS
+
+
+def test_only_the_largest_queues_have_series_of_their_own(queue: PgQueue, engine: Engine) -> None:
+    @queue.task(name="send")
+    def send() -> None: ...
+
+    names = [f"q{number}" for number in range(MOST_QUEUES + 2)]
+    with Session(engine) as session, session.begin():
+        for name in names:
+            send.options(queue=name).enqueue(session)
+        send.options(queue="q7").enqueue(session)
+        send.options(queue=OTHER).enqueue_many(session, [()] * 3)
+    worker, registry = Worker(queue, [*names, OTHER]), CollectorRegistry()
+
+    with serving(worker, queue, port=0, registry=registry) as port:
+        waiting = {key[1]: count for key, count in samples(port).items() if key[0] == WAITING}
+        worker.run_until_empty(timeout=60)
+        ended = {key[1]: count for key, count in samples(port).items() if key[0] == ENDED}
+
+    assert (len(waiting), waiting["q7"], waiting[OTHER]) == (MOST_QUEUES + 1, 2, 5)
+    assert (len(ended), sum(ended.values())) == (MOST_QUEUES + 1, MOST_QUEUES + 6)
+
+
+WAITING, ENDED = "pgqueue_jobs_waiting", "pgqueue_attempts_ended_total"
+
+
 def test_metrics_are_served_without_a_database(queue: PgQueue) -> None:
     queue.bind("postgresql://nobody@127.0.0.1:1/none")
 
@@ -151,28 +190,8 @@ class TestCommands:
                     break
             yield int(options[1])
 
-    def test_health_asks_the_port(self, shop: Path, port: int) -> None:
-        wait_until(lambda: pgqueue(shop, "health", "--port", str(port)).returncode == 0)
-
-        assert "slots are busy" in pgqueue(shop, "health", "--port", str(port)).stdout
-
-    def test_health_asks_the_database(self, shop: Path, database_url: str) -> None:
-        def health() -> subprocess.CompletedProcess[str]:
-            return pgqueue(shop, "--app", "shop:queue", "health", database_url=database_url)
-
-        before = health()
-        with running_worker(shop, database_url) as worker:
-            wait_until(lambda: health().returncode == 0)
-
-            assert str(worker.pid) in health().stdout
-        assert before.returncode == 1
-        assert "No worker lives" in before.stderr
-
-    def test_health_says_that_nobody_answers(self, shop: Path) -> None:
-        ended = pgqueue(shop, "health", "--port", str(free_port()))
-
-        assert ended.returncode == 1
-        assert "No worker answers on port" in ended.stderr
+    def test_a_worker_of_the_command_line_answers(self, port: int) -> None:
+        wait_until(lambda: is_live(port))
 
     def test_a_port_that_is_taken_ends_the_worker(
         self, shop: Path, database_url: str, port: int
@@ -202,7 +221,7 @@ class TestCommands:
         options = ("--processes", "2", "--metrics-port", str(first))
         with running_worker(shop, database_url, *options):
             for port in (first, first + 1):
-                wait_until(partial(answers, shop, port))
+                wait_until(partial(is_live, port))
 
     def test_status_tells_the_age_of_the_oldest_due_job(
         self, shop: Path, engine: Engine, database_url: str
@@ -220,8 +239,12 @@ class TestCommands:
         assert 0 < found["oldest_due_age"] < PATIENCE
 
 
-def answers(shop: Path, port: int) -> bool:
-    return pgqueue(shop, "health", "--port", str(port)).returncode == 0
+def is_live(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=PATIENCE) as answer:
+            return "slots are busy" in answer.read().decode()
+    except OSError:
+        return False
 
 
 def free_port() -> int:

@@ -8,6 +8,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from queue import Queue
 from time import process_time
@@ -241,7 +242,7 @@ class Card:
 
 
 class Keys(TypedDict, total=False):
-    signing: NotRequired[Secret[bytes]]
+    signing: NotRequired[Secret[str]]
 
 
 @dataclass
@@ -260,6 +261,7 @@ class Leaf:
         Secret[str] | None,
         list[Secret[str]],
         dict[str, Secret[str] | None],
+        Secret[Keys],
         Annotated[Secret[str], "as the bank gave it"],
     ],
 )
@@ -311,3 +313,47 @@ def test_a_secret_argument_has_to_be_one_of_the_task() -> None:
     for wrong in ("token", 7, [7]):
         with pytest.raises(OptionError, match="give the names of parameters"):
             queue.task(secret_args=wrong)(lambda token: None)  # type: ignore[arg-type]
+
+
+class Signature(TypedDict):
+    raw: bytes
+
+
+@dataclass
+class Account:
+    opened: date
+    balances: dict[str, int]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "named"),
+    [
+        (Secret[bytes], "bytes"),
+        (Secret[date], "date"),
+        (Secret[datetime] | None, "datetime"),
+        (list[Secret[timedelta]], "timedelta"),
+        (Secret[dict[str, str]], "dict"),
+        (Secret[list[Account]], "date"),
+        (Secret[Signature], "bytes"),
+    ],
+)
+def test_a_secret_that_errors_quote_in_other_forms_is_refused(annotation: Any, named: str) -> None:
+    def charge(token: Any) -> None: ...
+
+    charge.__annotations__["token"] = annotation
+
+    with pytest.raises(TaskDefinitionError, match=f"'token' has values of the type {named}"):
+        PgQueue().task(charge)
+    charge.__annotations__["token"] = {Secret[bytes]: bytes}.get(annotation, date)
+    with pytest.raises(TaskDefinitionError, match="'token' has values of the type"):
+        PgQueue().task(secret_args=("token",))(charge)
+
+
+@pytest.mark.parametrize("words", ["'{}' is not valid", "parameters: {}", "row contains ({}...)"])
+def test_a_long_secret_that_was_shortened_is_masked(words: str) -> None:
+    token = "".join(f"{n:x}'" for n in range(400))
+    for quoted in (token[:64], repr(token)[:150] + " ... " + repr(token)[-150:], token[-20:]):
+        seen = redacted(words.format(quoted), [token])
+
+        assert not any(token[at : at + 16] in seen for at in range(len(token) - 16)), seen
+        assert MASK in seen

@@ -432,6 +432,24 @@ class TestDeclared:
         assert only(other).cron == "0 5 * * *"
         assert only(other).paused_at is not None, "the code says nothing of a pause"
 
+    def test_a_deploy_that_changes_only_arguments_keeps_a_tick_that_was_missed(
+        self, queue: PgQueue, task: Any, engine: Engine
+    ) -> None:
+        queue.schedule("0 3 * * *", args=(1,))(task)
+        synchronise(queue)
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE pgqueue.schedules SET next_at = now() - interval '1h'"))
+        missed = only(queue).next_at
+
+        other = PgQueue(engine)
+        changed = other.task(name="report")(lambda customer_id: None)
+        other.schedule("0 3 * * *", args=(2,), priority=1)(changed)
+        synchronise(other)
+
+        assert only(queue).next_at == missed
+        synchronise(declaring(engine, "0 4 * * *"))
+        assert only(queue).next_at > missed, "another rule moves the next tick"
+
     def test_what_the_code_no_longer_has_is_paused_and_told(
         self, queue: PgQueue, task: Any, engine: Engine, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -444,6 +462,30 @@ class TestDeclared:
         assert "schedule report: the code declares it no longer" in caplog.text
         synchronise(queue)
         assert only(queue).paused_at is None, "it has come back"
+
+    def test_an_application_pauses_its_own_schedules_only(
+        self, engine: Engine, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        shop = declaring(engine, "0 3 * * *", application="shop")
+        synchronise(shop)
+
+        synchronise(declaring(engine, application="bank"))
+        synchronise(declaring(engine, "0 4 * * *", application="bank"))
+
+        assert (only(shop).cron, only(shop).paused_at) == ("0 3 * * *", None)
+        assert "application shop declares a schedule with this name" in caplog.text
+        synchronise(declaring(engine, application="shop"))
+        assert only(shop).paused_at is not None
+
+    def test_a_schedule_becomes_that_of_the_application_when_this_gets_a_name(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
+        synchronise(declaring(engine, "0 3 * * *"))
+        synchronise(declaring(engine, "0 3 * * *", application="shop"))
+
+        synchronise(declaring(engine, application="shop"))
+
+        assert only(queue).paused_at is not None
 
     def test_what_was_paused_by_hand_stays_so_when_a_release_without_it_ran_between(
         self, queue: PgQueue, task: Any, engine: Engine
@@ -494,9 +536,9 @@ class TestDeclared:
         assert "give the one of the code another name" in caplog.text
 
 
-def declaring(engine: Engine, *crons: str) -> PgQueue:
+def declaring(engine: Engine, *crons: str, application: str = "") -> PgQueue:
     """The same application in another release."""
-    queue = PgQueue(engine)
+    queue = PgQueue(engine, application=application)
 
     @queue.task(name="report")
     def report(customer_id: int) -> None: ...

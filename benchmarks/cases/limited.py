@@ -97,17 +97,20 @@ def fair_turns(bench: Bench, size: Size) -> Finding:
 
 
 @case(
-    smoke=Size(jobs=100),
-    usual=Size(jobs=2_000, turns=1),
-    full=Size(jobs=20_000, turns=7),
+    smoke=Size(jobs=100, rows=1_100),
+    usual=Size(jobs=2_000, rows=10_000, turns=1),
+    full=Size(jobs=20_000, rows=100_000, turns=7),
 )
 def drain_fair(bench: Bench, size: Size) -> Finding:
-    """No-op jobs of one key and of 1,000 keys with ``fair_by``."""
+    """No-op jobs with ``fair_by``: of one key, of 1,000 keys, and one job of each of many."""
     finding = Finding()
     few = PGQUEUE.given("fair_by, 1 key", fair=True)
     many = PGQUEUE.given("fair_by, 1,000 keys", fair=True, keys=1_000)
+    all_wait = PGQUEUE.given(f"fair_by, {size.rows:,} keys", fair=True, keys=size.rows)
     with bench.arenas(few, many) as arenas:
         found = in_turns(arenas, size.turns, lambda arena: arena.drain(size.jobs))
+    with bench.arenas(all_wait) as arenas:
+        found |= in_turns(arenas, 1, lambda arena: arena.drain(size.rows))
     for name, values in found.items():
         finding.add(name, values, RATE)
     return finding

@@ -20,7 +20,7 @@ from chaos.scenario import Size, scenario
 from chaos.workers import Program, Workers
 from pgqueue import JobContext
 from pgqueue.repository import Moved, ScheduleRows
-from pgqueue.schedule_rules import Standing, decide
+from pgqueue.schedule_rules import decide
 from pgqueue.statements import schedules as statements
 from pgqueue.worker import scheduler
 
@@ -49,7 +49,7 @@ TERMINATED = """
 
 
 def _die_if_told() -> None:
-    """kill -9 between the lock of a schedule and the commit, if the scenario has asked for one."""
+    """kill -9 while the job of a tick is prepared, if the scenario has asked for one."""
     mark = Path(os.environ["CHAOS_DIRECTORY"]) / "die"
     if worker_name() == "scenario":
         return
@@ -72,11 +72,11 @@ def pay_at_tick(session: Session, ctx: JobContext) -> int:
 
 @mutation
 def ticks_without_lock(patch: Patch) -> None:
-    """The due schedules are read and not locked."""
-    locking: Any = statements.due_schedules()
+    """The schedules are read again and not locked."""
+    locking: Any = statements.lock_schedules()
     unlocked = locking._generate()
     unlocked._for_update_arg = None
-    patch.set(statements, "due_schedules", lambda: unlocked)
+    patch.set(statements, "lock_schedules", lambda: unlocked)
 
 
 @mutation
@@ -84,15 +84,13 @@ def ticks_apart_from_their_jobs(patch: Patch) -> None:
     """A schedule is moved in a separate transaction, before its jobs are enqueued."""
     fire_one = scheduler.Ticks._fire_one
 
-    def apart(self: Any, connection: Any, due: Any, running: set[int]) -> Any:
-        standing = Standing(due.state.next_at, due.state.catch_up, "allow", False)
-        firing = decide(due.state.rule, standing, due.state.read_at)
-        assert firing is not None, "it does not wait"
+    def apart(self: Any, connection: Any, prepared: Any) -> Any:
         with connection.engine.begin() as other:
             other.exec_driver_sql("SET LOCAL lock_timeout = 0")
             connection.exec_driver_sql("COMMIT; BEGIN")
-            ScheduleRows(other).move([Moved(due.state.name, firing, None)])
-        return fire_one(self, connection, due, running)
+            moved = Moved(prepared.due.state.name, prepared.firing, None)
+            ScheduleRows(other).move([moved])
+        return fire_one(self, connection, prepared)
 
     patch.set(scheduler.Ticks, "_fire_one", apart)
 

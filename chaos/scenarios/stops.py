@@ -33,9 +33,8 @@ MARGIN = 2.0
 LONG = 60.0
 CASES: list[tuple[float, tuple[signal.Signals, ...], str | None]] = [
     (LONG, (signal.SIGTERM,), None),
-    (GRACE, (signal.SIGTERM,), "interrupted"),
+    (GRACE, (signal.SIGHUP,), "interrupted"),
     (LONG, (signal.SIGINT, signal.SIGINT), "interrupted"),
-    (GRACE, (signal.SIGHUP,), "crashed"),
 ]
 """The grace, what is sent to a worker while its handlers run, and what becomes of the attempts.
 Those of the first end within the grace."""
@@ -194,7 +193,7 @@ def _left_nothing(environment: Environment, member: Member) -> None:
     alone=True,
 )
 def stops_while_handlers_run(environment: Environment, size: Size) -> None:
-    """Handlers within the grace, past it, a second signal: no attempt is used up; SIGHUP: one."""
+    """Handlers within the grace, past it, a second signal: no attempt is used up."""
     cases = [_Case(environment, size, *case) for case in CASES]
     for case in cases:
         environment.until_started(*case.jobs)
@@ -240,10 +239,9 @@ class _Case:
             self._environment.count("stops")
         else:
             member.was_harmed = True
-            codes = (INTERRUPTED,) if self._end == "interrupted" else ()
+            codes = (INTERRUPTED,)
             _stop(self._environment, member, *self._signals, within=GRACE + MARGIN, codes=codes)
-        if self._end != "crashed":
-            self.was_recorded()
+        self.was_recorded()
         self._environment.open(self.queue)
 
     def was_recorded(self) -> None:
@@ -252,7 +250,7 @@ class _Case:
         expected = [] if self._end is None else [self._end] * len(self.jobs)
         words = f"what was stopped as {self.queue} is recorded as {found}"
         self._environment.expect(found == expected, words)
-        if self._end == "interrupted":
+        if self._end is not None:
             used = (
                 "SELECT sum(attempts) FROM pgqueue.jobs WHERE id = ANY(:jobs) AND outcome IS NULL"
             )

@@ -129,12 +129,12 @@ def coroutines_are_not_timed(patch: Patch) -> None:
 @mutation
 def processes_are_not_timed(patch: Patch) -> None:
     """Whoever waits for a child process waits until its handler returns."""
-    from pgqueue.worker.processes.child import Child
+    from pgqueue.worker.processes import Child
 
-    def receive(self, _until):  # type: ignore[no-untyped-def]
-        return in_time(self, None)
+    def answers(self, *, until):  # type: ignore[no-untyped-def]
+        return in_time(self, until=None)
 
-    in_time = patch.set(Child, "_receive", receive)
+    in_time = patch.set(Child, "_answers", answers)
 
 
 @mutation

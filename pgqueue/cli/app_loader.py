@@ -19,10 +19,10 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
 from pgqueue import schema
-from pgqueue.cli.refusals import one_line
 from pgqueue.connections.opening import DRIVER
 from pgqueue.errors import NotBound, SchemaError
 from pgqueue.job_queue import PgQueue
+from pgqueue.terminal import one_line
 
 
 @dataclass
@@ -45,15 +45,19 @@ class CliState:
         """The queue of --app: on the database of --url, else on its own, else on PGQUEUE_URL."""
         if self.queue is not None:
             return self.queue
-        if self.app is None:
-            raise click.UsageError(
-                "This needs your application: say --app module:queue, or set PGQUEUE_APP"
-            )
-        queue = find_queue(self.app)
+        queue = find_queue(self.named_application())
         url = self.url or (None if _is_bound(queue) else self.url_of_environment)
         if url is not None:
             queue.bind(_on_postgres(url))
         return queue
+
+    def named_application(self) -> str:
+        """The value of --app; without one, a UsageError."""
+        if self.app is None:
+            raise click.UsageError(
+                "This needs your application: say --app module:queue, or set PGQUEUE_APP"
+            )
+        return self.app
 
     def database(self) -> PgQueue:
         """A queue on the database of --url, or of --app, with or without tasks."""

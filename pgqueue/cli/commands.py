@@ -1,26 +1,27 @@
-"""The commands of ``pgqueue``, and those about its tables."""
+"""The group of all commands, which prints their errors."""
 
-from pathlib import Path
+import io
+import sys
+import traceback
 from typing import Any
 
 import click
 from click.core import ParameterSource
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from pgqueue.cli.app_loader import CliState
-from pgqueue.cli.batches import batches
-from pgqueue.cli.changing import cancel, change_jobs, requeue, run_now
 from pgqueue.cli.doctor import doctor
-from pgqueue.cli.group import ErrorHandlingGroup, on_database, verbose_option
 from pgqueue.cli.jobs import enqueue, jobs
-from pgqueue.cli.limits import limits, set_limit
-from pgqueue.cli.pruning import prune
-from pgqueue.cli.queues import pause, resume
-from pgqueue.cli.roles import grant, revoke
-from pgqueue.cli.schedules import schedules
-from pgqueue.cli.status import health, quiet, status, workers
+from pgqueue.cli.lists import batches, health, limits, status, workers
+from pgqueue.cli.options import verbose_option
+from pgqueue.cli.pauses import pause, resume, set_limit
+from pgqueue.cli.tables import grant, prune, revision, revoke, upgrade
+from pgqueue.cli.verbs import cancel, change, quiet, requeue, run_now, schedules
 from pgqueue.cli.working import worker
-from pgqueue.models import SCHEMA
-from pgqueue.schema import SCHEMA_VERSION, write_revision
+from pgqueue.errors import PgQueueError
+from pgqueue.redaction import redacted
+from pgqueue.terminal import harmless, one_line
+from pgqueue.worker.outage import MORE_CONNECTIONS, is_crowded
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -33,6 +34,58 @@ Exit codes:
   3    a worker was stopped, and a handler had not ended after the grace period
   130  ended by Ctrl-C; a worker ends with 0 or 3
 """
+
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C has ended, as in shells."""
+
+
+class ErrorHandlingGroup(click.Group):
+    """A group whose commands print an error that a user can fix in one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            # A character that the output cannot encode must not end a command.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+        given = ctx.ensure_object(CliState)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(INTERRUPTED)
+        except click.ClickException as error:
+            _show_traceback(error, given)
+            raise
+        except Exception as error:
+            words = _words_for(error)
+            if words is None:
+                raise  # a bug of ours, whose report needs the traceback, or an exit code
+            _show_traceback(error, given)
+            raise click.ClickException(words) from error
+
+
+def _show_traceback(error: Exception, given: CliState) -> None:
+    if given.is_verbose:
+        lines = "".join(traceback.format_exception(error))
+        click.echo(harmless(redacted(lines)), err=True)
+
+
+def _words_for(error: Exception) -> str | None:
+    """One line that says what happened and what to do; None for a bug of ours."""
+    match error:
+        case OperationalError() | InterfaceError() if getattr(error.orig, "sqlstate", None) is None:
+            remedy = f"; {MORE_CONNECTIONS}" if is_crowded(error.orig) else ""
+            return f"No connection to the database: {one_line(error.orig)}{remedy}"
+        case DBAPIError():
+            return f"The database refuses: {one_line(error.orig)}"
+        case ArgumentError():
+            return f"{one_line(error)}. A URL looks like postgresql://user@host/database."
+        case BrokenPipeError():
+            return None
+        case PgQueueError() | OSError():
+            return one_line(error)
+    return None
 
 
 @click.group(cls=ErrorHandlingGroup, context_settings=SETTINGS, epilog=EXIT_CODES)
@@ -72,46 +125,6 @@ def main(ctx: click.Context, app: str | None, url: str | None) -> None:
 
 
 @main.command()
-@on_database
-def upgrade(given: CliState) -> None:
-    """Create or upgrade pgqueue's tables.
-
-    Safe to run at every deployment, and from several processes at once.  An application with
-    Alembic should upgrade the tables in a revision of its own: see `pgqueue revision --help`.
-
-    \b
-    Example:  pgqueue --app shop.jobs:queue upgrade
-    """
-    given.database().upgrade()
-    click.echo(f"The tables in schema {SCHEMA} are up to date: version {SCHEMA_VERSION}.")
-
-
-@main.command()
-@click.argument("host", required=False, type=click.Path(path_type=Path, exists=True))
-@click.option("-m", "--message", default="add pgqueue", show_default=True)
-@click.option("--head", default="head", show_default=True, help="The revision to follow.")
-@verbose_option
-def revision(host: Path | None, message: str, head: str) -> None:
-    """Write a revision by which your own Alembic history upgrades pgqueue's tables.
-
-    HOST is your alembic.ini or your directory of migrations; by default ./alembic.ini or
-    ./migrations.  Run this again after an update of pgqueue that needs newer tables.
-
-    \b
-    Example:  pgqueue revision migrations && flask db upgrade
-    """
-    if host is None:
-        usual = [Path("alembic.ini"), Path("migrations")]
-        host = next((path for path in usual if path.exists()), None)
-    if host is None:
-        raise click.UsageError(
-            "This directory has no alembic.ini and no migrations: give the path of yours, or make "
-            "them first, with `flask db init` or `alembic init`"
-        )
-    click.echo(f"Wrote {write_revision(host, message=message, head=head)}")
-
-
-@main.command()
 @click.option("--url", metavar="URL", help="Your server; left out, the demo starts one of its own.")
 @click.option("--workers", type=click.IntRange(2, 32), default=2, show_default=True)
 @click.option(
@@ -142,8 +155,9 @@ def demo(given: CliState, /, url: str | None, **options: Any) -> None:
 
 
 for command in (
-    *(worker, status, health, doctor, workers, quiet),
-    *(jobs, enqueue, requeue, run_now, change_jobs, cancel, pause, resume),
-    *(limits, set_limit, batches, prune, grant, revoke, schedules),
+    *(upgrade, revision, grant, revoke, prune),
+    *(worker, status, workers, health, doctor, quiet),
+    *(jobs, enqueue, requeue, run_now, change, cancel),
+    *(pause, resume, limits, set_limit, batches, schedules),
 ):
     main.add_command(command)

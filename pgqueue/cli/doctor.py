@@ -1,34 +1,34 @@
-"""``pgqueue doctor``: finds problems of a database, and names the remedies."""
+"""``pgqueue doctor``: finds jobs that do not run and broken rows, and names the remedies."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from ipaddress import ip_address
 
 import click
 from sqlalchemy.orm import Session
 
 from pgqueue import schema
 from pgqueue.cli.app_loader import CliState
-from pgqueue.cli.group import on_database_with_json
-from pgqueue.cli.remedies import remedy_for
-from pgqueue.cli.schedules import words_for_overdue
+from pgqueue.cli.options import on_database_with_json
 from pgqueue.connections.settings import LIMITS as RAISED
-from pgqueue.errors import SchemaError
+from pgqueue.errors import OptionError, SchemaError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
 from pgqueue.redaction import redacted
 from pgqueue.repository import (
     LIMITS,
     Admissions,
-    Creator,
+    Batches,
+    Candidate,
     Health,
-    Slot,
+    ScheduleState,
     TableHealth,
     Unreadable,
+    Violation,
     Waiting,
 )
+from pgqueue.schedule_rules import LATE, Overlap
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless, print_json
 
@@ -37,6 +37,13 @@ DURABILITY = {
     "full_page_writes": "a crash of the server can leave torn pages behind",
     "synchronous_commit": "a crash of the server loses jobs whose commit was acknowledged",
 }
+TURN_ON = {
+    "configuration file": "; run ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf();",
+    "database": "; run ALTER DATABASE ... RESET {name}",
+    "user": "; run ALTER ROLE ... RESET {name}",
+    "database user": "; run ALTER ROLE ... IN DATABASE ... RESET {name}",
+}
+"""By the source of a setting, as pg_settings names it.  Other sources are named in the finding."""
 OTHERS = ("autovacuum", "transaction_read_only", "default_transaction_isolation")
 SHOWN = 20
 """How many broken rows, tasks, queues and sessions are named individually."""
@@ -80,9 +87,8 @@ def doctor(given: CliState, as_json: bool) -> None:
     queue = given.database()
     with queue.session() as session:
         findings = [
-            *_schema(queue, session),
-            *_durability(Health(session)),
-            *_settings(Health(session)),
+            *_of_rows(queue, session),
+            *_of_settings(Health(session)),
             *of_server(queue, Health(session)),
         ]
     is_sound = all(finding.level is not Level.WRONG for finding in findings)
@@ -96,7 +102,8 @@ def doctor(given: CliState, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-def _schema(queue: PgQueue, session: Session) -> Iterator[Finding]:
+def _of_rows(queue: PgQueue, session: Session) -> Iterator[Finding]:
+    """What the tables tell; nothing more if they cannot be read."""
     try:
         schema.verify(session.connection())
     except SchemaError as error:
@@ -111,11 +118,10 @@ def _schema(queue: PgQueue, session: Session) -> Iterator[Finding]:
         yield Finding(Level.WRONG, "invariants", f"{len(violations) - SHOWN} more are broken")
     if not violations:
         yield Finding(Level.OK, "invariants", "no row breaks one")
-    yield from _waiting(queue, Health(session))
-    yield from _schedules(queue, session)
-    yield from _limits(Admissions(session).undeclared())
-    yield from of_tables(Health(session).tables())
-    for table in Health(session).tables_without_autovacuum():
+    yield from _of_jobs(queue, session)
+    health = Health(session)
+    yield from of_tables(health.tables())
+    for table in health.tables_without_autovacuum():
         yield Finding(
             Level.WARNING,
             "autovacuum",
@@ -124,56 +130,84 @@ def _schema(queue: PgQueue, session: Session) -> Iterator[Finding]:
         )
 
 
-def _waiting(queue: PgQueue, health: Health) -> Iterator[Finding]:
-    """Without an app the tasks are unknown, and only the queues are checked."""
+def _of_jobs(queue: PgQueue, session: Session) -> Iterator[Finding]:
+    """Jobs that do not run, and why.  Without an app, its tasks are unknown."""
+    health = Health(session)
     if queue.tasks:
-        unknown = health.unknown_tasks(queue.tasks)
-        for task in unknown[:SHOWN]:
-            yield Finding(Level.WARNING, "unknown task", words_for_unknown(task))
-        if not unknown:
-            yield Finding(Level.OK, "tasks", "no job is due of a task this app does not know")
-        yield from _unpruned(health.unpruned_tasks(queue.tasks))
-    unreadable = health.unreadable()
-    for each in unreadable[:SHOWN]:
-        yield Finding(Level.WARNING, "unreadable jobs", words_for_unreadable(each))
-    if not unreadable:
-        yield Finding(Level.OK, "arguments", "no job waits for code that can read its arguments")
-    unserved = health.unserved_queues()
-    for one in unserved[:SHOWN]:
-        detail = f"no living worker serves queue {one.name}, where {_due(one)}"
-        detail += f"; run pgqueue worker --queues {one.name}"
-        yield Finding(Level.WARNING, "workers", detail)
-    if not unserved:
-        yield Finding(Level.OK, "workers", "every queue with due jobs is served")
+        yield from _warnings(
+            "unknown task",
+            map(words_for_unknown, health.unknown_tasks(queue.tasks)),
+            sound=("tasks", "no job is due of a task this app does not know"),
+        )
+        yield from _warnings(
+            "retention",
+            words_for_unpruned(health.unpruned_tasks(queue.tasks)),
+            sound=("retention", "this app knows the tasks of all ended jobs"),
+        )
+    yield from _warnings(
+        "unreadable jobs",
+        map(words_for_unreadable, health.unreadable()),
+        sound=("arguments", "no job waits for code that can read its arguments"),
+    )
+    yield from _warnings(
+        "workers",
+        (
+            f"no living worker serves queue {one.name}, where {_due(one)}; run pgqueue worker "
+            f"--queues {one.name}"
+            for one in health.unserved_queues()
+        ),
+        sound=("workers", "every queue with due jobs is served"),
+    )
+    yield from _warnings(
+        "schedules",
+        filter(None, (words_for_overdue(queue, one) for one in queue.schedules.list(session))),
+        sound=("schedules", "no tick is overdue"),
+    )
+    yield from _warnings(
+        "batches",
+        map(words_for_open_batch, _overdue(Batches(session).overdue())),
+        sound=("batches", "none whose jobs have ended is open"),
+    )
+    yield from _warnings(
+        "limits",
+        (
+            f"{_wait(jobs)} for {name}, which no worker has declared, and none admits them: start "
+            "a worker with the code that declares it"
+            for name, jobs in Admissions(session).undeclared().items()
+        ),
+        sound=("limits", "no job waits for a limit that no worker has declared"),
+    )
 
 
-def _schedules(queue: PgQueue, session: Session) -> Iterator[Finding]:
-    states = queue.schedules.list(session)
-    overdue = [words for state in states if (words := words_for_overdue(queue, state))]
-    for words in overdue[:SHOWN]:
-        yield Finding(Level.WARNING, "schedules", words)
-    if not overdue:
-        yield Finding(Level.OK, "schedules", "no tick is overdue")
+def _warnings(subject: str, details: Iterable[str], *, sound: tuple[str, str]) -> Iterator[Finding]:
+    """The first warnings about a subject; if there are none, the finding that it is sound."""
+    found = list(details)
+    for detail in found[:SHOWN]:
+        yield Finding(Level.WARNING, subject, detail)
+    if not found:
+        yield Finding(Level.OK, *sound)
 
 
-def _limits(undeclared: dict[str, int]) -> Iterator[Finding]:
-    for name, jobs in list(undeclared.items())[:SHOWN]:
-        waits = "1 job waits" if jobs == 1 else f"{jobs:,} jobs wait"
-        detail = f"{waits} for {name}, which no worker has declared, and none admits them: start a "
-        yield Finding(Level.WARNING, "limits", detail + "worker with the code that declares it")
-    if not undeclared:
-        yield Finding(Level.OK, "limits", "no job waits for a limit that no worker has declared")
+def _overdue(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Batches whose jobs have ended, and which no worker can end, or has ended for a while."""
+    return [one for one in candidates if one.unreadable or one.since > OLD]
 
 
-def _unpruned(tasks: dict[str, int]) -> Iterator[Finding]:
-    if not tasks:
-        yield Finding(Level.OK, "retention", "this app knows the tasks of all ended jobs")
-        return
-    jobs = sum(tasks.values())
-    named = ", ".join(f"{name} ({number:,})" for name, number in list(tasks.items())[:SHOWN])
-    detail = f"{jobs:,} ended jobs belong to tasks this app does not know, and its workers keep "
-    detail += f"them: {named}; declare these tasks in a module that --app imports, or delete the "
-    yield Finding(Level.WARNING, "retention", detail + "jobs by session.delete")
+def words_for_open_batch(batch: Candidate) -> str:
+    why = batch.unreadable or "no worker runs, or its log says why it cannot end the batch"
+    since = age(batch.since)
+    return f"batch {batch.id} is open, although the job it waited for ended {since} ago: {why}"
+
+
+def words_for_unpruned(tasks: dict[str, int]) -> Iterator[str]:
+    """Say how many ended jobs no rule deletes; nothing if there are none."""
+    if tasks:
+        named = ", ".join(f"{name} ({number:,})" for name, number in list(tasks.items())[:SHOWN])
+        yield (
+            f"{sum(tasks.values()):,} ended jobs belong to tasks this app does not know, and its "
+            f"workers keep them: {named}; declare these tasks in a module that --app imports, or "
+            "delete the jobs by session.delete"
+        )
 
 
 def words_for_unknown(task: Waiting) -> str:
@@ -186,12 +220,31 @@ def words_for_unknown(task: Waiting) -> str:
 
 
 def words_for_unreadable(found: Unreadable) -> str:
-    jobs = "1 job waits" if found.jobs == 1 else f"{found.jobs:,} jobs wait"
     return (
-        f"{jobs} (the oldest since {age(found.since)}) for a worker that can read the arguments: "
-        f"{found.reason}; start workers with the code that has enqueued them, before they fail "
-        "after the max_unreadable of their task"
+        f"{_wait(found.jobs)} (the oldest since {age(found.since)}) for a worker that can read the "
+        f"arguments: {found.reason}; start workers with the code that has enqueued them, before "
+        "they fail after the max_unreadable of their task"
     )
+
+
+def words_for_overdue(queue: PgQueue, state: ScheduleState) -> str | None:
+    """Say why a tick that is more than a minute late has not been fired; None if none is late."""
+    is_late = state.next_at is not None and state.read_at - state.next_at > LATE
+    if state.paused_at is not None or not is_late:
+        return None
+    what = f"schedule {state.name}: its tick of {state.next_at} has not been fired"
+    try:
+        state.rule  # noqa: B018  # raises if this system cannot read it
+    except OptionError as error:
+        return f"{what}: {error}; change the rule, or run workers on a system that can read it"
+    if queue.tasks and state.task not in queue.tasks:
+        return (
+            f"{what}: this app knows no task {state.task}; run a worker that does, or "
+            f"pgqueue schedules remove {state.name}"
+        )
+    if state.overlap == Overlap.WAIT and state.last_job_id is not None:
+        return f"{what}: it waits for job {state.last_job_id}, unless that has ended"
+    return f"{what}: no worker runs that knows task {state.task}, or its log says why it cannot"
 
 
 def _due(waiting: Waiting) -> str:
@@ -199,68 +252,45 @@ def _due(waiting: Waiting) -> str:
     return f"{jobs} (since {age(waiting.since)})"
 
 
-def _durability(health: Health) -> Iterator[Finding]:
-    settings = health.settings(DURABILITY)
+def _wait(jobs: int) -> str:
+    return "1 job waits" if jobs == 1 else f"{jobs:,} jobs wait"
+
+
+def _of_settings(health: Health) -> Iterator[Finding]:
+    """Settings of this session that lose jobs, or under which none is written."""
+    found = health.settings([*DURABILITY, *OTHERS])
     for name, danger in DURABILITY.items():
-        if settings[name].value == "off":
-            source = settings[name].source
-            detail = f"off, by the {source}: {danger}; run {_turn_on(name, source)}"
-            yield Finding(Level.WRONG, name, detail)
+        value, source = found[name].value, found[name].source
+        if value == "off":
+            remedy = TURN_ON.get(source, "").format(name=name)
+            yield Finding(Level.WRONG, name, f"off, by the {source}: {danger}{remedy}")
         else:
-            yield Finding(Level.OK, name, settings[name].value)
-    for other in health.settings_of_other_roles(DURABILITY):
-        if other.value == "off":
-            detail = f"off, for the role {other.role}: {DURABILITY[other.name]}; run "
-            role = other.role.replace('"', '""')
-            detail += f'ALTER ROLE "{role}" RESET {other.name}, or the same with IN DATABASE ... '
-            detail += "before RESET where it is set for one database"
-            yield Finding(Level.WRONG, other.name, detail)
-
-
-def _turn_on(name: str, source: str) -> str:
-    """Return the command that turns a setting on, by the source that turned it off."""
-    match source:
-        case "database":
-            return f"ALTER DATABASE ... RESET {name}"
-        case "user" | "database user":
-            return f"ALTER ROLE ... RESET {name}"
-        case "client" | "session":
-            return f"this again without {name} in the options of the URL or of the engine"
-        case "command line":
-            return f"the server without {name} on its command line"
-        case _:
-            return f"ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf();"
-
-
-def _settings(health: Health) -> Iterator[Finding]:
-    found = {name: setting.value for name, setting in health.settings(OTHERS).items()}
+            yield Finding(Level.OK, name, value)
     if health.is_standby():
         detail = "this server is a standby: jobs are written on its primary; use the URL of that"
         yield Finding(Level.WRONG, "standby", detail)
-    elif found["transaction_read_only"] == "on":
+    elif found["transaction_read_only"].value == "on":
         detail = "on: jobs cannot be written here; run ALTER DATABASE ... RESET "
         detail += "default_transaction_read_only, or ALTER ROLE or ALTER SYSTEM, whoever has set it"
         yield Finding(Level.WRONG, "transaction_read_only", detail)
-    if found["autovacuum"] == "off":
-        detail = "off: dead rows stay, and claims become slow; run "
-        detail += _turn_on("autovacuum", "configuration file")
+    if found["autovacuum"].value == "off":
+        remedy = TURN_ON["configuration file"].format(name="autovacuum")
+        detail = f"off: dead rows stay, and claims become slow{remedy}"
         yield Finding(Level.WARNING, "autovacuum", detail)
-    if found["default_transaction_isolation"] != "read committed":
+    isolation = found["default_transaction_isolation"].value
+    if isolation != "read committed":
         yield Finding(
             Level.WARNING,
             "default_transaction_isolation",
-            f"{found['default_transaction_isolation']}; workers claim and settle in read "
-            "committed whatever it says; your enqueuing transactions and your handlers do not, and "
-            "have to be ready for serialization failures",
+            f"{isolation}; workers claim and settle in read committed whatever it says; your "
+            "enqueuing transactions and your handlers do not, and have to be ready for "
+            "serialization failures",
         )
 
 
 def of_server(queue: PgQueue, health: Health) -> Iterator[Finding]:
     yield from of_transactions(health)
-    yield from of_slots(health.slots())
     yield from _server_limits(queue.tasks.values(), health)
-    yield from of_connection(*health.connection())
-    yield from of_search_path(health.creators_in_search_path())
     yield from of_notifications(health.notification_queue_usage())
 
 
@@ -281,32 +311,15 @@ def of_tables(tables: Iterable[TableHealth]) -> Iterator[Finding]:
 
 def of_transactions(health: Health, *, older_than: timedelta = OLD) -> Iterator[Finding]:
     """Old snapshots, of a session or a prepared transaction."""
-    old = health.old_transactions(older_than)
-    for one in old[:SHOWN]:
-        span = age(timedelta(seconds=one.seconds))
-        detail = (
-            f"{one.who} is {one.state}, open for {span}: vacuum keeps all that died since; "
-            f"end it, or run {one.remedy}"
-        )
-        yield Finding(Level.WARNING, "old transaction", detail)
-    if not old:
-        yield Finding(Level.OK, "transactions", f"none is older than {age(older_than)}")
-
-
-def of_slots(slots: Iterable[Slot]) -> Iterator[Finding]:
-    """Replication slots that nothing reads, or that hold back vacuum."""
-    for slot in slots:
-        if slot.is_active and slot.transactions_held is None:
-            continue
-        state = "active" if slot.is_active else "read by nobody"
-        holds = "the write-ahead log"
-        if slot.transactions_held is not None:
-            holds += f" and what died in the last {slot.transactions_held:,} transactions"
-        name = slot.name.replace("'", "''")
-        detail = f"slot {slot.name} is {state} and keeps {holds}; if its reader is gone, run "
-        yield Finding(
-            Level.WARNING, "replication slot", f"{detail}SELECT pg_drop_replication_slot('{name}')"
-        )
+    return _warnings(
+        "old transaction",
+        (
+            f"{one.who} is {one.state}, open for {age(timedelta(seconds=one.seconds))}: vacuum "
+            f"keeps all that died since; end it, or run {one.remedy}"
+            for one in health.old_transactions(older_than)
+        ),
+        sound=("transactions", f"none is older than {age(older_than)}"),
+    )
 
 
 def _server_limits(tasks: Iterable[Task[..., object]], health: Health) -> Iterator[Finding]:
@@ -337,39 +350,6 @@ def _time_allowed(task: Task[..., object]) -> timedelta:
     return task.settings.timeout or timedelta.max
 
 
-def of_connection(address: str | None, is_encrypted: bool) -> Iterator[Finding]:
-    """An unencrypted connection to another machine; ``address`` is None for a local socket."""
-    if address is None or is_encrypted or ip_address(address).is_loopback:
-        return
-    yield Finding(
-        Level.WARNING,
-        "encryption",
-        f"this connection to {address} is in clear, passwords and arguments too: add "
-        "?sslmode=verify-full to the URL, and set ssl = on on the server",
-    )
-
-
-def of_search_path(creators: Sequence[Creator]) -> Iterator[Finding]:
-    """Other roles that may create functions where the application's statements look up names."""
-    for one in creators[:SHOWN]:
-        who = "everybody" if one.role is None else f"the role {one.role}"
-        given = "PUBLIC" if one.role is None else _quoted(one.role)
-        may = "may fit a call better than PostgreSQL's, and then runs with the caller's rights"
-        if one.is_before_catalog:
-            may = "comes before PostgreSQL's, for the path names that schema before pg_catalog"
-        yield Finding(
-            Level.WARNING,
-            "search_path",
-            f"{who} may create in schema {one.schema}, where this connection looks names up: a "
-            f"function or operator made there {may}; run "
-            f"REVOKE CREATE ON SCHEMA {_quoted(one.schema)} FROM {given}",
-        )
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def of_notifications(usage: float) -> Iterator[Finding]:
     if usage > FULL:
         yield Finding(
@@ -388,3 +368,62 @@ def age(span: timedelta) -> str:
         if seconds >= 2 * length:
             return f"{seconds // length} {name}"
     return f"{seconds} s"
+
+
+def remedy_for(violation: Violation) -> tuple[str, ...]:
+    """The commands and the SQL that repair the row, in the order to run them."""
+    return tuple(
+        step.format(id=violation.job_id, schema=f'"{SCHEMA}"') for step in REMEDIES[violation.rule]
+    )
+
+
+_CANCEL = "pgqueue cancel {id}"
+_REQUEUE = "pgqueue requeue {id}"
+_NO_MESSAGE = "DELETE FROM {schema}.message_queue WHERE target_id = {id}"
+_NOT_WAITING = "DELETE FROM {schema}.waiting_messages WHERE target_id = {id}"
+_NO_LETTER = "DELETE FROM {schema}.dead_letters WHERE job_id = {id}"
+
+REMEDIES: dict[str, tuple[str, ...]] = {
+    "an unfinished job has a message or a lease": (_CANCEL, _REQUEUE),
+    "attempts never exceed max_attempts": (
+        "UPDATE {schema}.jobs SET attempts = max_attempts WHERE id = {id}",
+    ),
+    "a message has a job": (_NO_MESSAGE,),
+    "a job has at most one message": (_NO_MESSAGE, _CANCEL, _REQUEUE),
+    "a message stands where its job says": (_NO_MESSAGE, _CANCEL, _REQUEUE),
+    "a message beside a lease is the one the lease holds": (_NO_MESSAGE,),
+    "a lease has a job": ("DELETE FROM {schema}.leases WHERE target_id = {id}",),
+    # Every worker looks for them twice a second.
+    "a lease has an owner that lives, or is rescued within a minute": ("pgqueue worker",),
+    "a dead letter says what its job says": (_NO_LETTER,),
+    "a failed or cancelled job has a dead letter": (
+        _NO_LETTER,
+        "INSERT INTO {schema}.dead_letters (job_id, outcome, queue, task, finished_at) "
+        "SELECT id, outcome, queue, task, finished_at FROM {schema}.jobs WHERE id = {id}",
+    ),
+    "a waiting message has an unfinished job": (_NOT_WAITING,),
+    "a waiting message stands where its job says": (_NOT_WAITING, _CANCEL, _REQUEUE),
+    "a waiting job has neither message nor lease": (_NOT_WAITING,),
+    "an admitted job has a place in each of its limits": (
+        "INSERT INTO {schema}.limit_places (limit_key, job_id) SELECT unnest(string_to_array("
+        "limit_keys, chr(10))), id FROM {schema}.jobs WHERE id = {id} ON CONFLICT DO NOTHING",
+    ),
+    "a job of a batch has its batch": (
+        "DELETE FROM {schema}.batch_jobs WHERE job_id = {id} AND NOT EXISTS "
+        "(SELECT FROM {schema}.batches WHERE id = batch_id)",
+    ),
+    "no job is added to a batch after its end": (
+        "DELETE FROM {schema}.batch_jobs USING {schema}.batches "
+        "WHERE id = batch_id AND job_id = {id} AND ended_at IS NOT NULL",
+    ),
+    # A worker ends it again.
+    "an ended batch has enqueued its callback": (
+        "UPDATE {schema}.batches SET ended_at = NULL, outcome = NULL, total = NULL "
+        "FROM {schema}.batch_jobs WHERE id = batch_id AND job_id = {id} AND callback_id IS NULL",
+    ),
+    "an ended job holds no unique key": (
+        "UPDATE {schema}.jobs SET held_unique_key = NULL WHERE id = {id}",
+    ),
+    "a succeeded job was attempted": ("UPDATE {schema}.jobs SET attempts = 1 WHERE id = {id}",),
+}
+"""By the text of the rule.  If a job breaks several rules, apply them in the order of the check."""

@@ -1,38 +1,38 @@
-"""``pgqueue jobs`` and ``enqueue``: a page of jobs, everything about one, or a new one."""
+"""``pgqueue jobs`` and ``enqueue``: everything about one job, or a new one."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import click
 
 from pgqueue.cli.app_loader import CliState, opened
-from pgqueue.cli.group import (
+from pgqueue.cli.lists import list_jobs, local
+from pgqueue.cli.options import (
+    as_arguments,
     as_job_id,
     as_seconds,
     complete_queue,
     complete_task,
     on_app_with_json,
     on_database_with_json,
-    which_jobs,
 )
-from pgqueue.cli.names import print_no_job
 from pgqueue.job_queue import PgQueue
 from pgqueue.limits import has_own_capacity, rate_in_words
 from pgqueue.models import JobStatus
-from pgqueue.redaction import MASK, redacted, redacted_data, secrets_among
-from pgqueue.repository import Holder, JobDetails, JobLine, LimitUse, Listing, PastAttempt
-from pgqueue.statements.listing import NOT_YOURS, JobFilter
-from pgqueue.terminal import as_data, harmless, print_json, print_table
+from pgqueue.redaction import MASK, redacted_data, secrets_among
+from pgqueue.repository import Holder, JobDetails, LimitUse, Listing, PastAttempt
+from pgqueue.statements.listing import NOT_YOURS
+from pgqueue.terminal import harmless, print_json
 
 UNKNOWN = (
     "Its arguments and its result are hidden: its task names the secret ones, and "
     "is not among those of --app. With --show-arguments they are shown."
 )
-LONGEST_ERROR = 80
-"""Characters of an error shown in a list; ``jobs show`` shows all."""
+LONGEST_LINE = 80
+"""Characters of JSON in one line."""
 
 
 class ListFirst(click.Group):
@@ -61,39 +61,7 @@ def jobs() -> None:
     """
 
 
-@jobs.command("list")
-@which_jobs("pending", "running", "blocked", "succeeded", "failed", "cancelled")
-@click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many."
-)
-@on_database_with_json
-def list_(
-    given: CliState, /, as_json: bool, limit: int, statuses: Sequence[str], **words: Any
-) -> None:
-    """List jobs, newest first.
-
-    For a page of older jobs, give the last id as --before.  Reads no arguments, and is fast
-    beside millions of ended jobs; only --task or --queue without --status may read far back
-    for a rare name.
-
-    \b
-    Example:  pgqueue --app shop.jobs:queue jobs list --status pending --status running
-    """
-    which = JobFilter(statuses=frozenset(map(JobStatus, statuses)), **words)
-    queue = given.database()
-    with opened(queue) as session:
-        page = Listing(session).page(which, limit=limit)
-    if as_json:
-        jobs = [redacted_data(as_data(job)) for job in page.jobs]
-        print_json({"jobs": jobs, "next_before": page.next_before})
-        return
-    if not page.jobs:
-        print_no_job(queue, which.task, which.queue)
-        return
-    columns = ["id", "status", "task", "queue", "attempts", "created", "last error"]
-    print_table(columns, [_cells(job) for job in page.jobs])
-    if page.next_before is not None:
-        click.echo(f"There are older ones: add --before {page.next_before}", err=True)
+jobs.add_command(list_jobs)
 
 
 @jobs.command()
@@ -135,7 +103,13 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
 
 @click.command()
 @click.argument("task", metavar="TASK", shell_complete=complete_task)
-@click.option("--args", metavar="JSON", default="{}", help="The arguments by name, as JSON.")
+@click.option(
+    "--args",
+    metavar="JSON",
+    default="{}",
+    callback=as_arguments,
+    help="The arguments by name, as JSON.",
+)
 @click.option(
     "--queue", metavar="NAME", shell_complete=complete_queue, help="Instead of the task's queue."
 )
@@ -147,7 +121,13 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
 )
 @on_app_with_json
 def enqueue(
-    given: CliState, /, task: str, args: str, delay: timedelta, as_json: bool, **options: Any
+    given: CliState,
+    /,
+    task: str,
+    args: dict[str, Any],
+    delay: timedelta,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Enqueue a job of a task, in a transaction of its own.
 
@@ -162,19 +142,18 @@ def enqueue(
     changed = {key: value for key, value in options.items() if value is not None}
     if delay:
         changed["delay"] = delay
-    values = json_object(args)
-    wanted.payload.bind((), values)  # refuses unknown and missing names, as in the application
-    arguments = wanted.payload.decode(values, noun="argument")
+    wanted.payload.bind((), args)  # refuses unknown and missing names, as in the application
+    arguments = wanted.payload.decode(args, noun="argument")
     with opened(queue) as session:
         job = wanted.options(**changed).enqueue(session, **arguments)
-        session.commit()
         found = {
             "id": job.id,
             "task": job.task,
             "queue": job.queue,
-            "status": job.status.value,
+            "status": job.status.value,  # before the commit: no worker has claimed it
             "is_new": job.is_new,
         }
+        session.commit()
     if as_json:
         print_json(found)
     else:
@@ -183,29 +162,15 @@ def enqueue(
             click.echo("This job held the unique key already; no job was added.", err=True)
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """Read the arguments of a job as --args has them."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise click.UsageError(f"--args is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise click.UsageError(
-            "--args is not a JSON object: give the arguments by name, as in '{\"user_id\": 7}'"
-        )
-    return found
-
-
 def _hidden(job: JobDetails) -> JobDetails:
     """Mask arguments and result.  Errors were masked when stored, by a worker that had the task."""
-    hidden = {name: _masked(job.columns[name]) for name in ("args", "result")}
-    return _redacted(PgQueue(), replace(job, columns={**job.columns, **hidden}))
-
-
-def _masked(value: Any) -> Any:
-    if isinstance(value, dict):
-        return dict.fromkeys(value, MASK)
-    return value if value in (None, NOT_YOURS) else MASK
+    columns = dict(job.columns)
+    for name in ("args", "result"):
+        if isinstance(value := columns[name], dict):
+            columns[name] = dict.fromkeys(value, MASK)
+        elif value not in (None, NOT_YOURS):
+            columns[name] = MASK
+    return _redacted(PgQueue(), replace(job, columns=columns))
 
 
 def _redacted(queue: PgQueue, job: JobDetails) -> JobDetails:
@@ -225,19 +190,6 @@ def _redacted(queue: PgQueue, job: JobDetails) -> JobDetails:
         for attempt in job.past_attempts
     ]
     return replace(job, columns=columns, past_attempts=past)
-
-
-def _cells(job: JobLine) -> list[str]:
-    error = redacted(job.last_error or "").strip().partition("\n")[0]
-    return [
-        str(job.id),
-        job.status.value,
-        job.task,
-        job.queue,
-        f"{job.attempts}/{job.max_attempts}",
-        _local(job.created_at),
-        error if len(error) <= LONGEST_ERROR else f"{error[: LONGEST_ERROR - 3]}...",
-    ]
 
 
 def _lines(job: JobDetails) -> Iterator[str]:
@@ -267,21 +219,17 @@ def _use(limit: LimitUse) -> str:
     return f"{rate_in_words(limit.capacity, limit.period)}, {room}"
 
 
-def _pauses(job: JobDetails) -> Iterator[tuple[str, str]]:
-    queue, task = job.columns["queue"], job.columns["task"]
-    if job.is_queue_paused:
-        yield "paused", f"queue {queue}: pgqueue resume {queue}"
-    if job.is_task_paused:
-        yield "paused", f"task {task}: pgqueue resume --task {task}"
-
-
 def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
     row = job.columns
     yield "queue", f"{row['queue']}, priority {row['priority']}"
     yield "arguments", _json(row["args"])
-    yield "attempts", f"{row['attempts']} of {row['max_attempts']}{_snoozes(row['snoozes'])}"
+    snoozes = f", snoozed {row['snoozes']} times" if row["snoozes"] else ""
+    yield "attempts", f"{row['attempts']} of {row['max_attempts']}{snoozes}"
     if job.status in (JobStatus.PENDING, JobStatus.BLOCKED):
-        yield from _pauses(job)
+        if job.is_queue_paused:
+            yield "paused", f"queue {row['queue']}: pgqueue resume {row['queue']}"
+        if job.is_task_paused:
+            yield "paused", f"task {row['task']}: pgqueue resume --task {row['task']}"
     for limit in job.limits:
         yield "limit", f"{limit.key}, {_use(limit)}"
     if row["progress"] is not None:
@@ -297,23 +245,19 @@ def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
         "cancel asked": row["cancel_requested_at"],
         "finished": row["finished_at"],
     }
-    yield from ((name, _local(time)) for name, time in times.items() if time is not None)
-    if job.holder is not None:
-        yield "runs on", _holder(job.holder)
-
-
-def _holder(holder: Holder) -> str:
-    beat = holder.heartbeat_age
-    age = "" if beat is None else f", last heartbeat {beat.total_seconds():.1f} s ago"
-    name = _worker(holder)
-    return f"{name}, attempt {holder.attempt} since {_local(holder.started_at)}{age}"
+    yield from ((name, local(time)) for name, time in times.items() if time is not None)
+    if (holder := job.holder) is not None:
+        beat = holder.heartbeat_age
+        age = "" if beat is None else f", last heartbeat {beat.total_seconds():.1f} s ago"
+        since = f"attempt {holder.attempt} since {local(holder.started_at)}"
+        yield "runs on", f"{_worker(holder)}, {since}{age}"
 
 
 def _lines_of_attempt(attempt: PastAttempt, first_with: dict[str, int]) -> Iterator[str]:
     """The lines of an attempt; a traceback that an earlier attempt had is not repeated."""
-    began = "" if attempt.started_at is None else f"{_local(attempt.started_at)} to "
+    began = "" if attempt.started_at is None else f"{local(attempt.started_at)} to "
     yield ""
-    yield f"Attempt {attempt.attempt}  {attempt.outcome}  {began}{_local(attempt.finished_at)}"
+    yield f"Attempt {attempt.attempt}  {attempt.outcome}  {began}{local(attempt.finished_at)}"
     if attempt.worker_id is not None:
         yield f"  on {_worker(attempt)}"
     # A traceback ends with the error itself.
@@ -341,13 +285,4 @@ def _progress(progress: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=2 if len(str(value)) > LONGEST_ERROR else None)
-
-
-def _snoozes(number: int) -> str:
-    return f", snoozed {number} times" if number else ""
-
-
-def _local(time: datetime) -> str:
-    """A time in the reader's own time zone, with its offset."""
-    return time.astimezone().isoformat(sep=" ", timespec="seconds")
+    return json.dumps(value, indent=2 if len(str(value)) > LONGEST_LINE else None)

@@ -1,7 +1,8 @@
-"""Several worker processes under one parent: ``--processes`` and ``--reload``.
+"""Several worker processes under one parent: ``--processes``.
 
 The parent loads no application and holds no connection.  It starts the workers, starts another one
-for each that ends by itself, and forwards signals.
+for each that ends by itself, whatever its exit code, and forwards signals.  The command line is
+checked before: a restart would not correct it.
 """
 
 import os
@@ -19,6 +20,7 @@ from typing import Any
 import click
 
 from pgqueue import redaction
+from pgqueue.worker.worker import stop_signals
 
 logger = redaction.logger(__name__)
 
@@ -29,13 +31,10 @@ holds open, and that ends with the parent, however it ends."""
 PLACE = "PGQUEUE_PLACE"
 """In the same environment: which of the processes this worker is, counted from 0."""
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 LONG_RUN = 60.0
 """Seconds after which a worker counts as healthy: the pause before its successor is short again."""
-USAGE_ERROR = 2
-"""The exit code for a wrong command line, which a restart does not correct."""
 
 
 def is_under_parent() -> bool:
@@ -67,7 +66,6 @@ class Place:
         self.worker: subprocess.Popen[bytes] | None = None
         self.starts_at: float | None = time.monotonic()
         """None while a worker runs here, and when no other is wanted."""
-        self.is_reloading = False
         self.pause = 0.0
         self._began = 0.0
 
@@ -76,7 +74,7 @@ class Place:
         return self.worker is None and self.starts_at is None
 
     def start(self, pipe: int) -> subprocess.Popen[bytes]:
-        self.starts_at, self.is_reloading, self._began = None, False, time.monotonic()
+        self.starts_at, self._began = None, time.monotonic()
         self.worker = subprocess.Popen(  # noqa: S603
             [sys.executable, *sys.orig_argv[1:]],
             env={**os.environ, PARENT: str(pipe), PLACE: str(self._number)},
@@ -89,21 +87,19 @@ class Place:
     def start_again(self) -> None:
         """Plan the next start: each pause is twice the one before, except after a long run."""
         now = time.monotonic()
-        if self.is_reloading or now - self._began > LONG_RUN:
+        if now - self._began > LONG_RUN:
             self.pause = 0.0
-        longer = min(max(2 * self.pause, FIRST_PAUSE), LONGEST_PAUSE)
-        self.pause = 0.0 if self.is_reloading else longer
+        self.pause = min(max(2 * self.pause, FIRST_PAUSE), LONGEST_PAUSE)
         self.starts_at = now + self.pause
 
 
 class ProcessGroup:
     """The parent of the workers, which run this command."""
 
-    def __init__(self, number: int, *, reload: bool, until_empty: bool) -> None:
+    def __init__(self, number: int, *, until_empty: bool) -> None:
         if os.name != "posix":
-            raise click.ClickException("--processes and --reload need a POSIX system")
+            raise click.ClickException("--processes needs a POSIX system")
         self._places = [Place(place) for place in range(number)]
-        self._reload = reload
         self._until_empty = until_empty
         self._is_stopping = False
         self._exit_code = 0
@@ -112,7 +108,7 @@ class ProcessGroup:
 
     def run(self) -> int:
         """Run until all workers have ended; returns the exit code."""
-        with self._forwarding_signals(), self._watching_files():
+        with self._forwarding_signals():
             while not all(place.is_over for place in self._places):
                 self._start_due()
                 try:
@@ -140,16 +136,11 @@ class ProcessGroup:
         place.worker = None
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         is_done = code == 0 and self._until_empty
-        if code == USAGE_ERROR:
-            self._stop(signal.SIGTERM)
         if self._is_stopping or is_done:
             self._exit_code = max(self._exit_code, code if code >= 0 else 1)
             logger.info("worker %d has ended %s", pid, how)
             return
         place.start_again()
-        if place.is_reloading:
-            logger.info("worker %d has ended %s; another one is started", pid, how)
-            return
         message = "worker %d has ended %s; another one is started in %.0f s"
         logger.warning(message, pid, how, place.pause)
 
@@ -161,52 +152,14 @@ class ProcessGroup:
             if place.worker is not None:
                 place.worker.send_signal(number)
 
-    def _restart(self, changed: str) -> None:
-        """Restart all workers, each when its running jobs have ended or its grace is over."""
-        if self._is_stopping:
-            return
-        logger.info("%s has changed: the workers are restarted", changed)
-        for place in self._places:
-            if place.worker is None:
-                place.starts_at = time.monotonic()
-            elif not place.is_reloading:
-                place.is_reloading = True
-                place.worker.send_signal(signal.SIGTERM)
-
     @contextmanager
     def _forwarding_signals(self) -> Iterator[None]:
         def forward(number: int, _frame: Any) -> None:
             self._events.put(partial(self._stop, number))
 
-        before = {number: signal.signal(number, forward) for number in SIGNALS}
+        before = {number: signal.signal(number, forward) for number in stop_signals()}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    @contextmanager
-    def _watching_files(self) -> Iterator[None]:
-        if not self._reload:
-            yield
-            return
-        try:
-            from watchfiles import PythonFilter, watch
-        except ImportError as error:
-            raise click.ClickException(
-                "--reload needs watchfiles: pip install 'sqlalchemy-pgqueue[reload]'"
-            ) from error
-        ended = threading.Event()
-
-        def watch_files() -> None:
-            for changes in watch(".", watch_filter=PythonFilter(), stop_event=ended):
-                path = min(path for _, path in changes)
-                self._events.put(partial(self._restart, os.path.relpath(path)))
-
-        thread = threading.Thread(target=watch_files, name="pgqueue-reload", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()

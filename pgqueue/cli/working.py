@@ -1,6 +1,7 @@
 """``pgqueue worker``: the worker process, from its command line to its exit code."""
 
 import atexit
+import logging
 import os
 import signal
 import sys
@@ -13,9 +14,8 @@ import click
 
 from pgqueue import redaction
 from pgqueue.cli.app_loader import CliState
-from pgqueue.cli.group import as_seconds, log_to_stderr, on_app
+from pgqueue.cli.options import as_seconds, on_app
 from pgqueue.cli.worker_processes import (
-    SIGNALS,
     ProcessGroup,
     end_with_parent,
     is_under_parent,
@@ -23,7 +23,10 @@ from pgqueue.cli.worker_processes import (
 )
 from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
+from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.worker import Worker
+from pgqueue.worker.config import MAX_JOBS_PER_CHILD, MOST_JOBS_PER_CHILD, checked_config
+from pgqueue.worker.worker import stop_signals
 
 logger = redaction.logger(__name__)
 
@@ -79,6 +82,14 @@ FOR_EXIT = 15.0
     callback=as_seconds,
     help="A job that has waited so long counts as one priority more urgent, twice as long as two.",
 )
+@click.option(
+    "--max-jobs-per-child",
+    type=click.IntRange(1, MOST_JOBS_PER_CHILD),
+    metavar="JOBS",
+    default=MAX_JOBS_PER_CHILD,
+    show_default=True,
+    help="Jobs after which a child process of executor='process' is replaced.",
+)
 @click.option("--until-empty", is_flag=True, help="Stop when no job is due or running.")
 @click.option(
     "--processes",
@@ -93,9 +104,15 @@ FOR_EXIT = 15.0
     metavar="PORT",
     help="Serve /metrics for Prometheus and /healthz; with --processes, on as many ports.",
 )
-@click.option("--reload", is_flag=True, help="Restart when a Python file here changes.")
+@click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Where --metrics-port listens; 0.0.0.0 for other hosts.",
+)
 @on_app
-def worker(given: CliState, /, processes: int, reload: bool, **options: Any) -> None:
+def worker(given: CliState, /, processes: int, **options: Any) -> None:
     """Run jobs until SIGTERM or Ctrl-C; a second signal ends the grace period.
 
     After the signal, starts no more jobs and lets the running ones finish.  Logs to stderr.
@@ -103,13 +120,44 @@ def worker(given: CliState, /, processes: int, reload: bool, **options: Any) -> 
     \b
     Example:  pgqueue --app shop.jobs:queue worker --queues mail,default --concurrency 20
     """
-    log_to_stderr(given)
+    _log_to_stderr(given)
+    _check_command_line(given, **options)
     if is_under_parent():
         end_with_parent()
-    elif processes > 1 or reload:
-        group = ProcessGroup(processes, reload=reload, until_empty=options["until_empty"])
+    elif processes > 1:
+        group = ProcessGroup(processes, until_empty=options["until_empty"])
         sys.exit(group.run())
     work(given.application(), **options)
+
+
+def _check_command_line(
+    given: CliState,
+    *,
+    queues: tuple[str, ...],
+    until_empty: bool,
+    metrics_port: int | None,
+    metrics_host: str,
+    **options: Any,
+) -> None:
+    """Refuse a wrong command line before the application is loaded, and before workers start."""
+    if given.queue is None:
+        given.named_application()
+    try:
+        checked_config(_named_queues(queues) or [DEFAULT_QUEUE], **options)
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _log_to_stderr(given: CliState) -> None:
+    """Log plain lines, unless the application has configured logging."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if given.replaced_handler is not None:
+        logger, handler = given.replaced_handler
+        logger.removeHandler(handler)  # or each line of the application is written twice
+    if given.is_verbose:
+        logging.getLogger("pgqueue").setLevel(logging.DEBUG)
 
 
 def work(
@@ -118,6 +166,7 @@ def work(
     queues: tuple[str, ...],
     until_empty: bool,
     metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
     **options: Any,
 ) -> None:
     """Run a worker to its end, then end the process."""
@@ -126,13 +175,14 @@ def work(
             "The app registers no tasks, so a worker has nothing to run: import the modules that "
             "define tasks in the module of --app"
         )
-    worker = _made_worker(queue, queues, options)
+    worker = Worker(queue, _named_queues(queues), **options)
     logger.info("worker %d starts; number of tasks: %d", os.getpid(), len(queue.tasks))
     code = 1
     try:
         with ExitStack() as stack:
             if metrics_port is not None:
-                _serve_metrics(stack, worker, queue, metrics_port + place_under_parent())
+                port = metrics_port + place_under_parent()
+                _serve_metrics(stack, worker, queue, metrics_host, port)
             _run(worker, until_empty=until_empty)
         code = 0
     finally:
@@ -141,13 +191,6 @@ def work(
         _end_for_certain(code)
     if code:
         sys.exit(code)
-
-
-def _made_worker(queue: PgQueue, queues: tuple[str, ...], options: dict[str, Any]) -> Worker:
-    try:
-        return Worker(queue, _named_queues(queues), **options)
-    except OptionError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _named_queues(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
@@ -170,7 +213,7 @@ def _named_queues(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
     return weights
 
 
-def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, port: int) -> None:
+def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, host: str, port: int) -> None:
     try:
         from pgqueue.metrics import serving
     except ImportError as error:
@@ -178,10 +221,11 @@ def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, port: int) 
             "--metrics-port needs prometheus-client: pip install 'sqlalchemy-pgqueue[metrics]'"
         ) from error
     try:
-        stack.enter_context(serving(worker, queue, port=port))
+        stack.enter_context(serving(worker, queue, port=port, host=host))
     except (OSError, OverflowError) as error:
         raise click.ClickException(
-            f"Port {port} cannot be used for metrics: {error}; give another --metrics-port"
+            f"Port {port} cannot be used for metrics: {error}; give another "
+            "--metrics-port or --metrics-host"
         ) from error
     logger.info("worker %d serves /metrics and /healthz on port %d", os.getpid(), port)
 
@@ -194,7 +238,7 @@ def _run(worker: Worker, *, until_empty: bool) -> None:
         else:
             worker.run()
     finally:  # a further signal must not end the process before its last attempts are settled
-        for number in SIGNALS:
+        for number in stop_signals():
             signal.signal(number, signal.SIG_IGN)
     if counts is None:
         logger.info("worker %d has stopped", os.getpid())

@@ -7,7 +7,7 @@ come back as tuples.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, cast
@@ -19,6 +19,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from pgqueue.statements.reading import Moment, Span
 from pgqueue.statements.transactions import NOTHING
 
 ONLY_WATCHED = "pgqueue_only_watched"
@@ -37,10 +38,10 @@ def fetch(
     """
     if isinstance(executor, Session) or (driver := _driver_of(executor)) is None:
         return executor.execute(statement, parameters).all()
-    words, constants = _in_words_of_driver(statement)
+    words, constants, readers = _in_words_of_driver(statement)
     try:
         with driver.cursor(row_factory=tuple_row) as cursor:
-            return cursor.execute(words, {**constants, **parameters}).fetchall()
+            rows = cursor.execute(words, {**constants, **parameters}).fetchall()
     except psycopg.Error as error:
         raise _as_sqlalchemy_says(executor, words, parameters, driver, error) from error
     except Exception:
@@ -48,6 +49,7 @@ def fetch(
     except BaseException:
         executor.invalidate()  # interrupted: the server may still send data
         raise
+    return rows if readers is None else [_read(row, readers) for row in rows]
 
 
 def is_listened_to(target: Engine | Connection) -> bool:
@@ -84,14 +86,25 @@ def driver_unseen(connection: Connection) -> "psycopg.Connection[Any] | None":
 
 
 @cache
-def _in_words_of_driver(statement: Executable) -> tuple[str, dict[str, Any]]:
+def _in_words_of_driver(
+    statement: Executable,
+) -> tuple[str, dict[str, Any], "Sequence[Callable[[Any], Any] | None] | None"]:
     dialect: Any = PGDialect_psycopg
     # Lists of values are rendered in full: their length is part of the text.
     compiled = cast(ClauseElement, statement).compile(
         dialect=dialect(), compile_kwargs={"render_postcompile": True}
     )
     constants = {name: value for name, value in compiled.params.items() if value is not None}
-    return compiled.string, constants
+    types = [column.type for column in getattr(statement, "exported_columns", ())]
+    readers = [
+        each.process_result_value if isinstance(each, Moment | Span) else None for each in types
+    ]
+    return compiled.string, constants, readers if any(readers) else None
+
+
+def _read(row: Sequence[Any], readers: Sequence[Callable[[Any], Any] | None]) -> Sequence[Any]:
+    pairs = zip(row, readers, strict=True)
+    return tuple(value if read is None else read(value) for value, read in pairs)
 
 
 def _as_sqlalchemy_says(

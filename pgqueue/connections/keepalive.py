@@ -3,8 +3,9 @@
 import os
 import select
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -83,8 +84,9 @@ def keep_from_children(driver: psycopg.BaseConnection[Any]) -> None:
     _not_for_children.add(driver)
 
 
-def _leave_sockets_to_parent() -> None:
-    for driver in list(_not_for_children):
+def leave_to_parent(drivers: Iterable[psycopg.BaseConnection[Any]]) -> None:
+    """Close the sockets of these connections in this forked process."""
+    for driver in list(drivers):
         with suppress(psycopg.Error, OSError):  # the connection is closed
             # Send nothing: the connection belongs to the parent.  Keep the descriptor in use: the
             # driver closes it some day, and it must not be another file's by then.  Close it first:
@@ -97,7 +99,7 @@ def _leave_sockets_to_parent() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_sockets_to_parent)
+    os.register_at_fork(after_in_child=partial(leave_to_parent, _not_for_children))
 
 
 def has_ended(driver: psycopg.BaseConnection[Any]) -> bool:

@@ -8,16 +8,23 @@ UNICODE = {"client_encoding": "UTF8"}
 """PGCLIENTENCODING or the engine may name another encoding.  The server then refuses a claim that
 returns a character outside of it, and with it every later claim of the worker."""
 
-OWN = {"search_path": SEARCH_PATH, **NETWORK, **UNICODE}
+STYLES = {
+    "timezone": "UTC",
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "1",
+}
+"""How the server writes values, whatever the database or the role sets.  Claims return times as
+text that sorts in their order: in one zone, the year first.  On the application's connections,
+which keep their settings, statements return times as seconds (``statements.reading``)."""
+
+OWN = {"search_path": SEARCH_PATH, **NETWORK, **UNICODE, **STYLES}
 """For connections that run only our statements and no handler's."""
 
 CLAIMING = {
     **dict.fromkeys(PLANNER, "off"),
     **PLAN_ONCE,
     **OWN,
-    # Times are returned as text that sorts in their order: in one zone, the year first.
-    "timezone": "UTC",
-    "datestyle": "ISO",
     "default_transaction_isolation": "read committed",
     "idle_in_transaction_session_timeout": "60000",
 }
@@ -31,7 +38,7 @@ ADMITTING = {
     "synchronous_commit": "off",
 }
 
-UPKEEP = {**OWN, **BRIEF, "datestyle": "ISO", **PLAN_ONCE}
+UPKEEP = {**OWN, **BRIEF, **PLAN_ONCE}
 
 PRUNING = {
     **dict.fromkeys(PLANNER, "off"),

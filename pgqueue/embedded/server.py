@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote
 
 from pgqueue.embedded.account import Account, PostgresFailed, environment, server_account
@@ -217,7 +218,7 @@ class EmbeddedPostgres:
             "temporary": None if self._given else str(self.directory),
         }
         script = Path(__file__).with_name("supervisor.py")
-        with self._log.open("ab") as output:
+        with self._append_to(self._log) as output:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(script), json.dumps(plan)],
                 stdin=subprocess.PIPE,
@@ -257,12 +258,23 @@ class EmbeddedPostgres:
             return probe.connect_ex(str(path)) == 0
 
     def _is_supervised(self) -> bool:
-        with self._lock.open("ab") as lock:
+        with self._append_to(self._lock) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return True
         return False
+
+    def _append_to(self, path: Path) -> IO[bytes]:
+        """Open a file of ours; never through a link that another user has put in its place."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        try:
+            return os.fdopen(os.open(path, flags, 0o666), "ab")
+        except OSError as error:
+            raise PostgresFailed(
+                f"{path} cannot be written: {error.strerror}. Remove it, or choose another "
+                "directory."
+            ) from error
 
     def _end(self, how: signal.Signals) -> None:
         pid_file = self._data / "postmaster.pid"

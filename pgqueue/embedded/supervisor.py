@@ -25,7 +25,7 @@ def supervise(
 ) -> None:
     """Run the server, and stop it when the starting process has ended."""
     # Held until this process ends, and not inherited: a server without this lock has no supervisor.
-    fcntl.flock(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_SH)
+    fcntl.flock(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), fcntl.LOCK_SH)
     is_left = threading.Event()
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, **process_options)
     signal.signal(signal.SIGTERM, lambda *_: server.send_signal(signal.SIGINT))

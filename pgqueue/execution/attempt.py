@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -364,6 +364,11 @@ def result_of(task: Task[..., Any], claimed: Claimed, returned: Any) -> AttemptR
         returned.close()
         raise TaskDefinitionError(
             f"task {task.name} returned a coroutine that nobody awaits; make it `async def`"
+        )
+    if isinstance(returned, Generator | AsyncGenerator):
+        raise TaskDefinitionError(
+            f"task {task.name} returned a generator, none of which has run: a decorator hides a "
+            "function that uses `yield`; iterate over it in the task"
         )
     result = storable_result(returned)
     if isinstance(result, dict) and UNKEPT in result:

@@ -11,7 +11,8 @@ from flask.logging import default_handler
 
 from pgqueue.cli import main
 from pgqueue.cli.app_loader import CliState
-from pgqueue.cli.group import ErrorHandlingGroup, verbose_option
+from pgqueue.cli.commands import ErrorHandlingGroup
+from pgqueue.cli.options import verbose_option
 
 STAND_ALONE = {"demo"}
 """Commands that do not use an application."""

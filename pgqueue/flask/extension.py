@@ -1,26 +1,20 @@
 """The PgQueue of a Flask application."""
 
 import inspect
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 from weakref import WeakKeyDictionary
 
-import click
 from flask import Flask, current_app, has_app_context
-from flask.cli import ScriptInfo
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue import job_queue
-from pgqueue.arguments import MAX_PAYLOAD_BYTES
 from pgqueue.context import Around, JobContext
 from pgqueue.errors import ArgumentsError, NotBound, PgQueueError
 from pgqueue.flask.commands import commands
 from pgqueue.flask.sessions import Database, held_session, lent, session_maker
-from pgqueue.retention import DEFAULT_KEEP, Keep
 
 EXTENSION = "pgqueue"
 """Its name in ``app.extensions``."""
@@ -38,15 +32,9 @@ class PgQueue(job_queue.PgQueue):
         self,
         app: Flask | None = None,
         db: Database | None = None,
-        *,
-        notify: bool = True,
-        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
-        keep: Keep | timedelta | None = DEFAULT_KEEP,
-        queue_keep: Mapping[str, Keep | timedelta | None] | None = None,
+        **options: Unpack[job_queue.QueueOptions],
     ) -> None:
-        super().__init__(
-            notify=notify, max_payload_bytes=max_payload_bytes, keep=keep, queue_keep=queue_keep
-        )
+        super().__init__(**options)
         self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
         if app is not None:
             if db is None:
@@ -102,21 +90,6 @@ class PgQueue(job_queue.PgQueue):
     def session_of_caller(self) -> Session | None:
         """Return ``db.session`` if the calling code has used it."""
         return held_session(self._host().db)
-
-    def child_settings(self) -> dict[str, str]:
-        """Return the app's import path, as the command ``flask`` has found it in this process."""
-        context = click.get_current_context(silent=True)
-        info = None if context is None else context.find_object(ScriptInfo)
-        path = None if info is None else info.app_import_path
-        return {"app": path or os.environ.get("FLASK_APP", "")}
-
-    @contextmanager
-    def in_child(self, settings: Mapping[str, str]) -> Iterator[None]:
-        """Enter the app that the reimported main module has made; without one, load the app."""
-        apps = list(self._hosts)
-        app = apps[0] if len(apps) == 1 else ScriptInfo(settings["app"] or None).load_app()
-        with app.app_context():
-            yield
 
     def _host(self) -> "Host":
         if not has_app_context():

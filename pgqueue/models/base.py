@@ -29,6 +29,11 @@ STARTS_IN_TIME = "run_at BETWEEN '2000-01-01 00:00:00+00' AND '9999-12-31 00:00:
 """Finite, and within the range of Python's datetime, so that a claim can always read it."""
 
 
+def times_in_range(*columns: str) -> str:
+    """A condition on columns that hold times: each is NULL or one that Python can read."""
+    return " AND ".join(STARTS_IN_TIME.replace("run_at", column) for column in columns)
+
+
 class Base(DeclarativeBase):
     """Has its own metadata: the application's autogenerate does not see these tables."""
 

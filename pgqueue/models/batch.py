@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base
+from pgqueue.models.base import Base, times_in_range
 
 
 class Batch(Base):
@@ -43,8 +43,11 @@ class Batch(Base):
     callback_id: Mapped[int | None] = mapped_column(BigInteger)
     """The job that the end has enqueued; it may have been deleted since."""
     ended_at: Mapped[datetime | None]
+    application: Mapped[str] = mapped_column(server_default=text("''"))
+    """The application whose workers delete the batch; empty for one without a name."""
 
     __table_args__ = (
+        CheckConstraint(times_in_range("created_at", "ended_at"), name="batches_times"),
         CheckConstraint("outcome IN ('succeeded', 'failed')", name="batches_outcome"),
         CheckConstraint("(outcome IS NULL) = (ended_at IS NULL)", name="batches_ended_at"),
         Index("batches_open", "id", postgresql_where=text("ended_at IS NULL")),

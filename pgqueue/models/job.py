@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, SmallIntege
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, column_property, foreign, mapped_column, relationship
 
-from pgqueue.models.base import STARTS_IN_TIME, Base
+from pgqueue.models.base import STARTS_IN_TIME, Base, times_in_range
 from pgqueue.models.job_attempt import JobAttempt
 from pgqueue.models.job_status import JobStatus, StatusComparator, status_of
 
@@ -28,6 +28,8 @@ class Job(Base):
     """
 
     __tablename__ = "jobs"
+    # What the database chooses is read by the statement that inserts the message.
+    __mapper_args__ = {"eager_defaults": False}
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     queue: Mapped[str] = mapped_column(server_default=DEFAULT_QUEUE)
@@ -97,6 +99,11 @@ class Job(Base):
     """
 
     __table_args__ = (
+        CheckConstraint(
+            times_in_range("created_at", "started_at", "finished_at", "cancel_requested_at"),
+            name="jobs_times",
+            postgresql_not_valid=True,
+        ),
         CheckConstraint("priority BETWEEN 0 AND 9", name="jobs_priority"),
         CheckConstraint(STARTS_IN_TIME, name="jobs_run_at"),
         CheckConstraint("max_attempts BETWEEN 1 AND 30000", name="jobs_max_attempts"),

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import CheckConstraint, Interval, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base
+from pgqueue.models.base import Base, times_in_range
 
 
 class LimitSettings(Base):
@@ -17,8 +17,12 @@ class LimitSettings(Base):
 
     __tablename__ = "limits"
     __table_args__ = (
+        CheckConstraint(times_in_range("declared_at"), name="limits_times"),
         CheckConstraint("declared >= 0", name="limits_declared"),
         CheckConstraint("capacity >= 0", name="limits_capacity"),
+        CheckConstraint("period BETWEEN '1 millisecond' AND '366 days'", name="limits_period"),
+        CheckConstraint("burst BETWEEN 1 AND 1000000", name="limits_burst"),
+        CheckConstraint("burst * period <= '36525 days'", name="limits_refill"),
     )
 
     name: Mapped[str] = mapped_column(primary_key=True)

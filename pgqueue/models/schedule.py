@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import BigInteger, CheckConstraint, Index, Interval, SmallInteger, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base
+from pgqueue.models.base import Base, times_in_range
 
 FIRST_TICK, LAST_TICK = "2000-01-01 00:00:00+00", "9999-12-31 00:00:00+00"
 """Within the range of Python's datetime, so that one row cannot make others unreadable."""
@@ -55,8 +55,11 @@ class Schedule(Base):
     paused_at: Mapped[datetime | None]
     """While set, no tick is fired."""
     created_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
+    application: Mapped[str] = mapped_column(server_default=text("''"))
+    """The application whose workers write and pause the schedule; empty for one without a name."""
 
     __table_args__ = (
+        CheckConstraint(times_in_range("paused_at", "created_at"), name="schedules_times"),
         CheckConstraint("(cron IS NULL) <> (every IS NULL)", name="schedules_rule"),
         CheckConstraint("every BETWEEN '1 second' AND '36525 days'", name="schedules_every"),
         CheckConstraint("catch_up BETWEEN 0 AND 1000", name="schedules_catch_up"),

@@ -2,15 +2,13 @@
 
 from pgqueue.repository.admissions import Admissions, LimitState
 from pgqueue.repository.attempts import Attempts
-from pgqueue.repository.batches import Batches, BatchState, Callback
+from pgqueue.repository.batches import Batches, BatchState, Callback, Candidate
 from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.enqueues import Enqueued, Enqueues, KeyHolder, NewJob, Placed
 from pgqueue.repository.health import (
     LIMITS,
-    Creator,
     Health,
     OldTransaction,
-    Slot,
     TableHealth,
     Unreadable,
     Waiting,
@@ -59,10 +57,10 @@ __all__ = [
     "Batches",
     "Beat",
     "Callback",
+    "Candidate",
     "Change",
     "Claim",
     "Claimed",
-    "Creator",
     "DueSchedule",
     "DueTimes",
     "Enqueued",
@@ -92,7 +90,6 @@ __all__ = [
     "ScheduleRows",
     "ScheduleState",
     "Settled",
-    "Slot",
     "TableHealth",
     "StatusCount",
     "Unreadable",

@@ -26,6 +26,10 @@ class LaneKey(NamedTuple):
     priority: int
 
 
+def lane_of(job: Waiting) -> LaneKey:
+    return LaneKey(SEPARATOR.join(job.limit_keys), job.queue, job.priority)
+
+
 FIRST_LANE = LaneKey("", "", -1)
 """Before all lanes."""
 FIRST_PLACE = ("", 0)

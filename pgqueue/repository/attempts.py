@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from pgqueue.checks import LONGEST_DELAY
 from pgqueue.connections.fast_path import fetch
-from pgqueue.options import LONGEST_DELAY
 from pgqueue.outcomes import (
     AttemptEnd,
     Cancelled,

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -16,6 +16,10 @@ from pgqueue.retention import Retention
 from pgqueue.statements import batches
 
 JOBS_IN_A_STATEMENT = 10_000
+
+
+class UnreadableCallback(ValueError):
+    """Another release has written the callback of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,34 @@ class Callback:
 
     @classmethod
     def of(cls, document: str, *, notify: bool) -> "Callback":
+        """Read the JSON.  Raises UnreadableCallback if another release has written other values."""
         values = json.loads(document)
+        if not isinstance(values, dict) or values.keys() != TYPES.keys():
+            raise UnreadableCallback(
+                "its callback has other values than this release reads; start workers of the "
+                "release that has created the batch"
+            )
+        for name, types in TYPES.items():
+            if not isinstance(values[name], types):
+                raise UnreadableCallback(
+                    f"its callback has {type(values[name]).__name__} as {name}, which this release "
+                    "cannot read; start workers of the release that has created the batch"
+                )
         args, limit_keys = values.pop("args"), values.pop("limit_keys")
         return cls(NewJob(**values, notify=notify), args, limit_keys)
+
+
+TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "task": str,
+    "queue": str,
+    "priority": int,
+    "max_attempts": int,
+    "meta": (str, type(None)),
+    "tags": list,
+    "args": str,
+    "limit_keys": (str, type(None)),
+}
+"""The values of a stored callback.  One more may mean something that must not be left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +98,13 @@ class BatchState:
     ended_at: datetime | None
 
 
-class Looked(NamedTuple):
-    """A batch that may have ended, and whether it had."""
+class Candidate(NamedTuple):
+    """A batch that may have ended, and which no worker has ended so far."""
 
     id: int
-    has_ended: bool
+    since: timedelta
+    unreadable: str | None
+    """Why this code cannot read a callback of the batch."""
 
 
 class Counts(NamedTuple):
@@ -92,10 +123,13 @@ class Batches:
     def __init__(self, executor: Session | Connection) -> None:
         self._executor = executor
 
-    def add(self, name: str | None, meta: str | None) -> int:
+    def add(self, name: str | None, meta: str | None, application: str) -> int:
         """Insert a batch; returns its id."""
         row = {"name": name, "meta": meta}
-        return int(self._executor.execute(batches.add_batch(), row).scalar_one())
+        if application:
+            row["of_application"] = application
+        statement = batches.add_batch(named=bool(application))
+        return int(self._executor.execute(statement, row).scalar_one())
 
     def set_callbacks(
         self, batch_id: int, on_success: Callback | None, on_failure: Callback | None
@@ -127,25 +161,36 @@ class Batches:
             part = list(job_ids[start : start + JOBS_IN_A_STATEMENT])
             self._executor.execute(batches.add_jobs(), {"batch_id": batch_id, "job_ids": part})
 
-    def end_next(self, *, after: int, notify: bool) -> Looked | None:
-        """Lock the next batch that may have ended, and end it if it has; None if there is none.
+    def candidates(self, *, after: int, limit: int) -> list[int]:
+        """The first batches after an id that may have ended.  Locks nothing."""
+        parameters = {"after": after, "limit": limit}
+        return list(self._executor.execute(batches.candidates(), parameters).scalars())
+
+    def overdue(self) -> list[Candidate]:
+        """All batches that may have ended."""
+        rows = self._executor.execute(batches.candidates_in_full())
+        return [Candidate(id, since, _fault_of(callbacks)) for id, *callbacks, since in rows]
+
+    def end(self, batch_id: int, *, notify: bool) -> bool | None:
+        """Lock a batch that may have ended, and end it if it has; returns whether it has, None if
+        another transaction has locked it.
 
         Needs a transaction in READ COMMITTED: each statement after the lock must see what the last
-        addition has committed.
+        addition has committed.  Raises UnreadableCallback.
         """
-        row = self._executor.execute(batches.lock_candidate(), {"after": after}).first()
+        row = self._run(batches.lock_candidate(), batch_id).first()
         if row is None:
             return None
-        batch_id, waited_for, *callbacks = row
+        waited_for, *callbacks = row
         counts = Counts(0, 0, 0, 0, self._next_unfinished(batch_id, waited_for or 0))
         if counts.first_unfinished is None:
             # Once more from the first job on: one may have been requeued, or added behind.
             counts = Counts(*self._run(batches.count_jobs(), batch_id).one())
         if counts.first_unfinished is not None:
             self._run(batches.wait_for(), batch_id, job_id=counts.first_unfinished)
-            return Looked(batch_id, has_ended=False)
+            return False
         self._end(batch_id, counts, callbacks[bool(counts.failed)], notify=notify)
-        return Looked(batch_id, has_ended=True)
+        return True
 
     def state(self, batch_id: int) -> BatchState:
         """Return a batch with its progress; raises BatchNotFound."""
@@ -159,11 +204,16 @@ class Batches:
         rows = self._executor.execute(batches.batch_states(one=False), {"limit": limit})
         return [_state_of(row) for row in rows]
 
-    def prune(self, retention: Retention, size: int) -> int:
-        """Delete up to ``size`` rows of the oldest batch whose time is over; returns how many."""
-        keep = retention.parameters()["keep_of_others"]
-        parameters = {"keep_of_others": keep, "size": size}
-        return int(self._executor.execute(batches.prune_batches(), parameters).scalar_one())
+    def next_due(self, retention: Retention, *, after: int) -> int | None:
+        """The first batch after an id whose time is over."""
+        parameters = {**_rules_of(retention), "after": after}
+        found: int | None = self._executor.execute(batches.next_due_batch(), parameters).scalar()
+        return found
+
+    def prune(self, batch_id: int, retention: Retention, size: int) -> int:
+        """Delete up to ``size`` rows of a batch whose time is over; returns how many."""
+        found = self._run(batches.prune_batch(), batch_id, **_rules_of(retention), size=size)
+        return int(found.scalar_one())
 
     def _next_unfinished(self, batch_id: int, after: int) -> int | None:
         found: int | None = self._run(batches.next_unfinished(), batch_id, after=after).scalar()
@@ -190,6 +240,21 @@ class Batches:
 
     def _run(self, statement: Any, batch_id: int, **parameters: Any) -> Any:
         return self._executor.execute(statement, {"batch_id": batch_id, **parameters})
+
+
+def _rules_of(retention: Retention) -> dict[str, str]:
+    keep = retention.parameters()["keep_of_others"]
+    return {"keep_of_others": keep, "of_application": retention.application}
+
+
+def _fault_of(documents: Sequence[str | None]) -> str | None:
+    try:
+        for document in documents:
+            if document is not None:
+                Callback.of(document, notify=False)
+    except UnreadableCallback as error:
+        return str(error)
+    return None
 
 
 def not_found(batch_id: int) -> BatchNotFound:

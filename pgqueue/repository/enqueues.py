@@ -239,10 +239,11 @@ class Enqueues:
         placed = {**held, **created}
         return [next(keyless) if key is None else placed.get(key) for _, key, _ in rows]
 
-    def dispatch(self, job_id: int, *, unique: bool, notify: bool, limited: bool) -> None:
+    def dispatch(self, job_id: int, *, unique: bool, notify: bool, limited: bool) -> Enqueued:
         """Insert the message of a job that a flush has just inserted."""
         statement = enqueueing.dispatch_flushed_job(unique=unique, notify=notify, limited=limited)
-        self._executor.execute(statement, {"job_id": job_id})
+        row = self._executor.execute(statement, {"job_id": job_id}).one()
+        return Enqueued(job_id, *row[:2])
 
 
 def holders(executor: Executor, queue: str, keys: Iterable[str]) -> dict[str, KeyHolder]:

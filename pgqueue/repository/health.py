@@ -66,25 +66,6 @@ class OldTransaction(NamedTuple):
     remedy: str
 
 
-class Slot(NamedTuple):
-    """A replication slot."""
-
-    name: str
-    is_active: bool
-    transactions_held: int | None
-    """From how many transactions ago the slot keeps dead rows; None if it keeps none."""
-
-
-class Creator(NamedTuple):
-    """A role that may create objects in a schema of the search_path."""
-
-    schema: str
-    role: str | None
-    """None: every role."""
-    is_before_catalog: bool
-    """Whether the path lists the schema before ``pg_catalog``."""
-
-
 class TableHealth(NamedTuple):
     """The statistics of a table."""
 
@@ -150,21 +131,9 @@ class Health:
     def tables_without_autovacuum(self) -> list[str]:
         return [row[0] for row in self._executor.execute(health.tables_without_autovacuum())]
 
-    def creators_in_search_path(self) -> list[Creator]:
-        """Which other roles may create objects in the schemas where this session looks up names."""
-        return [Creator(*row) for row in self._executor.execute(health.creators_in_search_path())]
-
-    def slots(self) -> list[Slot]:
-        return [Slot(*row) for row in self._executor.execute(health.replication_slots())]
-
     def tables(self) -> list[TableHealth]:
         rows = self._executor.execute(health.tables())
         return [TableHealth(*row) for row in rows]
-
-    def connection(self) -> tuple[str | None, bool]:
-        """The server's address, None for a local socket, and whether the connection uses TLS."""
-        address, is_encrypted = self._executor.execute(health.connection()).one()
-        return address, is_encrypted
 
     def notification_queue_usage(self) -> float:
         return float(self._executor.execute(health.notification_queue_usage()).scalar_one())

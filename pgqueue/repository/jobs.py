@@ -14,8 +14,10 @@ from sqlalchemy.orm import Session
 from pgqueue.connections.fast_path import fetch
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
+from pgqueue.repository.admissions import Admissions
 from pgqueue.repository.enqueues import KeyHolder, holders
 from pgqueue.repository.rows import StatusCount, Violation
+from pgqueue.repository.workers import NOTHING_PAUSED
 from pgqueue.statements import counts, invariants, operations, progress
 
 
@@ -148,6 +150,9 @@ class Jobs:
         if found is None and job.limit_keys is not None:
             statement = operations.change_waiting_job(names, notify=notify)
             found = self._run_with(statement, job.id, new).first()
+        elif job.limit_keys is not None and "run_at" in new:
+            # A job that is to start later gives up its places, as one that waits for them has none.
+            Admissions(self._executor).send_back([job.id], paused=NOTHING_PAUSED)
         return Change.UNCHANGED if found is None else Change.CHANGED
 
     def delete_belongings(self, job_id: int) -> None:

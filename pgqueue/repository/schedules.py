@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from pgqueue.checks import TASK_NAME, shown
 from pgqueue.errors import DuplicateSchedule, ScheduleNotFound
-from pgqueue.options import TASK_NAME, shown
 from pgqueue.schedule_rules import Firing, Rule, checked_rule
 from pgqueue.statements import schedules as statements
 from pgqueue.statements.tables import array_of
@@ -59,11 +59,16 @@ class ScheduleState:
 
 
 class DueSchedule(NamedTuple):
-    """A locked schedule whose next tick is due."""
+    """A schedule whose next tick is due."""
 
     state: ScheduleState
     args: str
     options: str
+
+    def is_same(self, later: "DueSchedule") -> bool:
+        """Whether the row has not changed between two reads."""
+        now = replace(later.state, read_at=self.state.read_at)
+        return (now, *later[1:]) == tuple(self)
 
 
 class Call(NamedTuple):
@@ -72,6 +77,14 @@ class Call(NamedTuple):
     task: str
     args: str
     options: str
+
+
+class DeclaredRow(NamedTuple):
+    """Who has written a schedule, and what the code declared then."""
+
+    application: str
+    declared_in: str | None
+    declaration: Any
 
 
 class Moved(NamedTuple):
@@ -89,14 +102,20 @@ class ScheduleRows:
         self._executor = executor
 
     def due(self, tasks: str, *, after: DueSchedule | None, limit: int) -> list[DueSchedule]:
-        """Lock the due schedules of these tasks that follow another one, as ``array_of`` names
+        """Read the due schedules of these tasks that follow another one, as ``array_of`` names
         the tasks."""
         place = {"after_tick": datetime.min.replace(year=2000, tzinfo=UTC), "after_name": ""}
         if after is not None:
             place = {"after_tick": after.state.next_at, "after_name": after.state.name}
         parameters = {**place, "tasks": tasks, "limit": limit}
         rows = self._executor.execute(statements.due_schedules(), parameters)
-        return [DueSchedule(ScheduleState(*(*row[:-3], row[-1])), row[-3], row[-2]) for row in rows]
+        return [_due_schedule(row) for row in rows]
+
+    def lock(self, names: Iterable[str]) -> dict[str, DueSchedule]:
+        """Lock these schedules, but for those that another transaction has locked."""
+        parameters = {"names": array_of(names)}
+        rows = self._executor.execute(statements.lock_schedules(), parameters)
+        return {row[0]: _due_schedule(row) for row in rows}
 
     def unfinished(self, job_ids: Sequence[int]) -> set[int]:
         """Which of these jobs have not ended."""
@@ -163,15 +182,25 @@ class ScheduleRows:
     def all(self) -> list[ScheduleState]:
         return [ScheduleState(*row) for row in self._executor.execute(statements.all_schedules())]
 
-    def declared(self, names: Iterable[str]) -> dict[str, tuple[str | None, Any]]:
-        """The declaring module and the declaration of those schedules that exist, by name."""
+    def declared(self, names: Iterable[str]) -> dict[str, DeclaredRow]:
+        """Who has declared those of these schedules that exist, and how; by name."""
         parameters = {"names": array_of(names)}
         rows = self._executor.execute(statements.declared_schedules(), parameters)
-        return {name: (module, text and json.loads(text)) for name, module, text in rows}
+        return {
+            name: DeclaredRow(application, module, text and json.loads(text))
+            for name, application, module, text in rows
+        }
 
-    def pause_undeclared(self, modules: Iterable[str], names: Iterable[str]) -> list[str]:
-        """Pause what these modules have declared before, but for these names; returns names."""
-        parameters = {"modules": array_of(modules), "names": array_of(names)}
+    def pause_undeclared(
+        self, application: str, modules: Iterable[str], names: Iterable[str]
+    ) -> list[str]:
+        """Pause what these modules of an application have declared before, but for these names;
+        returns names."""
+        parameters = {
+            "of_application": application,
+            "modules": array_of(modules),
+            "names": array_of(names),
+        }
         rows = self._executor.execute(statements.pause_undeclared(), parameters)
         return sorted(row[0] for row in rows)
 
@@ -186,3 +215,7 @@ class ScheduleRows:
                 "removed; `pgqueue schedules` lists all"
             )
         return row
+
+
+def _due_schedule(row: Any) -> DueSchedule:
+    return DueSchedule(ScheduleState(*(*row[:-3], row[-1])), row[-3], row[-2])

@@ -44,7 +44,7 @@ ENQUEUE: Rights = {
     "waiting_messages": {"INSERT": WAITING},
     # UPDATE also for SELECT ... FOR KEY SHARE, by which an addition keeps a batch open.
     "batches": {
-        "INSERT": "name, meta",
+        "INSERT": "name, meta, application",
         "SELECT": "id, ended_at",
         "UPDATE": "on_success, on_failure",
     },
@@ -97,10 +97,11 @@ DASHBOARD: Rights = {
     },
     "waiting_messages": {
         **dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
-        "INSERT": WAITING,
+        # A job that is to start later gives up its places, and keeps its past attempts.
+        "INSERT": f"{WAITING}, attempt, crashes",
         "UPDATE": "priority, run_at",
     },
-    "limit_places": {"SELECT": ALL_OF_IT},
+    "limit_places": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
     "limit_buckets": {"SELECT": ALL_OF_IT},
     "batches": {"SELECT": ALL_OF_IT},
     "batch_jobs": {"SELECT": ALL_OF_IT},
@@ -122,7 +123,7 @@ DASHBOARD: Rights = {
         # All but args and options.
         "SELECT": (
             "name, task, cron, every, timezone, catch_up, overlap, declared_in, next_at, "
-            "last_tick_at, last_job_id, paused_at, created_at"
+            "last_tick_at, last_job_id, paused_at, created_at, application"
         ),
         "UPDATE": "paused_at, next_at",
     },

@@ -10,7 +10,7 @@ from pgqueue.models.base import SCHEMA
 from pgqueue.models.schema_version import SchemaVersion
 from pgqueue.statements.tables import pg
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 10
 """The version this code is written for.  Revision ``pgqueue_000N`` creates version N."""
 
 BY_PLACE = ("message_queue", "leases")

@@ -1,17 +1,20 @@
 """The Job objects of a Session: loaded by an enqueue, or given a message by a flush."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, event, inspect, select
-from sqlalchemy.orm import Session, load_only, make_transient_to_detached, object_session
+from sqlalchemy.orm import Session, defer, load_only, make_transient_to_detached, object_session
 from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm.interfaces import ORMOption
 
 from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository import Enqueues, Jobs, KeyHolder, Placed, raising_duplicate
+from pgqueue.repository import Enqueued, Enqueues, Jobs, KeyHolder, Placed, raising_duplicate
 from pgqueue.sessions.callers import may_notify
 from pgqueue.sessions.collecting import collect
+from pgqueue.statements.reading import moment
 
 MADE_BY_HAND = "pgqueue.made_by_hand"
 WITHOUT_NOTIFY = "pgqueue.without_notify"
@@ -49,10 +52,9 @@ def held_job(session: Session, holding: KeyHolder) -> Job | None:
     """
     with session.no_autoflush:
         if holding.is_readable:
-            job = session.get(Job, holding.id)
+            job = _load(session, holding.id)
         else:
-            query = select(Job).where(Job.id == holding.id).options(load_only(*READ_BY_ENQUEUERS))
-            job = session.scalars(query).one_or_none()
+            job = _load(session, holding.id, load_only(*READ_BY_ENQUEUERS), times=["run_at"])
     if job is not None:
         job.is_new = False  # this Session may have created it before
     return job
@@ -65,13 +67,43 @@ def placed_job(session: Session, placed: Placed) -> Job | None:
     Loads all columns, because a role that may change a job may read them.
     """
     with session.no_autoflush:
-        job = session.get(Job, placed.id, populate_existing=True)
+        job = _load(session, placed.id, populate_existing=True)
     if job is not None:
         job.is_new = placed.is_new
     return job
 
 
-READ_BY_ENQUEUERS = (Job.id, Job.queue, Job.task, Job.priority, Job.run_at, Job.max_attempts)
+READ_BY_ENQUEUERS = (Job.id, Job.queue, Job.task, Job.priority, Job.max_attempts)
+TIMES = ("run_at", "created_at", "started_at", "finished_at", "cancel_requested_at")
+
+
+def _load(
+    session: Session,
+    id: int,
+    *options: ORMOption,
+    times: Sequence[str] = TIMES,
+    populate_existing: bool = False,
+) -> Job | None:
+    """Load a job, and its times in the form that depends on no setting of the session."""
+    query = (
+        select(Job, *(moment(getattr(Job, name)) for name in times))
+        .where(Job.id == id)
+        .options(*options, *(defer(getattr(Job, name)) for name in TIMES))
+        .execution_options(populate_existing=populate_existing)
+    )
+    row = session.execute(query).one_or_none()
+    if row is None:
+        return None
+    job: Job = row[0]
+    _set_loaded(job, dict(zip(times, row[1:], strict=True)), overwrite=populate_existing)
+    return job
+
+
+def _set_loaded(job: Job, values: Mapping[str, Any], *, overwrite: bool = False) -> None:
+    """Set attributes as a SELECT would: those that are not loaded, or all."""
+    state = inspect(job, raiseerr=True)
+    for name in values if overwrite else values.keys() & state.unloaded:
+        set_committed_value(job, name, values[name])
 
 
 def dispatch_at_flush(job: Job, *, notify: bool = True) -> Job:
@@ -110,12 +142,14 @@ def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
     notify = not is_quiet and may_notify(connection)
     unique_key = job.unique_key
 
-    def dispatch() -> None:
-        Enqueues(connection).dispatch(
+    def dispatch() -> Enqueued:
+        return Enqueues(connection).dispatch(
             job.id, unique=unique_key is not None, notify=notify, limited=job.limit_keys is not None
         )
 
-    raising_duplicate(dispatch, job, unique_key)
+    enqueued = raising_duplicate(dispatch, job, unique_key)
+    times = {"run_at": enqueued.run_at, "created_at": enqueued.created_at}
+    _set_loaded(job, {**_AS_NEW, **times})
     set_committed_value(job, "held_unique_key", unique_key)
     collect(object_session(job), [job.id])
 

@@ -49,6 +49,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.sql.selectable import CTE
 
 from pgqueue.statements.enqueueing import DISPATCHED
+from pgqueue.statements.reading import moment, readable, span
 from pgqueue.statements.starting import meta_after_admission
 from pgqueue.statements.tables import (
     AS_IT_STANDS,
@@ -100,7 +101,7 @@ def rules() -> Executable:
     burst = func.coalesce(limits.c.burst, ONE)
     flags = (limits.c.is_strict, limits.c.skips_failed)
     columns = (limits.c.name, _capacity(), *flags, limits.c.period, burst, limits.c.is_fair)
-    return select(*columns).where(_is_in_force())
+    return select(*map(readable, columns)).where(_is_in_force())
 
 
 @cache
@@ -125,7 +126,7 @@ def first_waiting() -> Executable:
     )
     seconds_left = func.extract("epoch", first.c.run_at - pg.statement_timestamp())
     return (
-        select(*(lanes.c[name] for name in LANE), first, seconds_left)
+        select(*(lanes.c[name] for name in LANE), *map(readable, first.c), seconds_left)
         .select_from(lanes.outerjoin(first, true()))
         .order_by(*(lanes.c[name] for name in LANE))
     )
@@ -147,7 +148,8 @@ def buckets() -> Executable:
     """When the token bucket of each key is full again, NULL if it is full; and the time now."""
     keys = document("keys", column("key", Text))
     bucket = limit_buckets.c
-    return select(keys.c.key, bucket.full_at, pg.statement_timestamp()).join_from(
+    times = (moment(bucket.full_at), moment(pg.statement_timestamp()))
+    return select(keys.c.key, *times).join_from(
         keys, limit_buckets, bucket.limit_key == keys.c.key, isouter=True
     )
 
@@ -359,7 +361,7 @@ def set_capacity_of_key() -> Executable:
 @cache
 def all_limits() -> Executable:
     is_set = limits.c.capacity.is_not(None)
-    rate = (limits.c.period, limits.c.burst)
+    rate = (span(limits.c.period), limits.c.burst)
     row = select(limits.c.name, limits.c.declared, _capacity(), is_set, *rate, limits.c.is_fair)
     return row.where(_is_in_force()).order_by(limits.c.name)
 

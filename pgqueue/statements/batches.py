@@ -32,6 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
+from pgqueue.statements.reading import moment
 from pgqueue.statements.tables import (
     AS_IT_STANDS,
     CANCELLED,
@@ -46,6 +47,7 @@ from pgqueue.statements.tables import (
     json_parameter,
     pg,
     seconds,
+    text_parameter,
 )
 
 BATCH = bindparam("batch_id", type_=BigInteger)
@@ -56,9 +58,14 @@ A_DAY = literal_column("86400::double precision", Float)
 
 
 @cache
-def add_batch() -> Executable:
-    """Insert a batch without callbacks; returns its id."""
+def add_batch(*, named: bool) -> Executable:
+    """Insert a batch without callbacks; returns its id.
+
+    ``named``: of an application with a name.  Without one, an older grant of rights is enough.
+    """
     row = {"name": bindparam("name", type_=Text), "meta": json_parameter("meta")}
+    if named:
+        row["application"] = text_parameter("of_application")
     return insert(batches).values(row).returning(batches.c.id)
 
 
@@ -114,18 +121,44 @@ def has_candidates() -> ColumnElement[bool]:
 
 
 @cache
-def lock_candidate() -> Executable:
-    """Lock the first batch that may have ended, after another id.
+def candidates() -> Executable:
+    """The first batches that may have ended, after another id."""
+    return (
+        select(batches.c.id)
+        .where(may_have_ended(), batches.c.id > AFTER)
+        .order_by(batches.c.id)
+        .limit(bindparam("limit", type_=BigInteger))
+    )
 
-    Skips one to which a transaction adds jobs, and one that another worker looks at.
+
+@cache
+def lock_candidate() -> Executable:
+    """Lock a batch that may have ended.
+
+    No row if a transaction adds jobs to it, or another worker looks at it.
     """
     callbacks = (cast(batches.c.on_success, Text), cast(batches.c.on_failure, Text))
     return (
-        select(batches.c.id, batches.c.waits_for, *callbacks)
-        .where(may_have_ended(), batches.c.id > AFTER)
-        .order_by(batches.c.id)
-        .limit(literal_column("1"))
+        select(batches.c.waits_for, *callbacks)
+        .where(may_have_ended(), batches.c.id == BATCH)
         .with_for_update(skip_locked=True)
+    )
+
+
+@cache
+def candidates_in_full() -> Executable:
+    """The batches that may have ended, with their callbacks, and for how long.  For an operator."""
+    ended_at = select(jobs.c.finished_at).where(jobs.c.id == batches.c.waits_for).scalar_subquery()
+    since = func.coalesce(ended_at, batches.c.created_at)
+    return (
+        select(
+            batches.c.id,
+            cast(batches.c.on_success, Text),
+            cast(batches.c.on_failure, Text),
+            pg.statement_timestamp() - since,
+        )
+        .where(may_have_ended())
+        .order_by(batches.c.id)
     )
 
 
@@ -183,7 +216,10 @@ def batch_states(*, one: bool) -> Executable:
             func.coalesce(columns.total, counted.c.total - counted.c.unfinished),
             func.coalesce(columns.failed, counted.c.failed),
             func.coalesce(columns.cancelled, counted.c.cancelled),
-            *(columns.outcome, columns.callback_id, columns.created_at, columns.ended_at),
+            columns.outcome,
+            columns.callback_id,
+            moment(columns.created_at),
+            moment(columns.ended_at),
         )
         .select_from(batches)
         .join(counted, true())
@@ -195,12 +231,24 @@ def batch_states(*, one: bool) -> Executable:
 
 
 @cache
-def prune_batches() -> Executable:
-    """Delete the oldest batch whose time is over, or at most so many of its rows.
+def next_due_batch() -> Executable:
+    """The first batch of an application, after another id, whose time is over."""
+    return (
+        select(batches.c.id)
+        .where(batches.c.id > AFTER, *_is_due())
+        .order_by(batches.c.id)
+        .limit(literal_column("1"))
+    )
+
+
+@cache
+def prune_batch() -> Executable:
+    """Delete a batch whose time is over, or at most so many of its rows.
 
     Returns how many rows were deleted.  A batch whose callback has not ended stays.
     """
-    old = _first_due().cte("old")
+    due = select(batches.c.id).where(batches.c.id == BATCH, *_is_due())
+    old = due.with_for_update(skip_locked=True).cte("old")
     id = select(old.c.id).scalar_subquery()
     size = bindparam("size", type_=BigInteger)
     places = select(CTID).select_from(batch_jobs).where(batch_jobs.c.batch_id == id).limit(size)
@@ -226,19 +274,14 @@ def is_in_open_batch() -> ColumnElement[bool]:
     )
 
 
-def _first_due() -> Select[Any]:
+def _is_due() -> tuple[ColumnElement[bool], ...]:
     keep = select(json_parameter("keep_of_others")).scalar_subquery()
     span = cast(keep.op("->>")(batches.c.outcome), Float)
     return (
-        select(batches.c.id)
-        .where(
-            batches.c.ended_at <= pg.statement_timestamp() - seconds(func.greatest(span, A_DAY)),
-            span >= literal_column("0::double precision", Float),
-            ~_is_unfinished(batches.c.callback_id),
-        )
-        .order_by(batches.c.id)
-        .limit(literal_column("1"))
-        .with_for_update(skip_locked=True)
+        batches.c.ended_at <= pg.statement_timestamp() - seconds(func.greatest(span, A_DAY)),
+        span >= literal_column("0::double precision", Float),
+        ~_is_unfinished(batches.c.callback_id),
+        batches.c.application == text_parameter("of_application"),
     )
 
 

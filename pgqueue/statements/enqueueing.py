@@ -33,6 +33,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.sql.selectable import CTE
 
 from pgqueue.models import SCHEMA
+from pgqueue.statements.reading import moment
 from pgqueue.statements.tables import (
     clock,
     document,
@@ -97,7 +98,8 @@ def enqueue_job(
     job = _inserted(insert_or_skip(jobs).values(values), taken, limited=limited)
     message = (waiting_message_of if limited else message_of)(job).cte("message")
     woken = wake_up_call() if notify else true()
-    return select(job.c.id, job.c.run_at, job.c.created_at, woken).select_from(job).add_cte(message)
+    times = (moment(job.c.run_at), moment(job.c.created_at))
+    return select(job.c.id, *times, woken).select_from(job).add_cte(message)
 
 
 @cache
@@ -162,17 +164,21 @@ def holders_of_unique_keys() -> Executable:
 
 @cache
 def dispatch_flushed_job(*, unique: bool, notify: bool, limited: bool = False) -> Executable:
-    """Insert the message of a job that a flush has just inserted, and take its unique key."""
+    """Insert the message of a job that a flush has just inserted, and take its unique key.
+
+    Returns the times that the database chose.
+    """
     this_job = jobs.c.id == bindparam("job_id", type_=BigInteger)
     columns = UNDER_LIMITS if limited else DISPATCHED
     if unique:
         taken = update(jobs).where(this_job).values(held_unique_key=jobs.c.unique_key)
-        job = taken.returning(*columns).cte("job")
+        job = taken.returning(*columns, jobs.c.created_at).cte("job")
     else:
-        job = select(*columns).where(this_job).cte("job")
+        job = select(*columns, jobs.c.created_at).where(this_job).cte("job")
     woken = wake_up_call() if notify else true()
     message = (waiting_message_of if limited else message_of)(job)
-    return select(woken).select_from(job).add_cte(message.cte("message"))
+    times = (moment(job.c.run_at), moment(job.c.created_at))
+    return select(*times, woken).select_from(job).add_cte(message.cte("message"))
 
 
 class Taken(StrEnum):

@@ -21,6 +21,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY
 from pgqueue.statements.enqueueing import DISPATCHED, MESSAGE_COLUMNS, message_rows
+from pgqueue.statements.starting import DUE, EXPIRES_IN
 from pgqueue.statements.tables import FAILED, clock, jobs, message_queue, pg, wake_up_call
 
 ON_FAILED = "pgqueue.on_failed"
@@ -61,7 +62,7 @@ def _follow_ups(job: CTE) -> CTE:
         "priority": _number(_setting(job, "priority"), _PRIORITY, DEFAULT_PRIORITY),
         "max_attempts": _number(_setting(job, "max_attempts"), _MAX_ATTEMPTS, DEFAULT_MAX_ATTEMPTS),
         "run_at": clock(),
-        "meta": job.c.meta.op("-", return_type=JSONB())(_KEY),
+        "meta": _without(job.c.meta, ON_FAILED, EXPIRES_IN, DUE),
     }
     rows = select(*values.values()).where(
         job.c.outcome == FAILED,
@@ -71,6 +72,14 @@ def _follow_ups(job: CTE) -> CTE:
     )
     inserted = insert(jobs).from_select(list(values), rows).returning(*DISPATCHED)
     return inserted.cte("follow_up")
+
+
+def _without(meta: ColumnElement[Any], *names: str) -> ColumnElement[Any]:
+    """The meta without what pgqueue has noted about the failed job itself."""
+    for name in names:
+        key = cast(literal_column(f"'{name}'", Text), Text)
+        meta = meta.op("-", return_type=JSONB())(key)
+    return meta
 
 
 def _setting(job: CTE, name: str) -> ColumnElement[str]:

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Text,
     all_,
     bindparam,
+    column,
     exists,
     literal_column,
     select,
@@ -20,6 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from pgqueue.models import SCHEMA
+from pgqueue.statements.reading import Moment, span
 from pgqueue.statements.tables import (
     count_rows,
     jobs,
@@ -54,7 +56,7 @@ def unreadable() -> Executable:
     """
     met = unreadable_jobs
     reasons = pg.array_agg(aggregate_order_by(met.c.reason, met.c.since), type_=ARRAY(Text))
-    oldest = pg.statement_timestamp() - pg.min(met.c.since)
+    oldest = span(pg.statement_timestamp() - pg.min(met.c.since))
     return (
         select(met.c.task, count_rows(), oldest, reasons[literal_column("1", Integer)])
         .join_from(met, jobs, jobs.c.id == met.c.job_id)
@@ -102,7 +104,7 @@ def depths() -> Executable:
             message_queue.c.queue,
             count_rows(),
             count_rows().filter(is_due),
-            pg.statement_timestamp() - oldest,
+            span(pg.statement_timestamp() - oldest),
         )
         .group_by(message_queue.c.queue)
         .order_by(message_queue.c.queue)
@@ -186,66 +188,19 @@ def tables_without_autovacuum() -> Executable:
 
 
 @cache
-def creators_in_search_path() -> Executable:
-    """Other roles that may create in a schema of the path: schema, role, whether it precedes
-    pg_catalog.
-
-    The role is NULL if every role may.  Roles that the current role must trust anyway are left
-    out: superusers, its own members, the owners of that schema and of ours.
-    """
-    return text(
-        f"""
-        SELECT nspname, rolname, coalesce(place < pg_catalog.array_position(path, 'pg_catalog'),
-                                          false)
-        FROM pg_catalog.current_schemas(false) AS path
-        CROSS JOIN pg_catalog.unnest(path) WITH ORDINALITY AS one (name, place)
-        JOIN pg_catalog.pg_namespace ON nspname = one.name
-        CROSS JOIN pg_catalog.aclexplode(nspacl) AS given
-        LEFT JOIN pg_catalog.pg_roles ON pg_roles.oid = grantee
-        WHERE privilege_type = 'CREATE' AND grantee <> nspowner
-          AND (grantee = 0::oid
-               OR NOT (rolsuper OR pg_catalog.pg_has_role(grantee, current_user, 'MEMBER')))
-          AND NOT EXISTS (SELECT FROM pg_catalog.pg_namespace AS ours
-                          WHERE ours.nspname = '{SCHEMA}' AND ours.nspowner = grantee)
-        ORDER BY place, rolname NULLS FIRST
-        """  # noqa: S608  # the schema name is checked where it is read
-    )
-
-
-@cache
-def replication_slots() -> Executable:
-    """Slots that may hold back this database: name, whether active, transactions held."""
-    return text(
-        """
-        SELECT slot_name, active,
-               nullif(greatest(pg_catalog.age(xmin), pg_catalog.age(catalog_xmin)), 0)
-        FROM pg_catalog.pg_replication_slots
-        WHERE NOT temporary AND (database IS NULL OR database = pg_catalog.current_database())
-        ORDER BY slot_name
-        """
-    )
-
-
-@cache
 def tables() -> Executable:
     """Our tables with their numbers of live and dead rows, and the last autovacuum."""
     return text(
         f"""
-        SELECT relname, n_live_tup, n_dead_tup, last_autovacuum
+        SELECT relname, n_live_tup, n_dead_tup,
+               extract(epoch FROM last_autovacuum) AS vacuumed_at
         FROM pg_catalog.pg_stat_user_tables WHERE schemaname = '{SCHEMA}' ORDER BY relname
         """  # noqa: S608  # the schema name is checked where it is read
-    )
-
-
-@cache
-def connection() -> Executable:
-    """The server's address for this connection, and whether the connection is encrypted."""
-    return text(
-        """
-        SELECT pg_catalog.host(pg_catalog.inet_server_addr()),
-               coalesce((SELECT ssl FROM pg_catalog.pg_stat_ssl
-                         WHERE pid = pg_catalog.pg_backend_pid()), false)
-        """
+    ).columns(
+        column("relname"),
+        column("n_live_tup"),
+        column("n_dead_tup"),
+        column("vacuumed_at", Moment()),
     )
 
 
@@ -271,4 +226,4 @@ def _due_messages() -> Subquery:
 
 
 def _waits(due: Subquery) -> ColumnElement[timedelta]:
-    return pg.statement_timestamp() - pg.min(due.c.run_at)
+    return span(pg.statement_timestamp() - pg.min(due.c.run_at))

@@ -32,6 +32,7 @@ from sqlalchemy import (
 )
 
 from pgqueue.models import SCHEMA, Job, JobStatus
+from pgqueue.statements.reading import moment, readable, span
 from pgqueue.statements.tables import (
     AS_IT_STANDS,
     SUCCEEDED,
@@ -89,7 +90,7 @@ def _has_tag(tag: str, table: Table, id: ColumnElement[int]) -> ColumnElement[bo
     return has_it.scalar_subquery().is_(true())
 
 
-SHOWN = (
+SHOWN: tuple[Any, ...] = (
     Job.id,
     Job.status,
     Job.task,
@@ -110,7 +111,7 @@ def list_jobs(which: JobFilter, *, limit: int) -> Executable:
     """The newest matching jobs, by descending id."""
     ids = job_ids(which, limit=limit, newest_first=True)
     found = ids.subquery("found")
-    return select(*SHOWN).join(found, found.c.id == Job.id).order_by(Job.id.desc())
+    return select(*map(readable, SHOWN)).join(found, found.c.id == Job.id).order_by(Job.id.desc())
 
 
 def job_ids(which: JobFilter, *, limit: int | None, newest_first: bool) -> Select[*tuple[Any, ...]]:
@@ -169,8 +170,8 @@ def holder_of_job() -> Executable:
             workers.c.hostname,
             workers.c.pid,
             leases.c.attempt,
-            leases.c.started_at,
-            (clock() - workers.c.heartbeat_at).label("heartbeat_age"),
+            moment(leases.c.started_at),
+            span(clock() - workers.c.heartbeat_at).label("heartbeat_age"),
         )
         .select_from(leases.outerjoin(workers, workers.c.id == leases.c.worker_id))
         .where(leases.c.target_id == JOB)
@@ -200,8 +201,8 @@ def attempts_of_job(hidden: frozenset[str]) -> Executable:
             job_attempts.c.worker_id,
             workers.c.hostname,
             workers.c.pid,
-            job_attempts.c.started_at,
-            job_attempts.c.finished_at,
+            moment(job_attempts.c.started_at),
+            moment(job_attempts.c.finished_at),
         )
         .select_from(job_attempts.outerjoin(workers, workers.c.id == job_attempts.c.worker_id))
         .where(job_attempts.c.job_id == JOB)
@@ -211,7 +212,7 @@ def attempts_of_job(hidden: frozenset[str]) -> Executable:
 
 def _if_shown(column: Column[Any], hidden: frozenset[str]) -> ColumnElement[Any]:
     if f"{column.table.name}.{column.name}" not in hidden:
-        return column
+        return readable(column)
     return literal_column(f"'{NOT_YOURS}'", Text).label(column.name)
 
 

@@ -27,6 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
 from pgqueue.statements.enqueueing import DISPATCHED, UNDER_LIMITS, message_of, waiting_message_of
+from pgqueue.statements.reading import moment, readable
 from pgqueue.statements.tables import (
     CANCELLED,
     FAILED,
@@ -196,7 +197,8 @@ def values_of_job(*, with_args: bool) -> Executable:
     leased = exists().where(leases.c.target_id == jobs.c.id).label("leased")
     names = ("id", "task", "queue", "outcome", "priority", "run_at", "unique_key", "limit_keys")
     args = jobs.c.args if with_args else null().label("args")
-    return select(*(jobs.c[name] for name in names), leased, clock(), args).where(jobs.c.id == JOB)
+    columns = (*(jobs.c[name] for name in names), leased)
+    return select(*map(readable, columns), moment(clock()), args).where(jobs.c.id == JOB)
 
 
 @cache

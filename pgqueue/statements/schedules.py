@@ -26,6 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from pgqueue.statements.reading import moment, readable
 from pgqueue.statements.tables import (
     array_parameter,
     clock,
@@ -39,24 +40,27 @@ from pgqueue.statements.tables import (
 NAME = schedules.c.name == text_parameter("schedule_name")
 MOMENT = DateTime(timezone=True)
 
-STATE = (
-    schedules.c.name,
-    schedules.c.task,
-    schedules.c.cron,
-    schedules.c.every,
-    schedules.c.timezone,
-    schedules.c.catch_up,
-    schedules.c.overlap,
-    schedules.c.declared_in,
-    schedules.c.next_at,
-    schedules.c.last_tick_at,
-    schedules.c.last_job_id,
-    schedules.c.paused_at,
+STATE = tuple(
+    readable(column)
+    for column in (
+        schedules.c.name,
+        schedules.c.task,
+        schedules.c.cron,
+        schedules.c.every,
+        schedules.c.timezone,
+        schedules.c.catch_up,
+        schedules.c.overlap,
+        schedules.c.declared_in,
+        schedules.c.next_at,
+        schedules.c.last_tick_at,
+        schedules.c.last_job_id,
+        schedules.c.paused_at,
+    )
 )
 """All but the arguments, which a dashboard's role may not read, and the options."""
 ADDED = (
     *("name", "task", "args", "options", "cron", "every", "timezone", "catch_up", "overlap"),
-    *("declared_in", "declaration", "next_at"),
+    *("declared_in", "declaration", "next_at", "application"),
 )
 CALL = (
     cast(schedules.c.args, Text).label("args"),
@@ -66,19 +70,16 @@ CALL = (
 
 @cache
 def due_schedules() -> Executable:
-    """Lock the schedules of known tasks whose next tick is due, in the order of their ticks.
+    """Read the schedules of known tasks whose next tick is due, in the order of their ticks.
 
-    The lock is what makes a tick unique.  A row that another worker has locked is skipped; one that
-    another worker has moved while this statement looked for it is read again as it is now, in
-    READ COMMITTED, and no longer fits the condition.
-    https://www.postgresql.org/docs/current/transaction-iso.html#XACT-READ-COMMITTED
+    Locks nothing: their jobs are prepared first, by the application's code.
     """
     place = tuple_(schedules.c.next_at, schedules.c.name)
     after = tuple_(
         cast(bindparam("after_tick", type_=MOMENT), MOMENT), text_parameter("after_name")
     )
     return (
-        select(*STATE, *CALL, pg.statement_timestamp().label("now"))
+        select(*STATE, *CALL, moment(pg.statement_timestamp()).label("now"))
         .where(
             schedules.c.paused_at.is_(None),
             schedules.c.next_at <= pg.statement_timestamp(),
@@ -87,6 +88,21 @@ def due_schedules() -> Executable:
         )
         .order_by(schedules.c.next_at, schedules.c.name)
         .limit(bindparam("limit", type_=BigInteger))
+    )
+
+
+@cache
+def lock_schedules() -> Executable:
+    """Lock the schedules with these names, and read them as they are now.
+
+    The lock is what makes a tick unique.  A row that another worker has locked is skipped; one that
+    another worker has moved while this statement looked for it is read again, in READ COMMITTED,
+    and is then not what the jobs were prepared for.
+    https://www.postgresql.org/docs/current/transaction-iso.html#XACT-READ-COMMITTED
+    """
+    return (
+        select(*STATE, *CALL, pg.statement_timestamp().label("now"))
+        .where(schedules.c.name == any_(array_parameter("names", Text)))
         .with_for_update(skip_locked=True)
     )
 
@@ -95,8 +111,8 @@ def due_schedules() -> Executable:
 def unfinished_jobs() -> Executable:
     """Which of these jobs have not ended.
 
-    A separate statement, after the lock: the snapshot of the statement that locks may be older
-    than the job of a tick that another worker has just fired.
+    A separate statement, after the schedules were read: an older snapshot may not have the job of
+    a tick that another worker has just fired.
     """
     ids = cast(bindparam("job_ids"), ARRAY(BigInteger))
     return select(jobs.c.id).where(jobs.c.id == any_(ids), jobs.c.outcome.is_(None))
@@ -152,13 +168,13 @@ def add_schedule() -> Executable:
 
 @cache
 def read_clock() -> Executable:
-    return select(clock())
+    return select(moment(clock()))
 
 
 @cache
 def lock_schedule() -> Executable:
     """Lock one schedule; returns its state and the time of the database."""
-    return select(*STATE, clock().label("now")).where(NAME).with_for_update()
+    return select(*STATE, moment(clock()).label("now")).where(NAME).with_for_update()
 
 
 @cache
@@ -188,20 +204,24 @@ def remove_schedule() -> Executable:
 @cache
 def all_schedules() -> Executable:
     """Every schedule by name, with the time of the database."""
-    return select(*STATE, clock().label("now")).order_by(schedules.c.name)
+    return select(*STATE, moment(clock()).label("now")).order_by(schedules.c.name)
 
 
 @cache
 def declared_schedules() -> Executable:
     """What the last synchronisation has written of these schedules."""
     return select(
-        schedules.c.name, schedules.c.declared_in, cast(schedules.c.declaration, Text)
+        schedules.c.name,
+        schedules.c.application,
+        schedules.c.declared_in,
+        cast(schedules.c.declaration, Text),
     ).where(schedules.c.name == any_(array_parameter("names", Text)))
 
 
 @cache
 def pause_undeclared() -> Executable:
-    """Pause the schedules that these modules have declared before and declare no longer.
+    """Pause the schedules that these modules of an application have declared before and declare no
+    longer.
 
     One that is paused already stays as it is: should the code declare it again, it stays paused.
     """
@@ -209,6 +229,7 @@ def pause_undeclared() -> Executable:
         update(schedules)
         .where(
             schedules.c.paused_at.is_(None),
+            schedules.c.application == text_parameter("of_application"),
             schedules.c.declared_in == any_(array_parameter("modules", Text)),
             schedules.c.declaration.is_not(None),
             ~(schedules.c.name == any_(array_parameter("names", Text))),

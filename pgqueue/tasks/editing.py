@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from pgqueue.checks import check_start, check_whole
 from pgqueue.errors import ArgumentsError, OptionError
-from pgqueue.options import check_start, check_whole
 from pgqueue.repository import Change, Jobs, JobValues, NewValues
 from pgqueue.tasks.task import Task
 

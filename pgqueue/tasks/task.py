@@ -2,9 +2,9 @@
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
 from sqlalchemy import Connection, Engine, func
@@ -18,7 +18,7 @@ from pgqueue.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
-from pgqueue.redaction import is_secret
+from pgqueue.redaction import is_secret, unmaskable
 from pgqueue.repository import Callback, Enqueued, Enqueues, JobValues, KeyHolder, NewJob
 from pgqueue.repository.enqueues import TRIES_FOR_A_KEY, key_never_free
 from pgqueue.sessions import async_sessions
@@ -28,7 +28,6 @@ from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job, plac
 from pgqueue.statements.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
 from pgqueue.statements.starting import DUE, EXPIRES_IN
 from pgqueue.statements.tables import clock
-from pgqueue.tasks.address import Address, importable_address
 from pgqueue.tasks.binding import Arguments, Written, WrittenRows
 from pgqueue.tasks.delaying import warn_of_open_transaction
 from pgqueue.tasks.duplicates import check_holder, check_rows, rows_to_place
@@ -54,8 +53,6 @@ class Owner(Protocol):
     def session(self) -> Session: ...
 
     def async_session(self) -> "AsyncSession": ...
-
-    def in_child(self, settings: Mapping[str, str]) -> AbstractContextManager[object]: ...
 
     def around_jobs(self) -> Around: ...
 
@@ -94,21 +91,31 @@ class Task(Generic[P, R]):
             hints=self.injection.hints,
             renamed=options.renamed,
         )
-        self.address: Address | None = None
-        """Where a child process finds the function, if handlers of this task run in one."""
-        if options.executor == "process":
+        self.in_process = options.executor == "process"
+        """Whether handlers of this task run in child processes."""
+        if self.in_process:
             self.injection.refuse_process(self.name)
-            self.address = importable_address(function, self.name)
         self.owner = owner
         self.is_async = self.injection.is_async
         hints = self.injection.hints
         secret = [name for name in self.payload.names if is_secret(hints.get(name))]
         hidden = {*secret, *options.secret_args}
+        self._refuse_unmaskable(hints, options.secret_args)
         # Jobs that were enqueued before a renaming have the argument under its old name.
         old = [name for name, new in options.renamed.items() if new in hidden]
         self._own_meta: dict[str, Any] = {}
         """What pgqueue itself notes in the meta of each job of this task."""
         self._set_options(options.hiding([*secret, *old]))
+
+    def _refuse_unmaskable(self, hints: Mapping[str, Any], secret_args: Collection[str]) -> None:
+        for name in self.payload.names:
+            kind = unmaskable(hints.get(name), is_inside=name in secret_args)
+            if kind is not None:
+                raise TaskDefinitionError(
+                    f"{self._where}: the secret argument {name!r} has values of the type "
+                    f"{kind.__name__}, which errors quote in forms that cannot be masked; declare "
+                    "text, a number, or a list or a dataclass of such, and convert it in the task"
+                )
 
     @property
     def _where(self) -> str:
@@ -313,13 +320,8 @@ class Task(Generic[P, R]):
     def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
         """Return the same task with other options for the jobs enqueued through it.
 
-        - ``delay``, a timedelta, or ``run_at``, a datetime with a time zone.
-        - ``priority``: from 0, which starts first, to 9.
-        - ``queue`` and ``max_attempts``.
-        - ``unique``, a Unique; or ``unique_key`` and ``on_duplicate``.
-        - ``expires_in``: a timedelta, for a task that has an ``expires_in``.
-        - ``meta``: a dict of JSON data for ``ctx.meta`` and for your queries.
-        - ``tags``: texts by which you find jobs.
+        The page "Options" of the reference lists those that one enqueue may change, such as
+        ``delay``, ``priority``, ``unique_key``, ``meta`` and ``tags``.
 
         Raises OptionError.
         """
@@ -345,15 +347,19 @@ class Task(Generic[P, R]):
             "arguments, as (7,), or a dict of arguments by name"
         )
 
-    def enqueue_stored(self, connection: Connection, stored: str) -> int:
-        """Enqueue a job with stored arguments; returns its id, or that of the unfinished job that
-        holds its unique key.
+    def prepared(self, stored: str) -> "PreparedJob":
+        """Return a job with stored arguments that can be enqueued without the application's code.
 
-        Raises PayloadError if this version of the task cannot read the arguments.
+        Raises PayloadError if this version of the task cannot read the arguments, and what
+        ``on_enqueue`` or the function of the unique key raises.
         """
-        written = self._written((), self.payload.loads(stored))
-        enqueues, new = Enqueues(connection), self._new_on(connection)
-        written = self._in_period(connection, new, written)
+        return PreparedJob(self._new_now(), self._written((), self.payload.loads(stored)))
+
+    def enqueue_prepared(self, connection: Connection, job: "PreparedJob") -> int:
+        """Enqueue a prepared job of this task; returns its id, or that of the unfinished job that
+        holds its unique key."""
+        enqueues, new = Enqueues(connection), _for_connection(job.new, connection)
+        written = self._in_period(connection, new, job.written)
         if not new.changes_holder:
             return self._insert(enqueues, new, written).id
         self._refuse_autocommit(connection)
@@ -522,8 +528,7 @@ class Task(Generic[P, R]):
         return replace(written, unique_key=key)
 
     def _new_on(self, connection: Connection) -> NewJob:
-        new = self._new_now()
-        return new if may_notify(connection) else replace(new, notify=False)
+        return _for_connection(self._new_now(), connection)
 
     def _new_now(self) -> NewJob:
         """The values of a job that is enqueued now, with the meta of ``queue.on_enqueue``."""
@@ -608,8 +613,20 @@ class Task(Generic[P, R]):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """The values of a new job, after all of the application's code has run."""
+
+    new: NewJob
+    written: Written
+
+
 MetaSource = Callable[[Task[..., Any]], Mapping[str, Any] | None]
 """Returns what to add to the meta of a new job of this task."""
+
+
+def _for_connection(new: NewJob, connection: Connection) -> NewJob:
+    return new if may_notify(connection) else replace(new, notify=False)
 
 
 def _enqueue_unique(

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import chain
+from itertools import chain, groupby
 from threading import Condition, Event
 from typing import NamedTuple, TypeVar
 
@@ -22,6 +22,8 @@ from pgqueue.admission import (
     Buckets,
     Place,
     Rule,
+    Rules,
+    TurnGroup,
     Turns,
     Waiting,
     after_starts,
@@ -30,14 +32,17 @@ from pgqueue.admission import (
     held_by_key,
     is_fair,
     is_rate,
+    last_turn,
     next_token,
     ready_by_group,
     to_admit,
     to_send_back,
+    turn_group,
 )
-from pgqueue.limits import Limit, Limited, name_of
+from pgqueue.limits import SEPARATOR, Limit, Limited, name_of
 from pgqueue.repository import Admissions, Claimed, Paused
-from pgqueue.repository.admissions import FIRST_LANE, FIRST_PLACE
+from pgqueue.repository.admissions import FIRST_LANE, FIRST_PLACE, LaneKey, lane_of
+from pgqueue.worker.outage import words_of
 from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
 from pgqueue.worker.threads import WorkerThread
 
@@ -148,7 +153,7 @@ class Admitter(WorkerThread):
         wait = self._poll_interval
         step: Step | None = Step(0, is_last=False)
         while step is not None and not step.is_last and not self._stopping.is_set():
-            step = self._unless_locked(self._rounds.step)
+            step = self._unless_locked(self._guarded_step)
             if step is not None and step.seconds_to_next is not None:
                 wait = min(wait, step.seconds_to_next)
             if step is not None and step.admitted:
@@ -161,17 +166,30 @@ class Admitter(WorkerThread):
         """Every ``SWEEP_EVERY`` seconds, delete places that are free."""
         is_more = time.monotonic() - self._swept_at >= SWEEP_EVERY
         while is_more and not self._stopping.is_set():
-            is_more = bool(self._unless_locked(self._rounds.sweep))
+            is_more = bool(self._unless_locked(self._swept))
             self._swept_at = time.monotonic()
 
+    def _guarded_step(self, connection: Connection) -> "Step":
+        """Run a step; if one lane is the cause of an error, only this lane is skipped."""
+        try:
+            with connection.begin():
+                return self._rounds.step(connection)
+        except Exception as error:
+            if not is_of_a_row(error) or not self._rounds.isolate(error):
+                raise
+            return Step(0, is_last=False)
+
+    def _swept(self, connection: Connection) -> bool:
+        with connection.begin():
+            return self._rounds.sweep(connection)
+
     def _unless_locked(self, step: Callable[[Connection], T]) -> T | None:
-        """Run a step in its own transaction; None if the database is away, if a table is locked, or
-        if another worker admits for long.  The next round tries again."""
+        """Run a step, which is a transaction; None if the database is away, if a table is locked,
+        or if another worker admits for long.  The next round tries again."""
 
         def attempt(connection: Connection) -> T | None:
             try:
-                with connection.begin():
-                    return step(connection)
+                return step(connection)
             except DBAPIError as error:
                 if not is_lock_timeout(error):
                     raise
@@ -179,6 +197,13 @@ class Admitter(WorkerThread):
                 return None
 
         return self._reconnecting.attempt(attempt)
+
+
+def is_of_a_row(error: Exception) -> bool:
+    """Whether a value of a row, or a trigger or constraint on it, can be the cause."""
+    if isinstance(error, DBAPIError):
+        return str(getattr(error.orig, "sqlstate", None) or "")[:2] in ("22", "23", "P0")
+    return isinstance(error, ArithmeticError | TypeError | ValueError)
 
 
 MOST_LANES = 1000
@@ -207,15 +232,25 @@ class Step(NamedTuple):
 class Admitted(NamedTuple):
     """What was admitted from some lanes."""
 
-    jobs: int
-    is_to_repeat: bool
-    """Whether these lanes must be read again, because more of their jobs may be admitted now."""
+    jobs: Collection[int] = ()
+    are_all: bool = True
+    """Whether all jobs that could be admitted are."""
     seconds_to_token: float | None = None
     """Seconds until the next token comes back for which a job waits, if any."""
+    full: Collection[TurnGroup] = ()
+    """The groups of which enough jobs are ready."""
+
+
+Lane = list[Waiting]
+"""The first jobs of a lane."""
 
 
 class AdmissionRounds:
     """Admits jobs of some queues and tasks, step by step.
+
+    A step reads the next lanes and admits from them.  If the lanes are more than one step reads,
+    those of fair limits are set aside: only when all are known, the keys that have waited longest
+    can be given their turns.
 
     ``most_ready``: how many jobs of a fair limit may be admitted and not started.
     ``own``: limits that are in force although no worker has declared them, as in a test.
@@ -241,47 +276,131 @@ class AdmissionRounds:
         self._own = own or {}
         self._is_only_admitter = is_only_admitter
         self._after = FIRST_LANE
+        self._passed = 0
+        """How many lanes were read in this round."""
         self._lanes = 1
-        """How many lanes were read last."""
+        """How many lanes there are, as far as is known."""
+        self._set_aside: dict[LaneKey, tuple[datetime, Lane]] = {}
+        """The lanes of fair limits that were read, with the last turns of their keys."""
+        self._in_turn: list[Lane] = []
+        """The lanes that were set aside, in the order of their turns."""
         self._swept_to = FIRST_PLACE
         self._locked: set[int] = set()
         """Jobs that could not be moved in this round: other transactions have locked their rows."""
+        self._most_lanes = MOST_LANES
+        self._reading: list[LaneKey] = []
+        """The lanes from which this step admits."""
+        self._bad: set[LaneKey] = set()
+        """Lanes from which nothing can be admitted, until the next sweep."""
+        self._reported: set[LaneKey] = set()
 
     def begin(self) -> None:
         """Begin a round: look again at jobs that were locked."""
         self._locked.clear()
+        self._most_lanes = MOST_LANES
+
+    def isolate(self, error: Exception) -> bool:
+        """After a step that has failed: read fewer lanes, and skip a lane that fails alone.
+
+        False if the step has failed before it has read any.
+        """
+        if len(self._reading) > 1:
+            self._most_lanes = -(-len(self._reading) // 10)
+            return True
+        for lane in self._reading:
+            if lane not in self._reported:
+                logger.error(
+                    "admitter: no job under %s can be admitted to queue %s: %s; the others go on, "
+                    "and this is tried again every %d seconds",
+                    lane.limit_keys.replace(SEPARATOR, ", "),
+                    lane.queue,
+                    words_of(error),
+                    SWEEP_EVERY,
+                )
+        self._bad.update(self._reading)
+        self._reported.update(self._reading)
+        self._most_lanes = MOST_LANES
+        return bool(self._reading)
 
     def step(self, connection: Connection) -> Step:
         """Admit from the next lanes, in the transaction that the caller has begun."""
         admissions = Admissions(connection)
+        self._reading = []
         rules = {**self._own, **admissions.rules()}
-        paused = self._paused()
-        queues = [queue for queue in self._queues() if queue not in paused.queues]
-        per_lane = self._jobs_per_lane(rules)
+        if self._in_turn:
+            return self._take_turns(admissions, rules)
+        return self._read_lanes(admissions, rules)
+
+    def _read_lanes(self, admissions: Admissions, rules: Rules) -> Step:
+        paused, per_lane = self._paused(), self._jobs_per_lane(rules)
         lanes = admissions.first_waiting(
             self._after,
-            queues=queues,
+            queues=[queue for queue in self._queues() if queue not in paused.queues],
             tasks=self._tasks(),
-            lanes=MOST_LANES,
+            lanes=self._most_lanes,
             of_lane=per_lane,
         )
-        is_last = lanes.are_all
-        self._lanes = lanes.number or self._lanes
-        result = Admitted(0, is_to_repeat=False)
-        if any(job.is_due for job in lanes.waiting):
-            result = self._admit(admissions, lanes.waiting, rules, paused, per_lane)
-        if not result.is_to_repeat:
-            self._after = FIRST_LANE if is_last else lanes.last or FIRST_LANE
+        passed = self._passed + lanes.number
+        self._lanes = max(passed, 1 if lanes.are_all else self._lanes)
+        waiting = lanes.waiting
+        if passed > lanes.number or not lanes.are_all:
+            waiting = self._without_fair(admissions, waiting, rules)
+        result = self._admit(admissions, waiting, rules)
+        is_to_repeat = not result.are_all or _is_lane_used_up(waiting, result.jobs, per_lane)
+        if not is_to_repeat:
+            self._after, self._passed = lanes.last or FIRST_LANE, passed
+            if lanes.are_all:
+                self._end_reading()
         waits = [
             wait for wait in (lanes.seconds_to_next, result.seconds_to_token) if wait is not None
         ]
-        return Step(result.jobs, is_last and not result.is_to_repeat, min(waits, default=None))
+        is_last = lanes.are_all and not is_to_repeat and not self._in_turn
+        return Step(len(result.jobs), is_last, min(waits, default=None))
+
+    def _without_fair(
+        self, admissions: Admissions, waiting: Sequence[Waiting], rules: Rules
+    ) -> list[Waiting]:
+        """Set the lanes of fair limits aside; returns the jobs of the others."""
+        lanes = {key: list(jobs) for key, jobs in groupby(waiting, lane_of)}
+        fair = {key: lane for key, lane in lanes.items() if turn_group(lane[0], rules)}
+        if fair:
+            keys = {key for lane in fair.values() for key in lane[0].limit_keys}
+            last = admissions.buckets(sorted(keys)).full_at
+            for key, lane in fair.items():
+                if due := [job for job in lane if job.is_due]:
+                    self._set_aside[key] = last_turn(due[0], last, rules), due
+        return [job for key, lane in lanes.items() if key not in fair for job in lane]
+
+    def _end_reading(self) -> None:
+        """Put the lanes that were set aside in the order of their turns; the next round reads the
+        lanes from the first one."""
+        lanes = sorted(
+            self._set_aside.values(),
+            key=lambda turn: (turn[1][0].priority, turn[0], turn[1][0].run_at, turn[1][0].job_id),
+        )
+        self._in_turn = [lane for _, lane in lanes]
+        self._set_aside = {}
+        self._after, self._passed = FIRST_LANE, 0
+
+    def _take_turns(self, admissions: Admissions, rules: Rules) -> Step:
+        """Admit from the lanes whose turn is next."""
+        lanes, later = self._in_turn[: self._most_lanes], self._in_turn[self._most_lanes :]
+        result = self._admit(admissions, list(chain.from_iterable(lanes)), rules)
+        if result.are_all:
+            self._in_turn = [
+                lane for lane in later if turn_group(lane[0], rules) not in result.full
+            ]
+        else:
+            left = [[job for job in lane if job.job_id not in result.jobs] for lane in lanes]
+            self._in_turn = [lane for lane in left if lane] + later
+        return Step(len(result.jobs), not self._in_turn, result.seconds_to_token)
 
     def sweep(self, connection: Connection) -> bool:
         """Delete some free places and full buckets; returns whether many more places may be free.
 
         An admission deletes free places too, but only under keys for which a job waits.
         """
+        self._bad.clear()
         admissions = Admissions(connection)
         self._serialize(admissions)
         places = admissions.places_after(self._swept_to, most=SWEPT_AT_ONCE)
@@ -292,23 +411,22 @@ class AdmissionRounds:
         self._swept_to = FIRST_PLACE if is_last else (places[-1].key, places[-1].job_id)
         return not is_last and len(free) > SWEPT_AT_ONCE // 2
 
-    def _admit(
-        self,
-        admissions: Admissions,
-        waiting: Sequence[Waiting],
-        rules: Mapping[str, Rule],
-        paused: Paused,
-        per_lane: int,
-    ) -> Admitted:
+    def _admit(self, admissions: Admissions, waiting: Sequence[Waiting], rules: Rules) -> Admitted:
+        if self._bad:
+            waiting = [job for job in waiting if lane_of(job) not in self._bad]
+        if not any(job.is_due for job in waiting):
+            return Admitted()
+        self._reading = list({lane_of(job): None for job in waiting})
         self._serialize(admissions)
         keys = {key for job in waiting if job.is_due for key in job.limit_keys}
-        places = _places_that_stay(admissions, keys, rules, paused)
+        places = _places_that_stay(admissions, keys, rules, self._paused())
         # Read after the places: a job that starts in between still counts as not started.
         timed = {key for key in keys if is_rate(key, rules) or is_fair(key, rules)}
         buckets = admissions.buckets(sorted(timed)) if timed else NO_BUCKETS
         held = held_by_key(places, buckets, rules)
         most_ready = self._most_ready + self._lanes // KEYS_FOR_ONE_MORE
-        turns = Turns(ready_by_group(places, rules), most_ready, buckets.full_at)
+        ready = ready_by_group(places, rules)
+        turns = Turns(ready, most_ready, buckets.full_at)
         chosen = to_admit(waiting, held, rules, locked=self._locked, most=MOST, turns=turns)
         moved = admissions.admit(chosen, notify=self._notify) if chosen else set()
         if unmoved := set(chosen) - moved:
@@ -317,9 +435,11 @@ class AdmissionRounds:
             )
         admitted = [job_id for job_id in chosen if job_id in moved]
         wait = _take_tokens(admissions, waiting, admitted, buckets, rules) if timed else None
-        are_all = len(chosen) < MOST and len(moved) == len(chosen)
-        is_to_repeat = not are_all or _is_lane_used_up(waiting, chosen, per_lane)
-        return Admitted(len(moved), is_to_repeat, wait)
+        ready.update(
+            group for job in waiting if job.job_id in moved and (group := turn_group(job, rules))
+        )
+        full = {group for group, count in ready.items() if count >= most_ready}
+        return Admitted(moved, len(chosen) < MOST and len(moved) == len(chosen), wait, full)
 
     def _skip_stuck(
         self, admissions: Admissions, waiting: Sequence[Waiting], unmoved: Collection[int]
@@ -340,7 +460,7 @@ class AdmissionRounds:
         if not self._is_only_admitter:
             admissions.serialize()
 
-    def _jobs_per_lane(self, rules: Mapping[str, Rule]) -> int:
+    def _jobs_per_lane(self, rules: Rules) -> int:
         """How many jobs of each lane to read: one more than can be admitted.
 
         Under a fair limit, one more than are likely to be admitted.  Two more for each locked job,
@@ -356,7 +476,7 @@ class AdmissionRounds:
 
 
 def _places_that_stay(
-    admissions: Admissions, keys: Collection[str], rules: Mapping[str, Rule], paused: Paused
+    admissions: Admissions, keys: Collection[str], rules: Rules, paused: Paused
 ) -> list[Place]:
     """Read the places under these keys, and under the names of their fair limits.
 
@@ -376,7 +496,7 @@ def _take_tokens(
     waiting: Sequence[Waiting],
     admitted: Sequence[int],
     buckets: Buckets,
-    rules: Mapping[str, Rule],
+    rules: Rules,
 ) -> float | None:
     """Take a token under each rate of the admitted jobs, and record the turns of their fair keys.
 
@@ -404,12 +524,9 @@ def _key_sets(jobs: Iterable[Waiting]) -> set[tuple[str, ...]]:
     return {job.limit_keys for job in jobs}
 
 
-def _is_lane_used_up(waiting: Sequence[Waiting], chosen: Sequence[int], per_lane: int) -> bool:
+def _is_lane_used_up(waiting: Sequence[Waiting], admitted: Collection[int], per_lane: int) -> bool:
     """Whether all jobs that were read from some lane are admitted: the lane may have more."""
-    ids = set(chosen)
-    lanes = Counter(
-        (job.limit_keys, job.queue, job.priority) for job in waiting if job.job_id in ids
-    )
+    lanes = Counter(lane_of(job) for job in waiting if job.job_id in admitted)
     return any(count >= per_lane for count in lanes.values())
 
 

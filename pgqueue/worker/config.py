@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from pgqueue.checks import check_queue_name, check_whole
 from pgqueue.errors import OptionError
-from pgqueue.options import check_queue_name, check_whole
 from pgqueue.worker.job_log import LogJobs
 
 MOST_WEIGHT = 1000
+MAX_JOBS_PER_CHILD = 10_000
+MOST_JOBS_PER_CHILD = 1_000_000_000
 AGE_AFTER = (timedelta(seconds=1), timedelta(days=365))
 
 
@@ -23,6 +25,7 @@ class WorkerConfig:
     log_jobs: LogJobs | None = None
     weights: Mapping[str, int] | None = None
     age_after: timedelta | None = None
+    max_jobs_per_child: int = MAX_JOBS_PER_CHILD
 
 
 def checked_config(
@@ -32,6 +35,7 @@ def checked_config(
     grace: timedelta,
     log_jobs: str | None = None,
     age_after: timedelta | None = None,
+    max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
 ) -> WorkerConfig:
     _check_queues(queues)
     if type(concurrency) is not int or not 1 <= concurrency <= 1000:
@@ -39,6 +43,7 @@ def checked_config(
     for option, span, least in (("poll_interval", poll_interval, 0.01), ("grace", grace, 0)):
         if not isinstance(span, timedelta) or span.total_seconds() < least:
             raise OptionError(f"{option} is {span!r}; give a timedelta of {least} seconds or more")
+    check_whole("", "max_jobs_per_child", max_jobs_per_child, 1, MOST_JOBS_PER_CHILD)
     return WorkerConfig(
         queues=tuple(dict.fromkeys(queues)),
         slots=concurrency,
@@ -47,6 +52,7 @@ def checked_config(
         log_jobs=_checked_level(log_jobs),
         weights=dict(queues) if isinstance(queues, Mapping) else None,
         age_after=_checked_age(age_after),
+        max_jobs_per_child=max_jobs_per_child,
     )
 
 

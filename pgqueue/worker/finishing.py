@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 class Finishing(ABC):
     """The end of one job.  Where its handler runs decides which transaction that is: a subclass
-    for the threads of a worker, one for child processes, one for the tests of an application."""
+    for the threads of a worker, one for the tests of an application."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class Finishing(ABC):
         """A transaction that has begun, and that is rolled back after an error in the block."""
 
     def _async_transaction(self) -> "AbstractAsyncContextManager[AsyncConnection | Connection]":
-        """The same for async handlers; a child process runs none."""
-        raise NotImplementedError("a child process runs no async handler")
+        """The same for async handlers."""
+        raise NotImplementedError
 
     @abstractmethod
     def _begin(self, connection: Connection) -> None:

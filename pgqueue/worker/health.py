@@ -20,6 +20,9 @@ class WorkerHealth:
     """Seconds since the worker has looked for jobs."""
     stale: int
     """Attempts whose lease had passed to another worker; what they wrote was undone."""
+    hanging: tuple[str, ...] = ()
+    """Schedules whose tick is not fired because ``on_enqueue``, a unique key's function or the
+    reading of the arguments does not return.  The worker goes on with all others."""
 
     @property
     def problems(self) -> list[str]:

@@ -28,6 +28,12 @@ CROWDED = ("too many clients", "connection slots", "too many connections")
 """Messages for a connection refused while others work; they have no SQLSTATE."""
 
 
+MORE_CONNECTIONS = (
+    "a worker needs up to ten connections, and one for each transactional handler that runs: raise "
+    "the CONNECTION LIMIT of the role or the database, or max_connections"
+)
+
+
 class Outage:
     """Logs the beginning and the end of each outage once per worker, not per connection."""
 
@@ -73,12 +79,17 @@ class Outage:
 
 def is_away(error: Exception) -> bool:
     """Whether the database is away, and has not merely refused a statement."""
-    if any(words in str(error) for words in CROWDED):
+    if is_crowded(error):
         return False
     if not isinstance(error, DBAPIError) or error.connection_invalidated:
         return True
     state = _state(error)
     return state is None or state.startswith(AWAY)
+
+
+def is_crowded(error: object) -> bool:
+    """Whether a connection was refused because there are as many as the server allows."""
+    return any(words in str(error) for words in CROWDED)
 
 
 def _state(error: Exception) -> str | None:

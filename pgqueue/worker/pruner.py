@@ -14,7 +14,7 @@ from threading import Event
 
 from psycopg.errors import DeadlockDetected
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
 from pgqueue.connections.settings import PRUNING
@@ -28,6 +28,7 @@ from pgqueue.worker.reconnecting import (
     is_lock_timeout,
     lacks_right,
 )
+from pgqueue.worker.rows import RowGuard, may_be_of_row
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
@@ -62,6 +63,7 @@ class Pruner(WorkerThread):
         self._pause = pause
         self._stopping = Event()
         self._was_refused = False
+        self._guard = RowGuard()
         self._reconnecting = ReconnectingConnection(
             engine,
             PRUNING,
@@ -92,7 +94,7 @@ class Pruner(WorkerThread):
         Rests after each step for as long as the step took.  Ends early if another worker prunes, or
         if the database fails a step.
         """
-        prune_round = PruneRound(self._retention)
+        prune_round = PruneRound(self._retention, self._guard)
         progress: Progress | None = Progress.MORE
         took = 0.0
         while progress is Progress.MORE and not self._stopping.wait(took):
@@ -144,7 +146,8 @@ class PruneRound:
     the job stands alone, and is stepped over.
     """
 
-    def __init__(self, retention: Retention) -> None:
+    def __init__(self, retention: Retention, guard: RowGuard | None = None) -> None:
+        """``guard``: of the batches, if it logs the same failure in several rounds once."""
         self.deleted = 0
         self.kept: list[int] = []
         """Jobs whose time is over and which could not be deleted."""
@@ -159,6 +162,8 @@ class PruneRound:
             self._walks.append(False)
         self._references: tuple[Reference, ...] | None = None
         self._after = 0
+        self._after_batch = 0
+        self._guard = guard or RowGuard()
         self._size = MOST
         self._locked_in_row = 0
         self._refusal: Exception | None = None
@@ -174,7 +179,7 @@ class PruneRound:
                     return Progress.BUSY
                 stretch = self._prune(connection)
         except DBAPIError as error:
-            if not _is_refusal(error):
+            if not may_be_of_row(error):
                 raise
             return self._divide(connection, error)
         self.deleted += stretch.deleted
@@ -206,9 +211,19 @@ class PruneRound:
         return Progress.MORE
 
     def _prune_batches(self, connection: Connection) -> Progress:
+        """Delete a part of the next batch whose time is over, or step over it."""
+        rows = Batches(connection)
         with connection.begin():
-            deleted = Batches(connection).prune(self._retention, MOST)
-        return Progress.MORE if deleted else Progress.DONE
+            batch_id = rows.next_due(self._retention, after=self._after_batch)
+        if batch_id is None:
+            return Progress.DONE
+        deleted = 0
+        words = f"batch {batch_id} stays although its time is over"
+        with self._guard.row(batch_id, words), connection.begin():
+            deleted = rows.prune(batch_id, self._retention, MOST)
+        if deleted < MOST:
+            self._after_batch = batch_id
+        return Progress.MORE
 
     def _prune(self, connection: Connection) -> Stretch:
         pruning = Pruning(connection)
@@ -228,7 +243,7 @@ class PruneRound:
             self._size //= 2
             return Progress.MORE
         self._refusal = self._refusal or error.orig
-        self._locked_in_row = 0 if isinstance(error, IntegrityError) else self._locked_in_row + 1
+        self._locked_in_row = self._locked_in_row + 1 if _is_locked(error) else 0
         with connection.begin():
             job_id = Pruning(connection).next_job(self._after, dead=self._walks[0])
         if self._locked_in_row >= MOST_LOCKED:
@@ -249,7 +264,6 @@ class PruneRound:
             self._size = min(MOST, 2 * self._size)
 
 
-def _is_refusal(error: DBAPIError) -> bool:
-    """Whether one of the jobs may be the reason: a foreign key, or a locked row of a cascade."""
-    is_locked = is_lock_timeout(error) or isinstance(error.orig, DeadlockDetected)
-    return is_locked or isinstance(error, IntegrityError)
+def _is_locked(error: DBAPIError) -> bool:
+    """Whether a row of a cascade is locked."""
+    return is_lock_timeout(error) or isinstance(error.orig, DeadlockDetected)

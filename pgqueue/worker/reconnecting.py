@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import redaction
 from pgqueue.connections.opening import driver_connection, own_connection
-from pgqueue.worker.outage import REPEAT, Outage, is_away, words_of
+from pgqueue.worker.outage import MORE_CONNECTIONS, REPEAT, Outage, is_away, is_crowded, words_of
 
 logger = redaction.logger(__name__)
 
@@ -153,8 +153,8 @@ class ReconnectingConnection:
             self._outage.is_met(error, name=self._name, opened_at=opened_at)
         else:
             self._begin_afresh()
-            remedy = f"; {GRANT_AGAIN}" if lacks_right(error) else ""
-            self._log_refusal(words_of(error) + remedy)
+            remedies = {GRANT_AGAIN: lacks_right(error), MORE_CONNECTIONS: is_crowded(error)}
+            self._log_refusal("; ".join([words_of(error), *filter(remedies.get, remedies)]))
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
         self._wait = min(2 * self._wait, self._longest_wait)
 

@@ -17,6 +17,7 @@ from pgqueue.connections.settings import UPKEEP
 from pgqueue.execution import log_final_failure
 from pgqueue.repository import Notices, Rescued, SeenWorker, Workers
 from pgqueue.statements.tables import CRASHED, lock_key, notify, pg
+from pgqueue.worker.batch_ender import BatchEnder
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
@@ -51,9 +52,10 @@ class Rescuer(WorkerThread):
         on_cancel: Callable[[set[int]], None],
         on_rescued: Callable[[Sequence[Rescued]], object] = lambda _: None,
         ticking: Scheduler | None = None,
+        ending: BatchEnder | None = None,
     ) -> None:
-        """``ticking`` is told at each look when the next tick is due, and whether a batch may have
-        ended."""
+        """At each look, ``ticking`` is told when the next tick is due, and ``ending`` whether a
+        batch may have ended."""
         super().__init__(name="upkeep")
         self.informed = Event()
         """Set when the paused queues and tasks are known: a worker must not claim their jobs."""
@@ -61,6 +63,7 @@ class Rescuer(WorkerThread):
         self._running = running
         self._on_cancel = on_cancel
         self._ticking = ticking
+        self._ending = ending
         self._stopping, self._awake = Event(), Event()
         self._dead: Sequence[SeenWorker] = ()
         self._reconnecting = ReconnectingConnection(
@@ -115,7 +118,9 @@ class Rescuer(WorkerThread):
         self._identity.paused = notices.paused
         self.informed.set()
         if self._ticking is not None:
-            self._ticking.expect(notices.seconds_to_tick, batches=bool(notices.has_batches))
+            self._ticking.expect(notices.seconds_to_tick)
+        if self._ending is not None and notices.has_batches:
+            self._ending.expect()
         if notices.cancelled:
             self._on_cancel(notices.cancelled)
         self._rescue.rescue(connection, notices)

@@ -17,7 +17,7 @@ from pgqueue.meta import read_meta
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository import Claimed
 from pgqueue.tasks import Task
-from pgqueue.worker.processes.child import Child, EndOfJob
+from pgqueue.worker.processes import Child
 from pgqueue.worker.progress import ProgressWriter
 
 CANCEL_WITHIN = 1.0
@@ -28,7 +28,7 @@ class RunningAttempt:
     """One attempt while its handler runs."""
 
     # Defaults of the class, not assignments in __init__, which would cost every job.
-    finishing: EndOfJob | None = None
+    finishing: Finishing | None = None
     has_begun = False
     """Whether its transactional handler has been called."""
     cancel_requested = False
@@ -171,7 +171,7 @@ class RunningAttempt:
 
         The event loop cancels an async handler first, unless a handler blocks the loop.
         """
-        if self.deadline is None or self.task.address is not None:
+        if self.deadline is None or self.task.in_process:
             return False
         if self.task.is_transactional and not self.has_begun:
             return False  # its handler still waits for a connection

@@ -28,6 +28,7 @@ from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
 from pgqueue.worker.admitter import AdmissionRounds, Admitter
 from pgqueue.worker.attempt_events import AttemptEvents
+from pgqueue.worker.batch_ender import BatchEnds
 from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
 from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks, under_all_names
@@ -35,11 +36,10 @@ from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.processes.pool import ProcessPool
+from pgqueue.worker.processes import ProcessPool
 from pgqueue.worker.progress import ProgressWriter
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.running_attempt import RunningAttempt
-from pgqueue.worker.scheduler import end_batches
 
 
 @dataclass(slots=True)
@@ -75,6 +75,7 @@ class WorkerRuntime:
     crash_isolation: CrashIsolation = field(init=False)
     progress: ProgressWriter = field(init=False)
     admitter: Admitter = field(init=False)
+    batches: BatchEnds = field(init=False)
     deletes_at_once: bool = field(init=False)
     """Whether some jobs are deleted when they succeed; otherwise no settle asks which."""
     looked_at: float = field(default_factory=time.monotonic, init=False)
@@ -126,9 +127,7 @@ class WorkerRuntime:
             isolation_level=READ_COMMITTED,
         )
         try:
-            ended = connection.attempt(
-                partial(end_batches, notify=self.listener.enabled, stopping=self.stopping)
-            )
+            ended = connection.attempt(partial(self.batches.end, is_over=self.stopping.is_set))
         finally:
             connection.close()
         return ended == 0  # None if the database is away
@@ -165,6 +164,7 @@ class WorkerRuntime:
         self.crash_isolation = CrashIsolation(self.buffer.in_flight, self.cursors)
         self.progress = ProgressWriter(self.engine, self.outage, must_wait=self._reads_snapshot)
         self.buffer.wake = self.listener.poke
+        self.batches = BatchEnds(notify=self.listener.enabled)
         self.admitter = self._new_admitter(limited, poll_interval)
         if self.admitter.is_in_use:
             self.buffer.on_settled = self.admitter.settled

@@ -1,41 +1,39 @@
-"""The scheduler: writes the schedules of the code at the start, fires ticks in time, ends batches.
+"""The scheduler: writes the schedules of the code at the start, and fires ticks in time.
 
-It has its own thread and connection, so that the application's code in an enqueue, ten thousand
-ticks at midnight or the count of a million jobs hold up no rescue.  The rescuer tells it when the
-next tick is due and when a batch may have ended.  Without ticks and batches, the thread sleeps and
-has no connection.  Every worker fires ticks and ends batches; there is no leader.
+It has its own thread and connection, so that ten thousand ticks at midnight hold up no rescue.  The
+rescuer tells it when the next tick is due.  Without ticks, the thread sleeps and has no connection.
+Every worker fires ticks; there is no leader.
 """
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
 from pgqueue.connections.settings import SCHEDULING
-from pgqueue.errors import ScheduleNotFound
 from pgqueue.job_queue import PgQueue
-from pgqueue.repository import Batches, DueSchedule, Moved, ScheduleRows
-from pgqueue.schedule_rules import Overlap, Standing, decide
+from pgqueue.repository import DueSchedule, Moved, ScheduleRows
+from pgqueue.schedule_rules import Firing, Overlap, Standing, decide
 from pgqueue.schedules import task_of_schedule
-from pgqueue.tasks import Task
+from pgqueue.tasks import PreparedJob, Task
+from pgqueue.worker.application_calls import ApplicationCalls
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.reconnecting import REST_AFTER, ReconnectingConnection
+from pgqueue.worker.rows import RowGuard, may_be_of_row
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
 
 NEVER = float("inf")
 AGAIN = 0.5
-"""Seconds until a tick that stays due is looked at again: it waits for the job before it, for a
-lock, or for a worker that can fire it."""
+"""Seconds until a tick that stays due is looked at again: it waits for the job before it, for its
+own jobs, for a lock, or for a worker that can fire it."""
 NEWS = 0.01
 """Seconds by which a next tick must be earlier than the expected one to wake the thread."""
 
@@ -54,13 +52,11 @@ class Scheduler(WorkerThread):
         super().__init__(name="scheduler")
         self.task_names = task_names
         self._schedules = queue.schedules
-        self._around_ticks = queue.around_ticks()
-        self._ticks = Ticks(tasks, task_names)
+        self._guard = RowGuard()
+        self._ticks = Ticks(tasks, task_names, queue.around_ticks())
         self._stopping = Event()
         self._awake = Event()
-        self._due_at = NEVER
-        self._may_end_batches = False
-        self._end_batches = partial(end_batches, notify=queue.notify, stopping=self._stopping)
+        self._due_at = time.monotonic()
         self._reconnecting = ReconnectingConnection(
             engine,
             SCHEDULING,
@@ -71,44 +67,41 @@ class Scheduler(WorkerThread):
         )
 
     def work(self) -> None:
-        while not self._stopping.is_set() and not self._reconnecting.attempt(self._synchronise):
-            pass
-        self._reconnecting.close()
+        is_synchronised: bool | None = False
         while self._wait_until_due():
-            if self._due_at <= time.monotonic():
-                self._due_at = time.monotonic() + AGAIN
-                self._reconnecting.attempt(self._fire)
-            if self._may_end_batches:
-                self._may_end_batches = False
-                self._reconnecting.attempt(self._end_batches)
+            self._due_at = time.monotonic() + AGAIN
+            is_synchronised = is_synchronised or self._reconnecting.attempt(self._synchronise)
+            self._reconnecting.attempt(self._fire)
+            if not is_synchronised:
+                self._due_at = min(self._due_at, time.monotonic() + AGAIN)
         self._reconnecting.close()
 
-    def expect(self, seconds: float | None, *, batches: bool) -> None:
-        """Expect the next tick in ``seconds``, or none; the rescuer calls this at each look.
-
-        ``batches``: whether a batch may have ended.
-        """
+    def expect(self, seconds: float | None) -> None:
+        """Expect the next tick in ``seconds``, or none; the rescuer calls this at each look."""
         due_at = NEVER if seconds is None else time.monotonic() + max(seconds, 0.0)
         if due_at < self._due_at - NEWS:
             self._due_at = due_at
             self._awake.set()
-        if batches:
-            self._may_end_batches = True
-            self._awake.set()
+
+    def hanging(self) -> list[str]:
+        """Return what hangs, in words: schedules whose jobs the application's code prepares."""
+        found = self._ticks.hanging()
+        return [f"schedule {name}, for {seconds:.0f} s" for name, seconds in sorted(found.items())]
 
     def stop(self, *, seconds: float) -> None:
         """End, and cancel a statement that takes longer: the ticks stay due."""
         self._stopping.set()
         self._awake.set()
+        self._ticks.close()
         self.join(seconds)
         if self.is_alive():
             self._reconnecting.cancel()
 
     def _wait_until_due(self) -> bool:
-        """Sleep until a tick is due or a batch may have ended; False when the worker stops."""
+        """Sleep until a tick is due; False when the worker stops."""
         while not self._stopping.is_set():
             left = self._due_at - time.monotonic()
-            if left <= 0 or self._may_end_batches:
+            if left <= 0:
                 return True
             is_open = self._reconnecting.is_open
             self._awake.wait(min(left, REST_AFTER) if is_open else min(left, threading.TIMEOUT_MAX))
@@ -117,16 +110,24 @@ class Scheduler(WorkerThread):
         return False
 
     def _synchronise(self, connection: Connection) -> bool:
-        try:
-            with connection.begin():
-                self._schedules.synchronise(connection)
-        except ScheduleNotFound:  # removed at the same moment: compare again
-            return False
-        return True
+        """Write the schedules of the code, each in a transaction of its own; returns whether all
+        are written."""
+        with connection.begin():
+            differing = self._schedules.differing(connection)
+        unwritten = {declared.name for declared in differing}
+        for declared in differing:
+            words = f"schedule {declared.name} of the code cannot be written"
+            if not self._guard.rests(declared.name):
+                with self._guard.row(declared.name, words):
+                    with connection.begin():
+                        self._schedules.write(connection, declared)
+                    unwritten.remove(declared.name)
+        with connection.begin():
+            self._schedules.pause_undeclared(connection)
+        return not unwritten
 
     def _fire(self, connection: Connection) -> None:
-        with self._around_ticks():
-            seconds = self._ticks.fire(connection)
+        seconds = self._ticks.fire(connection)
         now = time.monotonic()
         self._due_at = NEVER if seconds is None else now + (seconds if seconds > 0 else AGAIN)
 
@@ -135,126 +136,150 @@ BATCH = 100
 """Schedules in one transaction."""
 
 
+class Prepared(NamedTuple):
+    """The jobs of a due schedule, after all of the application's code has run."""
+
+    due: DueSchedule
+    firing: Firing
+    task: Task[..., Any]
+    jobs: Sequence[PreparedJob]
+
+
 class Ticks:
     """Call :meth:`fire` when a tick is due.
 
-    A schedule that cannot be fired stays due and stops no other: its transaction is repeated with
-    one schedule at a time until this schedule is found, which is skipped.
+    Due schedules are read, and their jobs are prepared by the application's code.  Only then are
+    the rows locked, and moved in the transaction that enqueues the jobs, if they are still what was
+    read.  A schedule that cannot be fired, or whose code hangs, stays due and stops no other.
     """
 
-    def __init__(self, tasks: Mapping[str, Task[..., Any]], task_names: str) -> None:
+    def __init__(
+        self,
+        tasks: Mapping[str, Task[..., Any]],
+        task_names: str,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self._tasks = tasks
         self._task_names = task_names
-        self._logged: dict[str, str] = {}
-        self._due: list[DueSchedule] = []
+        self._guard = RowGuard()
+        self._calls: ApplicationCalls[Prepared | None] = ApplicationCalls(around)
+        self._preparing: dict[str, DueSchedule] = {}
 
     def fire(self, connection: Connection) -> float | None:
         """Fire all due schedules; returns the seconds to the next tick, None if there is none."""
         after: DueSchedule | None = None
-        limit = BATCH
         while True:
-            self._due = []
-            try:
-                with connection.begin():
-                    self._fire_next(ScheduleRows(connection), connection, after, limit)
-            except DBAPIError as error:
-                if connection.invalidated or not self._due:
-                    raise  # no schedule is at fault
-                if limit > 1:
-                    limit = 1
-                    continue
-                self._log_failure(self._due[0], error)
-            if len(self._due) < limit:
+            due = self._prepare_next(connection, after)
+            self._fire_prepared(connection)
+            if len(due) < BATCH:
                 break
-            after = self._due[-1]
-            limit = min(2 * limit, BATCH)
+            after = due[-1]
         with connection.begin():
             return ScheduleRows(connection).seconds_to_next(self._task_names)
 
-    def _fire_next(
-        self, rows: ScheduleRows, connection: Connection, after: DueSchedule | None, limit: int
-    ) -> None:
-        self._due = rows.due(self._task_names, after=after, limit=limit)
-        last_jobs = [
-            due.state.last_job_id
-            for due in self._due
-            if due.state.overlap != Overlap.ALLOW and due.state.last_job_id is not None
-        ]
-        running = rows.unfinished(last_jobs) if last_jobs else set()
-        fired = [self._fire_one(connection, due, running) for due in self._due]
-        rows.move([moved for moved in fired if moved is not None])
+    def hanging(self) -> dict[str, float]:
+        """Return the schedules whose code hangs, with the seconds that it has run so far."""
+        return self._calls.hanging()
 
-    def _fire_one(
-        self, connection: Connection, due: DueSchedule, running: set[int]
-    ) -> Moved | None:
-        """Enqueue the jobs of one schedule; None if it stays as it is."""
+    def close(self) -> None:
+        """Prepare no further jobs."""
+        self._calls.close()
+
+    def _prepare_next(
+        self, connection: Connection, after: DueSchedule | None
+    ) -> Sequence[DueSchedule]:
+        """Read the next due schedules, and begin to prepare their jobs."""
+        with connection.begin():
+            rows = ScheduleRows(connection)
+            due = rows.due(self._task_names, after=after, limit=BATCH)
+            last_jobs = [
+                each.state.last_job_id
+                for each in due
+                if each.state.overlap != Overlap.ALLOW and each.state.last_job_id is not None
+            ]
+            running = rows.unfinished(last_jobs) if last_jobs else set()
+        new = {
+            each.state.name: each
+            for each in due
+            if each.state.name not in self._preparing and not self._guard.rests(each.state.name)
+        }
+        self._preparing |= new
+        self._calls.start(
+            {
+                name: partial(self._prepared, each, is_running=each.state.last_job_id in running)
+                for name, each in new.items()
+            }
+        )
+        return due
+
+    def _prepared(self, due: DueSchedule, *, is_running: bool) -> Prepared | None:
+        """Prepare the jobs of one schedule; None if its tick waits."""
         state = due.state
         assert state.next_at is not None, "it is due"
         standing = Standing(
             next_at=state.next_at,
             catch_up=state.catch_up,
             overlap=state.overlap,
-            is_running=state.last_job_id in running,
+            is_running=is_running,
         )
-        try:
-            firing = decide(state.rule, standing, state.read_at)
-            job_ids = [] if firing is None else self._enqueue(connection, due, firing.ticks)
-        except DBAPIError:
-            raise  # the transaction has failed
-        except Exception as error:  # also the application's code: on_enqueue, unique_key
-            self._log_failure(due, error)
-            return None
-        self._logged.pop(state.name, None)
+        firing = decide(state.rule, standing, state.read_at)
         if firing is None:
             return None
-        return Moved(state.name, firing, job_ids[-1] if job_ids else None)
+        task = self._tasks[state.task]
+        jobs = [
+            task_of_schedule(task, state.name, due.options, tick=tick).prepared(due.args)
+            for tick in firing.ticks
+        ]
+        return Prepared(due, firing, task, jobs)
 
-    def _enqueue(
-        self, connection: Connection, due: DueSchedule, ticks: Sequence[datetime]
-    ) -> list[int]:
-        job_ids = []
-        # If the application's code fails the second of several jobs, the first must not stay.
-        with connection.begin_nested() if len(ticks) > 1 else nullcontext():
-            for tick in ticks:
-                task = self._tasks[due.state.task]
-                task_of_tick = task_of_schedule(task, due.state.name, due.options, tick=tick)
-                job_ids.append(task_of_tick.enqueue_stored(connection, due.args))
-                logger.debug("schedule %s: job %d for %s", due.state.name, job_ids[-1], tick)
-        return job_ids
+    def _fire_prepared(self, connection: Connection) -> None:
+        """Fire the schedules whose jobs are prepared, in one transaction.
 
-    def _log_failure(self, due: DueSchedule, error: Exception) -> None:
-        """Log why a schedule cannot be fired: once, until the reason changes."""
-        message = f"{type(error).__name__}: {error}"
-        if self._logged.get(due.state.name) == message:
+        If the database refuses the transaction, each schedule gets one of its own.
+        """
+        ready = []
+        for name, result in self._calls.take_results().items():
+            due = self._preparing.pop(name)
+            if (error := result.exception()) is not None:
+                self._guard.failed(name, _cannot_fire(due), error)
+            elif (prepared := result.result()) is not None:
+                ready.append(prepared)
+        try:
+            self._fire_all(connection, ready)
+        except Exception as error:
+            if not may_be_of_row(error):
+                raise
+            for each in ready:
+                with self._guard.row(each.due.state.name, _cannot_fire(each.due)):
+                    self._fire_all(connection, [each])
+        else:
+            for each in ready:
+                self._guard.succeeded(each.due.state.name)
+
+    def _fire_all(self, connection: Connection, ready: Sequence[Prepared]) -> None:
+        if not ready:
             return
-        self._logged[due.state.name] = message
-        logger.error(
-            "schedule %s: its tick of %s cannot be fired here, and stays due: %s",
-            due.state.name,
-            due.state.next_at,
-            message,
-        )
-
-
-def end_batches(connection: Connection, *, notify: bool, stopping: Event) -> int:
-    """Look at every batch that may have ended; returns how many have."""
-    ended = after = 0
-    while not stopping.is_set():
         with connection.begin():
-            batch = Batches(connection).end_next(after=after, notify=notify)
-        if batch is None:
-            break
-        after = batch.id
-        if batch.has_ended:
-            ended += 1
-            logger.info("batch %d has ended", batch.id)
-    return ended
+            rows = ScheduleRows(connection)
+            locked = rows.lock(each.due.state.name for each in ready)
+            rows.move(
+                [
+                    self._fire_one(connection, each)
+                    for each in ready
+                    if (now := locked.get(each.due.state.name)) and each.due.is_same(now)
+                ]
+            )
+
+    def _fire_one(self, connection: Connection, prepared: Prepared) -> Moved:
+        """Enqueue the jobs of a locked schedule."""
+        due, firing, task, jobs = prepared
+        last_job_id = None
+        for tick, job in zip(firing.ticks, jobs, strict=True):
+            last_job_id = task.enqueue_prepared(connection, job)
+            logger.debug("schedule %s: job %d for %s", due.state.name, last_job_id, tick)
+        return Moved(due.state.name, firing, last_job_id)
 
 
-def end_batches_inline(connection: Connection) -> int:
-    """Like :func:`end_batches`, in the transaction of a test."""
-    ended = after = 0
-    while (batch := Batches(connection).end_next(after=after, notify=False)) is not None:
-        after = batch.id
-        ended += batch.has_ended
-    return ended
+def _cannot_fire(due: DueSchedule) -> str:
+    state = due.state
+    return f"schedule {state.name}: its tick of {state.next_at} cannot be fired here, and stays due"

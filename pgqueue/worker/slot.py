@@ -107,8 +107,7 @@ def run_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
         return Exhausted()
     if task.asks_before_start and (outcome := obstacle(runtime, run)) is not None:
         return outcome
-    if task.address is not None:
-        run.finishing = ThreadFinishing(runtime, run)
+    if task.in_process:
         return runtime.children.run(run)
     if task.is_transactional:
         return run_in_transaction(runtime, run)

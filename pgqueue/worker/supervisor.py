@@ -1,5 +1,6 @@
 """The supervisor: one run of a worker, from the first heartbeat to the last settle."""
 
+import concurrent.futures.thread  # noqa: F401  # before _register_atexit below
 import os
 import threading
 import time
@@ -16,11 +17,13 @@ from pgqueue.connections.session_changes import watched
 from pgqueue.connections.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
+from pgqueue.middleware import around_handlers, layers_of
 from pgqueue.outcomes import Interrupted, Outcome, Released
 from pgqueue.repository import Rescued
 from pgqueue.sessions.handlers import check_binds, joining_sessions
 from pgqueue.worker import timeouts
 from pgqueue.worker.attempt_events import AttemptEvents
+from pgqueue.worker.batch_ender import BatchEnder
 from pgqueue.worker.buffer import STALE, JobBuffer
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.claiming.aging import Aging
@@ -33,7 +36,7 @@ from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
 from pgqueue.worker.job_log import job_log
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.processes.pool import ProcessPool
+from pgqueue.worker.processes import ProcessPool
 from pgqueue.worker.pruner import Pruner
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.rescuer import Rescuer
@@ -90,6 +93,7 @@ class Supervisor:
         identity, outage = runtime.identity, runtime.outage
         # A run that ends when no job is left fires no schedule.
         self._scheduler = None if until_empty else self._new_scheduler(queue)
+        self._batch_ender = None if until_empty else self._new_batch_ender(queue)
         self._rescuer = self._new_rescuer()
         reap, give_up = self._rescuer.reap, self._give_up_all
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
@@ -115,6 +119,9 @@ class Supervisor:
         runtime = self._runtime
         return Scheduler(self._engine, queue, runtime.tasks, runtime.task_names, runtime.outage)
 
+    def _new_batch_ender(self, queue: PgQueue) -> BatchEnder:
+        return BatchEnder(self._engine, self._runtime.outage, notify=queue.notify)
+
     def _new_rescuer(self) -> Rescuer:
         return Rescuer(
             self._engine,
@@ -124,6 +131,7 @@ class Supervisor:
             on_cancel=self._cancel,
             on_rescued=self._handle_rescued,
             ticking=self._scheduler,
+            ending=self._batch_ender,
         )
 
     @property
@@ -133,14 +141,16 @@ class Supervisor:
     def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
         """Run until ``is_over()`` or, with ``until_empty``, until no job is left."""
         try:
+            self._runtime.children.start()
             self._verify(is_over)
         except BaseException:
+            self._runtime.children.close()
             self._runtime.listener.close()
             if self._engine is not self._application_engine:
                 self._engine.dispose()
             self._is_closed = True  # no thread was started
             raise
-        threads = (self._heartbeat, self._rescuer, self._pruner, self._scheduler)
+        threads = (self._heartbeat, self._rescuer, self._pruner, self._scheduler, self._batch_ender)
         for thread in (*threads, self._runtime.events):
             if thread is not None:
                 thread.start()
@@ -160,6 +170,7 @@ class Supervisor:
             heartbeat_age=now - identity.acknowledged_at,
             claim_age=now - self._runtime.looked_at,
             stale=self._runtime.buffer.counts[STALE],
+            hanging=() if self._scheduler is None else tuple(self._scheduler.hanging()),
         )
 
     def _supervise(self, is_over: Callable[[], bool]) -> None:
@@ -341,7 +352,9 @@ class Supervisor:
             self._scheduler,
             self._settler,
             self._claimer,
+            self._batch_ender,
             runtime.admitter,
+            runtime.children,
             runtime.loop,
             runtime.progress,
             *self._slots,
@@ -390,8 +403,9 @@ class Supervisor:
         if self._settler.is_alive():
             self._settler.finish(seconds=left())
         self._runtime.progress.stop(seconds=left())
-        if self._scheduler is not None:
-            self._scheduler.stop(seconds=left())
+        for ticking in (self._scheduler, self._batch_ender):
+            if ticking is not None:
+                ticking.stop(seconds=left())
         self._runtime.admitter.stop(seconds=left())
         self._pruner.stop(seconds=left())
         self._rescuer.stop(seconds=left())
@@ -415,7 +429,8 @@ def _interrupt_all() -> None:
 
 
 # Called when the process exits.  ``atexit`` functions run after Python has waited for the threads
-# of executors, and a handler may wait for a future of one.  Executors register in the same way.
+# of executors, and a handler may wait for a future of one.  Executors register in the same way when
+# they are imported, and who registers last is called first.
 threading._register_atexit(_interrupt_all)  # type: ignore[attr-defined]
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_outlived.clear)
@@ -441,7 +456,7 @@ def _warn_of_small_pool(runtime: WorkerRuntime) -> None:
 def _has_ended_or_is_stuck(slot: Slot) -> bool:
     """Whether a slot has ended, or runs a handler in its own thread, which cannot be stopped."""
     run = slot.current
-    return not slot.is_alive() or (run is not None and run.task.address is None)
+    return not slot.is_alive() or (run is not None and not run.task.in_process)
 
 
 def _events_of(queue: PgQueue, config: WorkerConfig) -> AttemptEvents | None:
@@ -482,7 +497,11 @@ def _runtime_of(
         cursors=_cursors_of(config),
         listener=Listener(engine, enabled=queue.notify),
         loop=EventLoop(engine),
-        children=ProcessPool.of(queue, slots=config.slots),
+        children=ProcessPool(
+            queue.tasks,
+            around_handlers(layers_of(around, queue.middlewares)),
+            max_jobs=config.max_jobs_per_child,
+        ),
         stopping=stopping,
         limited=queue.limited,
         poll_interval=config.poll_interval.total_seconds(),

@@ -1,4 +1,4 @@
-"""``ctx.finish()`` in the threads of a worker, and what it learns of a child process."""
+"""``ctx.finish()`` in the threads of a worker."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from pgqueue.worker.finishing import Finishing
 from pgqueue.worker.handler_transactions import async_connection_for, connection_for
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.unknown_commits import is_settled, was_committed
+from pgqueue.worker.unknown_commits import was_committed
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -37,11 +37,6 @@ class ThreadFinishing(Finishing):
         )
         self._runtime = runtime
         self._run = run
-
-    def look(self) -> None:
-        """Ask the database whether the job has ended, as the process of its handler says."""
-        if not self.is_done and is_settled(self._runtime.engine, self.worker_id, self.claimed):
-            self._done(Succeeded())
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

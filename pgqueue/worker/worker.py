@@ -22,7 +22,7 @@ from pgqueue.events import AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.repository import Listing
-from pgqueue.worker.config import checked_ahead, checked_config
+from pgqueue.worker.config import MAX_JOBS_PER_CHILD, checked_ahead, checked_config
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.inline.worker import InlineWorker
 from pgqueue.worker.supervisor import Supervisor
@@ -30,7 +30,16 @@ from pgqueue.worker.until_empty import HandlerErrors, drain_ahead
 
 logger = redaction.logger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that stop a worker: SIGTERM, SIGINT and SIGHUP.
+
+    SIGHUP only if it is not ignored: ``nohup`` starts a program that is to outlive its terminal.
+    """
+    signals = [signal.SIGTERM, signal.SIGINT]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    return signals
 
 
 class Worker:
@@ -42,7 +51,8 @@ class Worker:
     that it has waited.  ``concurrency`` handlers run at once, each in a thread.
     ``poll_interval`` is the longest a due job waits if a wake-up is lost; ``grace`` is how long
     running handlers may take to end after the worker is stopped.  ``log_jobs`` logs the end of
-    each attempt, at the level ``"info"`` or ``"debug"``.
+    each attempt, at the level ``"info"`` or ``"debug"``.  After ``max_jobs_per_child`` jobs
+    a child process is replaced, for handlers with ``executor="process"`` that leak memory.
     """
 
     def __init__(
@@ -55,6 +65,7 @@ class Worker:
         grace: timedelta = timedelta(seconds=30),
         log_jobs: str | None = None,
         age_after: timedelta | None = None,
+        max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
     ) -> None:
         if not isinstance(queue, PgQueue):
             raise OptionError(
@@ -65,7 +76,13 @@ class Worker:
             queues = sorted(named | {DEFAULT_QUEUE})
         self._queue = queue
         self._config = checked_config(
-            queues, concurrency, poll_interval, grace, log_jobs, age_after
+            queues,
+            concurrency,
+            poll_interval,
+            grace,
+            log_jobs,
+            age_after,
+            max_jobs_per_child,
         )
         _warn_of_unused(set(self._config.queues) - named - {DEFAULT_QUEUE})
         self._pid = os.getpid()
@@ -74,7 +91,7 @@ class Worker:
         self._supervisor: Supervisor | None = None
 
     def run(self) -> None:
-        """Work until :meth:`stop`, SIGTERM or SIGINT; a second signal ends the grace period.
+        """Work until :meth:`stop`, SIGTERM, SIGINT or SIGHUP; a second signal ends the grace.
 
         Returns when all handlers have ended, or at the end of the grace period.  Handlers that
         still run then keep their leases until they end, :meth:`interrupt` is called, or the process
@@ -193,7 +210,7 @@ class Worker:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        before = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""``--processes`` and ``--reload``: workers are replaced, stopped and restarted by their parent."""
+"""``--processes``: workers are replaced and stopped by their parent."""
 
 import os
 import signal
@@ -11,7 +11,6 @@ import pytest
 from shop_rig import (
     PATIENCE,
     enqueue,
-    pgqueue,
     running,
     running_worker,
     wait_until,
@@ -36,8 +35,7 @@ def parent(
 ) -> Iterator[subprocess.Popen[str]]:
     options = getattr(request, "param", ["--processes", "2"])
     with running_worker(shop, database_url, *options) as process:
-        number = int(options[1]) if options[0] == "--processes" else 1
-        wait_until(lambda: len(pids(engine)) == number)
+        wait_until(lambda: len(pids(engine)) == 2)
         yield process
 
 
@@ -75,8 +73,23 @@ def test_a_killed_worker_is_replaced(parent: subprocess.Popen[str], engine: Engi
     assert "by signal 9; another one is started in 1 s" in line
 
 
+def test_a_worker_that_a_handler_ends_with_code_2_is_replaced(
+    parent: subprocess.Popen[str], shop: Path, engine: Engine
+) -> None:
+    """As every panic of a library in Go does; a wrong command line ends the parent at once."""
+    before = pids(engine)
+    enqueue(engine, shop, "exit_with", (2,))
+
+    wait_until(lambda: len(pids(engine) - before) == 1)
+
+    assert parent.poll() is None
+    assert parent.stderr is not None
+    line = next(line for line in parent.stderr if "has ended with exit code 2" in line)
+    assert "another one is started in 1 s" in line
+
+
 @needs_proc
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_forwarded_once_and_running_jobs_end(
     parent: subprocess.Popen[str], shop: Path, engine: Engine, tmp_path: Path, number: int
 ) -> None:
@@ -163,21 +176,3 @@ def test_a_wrong_option_of_the_worker_is_not_started_again(shop: Path, database_
     assert ended.returncode == 2
     assert "a queue name has 1 to 64 letters" in ended.stderr
     assert "another one is started" not in ended.stderr
-
-
-@pytest.mark.parametrize("parent", [["--reload"]], indirect=True)
-def test_a_changed_file_restarts_the_worker_with_the_new_code(
-    parent: subprocess.Popen[str], shop: Path, engine: Engine
-) -> None:
-    before = pids(engine)
-    with (shop / "shop.py").open("a") as file:
-        file.write("\n\n@queue.task(name='shop.new')\ndef new() -> str:\n    return 'new'\n")
-
-    wait_until(lambda: bool(pids(engine) - before))
-
-    assert len(pids(engine) - before) == 1
-
-
-@pytest.mark.parametrize("option", ["--processes", "--reload"])
-def test_help_names_it(shop: Path, option: str) -> None:
-    assert option in pgqueue(shop, "worker", "--help").stdout

@@ -173,6 +173,19 @@ class TestData:
         after = server_directory.stat()
         assert (after.st_mode, after.st_uid) == (before.st_mode, before.st_uid)
 
+    @pytest.mark.parametrize("name", ["server.log", "supervisor.lock"])
+    def test_a_link_in_the_place_of_its_files_is_not_followed(
+        self, server_directory: Path, tmp_path: Path, name: str
+    ) -> None:
+        other = tmp_path / "other"
+        other.write_text("as it was")
+        (server_directory / name).symlink_to(other)
+
+        with pytest.raises(PostgresFailed, match=name):
+            EmbeddedPostgres(server_directory, durable=False).start()
+
+        assert other.read_text() == "as it was"
+
 
 class TestRoot:
     @as_root

@@ -9,6 +9,7 @@ from documents import ROOT, Program, documents, excerpts_of, programs_of, run
 from mypy import api
 
 from pgqueue.cli import main
+from pgqueue.schema.state import SCHEMA_VERSION
 
 PROGRAMS = [program for document in documents() for program in programs_of(document)]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -81,3 +82,11 @@ def test_the_commands_in_our_documents_exist(document: Path) -> None:
 
     assert commands <= set(main.commands)
     assert targets <= set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def test_the_revisions_in_our_documents_reach_the_current_version() -> None:
+    page = (ROOT / "docs" / "how-to" / "migrations.md").read_text("utf-8")
+
+    named = re.findall(r"(?:upgrade\(to|, base)=(\d+)", page)
+
+    assert set(named) == {str(SCHEMA_VERSION), "0"}

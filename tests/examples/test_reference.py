@@ -1,25 +1,39 @@
-"""The reference is what the docstrings say, for every public name."""
+"""The reference names every public name, and the site has every page."""
 
+import runpy
 import subprocess
-import sys
 
+import pytest
 from documents import ROOT
 
 import pgqueue
 
-SCRIPT = ROOT / "docs" / "write_reference.py"
 PAGES = ROOT / "docs" / "reference"
 
 
-def test_the_pages_are_those_the_docstrings_give() -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False
-    )
-
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_every_public_name_is_explained() -> None:
-    text = "".join(page.read_text("utf-8") for page in PAGES.glob("*.md"))
+    directives = "".join(page.read_text("utf-8") for page in PAGES.glob("*.md")).splitlines()
 
-    assert [name for name in pgqueue.__all__ if f"\n## `{name}`\n" not in text] == []
+    assert [name for name in pgqueue.__all__ if f"::: pgqueue.{name}" not in directives] == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    navigation = (ROOT / "zensical.toml").read_text("utf-8")
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+
+    assert [page for page in pages if f'"{page}"' not in navigation] == []
+
+
+def test_the_table_of_options_says_what_their_declarations_say() -> None:
+    written = runpy.run_path(str(ROOT / "docs" / "site" / "write_options.py"))["text"]()
+
+    assert (PAGES / "options.md").read_text("utf-8") == written, "run `make docs`"
+
+
+@pytest.mark.journey
+def test_the_site_builds_without_warnings_and_all_its_links_have_targets() -> None:
+    pytest.importorskip("zensical")
+
+    built = subprocess.run(["make", "docs"], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert built.returncode == 0, built.stdout + built.stderr

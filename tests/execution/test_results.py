@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -16,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from payloads import payload_for
 from pydantic import BaseModel
+from sqlalchemy import Engine
 
+from pgqueue import Job, PgQueue, Retry, Worker
 from pgqueue.execution.error_reports import MAX_RESULT_BYTES, storable_result
 
 
@@ -165,3 +168,23 @@ def test_any_result_is_strict_json(value: Any) -> None:
 
     text.encode()
     assert "\\u0000" not in text.replace("\\\\", "")
+
+
+async def _async_rows() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("rows", [(n for n in range(3)), _async_rows()])
+def test_a_generator_that_a_handler_returns_fails_the_job(engine: Engine, rows: Any) -> None:
+    queue = PgQueue(engine)
+
+    @queue.task(name="export", retry=Retry.never())
+    def decorated() -> Any:
+        return rows
+
+    id = decorated.delay().id
+
+    assert Worker(queue).run_until_empty(timeout=60) == {"failed": 1}
+    with queue.session() as session:
+        error = session.get_one(Job, id).last_error
+    assert "returned a generator, none of which has run" in str(error)

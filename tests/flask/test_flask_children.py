@@ -50,34 +50,32 @@ def shelve(number: int) -> list[object]:
     return [*words, db.session.scalar(text("SELECT 2"))]
 """
 
-SCRIPT = """
-from pgqueue import Worker
-from shop import make_app, queue, shelve
+GROUP = """
+from flask.cli import FlaskGroup
+from shop import make_app
 
-app = make_app()
-
-if __name__ == "__main__":
-    with app.app_context():
-        shelve.delay(1)
-        print(Worker(queue).run_until_empty(timeout=60))
+FlaskGroup(create_app=make_app)()
 """
 
 
-@pytest.mark.parametrize("kind", ["command", "script"])
+@pytest.mark.parametrize(
+    "command", [["-m", "flask", "--app", "shop:make_app"], ["manage.py"]], ids=["flask", "group"]
+)
 def test_a_handler_in_a_child_runs_in_an_application_context(
-    database_url: str, tmp_path: Path, kind: str
+    database_url: str, tmp_path: Path, command: list[str]
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)
-    (tmp_path / "serve.py").write_text(SCRIPT)
+    (tmp_path / "manage.py").write_text(GROUP)
     environment = {**os.environ, "SHOP_URL": database_url}
-    python = [sys.executable]
     enqueue = "import shop; a = shop.make_app(); a.app_context().push(); shop.shelve.delay(1)"
-    flask = ["-m", "flask", "--app", "shop:make_app", "pgqueue", "worker", "--until-empty"]
-    steps = {"command": [["-c", enqueue], flask], "script": [["serve.py"]]}
 
-    for arguments in steps[kind]:
+    for arguments in (["-c", enqueue], [*command, "pgqueue", "worker", "--until-empty"]):
         done = subprocess.run(
-            python + arguments, cwd=tmp_path, env=environment, capture_output=True, text=True
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr
 

@@ -1,10 +1,11 @@
 """``PgQueue`` in Flask applications: made once, given every app, clear about what is missing."""
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_type_hints
 from urllib.request import urlopen
 
 import click
@@ -23,9 +24,11 @@ from kiosk import (
 from prometheus_client import CollectorRegistry
 from sqlalchemy import create_engine
 
-from pgqueue import JobContext, JobStatus, NotBound, PayloadError, PgQueueError, Worker
+import pgqueue
+from pgqueue import JobContext, JobStatus, Limit, NotBound, PayloadError, PgQueueError, Worker
 from pgqueue.cli import main
 from pgqueue.flask import PgQueue
+from pgqueue.job_queue import QueueOptions
 from pgqueue.metrics import serving
 
 
@@ -154,6 +157,16 @@ def test_a_queue_holds_those_who_enqueue_to_its_own_limit(database_url: str) -> 
             note.delay("x" * 3000)
 
     assert statuses_in(database_url) == [JobStatus.PENDING]
+
+
+def test_a_queue_takes_every_option_that_a_queue_without_flask_takes() -> None:
+    queue = PgQueue(queue_limits={"mail": Limit(3)}, keep=None)
+
+    assert queue.queue_limits
+    given = inspect.signature(pgqueue.PgQueue).parameters
+    options = {name for name, one in given.items() if one.kind is one.KEYWORD_ONLY}
+    assert options == get_type_hints(QueueOptions).keys()
+    assert inspect.signature(PgQueue).parameters["options"].kind is inspect.Parameter.VAR_KEYWORD
 
 
 def test_an_app_has_one_queue(app: Flask, queue: PgQueue) -> None:

@@ -249,7 +249,7 @@ CASES: dict[int, tuple[Case, ...]] = {
         ),
     ),
     94: (Damaged(f"{CROWD} due at one time", change=COPIES, jobs=CROWD),),
-    95: (harmless("times beyond all time"),),
+    95: refused("jobs SET created_at", "jobs SET started_at"),
     # Pages, for which there are commands, and requests, for which nobody listens
     96: (
         command("page -1", ("jobs", "--limit", "-1"), said="-1 is not in the range"),

@@ -25,7 +25,7 @@ from pgqueue import (
     Violation,
     Worker,
 )
-from pgqueue.cli.remedies import remedy_for
+from pgqueue.cli.doctor import remedy_for
 
 TIMEOUT = 60
 SET_ARGS = "UPDATE pgqueue.jobs SET args = CAST(:args AS jsonb) WHERE id = :id"

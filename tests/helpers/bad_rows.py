@@ -29,8 +29,6 @@ RUNS_ANYWAY = {
     "a time long past": "jobs SET run_at = '2001-01-01Z' WHERE id = :id",
     "another place": "jobs SET queue = 'a\"b', priority = 0 WHERE id = :id",
     "an error of a megabyte": "jobs SET last_error = repeat('x', 1000000) WHERE id = :id",
-    "times beyond all time": "jobs SET created_at = 'infinity', started_at = '-infinity' "
-    "WHERE id = :id",
     "one attempt": "jobs SET max_attempts = 1 WHERE id = :id",
     "crashes": "message_queue SET crashes = 31000 WHERE target_id = :id",
 }
@@ -58,6 +56,8 @@ REFUSED = [
     "jobs SET run_at = 'infinity'",
     "jobs SET run_at = '-infinity'",
     "jobs SET run_at = '0044-03-15 BC'",
+    "jobs SET created_at = 'infinity'",
+    "jobs SET started_at = '-infinity'",
     "jobs SET outcome = 'done', finished_at = now()",
     "jobs SET outcome = 'failed'",
     "jobs SET finished_at = now()",
@@ -78,12 +78,13 @@ REFUSED = [
     "leases SET attempt = 0",
     "leases SET crashes = -1",
     "leases SET worker_id = NULL",
+    "leases SET started_at = 'infinity'",
 ]
 """What the tables themselves do not take: some of it would fail the claims of all."""
 
 ODDITIES = [
-    "INSERT INTO pgqueue.queues (name, paused_at) VALUES ('', 'infinity'), ('a\"b', NULL), "
-    "(repeat('q', 1000), '-infinity')",
+    "INSERT INTO pgqueue.queues (name, paused_at) VALUES ('', '9999-12-31'), ('a\"b', NULL), "
+    "(repeat('q', 1000), '2000-01-02')",
     "INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id) "
     "VALUES (999999, 1, 1, gen_random_uuid())",
     "INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task) "

@@ -1,14 +1,16 @@
 """An application in a directory, and the command line beside it, as a shell has them."""
 
+import io
 import os
 import subprocess
 import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
@@ -17,6 +19,7 @@ from chaos.workers import PATIENCE as PATIENCE
 from chaos.workers import wait_until as wait_until
 from pgqueue import Lease, PgQueue
 from pgqueue.cli import main
+from pgqueue.cli.app_loader import CliState
 
 APP = """
     import asyncio
@@ -65,6 +68,11 @@ APP = """
     def never_end(daemon: bool) -> None:
         threading.Thread(target=threading.Event().wait, daemon=daemon).start()
         threading.Event().wait()
+
+
+    @queue.task(max_attempts=1)
+    def exit_with(code: int) -> None:
+        os._exit(code)
 
 
     @queue.task
@@ -128,6 +136,20 @@ def environment(database_url: str | None) -> dict[str, str]:
     return kept | ({"SHOP_DATABASE": database_url} if database_url else {})
 
 
+def command(queue: PgQueue, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, on a queue that needs no --app, as ``flask pgqueue`` does."""
+    out, err = io.StringIO(), io.StringIO()
+    code: int | str | None = 0
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(out), redirect_stderr(err):
+        patched.delenv("COLUMNS", raising=False)  # as in a pipe, whose tables have no width
+        try:
+            main(list(words), prog_name="pgqueue", obj=CliState(queue=queue))
+        except SystemExit as ended:
+            code = ended.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
 def pgqueue(
     shop: Path, *arguments: str, database_url: str | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
@@ -167,7 +189,7 @@ def enqueue(engine: Engine, shop: Path, name: str, *calls: tuple[object, ...]) -
     """Enqueue by the application's own signature, without importing it into the tests."""
     queue = PgQueue(engine)
     names = {"add": "a: int, b: int", "wait_for_file": "path: str", "never_end": "daemon: bool"}
-    names |= {"never_end_in_pool": "", "never_end_in_thread": ""}
+    names |= {"never_end_in_pool": "", "never_end_in_thread": "", "exit_with": "code: int"}
     scope: dict[str, object] = {"__name__": "shop"}
     exec(f"def {name}({names[name]}) -> None: ...", scope)
     task = queue.task(scope[name])  # type: ignore[call-overload]  # made by exec

@@ -326,7 +326,7 @@ class TestBatches:
         assert Worker(queue).run_until_empty(timeout=60)["succeeded"] == 4
         with place.engine("worker").connect() as connection:
             connection.execute(text("UPDATE pgqueue.batches SET ended_at = now() - interval '9y'"))
-            assert Batches(connection).prune(queue.retention, 100) == 4
+            assert Batches(connection).prune(batch.id, queue.retention, 100) == 4
             connection.rollback()
 
         with place.session("dashboard") as session:
@@ -476,7 +476,6 @@ NOT_DASHBOARD = [
     "UPDATE pgqueue.workers SET dead_at = now()",
     "DELETE FROM pgqueue.workers",
     "UPDATE pgqueue.job_attempts SET error = ''",
-    "DELETE FROM pgqueue.limit_places",
     "UPDATE pgqueue.limits SET declared = 9",
 ]
 NOT_WITHOUT_PRUNING = ["DELETE FROM pgqueue.jobs", "DELETE FROM pgqueue.job_attempts"]

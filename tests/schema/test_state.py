@@ -52,7 +52,10 @@ def test_old_tables_of_a_host_history_ask_for_its_next_revision(connection: Conn
 
 
 def test_tables_that_no_longer_serve_this_code_ask_for_newer_code(connection: Connection) -> None:
-    connection.execute(text("UPDATE pgqueue.schema_version SET version = 9, oldest_code = 9"))
+    connection.execute(
+        text("UPDATE pgqueue.schema_version SET version = :newer, oldest_code = :newer"),
+        {"newer": SCHEMA_VERSION + 1},
+    )
 
     with pytest.raises(SchemaTooNew, match="`pip install -U sqlalchemy-pgqueue`"):
         verify(connection)

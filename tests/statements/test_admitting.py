@@ -78,8 +78,13 @@ def rounds(paused: Paused = NOTHING_PAUSED) -> AdmissionRounds:
 
 
 def admit(engine: Engine, *, paused: Paused = NOTHING_PAUSED) -> int:
+    return run_round(engine, rounds(paused))
+
+
+def run_round(engine: Engine, admitting_rounds: AdmissionRounds) -> int:
     """Run one round, as a worker does; how many jobs it has admitted."""
-    admitting_rounds, admitted = rounds(paused), 0
+    admitting_rounds.begin()
+    admitted = 0
     while True:
         with engine.begin() as connection:
             step = admitting_rounds.step(connection)
@@ -261,6 +266,24 @@ def test_the_rule_for_a_failed_head_decides_whether_others_pass(
     admit(engine)
 
     assert held(engine, key) == [{"first": first, "second": second}[starts]]
+
+
+@pytest.mark.parametrize("is_admitted", [True, False])
+def test_a_job_of_a_strict_key_that_is_put_off_leaves_its_turn_to_the_next(
+    engine: Engine, is_admitted: bool
+) -> None:
+    first, second = put_some(engine, 2, "strict")
+    if is_admitted:
+        admit(engine)
+        assert held(engine, "strict") == [first]
+
+    with engine.begin() as connection:
+        changed = PgQueue().change(connection, first, delay=timedelta(hours=1))
+    admit(engine)
+
+    assert changed is Change.CHANGED
+    assert held(engine, "strict") == [second]
+    assert violations(engine) == []
 
 
 def test_a_strict_key_passes_on_when_its_head_has_failed_for_good(
@@ -610,6 +633,27 @@ class TestRates:
             assert len(put_some(hasty, 3, "api")) == 3
 
 
+MANY_KEYS = """
+    WITH job AS (
+        INSERT INTO pgqueue.jobs (task, limit_keys, run_at)
+        SELECT 'tests.task', concat('fair ', key), now() - key * interval '1 ms'
+        FROM generate_series(1, :keys) AS key, generate_series(1, :each) AS number
+        RETURNING id, queue, priority, run_at, task, limit_keys
+    )
+    INSERT INTO pgqueue.waiting_messages (limit_keys, queue, priority, run_at, target_id, task)
+    SELECT limit_keys, queue, priority, run_at, id, task FROM job
+"""
+STARTED = """
+    WITH gone AS (DELETE FROM pgqueue.message_queue RETURNING target_id, run_at, id)
+    SELECT limit_keys FROM gone JOIN pgqueue.jobs ON jobs.id = target_id
+    ORDER BY gone.run_at, gone.id
+"""
+ALL_BUT_ONE_PAUSED = """
+    INSERT INTO pgqueue.limits (name, declared, capacity, is_fair)
+    SELECT limit_keys, 1000000, 0, true FROM pgqueue.waiting_messages WHERE limit_keys <> 'fair 1'
+"""
+
+
 class TestTurns:
     """Two jobs are ready at once."""
 
@@ -680,21 +724,29 @@ class TestTurns:
 
         assert admit(engine) == 0
 
-    def test_two_thousand_keys_take_turns_in_steps(self, engine: Engine) -> None:
+    def test_each_of_many_keys_has_its_first_turn_before_any_has_a_second(
+        self, engine: Engine
+    ) -> None:
+        """More keys than a step reads; the key with the largest number has waited longest."""
+        count = 1100
         with engine.begin() as connection:
-            for key in range(2000):
-                put(connection, f"fair {key}")
-                put(connection, f"fair {key}")
+            connection.execute(text(MANY_KEYS), {"keys": count, "each": 2})
+        admitting_rounds, turns = rounds(), list[int]()
 
-        ready = admit(engine)
+        while len(turns) < count:
+            run_round(engine, admitting_rounds)
+            with engine.begin() as connection:
+                turns += connection.scalars(text(STARTED)).all()
 
-        assert 4 <= ready < 500
-        keys = text(
-            "SELECT count(*), count(DISTINCT limit_keys) FROM pgqueue.message_queue "
-            "JOIN pgqueue.jobs ON jobs.id = target_id"
-        )
-        with engine.connect() as connection:
-            assert connection.execute(keys).one() == (ready, ready)
+        assert {f"fair {key}" for key in range(1000, 1101)} <= set(turns[:112])
+        assert len(set(turns[:count])) == count
+
+    def test_a_key_that_was_paused_keeps_no_other_of_many_back(self, engine: Engine) -> None:
+        with engine.begin() as connection:
+            connection.execute(text(MANY_KEYS), {"keys": 1100, "each": 1})
+            connection.execute(text(ALL_BUT_ONE_PAUSED))
+
+        assert admit(engine) == 1
 
 
 class TestKeys:

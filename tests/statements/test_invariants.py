@@ -19,7 +19,7 @@ from chaos.interleavings.logical_workers import (
 )
 from chaos.plans import Plan
 from pgqueue import PgQueue, Violation
-from pgqueue.cli.remedies import remedy_for
+from pgqueue.cli.doctor import remedy_for
 from pgqueue.outcomes import Failed, Outcome, Succeeded
 from pgqueue.statements import invariants
 

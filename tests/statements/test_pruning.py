@@ -245,6 +245,22 @@ class TestRowsOfTheApplication:
         assert prune_round.deleted == 27
         assert f"3 jobs stay although their time is over, job {refused[0]} first" in caplog.text
 
+    def test_a_job_whose_deletion_a_trigger_refuses_stops_no_other(
+        self, engine: Engine, pruner: Connection
+    ) -> None:
+        ids = ended(engine, number=9)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN RAISE EXCEPTION 'kept for the auditor'; END $$;"
+                "CREATE TRIGGER refuse BEFORE DELETE ON pgqueue.jobs FOR EACH ROW"
+                f" WHEN (OLD.id = {ids[3]}) EXECUTE FUNCTION refuse()"
+            )
+
+        assert prune(pruner).kept == ids[3:4]
+
+        assert left(engine) == ids[3:4]
+
     def test_a_row_that_is_locked_holds_up_its_job_only(
         self, engine: Engine, pruner: Connection
     ) -> None:

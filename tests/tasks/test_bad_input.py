@@ -4,8 +4,9 @@ Nothing is written, and the transaction of the caller goes on as if it had not b
 """
 
 import asyncio
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -226,6 +227,12 @@ def _async_session_without_type(async_session, n: int) -> None: ...  # type: ign
 def _context_after_session(session: Session, ctx, n: int) -> None: ...  # type: ignore[no-untyped-def]
 def _session_later(n: int, session: Session) -> None: ...
 def _anything(*args: int) -> None: ...
+def _rows() -> Iterator[int]:
+    yield 1
+
+
+async def _async_rows() -> AsyncIterator[int]:
+    yield 1
 
 
 @pytest.mark.parametrize(
@@ -240,6 +247,9 @@ def _anything(*args: int) -> None: ...
         (Point, "cannot be made a task: decorate a function"),
         (7, "cannot be made a task: decorate a function"),
         (pay, "cannot be made a task: decorate a function"),
+        (functools.partial(plain, 1), "no name of its own, as a functools.partial; decorate a"),
+        (_rows, "uses `yield`.*decorate a function that iterates"),
+        (_async_rows, "uses `yield`.*decorate a function that iterates"),
     ],
 )
 def test_a_function_that_cannot_be_a_task_is_refused_where_it_is_declared(

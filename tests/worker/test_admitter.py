@@ -183,6 +183,37 @@ def test_a_job_that_a_rate_blocks_starts_when_its_token_comes_not_at_the_next_po
         assert max(began) - min(began) > 0.3  # four spacings, and the moment from claim to note
 
 
+REFUSES_ONE = """
+    CREATE FUNCTION refuse_one() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF NEW.target_id = 1 THEN RAISE EXCEPTION 'not this one'; END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER refuse_one BEFORE INSERT ON pgqueue.message_queue
+    FOR EACH ROW EXECUTE FUNCTION refuse_one()
+"""
+"""A trigger of the application."""
+
+
+def test_a_job_that_the_database_refuses_stops_no_other_key_and_is_logged_once(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = PgQueue(engine)
+
+    @queue.task(name="pay", limit=Limit(1, by="account"))
+    def pay(account: int) -> None: ...
+
+    with queue.session() as session:
+        session.execute(text(REFUSES_ONE))
+        pay.enqueue_many(session, [(account,) for account in range(30)] * 2)
+        session.commit()
+
+    assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 58}
+    said = [record for record in caplog.records if "not this one" in record.getMessage()]
+    assert len(said) == 1
+    assert "pay:account [0]" in said[0].getMessage()
+
+
 def test_one_job_of_a_key_starts_before_the_backlog_of_another(
     database_url: str, tmp_path: Path
 ) -> None:

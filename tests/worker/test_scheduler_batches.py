@@ -14,7 +14,7 @@ from pgqueue import Worker
 WAITING_ENDS = (
     "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)"
     " WHERE NOT granted AND relation = CAST('pgqueue.batches' AS regclass)"
-    " AND application_name LIKE '% schedule'"
+    " AND application_name LIKE '% batches'"
 )
 MODULES: dict[str, Any] = {"modules": ["batch_chores"], "poll_interval": 0.2}
 

@@ -1,17 +1,19 @@
 """Firing ticks: once each, with the job in the same commit, and past what cannot be fired."""
 
 import threading
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from time import monotonic
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from pgqueue import Job, PgQueue, Worker
+from pgqueue import Job, PgQueue, Task, Worker
 from pgqueue.statements.tables import array_of
 from pgqueue.worker.scheduler import Ticks
 
@@ -213,6 +215,45 @@ class TestBadRows:
         assert place.fired() == {"a": 1, "c": 1}
         assert "LookupError: planned" in caplog.text
 
+    @pytest.mark.parametrize("kind", [SystemExit, CancelledError])
+    def test_whose_hook_raises_what_would_end_a_thread(
+        self, place: Place, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+    ) -> None:
+        def hook(task: Any) -> None:
+            if task.settings.priority == 7:
+                raise kind("planned")
+
+        place.queue.on_enqueue(hook)
+        place.add("bad", priority=7)
+        place.add("good")
+
+        place.fire()
+
+        assert place.fired() == {"good": 1}
+        assert f"{kind.__name__}: planned" in caplog.text
+
+    def test_whose_hook_hangs(self, place: Place, caplog: pytest.LogCaptureFixture) -> None:
+        returned = threading.Event()
+
+        def hook(task: Any) -> None:
+            if task.settings.priority == 7:
+                returned.wait()
+
+        place.queue.on_enqueue(hook)
+        for number in range(3):
+            place.add(f"bad{number}", priority=7)
+        place.add("good")
+
+        with place.connection() as connection:
+            ticks = place.ticks()
+            until(lambda: ticks.fire(connection) is not None and place.fired() == {"good": 1})
+            until(lambda: ticks.fire(connection) is not None and len(ticks.hanging()) == 3)
+            assert "schedule bad0: the application's code" in caplog.text
+            returned.set()
+            until(lambda: ticks.fire(connection) is not None and len(place.fired()) == 4)
+
+        assert ticks.hanging() == {}
+
     def test_whose_hook_raises_for_the_second_of_its_ticks(self, place: Place) -> None:
         """Or the job of the first would be enqueued again when the ticks are fired again."""
         calls: list[Any] = []
@@ -263,6 +304,76 @@ class TestBadRows:
         place.fire()
 
         assert place.fired() == {"good": 1}
+
+
+def test_the_health_of_a_worker_names_the_schedule_whose_hook_hangs(place: Place) -> None:
+    returned = threading.Event()
+
+    @place.queue.on_enqueue
+    def hang(task: Task[..., Any]) -> None:
+        returned.wait()
+
+    place.add("slow")
+    worker = Worker(place.queue)
+    running = threading.Thread(target=worker.run)
+    running.start()
+
+    until(lambda: (health := worker.health()) is not None and health.hanging)
+
+    [words] = worker.health().hanging  # type: ignore[union-attr]  # it runs
+    assert words.startswith("schedule slow, for ")
+    worker.stop()
+    running.join(60)
+    returned.set()
+    assert not running.is_alive()
+
+
+def until(condition: Any) -> None:
+    deadline = monotonic() + 60
+    while not condition():
+        assert monotonic() < deadline
+
+
+def test_the_application_runs_in_no_transaction_of_a_tick(place: Place) -> None:
+    """Or a slow hook would be cut off with its transaction, and hold the locks of other ticks."""
+    seen: list[Any] = []
+
+    def hook(task: Any) -> None:
+        with place.engine.begin() as other:
+            seen.append(other.scalar(text("SELECT name FROM pgqueue.schedules FOR UPDATE NOWAIT")))
+            seen.append(other.scalar(text(STATES)))
+
+    place.queue.on_enqueue(hook)
+    place.add("mine")
+
+    place.fire()
+
+    assert seen == ["mine", None]
+    assert place.fired() == {"mine": 1}
+
+
+STATES = (
+    "SELECT max(state) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND state LIKE 'idle in transaction%'"
+)
+
+
+def test_a_schedule_that_is_changed_while_its_job_is_prepared_is_fired_as_it_is_then(
+    place: Place,
+) -> None:
+    def hook(task: Any) -> None:
+        place.queue.meta_sources.clear()
+        with place.queue.session() as session, session.begin():
+            place.queue.schedules.change(session, "mine", args=(2,))
+
+    place.queue.on_enqueue(hook)
+    place.add("mine")
+
+    place.fire()
+    assert place.fired() == {}
+
+    place.fire()
+    assert place.scalar("SELECT args FROM pgqueue.jobs") == {"n": 2}
 
 
 class TestOverlap:

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import cells
 import chores
 import pytest
 from worker_rig import Rig
@@ -11,7 +10,7 @@ from worker_rig import Rig
 from chaos.proxy import Proxy
 
 WITH_SESSION: list[Any] = [chores.pay, chores.pay_async]
-AT_END: list[Any] = [chores.pay_at_end, chores.pay_at_end_async, cells.pay_at_end_in_cell]
+AT_END: list[Any] = [chores.pay_at_end, chores.pay_at_end_async]
 
 
 @pytest.mark.parametrize("task", WITH_SESSION + AT_END)
@@ -19,7 +18,7 @@ def test_a_commit_whose_answer_is_lost_counts_and_is_not_repeated(
     database_url: str, tmp_path: Path, task: Any
 ) -> None:
     with Proxy(database_url) as proxy, Rig(database_url, tmp_path, worker_url=proxy.url) as rig:
-        worker = rig.start(concurrency=2, modules=["cells"])
+        worker = rig.start(concurrency=2)
 
         proxy.cut(times=3, forwarding=True, after=b"INTO effects")
         with rig.session() as session:
@@ -46,7 +45,7 @@ def test_a_commit_that_never_arrives_is_taken_for_what_it_is_and_its_job_runs_ag
     database_url: str, tmp_path: Path, task: Any
 ) -> None:
     with Proxy(database_url) as proxy, Rig(database_url, tmp_path, worker_url=proxy.url) as rig:
-        worker = rig.start(concurrency=2, modules=["cells"])
+        worker = rig.start(concurrency=2)
 
         proxy.cut(times=3, forwarding=False, after=b"INTO effects")
         with rig.session() as session:

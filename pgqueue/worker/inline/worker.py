@@ -22,9 +22,9 @@ from pgqueue.repository import (
 )
 from pgqueue.sessions.handlers import joining_sessions
 from pgqueue.worker.admitter import AdmissionRounds, rules_of
+from pgqueue.worker.batch_ender import BatchEnds
 from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks, under_all_names
 from pgqueue.worker.inline.attempt import Ended, InlineAttempt, raise_error
-from pgqueue.worker.scheduler import end_batches_inline
 from pgqueue.worker.until_empty import run_ahead
 
 
@@ -46,6 +46,7 @@ class InlineWorker:
         self._connection = connection
         self._queues = queues
         self._due_times = DueTimes(connection)
+        self._batches = BatchEnds(notify=False)
         limits = queue.limited.limits
         self._has_limits = bool(limits)
         # Without the lock: what a test admits is rolled back, and tests must not wait for each
@@ -82,9 +83,12 @@ class InlineWorker:
         """Claim the first job that is due; if there is none, admit jobs, then end batches, and
         look again."""
         claimed = self.claim(self._pairs())
-        while claimed is None and (self.admit() or end_batches_inline(self._connection)):
+        while claimed is None and (self.admit() or self._end_batches()):
             claimed = self.claim(self._pairs())
         return claimed
+
+    def _end_batches(self) -> int:
+        return self._batches.end(self._connection, begin=self._connection.begin_nested)
 
     def admit(self) -> bool:
         """Admit jobs that wait for room in their limits; returns whether there were any."""

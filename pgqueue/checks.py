@@ -1,0 +1,155 @@
+"""Checks of single values that a caller gives: what is wrong with one, and what to give instead."""
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pgqueue.errors import OptionError
+
+Check = Callable[[Any], str | None]
+"""Takes a value and returns the end of a message, what to give instead; None for a right value."""
+
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
+FIRST_RUN_AT = datetime(2000, 1, 1, tzinfo=UTC)
+LAST_RUN_AT = datetime(9999, 12, 31, tzinfo=UTC)
+AT_ONCE = timedelta(0)
+SHORTEST_SPAN = timedelta(microseconds=1)
+LONGEST_DELAY = timedelta(days=36_525)
+LONGEST_SHOWN = 60
+"""Characters of a name in an error."""
+
+
+def check(where: str, name: str, value: Any, rule: Check) -> None:
+    """Raise OptionError if a value breaks a rule."""
+    if (instead := rule(value)) is not None:
+        raise OptionError(f"{where}{name} is {value!r}; {instead}")
+
+
+def check_queue_name(queue: Any, where: str = "") -> None:
+    check(where, "queue", queue, queue_name)
+
+
+def check_application(name: Any) -> None:
+    if name != "" and (not isinstance(name, str) or not QUEUE_NAME.fullmatch(name)):
+        raise OptionError(
+            f"PgQueue: application is {name!r}; give a name of 1 to 64 letters, digits or _ . : -"
+        )
+
+
+def check_whole(where: str, name: str, value: Any, least: int, most: int) -> None:
+    check(where, name, value, whole(least, most))
+
+
+def check_start(where: str, delay: Any, run_at: Any) -> None:
+    """Check when a job is to start: after a delay, at a time, or both None."""
+    check(where, "delay", delay, optional(span(AT_ONCE)))
+    if run_at is not None and delay is not None:
+        raise OptionError(f"{where}both delay and run_at are given; give one of them")
+    check(where, "run_at", run_at, optional(start))
+
+
+def check_known_task_name(name: Any) -> None:
+    """Check a name that must be that of an existing task."""
+    if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
+        raise OptionError(
+            f"{shown(name)} is no name of a task; give task.name, as in 'shop.jobs.send'"
+        )
+
+
+def shown(name: Any) -> str:
+    """A name for an error: as it is, or the beginning of its repr if it is long or no name."""
+    is_name = isinstance(name, str) and len(name) <= LONGEST_SHOWN and name.isprintable() and name
+    return name if is_name else repr(name)[:LONGEST_SHOWN]
+
+
+def anything(value: Any) -> str | None:
+    """For a value that other code checks."""
+    return None
+
+
+def optional(rule: Check) -> Check:
+    def or_none(value: Any) -> str | None:
+        if value is None or (instead := rule(value)) is None:
+            return None
+        return f"{instead}, or None"
+
+    return or_none
+
+
+def whole(least: int, most: int) -> Check:
+    def number(value: Any) -> str | None:
+        is_right = type(value) is int and least <= value <= most
+        return None if is_right else f"give a whole number from {least} to {most}"
+
+    return number
+
+
+def span(least: timedelta) -> Check:
+    bound = "from zero to" if least == AT_ONCE else "above zero, of at most"
+
+    def duration(value: Any) -> str | None:
+        is_right = isinstance(value, timedelta) and least <= value <= LONGEST_DELAY
+        return None if is_right else f"give a timedelta {bound} {LONGEST_DELAY.days} days"
+
+    return duration
+
+
+def instance(type: type, instead: str) -> Check:
+    return lambda value: None if isinstance(value, type) else f"give {instead}"
+
+
+def one_of(*values: str) -> Check:
+    return lambda value: None if value in values else f"give {' or '.join(map(repr, values))}"
+
+
+def queue_name(value: Any) -> str | None:
+    if isinstance(value, str) and QUEUE_NAME.fullmatch(value):
+        return None
+    return "a queue name has 1 to 64 letters, digits or _ . : -"
+
+
+def start(value: Any) -> str | None:
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        return "give a datetime with a time zone, e.g. datetime.now(UTC) + timedelta(hours=1)"
+    if not FIRST_RUN_AT <= value <= LAST_RUN_AT:
+        return "give a time from the year 2000 to 9999"
+    return None
+
+
+def key(value: Any) -> str | None:
+    is_right = value is None or isinstance(value, str) or callable(value)
+    return None if is_right else "give a string, a callable or None"
+
+
+def parameter_names(value: Any) -> str | None:
+    if _are_all(value, _is_text):
+        return None
+    return 'give the names of parameters, as in secret_args=("token",)'
+
+
+def task_names(value: Any) -> str | None:
+    if _are_all(value, lambda name: isinstance(name, str) and TASK_NAME.fullmatch(name)):
+        return None
+    return (
+        "give the names that the task had before, each of 1 to 200 characters without spaces, "
+        'as in aliases=("shop.old_name",)'
+    )
+
+
+def renames(value: Any) -> str | None:
+    if isinstance(value, Mapping) and _are_all(
+        [n for pair in value.items() for n in pair], _is_text
+    ):
+        return None
+    return 'give the old and the new names of parameters, as in renamed={"customer": "customer_id"}'
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_all(values: Any, is_right: Callable[[Any], Any]) -> bool:
+    is_list = isinstance(values, list | tuple | set | frozenset)
+    return is_list and all(is_right(each) for each in values)

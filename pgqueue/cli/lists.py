@@ -1,0 +1,420 @@
+"""The commands that list jobs, queues, workers, schedules, limits and batches."""
+
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+import click
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from pgqueue.cli.app_loader import CliState, opened
+from pgqueue.cli.doctor import words_for_overdue, words_for_unknown, words_for_unreadable
+from pgqueue.cli.options import (
+    hint_at_names,
+    on_database,
+    on_database_with_json,
+    which_jobs,
+)
+from pgqueue.errors import OptionError
+from pgqueue.job_queue import PgQueue
+from pgqueue.limits import has_own_capacity, rate_in_words
+from pgqueue.models import JobStatus, Lease, PausedTask, QueueSettings, WorkerProcess
+from pgqueue.redaction import redacted, redacted_data
+from pgqueue.repository import Health, LimitState, Listing, ScheduleState
+from pgqueue.statements.listing import JobFilter
+from pgqueue.statements.tables import clock, count_rows
+from pgqueue.terminal import as_data, harmless, print_json, print_table
+from pgqueue.worker.health import LONGEST_SILENCE
+
+LONGEST_ERROR = 80
+"""Characters of an error shown in a list; ``jobs show`` shows all."""
+COUNTED = 200_000
+"""Up to this number all jobs are counted; above it, the succeeded only with --exact."""
+RUNS = 3
+"""Next runs shown of a schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How one command prints what it has found."""
+
+    key: str
+    """The key of the JSON document."""
+    columns: Mapping[str, Callable[[Any], str | int]]
+    """The cell of each column, from a line."""
+    otherwise: str
+    """What to print if nothing was found."""
+    document: Callable[[PgQueue, Any], Any] = lambda _queue, one: one
+    """One thing as JSON data."""
+    lines: Callable[[Any], Iterable[Any]] = lambda one: [one]
+    """The lines of one thing in the table."""
+    warning: Callable[[PgQueue, Any], str | None] = lambda _queue, _one: None
+    """What is wrong with one thing, told below the table."""
+
+
+def print_list(
+    view: View, queue: PgQueue, found: Iterable[Any], *, as_json: bool, **more: Any
+) -> None:
+    """Print a table, or a JSON document with these and ``more`` keys."""
+    if as_json:
+        print_json({view.key: [view.document(queue, one) for one in found], **more})
+        return
+    print_rows(view, found)
+    for one in found:
+        if words := view.warning(queue, one):
+            click.echo(harmless(f"\nWarning: {words}"))
+
+
+def print_rows(view: View, found: Iterable[Any], *, without: str | None = None) -> None:
+    """Print the table of a list, perhaps without one of its columns."""
+    columns = {name: cell for name, cell in view.columns.items() if name != without}
+    rows = [[cell(line) for cell in columns.values()] for one in found for line in view.lines(one)]
+    print_table([*columns], rows, otherwise=view.otherwise)
+
+
+def local(time: datetime) -> str:
+    """A time in the reader's own time zone, with its offset."""
+    return time.astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def capacity_in_words(limit: LimitState, capacity: int) -> str:
+    if not has_own_capacity(capacity, is_fair=limit.is_fair):
+        return "in turns"
+    return str(capacity) if limit.period is None else rate_in_words(capacity, limit.period)
+
+
+def _capacity(limit: LimitState) -> str:
+    words = capacity_in_words(limit, limit.capacity) if limit.capacity else "paused"
+    declared = f" (in the code {capacity_in_words(limit, limit.declared)})"
+    return f"{words}{declared if limit.is_set else ''}"
+
+
+def _shortened(error: str | None) -> str:
+    line = redacted(error or "").strip().partition("\n")[0]
+    return line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 3]}..."
+
+
+def _count(status: JobStatus, queue: Mapping[str, Any]) -> str | int:
+    count: int | None = queue["jobs"][status.value]
+    return "?" if count is None else count
+
+
+def _queues(queue: PgQueue, session: Session, *, are_all_counted: bool) -> list[dict[str, Any]]:
+    """The jobs of each queue by status; without counting, the succeeded are None."""
+    health = Health(session)
+    ages = {depth.queue: depth.oldest_due for depth in health.depths()}
+    is_paused = QueueSettings.paused_at.is_not(None)
+    paused = set(session.scalars(select(QueueSettings.name).where(is_paused)))
+    jobs: dict[str, dict[str, int]] = {name: {} for name in paused}
+    for count in queue.counts(session) if are_all_counted else health.counts_but_succeeded():
+        jobs.setdefault(count.queue, {})[JobStatus(count.status).value] = count.jobs
+    # No narrow table lists the succeeded.
+    uncounted = {} if are_all_counted else {JobStatus.SUCCEEDED.value: None}
+    return [
+        {
+            "name": name,
+            "is_paused": name in paused,
+            "oldest_due_age": ages.get(name),
+            "jobs": {status.value: jobs[name].get(status.value, 0) for status in JobStatus}
+            | uncounted,
+        }
+        for name in sorted(jobs)
+    ]
+
+
+def live_workers(session: Session) -> list[dict[str, Any]]:
+    leases = select(count_rows()).where(Lease.worker_id == WorkerProcess.id).scalar_subquery()
+    statement = (
+        select(WorkerProcess, clock() - WorkerProcess.heartbeat_at, leases)
+        .where(WorkerProcess.dead_at.is_(None))
+        .order_by(WorkerProcess.started_at)
+    )
+    return [
+        {
+            "id": str(worker.id),
+            "hostname": worker.hostname,
+            "pid": worker.pid,
+            "queues": worker.queues,
+            "is_quiet": not worker.queues,
+            "slots": worker.slots,
+            "jobs": jobs,
+            # No lease says whether its job has started, but no more jobs run than there are slots.
+            "claimed_ahead": max(0, jobs - worker.slots),
+            "started_at": worker.started_at.isoformat(),
+            "heartbeat_age": round(age.total_seconds(), 3),
+        }
+        for worker, age, jobs in session.execute(statement)
+    ]
+
+
+class _Run(NamedTuple):
+    """A line of the schedules: one of the next runs, the first line with the schedule's name."""
+
+    state: ScheduleState
+    number: int
+    at: datetime | None
+
+    @property
+    def local(self) -> datetime | None:
+        return None if self.at is None else self.at.astimezone(ZoneInfo(self.state.timezone))
+
+
+def _runs(state: ScheduleState) -> list[_Run]:
+    try:
+        times = state.next_runs(RUNS)
+    except OptionError:  # this system cannot read the rule; the line below the table says so
+        times = []
+    return [_Run(state, number, at) for number, at in enumerate(times or [None])]
+
+
+def _note(run: _Run) -> str:
+    if run.number > 0:
+        return ""
+    return "paused" if run.state.paused_at else "" if run.at else "no next run"
+
+
+def _rule(state: ScheduleState) -> str:
+    return f"every {state.every}" if state.cron is None else f"{state.cron} {state.timezone}"
+
+
+def _schedule(queue: PgQueue, state: ScheduleState) -> dict[str, Any]:
+    same = ("name", "task", "cron", "every", "timezone", "catch_up", "overlap", "declared_in")
+    return {
+        **{name: getattr(state, name) for name in same},
+        "is_paused": state.paused_at is not None,
+        "last_tick_at": state.last_tick_at,
+        "last_job_id": state.last_job_id,
+        "next_runs": [
+            {"local": run.local.isoformat(), "utc": run.at.isoformat()}
+            for run in _runs(state)
+            if run.at is not None and run.local is not None
+        ],
+        "overdue": words_for_overdue(queue, state),
+    }
+
+
+JOBS = View(
+    "jobs",
+    {
+        "id": lambda job: str(job.id),
+        "status": lambda job: job.status.value,
+        "task": lambda job: job.task,
+        "queue": lambda job: job.queue,
+        "attempts": lambda job: f"{job.attempts}/{job.max_attempts}",
+        "created": lambda job: local(job.created_at),
+        "last error": lambda job: _shortened(job.last_error),
+    },
+    otherwise="No job fits.",
+    document=lambda _queue, job: redacted_data(as_data(job)),
+)
+
+QUEUES = View(
+    "queues",
+    {"queue": lambda one: f"{one['name']} (paused)" if one["is_paused"] else one["name"]}
+    | {status.value: partial(_count, status) for status in JobStatus},
+    otherwise="No jobs yet.",
+)
+
+WORKERS = View(
+    "workers",
+    {
+        "id": lambda one: one["id"],
+        "worker": lambda one: f"{one['hostname']}:{one['pid']}",
+        "queues": lambda one: ", ".join(one["queues"]) or "(quiet)",
+        "jobs/slots": lambda one: f"{one['jobs']}/{one['slots']}",
+        "last heartbeat": lambda one: f"{one['heartbeat_age']:.1f} s ago",
+    },
+    otherwise="No worker lives.",
+)
+
+SCHEDULES = View(
+    "schedules",
+    {
+        "schedule": lambda run: "" if run.number else run.state.name,
+        "task": lambda run: "" if run.number else run.state.task,
+        "rule": lambda run: "" if run.number else _rule(run.state),
+        "next runs": lambda run: run.local.strftime("%a %Y-%m-%d %H:%M:%S %z") if run.at else "",
+        "in UTC": lambda run: f"{run.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" if run.at else "",
+        "": _note,
+    },
+    otherwise="No schedules.",
+    document=_schedule,
+    lines=_runs,
+    warning=words_for_overdue,
+)
+
+LIMITS = View(
+    "limits",
+    {
+        "limit": lambda one: one.name,
+        "capacity": _capacity,
+        "held": lambda one: one.held,
+        "waiting": lambda one: one.waiting,
+    },
+    otherwise="No worker has declared a limit.",
+)
+
+BATCHES = View(
+    "batches",
+    {
+        "batch": lambda one: one.id,
+        "name": lambda one: one.name or "-",
+        "outcome": lambda one: one.outcome or "open",
+        "ended": lambda one: f"{one.ended} of {one.total}",
+        "failed": lambda one: one.failed,
+        "cancelled": lambda one: one.cancelled,
+    },
+    otherwise="There are no batches.",
+)
+
+
+@click.command("list")
+@which_jobs("pending", "running", "blocked", "succeeded", "failed", "cancelled")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many."
+)
+@on_database_with_json
+def list_jobs(
+    given: CliState, /, as_json: bool, limit: int, statuses: Sequence[str], **words: Any
+) -> None:
+    """List jobs, newest first.
+
+    For a page of older jobs, give the last id as --before.  Reads no arguments, and is fast
+    beside millions of ended jobs; only --task or --queue without --status may read far back
+    for a rare name.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue jobs list --status pending --status running
+    """
+    which = JobFilter(statuses=frozenset(map(JobStatus, statuses)), **words)
+    queue = given.database()
+    with opened(queue) as session:
+        page = Listing(session).page(which, limit=limit)
+    print_list(JOBS, queue, page.jobs, as_json=as_json, next_before=page.next_before)
+    if not page.jobs and not as_json:
+        hint_at_names(queue, task=which.task, queue_name=which.queue)
+    if page.next_before is not None and not as_json:
+        click.echo(f"There are older ones: add --before {page.next_before}", err=True)
+
+
+@click.command()
+@click.option("--exact", is_flag=True, help="Count the succeeded too, however many there are.")
+@on_database_with_json
+def status(given: CliState, exact: bool, as_json: bool) -> None:
+    """Show the number of jobs by queue and status, and the live workers.
+
+    A job is running as soon as it is claimed.  A worker with quick jobs claims more than it has
+    slots; the number of jobs claimed ahead is shown below the table.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue status
+    """
+    queue = given.database()
+    with opened(queue) as session:
+        health = Health(session)
+        about = health.about_jobs()
+        are_all_counted = exact or about <= COUNTED
+        queues = _queues(queue, session, are_all_counted=are_all_counted)
+        live = live_workers(session)
+        unknown = health.unknown_tasks(queue.tasks) if queue.tasks else []
+        unreadable = health.unreadable()
+        paused = list(session.scalars(select(PausedTask.task).order_by(PausedTask.task)))
+    if as_json:
+        tasks = [
+            {"name": one.name, "due_jobs": one.jobs, "oldest_age": one.since} for one in unknown
+        ]
+        met = [
+            {"task": one.task, "jobs": one.jobs, "oldest_age": one.since, "reason": one.reason}
+            for one in unreadable
+        ]
+        found = {"queues": queues, "paused_tasks": paused, "workers": live}
+        found |= {"unknown_tasks": tasks, "unreadable_jobs": met, "about_jobs": about}
+        print_json(found)
+        return
+    print_rows(QUEUES, queues)
+    if not are_all_counted:
+        click.echo(f"About {about:,} jobs in all; --exact counts those marked ?, by reading them.")
+    if ahead := sum(worker["claimed_ahead"] for worker in live):
+        click.echo(f"The running include {ahead:,} claimed ahead, which start when a slot is free.")
+    if paused:
+        click.echo(harmless(f"Paused tasks: {', '.join(paused)}."))
+    click.echo()
+    print_rows(WORKERS, live, without="id")
+    for words in (*map(words_for_unknown, unknown), *map(words_for_unreadable, unreadable)):
+        click.echo(harmless(f"\nWarning: {words}"))
+
+
+@click.command()
+@on_database_with_json
+def workers(given: CliState, as_json: bool) -> None:
+    """List the live workers with their ids.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue workers
+    """
+    queue = given.database()
+    with opened(queue) as session:
+        found = live_workers(session)
+    print_list(WORKERS, queue, found, as_json=as_json)
+
+
+@click.command()
+@on_database
+def health(given: CliState) -> None:
+    """Exit with 0 if a worker on this host lives, with 1 if none does.
+
+    Any worker of this host whose last heartbeat is recent counts.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue health
+    """
+    host = socket.gethostname()
+    with opened(given.database()) as session:
+        live = [
+            str(worker["pid"])
+            for worker in live_workers(session)
+            if worker["hostname"] == host and worker["heartbeat_age"] < LONGEST_SILENCE
+        ]
+    if not live:
+        raise click.ClickException(f"No worker lives on {host}")
+    click.echo(f"Live on {host}: {', '.join(live)}")
+
+
+@click.command()
+@on_database_with_json
+def limits(given: CliState, as_json: bool) -> None:
+    """List the limits: capacities, places held, and jobs that wait.
+
+    A job holds a place while it runs or is about to start.  The capacity of a rate is its starts
+    in a period.  With a limit by argument, each value has the whole capacity; the numbers are sums
+    over all values.  Reads all these jobs.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue limits
+    """
+    queue = given.database()
+    with opened(queue) as session:
+        found = queue.limits(session)
+    print_list(LIMITS, queue, found, as_json=as_json)
+
+
+@click.command()
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@on_database_with_json
+def batches(given: CliState, as_json: bool, limit: int) -> None:
+    """List the newest batches with their progress.
+
+    Counts the jobs of those that are open.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue batches
+    """
+    queue = given.database()
+    with opened(queue) as session:
+        found = queue.batches(session, limit)
+    print_list(BATCHES, queue, found, as_json=as_json)

@@ -1,0 +1,192 @@
+"""The options, parameter types and hints that the commands share."""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+from pgqueue.cli.app_loader import CliState
+from pgqueue.job_queue import PgQueue
+from pgqueue.tasks import Task
+from pgqueue.terminal import harmless
+
+Decorator = Callable[[Any], Any]
+
+
+def together(*decorators: Decorator) -> Decorator:
+    """One decorator that does what these do, the first one outermost."""
+
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+def as_seconds(
+    _ctx: click.Context, _parameter: click.Parameter, value: float | None
+) -> timedelta | None:
+    """The callback of an option in seconds."""
+    if value is None:
+        return None
+    if not 0 <= value <= 86400:  # refuses nan too
+        raise click.BadParameter(f"{value:g} is not between 0 and 86400 seconds")
+    return timedelta(seconds=value)
+
+
+def as_arguments(
+    _ctx: click.Context, _parameter: click.Parameter, value: str | None
+) -> dict[str, Any] | None:
+    """The callback of --args."""
+    if value is None:
+        return None
+    try:
+        found = json.loads(value)
+    except ValueError as error:
+        raise click.UsageError(f"--args is not JSON: {error}") from error
+    except RecursionError as error:
+        raise click.UsageError("--args is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise click.UsageError(
+            "--args is not a JSON object: give the arguments by name, as in '{\"user_id\": 7}'"
+        )
+    return found
+
+
+def as_job_id(value: str) -> int:
+    """Parameter type: the id of a job that may or may not exist."""
+    if not value.isdecimal() or not 0 < int(value) < 2**63:
+        raise click.BadParameter(f"{value!r} is not the id of a job")
+    return int(value)
+
+
+def as_time(value: str) -> datetime:
+    """Parameter type: a time with a time zone."""
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a time, as 2030-01-31T08:00Z") from error
+    if time.utcoffset() is None:
+        raise click.BadParameter(
+            f"{value!r} has no time zone; give it, as {value}Z or {value}+01:00"
+        )
+    return time
+
+
+def _option_of_state(*names: str, **settings: Any) -> Decorator:
+    """An option before or after the command's name; the later one takes precedence."""
+
+    def keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value is not None:
+            setattr(ctx.ensure_object(CliState), str(parameter.name), value)
+
+    return click.option(*names, expose_value=False, callback=keep, **settings)
+
+
+app_option = _option_of_state(
+    "--app",
+    metavar="MODULE:QUEUE",
+    help="Where the PgQueue is, e.g. shop.jobs:queue; a function that returns it will do.",
+)
+url_option = _option_of_state(
+    "--url",
+    metavar="URL",
+    help="The database, where no app is needed, e.g. postgresql://me@localhost/shop.",
+)
+verbose_option = _option_of_state(
+    "-v",
+    "--verbose",
+    "is_verbose",
+    is_flag=True,
+    default=None,
+    help="Log more, and show the traceback of an error.",
+)
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document for a program."
+)
+
+on_app = together(app_option, verbose_option, click.pass_obj)
+"""For commands that need the application."""
+on_app_with_json = together(app_option, verbose_option, _json_option, click.pass_obj)
+on_database = together(app_option, url_option, verbose_option, click.pass_obj)
+"""For commands that need a database, with or without an application."""
+on_database_with_json = together(
+    app_option, url_option, verbose_option, _json_option, click.pass_obj
+)
+
+
+def complete_task(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of the application's tasks."""
+    return sorted(task.name for task in _tasks(ctx) if task.name.startswith(incomplete))
+
+
+def complete_queue(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Queues of the application's tasks."""
+    queues = {task.settings.queue for task in _tasks(ctx)}
+    return sorted(queue for queue in queues if queue.startswith(incomplete))
+
+
+def _tasks(ctx: click.Context) -> list[Task[..., object]]:
+    given = ctx.ensure_object(CliState)
+    given.app = given.app or ctx.find_root().params.get("app")
+    # Output of the application's import must not appear in the line that is being typed.
+    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+        try:
+            return list(given.application().tasks.values())
+        except Exception:  # an application may raise anything
+            return []
+
+
+FILTERS = {
+    "task": click.option(
+        "--task", metavar="NAME", shell_complete=complete_task, help="Only jobs of this task."
+    ),
+    "queue": click.option(
+        "--queue", metavar="NAME", shell_complete=complete_queue, help="Only jobs of this queue."
+    ),
+    "tag": click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
+    "before": click.option(
+        "--before", type=as_job_id, metavar="ID", help="Only jobs older than this one."
+    ),
+    "after": click.option(
+        "--after", type=as_job_id, metavar="ID", help="Only jobs newer than this one."
+    ),
+}
+"""The options that select jobs, by their field of JobFilter."""
+
+
+def which_jobs(*statuses: str) -> Decorator:
+    """Add the options that select jobs; no statuses if the command means only one."""
+    status = click.option(
+        "--status",
+        "statuses",
+        type=click.Choice(statuses),
+        multiple=True,
+        help="Only jobs that stand there; may be repeated.",
+    )
+    return together(*([status] if statuses else []), *FILTERS.values())
+
+
+def hint_at_names(
+    queue: PgQueue, *, task: str | None = None, queue_name: str | None = None
+) -> None:
+    """Ask on stderr whether a name is misspelt; without the app, its names are unknown."""
+    if not queue.tasks:
+        return
+    if task is not None and task not in queue.tasks:
+        click.echo(harmless(f"The app has no task {task}. Is the name misspelt?"), err=True)
+    known = {each.settings.queue for each in queue.tasks.values()}
+    if queue_name is not None and queue_name not in known:
+        words = f"No task of the app uses queue {queue_name}. Is the name misspelt?"
+        click.echo(harmless(words), err=True)
+
+
+def print_no_job(queue: PgQueue, *, task: str | None, queue_name: str | None) -> None:
+    """Say that no job fits, and hint at the names that were looked for."""
+    click.echo("No job fits.")
+    hint_at_names(queue, task=task, queue_name=queue_name)

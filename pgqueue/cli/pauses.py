@@ -1,0 +1,183 @@
+"""The commands that change what workers may start: ``pause``, ``resume`` and ``set-limit``."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from pgqueue.cli.app_loader import CliState, opened
+from pgqueue.cli.lists import capacity_in_words
+from pgqueue.cli.options import (
+    complete_queue,
+    complete_task,
+    hint_at_names,
+    on_database_with_json,
+    together,
+)
+from pgqueue.job_queue import PgQueue
+from pgqueue.limits import has_own_capacity
+from pgqueue.repository import LimitState
+from pgqueue.terminal import harmless, print_json
+
+
+class Pausable(NamedTuple):
+    """A kind of thing that workers can skip."""
+
+    key: str
+    """The key of the JSON document."""
+    pause: Callable[..., str | None]
+    """Takes the PgQueue, a Session and what names the thing; may return its name in lists."""
+    resume: Callable[..., str | None]
+    hint: str | None = None
+    """Which name of the app is expected, as a parameter of hint_at_names."""
+
+
+PAUSABLES = (
+    Pausable("queues", PgQueue.pause, PgQueue.resume, hint="queue_name"),
+    Pausable("tasks", PgQueue.pause_task, PgQueue.resume_task, hint="task"),
+    Pausable("keys", PgQueue.pause_key, PgQueue.resume_key),
+)
+
+_what = together(
+    click.argument("queues", metavar="[QUEUE]...", nargs=-1, shell_complete=complete_queue),
+    click.option(
+        "--task",
+        "tasks",
+        metavar="NAME",
+        multiple=True,
+        help="This task in all queues; may be repeated.",
+        shell_complete=complete_task,
+    ),
+    click.option(
+        "--limit", metavar="NAME", help="With --key: a limit by argument, or that of fair_by."
+    ),
+    click.option(
+        "--key", metavar="VALUE", help="This value of the limit's argument; JSON for several."
+    ),
+    on_database_with_json,
+)
+
+
+@click.command()
+@_what
+def pause(given: CliState, **what: Any) -> None:
+    """Make all workers skip queues, tasks or a key, within two seconds.
+
+    Running jobs go on, and enqueuing continues.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue pause mail
+    Or:       pgqueue --app shop.jobs:queue pause --task shop.jobs.send
+    Or:       pgqueue --app shop.jobs:queue pause --limit shop.report:tenant_id --key 7
+    """
+    _set_paused(given, **what, is_paused=True)
+
+
+@click.command()
+@_what
+def resume(given: CliState, **what: Any) -> None:
+    """Undo `pgqueue pause`.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue resume mail
+    """
+    _set_paused(given, **what, is_paused=False)
+
+
+def _set_paused(
+    given: CliState,
+    *,
+    queues: Sequence[str],
+    tasks: Sequence[str],
+    limit: str | None,
+    key: str | None,
+    is_paused: bool,
+    as_json: bool,
+) -> None:
+    if not queues and not tasks and limit is None and key is None:
+        raise click.UsageError("name a queue, a task with --task, or a key with --limit, --key")
+    if (limit is None) != (key is None):
+        raise click.UsageError("give --limit and --key together")
+    wanted: dict[str, list[tuple[Any, ...]]] = {
+        "queues": [(name,) for name in dict.fromkeys(queues)],
+        "tasks": [(name,) for name in dict.fromkeys(tasks)],
+        "keys": [] if key is None else [(limit, _value_of(key))],
+    }
+    queue = given.database()
+    changed: dict[str, list[str]] = {}
+    with opened(queue) as session:
+        before = queue.limits(session) if wanted["keys"] else []
+        for kind in PAUSABLES:
+            change = kind.pause if is_paused else kind.resume
+            changed[kind.key] = [
+                change(queue, session, *names) or names[0] for names in wanted[kind.key]
+            ]
+        after = queue.limits(session) if wanted["keys"] else []
+        session.commit()
+    if as_json:
+        print_json({**changed, "is_paused": is_paused})
+        return
+    for kind in PAUSABLES:
+        for name in changed[kind.key]:
+            click.echo(harmless(f"{name}: {'paused' if is_paused else 'resumed'}"))
+            if kind.hint is not None:
+                hint_at_names(queue, **{kind.hint: name})
+    for name in changed["keys"]:
+        if hint := _hint_at_key(name, before, after, is_paused=is_paused):
+            click.echo(harmless(hint), err=True)
+
+
+def _hint_at_key(
+    name: str, before: Sequence[LimitState], after: Sequence[LimitState], *, is_paused: bool
+) -> str | None:
+    """Doubt a key that no job has, such as a text for a number, or that was not paused."""
+    if is_paused and not any(one.name == name and (one.held or one.waiting) for one in after):
+        return f"No job of {name} waits or runs. A key is JSON: 7 is a number, '\"7\"' is a text."
+    if not is_paused and all(one.name != name for one in before):
+        return f"{name} was not paused. `pgqueue limits` lists the keys that are."
+    return None
+
+
+@click.command(name="set-limit")
+@click.argument("name")
+@click.argument("capacity", type=click.IntRange(min=0), required=False)
+@click.option("--reset", is_flag=True, help="Return to the capacity in the code.")
+@click.option("--key", help="Only for this value of the limit's argument; JSON for several.")
+@on_database_with_json
+def set_limit(
+    given: CliState, as_json: bool, name: str, capacity: int | None, reset: bool, key: str | None
+) -> None:
+    """Set how many jobs of a limit run at once, or start in its period, for all workers.
+
+    Jobs that were admitted go on.  With 0 no more are admitted.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue set-limit bank 5
+              pgqueue --app shop.jobs:queue set-limit bank --reset
+              pgqueue --app shop.jobs:queue set-limit shop.report:tenant_id 0 --key 7
+    """
+    if reset == (capacity is not None):
+        raise click.UsageError("give either a CAPACITY or --reset")
+    queue = given.database()
+    with opened(queue) as session:
+        value = None if key is None else _value_of(key)
+        written = queue.set_limit(session, name, capacity, key=value)
+        session.commit()
+        known = {one.name: one for one in queue.limits(session)}
+        found = known.get(written, known[name])
+    if as_json:
+        print_json(found)
+        return
+    is_number = found.period is None and has_own_capacity(found.capacity, is_fair=found.is_fair)
+    words = capacity_in_words(found, found.capacity) + (" at once" if is_number else "")
+    click.echo(f"{written}: {words if found.capacity else 'paused'}")
+
+
+def _value_of(key: str) -> Any:
+    """The value of an argument as JSON or, if it is none, as text."""
+    try:
+        value = json.loads(key)
+    except ValueError:
+        return key
+    return (None,) if value is None else value

@@ -1,0 +1,422 @@
+"""The commands that change jobs, schedules and workers, named by id or name, or jobs by a filter.
+
+Each job, schedule or worker that is named, and each batch of a filter, is one transaction.  Results
+are printed after the commit.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import click
+from sqlalchemy.orm import Session
+
+from pgqueue.cli.app_loader import CliState, opened
+from pgqueue.cli.lists import SCHEDULES, print_list
+from pgqueue.cli.options import (
+    FILTERS,
+    Decorator,
+    as_arguments,
+    as_job_id,
+    as_seconds,
+    as_time,
+    on_database_with_json,
+    print_no_job,
+    together,
+    which_jobs,
+)
+from pgqueue.errors import (
+    ArgumentsError,
+    DuplicateJob,
+    JobNotFound,
+    PayloadError,
+    ScheduleNotFound,
+    UnknownTask,
+)
+from pgqueue.job_queue import PgQueue
+from pgqueue.models import JobStatus
+from pgqueue.repository import Change, Jobs, Listing
+from pgqueue.statements.listing import JobFilter
+from pgqueue.tasks import editing
+from pgqueue.terminal import harmless, one_line, print_json
+
+BATCH = 100
+SHOWN = 20
+"""How many of the jobs of a filter are named that were refused, or whose key is taken."""
+
+NOT_FOUND = "not_found"
+KEY_TAKEN = "key_taken"
+REFUSED = "refused"
+"""The new arguments of the job are wrong."""
+
+Act = Callable[[PgQueue, Session, int], Change]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A command on jobs."""
+
+    name: str
+    help: str
+    examples: tuple[str, ...]
+    act: Callable[..., Act]
+    """Returns what to do with a job; takes the values of ``options``."""
+    options: tuple[Decorator, ...] = ()
+    statuses: tuple[str, ...] = ()
+    """The choices of --status, which a filter needs; without them, the jobs are those that wait."""
+    waiting: tuple[JobStatus, ...] = ()
+    is_for_later: bool = False
+    """Whether a filter finds only jobs that are not due yet."""
+    reason_unchanged: str = ""
+    """Why a waiting job was left as it is."""
+
+
+def _edited(edit: Callable[..., Change], **values: Any) -> Act:
+    changes = editing.Changes(**values, are_args_stored=True)
+
+    def act(queue: PgQueue, session: Session, job_id: int) -> Change:
+        return edit(Jobs(session), job_id, changes, queue.find, notify=queue.notify)
+
+    return act
+
+
+_args = click.option(
+    "--args",
+    metavar="JSON",
+    callback=as_arguments,
+    help="New values of some arguments by name, as JSON; others stay.",
+)
+
+JOB_VERBS = (
+    Verb(
+        "requeue",
+        "Put failed or cancelled jobs back, with all their attempts available again."
+        "  --args replaces some arguments before; it needs the app, which checks them."
+        "  Jobs that are not, or no longer, failed or cancelled stay as they are.",
+        ("4711 4712", "--status failed --task mail.welcome"),
+        act=lambda args: PgQueue.requeue if args is None else _edited(editing.requeue, args=args),
+        options=(_args,),
+        statuses=("failed", "cancelled"),
+    ),
+    Verb(
+        "cancel",
+        "Cancel jobs: a waiting job ends at once, a running job is asked to stop."
+        "  Jobs that have ended stay as they are.",
+        ("4711 4712", "--status pending --queue mail"),
+        act=lambda: PgQueue.cancel,
+        statuses=("pending", "running"),
+    ),
+    Verb(
+        "run-now",
+        "Make waiting jobs due now: those that were delayed, and those that wait for a retry, for "
+        "example after an outage of a mail server."
+        "  Uses up no attempt.  Jobs that are due, running or ended stay as they are.",
+        ("4711", "--task mail.send"),
+        act=lambda: PgQueue.run_now,
+        waiting=(JobStatus.PENDING,),
+        is_for_later=True,
+        reason_unchanged="it is due already",
+    ),
+    Verb(
+        "change",
+        "Change waiting jobs: their priority, their time, or some of their arguments."
+        "  The arguments that --args does not name stay; all are checked by the app, and a job "
+        "whose arguments would be wrong is refused.  Jobs that are running or ended stay as they "
+        "are.",
+        ("4711 --priority 0", "--task mail.send --priority 9"),
+        act=lambda **values: _edited(editing.change, **values),
+        options=(
+            click.option(
+                "--priority", type=click.IntRange(0, 9), help="The new one: 0 runs first, 9 last."
+            ),
+            click.option(
+                "--delay",
+                type=float,
+                metavar="SECONDS",
+                callback=as_seconds,
+                help="Not before, from now.",
+            ),
+            click.option(
+                "--run-at", type=as_time, metavar="TIME", help="Not before, as 2030-01-31T08:00Z."
+            ),
+            _args,
+        ),
+        waiting=(JobStatus.PENDING, JobStatus.BLOCKED),
+        reason_unchanged="it has these values already, or a worker is about to start it",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a verb on one job."""
+
+    id: int
+    change: str
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        words = self.change.replace("_", " ")
+        return f"{self.id}: {words}{f', because {self.reason}' if self.reason else ''}"
+
+
+def _command(verb: Verb) -> click.Command:
+    """The command of a row of JOB_VERBS."""
+    first, _, more = verb.help.partition("  ")
+    by = "--status" if verb.statuses else "--task"
+    named = f"Name the jobs by id, or select them by {by} and other options: then the command "
+    named += "counts them, asks you, and changes them in batches, each in its own commit."
+    lines = (f"pgqueue --app shop.jobs:queue {verb.name} {words}" for words in verb.examples)
+    examples = "\n          ".join(lines)
+
+    @click.command(verb.name, help=f"{first}\n\n{named}\n\n{more}\n\n\b\nExample:  {examples}")
+    @click.argument("job_ids", metavar="[ID]...", nargs=-1, type=as_job_id)
+    @which_jobs(*verb.statuses)
+    @together(*verb.options)
+    @click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="At most so many, the oldest first.",
+    )
+    @click.option("--yes", is_flag=True, help="Do not ask before many jobs are changed.")
+    @on_database_with_json
+    def command(given: CliState, /, **options: Any) -> None:
+        _run(given, verb, **options)
+
+    return command
+
+
+def _run(
+    given: CliState,
+    verb: Verb,
+    /,
+    *,
+    job_ids: Sequence[int],
+    statuses: Sequence[str] = (),
+    limit: int | None,
+    yes: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Change the jobs; exit with 1 if one was refused, its key taken or its id wrong."""
+    which = {name: options.pop(name) for name in FILTERS}
+    is_narrowed = limit is not None or any(value is not None for value in which.values())
+    if job_ids and (statuses or is_narrowed):
+        raise click.UsageError("Give ids, or say which jobs by options, not both")
+    if not job_ids and not statuses and not (verb.waiting and is_narrowed):
+        example = " ".join(verb.examples[-1].split()[:2])
+        raise click.UsageError(f"Which jobs? Give their ids, or say {example}")
+    act = verb.act(**options)
+    queue = given.database()
+    if job_ids:
+        are_missed = _change_named(queue, verb, act, job_ids, as_json=as_json)
+    else:
+        wanted = frozenset(map(JobStatus, statuses)) or frozenset(verb.waiting)
+        chosen = JobFilter(statuses=wanted, are_waiting=verb.is_for_later, **which)
+        with opened(queue) as session:
+            found = Listing(session).ids(chosen, limit=limit)
+        if found and not yes:
+            _ask(verb, chosen, len(found))
+        are_missed = _change_many(queue, verb, act, found, as_json=as_json)
+        if not found and not as_json:
+            print_no_job(queue, task=chosen.task, queue_name=chosen.queue)
+    if are_missed:
+        click.get_current_context().exit(1)
+
+
+def _ask(verb: Verb, which: JobFilter, number: int) -> None:
+    words = "waiting" if verb.waiting else " or ".join(sorted(which.statuses))
+    what = f"{verb.name.replace('-', ' ')} {number:,} {words} jobs"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"This would {what}; to confirm, add --yes")
+    click.confirm(f"{what[0].upper()}{what[1:]}?", abort=True, err=True)
+
+
+def _change_named(
+    queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int], *, as_json: bool
+) -> bool:
+    """Change each job in a transaction of its own; whether one was missed."""
+    results = []
+    for job_id in dict.fromkeys(job_ids):
+        [result] = _change_batch(queue, verb, act, [job_id])
+        results.append(result)
+        if not as_json:
+            click.echo(str(result), err=result.change in (NOT_FOUND, KEY_TAKEN, REFUSED))
+    counts = Counter(result.change for result in results)
+    if as_json:
+        print_json({"jobs": results, "counts": counts})
+    return bool(counts[NOT_FOUND] or counts[KEY_TAKEN] or counts[REFUSED])
+
+
+def _change_many(
+    queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int], *, as_json: bool
+) -> bool:
+    """Change the jobs in batches; whether one was refused or its key taken."""
+    counts: Counter[str] = Counter()
+    for start in range(0, len(job_ids), BATCH):
+        batch = _change_batch(queue, verb, act, job_ids[start : start + BATCH])
+        missed = [result for result in batch if result.change in (REFUSED, KEY_TAKEN)]
+        for result in missed[: max(0, SHOWN - counts[REFUSED] - counts[KEY_TAKEN])]:
+            click.echo(str(result), err=True)
+        counts.update(result.change for result in batch)
+    if as_json:
+        print_json({"matched": len(job_ids), "counts": counts})
+    elif counts:
+        words = (f"{n:,} {change.replace('_', ' ')}" for change, n in sorted(counts.items()))
+        click.echo(", ".join(words))
+    return bool(counts[REFUSED] or counts[KEY_TAKEN])
+
+
+def _change_batch(queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int]) -> list[Result]:
+    """Change some jobs in one transaction; jobs that have changed meanwhile stay as they are."""
+    with opened(queue) as session:
+        results = [_change_one(queue, session, verb, act, job_id) for job_id in job_ids]
+        session.commit()
+    return results
+
+
+def _change_one(queue: PgQueue, session: Session, verb: Verb, act: Act, job_id: int) -> Result:
+    try:
+        change = act(queue, session, job_id)
+    except JobNotFound:
+        return Result(job_id, NOT_FOUND, "no job has this id: never committed, or deleted")
+    except DuplicateJob as error:
+        holder = f"job {error.holder}" if error.holder else "another unfinished job"
+        return Result(job_id, KEY_TAKEN, f"{holder} of its queue has its unique key")
+    except (ArgumentsError, PayloadError, UnknownTask) as error:
+        return Result(job_id, REFUSED, one_line(error))
+    reason = None
+    if change is Change.UNCHANGED:
+        status = Listing(session).status(job_id)
+        reason = verb.reason_unchanged if status in verb.waiting else f"its status is {status}"
+    return Result(job_id, change.name.lower(), reason)
+
+
+SCHEDULE_VERBS = {
+    "pause": ("paused", "Fire no tick of these schedules until `resume`."),
+    "resume": ("resumed", "Undo `pause`; the ticks of the pause are not made up."),
+    "trigger": (
+        "triggered",
+        "Enqueue a job of each schedule now; their next ticks stay where they are.\n\n"
+        "Needs the app, whose tasks encode the arguments.",
+    ),
+    "remove": (
+        "removed",
+        "Delete schedules; their jobs stay.\n\n"
+        "A schedule that the code declares is added again when the next worker starts.",
+    ),
+}
+"""The methods of ``queue.schedules``, the word for what they have done, and the help."""
+
+
+@click.group(invoke_without_command=True)
+@on_database_with_json
+@click.pass_context
+def schedules(ctx: click.Context, given: CliState, as_json: bool) -> None:
+    """Show the schedules with their next three runs, in their zone and in UTC.
+
+    Below the table are the schedules whose tick is overdue, and why.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue schedules
+              pgqueue --app shop.jobs:queue schedules trigger shop.jobs.nightly
+    """
+    if ctx.invoked_subcommand is None:
+        queue = given.database()
+        with opened(queue) as session:
+            found = queue.schedules.list(session)
+        print_list(SCHEDULES, queue, found, as_json=as_json)
+
+
+def _schedule_command(verb: str) -> click.Command:
+    """The command of a row of SCHEDULE_VERBS."""
+    _, help = SCHEDULE_VERBS[verb]
+    example = f"pgqueue --app shop.jobs:queue schedules {verb} shop.jobs.nightly"
+
+    @click.command(verb, help=f"{help}\n\n\b\nExample:  {example}")
+    @click.argument("names", metavar="NAME...", nargs=-1, required=True)
+    @on_database_with_json
+    def command(given: CliState, names: Sequence[str], as_json: bool) -> None:
+        queue = given.application() if verb == "trigger" else given.database()
+        changed = [_change_schedule(queue, verb, name) for name in dict.fromkeys(names)]
+        if as_json:
+            print_json({"schedules": changed})
+        else:
+            for one in changed:
+                click.echo(harmless(_schedule_line(one)), err=one["change"] == NOT_FOUND)
+        if any(one["change"] == NOT_FOUND for one in changed):
+            click.get_current_context().exit(1)
+
+    return command
+
+
+def _change_schedule(queue: PgQueue, verb: str, name: str) -> dict[str, Any]:
+    with opened(queue) as session:
+        declared = {one.name: one.declared_in for one in queue.schedules.list(session)}
+        try:
+            job_id = getattr(queue.schedules, verb)(session, name)
+        except ScheduleNotFound as error:
+            return {"name": name, "change": NOT_FOUND, "reason": str(error)}
+        session.commit()
+    result = {"name": name, "change": SCHEDULE_VERBS[verb][0]}
+    if job_id is not None:
+        result["job_id"] = job_id
+    if verb == "remove" and declared[name] is not None:
+        result["reason"] = (
+            f"module {declared[name]} declares it, so the next worker that starts adds it again; "
+            "pause it"
+        )
+    return result
+
+
+def _schedule_line(one: Mapping[str, Any]) -> str:
+    if one["change"] == NOT_FOUND:
+        return str(one["reason"])
+    job = f", job {one['job_id']}" if "job_id" in one else ""
+    reason = f"; {one['reason']}" if "reason" in one else ""
+    return f"{one['name']}: {one['change']}{job}{reason}"
+
+
+def _as_worker_ids(
+    _ctx: click.Context, _parameter: click.Parameter, values: Sequence[str]
+) -> list[UUID]:
+    try:
+        return [UUID(value) for value in values]
+    except ValueError as error:
+        raise click.BadParameter("give the ids that `pgqueue workers` shows") from error
+
+
+@click.command()
+@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, callback=_as_worker_ids)
+@on_database_with_json
+def quiet(given: CliState, as_json: bool, worker_ids: Sequence[UUID]) -> None:
+    """Make workers claim no more jobs, within a second.
+
+    A quiet worker ends the jobs that it has claimed and then idles; stop it with SIGTERM when
+    `pgqueue workers` shows that it has no jobs.  This cannot be undone: start another worker.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue quiet 6f9619ff-8b86-d011-b42d-00c04fc964ff
+    """
+    queue = given.database()
+    with opened(queue) as session:
+        are_quiet = {id: queue.quiet(session, id) for id in worker_ids}
+        session.commit()
+    if as_json:
+        found = [{"id": str(id), "is_quiet": is_quiet} for id, is_quiet in are_quiet.items()]
+        print_json({"workers": found})
+    else:
+        for id, is_quiet in are_quiet.items():
+            words = "quiet" if is_quiet else "no live worker has this id"
+            click.echo(f"{id}: {words}", err=not is_quiet)
+    if not all(are_quiet.values()):
+        click.get_current_context().exit(1)
+
+
+requeue, cancel, run_now, change = map(_command, JOB_VERBS)
+for verb in SCHEDULE_VERBS:
+    schedules.add_command(_schedule_command(verb))

@@ -1,0 +1,108 @@
+"""The end of batches: enqueues the callback of a batch whose last job has ended.
+
+It has its own thread and connection, so that the count of a million jobs holds up no tick and no
+rescue.  The rescuer tells it when a batch may have ended.  Without batches, the thread sleeps and
+has no connection.  Every worker ends batches; there is no leader.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from threading import Event
+
+from sqlalchemy import Connection, Engine
+
+from pgqueue import redaction
+from pgqueue.connections.settings import SCHEDULING
+from pgqueue.repository import Batches
+from pgqueue.worker.outage import Outage
+from pgqueue.worker.reconnecting import REST_AFTER, ReconnectingConnection
+from pgqueue.worker.rows import RowGuard
+from pgqueue.worker.threads import WorkerThread
+
+logger = redaction.logger(__name__)
+
+CANDIDATES = 100
+"""Batches that may have ended, in one read."""
+
+
+class BatchEnder(WorkerThread):
+    """The thread that ends batches.  A lock on the row lets one worker end a batch."""
+
+    def __init__(self, engine: Engine, outage: Outage, *, notify: bool) -> None:
+        super().__init__(name="batches")
+        self._stopping = Event()
+        self._awake = Event()
+        ends = BatchEnds(notify=notify)
+        self._end = partial(ends.end, is_over=self._stopping.is_set)
+        self._reconnecting = ReconnectingConnection(
+            engine,
+            SCHEDULING,
+            outage,
+            name="batches",
+            stopping=self._stopping,
+            isolation_level="READ COMMITTED",
+        )
+
+    def work(self) -> None:
+        while not self._stopping.is_set():
+            if self._awake.wait(REST_AFTER if self._reconnecting.is_open else None):
+                self._awake.clear()
+                self._reconnecting.attempt(self._end)
+            else:
+                self._reconnecting.rest()
+        self._reconnecting.close()
+
+    def expect(self) -> None:
+        """A batch may have ended; the rescuer calls this at each look that finds one."""
+        self._awake.set()
+
+    def stop(self, *, seconds: float) -> None:
+        """End, and cancel a statement that takes longer: another worker ends the batch."""
+        self._stopping.set()
+        self._awake.set()
+        self.join(seconds)
+        if self.is_alive():
+            self._reconnecting.cancel()
+
+
+class BatchEnds:
+    """Call :meth:`end` when a batch may have ended.
+
+    A batch that cannot be ended stays open and stops no other.
+    """
+
+    def __init__(self, *, notify: bool) -> None:
+        self._notify = notify
+        self._guard = RowGuard()
+
+    def end(
+        self,
+        connection: Connection,
+        *,
+        is_over: Callable[[], bool] = lambda: False,
+        begin: Callable[[], AbstractContextManager[object]] | None = None,
+    ) -> int:
+        """End all batches whose jobs have ended; returns how many.
+
+        ``begin`` begins a transaction; in a test, a savepoint in the transaction of the test.
+        """
+        begin = begin or connection.begin
+        rows, ended, after = Batches(connection), 0, 0
+        while not is_over():
+            with begin():
+                found = rows.candidates(after=after, limit=CANDIDATES)
+            for batch_id in found:
+                if is_over() or self._guard.rests(batch_id):
+                    continue
+                words = f"batch {batch_id} cannot be ended, and stays open"
+                has_ended: bool | None = False
+                with self._guard.row(batch_id, words), begin():
+                    has_ended = rows.end(batch_id, notify=self._notify)
+                if has_ended:
+                    ended += 1
+                    logger.info("batch %d has ended", batch_id)
+            if len(found) < CANDIDATES:
+                break
+            after = found[-1]
+        return ended

@@ -1,1 +1,0 @@
-"""Handlers in child processes."""

@@ -1,0 +1,340 @@
+"""The commands that list something: the columns of each table, the keys of each document."""
+
+import json
+import os
+import socket
+import uuid
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from shop_rig import command
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from pgqueue import Lease, Limit, MessageQueue, PgQueue, Worker, WorkerProcess
+
+
+@pytest.fixture
+def queue(engine: Engine) -> PgQueue:
+    queue = PgQueue(engine)
+
+    @queue.task(name="mail.fail", queue="mail", max_attempts=1)
+    def fail(words: str) -> None:
+        raise ValueError(words)
+
+    queue.task(name="add")(lambda a: None)
+    queue.task(name="pay", limit=Limit(2, by="account", name="bank"))(lambda account: None)
+    return queue
+
+
+def document(queue: PgQueue, *words: str) -> dict[str, Any]:
+    ended = command(queue, *words, "--json")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def lines(queue: PgQueue, *words: str) -> list[str]:
+    ended = command(queue, *words)
+    assert ended.returncode == 0, ended.stderr
+    return str(ended.stdout).splitlines()
+
+
+def workers(session: Session, number: int, **values: Any) -> list[uuid.UUID]:
+    """Rows of live workers, in this order."""
+    ids = [uuid.uuid4() for _ in range(number)]
+    process = {"hostname": "here", "pid": 1, "backend_pid": 1, "queues": ["mail"], "slots": 2}
+    for id in ids:
+        session.add(WorkerProcess(id=id, **process | values))
+        session.flush()
+    session.commit()
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "said"),
+    [
+        ("jobs", "jobs", "No job fits."),
+        ("workers", "workers", "No worker lives."),
+        ("schedules", "schedules", "No schedules."),
+        ("limits", "limits", "No worker has declared a limit."),
+        ("batches", "batches", "There are no batches."),
+    ],
+)
+def test_an_empty_list_says_so(engine: Engine, words: str, key: str, said: str) -> None:
+    queue = PgQueue(engine)
+
+    assert lines(queue, words) == [said]
+    assert document(queue, words)[key] == []
+
+
+class TestJobs:
+    def test_the_newest_are_first_and_paged(self, queue: PgQueue) -> None:
+        ids = [queue.tasks["add"].delay(n).id for n in range(5)]
+
+        first = document(queue, "jobs", "--limit", "2")
+        rest = document(queue, "jobs", "--before", str(first["next_before"]))
+        plain = command(queue, "jobs", "--limit", "2")
+
+        assert [job["id"] for job in first["jobs"]] == ids[:2:-1]
+        assert ([job["id"] for job in rest["jobs"]], rest["next_before"]) == (ids[2::-1], None)
+        assert plain.stderr == f"There are older ones: add --before {ids[3]}\n"
+
+    @pytest.mark.parametrize(
+        ("words", "found"),
+        [
+            ("--status failed", [1]),
+            ("--status pending", [3, 2]),
+            ("--status failed --status pending", [3, 2, 1]),
+            ("--queue mail", [1]),
+            ("--task add", [3, 2]),
+            ("--tag a", [3]),
+            ("--tag a --status failed", []),
+            ("--after 2", [3]),
+        ],
+    )
+    def test_they_are_filtered(self, queue: PgQueue, words: str, found: list[int]) -> None:
+        queue.tasks["mail.fail"].delay("no")
+        Worker(queue, ["mail"]).run_until_empty(timeout=60)
+        queue.tasks["add"].delay(1)
+        queue.tasks["add"].options(tags=["a"]).delay(2)
+
+        assert [job["id"] for job in document(queue, "jobs", *words.split())["jobs"]] == found
+
+    def test_a_line_has_the_first_line_of_the_last_error(self, queue: PgQueue) -> None:
+        queue.tasks["mail.fail"].delay("not at all\nsecond line")
+        Worker(queue, ["mail"]).run_until_empty(timeout=60)
+
+        heading, line = lines(queue, "jobs")
+
+        assert heading.split() == [
+            *("id", "status", "task", "queue", "attempts", "created", "last", "error")
+        ]
+        assert line.split()[:5] == ["1", "failed", "mail.fail", "mail", "1/1"]
+        assert line.endswith("not at all")
+
+    def test_no_escape_sequence_in_the_words_of_a_job_is_obeyed(self, queue: PgQueue) -> None:
+        queue.tasks["mail.fail"].delay("\x1b[2J\x1b]0;mine\x07\u202e<b>")
+        Worker(queue, ["mail"]).run_until_empty(timeout=60)
+
+        for words in (["jobs"], ["jobs", "1", "--show-arguments"]):
+            said = command(queue, *words).stdout
+            assert "\\x1b[2J\\x1b]0;mine\\x07\\u202e<b>" in said
+            assert not {"\x1b", "\x07", "\u202e"} & set(said)
+
+
+class TestStatus:
+    def test_jobs_are_counted_by_queue_and_status(self, queue: PgQueue, session: Session) -> None:
+        for number in range(2):
+            queue.tasks["add"].delay(number)
+        queue.pause(session, "mail")
+        session.commit()
+
+        default, mail = document(queue, "status")["queues"]
+        heading, first, second = lines(queue, "status")[:3]
+
+        assert (default["name"], default["jobs"]["pending"], default["is_paused"]) == (
+            *("default", 2, False),
+        )
+        assert default["oldest_due_age"] > 0
+        assert (mail["name"], mail["is_paused"], mail["oldest_due_age"]) == ("mail", True, None)
+        assert heading.split()[:4] == ["queue", "pending", "running", "blocked"]
+        assert first.split()[:3] == ["default", "2", "0"]
+        assert second.startswith("mail (paused)")
+
+    def test_beside_many_jobs_the_succeeded_are_counted_only_when_asked(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
+        for number in range(2):
+            queue.tasks["add"].delay(number)
+        with engine.begin() as connection:
+            ended = "outcome = 'succeeded', finished_at = clock_timestamp()"
+            connection.execute(text(f"UPDATE pgqueue.jobs SET {ended} WHERE id = 1"))
+            connection.execute(text("DELETE FROM pgqueue.message_queue WHERE target_id = 1"))
+            # As a server with as many jobs would have it in its statistics.
+            many = "UPDATE pg_class SET reltuples = 1e6 WHERE oid = 'pgqueue.jobs'::regclass"
+            connection.execute(text(many))
+
+        [short] = document(queue, "status")["queues"]
+        [exact] = document(queue, "status", "--exact")["queues"]
+        plain = lines(queue, "status")
+
+        assert (short["jobs"]["pending"], short["jobs"]["succeeded"]) == (1, None)
+        assert (exact["jobs"]["pending"], exact["jobs"]["succeeded"]) == (1, 1)
+        assert "?" in plain[1]
+        assert "About 1,000,000 jobs in all; --exact counts those marked ?" in plain[2]
+
+    @pytest.mark.parametrize(("slots", "ahead"), [(2, 1), (3, 0)])
+    def test_the_jobs_claimed_ahead_of_the_slots_are_told(
+        self, queue: PgQueue, session: Session, slots: int, ahead: int
+    ) -> None:
+        for number in range(3):
+            queue.tasks["add"].delay(number)
+        [busy] = workers(session, 1, slots=slots)
+        for message in session.query(MessageQueue).all():
+            leased = {"target_id": message.target_id, "message_id": message.id}
+            session.add(Lease(**leased, attempt=1, worker_id=busy))
+            session.delete(message)
+        session.commit()
+
+        found = document(queue, "status")
+        plain = lines(queue, "status")
+
+        assert [worker["claimed_ahead"] for worker in found["workers"]] == [ahead]
+        assert found["queues"][0]["jobs"]["running"] == 3
+        told = [line for line in plain if line.startswith("The running include 1 claimed ahead")]
+        assert len(told) == ahead
+
+    def test_jobs_that_nobody_runs_are_warned_of(self, queue: PgQueue, engine: Engine) -> None:
+        for number in range(2):
+            queue.tasks["add"].delay(number)
+        row = "INSERT INTO pgqueue.unreadable_jobs (job_id, task, reason) VALUES (2, 'add', 'why')"
+        with engine.begin() as connection:
+            connection.execute(text(row))
+        other = PgQueue(engine)
+        other.task(name="other")(lambda: None)
+
+        found = document(other, "status")
+        plain = lines(other, "status")
+
+        assert [(one["name"], one["due_jobs"]) for one in found["unknown_tasks"]] == [("add", 2)]
+        [met] = found["unreadable_jobs"]
+        assert (met["task"], met["jobs"], met["reason"]) == ("add", 1, "why")
+        assert met["oldest_age"] >= 0
+        warnings = [line for line in plain if line.startswith("Warning: ")]
+        assert warnings[0].startswith("Warning: this app knows no task add, of which 2 jobs are")
+        assert warnings[1].startswith("Warning: 1 job waits (the oldest since 0 s)")
+
+
+def test_workers_have_their_ids(queue: PgQueue, session: Session) -> None:
+    first, second = workers(session, 2, queues=["mail", "web"])
+    queue.quiet(session, first)
+    session.commit()
+
+    heading, *told = lines(queue, "workers")
+    listed = document(queue, "workers")["workers"]
+
+    assert heading.split() == ["id", "worker", "queues", "jobs/slots", "last", "heartbeat"]
+    assert [line.split()[:3] for line in told] == [
+        [str(first), "here:1", "(quiet)"],
+        [str(second), "here:1", "mail,"],
+    ]
+    assert [(one["id"], one["is_quiet"], one["queues"]) for one in listed] == [
+        (str(first), True, []),
+        (str(second), False, ["mail", "web"]),
+    ]
+    assert (listed[0]["slots"], listed[0]["jobs"]) == (2, 0)
+
+
+def test_health_is_that_of_the_workers_of_this_host(queue: PgQueue, session: Session) -> None:
+    workers(session, 1)  # of another host
+    dead = command(queue, "health")
+    workers(session, 1, hostname=socket.gethostname(), pid=os.getpid())
+    live = command(queue, "health")
+
+    assert (dead.returncode, "No worker lives on" in dead.stderr) == (1, True)
+    assert live.returncode == 0
+    assert live.stdout.endswith(f": {os.getpid()}\n")
+
+
+class TestSchedules:
+    @pytest.fixture(autouse=True)
+    def schedules(self, queue: PgQueue) -> None:
+        add = queue.tasks["add"]
+        with queue.session() as session, session.begin():
+            queue.schedules.add(
+                session, add, "30 2 * * *", name="night", timezone="Europe/Berlin", args=(1,)
+            )
+            queue.schedules.add(session, add, every=timedelta(hours=1), name="hourly", args=(3,))
+            queue.schedules.pause(session, "hourly")
+
+    def test_each_has_three_runs_in_its_zone_and_in_utc(self, queue: PgQueue) -> None:
+        hourly, night = document(queue, "schedules")["schedules"]
+        _, *told = lines(queue, "schedules")
+
+        assert len(night["next_runs"]) == 3
+        for run in night["next_runs"]:
+            assert datetime.fromisoformat(run["local"]) == datetime.fromisoformat(run["utc"])
+            assert run["utc"].endswith("+00:00")
+        assert (hourly["every"], hourly["is_paused"], night["is_paused"]) == (3600, True, False)
+        assert [line.split()[0] for line in told if line[0] != " "] == ["hourly", "night"]
+        assert "30 2 * * * Europe/Berlin" in next(line for line in told if line[0] == "n")
+        assert [line.endswith("paused") for line in told] == [True] + [False] * (len(told) - 1)
+
+    @pytest.mark.parametrize(
+        ("damage", "words"),
+        [
+            ("task = 'lost.task'", "this app knows no task lost.task"),
+            ("timezone = 'Mars/Olympus'", "'Mars/Olympus', which this system does not have"),
+            ("overlap = 'wait', last_job_id = 7", "it waits for job 7"),
+            ("overlap = 'skip'", "no worker runs that knows task add"),
+        ],
+    )
+    def test_an_overdue_tick_is_told_with_its_reason(
+        self, queue: PgQueue, engine: Engine, damage: str, words: str
+    ) -> None:
+        late = f"{damage}, next_at = now() - interval '2 minutes'"
+        with engine.begin() as connection:
+            connection.execute(text(f"UPDATE pgqueue.schedules SET {late} WHERE name = 'night'"))
+
+        [warning] = [line for line in lines(queue, "schedules") if line.startswith("Warning")]
+        night = document(queue, "schedules")["schedules"][1]
+        found = json.loads(command(queue, "doctor", "--json").stdout)["findings"]
+
+        assert warning.startswith("Warning: schedule night: its tick of")
+        assert words in warning
+        assert words in night["overdue"]
+        assert [one["detail"] for one in found if one["subject"] == "schedules"] == [
+            night["overdue"]
+        ]
+
+
+def test_limits_have_their_capacity_and_their_jobs(queue: PgQueue, session: Session) -> None:
+    rate = Limit(60, per=timedelta(hours=1), by="account", name="api")
+    queue.task(name="call", limit=rate)(lambda account: None)
+    Worker(queue).run_until_empty(timeout=60)
+    for _ in range(3):
+        queue.tasks["pay"].delay(7)
+    queue.set_limit(session, "api", 0)
+    queue.set_limit(session, "bank", 5)
+    session.commit()
+
+    api, bank = document(queue, "limits")["limits"]
+
+    assert bank == {
+        "name": "bank",
+        "declared": 2,
+        "capacity": 5,
+        "is_set": True,
+        "held": 0,
+        "waiting": 3,
+        "period": None,
+        "burst": None,
+        "is_fair": False,
+    }
+    assert (api["declared"], api["capacity"], api["period"], api["burst"]) == (60, 0, 3600, 1)
+    heading, *told = lines(queue, "limits")
+    assert heading.split() == ["limit", "capacity", "held", "waiting"]
+    assert "paused (in the code 60 starts in 1:00:00)" in told[0]
+    assert told[1].split() == ["bank", "5", "(in", "the", "code", "2)", "0", "3"]
+
+
+def test_batches_have_their_progress(queue: PgQueue) -> None:
+    add = queue.tasks["add"]
+    with queue.session() as session, session.begin():
+        with queue.batch(session, "issue 11", meta={"issue": 11}):
+            add.enqueue(session, 1)
+        with queue.batch(session, "issue 12"):
+            add.enqueue(session, 1)
+            add.options(delay=timedelta(hours=1)).enqueue(session, 1)
+    Worker(queue).run_until_empty(timeout=60)
+
+    heading, newest, _ = lines(queue, "batches")
+    both = document(queue, "batches")["batches"]
+    [one] = document(queue, "batches", "--limit", "1")["batches"]
+
+    assert heading.split() == ["batch", "name", "outcome", "ended", "failed", "cancelled"]
+    assert newest.split()[1:] == ["issue", "12", "open", "1", "of", "2", "0", "0"]
+    assert (one["name"], one["outcome"], one["ended"]) == ("issue 12", None, 1)
+    assert [each["meta"] for each in both] == [{}, {"issue": 11}]

@@ -1,0 +1,175 @@
+"""The commands on the tables: ``upgrade``, ``revision``, ``grant``, ``revoke`` and ``prune``."""
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from shop_rig import assert_one_line, command, pgqueue
+from sqlalchemy import Engine, make_url, text
+
+from pgqueue import PgQueue, Retry, Worker
+from pgqueue.schema import SCHEMA_VERSION
+from pgqueue.statements.listing import NOT_YOURS
+
+ROOT = Path(__file__).parents[2]
+OLD = """
+    INSERT INTO pgqueue.jobs (task, outcome, created_at, finished_at, attempts)
+    SELECT task, 'succeeded', 'epoch', 'epoch', 1
+    FROM unnest(ARRAY['add', 'add', 'lost.task']) AS task
+"""
+
+
+@pytest.fixture
+def queue(engine: Engine) -> PgQueue:
+    queue = PgQueue(engine)
+    queue.task(name="add")(lambda a: None)
+    return queue
+
+
+class TestUpgrade:
+    def test_the_tables_are_created_and_it_may_be_repeated(self, empty_engine: Engine) -> None:
+        queue = PgQueue(empty_engine)
+
+        ended = [command(queue, name) for name in ("upgrade", "upgrade", "status")]
+
+        assert [one.returncode for one in ended] == [0, 0, 0]
+        assert f"version {SCHEMA_VERSION}" in ended[0].stdout
+
+    @pytest.mark.parametrize("words", ["status", "jobs 1", "requeue 1", "prune", "grant"])
+    def test_missing_tables_ask_for_it(self, empty_engine: Engine, words: str) -> None:
+        ended = command(PgQueue(empty_engine), *words.split())
+
+        assert_one_line(ended, "upgrade`")
+        assert ended.returncode == 1
+
+
+class TestRevision:
+    def test_it_is_written_into_the_history_of_the_host(self, tmp_path: Path) -> None:
+        alembic = [sys.executable, "-m", "alembic", "init", "migrations"]
+        subprocess.run(alembic, cwd=tmp_path, check=True, capture_output=True)
+
+        ended = command(PgQueue(), "revision", str(tmp_path / "migrations"), "-m", "bring the jobs")
+
+        written = next((tmp_path / "migrations" / "versions").glob("*bring_the_jobs.py"))
+        assert ended.returncode == 0
+        assert f"pgqueue.schema.upgrade(to={SCHEMA_VERSION}" in written.read_text()
+
+    def test_it_needs_a_history(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+
+        assert_one_line(command(PgQueue(), "revision"), "alembic.ini")
+
+    def test_it_is_never_written_into_the_history_of_pgqueue_itself(self) -> None:
+        versions = ROOT / "alembic" / "versions"
+        before = sorted(versions.glob("*.py"))
+
+        assert_one_line(pgqueue(ROOT, "revision"), "pgqueue's own history")
+        assert sorted(versions.glob("*.py")) == before
+
+
+class TestRights:
+    @pytest.fixture
+    def role(self, engine: Engine) -> Iterator[str]:
+        name = f"Ops {uuid.uuid4().hex[:8]}"
+        with engine.begin() as connection:
+            connection.execute(text(f"CREATE ROLE \"{name}\" LOGIN PASSWORD 'x'"))
+        yield name
+        with engine.begin() as connection:
+            connection.execute(text(f'DROP OWNED BY "{name}"'))
+            connection.execute(text(f'DROP ROLE "{name}"'))
+
+    @pytest.fixture
+    def of_role(self, role: str, database_url: str) -> Iterator[PgQueue]:
+        """A queue without tasks on the connections of the role."""
+        url = make_url(database_url).set(username=role, password="x")
+        queue = PgQueue(url.render_as_string(hide_password=False))
+        yield queue
+        queue.engine.dispose()
+
+    def test_a_dashboard_sees_and_changes_all_but_payloads(
+        self, queue: PgQueue, role: str, of_role: PgQueue
+    ) -> None:
+        @queue.task(name="charge", retry=Retry.never())
+        def charge(card: str) -> None:
+            raise ValueError("declined")
+
+        charge.delay("4111")
+        Worker(queue).run_until_empty(timeout=60)
+        queue.tasks["add"].delay(1)
+        granted = command(queue, "grant", "--dashboard", role)
+        assert (granted.returncode, granted.stdout) == (0, "Granted.\n")
+
+        shown = command(of_role, "jobs", "1", "--json")
+        doctor = command(of_role, "doctor")
+        cancelled = command(of_role, "cancel", "--status", "pending", "--yes")
+
+        for words in ("status", "jobs", "workers", "schedules", "limits", "batches", "requeue 1"):
+            assert command(of_role, *words.split()).returncode == 0
+        assert cancelled.stdout == "1 cancelled\n"
+        assert "no row breaks one" in doctor.stdout
+        job = json.loads(shown.stdout)
+        assert (job["args"], job["result"]) == (NOT_YOURS, NOT_YOURS)
+        assert job["last_error"] == "declined"
+        assert [attempt["traceback"] for attempt in job["failed_attempts"]] == [NOT_YOURS]
+
+    def test_what_was_granted_is_revoked(self, queue: PgQueue, role: str, of_role: PgQueue) -> None:
+        command(queue, "grant", "--dashboard", role)
+
+        revoked = command(queue, "revoke", "--dashboard", role)
+
+        assert (revoked.returncode, revoked.stdout) == (0, "Revoked.\n")
+        assert_one_line(command(of_role, "jobs"), "permission denied")
+
+    def test_printed_statements_do_the_same(
+        self, engine: Engine, role: str, of_role: PgQueue
+    ) -> None:
+        printed = command(PgQueue(), "grant", "--worker", role, "--sql").stdout
+
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql(printed)
+
+        Worker(of_role, ["default"]).run_until_empty(timeout=60)
+
+    @pytest.mark.parametrize("verb", ["grant", "revoke"])
+    def test_a_role_that_does_not_exist_is_named(self, queue: PgQueue, verb: str) -> None:
+        ended = command(queue, verb, "--worker", "nobody_here")
+
+        assert_one_line(ended, 'role "nobody_here" does not exist')
+
+
+class TestPrune:
+    def test_a_dry_run_counts_what_the_next_run_deletes(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            connection.execute(text(OLD))
+
+        def prune(*options: str) -> str:
+            return command(queue, "prune", *options).stdout
+
+        assert json.loads(prune("--dry-run", "--json")) == {
+            "due": 2,
+            "jobs": [{"task": "add", "outcome": "succeeded", "jobs": 2}],
+        }
+        assert prune("--dry-run").split()[-3:] == ["add", "succeeded", "2"]
+        assert prune() == "Deleted 2 jobs.\n"
+        assert prune("--dry-run") == "No job to delete.\n"
+        assert json.loads(prune("--json")) == {"deleted": 0, "refused": []}
+
+    def test_a_job_that_stays_is_named(self, queue: PgQueue, engine: Engine) -> None:
+        key = "bigint PRIMARY KEY REFERENCES pgqueue.jobs ON DELETE CASCADE"
+        with engine.begin() as connection:
+            connection.execute(text(OLD))
+            connection.execute(text(f"CREATE TABLE a (job {key})"))
+            connection.execute(text("CREATE TABLE b (job bigint REFERENCES a)"))
+            for table in "ab":
+                connection.execute(text(f"INSERT INTO {table} SELECT min(id) FROM pgqueue.jobs"))
+
+        ended = command(queue, "prune")
+
+        assert (ended.returncode, ended.stdout) == (0, "Deleted 1 jobs.\n")
+        assert "1 jobs stay although their time is over, job 1 first" in ended.stderr

@@ -1,0 +1,338 @@
+"""The commands that change jobs, schedules and workers: each verb, by ids and by a filter."""
+
+import json
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from shop_rig import assert_one_line, command
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session
+
+from pgqueue import Job, JobStatus, Limit, PgQueue, Secret, Unique, Worker, WorkerProcess
+
+
+@pytest.fixture
+def queue(engine: Engine) -> PgQueue:
+    queue = PgQueue(engine)
+
+    @queue.task(name="send", max_attempts=1)
+    def send(to: str, token: Secret[str] = "", copies: int = 1) -> None:
+        if not to:
+            raise ValueError("nobody")
+
+    queue.task(name="limited", limit=Limit(1))(lambda n: None)
+    queue.task(name="index", unique=Unique(by=("page",)))(lambda page: None)
+    return queue
+
+
+def failed(queue: PgQueue, number: int = 1) -> list[int]:
+    """Jobs that have failed for good."""
+    with queue.session() as session, session.begin():
+        ids = queue.tasks["send"].enqueue_many(session, [("",)] * number)
+    Worker(queue).run_until_empty(timeout=60)
+    return ids
+
+
+def waiting(queue: PgQueue, *names: str, **options: Any) -> list[int]:
+    return [queue.tasks["send"].options(**options).delay(name).id for name in names]
+
+
+def statuses(engine: Engine) -> dict[int, JobStatus]:
+    with Session(engine) as session:
+        return {job.id: job.status for job in session.scalars(select(Job))}
+
+
+def stored(engine: Engine) -> list[tuple[int, dict[str, Any]]]:
+    with Session(engine) as session:
+        return [(job.priority, job.args) for job in session.scalars(select(Job).order_by(Job.id))]
+
+
+class TestByIds:
+    def test_each_job_is_told_with_its_change_and_its_reason(self, queue: PgQueue) -> None:
+        [dead], [alive] = failed(queue), waiting(queue, "ada")
+
+        ended = command(queue, "requeue", str(dead), str(alive), "4711")
+        document = command(queue, "cancel", str(alive), str(alive), "4711", "--json")
+
+        assert ended.returncode == document.returncode == 1
+        assert ended.stdout.splitlines() == [
+            f"{dead}: requeued",
+            f"{alive}: unchanged, because its status is pending",
+        ]
+        missing = "no job has this id: never committed, or deleted"
+        assert ended.stderr == f"4711: not found, because {missing}\n"
+        assert json.loads(document.stdout) == {
+            "jobs": [
+                {"id": alive, "change": "cancelled", "reason": None},
+                {"id": 4711, "change": "not_found", "reason": missing},
+            ],
+            "counts": {"cancelled": 1, "not_found": 1},
+        }
+
+    @pytest.mark.parametrize(
+        ("words", "change", "again"),
+        [
+            (["run-now"], "due now", "it is due already"),
+            (["cancel"], "cancelled", "its status is cancelled"),
+            (
+                ["change", "--priority", "0"],
+                "changed",
+                "it has these values already, or a worker is about to start it",
+            ),
+        ],
+    )
+    def test_a_second_time_the_job_stays(
+        self, queue: PgQueue, words: list[str], change: str, again: str
+    ) -> None:
+        [id] = waiting(queue, "ada", delay=timedelta(hours=1))
+
+        first, second = (command(queue, *words, str(id)) for _ in range(2))
+
+        assert (first.returncode, first.stdout) == (0, f"{id}: {change}\n")
+        assert (second.returncode, second.stdout) == (0, f"{id}: unchanged, because {again}\n")
+
+    def test_a_running_job_is_asked_to_stop(self, queue: PgQueue) -> None:
+        said: list[str] = []
+
+        @queue.task(name="own")
+        def own() -> None:
+            said.append(command(queue, "cancel", "1").stdout)
+
+        own.delay()
+        Worker(queue).run_until_empty(timeout=60)
+
+        assert said == ["1: cancel requested\n"]
+
+    def test_a_job_whose_key_is_taken_stays(self, queue: PgQueue, engine: Engine) -> None:
+        [dead] = failed(queue)
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE pgqueue.jobs SET unique_key = 'k'"))
+        [holder] = waiting(queue, "ada", unique_key="k")
+
+        ended = command(queue, "requeue", str(dead), "--json")
+
+        [found] = json.loads(ended.stdout)["jobs"]
+        assert (ended.returncode, found["change"]) == (1, "key_taken")
+        assert found["reason"] == f"job {holder} of its queue has its unique key"
+        assert statuses(engine)[dead] == JobStatus.FAILED
+
+
+class TestByFilter:
+    def test_nobody_is_asked_without_a_terminal(self, queue: PgQueue, engine: Engine) -> None:
+        failed(queue, 2)
+        waiting(queue, "ada", delay=timedelta(hours=1))
+
+        assert_one_line(
+            command(queue, "requeue", "--status", "failed"),
+            "This would requeue 2 failed jobs; to confirm, add --yes",
+        )
+        assert_one_line(
+            command(queue, "run-now", "--task", "send"), "This would run now 1 waiting jobs"
+        )
+        assert JobStatus.FAILED in statuses(engine).values()
+
+    def test_the_jobs_are_changed_oldest_first_in_batches_up_to_a_limit(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
+        ids = failed(queue, 130)
+        words = ("--status", "failed", "--task", "send", "--limit", "110", "--yes")
+
+        ended = command(queue, "requeue", *words, "--json")
+        rest = command(queue, "requeue", *words)
+
+        assert json.loads(ended.stdout) == {"matched": 110, "counts": {"requeued": 110}}
+        assert rest.stdout == "20 requeued\n"
+        assert set(statuses(engine).values()) == {JobStatus.PENDING}
+        assert len(ids) == 130
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("cancel", "--status", "pending"), "2 cancelled\n"),
+            (("run-now", "--task", "send"), "1 due now\n"),
+            (("change", "--task", "send", "--priority", "9"), "2 changed\n"),
+            (("change", "--before", "2", "--priority", "9"), "1 changed\n"),
+            (("change", "--task", "limited", "--delay", "60"), "1 changed\n"),
+        ],
+    )
+    def test_each_verb_finds_the_jobs_that_it_is_for(
+        self, queue: PgQueue, words: tuple[str, ...], said: str
+    ) -> None:
+        waiting(queue, "ada", delay=timedelta(hours=1))
+        waiting(queue, "bob")
+        queue.tasks["limited"].delay(1)
+
+        ended = command(queue, *words, "--yes")
+
+        assert (ended.returncode, ended.stdout) == (0, said)
+
+    def test_of_many_jobs_those_whose_new_key_is_taken_are_named(self, queue: PgQueue) -> None:
+        for page in (1, 2):
+            queue.tasks["index"].delay(page)
+
+        ended = command(queue, "change", "--task", "index", "--args", '{"page": 3}', "--yes")
+
+        assert (ended.returncode, ended.stdout) == (1, "1 changed, 1 key taken\n")
+        assert ended.stderr == "2: key taken, because job 1 of its queue has its unique key\n"
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("change", "--task", "sned", "--priority", "1", "--yes"),
+            ("requeue", "--status", "failed", "--task", "sned", "--yes"),
+            ("jobs", "--task", "sned"),
+        ],
+    )
+    def test_where_no_job_fits_an_unknown_task_is_told(
+        self, queue: PgQueue, words: tuple[str, ...]
+    ) -> None:
+        ended = command(queue, *words)
+
+        assert (ended.returncode, ended.stdout) == (0, "No job fits.\n")
+        assert ended.stderr == "The app has no task sned. Is the name misspelt?\n"
+
+
+class TestNewArguments:
+    def test_those_named_replace_the_old_ones(self, queue: PgQueue, engine: Engine) -> None:
+        waiting(queue, "ada")
+
+        ended = command(queue, "change", "1", "--args", '{"copies": 2}', "--run-at", "2099-01-31Z")
+
+        assert ended.returncode == 2, "not a time"
+        time = "2099-01-31T08:00+01:00"
+        ended = command(queue, "change", "1", "--args", '{"copies": 2}', "--run-at", time)
+        assert ended.stdout == "1: changed\n"
+        assert stored(engine) == [(5, {"to": "ada", "copies": 2})]
+        with Session(engine) as session:
+            assert session.scalars(select(Job.run_at)).one().year == 2099
+
+    def test_wrong_ones_are_refused_by_job(self, queue: PgQueue, engine: Engine) -> None:
+        waiting(queue, "ada")
+
+        ended = command(queue, "change", "--task", "send", "--args", '{"copies": "2"}', "--yes")
+
+        assert (ended.returncode, ended.stdout) == (1, "1 refused\n")
+        assert ended.stderr.startswith("1: refused, because task send: argument copies")
+        assert stored(engine) == [(5, {"to": "ada"})]
+
+    def test_without_the_app_they_are_refused(self, queue: PgQueue, engine: Engine) -> None:
+        waiting(queue, "ada")
+
+        ended = command(PgQueue(engine), "change", "1", "--args", '{"to": "bob"}')
+
+        assert ended.returncode == 1
+        assert "no task 'send' is registered" in ended.stderr
+
+    def test_requeue_takes_them_too(self, queue: PgQueue, engine: Engine) -> None:
+        failed(queue)
+
+        wrong = command(queue, "requeue", "1", "--args", '{"too": "ada"}')
+        ended = command(queue, "requeue", "1", "--args", '{"to": "ada", "copies": 2}')
+
+        assert "1: refused, because task send: it has no argument 'too'" in wrong.stderr
+        assert ended.stdout == "1: requeued\n"
+        assert stored(engine) == [(5, {"to": "ada", "copies": 2})]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("requeue", "Which jobs? Give their ids, or say --status failed"),
+        ("cancel --task send", "Which jobs? Give their ids, or say --status pending"),
+        ("run-now", "Which jobs? Give their ids, or say --task mail.send"),
+        ("requeue 1 --status failed", "Give ids, or say which jobs by options, not both"),
+        ("change 1 --task send --priority 1", "not both"),
+        ("requeue --status succeeded", "is not one of"),
+        ("cancel 0", "'0' is not the id of a job"),
+        ("cancel seven", "'seven' is not the id of a job"),
+        ("cancel 9223372036854775808", "is not the id of a job"),
+        ("change 1", "nothing to change is given"),
+        ("change 1 --run-at 2099-01-31", "has no time zone"),
+        ("change 1 --run-at soon", "is not a time"),
+        ("change 1 --delay -1", "is not between 0 and 86400 seconds"),
+        ("change 1 --args [1]", "--args is not a JSON object"),
+        (f"change 1 --args {'[' * 100_000}", "--args is nested too deeply"),
+        ("schedules pause", "Missing argument"),
+        ("quiet here:1", "give the ids that `pgqueue workers` shows"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(words: str, error: str) -> None:
+    assert_one_line(command(PgQueue(), *words.split()), error)
+
+
+class TestSchedules:
+    @pytest.fixture(autouse=True)
+    def schedules(self, queue: PgQueue) -> None:
+        send = queue.tasks["send"]
+        with queue.session() as session, session.begin():
+            for name in ("night", "hourly"):
+                every = timedelta(hours=1)
+                queue.schedules.add(session, send, every=every, name=name, args=("ada",))
+
+    def test_each_verb_changes_those_that_are_named(self, queue: PgQueue, engine: Engine) -> None:
+        def run(*words: str) -> str:
+            return command(queue, "schedules", *words).stdout
+
+        assert run("pause", "night", "hourly") == "night: paused\nhourly: paused\n"
+        with queue.session() as session:
+            assert all(one.paused_at for one in queue.schedules.list(session))
+        assert json.loads(run("resume", "night", "--json")) == {
+            "schedules": [{"name": "night", "change": "resumed"}]
+        }
+        [triggered] = json.loads(run("trigger", "hourly", "--json"))["schedules"]
+        assert run("remove", "hourly") == "hourly: removed\n"
+        assert stored(engine) == [(5, {"to": "ada"})]
+        assert triggered == {"name": "hourly", "change": "triggered", "job_id": 1}
+        with queue.session() as session:
+            assert [one.name for one in queue.schedules.list(session)] == ["night"]
+
+    def test_one_of_the_code_is_told_to_come_back_after_its_removal(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE pgqueue.schedules SET declared_in = 'shop'"))
+
+        reason = "module shop declares it, so the next worker that starts adds it again; pause it"
+        ended = command(queue, "schedules", "remove", "night")
+        document = command(queue, "schedules", "remove", "hourly", "--json")
+
+        assert ended.stdout == f"night: removed; {reason}\n"
+        assert json.loads(document.stdout)["schedules"] == [
+            {"name": "hourly", "change": "removed", "reason": reason}
+        ]
+
+    @pytest.mark.parametrize("verb", ["pause", "resume", "trigger", "remove"])
+    def test_an_unknown_one_is_told_and_the_others_are_changed(
+        self, queue: PgQueue, verb: str
+    ) -> None:
+        ended = command(queue, "schedules", verb, "lost", "night")
+
+        assert ended.returncode == 1
+        assert "schedule lost does not exist" in ended.stderr
+        assert ended.stdout.startswith("night: ")
+
+
+def test_workers_are_made_quiet_by_id(engine: Engine) -> None:
+    first, second, unknown = uuid4(), uuid4(), uuid4()
+    with Session(engine) as session, session.begin():
+        for id in (first, second):
+            process = {"hostname": "here", "pid": 1, "backend_pid": 1, "queues": ["mail"]}
+            session.add(WorkerProcess(id=id, slots=4, **process))
+    queue = PgQueue(engine)
+
+    told = command(queue, "quiet", str(first), str(unknown))
+    document = command(queue, "quiet", "--json", str(unknown), str(second))
+
+    assert (told.returncode, document.returncode) == (1, 1)
+    assert told.stdout == f"{first}: quiet\n"
+    assert told.stderr == f"{unknown}: no live worker has this id\n"
+    workers = json.loads(document.stdout)["workers"]
+    assert workers == [
+        {"id": str(unknown), "is_quiet": False},
+        {"id": str(second), "is_quiet": True},
+    ]
+    assert command(queue, "quiet", str(second)).returncode == 0
+    with Session(engine) as session:
+        assert session.scalars(select(WorkerProcess.queues)).all() == [[], []]

@@ -1,0 +1,479 @@
+"""Handlers in child processes: whatever they do, they cost their own attempt and nothing else.
+
+A worker in the test's own process forks its children, so that tasks may be defined in a test.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import cells
+import pytest
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import scoped_session, sessionmaker
+from worker_rig import Rig, endings, wait_until
+
+from pgqueue import (
+    Cancel,
+    Discard,
+    Job,
+    JobAttempt,
+    JobContext,
+    PgQueue,
+    Retry,
+    Snooze,
+    Worker,
+    WorkerBroken,
+)
+
+MEBIBYTE = 2**20
+SOON = timedelta(seconds=0.3)
+AT_ONCE = Retry.constant(timedelta(0))
+
+
+@pytest.fixture
+def queue(engine: Engine) -> PgQueue:
+    return PgQueue(engine)
+
+
+def in_child(queue: PgQueue, handler: Callable[..., Any], **options: Any) -> Any:
+    settings = {"executor": "process", "max_attempts": 1, "retry": AT_ONCE, **options}
+    return queue.task(**{"name": handler.__name__, **settings})(handler)
+
+
+def job_of(queue: PgQueue, job_id: int) -> Job:
+    with queue.session() as session:
+        return session.get_one(Job, job_id)
+
+
+def result(queue: PgQueue, job_id: int) -> Any:
+    return job_of(queue, job_id).result
+
+
+def bad_attempts(queue: PgQueue, job_id: int) -> list[str]:
+    with queue.session() as session:
+        of_job = select(JobAttempt).where(JobAttempt.job_id == job_id).order_by(JobAttempt.attempt)
+        return [str(attempt.outcome) for attempt in session.scalars(of_job)]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; if nobody waits for it, its entry may stay."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+@contextmanager
+def working(worker: Worker) -> Iterator[None]:
+    """Run a worker in a thread; its end is awaited, and its error is raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            worker.run()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(60)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def test_one_child_serves_all_tasks_of_a_slot_in_turn(queue: PgQueue) -> None:
+    def first() -> list[int]:
+        return [os.getpid(), os.getpgid(0), os.getppid()]
+
+    def second() -> list[int]:
+        return first()
+
+    tasks = in_child(queue, first), in_child(queue, second)
+    jobs = [task.delay().id for task in tasks * 2]
+
+    assert endings(Worker(queue, concurrency=1)) == {"succeeded": 4}
+
+    [(pid, group, parent)] = {tuple(result(queue, job)) for job in jobs}
+    assert pid == group
+    assert os.getpid() not in (pid, parent)
+    assert is_gone(pid)
+    assert is_gone(parent)
+
+
+def test_a_child_is_replaced_after_so_many_jobs(queue: PgQueue) -> None:
+    task = in_child(queue, os.getpid, name="pid")
+    jobs = [task.delay().id for _ in range(5)]
+
+    endings(Worker(queue, concurrency=1, max_jobs_per_child=2))
+
+    jobs_of = Counter(result(queue, job) for job in jobs)
+    assert sorted(jobs_of.values()) == [1, 2, 2]
+
+
+def test_a_handler_that_kills_its_process_costs_its_own_attempts_and_nothing_else(
+    queue: PgQueue, tmp_path: Path
+) -> None:
+    def die(how: str, gate: str) -> None:
+        match how:
+            case "was killed by SIGKILL":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "ended with exit code 7":
+                os._exit(7)
+            case "ended with exit code 0":
+                os._exit(0)
+            case "was killed by SIGABRT":
+                signal.signal(signal.SIGABRT, signal.SIG_DFL)
+                os.abort()
+            case "ended with exit code 1":
+                os.closerange(3, 64)
+            case "ended with exit code 8":  # the copy keeps the connection to the worker
+                if os.fork() == 0:
+                    os.setsid()
+                    wait_until(Path(gate).exists)
+                    os._exit(0)
+                os._exit(8)
+
+    ways = [f"was killed by SIG{name}" for name in ("KILL", "ABRT")]
+    ways += [f"ended with exit code {code}" for code in (7, 0, 1, 8)]
+    task, other = in_child(queue, die), in_child(queue, os.getpid, name="other")
+    gate = tmp_path / "gate"
+    jobs = {how: task.delay(how, str(gate)).id for how in ways}
+    twice = task.options(max_attempts=2).delay(ways[0], str(gate)).id
+    neighbours = [other.delay().id for _ in range(3)]
+
+    endings(Worker(queue, concurrency=2))
+    gate.touch()
+
+    for how, job in jobs.items():
+        assert job_of(queue, job).last_error == f"the handler's process {how}"
+        assert bad_attempts(queue, job) == ["crashed"]
+    assert bad_attempts(queue, twice) == ["crashed"] * 2
+    assert all(job_of(queue, job).outcome == "succeeded" for job in neighbours)
+
+
+def test_a_timeout_ends_whatever_the_handler_does(queue: PgQueue, tmp_path: Path) -> None:
+    """More of them than there are slots: threads that do not return would end the worker."""
+
+    def overrun(where: str, pids: str) -> None:
+        Path(pids, str(os.getpid())).touch()
+        match where:
+            case "C loop":  # holds the GIL: no other thread of the process runs
+                ctypes.PyDLL(None).usleep(60_000_000)
+            case "socket":
+                left, _right = socket.socketpair()
+                left.recv(1)
+            case "program":
+                program = subprocess.Popen(["sleep", "60"])
+                Path(pids, str(program.pid)).touch()
+                program.wait()
+            case "signals":
+                for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+                    signal.signal(number, signal.SIG_IGN)
+                time.sleep(60)
+
+    task = in_child(queue, overrun, timeout=SOON)
+    places = ("C loop", "socket", "program", "signals")
+    jobs = [task.delay(place, str(tmp_path)).id for place in places]
+
+    assert endings(Worker(queue, concurrency=2)) == {"failed": 4}
+
+    for job in jobs:
+        assert bad_attempts(queue, job) == ["timeout"]
+        assert "longer than 0:00:00.3" in (job_of(queue, job).last_error or "")
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 5
+    wait_until(lambda: all(map(is_gone, pids)), what="the handlers and the program are gone")
+
+
+def test_memory_is_limited_while_a_handler_of_the_task_runs(queue: PgQueue) -> None:
+    def fill(mebibytes: int) -> int:
+        return len(bytearray(mebibytes * MEBIBYTE)) // MEBIBYTE
+
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    limited = in_child(queue, fill, memory_limit=size + 128 * MEBIBYTE)
+    unlimited = in_child(queue, fill, name="unlimited")
+    cramped = in_child(queue, fill, name="cramped", memory_limit=16 * MEBIBYTE)
+    jobs = [limited.delay(8), unlimited.delay(200), limited.delay(200), limited.delay(9)]
+    too_small = cramped.delay(1).id
+
+    endings(Worker(queue, concurrency=1))
+
+    fits, elsewhere, fits_not, fits_again = (job_of(queue, job.id) for job in jobs)
+    assert (fits.result, elsewhere.result, fits_again.result) == (8, 200, 9)
+    assert bad_attempts(queue, fits_not.id) == ["failed"]
+    assert "raise it well above that" in (job_of(queue, too_small).last_error or "")
+
+
+def test_what_a_handler_returns_and_raises_arrives(queue: PgQueue) -> None:
+    def answer(what: str, value: dict[str, Any] | None = None) -> Any:
+        match what:
+            case "cancel":
+                return Cancel("enough")
+            case "discard":
+                raise Discard("not for me")
+            case "snooze":
+                return Snooze(timedelta(hours=1))
+            case "exit":
+                sys.exit(3)
+            case "error":
+                raise ZeroDivisionError("by naught")
+            case "unserialisable":
+                return object()
+        return value
+
+    task = in_child(queue, answer)
+    given = {"text": 'ü\n"', "number": 1.5, "list": [None, True, 2**70]}
+    echoed = task.delay("echo", given).id
+    jobs = {what: task.delay(what).id for what in ("cancel", "discard", "snooze", "exit", "error")}
+    unserialisable = task.delay("unserialisable").id
+
+    endings(Worker(queue))
+
+    assert result(queue, echoed) == given
+    outcomes = {what: job_of(queue, job).outcome for what, job in jobs.items()}
+    assert outcomes == {
+        "cancel": "cancelled",
+        "discard": "failed",
+        "snooze": None,
+        "exit": "failed",  # as in a thread
+        "error": "failed",
+    }
+    assert job_of(queue, jobs["error"]).last_error == "by naught"
+    assert list(result(queue, unserialisable)) == ["unserialisable_result"]
+
+
+def test_a_child_has_connections_of_its_own_and_leaves_those_of_its_worker_alone(
+    queue: PgQueue, engine: Engine
+) -> None:
+    sessions = scoped_session(sessionmaker(engine))
+    backend = text("SELECT pg_backend_pid()")
+    ours = {sessions.scalar(backend)}  # a transaction that is open in this thread
+    with engine.connect() as idle:
+        ours.add(idle.scalar(backend))
+
+    def read() -> list[int]:
+        with queue.session() as session:
+            return [session.scalar(backend), sessions.scalar(backend)]
+
+    task = in_child(queue, read)
+    first, second = task.delay().id, task.delay().id
+
+    assert endings(Worker(queue, concurrency=1)) == {"succeeded": 2}
+
+    assert not ours & {*result(queue, first), *result(queue, second)}
+    assert result(queue, first)[0] == result(queue, second)[0]  # its pool is kept
+    assert sessions.scalar(backend) in ours
+    sessions.remove()
+
+
+def test_output_and_log_lines_of_a_child_go_where_those_of_its_worker_go(
+    queue: PgQueue, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = logging.FileHandler(tmp_path / "log")
+    logger = logging.getLogger("tests.children")
+    logger.addHandler(log)
+    print("before", end="")
+
+    def speak() -> int:
+        print("printed")
+        logger.warning("logged")
+        return len(os.read(0, 1))
+
+    job = in_child(queue, speak).delay().id
+
+    endings(Worker(queue))
+    logger.removeHandler(log)
+    log.close()
+
+    assert capfd.readouterr().out == "beforeprinted\n"
+    assert (tmp_path / "log").read_text() == "logged\n"
+    assert result(queue, job) == 0  # its stdin is empty
+
+
+def test_a_child_learns_of_a_cancel_and_the_job_after_it_does_not(queue: PgQueue) -> None:
+    def cancel_itself(ctx: JobContext) -> bool:
+        with queue.session() as session, session.begin():
+            queue.cancel(session, ctx.job_id)
+        wait_until(ctx.is_cancelled, what="the child reads of the cancel")
+        return ctx.is_stopping()
+
+    def look(ctx: JobContext) -> list[Any]:
+        return [os.getpid(), ctx.is_cancelled()]
+
+    cancelled = in_child(queue, cancel_itself).delay().id
+    after = in_child(queue, look).delay().id
+
+    endings(Worker(queue, concurrency=1))
+
+    assert job_of(queue, cancelled).outcome == "cancelled"
+    assert result(queue, after)[1] is False
+
+
+def test_a_child_learns_of_a_stop(queue: PgQueue, tmp_path: Path) -> None:
+    def until_stopping(ctx: JobContext, started: str) -> Snooze:
+        Path(started).touch()
+        wait_until(ctx.is_stopping, what="the child reads of the stop")
+        return Snooze(timedelta(0))
+
+    started = tmp_path / "started"
+    job = in_child(queue, until_stopping).delay(str(started)).id
+
+    with working(Worker(queue, grace=timedelta(minutes=5))):
+        wait_until(started.exists, what="the handler starts")
+
+    assert (job_of(queue, job).outcome, bad_attempts(queue, job)) == (None, [])
+
+
+def test_a_child_that_outlives_the_grace_is_killed_and_its_job_given_back(
+    queue: PgQueue, tmp_path: Path
+) -> None:
+    def stay(started: str) -> None:
+        Path(started).write_text(str(os.getpid()))
+        ctypes.PyDLL(None).usleep(60_000_000)
+
+    started = tmp_path / "started"
+    job = in_child(queue, stay).delay(str(started)).id
+
+    with working(Worker(queue, grace=timedelta(0))):
+        wait_until(lambda: started.exists() and started.read_text(), what="the handler starts")
+
+    assert job_of(queue, job).attempts == 0
+    assert bad_attempts(queue, job) == ["interrupted"]
+    assert is_gone(int(started.read_text()))
+
+
+def test_a_child_of_a_worker_that_was_declared_dead_is_killed(queue: PgQueue) -> None:
+    def declare_dead(ctx: JobContext) -> int:
+        if ctx.attempt == 1:
+            with queue.session() as session, session.begin():
+                session.execute(text("UPDATE pgqueue.workers SET dead_at = clock_timestamp()"))
+            time.sleep(300)
+        return ctx.attempt
+
+    job = in_child(queue, declare_dead, max_attempts=2).delay().id
+
+    with working(Worker(queue)):
+        wait_until(lambda: job_of(queue, job).outcome, what="another attempt ends")
+
+    assert result(queue, job) == 2
+
+
+def test_the_worker_ends_with_the_server_of_its_children(queue: PgQueue) -> None:
+    """It has threads by then, and a process with threads is not forked."""
+
+    def kill_server() -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+
+    job = in_child(queue, kill_server).delay().id
+
+    with pytest.raises(WorkerBroken, match="server of the child processes"):
+        Worker(queue).run_until_empty(timeout=60)
+
+    assert bad_attempts(queue, job) == ["crashed"]
+
+
+def test_ctx_finish_says_that_it_needs_a_thread(queue: PgQueue) -> None:
+    def finish(ctx: JobContext) -> None:
+        with ctx.finish():
+            pass
+
+    job = in_child(queue, finish).delay().id
+
+    endings(Worker(queue))
+
+    assert "leave executor='process' away" in (job_of(queue, job).last_error or "")
+
+
+def test_a_thread_that_a_handler_leaves_does_not_keep_the_worker(queue: PgQueue) -> None:
+    def leave_a_thread() -> None:
+        threading.Thread(target=threading.Event().wait).start()
+
+    in_child(queue, leave_a_thread).delay()
+
+    assert endings(Worker(queue)) == {"succeeded": 1}
+
+
+@pytest.mark.journey
+def test_no_child_outlives_a_killed_worker(database_url: str, tmp_path: Path) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(modules=["cells"])
+        with rig.session() as session, session.begin():
+            jobs = [cells.wait_in_cell.enqueue(session, "never").id]
+            jobs.append(cells.spin.enqueue(session).id)
+        rig.until_started(*jobs)
+        notes = rig.notes("start")
+        pids = {note[name] for note in notes for name in ("pid", "server")}
+        assert len(pids) == 3
+        assert not any(map(is_gone, pids))
+
+        worker.kill()
+
+        rig.until(lambda: all(map(is_gone, pids)), what="the children and their server are gone")
+
+
+@pytest.mark.journey
+def test_a_signal_to_all_processes_lets_a_handler_finish(database_url: str, tmp_path: Path) -> None:
+    """As Ctrl-C in a terminal, and as a supervisor that stops a whole group."""
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(grace=60, modules=["cells"])
+        with rig.session() as session, session.begin():
+            job = cells.wait_in_cell.enqueue(session, "go").id
+        rig.until_started(job)
+        [note] = rig.notes("start")
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for name in ("pid", "server"):
+                os.kill(note[name], number)
+        worker.send(signal.SIGTERM)
+        rig.until(lambda: "stopping" in worker.log.read_text())
+        rig.open("go")
+
+        assert worker.exit_code() == 0
+        assert (rig.outcome(job), rig.attempts(job)) == ("succeeded", 1)
+        assert is_gone(note["pid"])
+        assert is_gone(note["server"])
+
+
+SCRIPT = """
+import sys
+from pgqueue import PgQueue, Worker
+
+queue = PgQueue(sys.argv[1])
+
+@queue.task(executor="process")
+def double(number: int) -> int:
+    return 2 * number
+
+double.delay(21)
+print(Worker(queue).run_until_empty(timeout=60))
+"""
+
+
+@pytest.mark.journey
+def test_a_script_without_a_main_guard_enqueues_once(database_url: str, tmp_path: Path) -> None:
+    script = tmp_path / "twice.py"
+    script.write_text(SCRIPT)
+
+    done = subprocess.run([sys.executable, script, database_url], capture_output=True, text=True)
+
+    assert done.stdout.strip() == "{'succeeded': 1}", done.stderr
