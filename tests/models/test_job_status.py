@@ -221,9 +221,7 @@ class TestComparisons:
             made, *JobStatus
         ) - ids_of(made, JobStatus.FAILED)
 
-    def test_a_join_finds_what_the_expression_finds(
-        self, session: Session, made: Made
-    ) -> None:
+    def test_a_join_finds_what_the_expression_finds(self, session: Session, made: Made) -> None:
         """Two forms of one question, by the narrow tables and by the row."""
         other = aliased(Job)
         joined = select(Job.id).join(other, other.id == Job.id)
