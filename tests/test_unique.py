@@ -461,7 +461,8 @@ def test_an_enqueue_without_unique_options_sends_the_statement_it_sent_before(
         "pgqueue.message_queue (queue, priority, run_at, target_id, task, alone) SELECT "
         "job.queue AS queue, job.priority AS priority, job.run_at AS run_at, job.id AS id, "
         "job.task AS task, job.max_attempts = %(max_attempts_1)s::SMALLINT AS anon_1 FROM job) "
-        "SELECT job.id, job.run_at, job.created_at, true AS anon_2 FROM job"
+        "SELECT job.id, EXTRACT(epoch FROM job.run_at) AS run_at, EXTRACT(epoch FROM "
+        "job.created_at) AS created_at, true AS anon_2 FROM job"
     )
 
 
