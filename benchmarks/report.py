@@ -128,10 +128,15 @@ def _head(about: About) -> str:
 def _section(case: Case, finding: Finding, about: About) -> str:
     lines = [f"## {case.name}\n", f"{case.title} ({date.today():%Y-%m-%d}, {about.size})\n"]
     lines += ["| | | goal |", "|---|---|---|"]
-    lines += [f"| {one.name} | {_spread(one)} | |" for one in finding.series]
+    measured = {one.name for one in finding.series}
+    bounds = {goal.what: f"{_bound(goal)}{_verdict(goal)}" for goal in finding.goals}
     lines += [
-        f"| {goal.what} | {_figure(goal)} | {_bound(goal)}{_verdict(goal)} |"
+        f"| {one.name} | {_spread(one)} | {bounds.get(one.name, '')} |" for one in finding.series
+    ]
+    lines += [
+        f"| {goal.what} | {_figure(goal)} | {bounds[goal.what]} |"
         for goal in finding.goals
+        if goal.what not in measured
     ]
     lines += ["", *finding.remarks] if finding.remarks else []
     if charts.is_worth_drawing(finding):

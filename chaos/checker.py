@@ -104,7 +104,7 @@ class Checker:
         """F5, and no attempt starts twice: an attempt's number is given out once, and once more
         for each time that a stop has interrupted it.
 
-        A crash of the server may forget the stamps of the last moment, as is documented.
+        A crash of the server may forget the outcomes of the last moment, as is documented.
         """
         interrupted = self._run.interruptions()
         most = {r[0]: r[1] for r in self._run.rows("SELECT id, max_attempts FROM pgqueue.jobs")}

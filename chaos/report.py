@@ -140,18 +140,20 @@ def _markdown(summary: Summary) -> str:
     lines = [
         f"Run of {day}{size}, seed {summary.seed}, on {summary.machine}: {summary.words()}",
         "",
-        "| what is done, and what must hold | promises | jobs | faults | second starts | verdict |",
-        "|---|---|--:|---|--:|---|",
+        "| what is done, and what must hold | jobs | faults |",
+        "|---|--:|---|",
     ]
     for verdict in sorted(summary.verdicts, key=lambda verdict: verdict.scenario):
         one = scenarios[verdict.scenario]
-        lines.append(
-            f"| {one.title} (`{one.name}`) | {one.promises} | {verdict.counts.get('jobs', 0):,} |"
-            f" {_faults(verdict)} | {verdict.counts.get('second starts', 0):,} |"
-            f" {'holds' if verdict.broken is None else '**broken**'} |"
-        )
+        faults = [_faults(verdict)] if _faults(verdict) else []
+        if again := verdict.counts.get("second starts", 0):
+            faults.append(f"{again:,} second starts")
+        if verdict.broken is not None:
+            faults.append("**broken**")
+        jobs = verdict.counts.get("jobs", 0)
+        lines.append(f"| {one.title} (`{one.name}`) | {jobs:,} | {', '.join(faults)} |")
     for name, missing in summary.left_out.items():
-        lines.append(f"| `{name}` | | | | | left out: needs {', '.join(missing)} |")
+        lines.append(f"| `{name}` | | left out: needs {', '.join(missing)} |")
     return "\n".join([*lines, "", ""])
 
 

@@ -2,7 +2,8 @@
 
 The functions do no I/O; their time arguments come from the database.  cronsim reads a cron
 expression as wall-clock times without a zone.  The functions here decide what such a time means on
-a day on which the clocks change (docs/decisions/0022).
+a day on which the clocks change.  Given a zone, cronsim itself drops a run at a skipped hour, and
+one of ``30 * * * *`` where clocks are set back by half an hour.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The life of a job as a table of steps, small enough to try all of it.
 
 Two slots, of two workers or of one, at one job.  Each function below is one line of
-docs/explanation/life-of-a-job.md: what a session finds, and what it then does, at once.  What
+docs/explanation/architecture.md: what a session finds, and what it then does, at once.  What
 happens between the statements of two sessions is tried on a real server instead, by
 chaos/scenarios/interleavings.py.
 

@@ -22,7 +22,7 @@ def test_a_change_of_the_tables_and_a_running_worker_never_wait_for_each_other(
         rig.until(lambda: rig.effects() > 20)
 
         with rig.raw() as connection:
-            # Three times as long as a stamp waits before it lets its transaction go.
+            # Longer than a handler's transaction holds its locks.
             connection.exec_driver_sql("SET lock_timeout = '3s'")
             for number in range(CHANGES):
                 connection.exec_driver_sql(f"ALTER TABLE pgqueue.jobs ADD COLUMN c{number} text")
