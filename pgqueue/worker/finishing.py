@@ -25,7 +25,6 @@ from pgqueue.execution.error_reports import storable_result
 from pgqueue.outcomes import Cancel, Succeeded
 from pgqueue.repository import Attempts, Claimed
 from pgqueue.sessions import async_sessions
-from pgqueue.sessions.handlers import joined_session
 from pgqueue.statements.transactions import AFTER_HANDLER
 from pgqueue.tasks import Task
 from pgqueue.unit_of_work import CommitUnknown, commit, set_now, write_pending
@@ -66,7 +65,7 @@ class Finishing(ABC):
             self._opened(),
             self._transaction() as connection,
             session_for_handler(
-                joined_session, self._sessions, connection, begin_again=self._begin
+                self._sessions, connection, is_async=False, begin_again=self._begin
             ) as session,
         ):
             try:
@@ -80,12 +79,11 @@ class Finishing(ABC):
         """Like :meth:`begin` on an event loop, with an AsyncSession."""
         self._refuse(is_async=True)
         outcome = Succeeded(storable_result(result))
-        joined, begin = async_sessions.joined_session, self._begin
         with self._opened():
             async with self._async_transaction() as connection:
                 sync: Any = getattr(connection, "sync_connection", connection)
                 with session_for_handler(
-                    joined, self._sessions, connection, begin_again=begin
+                    self._sessions, connection, is_async=True, begin_again=self._begin
                 ) as session:
                     try:
                         yield session

@@ -2,40 +2,33 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue import redaction
 from pgqueue.context import Around, JobContext
-from pgqueue.sessions.handlers import listeners_to_commit, options_of
+from pgqueue.sessions.async_sessions import joined_session as joined_async_session
+from pgqueue.sessions.handlers import joined_session, listeners_to_commit, options_of
 from pgqueue.tasks.delaying import handler_session
 
 logger = redaction.logger(__name__)
 
-AnySession = TypeVar("AnySession")
 Begin = Callable[[Connection], None]
 
 
 @contextmanager
 def session_for_handler(
-    joined_session: Callable[..., AnySession],
-    sessions: sessionmaker[Session],
-    connection: Any,
-    *,
-    begin_again: Begin,
-) -> Iterator[AnySession]:
-    """Join a Session to the transaction of a connection, with the options of the application's
-    engine, and let ``delay()`` know of it.  The caller closes it.
-
-    ``joined_session``: the function of that name for a Session, or for an AsyncSession.
-    """
+    sessions: sessionmaker[Session], connection: Any, *, is_async: bool, begin_again: Begin
+) -> Iterator[Any]:
+    """Join a Session, or an AsyncSession, to the transaction of a connection, with the options of
+    the application's engine, and let ``delay()`` know of it.  The caller closes it."""
     sync_connection: Connection = getattr(connection, "sync_connection", connection)
+    join = joined_async_session if is_async else joined_session
     with options_of(sessions.kw["bind"], sync_connection):
-        session = joined_session(sessions, connection, begin_again=begin_again)
-        own: Any = session
-        handler_session.set(getattr(own, "sync_session", own))
+        session: Any = join(sessions, sync_connection, begin_again=begin_again)
+        handler_session.set(getattr(session, "sync_session", session))
         try:
             yield session
         finally:

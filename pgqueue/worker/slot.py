@@ -3,15 +3,13 @@
 import asyncio
 from functools import partial
 
+from sqlalchemy.util import greenlet_spawn
+
 from pgqueue import execution, redaction
 from pgqueue.context import Finishing, JobContext, nothing_around
 from pgqueue.outcomes import Exhausted, Outcome
 from pgqueue.repository import Claimed
-from pgqueue.worker.handler_transactions import (
-    obstacle,
-    run_in_async_transaction,
-    run_in_transaction,
-)
+from pgqueue.worker.handler_transactions import obstacle, run_in_pool_transaction
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.thread_finishing import ThreadFinishing
@@ -110,7 +108,7 @@ def run_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     if task.in_process:
         return runtime.children.run(run)
     if task.is_transactional:
-        return run_in_transaction(runtime, run)
+        return run_in_pool_transaction(runtime, run)
     context = _context_of(runtime, run)
     return execution.run(task, claimed, context, around=runtime.around_handlers).outcome
 
@@ -125,7 +123,7 @@ async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outc
         if outcome is not None:
             return outcome
     if task.is_transactional:
-        return await run_in_async_transaction(runtime, run)
+        return await greenlet_spawn(run_in_pool_transaction, runtime, run)
     context = _context_of(runtime, run)
     around = runtime.around_async_handlers
     return (await execution.run_async(task, claimed, context, around=around)).outcome

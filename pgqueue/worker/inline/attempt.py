@@ -34,8 +34,7 @@ from pgqueue.outcomes import (
     Unreadable,
 )
 from pgqueue.repository import Attempts, Claimed, Jobs
-from pgqueue.sessions import async_sessions
-from pgqueue.sessions.handlers import joined_session, listeners_to_commit
+from pgqueue.sessions.handlers import listeners_to_commit
 from pgqueue.statements.tables import CRASHED
 from pgqueue.statements.transactions import CHECK_CONSTRAINTS
 from pgqueue.tasks import Task
@@ -56,7 +55,6 @@ from pgqueue.worker.progress import row_of_progress
 from pgqueue.worker.until_empty import HandlerErrors
 
 T = TypeVar("T")
-Joined = TypeVar("Joined")
 
 FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError)
 """Raised at the settle for what a handler has left: a deferred constraint, an ended savepoint."""
@@ -173,7 +171,7 @@ class InlineAttempt:
             return self._wait_for(self._verdict_async(is_cancelled))
         if not self.task.is_transactional:
             return self._run(self._context(None, is_cancelled))
-        with self._joined(joined_session) as session:
+        with self._joined(is_async=False) as session:
             self._session = session
             context = self._context(session, is_cancelled)
             return self._run(context, write_pending=partial(write_pending, session))
@@ -181,14 +179,16 @@ class InlineAttempt:
     async def _verdict_async(self, is_cancelled: Callable[[], bool]) -> AttemptResult:
         if not self.task.is_transactional:
             return await self._run_async(self._context(None, is_cancelled))
-        with self._joined(async_sessions.joined_session) as session:
+        with self._joined(is_async=True) as session:
             self._session = session.sync_session
             context = self._context(session, is_cancelled)
             write = partial(session.run_sync, write_pending)
             return await self._run_async(context, write_pending=write)
 
-    def _joined(self, join: Callable[..., Joined]) -> AbstractContextManager[Joined]:
-        return session_for_handler(join, self._sessions, self._connection, begin_again=begin_now)
+    def _joined(self, *, is_async: bool) -> AbstractContextManager[Any]:
+        return session_for_handler(
+            self._sessions, self._connection, is_async=is_async, begin_again=begin_now
+        )
 
     def _run(self, context: JobContext, **options: Any) -> AttemptResult:
         return execution.run(self.task, self.claimed, context, around=self._around, **options)
