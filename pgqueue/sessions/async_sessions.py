@@ -86,11 +86,6 @@ def joined_session(
     return session
 
 
-async def close(session: "AsyncSession") -> None:
-    """Close it although the asyncio task of its handler is cancelled."""
-    await asyncio.shield(asyncio.create_task(session.close()))
-
-
 def session_in_savepoint(sessions: sessionmaker[Session], connection: Connection) -> "AsyncSession":
     """An AsyncSession in a savepoint of a test's connection, which may be a plain one."""
     _let_cursors_be_awaited(connection)

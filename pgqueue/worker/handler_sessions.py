@@ -20,14 +20,13 @@ Begin = Callable[[Connection], None]
 
 @contextmanager
 def session_for_handler(
-    sessions: sessionmaker[Session], connection: Any, *, is_async: bool, begin_again: Begin
+    sessions: sessionmaker[Session], connection: Connection, *, is_async: bool, begin_again: Begin
 ) -> Iterator[Any]:
     """Join a Session, or an AsyncSession, to the transaction of a connection, with the options of
     the application's engine, and let ``delay()`` know of it.  The caller closes it."""
-    sync_connection: Connection = getattr(connection, "sync_connection", connection)
     join = joined_async_session if is_async else joined_session
-    with options_of(sessions.kw["bind"], sync_connection):
-        session: Any = join(sessions, sync_connection, begin_again=begin_again)
+    with options_of(sessions.kw["bind"], connection):
+        session: Any = join(sessions, connection, begin_again=begin_again)
         handler_session.set(getattr(session, "sync_session", session))
         try:
             yield session

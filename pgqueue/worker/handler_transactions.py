@@ -7,10 +7,10 @@ cost one short transaction for each attempt, committed before the handler is cal
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -42,9 +42,6 @@ from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.transactional_attempt import AttemptTransaction, run_in_transaction
 from pgqueue.worker.unknown_commits import was_committed
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
 
 T = TypeVar("T")
 
@@ -121,10 +118,27 @@ class PoolTransaction(AttemptTransaction):
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        with connection_for(self._runtime, self.run) as connection, self.run.on(connection):
-            yield connection
-            if (left := connection.get_transaction()) is not None:
-                left.rollback()
+        runtime, run = self._runtime, self.run
+        engine = runtime.loop.engine.sync_engine if run.task.is_async else runtime.engine
+        with engine.connect() as connection:
+            if run.task.is_async:
+                # The BEGIN that the worker sends itself, with the level, is for plain connections.
+                connection.execution_options(isolation_level=runtime.isolation_level)
+            else:
+                leave_autocommit(connection)
+            let_server_notice_loss(connection)
+            try:
+                with run.on(connection):
+                    yield connection
+                    if (left := connection.get_transaction()) is not None:
+                        left.rollback()
+            finally:
+                if run.session is not None:
+                    run.session.close()
+                # Another thread may have ended the server process of a lost attempt.
+                if run.is_lost and not connection.closed and not connection.invalidated:
+                    connection.invalidate()
+                close_if_changed(connection)
 
     def begin(self, connection: Connection) -> None:
         limits = time_limits(self.run.task.settings.timeout, connection)
@@ -146,6 +160,9 @@ class PoolTransaction(AttemptTransaction):
 
     def call_listeners(self) -> None:
         call_after_commit(self._runtime.around, self.run.context, self.run.session)
+
+    def was_committed(self) -> bool:
+        return _wait_for(self.run, partial(_was_committed, self._runtime, self.run))
 
     def is_replayed(self, error: BaseException) -> bool:
         if self.run.is_lost:
@@ -182,46 +199,6 @@ class PoolTransaction(AttemptTransaction):
         # A pause, so that the conflicting transactions do not meet again.
         pause = FIRST_PAUSE * 2.0**self._replays * random.uniform(0.25, 0.5)  # noqa: S311  # no secret
         _wait_for(run, partial(time.sleep, pause))
-
-
-@contextmanager
-def connection_for(runtime: WorkerRuntime, run: RunningAttempt) -> Iterator[Connection]:
-    """A connection of the pool for the transactions of an attempt."""
-    engine = runtime.loop.engine.sync_engine if run.task.is_async else runtime.engine
-    with engine.connect() as connection:
-        if run.task.is_async:
-            # The BEGIN that the worker sends itself, with the level, is for plain connections.
-            connection.execution_options(isolation_level=runtime.isolation_level)
-        else:
-            leave_autocommit(connection)
-        let_server_notice_loss(connection)
-        try:
-            yield connection
-        finally:
-            _prepare_for_pool(run, connection)
-
-
-@asynccontextmanager
-async def async_connection_for(
-    runtime: WorkerRuntime, run: RunningAttempt
-) -> "AsyncIterator[AsyncConnection]":
-    """Like :func:`connection_for`, on the event loop."""
-    async with runtime.loop.engine.connect() as connection:
-        await connection.execution_options(isolation_level=runtime.isolation_level)
-        await connection.run_sync(let_server_notice_loss)
-        try:
-            yield connection
-        finally:
-            await connection.run_sync(lambda sync: _prepare_for_pool(run, sync))
-
-
-def _prepare_for_pool(run: RunningAttempt, connection: Connection) -> None:
-    """Prepare a connection for the pool; invalidate one that may have been ended meanwhile."""
-    if run.session is not None:
-        run.session.close()
-    if run.is_lost and not connection.closed and not connection.invalidated:
-        connection.invalidate()
-    close_if_changed(connection)
 
 
 def _after_no_commit(
@@ -267,7 +244,7 @@ def _log_no_connection(runtime: WorkerRuntime, run: RunningAttempt, error: Excep
 
 
 def _after_unknown_commit(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
-    if was_committed(runtime.engine, run.worker_id, run.claimed, stopping=runtime.stopping):
+    if _was_committed(runtime, run):
         settled = Settled(run.claimed.job_id, str(AttemptOutcome.SUCCEEDED))
         transaction = PoolTransaction(runtime, run)
         transaction.settled(Succeeded(), settled)
@@ -276,3 +253,7 @@ def _after_unknown_commit(runtime: WorkerRuntime, run: RunningAttempt) -> Outcom
     # If the COMMIT was carried out after all, the lease is gone and this outcome is dropped.
     lost = ConnectionError("the connection broke during COMMIT, which was not carried out")
     return execution.after_error(run.task, run.claimed, lost)
+
+
+def _was_committed(runtime: WorkerRuntime, run: RunningAttempt) -> bool:
+    return was_committed(runtime.engine, run.worker_id, run.claimed, stopping=runtime.stopping)

@@ -6,13 +6,18 @@ from functools import partial
 from sqlalchemy.util import greenlet_spawn
 
 from pgqueue import execution, redaction
-from pgqueue.context import Finishing, JobContext, nothing_around
+from pgqueue.context import Finishing as AnyFinishing
+from pgqueue.context import JobContext, nothing_around
 from pgqueue.outcomes import Exhausted, Outcome
 from pgqueue.repository import Claimed
-from pgqueue.worker.handler_transactions import obstacle, run_in_pool_transaction
+from pgqueue.worker.finishing import Finishing
+from pgqueue.worker.handler_transactions import (
+    PoolTransaction,
+    obstacle,
+    run_in_pool_transaction,
+)
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.thread_finishing import ThreadFinishing
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
@@ -136,9 +141,9 @@ def _context_of(runtime: WorkerRuntime, run: RunningAttempt) -> JobContext:
     return run.context(finishing=partial(_finishing_of, runtime, run))
 
 
-def _finishing_of(runtime: WorkerRuntime, run: RunningAttempt) -> Finishing:
+def _finishing_of(runtime: WorkerRuntime, run: RunningAttempt) -> AnyFinishing:
     if run.finishing is None:
-        run.finishing = ThreadFinishing(runtime, run)
+        run.finishing = Finishing(PoolTransaction(runtime, run))
     return run.finishing
 
 

@@ -6,11 +6,13 @@ meanwhile, the settle finds no row and all writes of the handler are rolled back
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Coroutine
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only
 
@@ -23,6 +25,11 @@ from pgqueue.repository import Attempts, Settled
 from pgqueue.unit_of_work import TransactionEnded, server_error, write_pending
 from pgqueue.worker.handler_sessions import session_for_handler
 from pgqueue.worker.running_attempt import RunningAttempt
+
+T = TypeVar("T")
+
+FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError)
+"""Raised at the settle for what a handler has left: a deferred constraint, an ended savepoint."""
 
 
 class AttemptTransaction(ABC):
@@ -70,17 +77,37 @@ class AttemptTransaction(ABC):
     def call_listeners(self) -> None:
         """Call the ``after_commit`` listeners of the handler's Session."""
 
-    @abstractmethod
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is known already that another thread or worker settles the attempt."""
+        return self.run.is_lost
+
+    def wait_for(self, running: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine of an async handler."""
+        return await_only(running)
+
     def is_replayed(self, error: BaseException) -> bool:
         """Whether after this error the transaction may succeed if it begins again."""
+        return False
 
-    @abstractmethod
     def prepare_replay(self, connection: Connection, error: BaseException | None) -> None:
         """End the failed transaction before the next begins; raises Stale or CancelWins."""
+        raise NotImplementedError("is_replayed() is never true here")
+
+    def was_committed(self) -> bool:
+        """Ask the database after a COMMIT without an answer; only where a COMMIT is sent."""
+        raise NotImplementedError("the inline worker of a test sends no COMMIT")
+
+    def failed(self, error: Exception) -> Outcome:
+        """The outcome after an error at the settle or the COMMIT."""
+        return execution.after_error(self.run.task, self.run.claimed, server_error(error))
 
     def settle(self, connection: Connection, outcome: Outcome) -> Settled:
         """Settle the attempt; raises Stale, CancelWins or TransactionEnded."""
         self.end_handler(connection)
+        return self.complete(connection, outcome)
+
+    def complete(self, connection: Connection, outcome: Outcome) -> Settled:
         attempts = Attempts(connection, self.run.worker_id)
         return execution.complete(attempts, self.run.claimed, outcome, is_kept=self.is_kept)
 
@@ -115,7 +142,7 @@ def run_in_transaction(transaction: AttemptTransaction) -> Outcome | None:
                             write_pending=partial(session.run_sync, write_pending),
                             is_replayed=transaction.is_replayed,
                         )
-                        result = await_only(running)
+                        result = transaction.wait_for(running)
                     else:
                         result = execution.run(
                             task,
@@ -129,15 +156,15 @@ def run_in_transaction(transaction: AttemptTransaction) -> Outcome | None:
                         run.forget_session()  # else it stays open: listeners may read attributes
                 if not result.keeps_writes:
                     return result.outcome
-                if run.is_lost:
+                if transaction.is_lost:
                     return None  # another thread settles the attempt
                 try:
                     settled = transaction.settle(connection, result.outcome)
                     transaction.commit_writes(connection)
-                except (DBAPIError, TransactionEnded) as error:
+                except FAILURES as error:
                     if transaction.is_replayed(error):
                         raise Replay from error
-                    return execution.after_error(task, claimed, server_error(error))
+                    return transaction.failed(error)
             except Replay as replay:
                 transaction.prepare_replay(connection, replay.__cause__)
                 continue
