@@ -1,7 +1,6 @@
 """One attempt of one job, from its arguments to its outcome."""
 
 from pgqueue.execution.attempt import (
-    AttemptResult,
     CancelWins,
     Replay,
     Stale,
@@ -14,7 +13,7 @@ from pgqueue.execution.attempt import (
     log_waiting,
     never,
     obstacle,
-    result_of,
+    outcome_of,
     run,
     run_async,
     secrets_of,
@@ -23,7 +22,6 @@ from pgqueue.execution.attempt import (
 )
 
 __all__ = [
-    "AttemptResult",
     "CancelWins",
     "Replay",
     "Stale",
@@ -36,7 +34,7 @@ __all__ = [
     "log_waiting",
     "never",
     "obstacle",
-    "result_of",
+    "outcome_of",
     "run",
     "run_async",
     "secrets_of",

@@ -115,7 +115,7 @@ def run_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     if task.is_transactional:
         return run_in_pool_transaction(runtime, run)
     context = _context_of(runtime, run)
-    return execution.run(task, claimed, context, around=runtime.around_handlers).outcome
+    return execution.run(task, claimed, context, around=runtime.around_handlers)
 
 
 async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
@@ -131,7 +131,7 @@ async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outc
         return await greenlet_spawn(run_in_pool_transaction, runtime, run)
     context = _context_of(runtime, run)
     around = runtime.around_async_handlers
-    return (await execution.run_async(task, claimed, context, around=around)).outcome
+    return await execution.run_async(task, claimed, context, around=around)
 
 
 def _context_of(runtime: WorkerRuntime, run: RunningAttempt) -> JobContext:

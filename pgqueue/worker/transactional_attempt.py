@@ -142,9 +142,9 @@ def run_in_transaction(transaction: AttemptTransaction) -> Outcome | None:
                             write_pending=partial(session.run_sync, write_pending),
                             is_replayed=transaction.is_replayed,
                         )
-                        result = transaction.wait_for(running)
+                        outcome = transaction.wait_for(running)
                     else:
-                        result = execution.run(
+                        outcome = execution.run(
                             task,
                             claimed,
                             context,
@@ -152,14 +152,14 @@ def run_in_transaction(transaction: AttemptTransaction) -> Outcome | None:
                             write_pending=partial(write_pending, session),
                             is_replayed=transaction.is_replayed,
                         )
-                    if not result.keeps_writes or run.session.in_transaction():
+                    if not outcome.keeps_writes or run.session.in_transaction():
                         run.forget_session()  # else it stays open: listeners may read attributes
-                if not result.keeps_writes:
-                    return result.outcome
+                if not outcome.keeps_writes:
+                    return outcome
                 if transaction.is_lost:
                     return None  # another thread settles the attempt
                 try:
-                    settled = transaction.settle(connection, result.outcome)
+                    settled = transaction.settle(connection, outcome)
                     transaction.commit_writes(connection)
                 except FAILURES as error:
                     if transaction.is_replayed(error):
@@ -168,6 +168,6 @@ def run_in_transaction(transaction: AttemptTransaction) -> Outcome | None:
             except Replay as replay:
                 transaction.prepare_replay(connection, replay.__cause__)
                 continue
-            transaction.settled(result.outcome, settled)
+            transaction.settled(outcome, settled)
             transaction.call_listeners()
             return None

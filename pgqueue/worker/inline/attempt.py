@@ -231,14 +231,14 @@ class InlineAttempt(RunningAttempt):
         context = self.context(finishing=self._own_finishing)
         if task.is_async:
             around = transaction.around_async
-            result = transaction.wait_for(
+            outcome = transaction.wait_for(
                 execution.run_async(task, claimed, context, around=around)
             )
         else:
-            result = execution.run(task, claimed, context, around=transaction.around)
-        if not result.keeps_writes:
+            outcome = execution.run(task, claimed, context, around=transaction.around)
+        if not outcome.keeps_writes:
             undo_savepoints(self._connection, outer=self._outer)
-        return result.outcome
+        return outcome
 
     def settle(self, outcome: Outcome) -> Outcome:
         """Settle the attempt, as a settler does; raises Stale.  Returns how it was settled."""
