@@ -16,7 +16,7 @@ from pgqueue.execution import CancelWins, Stale
 from pgqueue.execution.error_reports import storable_result
 from pgqueue.outcomes import Cancel, Succeeded
 from pgqueue.unit_of_work import CommitUnknown, write_pending
-from pgqueue.worker.handler_sessions import call_listeners, session_for_handler
+from pgqueue.worker.commit_listeners import call_listeners
 from pgqueue.worker.transactional_attempt import AttemptTransaction
 
 if TYPE_CHECKING:
@@ -56,13 +56,7 @@ class Finishing:
         try:
             with transaction.connection() as connection:
                 transaction.begin(connection)
-                with session_for_handler(
-                    transaction.sessions,
-                    connection,
-                    is_async=is_async,
-                    begin_again=transaction.begin,
-                ) as session:
-                    run.session = own = getattr(session, "sync_session", session)
+                with transaction.session(connection) as (session, own):
                     yield session
                     write_pending(own)
                 try:

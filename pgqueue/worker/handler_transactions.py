@@ -35,7 +35,7 @@ from pgqueue.unit_of_work import (
     time_limits,
 )
 from pgqueue.worker.buffer import STALE
-from pgqueue.worker.handler_sessions import call_after_commit
+from pgqueue.worker.commit_listeners import call_after_commit
 from pgqueue.worker.outage import is_away, words_of
 from pgqueue.worker.reconnecting import is_lock_timeout
 from pgqueue.worker.running_attempt import RunningAttempt

@@ -6,8 +6,8 @@ meanwhile, the settle finds no row and all writes of the handler are rolled back
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
-from contextlib import AbstractContextManager
+from collections.abc import Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,8 +22,10 @@ from pgqueue.execution import Replay
 from pgqueue.middleware import AsyncAround
 from pgqueue.outcomes import Outcome
 from pgqueue.repository import Attempts, Settled
+from pgqueue.sessions.async_sessions import joined_session as joined_async_session
+from pgqueue.sessions.handlers import joined_session, options_of
+from pgqueue.tasks.delaying import handler_session
 from pgqueue.unit_of_work import TransactionEnded, server_error, write_pending
-from pgqueue.worker.handler_sessions import session_for_handler
 from pgqueue.worker.running_attempt import RunningAttempt
 
 T = TypeVar("T")
@@ -77,6 +79,23 @@ class AttemptTransaction(ABC):
     def call_listeners(self) -> None:
         """Call the ``after_commit`` listeners of the handler's Session."""
 
+    @contextmanager
+    def session(self, connection: Connection) -> Iterator[tuple[Any, Session]]:
+        """Join the handler's Session, or AsyncSession, to the transaction, with the options of the
+        application's engine, and let ``delay()`` know of it.
+
+        Yields it, and the Session itself, which is ``run.session`` until :meth:`connection` ends.
+        """
+        join = joined_async_session if self.run.task.is_async else joined_session
+        with options_of(self.sessions.kw["bind"], connection):
+            session: Any = join(self.sessions, connection, begin_again=self.begin)
+            own = self.run.session = getattr(session, "sync_session", session)
+            handler_session.set(own)
+            try:
+                yield session, own
+            finally:
+                handler_session.set(None)
+
     @property
     def is_lost(self) -> bool:
         """Whether it is known already that another thread or worker settles the attempt."""
@@ -124,13 +143,7 @@ def run_in_transaction(transaction: AttemptTransaction) -> Outcome | None:
         while True:
             transaction.begin(connection)
             try:
-                with session_for_handler(
-                    transaction.sessions,
-                    connection,
-                    is_async=task.is_async,
-                    begin_again=transaction.begin,
-                ) as session:
-                    run.session = getattr(session, "sync_session", session)
+                with transaction.session(connection) as (session, own):
                     run.begin()
                     context = run.context(session)
                     if task.is_async:
@@ -152,7 +165,7 @@ def run_in_transaction(transaction: AttemptTransaction) -> Outcome | None:
                             write_pending=partial(write_pending, session),
                             is_replayed=transaction.is_replayed,
                         )
-                    if not outcome.keeps_writes or run.session.in_transaction():
+                    if not outcome.keeps_writes or own.in_transaction():
                         run.forget_session()  # else it stays open: listeners may read attributes
                 if not outcome.keeps_writes:
                     return outcome

@@ -1,37 +1,14 @@
-"""The Session of a handler, in a transaction that it does not own, and its listeners."""
+"""The ``after_commit`` listeners of a handler's Session."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
-from sqlalchemy import Connection
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
 from pgqueue import redaction
 from pgqueue.context import Around, JobContext
-from pgqueue.sessions.async_sessions import joined_session as joined_async_session
-from pgqueue.sessions.handlers import joined_session, listeners_to_commit, options_of
-from pgqueue.tasks.delaying import handler_session
+from pgqueue.sessions.handlers import listeners_to_commit
 
 logger = redaction.logger(__name__)
-
-Begin = Callable[[Connection], None]
-
-
-@contextmanager
-def session_for_handler(
-    sessions: sessionmaker[Session], connection: Connection, *, is_async: bool, begin_again: Begin
-) -> Iterator[Any]:
-    """Join a Session, or an AsyncSession, to the transaction of a connection, with the options of
-    the application's engine, and let ``delay()`` know of it.  The caller closes it."""
-    join = joined_async_session if is_async else joined_session
-    with options_of(sessions.kw["bind"], connection):
-        session: Any = join(sessions, connection, begin_again=begin_again)
-        handler_session.set(getattr(session, "sync_session", session))
-        try:
-            yield session
-        finally:
-            handler_session.set(None)
 
 
 def call_after_commit(
