@@ -188,7 +188,7 @@ class OpenClaim:
                 if session.get_transaction() is not transaction:
                     raise PgQueueError("nothing was settled")
                 session.flush()
-                outcome = execution.result_of(job.task, claimed, job.result).outcome
+                outcome = execution.outcome_of(job.task, claimed, job.result)
                 settled = self._complete(attempts, claimed, outcome)
         except Exception as error:
             if session.get_transaction() is not transaction:
@@ -243,7 +243,7 @@ class OpenClaim:
                     try:
                         return claimed, task.payload.loads(claimed.args), waited
                     except PayloadError as error:
-                        outcome = execution.unreadable(task, claimed, error).outcome
+                        outcome = execution.unreadable(task, claimed, error)
                 for settled in attempts.settle([(claimed, outcome)]):
                     self._ended(session, connection, claimed, outcome, settled)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from pgqueue.errors import ArgumentsError
 
@@ -77,6 +77,8 @@ class Succeeded:
     """The handler returned; ``result`` is its return value, as JSON."""
 
     result: Any = None
+    keeps_writes: ClassVar[bool] = True
+    """Whether what the handler wrote through its Session is committed with this outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Retried:
     give_up_after: timedelta | None = None
     """The job fails instead if the next attempt would start later than this after the start of the
     first one."""
+    keeps_writes: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ class Failed:
 
     error: ErrorReport
     end: AttemptEnd = AttemptEnd.FAILED
+    keeps_writes: bool = False
+    """Whether the handler returned this request: its writes are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,8 @@ class Cancelled:
     """The handler asked to end the job as cancelled."""
 
     reason: str
+    keeps_writes: bool = False
+    """Whether the handler returned this request: its writes are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +118,15 @@ class Snoozed:
     """The handler asked to run again after ``delay``; the attempt does not count."""
 
     delay: timedelta
+    keeps_writes: bool = False
+    """Whether the handler returned this request: its writes are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
     """The attempt never started; its message is put back unchanged."""
+
+    keeps_writes: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +139,7 @@ class Unreadable:
 
     error: ErrorReport
     max_unreadable: timedelta
+    keeps_writes: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +150,14 @@ class Interrupted:
     """
 
     max_interruptions: int
+    keeps_writes: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
     """The attempt never started: crashes have used up all attempts of the job."""
+
+    keeps_writes: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +165,7 @@ class Expired:
     """The attempt never started, because its job has expired.  The job is cancelled."""
 
     reason: str
+    keeps_writes: ClassVar[bool] = False
 
 
 Outcome = (

@@ -18,7 +18,7 @@ from pgqueue.worker import liveness
 @mutation
 def writes_outside_the_transaction(patch: Patch) -> None:
     """A transactional handler's session commits by itself, apart from the job's completion."""
-    from pgqueue.worker import handler_transactions
+    from pgqueue.worker import handler_transactions, transactional_attempt
 
     def apart(sessions, connection, **_):  # type: ignore[no-untyped-def]
         engine = connection.engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -26,7 +26,7 @@ def writes_outside_the_transaction(patch: Patch) -> None:
 
     # A session apart has no listeners.
     patch.set(handler_transactions, "call_after_commit", lambda *_: None)
-    patch.set(handler_transactions, "joined_session", apart)
+    patch.set(transactional_attempt, "joined_session", apart)
 
 
 @mutation

@@ -1,7 +1,6 @@
 """One attempt of one job, from its arguments to its outcome."""
 
 from pgqueue.execution.attempt import (
-    AttemptResult,
     CancelWins,
     Replay,
     Stale,
@@ -13,7 +12,7 @@ from pgqueue.execution.attempt import (
     log_final_failure,
     log_waiting,
     obstacle,
-    result_of,
+    outcome_of,
     run,
     run_async,
     secrets_of,
@@ -22,7 +21,6 @@ from pgqueue.execution.attempt import (
 )
 
 __all__ = [
-    "AttemptResult",
     "CancelWins",
     "Replay",
     "Stale",
@@ -34,7 +32,7 @@ __all__ = [
     "log_final_failure",
     "log_waiting",
     "obstacle",
-    "result_of",
+    "outcome_of",
     "run",
     "run_async",
     "secrets_of",

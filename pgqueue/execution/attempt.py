@@ -5,7 +5,7 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -45,15 +45,7 @@ LONGEST_LINE = 300
 """Characters of an error's message in a log line."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptResult:
-    """The outcome of an attempt, and whether its handler's writes are kept."""
-
-    outcome: Outcome
-    keeps_writes: bool
-
-
-NOTHING_RETURNED = AttemptResult(Succeeded(), keeps_writes=True)
+NOTHING_RETURNED = Succeeded()
 
 
 class Stale(Exception):
@@ -80,7 +72,7 @@ def run(
     around: Around = nothing_around,
     write_pending: Callable[[], None] | None = None,
     is_replayed: Callable[[BaseException], bool] = never,
-) -> AttemptResult:
+) -> Outcome:
     """Run a handler in this thread, and flush what it left pending in its session.
 
     Raises Replay for an error after which the attempt goes on with a replay.
@@ -93,10 +85,10 @@ def run(
         with around(context):
             injected = task.injection.values(session=context.session, context=context)
             returned = task.function(*injected, **arguments)
-            verdict = NOTHING_RETURNED if returned is None else result_of(task, claimed, returned)
+            outcome = NOTHING_RETURNED if returned is None else outcome_of(task, claimed, returned)
             if write_pending is not None:
                 write_pending()  # a flush runs the application's own event handlers
-        return verdict
+        return outcome
     except BaseException as error:  # the one broad except: a user's task may raise anything
         return _after_raised(task, claimed, context, error, is_replayed)
 
@@ -109,7 +101,7 @@ async def run_async(
     around: AsyncAround = nothing_around,
     write_pending: Callable[[], Awaitable[None]] | None = None,
     is_replayed: Callable[[BaseException], bool] = never,
-) -> AttemptResult:
+) -> Outcome:
     """Like :func:`run` for an async handler, on this event loop."""
     try:
         arguments = _begin(task, claimed)
@@ -125,10 +117,10 @@ async def run_async(
                 async with asyncio.timeout(timeout.total_seconds()) as clock:
                     returned = await task.function(*injected, **arguments)
             await _raise_own_cancellation()
-            verdict = NOTHING_RETURNED if returned is None else result_of(task, claimed, returned)
+            outcome = NOTHING_RETURNED if returned is None else outcome_of(task, claimed, returned)
             if write_pending is not None:
                 await write_pending()
-        return verdict
+        return outcome
     except BaseException as error:  # the one broad except: a user's task may raise anything
         await _clear_own_cancellation()
         return _after_raised(task, claimed, context, error, is_replayed, clock)
@@ -147,15 +139,15 @@ def _after_raised(
     error: BaseException,
     is_replayed: Callable[[BaseException], bool],
     clock: asyncio.Timeout | None = None,
-) -> AttemptResult:
+) -> Outcome:
     if is_replayed(error):
         raise Replay from error
     if not context.is_finished:
         end = _end_of(task, error, clock)
-        return AttemptResult(after_error(task, claimed, error, end=end), keeps_writes=False)
+        return after_error(task, claimed, error, end=end)
     reported = report(error, secrets=secrets_of(task, claimed))
     log_error_after_finish(task, claimed, reported)
-    return AttemptResult(Failed(reported), keeps_writes=False)  # ctx.finish() has ended the job
+    return Failed(reported)  # ctx.finish() has ended the job
 
 
 async def _raise_own_cancellation() -> None:
@@ -342,24 +334,20 @@ def secrets_of(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:
     return secrets_among(claimed.args, task.settings.secret_args)
 
 
-def unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> AttemptResult:
+def unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> Outcome:
     """Let a job wait if its arguments are of another version, and fail it if they are damaged."""
     reported = report(error, secrets=secrets_of(task, claimed))
-    outcome: Outcome
     if isinstance(error, OtherVersion):
-        outcome = Unreadable(reported, task.settings.max_unreadable)
         log_waiting(reported.message)
-    else:
-        outcome = Failed(reported)
-        log_failure(task, claimed, outcome, error)
-    return AttemptResult(outcome, keeps_writes=False)
+        return Unreadable(reported, task.settings.max_unreadable)
+    failed = Failed(reported)
+    log_failure(task, claimed, failed, error)
+    return failed
 
 
-def result_of(task: Task[..., Any], claimed: Claimed, returned: Any) -> AttemptResult:
+def outcome_of(task: Task[..., Any], claimed: Claimed, returned: Any) -> Outcome:
     if isinstance(returned, Cancel | Discard | Snooze):
-        return AttemptResult(
-            _requested_outcome(returned, secrets_of(task, claimed)), keeps_writes=True
-        )
+        return replace(_requested_outcome(returned, secrets_of(task, claimed)), keeps_writes=True)
     if inspect.iscoroutine(returned):
         returned.close()
         raise TaskDefinitionError(
@@ -378,10 +366,12 @@ def result_of(task: Task[..., Any], claimed: Claimed, returned: Any) -> AttemptR
             task.name,
             result[UNKEPT],
         )
-    return AttemptResult(Succeeded(result), keeps_writes=True)
+    return Succeeded(result)
 
 
-def _requested_outcome(request: Cancel | Discard | Snooze, secrets: tuple[str, ...]) -> Outcome:
+def _requested_outcome(
+    request: Cancel | Discard | Snooze, secrets: tuple[str, ...]
+) -> Cancelled | Failed | Snoozed:
     match request:
         case Cancel(reason=reason):
             return Cancelled(storable_words(reason, secrets=secrets))

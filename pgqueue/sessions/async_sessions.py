@@ -18,7 +18,7 @@ from pgqueue.sessions.handlers import join_transaction, sessions_of_jobs
 from pgqueue.sessions.handlers import session_in_savepoint as sync_session_in_savepoint
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 Parameters = Callable[[], dict[str, Any]]
 """Returns the parameters with which libpq connects."""
@@ -71,7 +71,7 @@ def new_session(
 
 def joined_session(
     sessions: sessionmaker[Session],
-    connection: "AsyncConnection | Connection",
+    connection: Connection,
     *,
     begin_again: Callable[[Connection], None],
 ) -> "AsyncSession":
@@ -80,16 +80,10 @@ def joined_session(
     On a plain Connection it blocks the thread, so it may run there only in an event loop that
     runs nothing else.
     """
-    sync_connection: Any = getattr(connection, "sync_connection", connection)
-    session = _around(sessions, bind=sync_connection)
-    join_transaction(session.sync_session, sync_connection, begin_again=begin_again)
-    _let_cursors_be_awaited(sync_connection)
+    session = _around(sessions, bind=connection)
+    join_transaction(session.sync_session, connection, begin_again=begin_again)
+    _let_cursors_be_awaited(connection)
     return session
-
-
-async def close(session: "AsyncSession") -> None:
-    """Close it although the asyncio task of its handler is cancelled."""
-    await asyncio.shield(asyncio.create_task(session.close()))
 
 
 def session_in_savepoint(sessions: sessionmaker[Session], connection: Connection) -> "AsyncSession":

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from sqlalchemy import Connection, Engine, NestedTransaction, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 from pgqueue import redaction
@@ -172,7 +172,8 @@ def join_transaction(
     The Session's commits do not commit the transaction, and its rollbacks go back to its last
     commit, or to the beginning, as with a savepoint of its own.  A savepoint costs two round trips,
     so it is made when the Session first commits or rolls back; most handlers do so only at their
-    end.  ``begin_again`` begins the transaction anew when the Session has rolled it back.
+    end.  ``begin_again`` begins what the connection was in anew, when the Session has rolled it
+    back.
     """
     session.join_transaction_mode = "rollback_only"
     session.twophase = False  # the transaction has begun already, in one phase
@@ -230,8 +231,6 @@ def _undo_unkept(session: Session, ended: SessionTransaction) -> None:
         host.rollback()  # the Session was closed without a rollback
     if connection.invalidated:
         connection.close()  # otherwise it would reconnect, outside the job's transaction
-    elif isinstance(host, NestedTransaction):
-        connection.begin_nested()
     else:
         begin_again(connection)
 

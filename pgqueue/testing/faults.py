@@ -31,9 +31,7 @@ def crash_job(session: AnySession, job: Job, *, queue: PgQueue | None = None) ->
     the job is due again, or has failed if that was its last attempt.
     """
     with _claimed(session, job, queue) as (worker, claimed, connection):
-        attempt = worker.attempt(claimed)
-        with attempt.savepoint():
-            attempt.verdict(lambda: False)
+        worker.attempt(claimed).run(is_lost=True)
         Workers(connection).rescue()  # its worker has no row, as one that was forgotten
 
 
@@ -46,11 +44,11 @@ def time_out_job(session: AnySession, job: Job, *, queue: PgQueue | None = None)
     """
     with _claimed(session, job, queue) as (worker, claimed, _):
         attempt = worker.attempt(claimed)
-        task = attempt.task
-        attempt.run(
-            is_cancelled=lambda: True,
-            instead=lambda _: after_error(task, claimed, too_late(task), end=AttemptEnd.TIMEOUT),
-        )
+        attempt.ask_to_stop()
+        attempt.run(is_lost=True)
+        if not attempt.is_settled:
+            error = too_late(attempt.task)
+            attempt.settle(after_error(attempt.task, claimed, error, end=AttemptEnd.TIMEOUT))
 
 
 @translated_errors()
@@ -64,7 +62,8 @@ def lose_lease(session: AnySession, job: Job, *, queue: PgQueue | None = None) -
     with _claimed(session, job, queue) as (worker, claimed, connection):
         attempt = worker.attempt(claimed)
         Workers(connection).rescue()  # its worker has no row, as one that was forgotten
-        attempt.run(is_cancelled=lambda: True)
+        attempt.ask_to_stop()
+        attempt.run()
 
 
 Claim = tuple[InlineWorker, Claimed, Connection]

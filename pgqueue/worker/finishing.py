@@ -4,174 +4,94 @@ As for a transactional handler, the settle runs in the transaction, right before
 lease has passed on meanwhile, the settle finds no row and the transaction is rolled back.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
-from sqlalchemy import Connection
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
+from sqlalchemy.util import greenlet_spawn
 
-from pgqueue import execution
 from pgqueue.errors import LeaseLost, PgQueueError
 from pgqueue.execution import CancelWins, Stale
 from pgqueue.execution.error_reports import storable_result
 from pgqueue.outcomes import Cancel, Succeeded
-from pgqueue.repository import Attempts, Claimed
-from pgqueue.sessions import async_sessions
-from pgqueue.sessions.handlers import joined_session
-from pgqueue.statements.transactions import AFTER_HANDLER
-from pgqueue.tasks import Task
-from pgqueue.unit_of_work import CommitUnknown, commit, set_now, write_pending
-from pgqueue.worker.handler_sessions import call_listeners, session_for_handler
+from pgqueue.unit_of_work import CommitUnknown, write_pending
+from pgqueue.worker.commit_listeners import call_listeners
+from pgqueue.worker.transactional_attempt import AttemptTransaction
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncSession
 
 
-class Finishing(ABC):
-    """The end of one job.  Where its handler runs decides which transaction that is: a subclass
-    for the threads of a worker, one for the tests of an application."""
+class Finishing:
+    """The end of one job, in a block of its handler."""
 
-    def __init__(
-        self,
-        task: Task[..., Any],
-        claimed: Claimed,
-        *,
-        worker_id: UUID,
-        sessions: sessionmaker[Session],
-        is_kept: bool,
-    ) -> None:
-        """``is_kept``: whether the job's row stays if it has succeeded."""
+    def __init__(self, transaction: AttemptTransaction) -> None:
         self.is_done = False
-        self.task = task
-        self.claimed = claimed
-        self.worker_id = worker_id
-        self._sessions = sessions
-        self._is_kept = is_kept
+        self._transaction = transaction
         self._is_open = False
 
-    @contextmanager
-    def begin(self, result: Any) -> Iterator[Session]:
+    def begin(self, result: Any) -> AbstractContextManager[Session]:
         """Open a transaction whose commit, at the end of the block, also ends the job."""
-        self._refuse(is_async=False)
-        outcome = Succeeded(storable_result(result))
-        with (
-            self._opened(),
-            self._transaction() as connection,
-            session_for_handler(
-                joined_session, self._sessions, connection, begin_again=self._begin
-            ) as session,
-        ):
-            try:
-                yield session
-                self._end(connection, session, outcome)
-            finally:
-                session.close()
+        return self._block(result, is_async=False)
 
     @asynccontextmanager
     async def begin_async(self, result: Any) -> "AsyncIterator[AsyncSession]":
         """Like :meth:`begin` on an event loop, with an AsyncSession."""
-        self._refuse(is_async=True)
-        outcome = Succeeded(storable_result(result))
-        joined, begin = async_sessions.joined_session, self._begin
-        with self._opened():
-            async with self._async_transaction() as connection:
-                sync: Any = getattr(connection, "sync_connection", connection)
-                with session_for_handler(
-                    joined, self._sessions, connection, begin_again=begin
-                ) as session:
-                    try:
-                        yield session
-                        await session.run_sync(lambda own: self._end(sync, own, outcome))
-                    finally:
-                        await async_sessions.close(session)
-
-    @abstractmethod
-    def _transaction(self) -> AbstractContextManager[Connection]:
-        """A transaction that has begun, and that is rolled back after an error in the block."""
-
-    def _async_transaction(self) -> "AbstractAsyncContextManager[AsyncConnection | Connection]":
-        """The same for async handlers."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def _begin(self, connection: Connection) -> None:
-        """Begin again after a rollback by the handler's Session."""
-
-    def _was_committed(self) -> bool:
-        """Ask the database after a COMMIT without an answer; only where a COMMIT is sent."""
-        raise NotImplementedError("the inline worker of a test sends no COMMIT")
-
-    @property
-    def _is_lost(self) -> bool:
-        """Whether it is known already that the lease has passed on."""
-        return False
-
-    def _done(self, outcome: Succeeded) -> None:
-        """Note the end of the job; the handler may go on."""
-        self.is_done = True
-
-    def _end(self, connection: Connection, session: Session, outcome: Succeeded) -> None:
-        """Write what is pending, settle and commit.
-
-        Raises LeaseLost or Cancel, and the transaction is rolled back.
-        """
-        write_pending(session)
+        block = self._block(result, is_async=True)
+        session = await greenlet_spawn(block.__enter__)
         try:
-            if self._is_lost:
-                raise Stale
-            self._settle(connection, outcome)
-        except Stale as error:
-            raise LeaseLost(
-                f"{self._where}: this attempt has lost its job, which another worker may run now, "
-                "so nothing was committed; end the handler"
-            ) from error
-        except CancelWins as error:
-            raise Cancel from error
-        self._commit(connection)
-        self._done(outcome)
-        call_listeners(self.claimed.job_id, session)
-
-    def _settle(self, connection: Connection, outcome: Succeeded) -> None:
-        set_now(connection, AFTER_HANDLER)
-        self._complete(connection, outcome)
-
-    def _complete(self, connection: Connection, outcome: Succeeded) -> None:
-        attempts = Attempts(connection, self.worker_id)
-        is_kept = self._is_kept
-        execution.complete(attempts, self.claimed, outcome, is_kept=is_kept)
-
-    def _commit(self, connection: Connection) -> None:
-        try:
-            commit(connection)
-        except CommitUnknown as error:
-            if not self._was_committed():
-                raise ConnectionError(
-                    f"{self._where}: the connection broke during COMMIT, which was not carried out"
-                ) from error
+            yield session
+        except BaseException as error:
+            await greenlet_spawn(block.__exit__, type(error), error, error.__traceback__)
+            raise
+        await greenlet_spawn(block.__exit__, None, None, None)
 
     @contextmanager
-    def _opened(self) -> Iterator[None]:
+    def _block(self, result: Any, *, is_async: bool) -> Iterator[Any]:
+        self._refuse(is_async=is_async)
+        outcome = Succeeded(storable_result(result))
+        transaction, run = self._transaction, self._transaction.run
         self._is_open = True
         try:
-            yield
+            with transaction.connection() as connection:
+                transaction.begin(connection)
+                with transaction.session(connection) as (session, own):
+                    yield session
+                    write_pending(own)
+                try:
+                    if transaction.is_lost:
+                        raise Stale
+                    settled = transaction.settle(connection, outcome)
+                except Stale as error:
+                    raise LeaseLost(
+                        f"{self._where}: this attempt has lost its job, which another worker may "
+                        "run now, so nothing was committed; end the handler"
+                    ) from error
+                except CancelWins as error:
+                    raise Cancel from error
+                try:
+                    transaction.commit_writes(connection)
+                except CommitUnknown as error:
+                    if not transaction.was_committed():
+                        raise ConnectionError(
+                            f"{self._where}: the connection broke during COMMIT, which was not "
+                            "carried out"
+                        ) from error
+                self.is_done = True
+                transaction.settled(outcome, settled)
+                call_listeners(run.claimed.job_id, own)
         finally:
             self._is_open = False
 
     def _refuse(self, *, is_async: bool) -> None:
-        if self.task.is_async and not is_async:
+        is_for_loop = self._transaction.run.task.is_async
+        if is_for_loop and not is_async:
             raise PgQueueError(
                 f"{self._where}: ctx.finish() would block the event loop that all async handlers "
                 "share; write `async with ctx.finish_async() as session:`"
             )
-        if is_async and not self.task.is_async:
+        if is_async and not is_for_loop:
             raise PgQueueError(
                 f"{self._where}: ctx.finish_async() is for async handlers; "
                 "write `with ctx.finish() as session:`"
@@ -182,4 +102,5 @@ class Finishing(ABC):
 
     @property
     def _where(self) -> str:
-        return f"job {self.claimed.job_id} {self.task.name}"
+        run = self._transaction.run
+        return f"job {run.claimed.job_id} {run.task.name}"

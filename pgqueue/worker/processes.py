@@ -499,7 +499,7 @@ def _run_jobs(tasks: Tasks, around: Around, jobs: Connection, signals: Connectio
         task = tasks[claimed.task]
         try:
             with _limited_memory(task):
-                outcome = execution.run(task, claimed, context, around=around).outcome
+                outcome = execution.run(task, claimed, context, around=around)
         except MemoryError as error:
             outcome = execution.after_error(task, claimed, error)
         _flush()

@@ -40,7 +40,7 @@ class RunningAttempt:
     backend_pid: int | None = None
     """The server process of its transaction, if it has one."""
     session: Session | None = None
-    """The handler's Session, once the handler has returned and if its writes are kept."""
+    """The Session of its handler, or of its ``ctx.finish()``, until its transaction has ended."""
     child: Child | None = None
     """The child process its handler runs in, if it has one."""
     _driver: Any = None

@@ -3,18 +3,21 @@
 import asyncio
 from functools import partial
 
+from sqlalchemy.util import greenlet_spawn
+
 from pgqueue import execution, redaction
-from pgqueue.context import Finishing, JobContext, nothing_around
+from pgqueue.context import Finishing as AnyFinishing
+from pgqueue.context import JobContext, nothing_around
 from pgqueue.outcomes import Exhausted, Outcome
 from pgqueue.repository import Claimed
+from pgqueue.worker.finishing import Finishing
 from pgqueue.worker.handler_transactions import (
+    PoolTransaction,
     obstacle,
-    run_in_async_transaction,
-    run_in_transaction,
+    run_in_pool_transaction,
 )
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.thread_finishing import ThreadFinishing
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
@@ -110,9 +113,9 @@ def run_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
     if task.in_process:
         return runtime.children.run(run)
     if task.is_transactional:
-        return run_in_transaction(runtime, run)
+        return run_in_pool_transaction(runtime, run)
     context = _context_of(runtime, run)
-    return execution.run(task, claimed, context, around=runtime.around_handlers).outcome
+    return execution.run(task, claimed, context, around=runtime.around_handlers)
 
 
 async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
@@ -125,10 +128,10 @@ async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outc
         if outcome is not None:
             return outcome
     if task.is_transactional:
-        return await run_in_async_transaction(runtime, run)
+        return await greenlet_spawn(run_in_pool_transaction, runtime, run)
     context = _context_of(runtime, run)
     around = runtime.around_async_handlers
-    return (await execution.run_async(task, claimed, context, around=around)).outcome
+    return await execution.run_async(task, claimed, context, around=around)
 
 
 def _context_of(runtime: WorkerRuntime, run: RunningAttempt) -> JobContext:
@@ -138,9 +141,9 @@ def _context_of(runtime: WorkerRuntime, run: RunningAttempt) -> JobContext:
     return run.context(finishing=partial(_finishing_of, runtime, run))
 
 
-def _finishing_of(runtime: WorkerRuntime, run: RunningAttempt) -> Finishing:
+def _finishing_of(runtime: WorkerRuntime, run: RunningAttempt) -> AnyFinishing:
     if run.finishing is None:
-        run.finishing = ThreadFinishing(runtime, run)
+        run.finishing = Finishing(PoolTransaction(runtime, run))
     return run.finishing
 
 

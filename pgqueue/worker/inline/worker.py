@@ -113,17 +113,16 @@ class InlineWorker:
 
     def attempt(self, claimed: Claimed) -> InlineAttempt:
         """The attempt of a claimed job, whose handler has not started yet."""
-        task = self._tasks[claimed.task]
         attempt = InlineAttempt(
             self._connection,
-            task,
             claimed,
+            self._tasks[claimed.task],
             worker_id=self.worker_id,
             sessions=self._sessions,
             layers=self._layers,
             is_kept=not self._retention.deletes_at_once(claimed.task, claimed.queue),
         )
-        attempt.begin(self.attempts)
+        attempt.ask_before_start(self.attempts)
         return attempt
 
     def _pairs(self) -> list[ClaimCursor]:
