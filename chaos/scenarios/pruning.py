@@ -15,7 +15,7 @@ from pgqueue.connections.settings import PRUNING
 from pgqueue.retention import Retention
 from pgqueue.statements import pruning
 from pgqueue.statements.tables import clock, jobs
-from pgqueue.worker.pruner import Progress, PruneRound
+from pgqueue.worker.duties.prune import Progress, PruneRound
 
 PRUNERS = 3
 RULES = Retention(Keep(failed=timedelta(days=14)), {}, {call.name: None, pay.name: None})
