@@ -154,7 +154,8 @@ class Supervisor:
             loop.start()
         if self._runtime.events is not None:
             self._runtime.events.start()
-        self._loops.append(self._runtime.progress)  # its first report starts it
+        # The first report starts the one; the other starts with the slots.
+        self._loops += [self._runtime.progress, self._settler]
         try:
             self._supervise(is_over)
         finally:
@@ -346,7 +347,6 @@ class Supervisor:
         # The event loop comes before the slots: its failure ends them, and is the error to show.
         threads: tuple[WorkerThread | ProcessPool, ...] = (
             *self._loops,
-            self._settler,
             self._claimer,
             runtime.children,
             runtime.loop,
@@ -393,8 +393,6 @@ class Supervisor:
         def left() -> float:
             return max(deadline - time.monotonic(), 0.1)
 
-        if self._settler.is_alive():
-            self._settler.finish(seconds=left())
         for loop in reversed(self._loops):
             loop.stop(seconds=left())
         if self._runtime.events is not None:
