@@ -21,8 +21,9 @@ from chaos import mutations
 from chaos.sample_tasks import queue
 from pgqueue.cli.working import work
 from pgqueue.connections import keepalive, settings
-from pgqueue.worker import liveness, rescuer, settler
+from pgqueue.worker import liveness, settler
 from pgqueue.worker.claiming import crash_isolation
+from pgqueue.worker.duties import rescue
 
 CLONE_NEWNET = 0x40000000
 """Of Linux's sched.h; os.setns came with Python 3.12."""
@@ -33,7 +34,7 @@ NETWORKS = (
     settler.SETTLING,
     settings.UPKEEP,
     settings.SCHEDULING,
-    rescuer.HOUSEKEEPING,
+    rescue.HOUSEKEEPING,
 )
 
 

@@ -31,7 +31,7 @@ from pgqueue import (
 )
 from pgqueue.repository import Batches
 from pgqueue.testing import run_jobs
-from pgqueue.worker.pruner import Progress, PruneRound
+from pgqueue.worker.duties.prune import Progress, PruneRound
 
 AT_ONCE = timedelta(0)
 

@@ -25,7 +25,7 @@ STATEMENT = re.compile(
 
 CARRIERS = ("connections", "execution", "sessions", "unit_of_work.py", "worker")
 """Between the enqueue of a job and its handler; most of them do not look at its arguments."""
-SCHEDULER = "worker/scheduler.py"
+SCHEDULER = "worker/duties/ticks.py"
 """Enqueues with the arguments of a schedule."""
 
 # The migrations are reached by a link, and are Alembic's to import.

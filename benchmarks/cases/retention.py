@@ -15,7 +15,7 @@ from pgqueue import Job, Keep
 from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import PRUNING
 from pgqueue.retention import Retention
-from pgqueue.worker.pruner import Progress, PruneRound
+from pgqueue.worker.duties.prune import Progress, PruneRound
 
 OLD = "UPDATE pgqueue.jobs SET created_at = created_at - interval '1 year', "
 OLD += "finished_at = finished_at - interval '1 year'"

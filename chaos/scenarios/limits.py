@@ -83,9 +83,9 @@ def no_key_gets_a_turn(patch: Patch) -> None:
 @mutation
 def a_backlog_is_ready(patch: Patch) -> None:
     """Jobs are admitted although no slot becomes free for them soon."""
-    from pgqueue.worker import admitter
+    from pgqueue.worker.duties import admit
 
-    patch.set(admitter, "KEYS_FOR_ONE_MORE", 0.001)
+    patch.set(admit, "KEYS_FOR_ONE_MORE", 0.001)
 
 
 @mutation
@@ -101,9 +101,9 @@ def retries_take_no_token(patch: Patch) -> None:
 def busy_workers_save_starts_up(patch: Patch) -> None:
     """Jobs that were admitted and have not started are forgotten at the next admission."""
     from pgqueue.admission import held_by_key
-    from pgqueue.worker import admitter
+    from pgqueue.worker.duties import admit
 
-    patch.set(admitter, "held_by_key", lambda _, *rest: held_by_key([], *rest))
+    patch.set(admit, "held_by_key", lambda _, *rest: held_by_key([], *rest))
 
 
 @scenario(

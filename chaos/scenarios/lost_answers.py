@@ -49,9 +49,9 @@ def settles_are_not_repeated(patch: Patch) -> None:
     """A settler tells the database once how an attempt has ended, whatever comes back."""
     from pgqueue.worker.settler import Settler
 
-    def once(self):  # type: ignore[no-untyped-def]
+    def once(self, connection):  # type: ignore[no-untyped-def]
         settle, part = self._left.pop(0)
-        self._line.attempt(lambda connection: self._try(settle, part, connection))
+        self._try(settle, part, connection)
 
     patch.set(Settler, "_settle_next", once)
 

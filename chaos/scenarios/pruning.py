@@ -15,14 +15,14 @@ from pgqueue.connections.settings import PRUNING
 from pgqueue.retention import Retention
 from pgqueue.statements import pruning
 from pgqueue.statements.tables import clock, jobs
-from pgqueue.worker.pruner import Progress, PruneRound
+from pgqueue.worker.duties.prune import Progress, PruneRound
 
 PRUNERS = 3
 RULES = Retention(Keep(failed=timedelta(days=14)), {}, {call.name: None, pay.name: None})
 OLD = """
     WITH job AS (
         INSERT INTO pgqueue.jobs (task, outcome, attempts, created_at, finished_at)
-        SELECT :task, (ARRAY['succeeded', 'failed'])[1 + n % 2], 1, 'epoch', 'epoch'
+        SELECT :task, (ARRAY['succeeded', 'failed'])[1 + n % 2], 1, '2020-01-01', '2020-01-01'
         FROM generate_series(1, :number) AS n RETURNING id, outcome, queue, task
     ), letter AS (
         INSERT INTO pgqueue.dead_letters (job_id, outcome, queue, task)
@@ -69,7 +69,7 @@ def pruning_beside_work(environment: Environment, size: Size) -> None:
         "SELECT count(*) FROM hidden WHERE job NOT IN (SELECT job FROM strict)"
     )
     environment.enqueue(pay, [()] * (size.jobs // 2))
-    environment.execute("UPDATE pgqueue.jobs SET created_at = 'epoch' WHERE outcome IS NULL")
+    environment.execute("UPDATE pgqueue.jobs SET created_at = '2020-01-01' WHERE outcome IS NULL")
     workers = environment.workers(size.workers)
     workers.until_registered()
     with ThreadPoolExecutor(PRUNERS) as pool:

@@ -22,7 +22,7 @@ from pgqueue import JobContext
 from pgqueue.repository import Moved, ScheduleRows
 from pgqueue.schedule_rules import decide
 from pgqueue.statements import schedules as statements
-from pgqueue.worker import scheduler
+from pgqueue.worker.duties import ticks
 
 SECOND = timedelta(seconds=1)
 CLOCKS = {"ahead": "+3600", "behind": "-3600"}
@@ -82,7 +82,7 @@ def ticks_without_lock(patch: Patch) -> None:
 @mutation
 def ticks_apart_from_their_jobs(patch: Patch) -> None:
     """A schedule is moved in a separate transaction, before its jobs are enqueued."""
-    fire_one = scheduler.Ticks._fire_one
+    fire_one = ticks.Ticks._fire_one
 
     def apart(self: Any, connection: Any, prepared: Any) -> Any:
         with connection.engine.begin() as other:
@@ -92,14 +92,14 @@ def ticks_apart_from_their_jobs(patch: Patch) -> None:
             ScheduleRows(other).move([moved])
         return fire_one(self, connection, prepared)
 
-    patch.set(scheduler.Ticks, "_fire_one", apart)
+    patch.set(ticks.Ticks, "_fire_one", apart)
 
 
 @mutation
 def ticks_by_own_clock(patch: Patch) -> None:
     """What is due is decided by the worker's clock."""
     patch.set(
-        scheduler, "decide", lambda rule, standing, _now: decide(rule, standing, datetime.now(UTC))
+        ticks, "decide", lambda rule, standing, _now: decide(rule, standing, datetime.now(UTC))
     )
 
 

@@ -15,7 +15,7 @@ from pgqueue.connections.settings import PRUNING
 from pgqueue.models import SCHEMA
 from pgqueue.repository import Pruning
 from pgqueue.terminal import print_json, print_table
-from pgqueue.worker.pruner import Progress, PruneRound
+from pgqueue.worker.duties.prune import Progress, PruneRound
 
 UNTIL_FREE = 0.05
 """Seconds until the next try while a worker prunes."""

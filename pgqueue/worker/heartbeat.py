@@ -19,9 +19,8 @@ from pgqueue.connections.settings import UPKEEP
 from pgqueue.repository import NOTHING_PAUSED, SeenWorker, Workers
 from pgqueue.worker import liveness
 from pgqueue.worker.liveness import Witness
+from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import HEARTBEAT, Outage
-from pgqueue.worker.reconnecting import ReconnectingConnection
-from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
 
@@ -70,7 +69,7 @@ class WorkerIdentity:
         self._fresh_until = float("-inf")
 
 
-class Heartbeat(WorkerThread):
+class Heartbeat(Loop):
     """The thread of the heartbeat.  A new connection starts with a new witness."""
 
     def __init__(
@@ -82,42 +81,34 @@ class Heartbeat(WorkerThread):
         on_dead: Callable[[Sequence[SeenWorker]], None],
         on_death: Callable[[], None],
     ) -> None:
-        super().__init__(name="heartbeat")
-        self.identity = identity
-        self.registered = Event()
-        self._on_dead = on_dead
-        self._on_death = on_death
-        self._stopping = Event()
-        self._reconnecting = ReconnectingConnection(
+        super().__init__(
             engine,
             UPKEEP,
             outage,
             name=HEARTBEAT,
-            stopping=self._stopping,
+            isolation_level="AUTOCOMMIT",
             # After an outage, the first worker back must not take slower ones for dead.
             longest_wait=BEAT,
             # Or others would declare it dead when the disk has been full for a second.
             is_kept=True,
         )
-        self._generation = 0
+        self.identity = identity
+        self.registered = Event()
+        self._on_dead = on_dead
+        self._on_death = on_death
+        self._connection: Connection | None = None
+        """The connection of the last heartbeat."""
         self._is_locked = False
         self._witness = Witness()
 
-    def work(self) -> None:
-        while not self._stopping.is_set():
-            beat_at = time.monotonic() + BEAT
-            self._reconnecting.attempt(self._beat)
-            next_at = min(beat_at, self._witness.next_verdict_at)
-            self._stopping.wait(max(next_at - time.monotonic(), 0.0))
-        self._reconnecting.attempt(self._leave)
-        self._reconnecting.close()
+    def step(self, connection: Connection) -> float:
+        """Beat; returns the seconds to the next beat or, if it is sooner, verdict."""
+        beat_at = time.monotonic() + BEAT
+        self._beat(connection)
+        return min(beat_at, self._witness.next_verdict_at) - time.monotonic()
 
-    def stop(self, *, seconds: float) -> None:
-        """End; after ``seconds``, cancel the last statement, and leave the row to rescuers."""
-        self._stopping.set()
-        self.join(seconds)
-        if self.is_alive():
-            self._reconnecting.cancel()
+    def end(self) -> None:
+        self.reconnecting.attempt(self._leave)
 
     def _beat(self, connection: Connection) -> None:
         workers, identity = Workers(connection), self.identity
@@ -130,8 +121,8 @@ class Heartbeat(WorkerThread):
                 queues=identity.served,
                 slots=identity.slots,
             )
-        if self._generation != self._reconnecting.generation:
-            self._generation = self._reconnecting.generation
+        if connection is not self._connection:
+            self._connection = connection
             self._is_locked = False
             self._witness = Witness()
         self._is_locked = self._is_locked or workers.lock_presence(identity.worker_id)
@@ -158,7 +149,7 @@ class Heartbeat(WorkerThread):
         self.identity.be_reborn()
         self._on_death()
         # This connection holds the lock of the old id; a new connection starts without it.
-        self._reconnecting.close()
+        self.reconnecting.close()
 
     def _leave(self, connection: Connection) -> None:
         if self.registered.is_set():

@@ -169,7 +169,7 @@ class Poller:
     def _react_to(self, payloads: set[str]) -> None:
         self._false_alarms += bool(payloads)
         if payloads:
-            self._runtime.admitter.hint()
+            self._runtime.admitter.wake()
         if "rewind" in payloads:
             self._runtime.cursors.rewind()
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from threading import Event, Lock
+from threading import Lock
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -16,9 +15,8 @@ from pgqueue.execution import secrets_of
 from pgqueue.execution.error_reports import storable_words
 from pgqueue.repository import Claimed, Jobs
 from pgqueue.tasks import Task
+from pgqueue.worker.loop import NEVER, Loop
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.reconnecting import REST_AFTER, ReconnectingConnection
-from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
 
@@ -76,21 +74,19 @@ def row_of_progress(
     }
 
 
-class ProgressWriter(WorkerThread):
+class ProgressWriter(Loop):
     """Started by the first report; has a connection while handlers report."""
+
+    first_in = NEVER
+    again = EVERY
 
     def __init__(self, engine: Engine, outage: Outage, *, must_wait: Callable[[Any], bool]) -> None:
         """``must_wait``: whether a write would make the transaction of an attempt fail."""
-        super().__init__(name="progress")
+        super().__init__(engine, WRITING, outage, name="progress", isolation_level="AUTOCOMMIT")
         self._must_wait = must_wait
         self._lock = Lock()
         self._reports: dict[int, Report] = {}
         """The reports to write, by job."""
-        self._has_reports = Event()
-        self._stopping = Event()
-        self._reconnecting = ReconnectingConnection(
-            engine, WRITING, outage, name="progress", stopping=self._stopping
-        )
 
     def report(self, run: Reporter, progress: Progress) -> None:
         """Keep the progress of an attempt until it is written.  Called by its handler."""
@@ -98,46 +94,40 @@ class ProgressWriter(WorkerThread):
             return
         with self._lock:
             self._reports[run.claimed.job_id] = Report(run, progress)
-            if self.ident is None and not self._stopping.is_set():
+            if self.ident is None and not self.stopping.is_set():
                 self.start()
-        self._has_reports.set()
+        self.wake()
 
-    def work(self) -> None:
-        while not self._stopping.is_set():
-            if self._has_reports.wait(REST_AFTER):
-                self._write()
-                self._stopping.wait(EVERY)
-            else:
-                self._reconnecting.rest()
-        self._write()
-        for job_id in self._reports:
-            logger.info("job %d: its last progress is not recorded: the worker stops", job_id)
-        self._reconnecting.close()
-
-    def stop(self, *, seconds: float) -> None:
-        """Write what is left and end; after ``seconds``, cancel the write."""
+    def step(self, connection: Connection) -> float:
+        """Write what was reported, and pause: other reports may come meanwhile."""
         with self._lock:
-            self._stopping.set()
-        self._has_reports.set()
-        if self.ident is None:
-            return
-        self.join(seconds)
-        if self.is_alive():
-            self._reconnecting.cancel()
-
-    def _write(self) -> None:
-        with self._lock:
-            self._has_reports.clear()
             reports, self._reports = self._reports, {}
         # Read before the write: an attempt that ends meanwhile gets its last tries afterwards.
         ended = {job_id for job_id, report in reports.items() if report.run.has_ended}
-        batch = {
-            job_id: report
-            for job_id, report in reports.items()
+        rows = [
+            report.as_row()
+            for report in reports.values()
             if not report.run.is_lost and not self._must_wait(report.run)
-        }
-        written = self._reconnecting.attempt(partial(_write, batch)) if batch else set()
-        self._keep(reports, written=written or set(), ended=ended)
+        ]
+        written: set[int] = set()
+        try:
+            written = Jobs(connection).write_progress(rows)
+        finally:
+            self._keep(reports, written=written, ended=ended)
+        self.stopping.wait(EVERY)
+        return 0.0 if self._reports else NEVER
+
+    def end(self) -> None:
+        """Write what is left."""
+        if self._reports:
+            self.reconnecting.attempt(self.step)
+        for job_id in self._reports:
+            logger.info("job %d: its last progress is not recorded: the worker stops", job_id)
+
+    def stop(self, *, seconds: float) -> None:
+        with self._lock:  # no report starts the thread any more
+            self.stopping.set()
+        super().stop(seconds=seconds)
 
     def _keep(self, reports: dict[int, Report], *, written: set[int], ended: set[int]) -> None:
         """Keep the reports that could not be written, unless their attempts have ended long ago."""
@@ -154,8 +144,3 @@ class ProgressWriter(WorkerThread):
                 continue
             with self._lock:
                 self._reports.setdefault(job_id, report)
-            self._has_reports.set()
-
-
-def _write(batch: dict[int, Report], connection: Connection) -> set[int]:
-    return Jobs(connection).write_progress([report.as_row() for report in batch.values()])

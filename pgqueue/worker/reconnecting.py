@@ -71,7 +71,7 @@ class ReconnectingConnection:
         self._engine = engine
         self._settings = settings
         self._outage = outage
-        self._name = name
+        self.name = name
         self._stopping = stopping
         self._isolation_level = isolation_level
         self._resources = ExitStack()
@@ -100,7 +100,7 @@ class ReconnectingConnection:
             return None
         self._wait = FIRST_WAIT
         self._used_at = time.monotonic()
-        self._outage.is_over(asked_at=asked_at, name=self._name)
+        self._outage.is_over(asked_at=asked_at, name=self.name)
         return result
 
     @property
@@ -124,7 +124,7 @@ class ReconnectingConnection:
         try:
             self._resources.close()
         except BROKEN:
-            logger.debug("%s: the connection was gone already", self._name, exc_info=True)
+            logger.debug("%s: the connection was gone already", self.name, exc_info=True)
 
     def _open(self) -> Connection:
         if self._connection is None:
@@ -133,7 +133,7 @@ class ReconnectingConnection:
                     self._engine,
                     self._settings,
                     isolation_level=self._isolation_level,
-                    purpose=self._name,
+                    purpose=self.name,
                 )
             )
             if self._is_kept:
@@ -150,7 +150,7 @@ class ReconnectingConnection:
         opened_at = self._opened_at if self._connection is not None else asked_at
         if is_away(error):
             self.close()
-            self._outage.is_met(error, name=self._name, opened_at=opened_at)
+            self._outage.is_met(error, name=self.name, opened_at=opened_at)
         else:
             self._begin_afresh()
             remedies = {GRANT_AGAIN: lacks_right(error), MORE_CONNECTIONS: is_crowded(error)}
@@ -172,6 +172,6 @@ class ReconnectingConnection:
         """Log a refused statement: once, then every ``REPEAT`` seconds."""
         is_news = message != self._refused or time.monotonic() - self._refused_at >= REPEAT
         level = logging.ERROR if is_news else logging.DEBUG
-        logger.log(level, "%s: the database refuses: %s", self._name, message)
+        logger.log(level, "%s: the database refuses: %s", self.name, message)
         if is_news:
             self._refused, self._refused_at = message, time.monotonic()

@@ -12,7 +12,7 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue.connections.opening import READ_COMMITTED
-from pgqueue.connections.settings import ADMITTING, SCHEDULING
+from pgqueue.connections.settings import SCHEDULING
 from pgqueue.context import Around
 from pgqueue.limits import Limited
 from pgqueue.middleware import (
@@ -26,13 +26,13 @@ from pgqueue.repository import Claimed
 from pgqueue.retention import Retention
 from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
-from pgqueue.worker.admitter import AdmissionRounds, Admitter
 from pgqueue.worker.attempt_events import AttemptEvents
-from pgqueue.worker.batch_ender import BatchEnds
 from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
 from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks, under_all_names
 from pgqueue.worker.claiming.notifications import Listener
+from pgqueue.worker.duties.admit import AdmissionRounds, Admitter
+from pgqueue.worker.duties.batches import BatchEnds
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.outage import Outage
@@ -172,14 +172,6 @@ class WorkerRuntime:
             self.buffer.on_end = self.events.ended
 
     def _new_admitter(self, limited: Limited, poll_interval: float) -> Admitter:
-        connection = ReconnectingConnection(
-            self.engine,
-            ADMITTING,
-            self.outage,
-            name="admitter",
-            stopping=self.stopping,
-            isolation_level=READ_COMMITTED,
-        )
         rounds = AdmissionRounds(
             lambda: self.identity.served,
             lambda: under_all_names(self.tasks, self.identity.paused),
@@ -188,8 +180,9 @@ class WorkerRuntime:
             most_ready=self.identity.slots,
         )
         return Admitter(
-            connection,
+            self.engine,
             rounds,
+            self.outage,
             limited=limited,
             poll_interval=poll_interval,
             stopping=self.stopping,

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from threading import Event
 
@@ -31,9 +30,9 @@ from pgqueue.repository import Attempts, Claimed
 from pgqueue.statements.tables import notify
 from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.heartbeat import WorkerIdentity
+from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import REPEAT, Outage
-from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
-from pgqueue.worker.threads import WorkerThread
+from pgqueue.worker.reconnecting import is_lock_timeout
 
 logger = redaction.logger(__name__)
 
@@ -58,8 +57,10 @@ TOO_LARGE = (ProgramLimitExceeded, InternalError_)
 """Errors for a statement whose details exceed 256 megabytes in the server's own format."""
 
 
-class Settler(WorkerThread):
+class Settler(Loop):
     """The settling thread.  Its statements are fenced, so repeating one changes nothing."""
+
+    patience = 0.0
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Settler(WorkerThread):
         is_kept: Callable[[Claimed], bool] | None = None,
     ) -> None:
         """``is_kept``: whether a job stays if it has succeeded; None if all jobs do."""
-        super().__init__(name="settler")
+        super().__init__(engine, SETTLING, outage, name="settler", isolation_level="AUTOCOMMIT")
         self._buffer = buffer
         self._identity = identity
         self._goes_on = goes_on
@@ -81,67 +82,68 @@ class Settler(WorkerThread):
         """Outcomes of jobs that another transaction has locked: they must not delay others."""
         self._left: list[tuple[Settle, list[Settlement]]] = []
         """The rest of the batch that is being settled."""
+        self._with_details: list[Settlement] = []
+        """The outcomes of this batch that are no plain successes."""
+        self._are_many = False
+        """Whether the last batch was large."""
         self._waits = 0
         """Consecutive waits for a lock on something other than a job's row."""
         self._looked_at = self._logged_at = float("-inf")
         self._stop_when_done = Event()
-        self._gave_up = Event()
-        self._reconnecting = ReconnectingConnection(
-            engine, SETTLING, outage, name="settler", stopping=self._gave_up
-        )
 
-    def work(self) -> None:
-        much = False
-        while not self._gave_up.is_set():
-            if much:
+    def sleep(self) -> bool:
+        """Wait for outcomes; False when all are written, or when they are to be left."""
+        while not self.stopping.is_set() and not self._left:
+            if self._are_many:
                 time.sleep(LINGER)
-            self._look_again()
-            batch = self._buffer.done_batch(wait=self._wait())
-            much = len(batch) >= MUCH
+            is_last = self._stop_when_done.is_set() and not self._held_up
+            is_near = self._held_up or self.reconnecting.is_open
+            wait = 0.0 if is_last else LOOK_AGAIN if is_near else AT_REST
+            batch = self._buffer.done_batch(wait=wait)
+            self._are_many = len(batch) >= MUCH
             if batch:
-                self._settle(batch)
-            elif self._stop_when_done.is_set() and not self._held_up:
+                self._begin(batch)
+            elif is_last:
+                return False
+            elif self._held_up:
                 break
             else:
-                self._reconnecting.rest()
-        if unwritten := self._unwritten():
-            ids = _named(unwritten)
-            logger.warning("jobs %s: their outcomes are not recorded", ids)
-        self._reconnecting.close()
+                self.reconnecting.rest()
+        return not self.stopping.is_set()
 
-    def _unwritten(self) -> list[Settlement]:
+    def step(self, connection: Connection) -> float:
+        """Settle a batch.  What is left when the database fails is settled by the next step."""
+        if self._held_up and time.monotonic() - self._looked_at >= LOOK_AGAIN:
+            self._look_again(connection)
+        while self._left and not self.stopping.is_set():
+            self._settle_next(connection)
+        with_details, self._with_details = self._with_details, []
+        self._wake(connection, with_details)
+        return 0.0
+
+    def end(self) -> None:
         unwritten = self._held_up + [item for _, part in self._left for item in part]
         while batch := self._buffer.done_batch(wait=0):
             unwritten += batch
-        return unwritten
+        if unwritten:
+            logger.warning("jobs %s: their outcomes are not recorded", _named(unwritten))
 
-    def _wait(self) -> float:
-        """Seconds to wait for an outcome."""
-        if self._stop_when_done.is_set() and not self._held_up:
-            return 0.0
-        return LOOK_AGAIN if self._held_up or self._reconnecting.is_open else AT_REST
-
-    def finish(self, *, seconds: float) -> None:
+    def stop(self, *, seconds: float) -> None:
         """Settle the rest and end; after ``seconds``, leave it to the rescuers."""
         self._stop_when_done.set()
         self._buffer.close()
-        self.join(seconds)
-        self._gave_up.set()
         if self.is_alive():
-            self._reconnecting.cancel()
-            self.join(LOOK_AGAIN)
+            self.join(seconds)
+        super().stop(seconds=LOOK_AGAIN)
 
-    def _settle(self, batch: list[Settlement]) -> None:
-        self._left = []
+    def _begin(self, batch: list[Settlement]) -> None:
+        """Part a batch by the statements that settle it."""
         if self._is_kept is not None:
             batch = self._without_deleted(batch, self._is_kept)
         plain = [item for item in batch if is_plain_success(item[1])]
-        others = [item for item in batch if not is_plain_success(item[1])]
+        self._with_details = [item for item in batch if not is_plain_success(item[1])]
         self._left += [(self._settle_plain, plain)] if plain else []
-        self._left += [(self._settle_others, part) for part in _parts(others, MOST)]
-        while self._left and not self._gave_up.is_set():
-            self._settle_next()
-        self._wake(others)
+        self._left += [(self._settle_others, part) for part in _parts(self._with_details, MOST)]
 
     def _without_deleted(
         self, batch: list[Settlement], is_kept: Callable[[Claimed], bool]
@@ -156,11 +158,9 @@ class Settler(WorkerThread):
             self._left.append((self._settle_deleted, deleted))
         return others
 
-    def _settle_next(self) -> None:
+    def _settle_next(self, connection: Connection) -> None:
         settle, part = self._left[0]
-        again = self._reconnecting.attempt(partial(self._try, settle, part))
-        if again is not None:
-            self._left[:1] = [(settle, each) for each in again]
+        self._left[:1] = [(settle, each) for each in self._try(settle, part, connection)]
 
     def _try(
         self, settle: Settle, batch: list[Settlement], connection: Connection
@@ -204,16 +204,12 @@ class Settler(WorkerThread):
             logger.warning("settler: waiting for a lock on the tables, or on a lease")
         return [free] if free else []
 
-    def _look_again(self) -> None:
+    def _look_again(self, connection: Connection) -> None:
         """Settle held-up outcomes with the next batch, if their jobs are free by now."""
-        if not self._held_up or time.monotonic() - self._looked_at < LOOK_AGAIN:
-            return
         self._looked_at = time.monotonic()
-        parted = self._reconnecting.attempt(partial(self._parted, self._held_up))
-        if parted is not None:
-            free, self._held_up = parted
-            for claimed, outcome in free:
-                self._buffer.done(claimed, outcome)
+        free, self._held_up = self._parted(self._held_up, connection)
+        for claimed, outcome in free:
+            self._buffer.done(claimed, outcome)
 
     def _parted(
         self, batch: list[Settlement], connection: Connection
@@ -257,7 +253,7 @@ class Settler(WorkerThread):
         settled = Attempts(connection, self._identity.worker_id).settle(batch)
         self._buffer.settled(batch, settled)
 
-    def _wake(self, batch: list[Settlement]) -> None:
+    def _wake(self, connection: Connection, batch: list[Settlement]) -> None:
         """Wake this worker for jobs that go on, and all workers if they stand behind cursors.
 
         Apart from the settles, which may be repeated; a woken worker may find no work left.
@@ -267,9 +263,7 @@ class Settler(WorkerThread):
         if behind or any(isinstance(outcome, goes_on) for _, outcome in batch):
             self._goes_on(behind)
         if behind:
-            self._reconnecting.attempt(
-                lambda connection: connection.execute(select(notify("rewind")))
-            )
+            connection.execute(select(notify("rewind")))
 
 
 def _parts(batch: list[Settlement], size: int) -> list[list[Settlement]]:

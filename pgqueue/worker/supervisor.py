@@ -22,7 +22,6 @@ from pgqueue.repository import Rescued
 from pgqueue.sessions.handlers import check_binds, joining_sessions
 from pgqueue.worker import timeouts
 from pgqueue.worker.attempt_events import AttemptEvents
-from pgqueue.worker.batch_ender import BatchEnder
 from pgqueue.worker.buffer import STALE, JobBuffer
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.claiming.aging import Aging
@@ -30,21 +29,23 @@ from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.claiming.shares import Shares
 from pgqueue.worker.config import WorkerConfig
+from pgqueue.worker.duties.batches import BatchEnder
+from pgqueue.worker.duties.prune import Pruner
+from pgqueue.worker.duties.rescue import Rescuer
+from pgqueue.worker.duties.ticks import Scheduler
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
 from pgqueue.worker.job_log import job_log
+from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes import ProcessPool
-from pgqueue.worker.pruner import Pruner
 from pgqueue.worker.reconnecting import ReconnectingConnection
-from pgqueue.worker.rescuer import Rescuer
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.scheduler import Scheduler
 from pgqueue.worker.settler import Settler
 from pgqueue.worker.slot import Slot
-from pgqueue.worker.threads import wait_until
+from pgqueue.worker.threads import WorkerThread, wait_until
 from pgqueue.worker.until_empty import HandlerErrors
 
 logger = redaction.logger(__name__)
@@ -91,12 +92,28 @@ class Supervisor:
         self._runtime = runtime = _runtime_of(queue, config, self._engine, stopping, errors)
         identity, outage = runtime.identity, runtime.outage
         # A run that ends when no job is left fires no schedule.
-        self._scheduler = None if until_empty else self._new_scheduler(queue)
-        self._batch_ender = None if until_empty else self._new_batch_ender(queue)
-        self._rescuer = self._new_rescuer()
+        self._scheduler, batch_ender = None, None
+        if not until_empty:
+            tasks, names = runtime.tasks, runtime.task_names
+            self._scheduler = Scheduler(self._engine, queue, tasks, names, outage)
+            batch_ender = BatchEnder(self._engine, outage, notify=queue.notify)
+        self._rescuer = Rescuer(
+            self._engine,
+            identity,
+            outage,
+            running=self._running_job_ids,
+            on_cancel=self._cancel,
+            on_rescued=self._handle_rescued,
+            ticking=self._scheduler,
+            ending=batch_ender,
+        )
         reap, give_up = self._rescuer.reap, self._give_up_all
         self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
-        self._pruner = Pruner(self._engine, runtime.retention, outage)
+        pruner = Pruner(self._engine, runtime.retention, outage)
+        duties = (self._heartbeat, self._rescuer, pruner, self._scheduler, batch_ender)
+        self._loops: list[Loop] = [loop for loop in duties if loop is not None]
+        """In the order of their start.  They end in the opposite order: the heartbeat protects the
+        leases until all outcomes are written."""
         self._settler = Settler(
             runtime.engine,
             runtime.buffer,
@@ -114,25 +131,6 @@ class Supervisor:
         self._slots = [Slot(runtime) for _ in range(config.slots)]
         _warn_of_small_pool(runtime)
 
-    def _new_scheduler(self, queue: PgQueue) -> Scheduler:
-        runtime = self._runtime
-        return Scheduler(self._engine, queue, runtime.tasks, runtime.task_names, runtime.outage)
-
-    def _new_batch_ender(self, queue: PgQueue) -> BatchEnder:
-        return BatchEnder(self._engine, self._runtime.outage, notify=queue.notify)
-
-    def _new_rescuer(self) -> Rescuer:
-        return Rescuer(
-            self._engine,
-            self._runtime.identity,
-            self._runtime.outage,
-            running=self._running_job_ids,
-            on_cancel=self._cancel,
-            on_rescued=self._handle_rescued,
-            ticking=self._scheduler,
-            ending=self._batch_ender,
-        )
-
     @property
     def worker_id(self) -> UUID:
         return self._runtime.identity.worker_id
@@ -149,12 +147,14 @@ class Supervisor:
                 self._engine.dispose()
             self._is_closed = True  # no thread was started
             raise
-        threads = (self._heartbeat, self._rescuer, self._pruner, self._scheduler, self._batch_ender)
-        for thread in (*threads, self._runtime.events):
-            if thread is not None:
-                thread.start()
         if self._runtime.admitter.is_in_use:
-            self._runtime.admitter.start()
+            self._loops.append(self._runtime.admitter)
+        for loop in self._loops:
+            loop.start()
+        if self._runtime.events is not None:
+            self._runtime.events.start()
+        # The first report starts the one; the other starts with the slots.
+        self._loops += [self._runtime.progress, self._settler]
         try:
             self._supervise(is_over)
         finally:
@@ -236,7 +236,7 @@ class Supervisor:
                 run.ask_to_stop()
 
     def _handle_rescued(self, attempts: Sequence[Rescued]) -> None:
-        self._runtime.admitter.hint()
+        self._runtime.admitter.wake()
         if self._runtime.events is not None:
             self._runtime.events.rescued(attempts)
 
@@ -344,22 +344,15 @@ class Supervisor:
         """Raise if a thread has failed: the worker would look healthy without it."""
         runtime = self._runtime
         # The event loop comes before the slots: its failure ends them, and is the error to show.
-        threads = (
-            self._heartbeat,
-            self._rescuer,
-            self._pruner,
-            self._scheduler,
-            self._settler,
+        threads: tuple[WorkerThread | ProcessPool, ...] = (
+            *self._loops,
             self._claimer,
-            self._batch_ender,
-            runtime.admitter,
             runtime.children,
             runtime.loop,
-            runtime.progress,
             *self._slots,
         )
         for thread in threads:
-            if thread is not None and thread.failure is not None:
+            if thread.failure is not None:
                 self._stopping.set()
                 raise WorkerBroken(
                     f"{thread.name} has failed: {thread.failure!r}"
@@ -399,16 +392,8 @@ class Supervisor:
         def left() -> float:
             return max(deadline - time.monotonic(), 0.1)
 
-        if self._settler.is_alive():
-            self._settler.finish(seconds=left())
-        self._runtime.progress.stop(seconds=left())
-        for ticking in (self._scheduler, self._batch_ender):
-            if ticking is not None:
-                ticking.stop(seconds=left())
-        self._runtime.admitter.stop(seconds=left())
-        self._pruner.stop(seconds=left())
-        self._rescuer.stop(seconds=left())
-        self._heartbeat.stop(seconds=left())
+        for loop in reversed(self._loops):
+            loop.stop(seconds=left())
         if self._runtime.events is not None:
             self._runtime.events.finish(seconds=left())
         self._runtime.loop.stop()

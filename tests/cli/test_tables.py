@@ -18,7 +18,7 @@ from pgqueue.statements.listing import NOT_YOURS
 ROOT = Path(__file__).parents[2]
 OLD = """
     INSERT INTO pgqueue.jobs (task, outcome, created_at, finished_at, attempts)
-    SELECT task, 'succeeded', 'epoch', 'epoch', 1
+    SELECT task, 'succeeded', '2020-01-01', '2020-01-01', 1
     FROM unnest(ARRAY['add', 'add', 'lost.task']) AS task
 """
 

@@ -13,7 +13,7 @@ from pgqueue import Limit, PgQueue, Unique, Worker
 from pgqueue.cli import main
 from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import PRUNING
-from pgqueue.worker.pruner import Progress, PruneRound
+from pgqueue.worker.duties.prune import Progress, PruneRound
 
 HOSTILE = {
     "TimeZone": "America/St_Johns",

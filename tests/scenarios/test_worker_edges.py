@@ -66,7 +66,7 @@ def test_more_results_than_the_server_takes_at_once_are_all_kept(engine: Engine)
             shared.buffer.done(claimed, Succeeded(DIGITS))
 
         settler.start()
-        settler.finish(seconds=60)
+        settler.stop(seconds=60)
 
     kept = "SELECT outcome, jsonb_array_length(result) FROM pgqueue.jobs"
     with engine.connect() as connection:
@@ -88,7 +88,7 @@ def test_what_a_settler_has_not_written_when_it_gives_up_is_named(
             for claimed, result in zip(jobs, (None, None, "kept"), strict=True):
                 shared.buffer.done(claimed, Succeeded(result))
             settler.start()
-            settler.finish(seconds=0.1)
+            settler.stop(seconds=0.1)
             settler.join(60)
 
     [said] = [line for line in caplog.messages if "are not recorded" in line]

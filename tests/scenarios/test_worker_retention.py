@@ -6,14 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, event, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 from worker_rig import endings, wait_until
 
 from pgqueue import Cancel, Change, Job, JobContext, Keep, PgQueue, Retry, Worker, schema
 from pgqueue.connections.opening import worker_engine
+from pgqueue.worker.duties.prune import Pruner
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.pruner import Pruner
 
 AT_ONCE = timedelta(0)
 
@@ -151,7 +151,7 @@ class TestPruner:
         queue.task(name="task", keep=Keep(succeeded=timedelta(hours=1)))(HANDLERS["plain"])
         old = text(
             "INSERT INTO pgqueue.jobs (task, outcome, created_at, finished_at, attempts)"
-            " VALUES ('task', 'succeeded', 'epoch', 'epoch', 1)"
+            " VALUES ('task', 'succeeded', '2020-01-01', '2020-01-01', 1)"
         )
         engine = worker_engine(queue.engine)
         pruner = Pruner(engine, queue.retention, Outage(), first_after=0, pause=0.01)
@@ -172,15 +172,20 @@ class TestPruner:
     def test_without_the_right_to_delete_it_names_the_remedy_once(
         self, queue: PgQueue, role: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        rounds: list[int] = []
+        class Counted(Pruner):
+            rounds = 0
+
+            def step(self, connection: Connection) -> float:
+                self.rounds += 1  # each ends with its first step
+                return super().step(connection)
+
         queue.task(name="task", keep=Keep(succeeded=timedelta(hours=1)))(HANDLERS["plain"])
         as_role = queue.engine.url.update_query_dict({"options": f"-c role={role}"})
         engine = create_engine(as_role, poolclass=NullPool)
-        event.listen(engine.pool, "connect", lambda *_: rounds.append(1))
-        pruner = Pruner(engine, queue.retention, Outage(), first_after=0, pause=0.01)
+        pruner = Counted(engine, queue.retention, Outage(), first_after=0, pause=0.01)
         pruner.start()
         try:
-            wait_until(lambda: len(rounds) > 2, what="it tries again")
+            wait_until(lambda: pruner.rounds > 2, what="it tries again")
         finally:
             pruner.stop(seconds=60)
 

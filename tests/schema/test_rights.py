@@ -31,7 +31,7 @@ from pgqueue.repository import Batches, Listing
 from pgqueue.schema import grant, revoke, upgrade_database, verify
 from pgqueue.statements.tables import array_of
 from pgqueue.testing.databases import fresh_database
-from pgqueue.worker.scheduler import Ticks
+from pgqueue.worker.duties.ticks import Ticks
 
 HOUR = timedelta(hours=1)
 PURPOSES = ("worker", "enqueue", "dashboard", "migrator", "owner")

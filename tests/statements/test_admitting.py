@@ -42,7 +42,7 @@ from pgqueue.outcomes import (
 from pgqueue.repository import NOTHING_PAUSED, Admissions, Enqueues, NewJob, Paused
 from pgqueue.statements import claiming, enqueueing, settling
 from pgqueue.statements.enqueueing import Start
-from pgqueue.worker.admitter import AdmissionRounds
+from pgqueue.worker.duties.admit import AdmissionRounds
 
 RULES = {
     "bank": Rule(1),

@@ -25,7 +25,7 @@ from chaos.interleavings.logical_workers import (
 from pgqueue import Change, DuplicateJob, Job, JobNotFound, Keep, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
 from pgqueue.retention import Retention
-from pgqueue.worker.pruner import Progress, PruneRound
+from pgqueue.worker.duties.prune import Progress, PruneRound
 
 AT_ONCE = timedelta(0)
 TASKS = {"tests.task": None}

@@ -10,7 +10,7 @@ from chaos.interleavings.logical_workers import execute, violations
 from pgqueue import Keep, PgQueue
 from pgqueue.retention import Retention
 from pgqueue.statements.tables import lock_key
-from pgqueue.worker.pruner import MOST, Progress, PruneRound
+from pgqueue.worker.duties.prune import MOST, Progress, PruneRound
 
 PRUNE_LOCK = lock_key("prune")
 MONTH = timedelta(days=30)

@@ -23,8 +23,8 @@ from chaos.interleavings.logical_workers import (
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, MessageQueue, PgQueue
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository import Beat, Claimed, Workers
+from pgqueue.worker.duties.rescue import RESCUE_LOCK, SEARCH_EVERY, Rescue
 from pgqueue.worker.liveness import Witness
-from pgqueue.worker.rescuer import RESCUE_LOCK, SEARCH_EVERY, Rescue
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Engine, text, update
 
 from pgqueue import Batch, PgQueue
 from pgqueue.repository import Batches
-from pgqueue.worker.batch_ender import BatchEnds
+from pgqueue.worker.duties.batches import BatchEnds
 
 REFUSING = """
     CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
@@ -96,6 +96,6 @@ def test_a_batch_whose_end_the_database_refuses_stops_no_other(
 def test_more_batches_than_one_read_finds_end_in_one_go(
     ending: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgqueue.worker.batch_ender.CANDIDATES", 1)
+    monkeypatch.setattr("pgqueue.worker.duties.batches.CANDIDATES", 1)
 
     assert BatchEnds(notify=False).end(ending) == 2

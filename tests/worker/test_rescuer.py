@@ -9,10 +9,10 @@ from sqlalchemy import Engine, Executable, create_engine, func, make_url, select
 from worker_rig import promised
 
 from pgqueue.connections.opening import own_connection
+from pgqueue.worker.duties.rescue import HOUSEKEEPING, RESCUE_LOCK, Rescuer
 from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
 from pgqueue.worker.liveness import FAST_GRACE
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.rescuer import HOUSEKEEPING, RESCUE_LOCK, Rescuer
 
 pytestmark = pytest.mark.journey
 

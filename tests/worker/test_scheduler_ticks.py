@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from pgqueue import Job, PgQueue, Task, Worker
 from pgqueue.statements.tables import array_of
-from pgqueue.worker.scheduler import Ticks
+from pgqueue.worker.duties.ticks import Ticks
 
 TICKS = "SELECT meta->'schedule'->>'name', meta->'schedule'->>'tick', count(*) FROM pgqueue.jobs"
 MINUTE = timedelta(minutes=1)
@@ -294,7 +294,7 @@ class TestBadRows:
     def test_more_than_a_batch_of_them_hold_up_no_other(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pgqueue.worker.scheduler.BATCH", 3)
+        monkeypatch.setattr("pgqueue.worker.duties.ticks.BATCH", 3)
         for number in range(10):
             place.add(f"bad{number}", late=3 * MINUTE)
         with place.engine.begin() as connection:

@@ -21,9 +21,9 @@ from pgqueue.repository import (
     Workers,
 )
 from pgqueue.sessions.handlers import joining_sessions
-from pgqueue.worker.admitter import AdmissionRounds, rules_of
-from pgqueue.worker.batch_ender import BatchEnds
 from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks, under_all_names
+from pgqueue.worker.duties.admit import AdmissionRounds, rules_of
+from pgqueue.worker.duties.batches import BatchEnds
 from pgqueue.worker.inline.attempt import Ended, InlineAttempt, raise_error
 from pgqueue.worker.until_empty import run_ahead
 

@@ -5,12 +5,9 @@ rescuer tells it when the next tick is due.  Without ticks, the thread sleeps an
 Every worker fires ticks; there is no leader.
 """
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from threading import Event
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine
@@ -23,23 +20,21 @@ from pgqueue.schedule_rules import Firing, Overlap, Standing, decide
 from pgqueue.schedules import task_of_schedule
 from pgqueue.tasks import PreparedJob, Task
 from pgqueue.worker.application_calls import ApplicationCalls
+from pgqueue.worker.loop import NEVER, Loop
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.reconnecting import REST_AFTER, ReconnectingConnection
 from pgqueue.worker.rows import RowGuard, may_be_of_row
-from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
 
-NEVER = float("inf")
 AGAIN = 0.5
 """Seconds until a tick that stays due is looked at again: it waits for the job before it, for its
 own jobs, for a lock, or for a worker that can fire it."""
-NEWS = 0.01
-"""Seconds by which a next tick must be earlier than the expected one to wake the thread."""
 
 
-class Scheduler(WorkerThread):
+class Scheduler(Loop):
     """The scheduling thread.  Every worker has one; a lock on its row lets one fire a schedule."""
+
+    again = AGAIN
 
     def __init__(
         self,
@@ -49,39 +44,29 @@ class Scheduler(WorkerThread):
         task_names: str,
         outage: Outage,
     ) -> None:
-        super().__init__(name="scheduler")
+        super().__init__(engine, SCHEDULING, outage, name="schedule")
         self.task_names = task_names
         self._schedules = queue.schedules
         self._guard = RowGuard()
         self._ticks = Ticks(tasks, task_names, queue.around_ticks())
-        self._stopping = Event()
-        self._awake = Event()
-        self._due_at = time.monotonic()
-        self._reconnecting = ReconnectingConnection(
-            engine,
-            SCHEDULING,
-            outage,
-            name="schedule",
-            stopping=self._stopping,
-            isolation_level="READ COMMITTED",
-        )
+        self._is_written = False
+        """Whether all schedules of the code are written."""
+        self._writes_next = True
+        """Whether the next step writes them.  Steps that write and steps that fire take turns,
+        because the database may refuse either."""
 
-    def work(self) -> None:
-        is_synchronised: bool | None = False
-        while self._wait_until_due():
-            self._due_at = time.monotonic() + AGAIN
-            is_synchronised = is_synchronised or self._reconnecting.attempt(self._synchronise)
-            self._reconnecting.attempt(self._fire)
-            if not is_synchronised:
-                self._due_at = min(self._due_at, time.monotonic() + AGAIN)
-        self._reconnecting.close()
-
-    def expect(self, seconds: float | None) -> None:
-        """Expect the next tick in ``seconds``, or none; the rescuer calls this at each look."""
-        due_at = NEVER if seconds is None else time.monotonic() + max(seconds, 0.0)
-        if due_at < self._due_at - NEWS:
-            self._due_at = due_at
-            self._awake.set()
+    def step(self, connection: Connection) -> float:
+        if self._writes_next:
+            self._writes_next = False
+            self._is_written = self._synchronise(connection)
+            return 0.0
+        self._writes_next = not self._is_written
+        seconds = self._ticks.fire(connection)
+        if seconds is None:
+            seconds = NEVER
+        elif seconds <= 0:
+            seconds = AGAIN
+        return min(seconds, AGAIN) if self._writes_next else seconds
 
     def hanging(self) -> list[str]:
         """Return what hangs, in words: schedules whose jobs the application's code prepares."""
@@ -89,25 +74,10 @@ class Scheduler(WorkerThread):
         return [f"schedule {name}, for {seconds:.0f} s" for name, seconds in sorted(found.items())]
 
     def stop(self, *, seconds: float) -> None:
-        """End, and cancel a statement that takes longer: the ticks stay due."""
-        self._stopping.set()
-        self._awake.set()
+        """End, and wait for none of the application's code: the ticks stay due."""
+        self.stopping.set()
         self._ticks.close()
-        self.join(seconds)
-        if self.is_alive():
-            self._reconnecting.cancel()
-
-    def _wait_until_due(self) -> bool:
-        """Sleep until a tick is due; False when the worker stops."""
-        while not self._stopping.is_set():
-            left = self._due_at - time.monotonic()
-            if left <= 0:
-                return True
-            is_open = self._reconnecting.is_open
-            self._awake.wait(min(left, REST_AFTER) if is_open else min(left, threading.TIMEOUT_MAX))
-            self._awake.clear()
-            self._reconnecting.rest()
-        return False
+        super().stop(seconds=seconds)
 
     def _synchronise(self, connection: Connection) -> bool:
         """Write the schedules of the code, each in a transaction of its own; returns whether all
@@ -125,11 +95,6 @@ class Scheduler(WorkerThread):
         with connection.begin():
             self._schedules.pause_undeclared(connection)
         return not unwritten
-
-    def _fire(self, connection: Connection) -> None:
-        seconds = self._ticks.fire(connection)
-        now = time.monotonic()
-        self._due_at = NEVER if seconds is None else now + (seconds if seconds > 0 else AGAIN)
 
 
 BATCH = 100

@@ -1,16 +1,13 @@
 """The pruner: deletes ended jobs whose time is over, in rounds some minutes apart.
 
-It has a thread and a connection of its own, so that a slow delete holds up no rescue.  The
-connection is open during a round only.  A round is two walks over the jobs from the oldest, in
-short transactions: the first over the failed and cancelled jobs, the second over all jobs that are
-old enough.  At its end batches are deleted.
+It has a thread and a connection of its own, so that a slow delete holds up no rescue.  A round is
+two walks over the jobs from the oldest, in short transactions: the first over the failed and
+cancelled jobs, the second over all jobs that are old enough.  At its end batches are deleted.
 """
 
 import random
 import time
 from enum import StrEnum
-from functools import partial
-from threading import Event
 
 from psycopg.errors import DeadlockDetected
 from sqlalchemy import Connection, Engine
@@ -21,15 +18,10 @@ from pgqueue.connections.settings import PRUNING
 from pgqueue.repository import Batches, Pruning, Stretch
 from pgqueue.retention import Retention
 from pgqueue.statements.pruning import Reference
+from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import Outage, words_of
-from pgqueue.worker.reconnecting import (
-    GRANT_AGAIN,
-    ReconnectingConnection,
-    is_lock_timeout,
-    lacks_right,
-)
+from pgqueue.worker.reconnecting import GRANT_AGAIN, is_lock_timeout, lacks_right
 from pgqueue.worker.rows import RowGuard, may_be_of_row
-from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
 
@@ -42,11 +34,18 @@ REST = 50
 are kept are read again by each round: a worker spends 2 % of its time on them at most."""
 
 MOMENT = 0.2
+"""Seconds that a worker which ends waits for a statement before it cancels the statement."""
 NO_RIGHT = f"prune: no ended job is deleted, because the worker's role may not: %s; {GRANT_AGAIN}"
 
 
-class Pruner(WorkerThread):
-    """The pruning thread.  Every worker has one; an advisory lock lets one prune at a time."""
+class Pruner(Loop):
+    """The pruning thread.  Every worker has one; an advisory lock lets one prune at a time.
+
+    A step of the loop is one step of a round.  A round ends early if another worker prunes, or if
+    the database fails a step.
+    """
+
+    patience = MOMENT
 
     def __init__(
         self,
@@ -57,64 +56,43 @@ class Pruner(WorkerThread):
         first_after: float = FIRST_AFTER,
         pause: float = PAUSE,
     ) -> None:
-        super().__init__(name="pruner")
+        self.first_in, self.again = _apart(first_after), _apart(pause)
+        super().__init__(engine, PRUNING, outage, name="prune")
         self._retention = retention
-        self._first_after = first_after
         self._pause = pause
-        self._stopping = Event()
         self._was_refused = False
         self._guard = RowGuard()
-        self._reconnecting = ReconnectingConnection(
-            engine,
-            PRUNING,
-            outage,
-            name="prune",
-            stopping=self._stopping,
-            isolation_level="READ COMMITTED",
-        )
+        self._round: PruneRound | None = None
 
-    def work(self) -> None:
-        wait = self._first_after
-        # Workers that were started together do not prune together.
-        while not self._stopping.wait(wait * random.uniform(0.5, 1.5)):  # noqa: S311  # no secret
-            wait = max(self._pause, REST * self._run_round())
-            self._reconnecting.close()
-
-    def stop(self, *, seconds: float) -> None:
-        """End, and cancel a statement that takes longer than a moment: it can be repeated."""
-        self._stopping.set()
-        self.join(min(seconds, MOMENT))
-        if self.is_alive():
-            self._reconnecting.cancel()
-            self.join(seconds)
-
-    def _run_round(self) -> float:
-        """Prune all that is due; returns the seconds spent on reading alone.
-
-        Rests after each step for as long as the step took.  Ends early if another worker prunes, or
-        if the database fails a step.
-        """
-        prune_round = PruneRound(self._retention, self._guard)
-        progress: Progress | None = Progress.MORE
-        took = 0.0
-        while progress is Progress.MORE and not self._stopping.wait(took):
-            began = time.monotonic()
-            progress = self._reconnecting.attempt(partial(self._step, prune_round))
-            took = time.monotonic() - began
-        prune_round.log()
-        return prune_round.reading
-
-    def _step(self, prune_round: "PruneRound", connection: Connection) -> "Progress":
-        """One step; a role without the right to delete ends the round; this is logged once."""
+    def step(self, connection: Connection) -> float:
+        """Prune a little, and rest for as long as that took."""
+        began, progress = time.monotonic(), Progress.DONE
+        current = self._round = self._round or PruneRound(self._retention, self._guard)
         try:
-            return prune_round.step(connection)
+            progress = current.step(connection)
         except DBAPIError as error:
             if not lacks_right(error):
                 raise
             if not self._was_refused:
                 self._was_refused = True
                 logger.warning(NO_RIGHT, words_of(error))
-            return Progress.DONE
+        finally:
+            if progress is not Progress.MORE:
+                self.end()
+        if progress is Progress.MORE:
+            return time.monotonic() - began
+        return _apart(max(self._pause, REST * current.reading))
+
+    def end(self) -> None:
+        """End a round."""
+        if self._round is not None:
+            self._round.log()
+            self._round = None
+
+
+def _apart(seconds: float) -> float:
+    """About so many seconds: workers that were started together do not prune together."""
+    return seconds * random.uniform(0.5, 1.5)  # noqa: S311  # no secret
 
 
 MOST = 1000

@@ -10,19 +10,17 @@ from datetime import timedelta
 from threading import Event
 
 from sqlalchemy import Connection, Engine, select
-from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
 from pgqueue.connections.settings import UPKEEP
 from pgqueue.execution import log_final_failure
 from pgqueue.repository import Notices, Rescued, SeenWorker, Workers
 from pgqueue.statements.tables import CRASHED, lock_key, notify, pg
-from pgqueue.worker.batch_ender import BatchEnder
+from pgqueue.worker.duties.batches import BatchEnder
+from pgqueue.worker.duties.ticks import Scheduler
 from pgqueue.worker.heartbeat import WorkerIdentity
+from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
-from pgqueue.worker.scheduler import Scheduler
-from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
 
@@ -39,8 +37,10 @@ FORGET_EVERY = 3600.0
 """Seconds between two deletions of the rows of workers that died long ago."""
 
 
-class Rescuer(WorkerThread):
+class Rescuer(Loop):
     """The rescuing thread.  Every worker has one; there is no leader."""
+
+    again = LOOK_EVERY
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Rescuer(WorkerThread):
     ) -> None:
         """At each look, ``ticking`` is told when the next tick is due, and ``ending`` whether a
         batch may have ended."""
-        super().__init__(name="upkeep")
+        super().__init__(engine, HOUSEKEEPING, outage, name="upkeep")
         self.informed = Event()
         """Set when the paused queues and tasks are known: a worker must not claim their jobs."""
         self._identity = identity
@@ -64,49 +64,28 @@ class Rescuer(WorkerThread):
         self._on_cancel = on_cancel
         self._ticking = ticking
         self._ending = ending
-        self._stopping, self._awake = Event(), Event()
         self._dead: Sequence[SeenWorker] = ()
-        self._reconnecting = ReconnectingConnection(
-            engine,
-            HOUSEKEEPING,
-            outage,
-            name="upkeep",
-            stopping=self._stopping,
-            isolation_level="READ COMMITTED",
-        )
         self._rescue = Rescue(on_rescued=on_rescued)
         self._forgot_at = time.monotonic()
-
-    def work(self) -> None:
-        while not self._stopping.is_set():
-            began = time.monotonic()
-            self._reconnecting.attempt(_unless_locked(self._look))
-            self._wait_for_next_look(began)
-        self._reconnecting.close()
-
-    def stop(self, *, seconds: float) -> None:
-        """End; after ``seconds``, cancel the last look."""
-        self._stopping.set()
-        self._awake.set()
-        self.join(seconds)
-        if self.is_alive():
-            self._reconnecting.cancel()
 
     def reap(self, dead: Sequence[SeenWorker]) -> None:
         """Take the list of workers that the heartbeat has found dead; it replaces the last list."""
         self._dead = dead
         if dead:
-            self._awake.set()
+            self.wake()
 
-    def _wait_for_next_look(self, began: float) -> None:
-        """Wait for the next look, which comes sooner if a handler starts."""
-        for number in range(1, LOOKS_WHEN_IDLE + 1):
-            left = began + number * LOOK_EVERY - time.monotonic()
-            if self._awake.wait(max(left, 0.0)) or self._running():
+    def sleep(self) -> bool:
+        """Sleep until the next look, which comes sooner if a handler starts."""
+        goes_on = super().sleep()
+        for _ in range(1, LOOKS_WHEN_IDLE):
+            if not goes_on or self._dead or self._running() or not self.informed.is_set():
                 break
-        self._awake.clear()
+            self.wake(LOOK_EVERY)
+            goes_on = super().sleep()
+        return goes_on
 
-    def _look(self, connection: Connection) -> None:
+    def step(self, connection: Connection) -> float:
+        began = time.monotonic()
         # Forgotten even if a table is locked: the heartbeat then finds these workers dead again.
         dead, self._dead = self._dead, ()
         if dead:
@@ -117,30 +96,17 @@ class Rescuer(WorkerThread):
         )
         self._identity.paused = notices.paused
         self.informed.set()
-        if self._ticking is not None:
-            self._ticking.expect(notices.seconds_to_tick)
+        if self._ticking is not None and notices.seconds_to_tick is not None:
+            self._ticking.wake(max(notices.seconds_to_tick, 0.0))
         if self._ending is not None and notices.has_batches:
-            self._ending.expect()
+            self._ending.wake()
         if notices.cancelled:
             self._on_cancel(notices.cancelled)
         self._rescue.rescue(connection, notices)
         if time.monotonic() - self._forgot_at > FORGET_EVERY:
             self._forgot_at = time.monotonic()
             forget_dead(connection)
-
-
-def _unless_locked(step: Callable[[Connection], None]) -> Callable[[Connection], None]:
-    """Skip a step if a table is locked: a later look repeats it."""
-
-    def attempt(connection: Connection) -> None:
-        try:
-            step(connection)
-        except DBAPIError as error:
-            if not is_lock_timeout(error):
-                raise
-            logger.info("upkeep: a table is locked; looking again")
-
-    return attempt
+        return began + LOOK_EVERY - time.monotonic()
 
 
 SEARCH_EVERY = timedelta(seconds=2)

@@ -7,18 +7,15 @@ has no connection.  Every worker ends batches; there is no leader.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
-from threading import Event
 
 from sqlalchemy import Connection, Engine
 
 from pgqueue import redaction
 from pgqueue.connections.settings import SCHEDULING
 from pgqueue.repository import Batches
+from pgqueue.worker.loop import NEVER, Loop
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.reconnecting import REST_AFTER, ReconnectingConnection
 from pgqueue.worker.rows import RowGuard
-from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
 
@@ -26,44 +23,18 @@ CANDIDATES = 100
 """Batches that may have ended, in one read."""
 
 
-class BatchEnder(WorkerThread):
+class BatchEnder(Loop):
     """The thread that ends batches.  A lock on the row lets one worker end a batch."""
 
+    first_in = again = NEVER  # each look of the rescuer that finds a batch wakes it
+
     def __init__(self, engine: Engine, outage: Outage, *, notify: bool) -> None:
-        super().__init__(name="batches")
-        self._stopping = Event()
-        self._awake = Event()
-        ends = BatchEnds(notify=notify)
-        self._end = partial(ends.end, is_over=self._stopping.is_set)
-        self._reconnecting = ReconnectingConnection(
-            engine,
-            SCHEDULING,
-            outage,
-            name="batches",
-            stopping=self._stopping,
-            isolation_level="READ COMMITTED",
-        )
+        super().__init__(engine, SCHEDULING, outage, name="batches")
+        self._ends = BatchEnds(notify=notify)
 
-    def work(self) -> None:
-        while not self._stopping.is_set():
-            if self._awake.wait(REST_AFTER if self._reconnecting.is_open else None):
-                self._awake.clear()
-                self._reconnecting.attempt(self._end)
-            else:
-                self._reconnecting.rest()
-        self._reconnecting.close()
-
-    def expect(self) -> None:
-        """A batch may have ended; the rescuer calls this at each look that finds one."""
-        self._awake.set()
-
-    def stop(self, *, seconds: float) -> None:
-        """End, and cancel a statement that takes longer: another worker ends the batch."""
-        self._stopping.set()
-        self._awake.set()
-        self.join(seconds)
-        if self.is_alive():
-            self._reconnecting.cancel()
+    def step(self, connection: Connection) -> float:
+        self._ends.end(connection, is_over=self.stopping.is_set)
+        return NEVER
 
 
 class BatchEnds:

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, groupby
-from threading import Condition, Event
-from typing import NamedTuple, TypeVar
+from threading import Event
+from typing import NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
@@ -39,17 +39,16 @@ from pgqueue.admission import (
     to_send_back,
     turn_group,
 )
+from pgqueue.connections.settings import ADMITTING
 from pgqueue.limits import SEPARATOR, Limit, Limited, name_of
 from pgqueue.repository import Admissions, Claimed, Paused
 from pgqueue.repository.admissions import FIRST_LANE, FIRST_PLACE, LaneKey, lane_of
-from pgqueue.worker.outage import words_of
-from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
-from pgqueue.worker.threads import WorkerThread
+from pgqueue.worker.loop import Loop
+from pgqueue.worker.outage import Outage, words_of
+from pgqueue.worker.threads import wait_until
 
 logger = redaction.logger(__name__)
 
-
-T = TypeVar("T")
 
 SWEEP_EVERY = 10.0
 """Seconds between two sweeps, which delete free places."""
@@ -59,115 +58,91 @@ LAST_ROUND = 10.0
 """Seconds for which a worker that ends when no job is left waits for a round."""
 
 
-class Admitter(WorkerThread):
-    """The admitting thread.  Many workers may have one; a lock lets one of them admit at a time."""
+class Admitter(Loop):
+    """The admitting thread.  Many workers may have one; a lock lets one of them admit at a time.
+
+    A step of the loop is a round.
+    """
+
+    patience = MOMENT
 
     def __init__(
         self,
-        connection: ReconnectingConnection,
+        engine: Engine,
         rounds: "AdmissionRounds",
+        outage: Outage,
         *,
         limited: Limited,
         poll_interval: float,
         stopping: Event,
         on_admitted: Callable[[], object],
     ) -> None:
-        super().__init__(name="admitter")
+        super().__init__(engine, ADMITTING, outage, name="admitter", stopping=stopping)
+        self.again = poll_interval
         self.is_in_use = bool(limited.limits)
         self.admitted = 0
         """How many jobs this worker has admitted."""
         self._limited = limited
         self._rounds = rounds
         self._poll_interval = poll_interval
-        self._stopping = stopping
         self._on_admitted = on_admitted
-        self._awake = Event()
-        self._round_over = Condition()
+        self._are_declared = not limited.limits
         self._begun = self._ended = 0
         """The numbers of the rounds that have begun and ended last."""
         self._swept_at = time.monotonic()
-        self._reconnecting = connection
 
     def look_for_limits(self, connection: Connection) -> None:
         """Find out whether limits are in use: jobs may wait for limits of earlier code."""
         self.is_in_use = self.is_in_use or Admissions(connection).are_declared()
 
-    def hint(self) -> None:
-        """Begin a round soon: a job may have been enqueued, or a place may be free."""
-        self._awake.set()
-
     def settled(self, jobs: Iterable[Claimed]) -> None:
         """Begin a round soon if one of these jobs may have held a place."""
         limited = self._limited
         if any(job.task in limited.tasks or job.queue in limited.queues for job in jobs):
-            self.hint()
+            self.wake()
 
     def has_admitted_since(self, count: int) -> bool:
         """Run a round; returns whether ``admitted`` differs from ``count`` after it."""
         if not self.is_in_use:
             return False
         wanted = self._begun + 1  # a round that runs now may have read too early
-        self.hint()
-        with self._round_over:
-            self._round_over.wait_for(
-                lambda: self._ended >= wanted or self._stopping.is_set(), LAST_ROUND
-            )
+        self.wake()
+        wait_until(lambda: self._ended >= wanted or self.stopping.is_set(), lambda: LAST_ROUND)
         return self.admitted != count
 
-    def work(self) -> None:
-        while not self._stopping.is_set() and not self._reconnecting.attempt(self._declare):
-            pass
-        wait = 0.0
-        while not self._stopping.is_set():
-            self._awake.wait(wait)
-            self._awake.clear()
-            self._begun += 1
-            wait = self._run_round()
-            self._announce_end(self._begun)
-        self._announce_end(self._begun)
-        self._reconnecting.close()
-
-    def stop(self, *, seconds: float) -> None:
-        """End the thread; cancels a statement that takes too long, because it can be repeated."""
-        self.hint()
-        if self.is_alive():
-            self.join(min(seconds, MOMENT))
-        if self.is_alive():
-            self._reconnecting.cancel()
-            self.join(seconds)
-
-    def _announce_end(self, number: int) -> None:
-        with self._round_over:
-            self._ended = number
-            self._round_over.notify_all()
-
-    def _declare(self, connection: Connection) -> bool:
-        if self._limited.limits:
-            with connection.begin():
-                Admissions(connection).declare(self._limited.limits.values())
-        return True
-
-    def _run_round(self) -> float:
+    def step(self, connection: Connection) -> float:
         """Admit from all lanes; returns the seconds until the next round."""
-        self._rounds.begin()
-        wait = self._poll_interval
-        step: Step | None = Step(0, is_last=False)
-        while step is not None and not step.is_last and not self._stopping.is_set():
-            step = self._unless_locked(self._guarded_step)
-            if step is not None and step.seconds_to_next is not None:
-                wait = min(wait, step.seconds_to_next)
-            if step is not None and step.admitted:
-                self.admitted += step.admitted
-                self._on_admitted()
-        self._sweep()
+        self._begun += 1
+        try:
+            if not self._are_declared:
+                with connection.begin():
+                    Admissions(connection).declare(self._limited.limits.values())
+                self._are_declared = True
+            wait = self._run_round(connection)
+            self._sweep(connection)
+        finally:
+            self._ended = self._begun
         return wait
 
-    def _sweep(self) -> None:
+    def _run_round(self, connection: Connection) -> float:
+        self._rounds.begin()
+        wait, step = self._poll_interval, Step(0, is_last=False)
+        while not step.is_last and not self.stopping.is_set():
+            step = self._guarded_step(connection)
+            if step.seconds_to_next is not None:
+                wait = min(wait, step.seconds_to_next)
+            if step.admitted:
+                self.admitted += step.admitted
+                self._on_admitted()
+        return wait
+
+    def _sweep(self, connection: Connection) -> None:
         """Every ``SWEEP_EVERY`` seconds, delete places that are free."""
         is_more = time.monotonic() - self._swept_at >= SWEEP_EVERY
-        while is_more and not self._stopping.is_set():
-            is_more = bool(self._unless_locked(self._swept))
+        while is_more and not self.stopping.is_set():
             self._swept_at = time.monotonic()
+            with connection.begin():
+                is_more = self._rounds.sweep(connection)
 
     def _guarded_step(self, connection: Connection) -> "Step":
         """Run a step; if one lane is the cause of an error, only this lane is skipped."""
@@ -178,25 +153,6 @@ class Admitter(WorkerThread):
             if not is_of_a_row(error) or not self._rounds.isolate(error):
                 raise
             return Step(0, is_last=False)
-
-    def _swept(self, connection: Connection) -> bool:
-        with connection.begin():
-            return self._rounds.sweep(connection)
-
-    def _unless_locked(self, step: Callable[[Connection], T]) -> T | None:
-        """Run a step, which is a transaction; None if the database is away, if a table is locked,
-        or if another worker admits for long.  The next round tries again."""
-
-        def attempt(connection: Connection) -> T | None:
-            try:
-                return step(connection)
-            except DBAPIError as error:
-                if not is_lock_timeout(error):
-                    raise
-                logger.info("admitter: waiting for a lock; trying again")
-                return None
-
-        return self._reconnecting.attempt(attempt)
 
 
 def is_of_a_row(error: Exception) -> bool:

@@ -1,0 +1,1 @@
+"""What every worker can do beside its jobs, and one at a time does: each a loop."""

@@ -1,0 +1,128 @@
+"""A thread that repeats a step on a connection of its own."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Mapping
+from threading import TIMEOUT_MAX, Condition, Event
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine.interfaces import IsolationLevel
+from sqlalchemy.exc import DBAPIError
+
+from pgqueue import redaction
+from pgqueue.worker.outage import Outage
+from pgqueue.worker.reconnecting import (
+    LONGEST_WAIT,
+    REST_AFTER,
+    ReconnectingConnection,
+    is_lock_timeout,
+)
+from pgqueue.worker.threads import WorkerThread
+
+logger = redaction.logger(__name__)
+
+NEVER = float("inf")
+NEWS = 0.01
+"""Seconds by which a step must be wanted sooner than it is due to wake the thread."""
+
+
+class Loop(WorkerThread):
+    """Runs :meth:`step`, sleeps as long as it says, and so on until it is stopped.
+
+    A step that the database fails, or for which a table is locked, is repeated.  The connection is
+    opened again when it breaks, and closed when it is not used for a while.
+    """
+
+    first_in = 0.0
+    """Seconds until the first step."""
+    again = 0.0
+    """Seconds until a step that has failed is repeated; the reconnecting connection adds its own,
+    more with each failure."""
+    patience = NEVER
+    """Seconds for which a stop waits for the last step before it cancels the statement."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Mapping[str, str],
+        outage: Outage,
+        *,
+        name: str,
+        isolation_level: IsolationLevel = "READ COMMITTED",
+        stopping: Event | None = None,
+        longest_wait: float = LONGEST_WAIT,
+        is_kept: bool = False,
+    ) -> None:
+        """``name``: of the thread and the connection.  ``stopping``: ends the loop too."""
+        super().__init__(name=name)
+        self.stopping = stopping or Event()
+        self.reconnecting = ReconnectingConnection(
+            engine,
+            settings,
+            outage,
+            name=name,
+            stopping=self.stopping,
+            isolation_level=isolation_level,
+            longest_wait=longest_wait,
+            is_kept=is_kept,
+        )
+        self._changed = Condition()
+        self._due_at = time.monotonic() + self.first_in
+
+    @abstractmethod
+    def step(self, connection: Connection) -> float:
+        """Do what is to be done; returns the seconds until the next step."""
+
+    def end(self) -> None:
+        """Called after the last step."""
+
+    def wake(self, seconds: float = 0.0) -> None:
+        """Run the next step in so many seconds, or sooner."""
+        due_at = time.monotonic() + seconds
+        with self._changed:
+            if due_at < self._due_at - NEWS:
+                self._due_at = due_at
+                self._changed.notify()
+
+    def stop(self, *, seconds: float) -> None:
+        """End the loop; cancels a statement that takes longer."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            self.stopping.set()
+            self._changed.notify()
+        if self.is_alive():
+            self.join(min(seconds, self.patience))
+        if self.is_alive():
+            self.reconnecting.cancel()
+            self.join(max(deadline - time.monotonic(), 0.0))
+
+    def work(self) -> None:
+        while self.sleep():
+            seconds = self.reconnecting.attempt(self._unless_locked)
+            self.wake(self.again if seconds is None else seconds)
+        self.end()
+        self.reconnecting.close()
+
+    def sleep(self) -> bool:
+        """Sleep until the next step is due; False if there is none."""
+        while True:
+            with self._changed:
+                left = self._due_at - time.monotonic()
+                if self.stopping.is_set():
+                    return False
+                if left <= 0:
+                    self._due_at = NEVER  # a wake during the step counts
+                    return True
+                self._changed.wait(
+                    min(left, REST_AFTER if self.reconnecting.is_open else TIMEOUT_MAX)
+                )
+            self.reconnecting.rest()
+
+    def _unless_locked(self, connection: Connection) -> float | None:
+        try:
+            return self.step(connection)
+        except DBAPIError as error:
+            if not is_lock_timeout(error):
+                raise
+            logger.info("%s: waiting for a lock; trying again", self.reconnecting.name)
+            return None
