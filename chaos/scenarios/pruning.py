@@ -12,9 +12,9 @@ from chaos.scenario import Size, scenario
 from pgqueue import Keep
 from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import PRUNING
+from pgqueue.repository import prune
+from pgqueue.repository.tables import clock, jobs
 from pgqueue.retention import Retention
-from pgqueue.statements import pruning
-from pgqueue.statements.tables import clock, jobs
 from pgqueue.worker.pruner import Progress, PruneRound
 
 PRUNERS = 3
@@ -49,8 +49,8 @@ REFERENCES = """
 def prunes_by_age_alone(patch: Patch) -> None:
     """Pruning asks how old a job is, and not whether it has ended."""
     age = timedelta(days=14)
-    patch.set(pruning, "_is_due", lambda _references: jobs.c.created_at < clock() - age)
-    patch.rebuild(pruning.prune)
+    patch.set(prune, "_is_due", lambda _references: jobs.c.created_at < clock() - age)
+    patch.rebuild(prune.prune)
 
 
 @scenario(

@@ -19,9 +19,9 @@ from chaos.sample_tasks import AT_ONCE, EFFECT, effect, note, queue, worker_name
 from chaos.scenario import Size, scenario
 from chaos.workers import Program, Workers
 from pgqueue import JobContext
-from pgqueue.repository import Moved, ScheduleRows
+from pgqueue.repository import schedules
+from pgqueue.repository.schedules import Moved, ScheduleRows
 from pgqueue.schedule_rules import decide
-from pgqueue.statements import schedules as statements
 from pgqueue.worker import scheduler
 
 SECOND = timedelta(seconds=1)
@@ -73,10 +73,10 @@ def pay_at_tick(session: Session, ctx: JobContext) -> int:
 @mutation
 def ticks_without_lock(patch: Patch) -> None:
     """The schedules are read again and not locked."""
-    locking: Any = statements.lock_schedules()
+    locking: Any = schedules.lock_schedules()
     unlocked = locking._generate()
     unlocked._for_update_arg = None
-    patch.set(statements, "lock_schedules", lambda: unlocked)
+    patch.set(schedules, "lock_schedules", lambda: unlocked)
 
 
 @mutation

@@ -17,7 +17,7 @@ from pgqueue.connections.keepalive import (
     notice_loss_of_server,
 )
 from pgqueue.connections.session_changes import CHANGED
-from pgqueue.statements.transactions import set_config
+from pgqueue.repository.transactions import set_config
 
 logger = redaction.logger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import InvalidRequestError
 
-from pgqueue.connections.fast_path import ONLY_WATCHED, is_listened_to
-from pgqueue.statements.tables import SLEEPERS
+from pgqueue.repository.fast_path import ONLY_WATCHED, is_listened_to
+from pgqueue.repository.tables import SLEEPERS
 
 CHANGES_SESSION = re.compile(
     r"(?:^|;)\s*(?:SET(?!\s+(?:LOCAL|CONSTRAINTS|TRANSACTION)\b)|RESET|DISCARD|PREPARE|LISTEN|LOAD"

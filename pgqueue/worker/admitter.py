@@ -40,8 +40,9 @@ from pgqueue.admission import (
     turn_group,
 )
 from pgqueue.limits import SEPARATOR, Limit, Limited, name_of
-from pgqueue.repository import Admissions, Claimed, Paused
-from pgqueue.repository.admissions import FIRST_LANE, FIRST_PLACE, LaneKey, lane_of
+from pgqueue.repository.admit import FIRST_LANE, FIRST_PLACE, Admissions, LaneKey, lane_of
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.workers import Paused
 from pgqueue.worker.outage import words_of
 from pgqueue.worker.reconnecting import ReconnectingConnection, is_lock_timeout
 from pgqueue.worker.threads import WorkerThread

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 
 from pgqueue import redaction
 from pgqueue.connections.settings import SCHEDULING
-from pgqueue.repository import Batches
+from pgqueue.repository.batches import Batches
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.reconnecting import REST_AFTER, ReconnectingConnection
 from pgqueue.worker.rows import RowGuard

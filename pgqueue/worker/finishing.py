@@ -23,10 +23,11 @@ from pgqueue.errors import LeaseLost, PgQueueError
 from pgqueue.execution import CancelWins, Stale
 from pgqueue.execution.error_reports import storable_result
 from pgqueue.outcomes import Cancel, Succeeded
-from pgqueue.repository import Attempts, Claimed
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.transactions import AFTER_HANDLER
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.handlers import joined_session
-from pgqueue.statements.transactions import AFTER_HANDLER
 from pgqueue.tasks import Task
 from pgqueue.unit_of_work import CommitUnknown, commit, set_now, write_pending
 from pgqueue.worker.handler_sessions import call_listeners, session_for_handler

@@ -29,10 +29,11 @@ from pgqueue.events import AttemptOutcome
 from pgqueue.execution import CancelWins, Replay, Stale
 from pgqueue.execution.attempt import AttemptResult
 from pgqueue.outcomes import Cancelled, Outcome, Released, Succeeded
-from pgqueue.repository import Attempts, Claimed, Settled
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Attempts, Settled
+from pgqueue.repository.transactions import AFTER_HANDLER
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.handlers import joined_session
-from pgqueue.statements.transactions import AFTER_HANDLER
 from pgqueue.unit_of_work import (
     CommitUnknown,
     TransactionEnded,

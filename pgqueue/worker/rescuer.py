@@ -15,8 +15,9 @@ from sqlalchemy.exc import DBAPIError
 from pgqueue import redaction
 from pgqueue.connections.settings import UPKEEP
 from pgqueue.execution import log_final_failure
-from pgqueue.repository import Notices, Rescued, SeenWorker, Workers
-from pgqueue.statements.tables import CRASHED, lock_key, notify, pg
+from pgqueue.repository.rescue import Rescued, SeenWorker
+from pgqueue.repository.tables import CRASHED, lock_key, notify, pg
+from pgqueue.repository.workers import Notices, Workers
 from pgqueue.worker.batch_ender import BatchEnder
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.outage import Outage

@@ -6,7 +6,7 @@ from functools import partial
 from pgqueue import execution, redaction
 from pgqueue.context import Finishing, JobContext, nothing_around
 from pgqueue.outcomes import Exhausted, Outcome
-from pgqueue.repository import Claimed
+from pgqueue.repository.claim import Claimed
 from pgqueue.worker.handler_transactions import (
     obstacle,
     run_in_async_transaction,

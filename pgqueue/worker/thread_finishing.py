@@ -12,7 +12,7 @@ from sqlalchemy.util import await_only
 
 from pgqueue.events import AttemptOutcome
 from pgqueue.outcomes import Succeeded
-from pgqueue.repository import Settled
+from pgqueue.repository.settle import Settled
 from pgqueue.unit_of_work import begin_for_handler, time_limits
 from pgqueue.worker.finishing import Finishing
 from pgqueue.worker.handler_transactions import async_connection_for, connection_for

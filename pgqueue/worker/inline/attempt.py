@@ -33,11 +33,13 @@ from pgqueue.outcomes import (
     Succeeded,
     Unreadable,
 )
-from pgqueue.repository import Attempts, Claimed, Jobs
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.jobs import Jobs
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.tables import CRASHED
+from pgqueue.repository.transactions import CHECK_CONSTRAINTS
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.handlers import joined_session, listeners_to_commit
-from pgqueue.statements.tables import CRASHED
-from pgqueue.statements.transactions import CHECK_CONSTRAINTS
 from pgqueue.tasks import Task
 from pgqueue.tasks.duplicates import running_job
 from pgqueue.unit_of_work import (

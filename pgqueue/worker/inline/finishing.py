@@ -8,7 +8,7 @@ from sqlalchemy import Connection, NestedTransaction
 from sqlalchemy.util import greenlet_spawn
 
 from pgqueue.outcomes import Succeeded
-from pgqueue.statements.transactions import CHECK_CONSTRAINTS
+from pgqueue.repository.transactions import CHECK_CONSTRAINTS
 from pgqueue.unit_of_work import TransactionEnded, begin_now, release_savepoints, undo_savepoints
 from pgqueue.worker.finishing import Finishing
 

@@ -14,16 +14,10 @@ from sqlalchemy.exc import DBAPIError
 
 from pgqueue.job_queue import PgQueue
 from pgqueue.middleware import layers_of
-from pgqueue.repository import (
-    NOTHING,
-    Attempts,
-    ClaimCursor,
-    Claimed,
-    DueTimes,
-    Paused,
-    Upcoming,
-    Workers,
-)
+from pgqueue.repository.claim import NOTHING, ClaimCursor, Claimed, Upcoming
+from pgqueue.repository.due_times import DueTimes
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.workers import Paused, Workers
 from pgqueue.sessions.handlers import joining_sessions
 from pgqueue.worker.admitter import AdmissionRounds, rules_of
 from pgqueue.worker.batch_ender import BatchEnds
