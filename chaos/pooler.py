@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from types import TracebackType
@@ -11,8 +12,8 @@ from urllib.parse import quote
 from sqlalchemy import make_url
 
 from chaos.environment import Environment
-from pgqueue.embedded.account import environment as server_environment
-from pgqueue.embedded.account import server_account
+from pgqueue.embedded import environment as server_environment
+from pgqueue.embedded import server_account
 
 SETTINGS = """
 [databases]
@@ -44,11 +45,11 @@ class Pooler:
     def __enter__(self) -> Self:
         account = server_account()
         self._folder.mkdir()
-        account.give(self._folder)
+        os.chown(self._folder, account.uid, account.gid)
         server = make_url(self._environment.url).query["host"]
         file = self._folder / "pgbouncer.ini"
         file.write_text(SETTINGS.format(server=server, folder=self._folder))
-        account.give(file)
+        os.chown(file, account.uid, account.gid)
         self._process = subprocess.Popen(
             ["pgbouncer", "--quiet", str(file)],
             stdin=subprocess.DEVNULL,

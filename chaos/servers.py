@@ -14,8 +14,7 @@ from urllib.parse import quote
 from sqlalchemy import NullPool, create_engine, text
 
 from chaos.environment import Environment
-from pgqueue.embedded.account import environment, server_account
-from pgqueue.embedded.programs import programs_for
+from pgqueue.embedded import environment, programs_for, server_account
 
 SPARE = 12
 """Megabytes that are left on the small disk."""
@@ -81,7 +80,8 @@ class Standby:
         server.stop()
         shutil.rmtree(self._data, ignore_errors=True)
         _run("cp", "-a", str(server.directory / "data"), str(self._data))
-        self._account.give(_written(self._data / "standby.signal", ""))
+        signal_file = _written(self._data / "standby.signal", "")
+        os.chown(signal_file, self._account.uid, self._account.gid)
         follow = f"primary_conninfo = 'host={server.directory / 'data'} user=postgres'\n"
         with (self._data / "postgresql.auto.conf").open("a") as settings:
             settings.write(follow)

@@ -134,7 +134,7 @@ def test_an_error_record_quotes_no_secret_of_its_job() -> None:
     found = report(chained(), secrets=(CANARY,))
 
     assert CANARY not in f"{found.message}{found.traceback}"
-    assert found.traceback.count(MASK) == 3
+    assert found.traceback.count(MASK) == 4
     assert CANARY in report(chained()).traceback  # the mask is the only reason
     assert storable_words(f"because {CANARY}", secrets=(CANARY,)) == f"because {MASK}"
 

@@ -1,9 +1,9 @@
 """Refuses times that Python cannot read, and limits with which no worker can calculate.
 
 Rows with such times get the nearest time that can be read.  Limits with such a period or burst are
-deleted; the next worker that starts writes them again.  The large tables are read once, without
-blocking anybody, and their constraints are NOT VALID, because a validation would read them again
-under a lock.  Code of version 9 works on: it writes no such values.
+deleted; the next worker that starts writes them again.  The tables that every job writes have no
+such constraint, which would cost each job: their times are read in a form that takes every value.
+Code of version 9 works on: it writes no such values.
 """
 
 from alembic import op
@@ -17,10 +17,6 @@ depends_on = None
 
 FIRST, LAST = "'2000-01-01 00:00:00+00'", "'9999-12-31 00:00:00+00'"
 TIMES = {
-    "jobs": ("created_at", "started_at", "finished_at", "cancel_requested_at"),
-    "job_attempts": ("started_at", "finished_at"),
-    "dead_letters": ("finished_at",),
-    "leases": ("started_at",),
     "workers": ("started_at", "heartbeat_at", "dead_at"),
     "unreadable_jobs": ("since",),
     "queues": ("paused_at",),
@@ -30,7 +26,6 @@ TIMES = {
     "limits": ("declared_at",),
     "limit_buckets": ("full_at",),
 }
-LARGE = ("jobs", "job_attempts", "dead_letters")
 OF_LIMITS = {
     "limits_period": "period BETWEEN '1 millisecond' AND '366 days'",
     "limits_burst": "burst BETWEEN 1 AND 1000000",
@@ -63,7 +58,6 @@ def upgrade() -> None:
             table,
             " AND ".join(map(in_range, columns)),
             schema=SCHEMA,
-            postgresql_not_valid=table in LARGE,
         )
     for name, condition in OF_LIMITS.items():
         op.create_check_constraint(op.f(name), "limits", condition, schema=SCHEMA)

@@ -8,12 +8,9 @@ from contextlib import ExitStack
 from functools import partial
 
 from chaos.environment import Environment
-from chaos.far_host import FarHost, reachable
 from chaos.proxy import Proxy
 from chaos.sample_tasks import call, pay, pay_async
-from chaos.scenario import Server, Size, scenario
-from chaos.scenarios.partitions import HASTY
-from pgqueue.connections.keepalive import NETWORK
+from chaos.scenario import Size, scenario
 
 AT_ONCE = 2
 """Workers that are in the dark together: the others have to see to their jobs."""
@@ -84,51 +81,6 @@ def _are_held_by(
     if environment.unfinished() < share:
         environment.enqueue(call.options(max_attempts=1000), [(HANDLER,)] * share)
     return False
-
-
-FAR_AWAY = 4
-"""Workers on the host that goes dark."""
-LET_GO = 10.0
-"""Seconds.  Two are for the probes, and in 77 rounds it took no longer, also beside a busy disk and
-four busy loops; the rest is for a machine that stands still."""
-OPEN_FAR_AWAY = (
-    "SELECT count(DISTINCT split_part(application_name, ' ', 1)) FROM pg_stat_activity"
-    " WHERE client_addr = CAST(:address AS inet) AND xact_start IS NOT NULL"
-)
-
-
-@scenario(
-    promises="P1 P2 P4",
-    research="T3",
-    full=Size(jobs=2000, workers=2, faults=20, seconds=10),
-    short=Size(jobs=240, workers=1, faults=4, seconds=1),
-    mutated={"dead_hosts_are_waited_for": "not within .* the server lets go"},
-    server=Server.OWN,
-    programs=("linux", "root", "ip"),
-)
-def hosts_that_go_dark(environment: Environment, size: Size) -> None:
-    """The host of four workers goes dark: their locks are free in 10 seconds."""
-    rounds = size.faults // FAR_AWAY
-    with FarHost() as host, reachable(environment, host) as url:
-        workers = environment.workers(size.workers, network={**NETWORK, **HASTY})
-        for _ in range(FAR_AWAY):
-            workers.add(url=url, host=host.name).was_harmed = True
-        workers.until_registered()
-        open_there = partial(environment.scalar, OPEN_FAR_AWAY, address=host.far_address)
-        for _ in range(rounds):
-            _have_work(environment, size.jobs // rounds // 3)
-            all_hold = partial(_are_held_by, environment, open_there, FAR_AWAY, size.jobs // rounds)
-            environment.until(all_hold, what="all of them hold jobs")
-            host.go_dark()
-            dark_since = time.monotonic()
-            environment.count("partitions", FAR_AWAY)
-            environment.until(lambda: open_there() == 0, seconds=LET_GO, what="the server lets go")
-            environment.timed(dark_since)
-            time.sleep(max(dark_since + size.seconds - time.monotonic(), 0))  # the fault itself
-            host.come_back()
-            workers.until_registered()
-        environment.finish(workers)
-        environment.check()
 
 
 def _hold_nothing(holders: Callable[[], int]) -> bool:

@@ -26,12 +26,7 @@ PREPARED = """
     DO $$ BEGIN CREATE ROLE pgqueue_chaos_nobody; EXCEPTION WHEN duplicate_object
     OR unique_violation THEN NULL; END $$
 """
-STATE = text(
-    "SELECT current_user, current_setting('search_path'), current_setting('statement_timeout'),"
-    " (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND objid = 4711),"
-    " to_regclass('pg_temp.leftover')::text,"
-    " (SELECT count(*) FROM pg_listening_channels() AS c WHERE c = 'leftover')"
-)
+STATE = text("SELECT current_user, current_setting('transaction_isolation')")
 
 
 def sql(statement: str) -> Callable[[Session], None]:
@@ -66,13 +61,7 @@ ACTS: dict[str, tuple[Callable[[Session], None], set[str]]] = {
     "hidden error": (hide_an_error, BADLY),
     "deferred constraint": (sql("INSERT INTO children VALUES (1)"), BADLY),
     "role": (sql("SET ROLE pgqueue_chaos_nobody"), BADLY),
-    "search path": (sql("SET search_path = public, pg_catalog"), WELL),
-    "temporary table": (sql("CREATE TEMP TABLE leftover (n int)"), WELL),
-    "advisory lock": (sql("SELECT pg_advisory_lock(4711)"), WELL),
-    "listening": (sql("LISTEN leftover"), WELL),
     "thread": (use_a_thread, WELL),
-    # Whether the rest of it takes less than a millisecond is left to the machine.
-    "statement timeout": (sql("SET statement_timeout = 1"), WELL | BADLY),
 }
 """What a handler does before it writes its row, and how its job may end."""
 
@@ -152,14 +141,6 @@ def sessions_join_without_savepoint(patch: Patch) -> None:
 
 
 @mutation
-def changed_connections_are_reused(patch: Patch) -> None:
-    """A connection whose session a handler has changed goes back as it is."""
-    from pgqueue.worker import handler_transactions
-
-    patch.set(handler_transactions, "close_if_changed", lambda _connection: False)
-
-
-@mutation
 def loops_end_with_a_task(patch: Patch) -> None:
     """An event loop runs until it stops, whoever has stopped it."""
     from pgqueue.worker import event_loop
@@ -180,12 +161,11 @@ PAIRS: tuple[tuple[Any, Any, list[str]], ...] = (
     short=Size(faults=1),
     mutated={
         "sessions_join_without_savepoint": "F3|ended as",
-        "changed_connections_are_reused": "finds",
         "loops_end_with_a_task": "has ended",
     },
 )
 def hostile_handlers(environment: Environment, size: Size) -> None:
-    """Handlers that commit, roll back, set, lock and listen: the next finds nothing of it."""
+    """Handlers that commit, roll back, fail and stop their loop: the next finds nothing of it."""
     environment.execute(PREPARED)
     misbehaved: dict[int, str] = {}
     fleets = []

@@ -16,7 +16,6 @@ from pgqueue.connections.keepalive import (
     name_of_connection,
     notice_loss_of_server,
 )
-from pgqueue.connections.session_changes import CHANGED
 from pgqueue.repository.transactions import set_config
 
 logger = redaction.logger(__name__)
@@ -121,7 +120,6 @@ def let_server_notice_loss(connection: Connection) -> None:
     """
     if NOTICES_LOSS not in connection.info:
         configure(connection, NETWORK)
-        connection.info.pop(CHANGED, None)  # not changed by a handler; the next user may keep it
         connection.info[NOTICES_LOSS] = True
 
 

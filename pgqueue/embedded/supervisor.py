@@ -21,11 +21,11 @@ _PATIENCE = 20.0  # seconds for a clean shutdown
 
 
 def supervise(
-    *, command: list[str], process_options: dict[str, Any], lock: str, temporary: str | None
+    *, command: list[str], process_options: dict[str, Any], log: str, temporary: str | None
 ) -> None:
     """Run the server, and stop it when the starting process has ended."""
     # Held until this process ends, and not inherited: a server without this lock has no supervisor.
-    fcntl.flock(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), fcntl.LOCK_SH)
+    fcntl.flock(os.open(log, os.O_RDONLY | os.O_NOFOLLOW), fcntl.LOCK_SH)
     is_left = threading.Event()
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, **process_options)
     signal.signal(signal.SIGTERM, lambda *_: server.send_signal(signal.SIGINT))

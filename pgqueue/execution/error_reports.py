@@ -2,12 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import partial
-from traceback import StackSummary, walk_tb
-from types import FrameType, TracebackType
+from traceback import TracebackException
 from typing import Any
 
 from pgqueue.arguments.forms import SPELLED
@@ -22,12 +20,7 @@ MAX_RESULT_BYTES = 1024 * 1024
 UNKEPT = "unserialisable_result"
 
 _MAX_TYPE_BYTES = 500
-_MAX_FRAMES = 60
-_MAX_ERRORS = 16
-"""How many errors of one chain, and how many parts of one group, are reported."""
-
-_CAUSED = "\nThe above exception was the direct cause of the following exception:\n\n"
-_HANDLED = "\nDuring handling of the above exception, another exception occurred:\n\n"
+_OURS = "pgqueue."
 
 Secrets = Sequence[str]
 Describe = Callable[[BaseException], str]
@@ -39,10 +32,13 @@ _REPLACEMENT = "\ufffd"
 
 def report(error: BaseException, *, secrets: Secrets = ()) -> ErrorReport:
     """Report an error as text that can be stored, even if its ``__str__`` fails."""
+    # The parts of a group are indented line by line, so that a secret of several lines would not
+    # be found as a whole.
+    lines = [line for secret in secrets for line in secret.splitlines()]
     return ErrorReport(
         type=_safely(_type_name, error, _MAX_TYPE_BYTES),
         message=_safely(str, error, MAX_MESSAGE_BYTES, secrets),
-        traceback=_safely(partial(_traceback_of, secrets), error, MAX_TRACEBACK_BYTES, secrets),
+        traceback=_safely(_traceback_of, error, MAX_TRACEBACK_BYTES, [*secrets, *lines]),
     )
 
 
@@ -85,90 +81,14 @@ def _safely(describe: Describe, error: BaseException, max_bytes: int, secrets: S
         return f"(no text: formatting it raised {type(failure).__name__})"
 
 
-def _traceback_of(secrets: Secrets, error: BaseException) -> str:
-    return "".join(_formatted(error, secrets))
-
-
-def _formatted(error: BaseException, secrets: Secrets) -> Iterator[str]:
-    """Format an error as Python does: its causes first, the parts of a group last."""
-    for cause, link in reversed(_chain_before(error)):
-        yield from _one(cause, secrets)
-        yield link
-    yield from _one(error, secrets)
-    for place, part in _parts_of(error):
-        yield f"\nPart {place} of the group:\n"
-        yield from _one(part, secrets)
-
-
-def _chain_before(error: BaseException) -> list[tuple[BaseException, str]]:
-    chain: list[tuple[BaseException, str]] = []
-    seen = {id(error)}
-    while len(chain) < _MAX_ERRORS:
-        if error.__cause__ is not None:
-            before, link = error.__cause__, _CAUSED
-        elif error.__context__ is not None and not error.__suppress_context__:
-            before, link = error.__context__, _HANDLED
-        else:
-            break
-        if id(before) in seen:
-            break
-        seen.add(id(before))
-        chain.append((before, link))
-        error = before
-    return chain
-
-
-def _parts_of(error: BaseException) -> list[tuple[str, BaseException]]:
-    """List the parts of a group and of the groups in it, without recursion: they may be deep."""
-    parts: list[tuple[str, BaseException]] = []
-    waiting = [("", error)]
-    while waiting and len(parts) <= _MAX_ERRORS:
-        place, group = waiting.pop(0)
-        if isinstance(group, BaseExceptionGroup):
-            found = [
-                (f"{place}{number}", part)
-                for number, part in enumerate(group.exceptions[:_MAX_ERRORS], start=1)
-            ]
-            parts += found
-            waiting += [(f"{name}.", part) for name, part in found]
-    return parts[:_MAX_ERRORS]
-
-
-def _one(error: BaseException, secrets: Secrets) -> Iterator[str]:
-    if error.__traceback__ is not None:
-        yield "Traceback (most recent call last):\n"
-        yield from _frames(error.__traceback__)
-    message = _safely(str, error, MAX_MESSAGE_BYTES, secrets)
-    name = _type_name(error)
-    yield f"{name}: {message}\n" if message else f"{name}\n"
-    notes = getattr(error, "__notes__", None)
-    for note in notes[:_MAX_ERRORS] if isinstance(notes, list) else ():
-        if isinstance(note, str):
-            yield _capped(note, MAX_MESSAGE_BYTES, secrets) + "\n"
-
-
-def _frames(traceback: TracebackType) -> Iterator[str]:
-    frames = _from_the_handler(list(walk_tb(traceback)))
-    left_out = len(frames) - _MAX_FRAMES
-    if left_out <= 0:
-        yield from _lines(frames)
-        return
-    yield from _lines(frames[: _MAX_FRAMES // 2])
-    yield f"  ... {left_out} frames left out ...\n"
-    yield from _lines(frames[-_MAX_FRAMES // 2 :])
-
-
-def _lines(frames: Iterable[tuple[FrameType, int]]) -> list[str]:
+def _traceback_of(error: BaseException) -> str:
+    """Format an error as Python does, from the handler's first frame on."""
+    frames = error.__traceback__
+    while frames and str(frames.tb_frame.f_globals.get("__name__")).startswith(_OURS):
+        frames = frames.tb_next
     # Never the local variables: they may hold secrets of the application.
-    return StackSummary.extract(frames, capture_locals=False).format()
-
-
-def _from_the_handler(frames: list[tuple[FrameType, int]]) -> list[tuple[FrameType, int]]:
-    """Leave out the frames that lead from the worker to the handler."""
-    for index, (frame, _) in enumerate(frames):
-        if not str(frame.f_globals.get("__name__")).startswith("pgqueue."):
-            return frames[index:]
-    return frames
+    told = TracebackException(type(error), error, frames or error.__traceback__, compact=True)
+    return "".join(told.format())
 
 
 def _storable(text: str) -> str:

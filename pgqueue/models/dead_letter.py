@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import BigInteger, CheckConstraint, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class DeadLetter(Base):
@@ -17,9 +17,6 @@ class DeadLetter(Base):
 
     __tablename__ = "dead_letters"
     __table_args__ = (
-        CheckConstraint(
-            times_in_range("finished_at"), name="dead_letters_times", postgresql_not_valid=True
-        ),
         CheckConstraint("outcome IN ('failed', 'cancelled')", name="dead_letters_outcome"),
         Index("dead_letters_by_outcome", "outcome", "job_id"),
     )

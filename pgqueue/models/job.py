@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, SmallIntege
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, column_property, foreign, mapped_column, relationship
 
-from pgqueue.models.base import STARTS_IN_TIME, Base, times_in_range
+from pgqueue.models.base import STARTS_IN_TIME, Base
 from pgqueue.models.job_attempt import JobAttempt
 from pgqueue.models.job_status import JobStatus, StatusComparator, status_of
 
@@ -99,11 +99,6 @@ class Job(Base):
     """
 
     __table_args__ = (
-        CheckConstraint(
-            times_in_range("created_at", "started_at", "finished_at", "cancel_requested_at"),
-            name="jobs_times",
-            postgresql_not_valid=True,
-        ),
         CheckConstraint("priority BETWEEN 0 AND 9", name="jobs_priority"),
         CheckConstraint(STARTS_IN_TIME, name="jobs_run_at"),
         CheckConstraint("max_attempts BETWEEN 1 AND 30000", name="jobs_max_attempts"),

@@ -3,23 +3,16 @@
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import BigInteger, CheckConstraint, SmallInteger, text
+from sqlalchemy import BigInteger, SmallInteger, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class JobAttempt(Base):
     """One unsuccessful attempt: its error, where it was raised, and when."""
 
     __tablename__ = "job_attempts"
-    __table_args__ = (
-        CheckConstraint(
-            times_in_range("started_at", "finished_at"),
-            name="job_attempts_times",
-            postgresql_not_valid=True,
-        ),
-    )
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     message_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)

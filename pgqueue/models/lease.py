@@ -6,7 +6,7 @@ from uuid import UUID
 from sqlalchemy import BigInteger, CheckConstraint, SmallInteger, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class Lease(Base):
@@ -18,7 +18,6 @@ class Lease(Base):
 
     __tablename__ = "leases"
     __table_args__ = (
-        CheckConstraint(times_in_range("started_at"), name="leases_times"),
         CheckConstraint("attempt BETWEEN 1 AND 32000", name="leases_attempt"),
         CheckConstraint("crashes BETWEEN 0 AND 32000", name="leases_crashes"),
     )

@@ -22,9 +22,6 @@ from sqlalchemy.orm import Session
 from pgqueue.repository.reading import Moment, Span
 from pgqueue.repository.transactions import NOTHING
 
-ONLY_WATCHED = "pgqueue_only_watched"
-"""An execution option: the listeners here are ours, and ignore our own statements."""
-
 Parameters = Mapping[str, Any]
 
 
@@ -76,10 +73,8 @@ def _driver_of(connection: sa.Connection) -> "psycopg.Connection[Any] | None":
 
 def driver_unseen(connection: sa.Connection) -> "psycopg.Connection[Any] | None":
     """Return the driver's connection if it is psycopg's and nothing observes its statements."""
-    options = connection.get_execution_options()
-    if is_listened_to(connection) and not options.get(ONLY_WATCHED):
-        return None
-    if options.get("schema_translate_map"):
+    is_translated = connection.get_execution_options().get("schema_translate_map")
+    if is_translated or is_listened_to(connection):
         return None
     driver = connection.connection.dbapi_connection
     return driver if isinstance(driver, psycopg.Connection) else None

@@ -50,7 +50,8 @@ def run_server(run_id: str | None) -> Iterator[str]:
 def _shared_server(run_id: str) -> Iterator[str]:
     """Start or join the server of a run.  The process that has started the server stops it, when
     all others have left."""
-    directory = Path(memory_directory() or tempfile.gettempdir(), f"pgqueue-test-{run_id}")
+    # Short: the path of a socket has at most 104 bytes on macOS, whose temporary folder takes 49.
+    directory = Path(memory_directory() or tempfile.gettempdir(), f"pgqueue-{run_id[:12]}")
     server = EmbeddedPostgres(directory / "server", durable=False, settings=SETTINGS)
     directory.mkdir(exist_ok=True)
     directory.chmod(0o711)  # the server of root runs under another account

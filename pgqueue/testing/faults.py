@@ -35,7 +35,7 @@ def crash_job(session: AnySession, job: Job, *, queue: PgQueue | None = None) ->
         attempt = worker.attempt(claimed)
         with attempt.savepoint():
             attempt.verdict(lambda: False)
-        _let_die(connection, worker)
+        Workers(connection).rescue()  # its worker has no row, as one that was forgotten
 
 
 @translated_errors()
@@ -64,7 +64,7 @@ def lose_lease(session: AnySession, job: Job, *, queue: PgQueue | None = None) -
     """
     with _claimed(session, job, queue) as (worker, claimed, connection):
         attempt = worker.attempt(claimed)
-        _let_die(connection, worker)
+        Workers(connection).rescue()  # its worker has no row, as one that was forgotten
         attempt.run(is_cancelled=lambda: True)
 
 
@@ -80,15 +80,14 @@ def _claimed(session: AnySession, job: Job, queue: PgQueue | None) -> Iterator[C
     find = select(MessageQueue).where(MessageQueue.target_id == job.id)
     message = session.scalars(find).one_or_none()
     try:
-        with worker.registered():
-            place = () if message is None else (_just_before(message),)
-            claimed = worker.claim(place)
-            if claimed is None or claimed.job_id != job.id:
-                raise PgQueueError(
-                    f"job {job.id} {job.task} cannot be started: it is {job.status}, to run at "
-                    f"{job.run_at}; give a job that is due and whose task the queue knows"
-                )
-            yield worker, claimed, connection
+        place = () if message is None else (_just_before(message),)
+        claimed = worker.claim(place)
+        if claimed is None or claimed.job_id != job.id:
+            raise PgQueueError(
+                f"job {job.id} {job.task} cannot be started: it is {job.status}, to run at "
+                f"{job.run_at}; give a job that is due and whose task the queue knows"
+            )
+        yield worker, claimed, connection
     finally:
         expire(session)
 
@@ -97,12 +96,3 @@ def _just_before(message: MessageQueue) -> ClaimCursor:
     """The cursor after which a claim finds this message first."""
     run_at = message.run_at.isoformat()
     return ClaimCursor(message.queue, message.priority, run_at, message.id - 1)
-
-
-def _let_die(connection: Connection, worker: InlineWorker) -> None:
-    """Declare the worker dead and rescue its job, as another worker does."""
-    workers = Workers(connection)
-    for member in workers.members():
-        if member.id == worker.worker_id:
-            workers.declare_dead(member)
-    workers.rescue()

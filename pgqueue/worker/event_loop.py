@@ -11,7 +11,6 @@ from sqlalchemy import Engine
 
 from pgqueue import redaction
 from pgqueue.connections.opening import connection_parameters
-from pgqueue.connections.session_changes import watch_session
 from pgqueue.errors import WorkerBroken
 from pgqueue.sessions import async_sessions
 from pgqueue.worker.threads import WorkerThread
@@ -67,7 +66,6 @@ class EventLoop(WorkerThread):
             self._engine = async_sessions.create_engine(
                 self._like.url, lambda: connection_parameters(self._like), max_overflow=1000
             )
-            watch_session(self._engine.sync_engine)
         return self._engine
 
     def stop(self) -> None:

@@ -24,7 +24,6 @@ from sqlalchemy.orm import Session
 from pgqueue import execution, redaction
 from pgqueue.connections.autocommit import autocommitting
 from pgqueue.connections.opening import leave_autocommit, let_server_notice_loss
-from pgqueue.connections.session_changes import close_if_changed
 from pgqueue.events import AttemptOutcome
 from pgqueue.execution import CancelWins, Replay, Stale
 from pgqueue.execution.attempt import AttemptResult
@@ -134,7 +133,6 @@ def _prepare_for_pool(run: RunningAttempt, connection: Connection) -> None:
         run.session.close()
     if run.is_lost and not connection.closed and not connection.invalidated:
         connection.invalidate()
-    close_if_changed(connection)
 
 
 def _run_on(runtime: WorkerRuntime, run: RunningAttempt, connection: Connection) -> Outcome | None:

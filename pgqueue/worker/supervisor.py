@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Engine, QueuePool
 
 from pgqueue import redaction, schema
 from pgqueue.connections.opening import isolation_of, worker_engine
-from pgqueue.connections.session_changes import watched
 from pgqueue.connections.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
@@ -485,7 +484,7 @@ def _runtime_of(
     if any(task.is_transactional for task in queue.tasks.values()):
         check_binds(queue.sessions, queue.engine)
     return WorkerRuntime(
-        engine=watched(engine),
+        engine=engine,
         sessions=joining_sessions(queue.sessions, queue.engine),
         around=around if errors is None else errors.around(around),
         middlewares=queue.middlewares,

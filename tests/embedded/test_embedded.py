@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 from server_probes import accepts_connections, execute, is_running, postmaster, query
-from sqlalchemy import make_url
 
 from pgqueue.embedded import EmbeddedPostgres, PostgresFailed, find_binaries
-
-pytestmark = pytest.mark.journey
 
 pytestmark = pytest.mark.journey
 
@@ -87,17 +84,6 @@ class TestStarting:
 
             assert query(server.url, "SELECT 1") == 1
 
-    def test_a_path_too_long_for_a_socket_is_served_all_the_same(
-        self, server_directory: Path
-    ) -> None:
-        deep = server_directory / ("deep" * 20)
-
-        with EmbeddedPostgres(deep, durable=False) as server:
-            sockets = Path(str(make_url(server.url).query["host"]))
-            assert query(server.url, "SELECT 1") == 1
-
-        assert not sockets.exists()
-
     def test_settings_reach_the_server(self) -> None:
         with EmbeddedPostgres(settings={"port": "6543", "work_mem": "5MB"}) as server:
             assert query(server.url, "SELECT current_setting('work_mem')") == "5MB"
@@ -146,7 +132,7 @@ class TestData:
             pass
         (server_directory / "data" / "PG_VERSION").write_text("9.6\n")
 
-        with pytest.raises(PostgresFailed, match=r"data of PostgreSQL 9\.6.*PGQUEUE_PG_BIN"):
+        with pytest.raises(PostgresFailed, match=r"initialized by PostgreSQL version 9\.6"):
             EmbeddedPostgres(server_directory).start()
 
         assert (server_directory / "data" / "base").is_dir()
@@ -173,15 +159,14 @@ class TestData:
         after = server_directory.stat()
         assert (after.st_mode, after.st_uid) == (before.st_mode, before.st_uid)
 
-    @pytest.mark.parametrize("name", ["server.log", "supervisor.lock"])
-    def test_a_link_in_the_place_of_its_files_is_not_followed(
-        self, server_directory: Path, tmp_path: Path, name: str
+    def test_a_link_in_the_place_of_its_log_is_not_followed(
+        self, server_directory: Path, tmp_path: Path
     ) -> None:
         other = tmp_path / "other"
         other.write_text("as it was")
-        (server_directory / name).symlink_to(other)
+        (server_directory / "server.log").symlink_to(other)
 
-        with pytest.raises(PostgresFailed, match=name):
+        with pytest.raises(PostgresFailed, match=r"server\.log"):
             EmbeddedPostgres(server_directory, durable=False).start()
 
         assert other.read_text() == "as it was"

@@ -12,8 +12,6 @@ from pgqueue.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.journey
 
-pytestmark = pytest.mark.journey
-
 COMMAND = [sys.executable, "-m", "pgqueue.embedded"]
 
 
@@ -56,7 +54,7 @@ def test_it_says_that_it_has_joined_a_server_which_goes_on(server_directory: Pat
         assert accepts_connections(first.url)
 
 
-def test_what_is_not_a_database_is_refused_in_one_line(server_directory: Path) -> None:
+def test_what_is_not_a_database_is_refused_without_a_traceback(server_directory: Path) -> None:
     (server_directory / "data").mkdir()
     (server_directory / "data" / "PG_VERSION").mkdir()
 

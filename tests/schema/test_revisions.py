@@ -49,8 +49,6 @@ def our_history(connection: Connection) -> Config:
     return config
 
 
-# SQLAlchemy 2.0 reflects NOT VALID in a form that it does not accept itself.
-@pytest.mark.filterwarnings("ignore:Can't validate argument 'dialect_options'")
 def test_autogenerate_finds_nothing_to_add(connection: Connection) -> None:
     needs_listed_schema(connection)
 
@@ -72,12 +70,9 @@ def test_the_catalog_is_the_one_the_models_would_create(
 
 
 def what_models_describe(found: set[str]) -> set[str]:
-    """Neither views nor storage parameters, which SQLAlchemy 2.0 cannot give to a table.
-
-    Nor whether a constraint of a large table was checked for older rows.
-    """
+    """Neither views nor storage parameters, which SQLAlchemy 2.0 cannot give to a table."""
     others = ("view ", "column job_overview.", "column invariant_violations", "storage ")
-    return {fact.removesuffix(" NOT VALID") for fact in found if not fact.startswith(others)}
+    return {fact for fact in found if not fact.startswith(others)}
 
 
 def test_the_tables_that_change_often_have_the_storage_they_were_measured_with(
@@ -126,7 +121,6 @@ def test_the_history_written_as_sql_gives_the_same(
 def test_rows_that_later_versions_refuse_are_repaired_or_deleted(connection: Connection) -> None:
     command.downgrade(our_history(connection), "pgqueue_0009")
     for row in (
-        "jobs (task, created_at) VALUES ('t', 'infinity')",
         "queues VALUES ('mail', '-infinity')",
         "limits (name, declared, period, burst) VALUES ('a', 1, '1 year 1 month', 1)",
         "limits (name, declared, period, burst) VALUES ('b', 1, '366 days', 1000000)",
@@ -138,18 +132,21 @@ def test_rows_that_later_versions_refuse_are_repaired_or_deleted(connection: Con
 
     command.upgrade(our_history(connection), "head")
 
-    assert connection.scalars(select(Job.created_at)).one().year == 9999
     assert connection.scalars(select(QueueSettings.paused_at)).one() == EARLIEST
     assert set(connection.scalars(select(LimitSettings.name))) == {"c", "d"}
     assert connection.scalars(select(LimitBucket.limit_key)).all() == ["c"]
 
 
-def test_no_table_takes_a_time_that_python_cannot_read() -> None:
+EVERY_JOB_WRITES = {"jobs", "job_attempts", "dead_letters", "leases", "message_queue"}
+"""A constraint would cost each job."""
+
+
+def test_no_other_table_takes_a_time_that_python_cannot_read() -> None:
     times = {
         (table.name, column.name, f"{column.name} BETWEEN '2000")
         for table in Base.metadata.tables.values()
         for column in table.columns
-        if isinstance(column.type, DateTime)
+        if isinstance(column.type, DateTime) and table.name not in EVERY_JOB_WRITES
     }
     checks = {
         table.name: " ".join(

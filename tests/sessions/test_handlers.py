@@ -208,26 +208,6 @@ class TestAnEngineOfATenant:
         assert counts == {"succeeded": 1, "cancelled": 1}
         assert (words(engine), words(engine, "tenant.notes")) == ([], ["of the tenant"])
 
-    def test_that_is_listened_to_still_loses_what_a_handler_sets(self, engine: Engine) -> None:
-        clone = engine.execution_options(logging_token="tenant")
-        heard: list[str] = []
-        event.listen(clone, "before_cursor_execute", lambda *seen: heard.append(seen[2]))
-        queue = PgQueue(clone)
-        found: list[str] = []
-
-        @queue.task(name="change", retry=NEVER)
-        def change(session: Session) -> None:
-            found.append(session.scalars(text("SELECT current_setting('work_mem')")).one())
-            session.execute(text("SET work_mem = '77MB'"))
-
-        change.delay()
-        change.delay()
-
-        counts = endings(Worker(queue, concurrency=1))
-
-        assert (counts, found) == ({"succeeded": 2}, ["4MB", "4MB"])
-        assert heard.count("SET work_mem = '77MB'") == 2
-
     @pytest.mark.parametrize("other", ["isolation_level", "schema_translate_map", "tenant_id"])
     def test_is_refused_at_start_among_the_binds(self, engine: Engine, other: str) -> None:
         value: Any = {"isolation_level": "SERIALIZABLE", "schema_translate_map": {None: "x"}}

@@ -3,14 +3,10 @@
 Claims, runs and settles with the statements of a worker.
 """
 
-import os
-import socket
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from pgqueue.job_queue import PgQueue
 from pgqueue.middleware import layers_of
@@ -59,25 +55,6 @@ class InlineWorker:
             is_only_admitter=True,
         )
 
-    @contextmanager
-    def registered(self) -> Iterator[None]:
-        """Insert the row without which no worker can claim, and delete it at the end."""
-        workers = Workers(self._connection)
-        workers.register(
-            self.worker_id,
-            hostname=socket.gethostname(),
-            pid=os.getpid(),
-            queues=list(self._queues or []),
-            slots=1,
-        )
-        try:
-            yield
-        except BaseException:
-            with suppress(DBAPIError):  # the transaction may have failed, and is rolled back then
-                workers.deregister(self.worker_id)
-            raise
-        workers.deregister(self.worker_id)
-
     def run_until_empty(
         self, on_end: Callable[[Ended], None], *, ahead: float = 0.0, raise_errors: bool
     ) -> None:
@@ -94,8 +71,7 @@ class InlineWorker:
             pairs = self._pairs()
             return self.attempts.upcoming(pairs, tasks=self._open_tasks()) if pairs else NOTHING
 
-        with self.registered():
-            run_ahead(self._due_times, drain, upcoming, ahead=ahead)
+        run_ahead(self._due_times, drain, upcoming, ahead=ahead)
 
     def _next(self) -> Claimed | None:
         """Claim the first job that is due; if there is none, admit jobs, then end batches, and
@@ -121,7 +97,9 @@ class InlineWorker:
     def claim(self, pairs: Sequence[ClaimCursor]) -> Claimed | None:
         """Claim the first job that is due; messages without a job are dropped."""
         while True:
-            claim = self.attempts.claim(pairs, tasks=self._open_tasks(), limit=1, meta=True)
+            claim = self.attempts.claim(
+                pairs, tasks=self._open_tasks(), limit=1, meta=True, registered=False
+            )
             if claim.rows:
                 return claim.rows[0]
             if not claim.taken:
