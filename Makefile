@@ -16,11 +16,11 @@ unexport PYTHONDONTWRITEBYTECODE
 # As many processes as tests/conftest.py says.
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
-STATEMENTS := claiming enqueueing fencing settling
+REPOSITORY := claim enqueue fence settle
 LONG := metrics middleware schedules tracing unique
 QUICK := tests/arguments tests/execution tests/worker/claiming \
   $(filter-out $(LONG:%=tests/test_%.py),$(wildcard tests/test_*.py)) \
-  $(STATEMENTS:%=tests/statements/test_%.py)
+  $(REPOSITORY:%=tests/repository/test_%.py)
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

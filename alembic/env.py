@@ -10,7 +10,7 @@ from alembic import context
 
 from pgqueue.errors import NotBound
 from pgqueue.models import SCHEMA, Base
-from pgqueue.statements.tables import SEARCH_PATH
+from pgqueue.repository.tables import SEARCH_PATH
 
 
 def run_offline() -> None:

@@ -30,7 +30,7 @@ from chaos.sample_tasks import queue
 from pgqueue import Change, DuplicateJob, Job
 from pgqueue.errors import JobNotFound
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
-from pgqueue.repository import Attempts
+from pgqueue.repository.settle import Attempts
 
 OUTCOMES: list[Outcome] = [
     Succeeded(),

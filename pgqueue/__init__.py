@@ -57,7 +57,11 @@ from pgqueue.models import (
 )
 from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze
 from pgqueue.redaction import Secret
-from pgqueue.repository import BatchState, Change, LimitState, ScheduleState, Violation
+from pgqueue.repository.admit import LimitState
+from pgqueue.repository.batches import BatchState
+from pgqueue.repository.invariants import Violation
+from pgqueue.repository.jobs import Change
+from pgqueue.repository.schedules import ScheduleState
 from pgqueue.retention import Keep
 from pgqueue.retry import Retry
 from pgqueue.schedules import Schedules

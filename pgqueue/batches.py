@@ -12,7 +12,7 @@ from pgqueue.checks import shown
 from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.errors import ArgumentsError, OptionError, PgQueueError
 from pgqueue.meta import checked_meta, meta_text
-from pgqueue.repository import Batches, Callback
+from pgqueue.repository.batches import Batches, Callback
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import joined, sync_session, translated_errors
 from pgqueue.sessions.collecting import collected

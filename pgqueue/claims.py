@@ -26,11 +26,13 @@ from pgqueue.execution.ended import event_of, log_job_failure, since_due, word_o
 from pgqueue.meta import read_meta
 from pgqueue.middleware import around_async_handlers, around_handlers
 from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
-from pgqueue.repository import Attempts, ClaimCursor, Claimed, Settled, Workers
+from pgqueue.repository.claim import ClaimCursor, Claimed
+from pgqueue.repository.settle import Attempts, Settled
+from pgqueue.repository.tables import array_of, notify
+from pgqueue.repository.workers import Workers
 from pgqueue.retention import Retention
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import joined, may_notify, sync_session, translated_errors
-from pgqueue.statements.tables import array_of, notify
 from pgqueue.tasks import Task
 from pgqueue.tasks.duplicates import running_job
 

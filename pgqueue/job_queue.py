@@ -52,17 +52,12 @@ from pgqueue.middleware import Middleware, as_context_manager, layers_of
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
-from pgqueue.repository import (
-    Admissions,
-    Batches,
-    BatchState,
-    Change,
-    Jobs,
-    LimitState,
-    StatusCount,
-    Violation,
-    Workers,
-)
+from pgqueue.repository.admit import Admissions, LimitState
+from pgqueue.repository.batches import Batches, BatchState
+from pgqueue.repository.health import StatusCount
+from pgqueue.repository.invariants import Violation
+from pgqueue.repository.jobs import Change, Jobs
+from pgqueue.repository.workers import Workers
 from pgqueue.retention import DEFAULT_KEEP, Keep, Retention, keep_of
 from pgqueue.schedule_rules import checked_rule
 from pgqueue.schedules import (

@@ -30,8 +30,7 @@ from pgqueue.connections.settings import OWN
 from pgqueue.events import AttemptEnded
 from pgqueue.job_queue import PgQueue
 from pgqueue.outcomes import AttemptEnd
-from pgqueue.repository import Health
-from pgqueue.repository.health import QueueDepth
+from pgqueue.repository.health import Health, QueueDepth
 from pgqueue.worker import Worker
 from pgqueue.worker.health import WorkerHealth
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, scoped_session
 from pgqueue import redaction
 from pgqueue.checks import TASK_NAME
 from pgqueue.errors import DuplicateSchedule, OptionError, TaskDefinitionError, UnknownOption
-from pgqueue.repository import ScheduleRows, ScheduleState
+from pgqueue.repository.schedules import ScheduleRows, ScheduleState
 from pgqueue.schedule_rules import Rule, checked_catch_up, checked_overlap, checked_rule, next_after
 from pgqueue.sessions.callers import executor, in_transaction, translated_errors
 from pgqueue.tasks import Task

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.connections.opening import READ_COMMITTED, driver_connection
 from pgqueue.connections.settings import FIRST_WITH_TRANSACTION_TIMEOUT, LIMITS
-from pgqueue.statements.transactions import GUARD, begin, set_local
+from pgqueue.repository.transactions import GUARD, begin, set_local
 
 
 def begin_now(

@@ -29,7 +29,7 @@ from pgqueue import (
     TaskDefinitionError,
     Worker,
 )
-from pgqueue.repository import Batches
+from pgqueue.repository.batches import Batches
 from pgqueue.testing import run_jobs
 from pgqueue.worker.duties.prune import Progress, PruneRound
 

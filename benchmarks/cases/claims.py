@@ -15,8 +15,9 @@ from benchmarks.case import Bench, Finding, Size, case
 from benchmarks.systems import PGQUEUE
 from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import CLAIMING
-from pgqueue.repository import Attempts, Claim
-from pgqueue.statements.tables import array_of
+from pgqueue.repository.claim import Claim
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.tables import array_of
 from pgqueue.worker.claiming.cursors import ClaimCursors
 
 TASKS = array_of(["nothing"])

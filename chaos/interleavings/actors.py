@@ -16,7 +16,11 @@ from pgqueue import Job, PgQueue
 from pgqueue.connections.opening import driver_connection
 from pgqueue.errors import JobNotFound
 from pgqueue.outcomes import Exhausted, Failed, Outcome, Released, Retried, Succeeded
-from pgqueue.repository import Attempts, Change, Claimed, Jobs, SeenWorker, Workers
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.jobs import Change, Jobs
+from pgqueue.repository.rescue import SeenWorker
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.workers import Workers
 
 Attempt = tuple[int, int, int]
 """Job, message, attempt."""

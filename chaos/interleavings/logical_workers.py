@@ -15,16 +15,11 @@ from pgqueue import Job, JobStatus, PgQueue, Violation
 from pgqueue.connections.settings import CLAIMING
 from pgqueue.execution import CancelWins, Stale, complete
 from pgqueue.outcomes import Cancelled, ErrorReport, Exhausted, Outcome
-from pgqueue.repository import (
-    Attempts,
-    Claim,
-    ClaimCursor,
-    Claimed,
-    Enqueues,
-    NewJob,
-    Workers,
-)
-from pgqueue.statements.tables import array_of
+from pgqueue.repository.claim import Claim, ClaimCursor, Claimed
+from pgqueue.repository.enqueue import Enqueues, NewJob
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.tables import array_of
+from pgqueue.repository.workers import Workers
 from pgqueue.worker.claiming.cursors import START
 
 T = TypeVar("T")

@@ -20,7 +20,8 @@ from chaos.interleavings.scheduler import Player, Scheduler, raise_errors, run_i
 from chaos.interleavings.scripts import OPENINGS, SCRIPTS, Play
 from pgqueue import PgQueue
 from pgqueue.outcomes import Exhausted, Succeeded
-from pgqueue.repository import Attempts, Workers
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.workers import Workers
 
 BATCH = 250
 

@@ -7,7 +7,7 @@ from typing import Any
 from chaos.environment import Environment
 from chaos.mutations import Patch, mutation
 from chaos.scenario import Size, scenario
-from pgqueue.statements import batches as statements
+from pgqueue.repository import batches
 
 LEFT = 2
 ROOTS = 2
@@ -50,15 +50,15 @@ def _without_lock(statement: Any) -> Any:
 @mutation
 def ends_without_lock(patch: Patch) -> None:
     """The batch that may have ended is read and not locked."""
-    unlocked = _without_lock(statements.lock_candidate())
-    patch.set(statements, "lock_candidate", lambda: unlocked)
+    unlocked = _without_lock(batches.lock_candidate())
+    patch.set(batches, "lock_candidate", lambda: unlocked)
 
 
 @mutation
 def additions_without_lock(patch: Patch) -> None:
     """An addition reads that its batch is open, and does not keep it open."""
-    unlocked = _without_lock(statements.keep_open())
-    patch.set(statements, "keep_open", lambda: unlocked)
+    unlocked = _without_lock(batches.keep_open())
+    patch.set(batches, "keep_open", lambda: unlocked)
 
 
 SAMPLED = "added to a batch after its end"

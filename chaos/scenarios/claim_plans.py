@@ -12,8 +12,8 @@ from chaos.interleavings.logical_workers import TASK, LogicalWorker, worker_sett
 from chaos.mutations import Patch, mutation
 from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
 from chaos.scenario import Size, scenario
-from pgqueue.statements import claiming
-from pgqueue.statements.tables import message_queue
+from pgqueue.repository import claim
+from pgqueue.repository.tables import message_queue
 
 LIMIT = 7
 MOST_BUFFERS = 60 * LIMIT + 200
@@ -56,12 +56,12 @@ def claims_by_subquery(patch: Patch) -> None:
 
     def taken(_due: Any, **_: bool) -> Any:
         queue = message_queue
-        due = claiming._due_messages(suspects=True, registered=True).subquery("due")
+        due = claim._due_messages(suspects=True, registered=True).subquery("due")
         by_id = queue.c.id.in_(select(due.c.id))
         return delete(queue).where(by_id).returning(queue).cte("message")
 
-    patch.set(claiming, "_taken_messages", taken)
-    patch.rebuild(claiming.claim)
+    patch.set(claim, "_taken_messages", taken)
+    patch.rebuild(claim.claim)
 
 
 @scenario(

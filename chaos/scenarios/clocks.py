@@ -24,7 +24,7 @@ from chaos.scenario import Size, scenario
 from chaos.workers import Program, Workers
 from chaos.wrong_clock import PRELOADED
 from pgqueue import JobContext, Retry, Snooze
-from pgqueue.statements import settling
+from pgqueue.repository import settle
 from pgqueue.worker import liveness
 
 OFFSETS = {"ahead": "+3600", "behind": "-3600"}
@@ -88,8 +88,8 @@ def settles_by_its_own_clock(patch: Patch) -> None:
     def own_clock() -> Any:
         return bindparam(None, callable_=lambda: datetime.now(UTC), unique=True)
 
-    patch.set(settling, "clock", own_clock)
-    patch.rebuild(*(one for one in vars(settling).values() if hasattr(one, "cache_clear")))
+    patch.set(settle, "clock", own_clock)
+    patch.rebuild(*(one for one in vars(settle).values() if hasattr(one, "cache_clear")))
 
 
 PLANTED = {

@@ -56,9 +56,9 @@ def take_number(ctx: JobContext, n: int) -> int:
 @mutation
 def payload_decoded_in_the_claim(patch: Patch) -> None:
     """A claim reads the arguments of all its jobs, not each job its own."""
-    from pgqueue.repository import attempts
+    from pgqueue.repository import settle
 
-    real = attempts.Attempts.claim
+    real = settle.Attempts.claim
 
     def reading(self, *arguments, **options):  # type: ignore[no-untyped-def]
         claim = real(self, *arguments, **options)
@@ -66,7 +66,7 @@ def payload_decoded_in_the_claim(patch: Patch) -> None:
             json.loads(row.args)
         return claim
 
-    patch.set(attempts.Attempts, "claim", reading)
+    patch.set(settle.Attempts, "claim", reading)
 
 
 @scenario(

@@ -16,9 +16,10 @@ from chaos.sample_tasks import AT_ONCE, LOOK_EVERY, is_open, note, queue
 from chaos.scenario import Size, scenario
 from chaos.workers import Program, Workers
 from pgqueue import JobContext, Limit, Retry
-from pgqueue.repository import Attempts
-from pgqueue.statements import admitting, settling, starting
-from pgqueue.statements.tables import jobs
+from pgqueue.repository import admit, settle
+from pgqueue.repository import deadlines as starting
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.tables import jobs
 
 CLOCKS = {"ahead": "+3600", "behind": "-3600"}
 """Seconds by which the clocks of workers are wrong."""
@@ -99,15 +100,15 @@ def jobs_expire_after_their_start(patch: Patch) -> None:
 @mutation
 def admissions_forget_when_jobs_were_due(patch: Patch) -> None:
     """The time that a job has waited for a limit does not count."""
-    patch.set(admitting, "meta_after_admission", lambda *_: jobs.c.meta)
-    patch.rebuild(admitting.admit)
+    patch.set(admit, "meta_after_admission", lambda *_: jobs.c.meta)
+    patch.rebuild(admit.admit)
 
 
 @mutation
 def retries_without_end(patch: Patch) -> None:
     """``for_at_most`` ends no retries."""
-    patch.set(settling, "_is_too_late", lambda *_: null())
-    patch.rebuild(settling.settle)
+    patch.set(settle, "_is_too_late", lambda *_: null())
+    patch.rebuild(settle.settle)
 
 
 @scenario(

@@ -10,7 +10,7 @@ from chaos.interleavings.logical_workers import rescue
 from chaos.mutations import Patch, mutation
 from chaos.scenario import Size, scenario
 from chaos.stress import SESSIONS, STRICT, Storm, once
-from pgqueue.repository import Enqueues, NewJob
+from pgqueue.repository.enqueue import Enqueues, NewJob
 from pgqueue.tasks import task
 
 

@@ -63,8 +63,8 @@ def unknown_tasks_are_claimed(patch: Patch) -> None:
     """A worker claims messages of its queues whatever their task."""
     from sqlalchemy import and_
 
-    from pgqueue.statements import claiming
-    from pgqueue.statements.tables import message_queue
+    from pgqueue.repository import claim
+    from pgqueue.repository.tables import message_queue
 
     def of_pair(pair):  # type: ignore[no-untyped-def]
         return and_(
@@ -73,8 +73,8 @@ def unknown_tasks_are_claimed(patch: Patch) -> None:
             true(),
         )
 
-    patch.set(claiming, "_of_pair", of_pair)
-    patch.rebuild(claiming.claim, claiming.upcoming)
+    patch.set(claim, "_of_pair", of_pair)
+    patch.rebuild(claim.claim, claim.upcoming)
 
 
 @mutation

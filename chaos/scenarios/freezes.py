@@ -78,13 +78,13 @@ def settles_any_lease_of_the_job(patch: Patch) -> None:
 
     The message is left out with the other two, because a rescue always makes a new one.
     """
-    from pgqueue.statements import fencing, settling
-    from pgqueue.statements.tables import leases
+    from pgqueue.repository import fence, settle
+    from pgqueue.repository.tables import leases
 
     def any_lease_of_one():  # type: ignore[no-untyped-def]
         of_the_job = leases.c.target_id == bindparam("job_id")
         gone = delete(leases).where(of_the_job)
-        return gone.returning(*fencing.lease_columns()).cte("gone")
+        return gone.returning(*fence.lease_columns()).cte("gone")
 
     def any_lease(given):  # type: ignore[no-untyped-def]
         return (
@@ -101,9 +101,9 @@ def settles_any_lease_of_the_job(patch: Patch) -> None:
             .cte("gone")
         )
 
-    patch.set(fencing, "deleted_leases", any_lease)
-    patch.set(fencing, "deleted_lease", any_lease_of_one)
-    patch.rebuild(settling.settle, settling.settle_succeeded, settling.settle_one_success)
+    patch.set(fence, "deleted_leases", any_lease)
+    patch.set(fence, "deleted_lease", any_lease_of_one)
+    patch.rebuild(settle.settle, settle.settle_succeeded, settle.settle_one_success)
 
 
 @scenario(

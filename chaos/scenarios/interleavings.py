@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import sqlalchemy
 from sqlalchemy import bindparam, delete, exists, select, update
 
 from chaos.environment import Environment
@@ -12,8 +14,8 @@ from chaos.interleavings.scheduler import GivenOrder, SomeOrder
 from chaos.interleavings.scripts import Play, repertoire
 from chaos.mutations import Patch, mutation
 from chaos.scenario import Size, scenario
-from pgqueue.statements import fencing, operations, rescuing, settling
-from pgqueue.statements.tables import leases, stands_at_place_of
+from pgqueue.repository import fence, jobs, rescue, settle
+from pgqueue.repository.tables import leases, stands_at_place_of
 
 KNOWN = [
     (Play("ready", "lease and succeed", "rescue and lease"), "00111111100"),
@@ -38,17 +40,18 @@ class _Without:
 
 def _rebuild_settles(patch: Patch) -> None:
     patch.rebuild(
-        settling.settle,
-        settling.settle_succeeded,
-        settling.settle_one_success,
-        rescuing.rescue_leases,
+        settle.settle,
+        settle.settle_succeeded,
+        settle.settle_one_success,
+        rescue.rescue_leases,
     )
 
 
 @mutation
 def settles_ended_jobs(patch: Patch) -> None:
     """A settle updates its job without `outcome IS NULL`."""
-    patch.set(settling, "update", lambda table: _Without(update(table), 1))
+    changed = {**vars(sqlalchemy), "update": lambda table: _Without(update(table), 1)}
+    patch.set(settle, "sa", SimpleNamespace(**changed))
     _rebuild_settles(patch)
 
 
@@ -57,7 +60,7 @@ def fence_by_job_alone(patch: Patch) -> None:
     """A settle deletes whatever lease its job has."""
 
     def gone(condition: Any) -> Any:
-        deleted = delete(leases).where(condition).returning(*fencing.lease_columns())
+        deleted = delete(leases).where(condition).returning(*fence.lease_columns())
         return deleted.cte("gone")
 
     def of_these_jobs(given):  # type: ignore[no-untyped-def]
@@ -66,16 +69,16 @@ def fence_by_job_alone(patch: Patch) -> None:
     def of_this_job():  # type: ignore[no-untyped-def]
         return gone(leases.c.target_id == bindparam("job_id"))
 
-    patch.set(fencing, "deleted_leases", of_these_jobs)
-    patch.set(fencing, "deleted_lease", of_this_job)
+    patch.set(fence, "deleted_leases", of_these_jobs)
+    patch.set(fence, "deleted_lease", of_this_job)
     _rebuild_settles(patch)
 
 
 @mutation
 def requeue_asks_for_messages_only(patch: Patch) -> None:
     """A requeue does not see a claim that was committed since its first statement."""
-    message = exists().where(stands_at_place_of(operations.JOB))
-    patch.set(operations, "is_with_a_worker", lambda: select(message))
+    message = exists().where(stands_at_place_of(jobs.JOB))
+    patch.set(jobs, "is_with_a_worker", lambda: select(message))
 
 
 @scenario(

@@ -32,7 +32,7 @@ def writes_outside_the_transaction(patch: Patch) -> None:
 @mutation
 def rescue_loses_the_message(patch: Patch) -> None:
     """A rescuer takes a dead worker's leases away and writes no new messages."""
-    from pgqueue.repository import Workers
+    from pgqueue.repository.workers import Workers
 
     orphans = text(
         "DELETE FROM pgqueue.leases AS lease USING pgqueue.workers AS worker"

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from types import SimpleNamespace
 
+import sqlalchemy
 from sqlalchemy import Boolean, cast, false, null
 
 from chaos.environment import Environment
@@ -48,7 +49,7 @@ def admissions_beside_each_other(patch: Patch) -> None:
     They are slow to commit, as over a slow network, and leave free places alone: to delete one,
     two of them would wait for each other.
     """
-    from pgqueue.repository import Admissions
+    from pgqueue.repository.admit import Admissions
 
     patch.set(Admissions, "serialize", lambda _: None)
     patch.set(Admissions, "delete_places", lambda *_: None)
@@ -65,10 +66,11 @@ def admissions_beside_each_other(patch: Patch) -> None:
 @mutation
 def a_lease_holds_no_place(patch: Patch) -> None:
     """The place of a job counts as free once the job has no message, though it has a lease."""
-    from pgqueue.statements import admitting
+    from pgqueue.repository import admit as admitting
 
     never = SimpleNamespace(where=lambda *_: false())
-    patch.set(admitting, "exists", lambda *_: never)
+    changed = {**vars(sqlalchemy), "exists": lambda *_: never}
+    patch.set(admitting, "sa", SimpleNamespace(**changed))
     patch.rebuild(admitting.places_under, admitting.places_after, admitting.send_back)
 
 
@@ -91,10 +93,10 @@ def a_backlog_is_ready(patch: Patch) -> None:
 @mutation
 def retries_take_no_token(patch: Patch) -> None:
     """A job under a rate that starts again is not admitted again."""
-    from pgqueue.statements import rescuing, settling
+    from pgqueue.repository import rescue, settle
 
-    patch.set(settling, "_next_start_counts", lambda: cast(null(), Boolean))
-    patch.rebuild(settling.settle, rescuing.rescue_leases)
+    patch.set(settle, "_next_start_counts", lambda: cast(null(), Boolean))
+    patch.rebuild(settle.settle, rescue.rescue_leases)
 
 
 @mutation

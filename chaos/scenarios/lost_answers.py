@@ -28,7 +28,7 @@ Point = tuple[bytes, bytes, tuple[Task[..., Any], ...]]
 @mutation
 def unique_keys_are_not_held(patch: Patch) -> None:
     """A job is enqueued without taking its unique key."""
-    from pgqueue.repository import Enqueues
+    from pgqueue.repository.enqueue import Enqueues
 
     def enqueue(self, new, *, args, unique_key, **limits):  # type: ignore[no-untyped-def]
         return with_key(self, new, args=args, unique_key=None, **limits)

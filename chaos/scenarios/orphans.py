@@ -13,8 +13,10 @@ from chaos.sample_tasks import call
 from chaos.scenario import Server, Size, scenario
 from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import CLAIMING
-from pgqueue.repository import Attempts, ClaimCursor, Workers
-from pgqueue.statements.tables import array_of
+from pgqueue.repository.claim import ClaimCursor
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.tables import array_of
+from pgqueue.repository.workers import Workers
 
 WITHIN = 30.0
 MOST_IN_A_STATEMENT = 1000
@@ -34,9 +36,9 @@ COUNT_EACH_STATEMENT = """
 @mutation
 def rescue_without_its_limit(patch: Patch) -> None:
     """One statement rescues all there is."""
-    from pgqueue.repository import workers
+    from pgqueue.repository import rescue
 
-    patch.set(workers, "RESCUE_BATCH", 1_000_000)
+    patch.set(rescue, "RESCUE_BATCH", 1_000_000)
 
 
 @mutation

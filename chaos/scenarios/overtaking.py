@@ -17,8 +17,9 @@ from chaos.interleavings.logical_workers import (
 from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import call
 from chaos.scenario import Size, scenario
-from pgqueue.repository import Attempts, ClaimCursor
-from pgqueue.statements.tables import array_of
+from pgqueue.repository.claim import ClaimCursor
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.tables import array_of
 from pgqueue.worker.claiming import cursors
 
 SLOTS = 4
@@ -30,10 +31,10 @@ MARGIN = 3.0
 @mutation
 def claims_ahead_say_nothing_of_what_they_leave(patch: Patch) -> None:
     """Jobs that must not wait in a worker are claimed when a slot happens to be free."""
-    from pgqueue.statements import claiming
+    from pgqueue.repository import claim
 
-    patch.set(claiming, "_passed_priorities", lambda _due: null())
-    patch.rebuild(claiming.claim)
+    patch.set(claim, "_passed_priorities", lambda _due: null())
+    patch.rebuild(claim.claim)
 
 
 @mutation

@@ -26,8 +26,8 @@ def sign(ctx: JobContext, turn: int) -> str:
 def fence_on_attempts(patch: Patch) -> None:
     """The fence compares the number of the attempt, which begins anew with a requeue, and not
     message and worker."""
-    from pgqueue.statements import fencing, settling
-    from pgqueue.statements.tables import leases
+    from pgqueue.repository import fence, settle
+    from pgqueue.repository.tables import leases
 
     def by_attempt(given, *, held):  # type: ignore[no-untyped-def]
         the_attempt = and_(
@@ -47,8 +47,8 @@ def fence_on_attempts(patch: Patch) -> None:
             .cte("gone")
         )
 
-    patch.set(fencing, "deleted_leases", by_attempt)
-    patch.rebuild(settling.settle, settling.settle_succeeded)
+    patch.set(fence, "deleted_leases", by_attempt)
+    patch.rebuild(settle.settle, settle.settle_succeeded)
 
 
 @scenario(

@@ -75,7 +75,7 @@ def gate_of(gate: str, attempt: int, worker: str) -> str:
 @mutation
 def settles_by_job_alone(patch: Patch) -> None:
     """A settle takes whatever lease the job has now, be it another worker's."""
-    from pgqueue.repository import Attempts
+    from pgqueue.repository.settle import Attempts
 
     current = text("SELECT message_id, attempt, worker_id FROM pgqueue.leases WHERE target_id = :j")
 

@@ -110,9 +110,9 @@ def think_and_kill(ctx: JobContext) -> None:
 @mutation
 def crashes_cost_no_attempt(patch: Patch) -> None:
     """A rescued attempt is given back as if it had not started."""
-    from pgqueue.statements import rescuing
+    from pgqueue.repository import rescue
 
-    real = rescuing._crashed
+    real = rescue._crashed
 
     def for_free() -> list[ColumnElement[object]]:
         return [
@@ -120,14 +120,14 @@ def crashes_cost_no_attempt(patch: Patch) -> None:
             for each in real()
         ]
 
-    patch.set(rescuing, "_crashed", for_free)
-    patch.rebuild(rescuing.rescue_leases)
+    patch.set(rescue, "_crashed", for_free)
+    patch.rebuild(rescue.rescue_leases)
 
 
 @mutation
 def poison_is_claimed_ahead(patch: Patch) -> None:
     """Jobs that have crashed before wait in a worker's memory like all others."""
-    from pgqueue.statements import claiming
+    from pgqueue.repository import claim
 
     def due(*, suspects: bool, registered: bool) -> Any:
         return all_due(suspects=True, registered=registered)
@@ -135,10 +135,10 @@ def poison_is_claimed_ahead(patch: Patch) -> None:
     def taken(due: Any, *, ahead: bool) -> Any:
         return all_taken(due, ahead=False)
 
-    all_due = patch.set(claiming, "_due_messages", due)
-    all_taken = patch.set(claiming, "_taken_messages", taken)
-    patch.set(claiming, "_passed_priorities", lambda _due: null())
-    patch.rebuild(claiming.claim)
+    all_due = patch.set(claim, "_due_messages", due)
+    all_taken = patch.set(claim, "_taken_messages", taken)
+    patch.set(claim, "_passed_priorities", lambda _due: null())
+    patch.rebuild(claim.claim)
 
 
 @scenario(

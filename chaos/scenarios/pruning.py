@@ -12,9 +12,9 @@ from chaos.scenario import Size, scenario
 from pgqueue import Keep
 from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import PRUNING
+from pgqueue.repository import prune as pruning
+from pgqueue.repository.tables import clock, jobs
 from pgqueue.retention import Retention
-from pgqueue.statements import pruning
-from pgqueue.statements.tables import clock, jobs
 from pgqueue.worker.duties.prune import Progress, PruneRound
 
 PRUNERS = 3

@@ -19,9 +19,9 @@ from chaos.sample_tasks import AT_ONCE, EFFECT, effect, note, queue, worker_name
 from chaos.scenario import Size, scenario
 from chaos.workers import Program, Workers
 from pgqueue import JobContext
-from pgqueue.repository import Moved, ScheduleRows
+from pgqueue.repository import schedules as statements
+from pgqueue.repository.schedules import Moved, ScheduleRows
 from pgqueue.schedule_rules import decide
-from pgqueue.statements import schedules as statements
 from pgqueue.worker.duties import ticks
 
 SECOND = timedelta(seconds=1)

@@ -35,7 +35,7 @@ LATE_TO_DISK = {"wal_writer_delay": "10s"}
 @mutation
 def commits_are_acknowledged_early(patch: Patch) -> None:
     """An enqueue does not wait until its COMMIT is on disk, or on the standby."""
-    from pgqueue.repository import Enqueues
+    from pgqueue.repository.enqueue import Enqueues
 
     def enqueue_chunk(self, new, *, documents):  # type: ignore[no-untyped-def]
         self._executor.execute(text("SET LOCAL synchronous_commit = off"))

@@ -19,8 +19,9 @@ from chaos.sample_tasks import call
 from chaos.scenario import Size, scenario
 from pgqueue.cli import main
 from pgqueue.cli.doctor import of_transactions
-from pgqueue.repository import Attempts, Health, OldTransaction
-from pgqueue.statements.tables import array_of
+from pgqueue.repository.health import Health, OldTransaction
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.tables import array_of
 from pgqueue.worker.claiming.cursors import ClaimCursors
 
 LIMIT = 10

@@ -39,7 +39,7 @@ async def block_the_loop(ctx: JobContext, gate: str) -> int:
 @mutation
 def heart_beats_by_the_claims(patch: Patch) -> None:
     """The heartbeats of some workers ask the table of messages first, as a claim does."""
-    from pgqueue.repository import Workers
+    from pgqueue.repository.workers import Workers
 
     def beat(self, worker_id):  # type: ignore[no-untyped-def]
         if worker_name() == "w1":
@@ -75,7 +75,7 @@ def heart_beats_on_the_event_loop(patch: Patch) -> None:
 @mutation
 def hearts_of_some_look_for_cancels(patch: Patch) -> None:
     """The heartbeats of some workers also read the table of jobs, for requests to cancel."""
-    from pgqueue.repository import Workers
+    from pgqueue.repository.workers import Workers
 
     def beat(self, worker_id):  # type: ignore[no-untyped-def]
         if worker_name() in ("w1", "w3"):

@@ -84,16 +84,16 @@ def interruptions_are_not_recorded(patch: Patch) -> None:
 def interruptions_use_up_attempts(patch: Patch) -> None:
     """An attempt that a stop interrupts counts towards max_attempts."""
     from pgqueue.outcomes import AttemptEnd, ErrorReport, Interrupted, Retried
-    from pgqueue.repository import attempts
+    from pgqueue.repository import settle
 
-    real = attempts._verdict
+    real = settle._verdict
 
     def verdict(claimed, outcome):  # type: ignore[no-untyped-def]
         if isinstance(outcome, Interrupted):
             outcome = Retried(None, ErrorReport("Interrupted", "", ""), AttemptEnd.INTERRUPTED)
         return real(claimed, outcome)
 
-    patch.set(attempts, "_verdict", verdict)
+    patch.set(settle, "_verdict", verdict)
 
 
 @mutation

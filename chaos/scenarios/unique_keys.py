@@ -34,9 +34,10 @@ LAST_ASKED = """
 @mutation
 def changes_jobs_that_have_started(patch: Patch) -> None:
     """An enqueue replaces the arguments of the job that has the key, also if it has started."""
-    from pgqueue.repository import Placed, enqueues
+    from pgqueue.repository import enqueue
+    from pgqueue.repository.enqueue import Placed
 
-    carefully: Callable[..., Any] = enqueues._changed
+    carefully: Callable[..., Any] = enqueue._changed
     change = text(
         "UPDATE pgqueue.jobs SET args = CAST(:args AS jsonb)"
         " WHERE queue = :queue AND held_unique_key = :key RETURNING id"
@@ -44,19 +45,19 @@ def changes_jobs_that_have_started(patch: Patch) -> None:
 
     def carelessly(executor: Any, new: Any, unique: Any, rows: Any) -> Any:
         placed = carefully(executor, new, unique, rows)
-        for row in enqueues._missing(rows, placed):
+        for row in enqueue._missing(rows, placed):
             named = {"args": json.dumps(row.args), "queue": new.queue, "key": row.unique_key}
             for id in executor.execute(change, named).scalars():
                 placed[row.unique_key] = Placed(id, is_new=False, is_changed=True)
         return placed
 
-    patch.set(enqueues, "_changed", carelessly)
+    patch.set(enqueue, "_changed", carelessly)
 
 
 @mutation
 def keeps_the_key_at_the_start(patch: Patch) -> None:
     """A job that is to give its key back when it starts has it until its end."""
-    from pgqueue.repository import Attempts
+    from pgqueue.repository.settle import Attempts
 
     patch.set(Attempts, "free_key", lambda *_, **__: True)
 

@@ -12,7 +12,7 @@ from chaos.mutations import Patch, mutation
 from chaos.proxy import Proxy
 from chaos.sample_tasks import call
 from chaos.scenario import Size, scenario
-from pgqueue.statements.tables import CHANNEL, SLEEPERS
+from pgqueue.repository.tables import CHANNEL, SLEEPERS
 from pgqueue.worker.claiming.cursors import LATEST_SWEEP
 from pgqueue.worker.claiming.notifications import DEADLINE
 from pgqueue.worker.poller import BRIEF

@@ -16,18 +16,11 @@ from pgqueue.errors import OptionError, SchemaError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
 from pgqueue.redaction import redacted
-from pgqueue.repository import (
-    LIMITS,
-    Admissions,
-    Batches,
-    Candidate,
-    Health,
-    ScheduleState,
-    TableHealth,
-    Unreadable,
-    Violation,
-    Waiting,
-)
+from pgqueue.repository.admit import Admissions
+from pgqueue.repository.batches import Batches, Candidate
+from pgqueue.repository.health import LIMITS, Health, TableHealth, Unreadable, Waiting
+from pgqueue.repository.invariants import Violation
+from pgqueue.repository.schedules import ScheduleState
 from pgqueue.schedule_rules import LATE, Overlap
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless, print_json

@@ -23,8 +23,7 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.limits import has_own_capacity, rate_in_words
 from pgqueue.models import JobStatus
 from pgqueue.redaction import MASK, redacted_data, secrets_among
-from pgqueue.repository import Holder, JobDetails, LimitUse, Listing, PastAttempt
-from pgqueue.statements.listing import NOT_YOURS
+from pgqueue.repository.listing import NOT_YOURS, Holder, JobDetails, LimitUse, Listing, PastAttempt
 from pgqueue.terminal import harmless, print_json
 
 UNKNOWN = (

@@ -25,9 +25,11 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.limits import has_own_capacity, rate_in_words
 from pgqueue.models import JobStatus, Lease, PausedTask, QueueSettings, WorkerProcess
 from pgqueue.redaction import redacted, redacted_data
-from pgqueue.repository import Health, LimitState, Listing, ScheduleState
-from pgqueue.statements.listing import JobFilter
-from pgqueue.statements.tables import clock, count_rows
+from pgqueue.repository.admit import LimitState
+from pgqueue.repository.health import Health
+from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.schedules import ScheduleState
+from pgqueue.repository.tables import clock, count_rows
 from pgqueue.terminal import as_data, harmless, print_json, print_table
 from pgqueue.worker.health import LONGEST_SILENCE
 

@@ -17,7 +17,7 @@ from pgqueue.cli.options import (
 )
 from pgqueue.job_queue import PgQueue
 from pgqueue.limits import has_own_capacity
-from pgqueue.repository import LimitState
+from pgqueue.repository.admit import LimitState
 from pgqueue.terminal import harmless, print_json
 
 

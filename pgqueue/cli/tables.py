@@ -13,7 +13,7 @@ from pgqueue.cli.options import on_app_with_json, on_database, together, verbose
 from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import PRUNING
 from pgqueue.models import SCHEMA
-from pgqueue.repository import Pruning
+from pgqueue.repository.prune import Pruning
 from pgqueue.terminal import print_json, print_table
 from pgqueue.worker.duties.prune import Progress, PruneRound
 

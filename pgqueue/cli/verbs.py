@@ -38,8 +38,8 @@ from pgqueue.errors import (
 )
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
-from pgqueue.repository import Change, Jobs, Listing
-from pgqueue.statements.listing import JobFilter
+from pgqueue.repository.jobs import Change, Jobs
+from pgqueue.repository.listing import JobFilter, Listing
 from pgqueue.tasks import editing
 from pgqueue.terminal import harmless, one_line, print_json
 

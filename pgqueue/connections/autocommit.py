@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine
 
-from pgqueue.connections.fast_path import driver_unseen
 from pgqueue.errors import NoTransaction
+from pgqueue.repository.fast_path import driver_unseen
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pgqueue.connections.keepalive import (
     name_of_connection,
     notice_loss_of_server,
 )
-from pgqueue.statements.transactions import set_config
+from pgqueue.repository.transactions import set_config
 
 logger = redaction.logger(__name__)
 

@@ -1,8 +1,8 @@
 """Settings of the server, by the purpose of a connection."""
 
 from pgqueue.connections.keepalive import BRIEF, NETWORK
-from pgqueue.statements.tables import SEARCH_PATH
-from pgqueue.statements.transactions import PLAN_ONCE, PLANNER
+from pgqueue.repository.tables import SEARCH_PATH
+from pgqueue.repository.transactions import PLAN_ONCE, PLANNER
 
 UNICODE = {"client_encoding": "UTF8"}
 """PGCLIENTENCODING or the engine may name another encoding.  The server then refuses a claim that
@@ -16,7 +16,7 @@ STYLES = {
 }
 """How the server writes values, whatever the database or the role sets.  Claims return times as
 text that sorts in their order: in one zone, the year first.  On the application's connections,
-which keep their settings, statements return times as seconds (``statements.reading``)."""
+which keep their settings, statements return times as seconds (``repository.reading``)."""
 
 OWN = {"search_path": SEARCH_PATH, **NETWORK, **UNICODE, **STYLES}
 """For connections that run only our statements and no handler's."""

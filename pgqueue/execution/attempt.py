@@ -34,7 +34,8 @@ from pgqueue.outcomes import (
     is_plain_success,
 )
 from pgqueue.redaction import secrets_among
-from pgqueue.repository import Attempts, Claimed, Settled
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Attempts, Settled
 from pgqueue.tasks import Task
 from pgqueue.tasks.duplicates import running_job
 

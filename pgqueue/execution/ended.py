@@ -19,8 +19,8 @@ from pgqueue.outcomes import (
     Succeeded,
     Unreadable,
 )
-from pgqueue.repository import Claimed
-from pgqueue.statements.tables import CRASHED
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.tables import CRASHED
 
 CRASH = ErrorReport("WorkerCrashed", CRASHED, "")
 

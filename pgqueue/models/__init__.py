@@ -2,7 +2,7 @@
 
 The state of a job follows from the tables in which it has a row.  A message is the permission to
 start an attempt, a lease the right to finish it, and the job is the durable record.  Tables are
-declared only here; the statements on them are in :mod:`pgqueue.statements`.
+declared only here; the statements on them are in :mod:`pgqueue.repository`.
 """
 
 from pgqueue.models.base import SCHEMA, Base

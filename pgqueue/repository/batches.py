@@ -1,19 +1,307 @@
-"""Batches: what is written about them, and the end of one."""
+"""Batches: create them, add jobs to them, and find out when the last job has ended.
+
+A settle knows nothing of batches.  Each open batch names one job for which it waits, and only when
+that job has ended does a worker look for the next unfinished one.  So a batch of a million jobs
+costs one probe by key at each look.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.orm import Session
 
 from pgqueue.errors import BatchEnded, BatchNotFound
 from pgqueue.models import JobStatus
-from pgqueue.repository.enqueues import Enqueued, Enqueues, NewJob
+from pgqueue.repository.enqueue import Enqueued, Enqueues, NewJob
+from pgqueue.repository.reading import moment
+from pgqueue.repository.tables import (
+    AS_IT_STANDS,
+    CANCELLED,
+    CTID,
+    FAILED,
+    among,
+    batch_jobs,
+    batches,
+    clock,
+    count_rows,
+    jobs,
+    json_parameter,
+    pg,
+    seconds,
+    text_parameter,
+)
 from pgqueue.retention import Retention
-from pgqueue.statements import batches
+
+BATCH = sa.bindparam("batch_id", type_=sa.BigInteger)
+AFTER = sa.bindparam("after", type_=sa.BigInteger)
+IS_OPEN = batches.c.ended_at.is_(None)
+A_DAY = sa.literal_column("86400::double precision", sa.Float)
+"""An ended batch stays so long at least: its callback reads it."""
+
+
+@cache
+def add_batch(*, named: bool) -> sa.Executable:
+    """Insert a batch without callbacks; returns its id.
+
+    ``named``: of an application with a name.  Without one, an older grant of rights is enough.
+    """
+    row = {"name": sa.bindparam("name", type_=sa.Text), "meta": json_parameter("meta")}
+    if named:
+        row["application"] = text_parameter("of_application")
+    return sa.insert(batches).values(row).returning(batches.c.id)
+
+
+@cache
+def set_callbacks() -> sa.Executable:
+    values = {name: json_parameter(name) for name in ("on_success", "on_failure")}
+    return sa.update(batches).where(batches.c.id == BATCH).values(values)
+
+
+@cache
+def keep_open() -> sa.Executable:
+    """Lock an open batch, so that it cannot end before this transaction does; no row if it has.
+
+    FOR KEY SHARE: any number of transactions may add jobs at once, and only the FOR UPDATE of an
+    end conflicts with it.  After a wait for an end, READ COMMITTED compares ``ended_at`` again.
+    """
+    return (
+        sa.select(batches.c.id)
+        .where(batches.c.id == BATCH, IS_OPEN)
+        .with_for_update(read=True, key_share=True)
+    )
+
+
+@cache
+def is_known() -> sa.Executable:
+    return sa.select(batches.c.id).where(batches.c.id == BATCH)
+
+
+@cache
+def add_jobs() -> sa.Executable:
+    """Add jobs by their ids.  Those that a savepoint has undone meanwhile are left out."""
+    ids = sa.cast(sa.bindparam("job_ids"), sa.ARRAY(sa.BigInteger))
+    rows = sa.select(sa.cast(BATCH, sa.BigInteger), jobs.c.id).where(jobs.c.id == sa.any_(ids))
+    return (
+        insert_or_skip(batch_jobs)
+        .from_select(["batch_id", "job_id"], rows)
+        .on_conflict_do_nothing()
+    )
+
+
+def may_have_ended() -> sa.ColumnElement[bool]:
+    """Whether a batch is open, and the job for which it waits has ended or was never chosen."""
+    return sa.and_(IS_OPEN, ~_is_unfinished(batches.c.waits_for))
+
+
+def has_candidates() -> sa.ColumnElement[bool]:
+    """Whether a batch may have ended; one probe for each open batch.
+
+    The order makes the planner read the index of the open batches, and not those that have ended.
+    """
+    first = sa.select(batches.c.id).where(may_have_ended()).order_by(batches.c.id)
+    return first.limit(sa.literal_column("1")).scalar_subquery().is_not(None)
+
+
+@cache
+def candidates() -> sa.Executable:
+    """The first batches that may have ended, after another id."""
+    return (
+        sa.select(batches.c.id)
+        .where(may_have_ended(), batches.c.id > AFTER)
+        .order_by(batches.c.id)
+        .limit(sa.bindparam("limit", type_=sa.BigInteger))
+    )
+
+
+@cache
+def lock_candidate() -> sa.Executable:
+    """Lock a batch that may have ended.
+
+    No row if a transaction adds jobs to it, or another worker looks at it.
+    """
+    callbacks = (sa.cast(batches.c.on_success, sa.Text), sa.cast(batches.c.on_failure, sa.Text))
+    return (
+        sa.select(batches.c.waits_for, *callbacks)
+        .where(may_have_ended(), batches.c.id == BATCH)
+        .with_for_update(skip_locked=True)
+    )
+
+
+@cache
+def candidates_in_full() -> sa.Executable:
+    """The batches that may have ended, with their callbacks, and for how long.  For an operator."""
+    ended_at = (
+        sa.select(jobs.c.finished_at).where(jobs.c.id == batches.c.waits_for).scalar_subquery()
+    )
+    since = sa.func.coalesce(ended_at, batches.c.created_at)
+    return (
+        sa.select(
+            batches.c.id,
+            sa.cast(batches.c.on_success, sa.Text),
+            sa.cast(batches.c.on_failure, sa.Text),
+            pg.statement_timestamp() - since,
+        )
+        .where(may_have_ended())
+        .order_by(batches.c.id)
+    )
+
+
+@cache
+def next_unfinished() -> sa.Executable:
+    """The first unfinished job of a batch after another job.
+
+    A separate statement, after the lock: the snapshot of the statement that locks may be older
+    than the last addition.
+    """
+    job_id = batch_jobs.c.job_id
+    return (
+        sa.select(job_id)
+        .where(batch_jobs.c.batch_id == BATCH, job_id > AFTER, _is_unfinished(job_id))
+        .order_by(job_id)
+        .limit(sa.literal_column("1"))
+    )
+
+
+@cache
+def count_jobs() -> sa.Executable:
+    """How many jobs a batch has, how they have ended, and its first unfinished job."""
+    return _counts(BATCH)
+
+
+@cache
+def wait_for() -> sa.Executable:
+    job_id = sa.bindparam("job_id", type_=sa.BigInteger)
+    return sa.update(batches).where(batches.c.id == BATCH).values(waits_for=job_id)
+
+
+@cache
+def end_batch() -> sa.Executable:
+    names = ("outcome", "total", "failed", "cancelled", "callback_id")
+    values = {name: sa.bindparam(name, type_=batches.c[name].type) for name in names}
+    return (
+        sa.update(batches)
+        .where(batches.c.id == BATCH, IS_OPEN)
+        .values(**values, waits_for=sa.null(), ended_at=clock())
+    )
+
+
+@cache
+def batch_states(*, one: bool) -> sa.Executable:
+    """Batches with their progress, the newest first; ``one``: the batch with this id.
+
+    An open batch is counted, which reads all of its jobs; an ended one has its numbers.
+    """
+    counted = _counts(batches.c.id, IS_OPEN).lateral("counted")
+    columns = batches.c
+    found = (
+        sa.select(
+            *(columns.id, columns.name, sa.cast(columns.meta, sa.Text)),
+            sa.func.coalesce(columns.total, counted.c.total),
+            sa.func.coalesce(columns.total, counted.c.total - counted.c.unfinished),
+            sa.func.coalesce(columns.failed, counted.c.failed),
+            sa.func.coalesce(columns.cancelled, counted.c.cancelled),
+            columns.outcome,
+            columns.callback_id,
+            moment(columns.created_at),
+            moment(columns.ended_at),
+        )
+        .select_from(batches)
+        .join(counted, sa.true())
+        .order_by(columns.id.desc())
+    )
+    if one:
+        return found.where(columns.id == BATCH)
+    return found.limit(sa.bindparam("limit", type_=sa.BigInteger))
+
+
+@cache
+def next_due_batch() -> sa.Executable:
+    """The first batch of an application, after another id, whose time is over."""
+    return (
+        sa.select(batches.c.id)
+        .where(batches.c.id > AFTER, *_is_due())
+        .order_by(batches.c.id)
+        .limit(sa.literal_column("1"))
+    )
+
+
+@cache
+def prune_batch() -> sa.Executable:
+    """Delete a batch whose time is over, or at most so many of its rows.
+
+    Returns how many rows were deleted.  A batch whose callback has not ended stays.
+    """
+    due = sa.select(batches.c.id).where(batches.c.id == BATCH, *_is_due())
+    old = due.with_for_update(skip_locked=True).cte("old")
+    id = sa.select(old.c.id).scalar_subquery()
+    size = sa.bindparam("size", type_=sa.BigInteger)
+    places = sa.select(CTID).select_from(batch_jobs).where(batch_jobs.c.batch_id == id).limit(size)
+    those = among(places) == CTID
+    parts = sa.delete(batch_jobs).where(those).returning(batch_jobs.c.job_id).cte("parts")
+    parts_gone = sa.select(count_rows()).select_from(parts).scalar_subquery()
+    whole = sa.delete(batches).where(batches.c.id == id, parts_gone < size)
+    gone = whole.returning(batches.c.id).cte("gone")
+    return sa.select(parts_gone + sa.select(count_rows()).select_from(gone).scalar_subquery())
+
+
+def is_in_open_batch() -> sa.ColumnElement[bool]:
+    """Whether a job must stay, because its outcome counts at the end of a batch.
+
+    Two probes by key for a job of a batch, one for any other.
+    """
+    is_open = sa.select(batches.c.id).where(batches.c.id == batch_jobs.c.batch_id, IS_OPEN)
+    return (
+        sa.select(batch_jobs.c.batch_id)
+        .where(batch_jobs.c.job_id == jobs.c.id, is_open.offset(AS_IT_STANDS).exists())
+        .offset(AS_IT_STANDS)
+        .exists()
+    )
+
+
+def _is_due() -> tuple[sa.ColumnElement[bool], ...]:
+    keep = sa.select(json_parameter("keep_of_others")).scalar_subquery()
+    span = sa.cast(keep.op("->>")(batches.c.outcome), sa.Float)
+    return (
+        batches.c.ended_at <= pg.statement_timestamp() - seconds(sa.func.greatest(span, A_DAY)),
+        span >= sa.literal_column("0::double precision", sa.Float),
+        ~_is_unfinished(batches.c.callback_id),
+        batches.c.application == text_parameter("of_application"),
+    )
+
+
+def _counts(
+    batch_id: sa.ColumnElement[Any], *conditions: sa.ColumnElement[bool]
+) -> sa.Select[*tuple[Any, ...]]:
+    """A job that is gone has ended and has not failed: pruning leaves the jobs of open batches."""
+    is_unfinished = sa.and_(jobs.c.id.is_not(None), jobs.c.outcome.is_(None))
+    return (
+        sa.select(
+            count_rows().label("total"),
+            _count_if(is_unfinished).label("unfinished"),
+            _count_if(jobs.c.outcome == FAILED).label("failed"),
+            _count_if(jobs.c.outcome == CANCELLED).label("cancelled"),
+            pg.min(sa.case((is_unfinished, jobs.c.id))).label("first_unfinished"),
+        )
+        .select_from(batch_jobs.outerjoin(jobs, jobs.c.id == batch_jobs.c.job_id))
+        .where(batch_jobs.c.batch_id == batch_id, *conditions)
+    )
+
+
+def _count_if(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    return count_rows().filter(condition)
+
+
+def _is_unfinished(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """One probe by key for each row: the OFFSET keeps the planner from reading all jobs."""
+    unfinished = sa.select(jobs.c.id).where(jobs.c.id == job_id, jobs.c.outcome.is_(None))
+    return unfinished.offset(AS_IT_STANDS).exists()
+
 
 JOBS_IN_A_STATEMENT = 10_000
 
@@ -120,7 +408,7 @@ class Counts(NamedTuple):
 class Batches:
     """The batches behind one Session or Connection."""
 
-    def __init__(self, executor: Session | Connection) -> None:
+    def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
 
     def add(self, name: str | None, meta: str | None, application: str) -> int:
@@ -128,7 +416,7 @@ class Batches:
         row = {"name": name, "meta": meta}
         if application:
             row["of_application"] = application
-        statement = batches.add_batch(named=bool(application))
+        statement = add_batch(named=bool(application))
         return int(self._executor.execute(statement, row).scalar_one())
 
     def set_callbacks(
@@ -139,7 +427,7 @@ class Batches:
             "on_success": on_success and on_success.document(),
             "on_failure": on_failure and on_failure.document(),
         }
-        self._executor.execute(batches.set_callbacks(), parameters)
+        self._executor.execute(set_callbacks(), parameters)
 
     def keep_open(self, batch_id: int) -> None:
         """Keep a batch from ending before this transaction does.
@@ -147,9 +435,9 @@ class Batches:
         Raises BatchEnded or BatchNotFound.
         """
         parameters = {"batch_id": batch_id}
-        if self._executor.execute(batches.keep_open(), parameters).first() is not None:
+        if self._executor.execute(keep_open(), parameters).first() is not None:
             return
-        if self._executor.execute(batches.is_known(), parameters).first() is None:
+        if self._executor.execute(is_known(), parameters).first() is None:
             raise not_found(batch_id)
         raise BatchEnded(
             f"batch {batch_id} has ended, and its callback may have run, so no job can be added; "
@@ -159,16 +447,16 @@ class Batches:
     def add_jobs(self, batch_id: int, job_ids: Sequence[int]) -> None:
         for start in range(0, len(job_ids), JOBS_IN_A_STATEMENT):
             part = list(job_ids[start : start + JOBS_IN_A_STATEMENT])
-            self._executor.execute(batches.add_jobs(), {"batch_id": batch_id, "job_ids": part})
+            self._executor.execute(add_jobs(), {"batch_id": batch_id, "job_ids": part})
 
     def candidates(self, *, after: int, limit: int) -> list[int]:
         """The first batches after an id that may have ended.  Locks nothing."""
         parameters = {"after": after, "limit": limit}
-        return list(self._executor.execute(batches.candidates(), parameters).scalars())
+        return list(self._executor.execute(candidates(), parameters).scalars())
 
     def overdue(self) -> list[Candidate]:
         """All batches that may have ended."""
-        rows = self._executor.execute(batches.candidates_in_full())
+        rows = self._executor.execute(candidates_in_full())
         return [Candidate(id, since, _fault_of(callbacks)) for id, *callbacks, since in rows]
 
     def end(self, batch_id: int, *, notify: bool) -> bool | None:
@@ -178,45 +466,45 @@ class Batches:
         Needs a transaction in READ COMMITTED: each statement after the lock must see what the last
         addition has committed.  Raises UnreadableCallback.
         """
-        row = self._run(batches.lock_candidate(), batch_id).first()
+        row = self._run(lock_candidate(), batch_id).first()
         if row is None:
             return None
         waited_for, *callbacks = row
         counts = Counts(0, 0, 0, 0, self._next_unfinished(batch_id, waited_for or 0))
         if counts.first_unfinished is None:
             # Once more from the first job on: one may have been requeued, or added behind.
-            counts = Counts(*self._run(batches.count_jobs(), batch_id).one())
+            counts = Counts(*self._run(count_jobs(), batch_id).one())
         if counts.first_unfinished is not None:
-            self._run(batches.wait_for(), batch_id, job_id=counts.first_unfinished)
+            self._run(wait_for(), batch_id, job_id=counts.first_unfinished)
             return False
         self._end(batch_id, counts, callbacks[bool(counts.failed)], notify=notify)
         return True
 
     def state(self, batch_id: int) -> BatchState:
         """Return a batch with its progress; raises BatchNotFound."""
-        row = self._run(batches.batch_states(one=True), batch_id).first()
+        row = self._run(batch_states(one=True), batch_id).first()
         if row is None:
             raise not_found(batch_id)
         return _state_of(row)
 
     def states(self, limit: int) -> list[BatchState]:
         """Return the newest batches."""
-        rows = self._executor.execute(batches.batch_states(one=False), {"limit": limit})
+        rows = self._executor.execute(batch_states(one=False), {"limit": limit})
         return [_state_of(row) for row in rows]
 
     def next_due(self, retention: Retention, *, after: int) -> int | None:
         """The first batch after an id whose time is over."""
         parameters = {**_rules_of(retention), "after": after}
-        found: int | None = self._executor.execute(batches.next_due_batch(), parameters).scalar()
+        found: int | None = self._executor.execute(next_due_batch(), parameters).scalar()
         return found
 
     def prune(self, batch_id: int, retention: Retention, size: int) -> int:
         """Delete up to ``size`` rows of a batch whose time is over; returns how many."""
-        found = self._run(batches.prune_batch(), batch_id, **_rules_of(retention), size=size)
+        found = self._run(prune_batch(), batch_id, **_rules_of(retention), size=size)
         return int(found.scalar_one())
 
     def _next_unfinished(self, batch_id: int, after: int) -> int | None:
-        found: int | None = self._run(batches.next_unfinished(), batch_id, after=after).scalar()
+        found: int | None = self._run(next_unfinished(), batch_id, after=after).scalar()
         return found
 
     def _end(self, batch_id: int, counts: Counts, document: str | None, *, notify: bool) -> None:
@@ -229,7 +517,7 @@ class Batches:
             assert isinstance(enqueued, Enqueued), "it has no unique key"
             callback_id = enqueued.id
         self._run(
-            batches.end_batch(),
+            end_batch(),
             batch_id,
             outcome=JobStatus.FAILED.value if counts.failed else JobStatus.SUCCEEDED.value,
             total=counts.total,

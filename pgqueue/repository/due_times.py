@@ -1,34 +1,116 @@
-"""The due times of waiting jobs, for tests."""
+"""The due times of waiting jobs, which a test brings forward.
+
+No worker in production moves them.
+"""
 
 from datetime import datetime
+from functools import cache
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from pgqueue.repository.rows import Upcoming
-from pgqueue.statements import due_times
+from pgqueue.repository.claim import Upcoming
+from pgqueue.repository.tables import clock, jobs, message_queue, pg, seconds, waiting_messages
+
+COPIED = ("target_id", "task", "attempt", "crashes", "alone")
+
+
+@cache
+def waiting_queues() -> sa.Executable:
+    """The names of all queues that have messages.  Reads all messages."""
+    names = (
+        sa.select(message_queue.c.queue)
+        .union(sa.select(waiting_messages.c.queue))
+        .subquery("names")
+    )
+    return sa.select(names.c.queue).order_by(names.c.queue)
+
+
+@cache
+def next_admission() -> sa.Executable:
+    """Whether a job that waits to be admitted is due, and how many seconds until the next one is.
+
+    Reads all such jobs.
+    """
+    run_at, now = waiting_messages.c.run_at, pg.statement_timestamp()
+    is_due = sa.func.coalesce(pg.bool_or(run_at <= now), sa.false())
+    later = pg.min(run_at).filter(run_at > now)
+    return sa.select(is_due, sa.cast(sa.func.extract("epoch", later - clock()), sa.Double))
+
+
+@cache
+def seconds_until() -> sa.Executable:
+    """How long a time is away, by the clock with which claims compare."""
+    moment = sa.cast(
+        sa.bindparam("moment", type_=sa.DateTime(timezone=True)), sa.DateTime(timezone=True)
+    )
+    return sa.select(sa.cast(sa.func.extract("epoch", moment - clock()), sa.Double))
+
+
+@cache
+def bring_forward() -> sa.Executable:
+    """Make each job that is not due yet due earlier; by a negative number, later.
+
+    New messages replace the old ones, in the same order, with the time of their jobs' rows.
+    """
+    message = (
+        sa.delete(message_queue)
+        .where(message_queue.c.run_at > pg.statement_timestamp())
+        .returning(message_queue)
+        .cte("message")
+    )
+    earlier = seconds(sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double))
+    job = (
+        sa.update(jobs)
+        .where(jobs.c.id == message.c.target_id, jobs.c.outcome.is_(None))
+        .values(run_at=jobs.c.run_at - earlier)
+        .returning(jobs.c.id, jobs.c.run_at)
+        .cte("job")
+    )
+    copied = [message.c[name] for name in COPIED]
+    rows = (
+        sa.select(message.c.queue, message.c.priority, job.c.run_at, *copied)
+        .select_from(message.join(job, job.c.id == message.c.target_id))
+        .order_by(message.c.id)
+    )
+    return insert(message_queue).from_select(["queue", "priority", "run_at", *COPIED], rows)
+
+
+@cache
+def bring_admissions_forward() -> sa.Executable:
+    """The same for jobs that wait to be admitted."""
+    earlier = seconds(sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double))
+    message = (
+        sa.update(waiting_messages)
+        .where(waiting_messages.c.run_at > pg.statement_timestamp())
+        .values(run_at=waiting_messages.c.run_at - earlier)
+        .returning(waiting_messages.c.target_id, waiting_messages.c.run_at)
+        .cte("message")
+    )
+    return sa.update(jobs).where(jobs.c.id == message.c.target_id).values(run_at=message.c.run_at)
 
 
 class DueTimes:
     """The due times of all waiting jobs, behind one Session or Connection."""
 
-    def __init__(self, executor: Session | Connection) -> None:
+    def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
 
     def waiting_queues(self) -> list[str]:
         """The names of all queues that have messages, also of jobs that wait to be admitted."""
-        return [row[0] for row in self._executor.execute(due_times.waiting_queues())]
+        return [row[0] for row in self._executor.execute(waiting_queues())]
 
     def seconds_until(self, moment: datetime) -> float:
         """How many seconds a time is away."""
         parameters = {"moment": moment}
-        return float(self._executor.execute(due_times.seconds_until(), parameters).scalar_one())
+        return float(self._executor.execute(seconds_until(), parameters).scalar_one())
 
     def bring_forward(self, seconds: float) -> None:
         """Make the jobs that are not due yet due this much earlier."""
-        self._executor.execute(due_times.bring_forward(), {"seconds": seconds})
-        self._executor.execute(due_times.bring_admissions_forward(), {"seconds": seconds})
+        self._executor.execute(bring_forward(), {"seconds": seconds})
+        self._executor.execute(bring_admissions_forward(), {"seconds": seconds})
 
     def next_admission(self) -> Upcoming:
         """Whether a job that waits to be admitted is due, and when the next one will be."""
-        return Upcoming(*self._executor.execute(due_times.next_admission()).one())
+        return Upcoming(*self._executor.execute(next_admission()).one())

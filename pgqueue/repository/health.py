@@ -1,15 +1,267 @@
-"""Queries the server for problems around the tables."""
+"""Problems around the tables: server settings, other sessions, jobs that no worker runs."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from functools import cache
 from typing import NamedTuple
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 from sqlalchemy.orm import Session
 
-from pgqueue.models import JobStatus
-from pgqueue.repository.rows import StatusCount
-from pgqueue.statements import counts, health
+from pgqueue.models import SCHEMA, Job, JobStatus
+from pgqueue.repository.reading import Moment, span
+from pgqueue.repository.tables import (
+    count_rows,
+    dead_letters,
+    jobs,
+    leases,
+    message_queue,
+    pg,
+    unreadable_jobs,
+    waiting_messages,
+    workers,
+)
+
+
+@cache
+def count_jobs() -> sa.Executable:
+    """By queue and status.  Reads all jobs."""
+    by = (Job.queue, Job.status)
+    return sa.select(*by, count_rows().label("count")).group_by(*by).order_by(*by)
+
+
+@cache
+def count_jobs_but_succeeded() -> sa.Executable:
+    """The same without succeeded jobs, which are the most: reads only the narrow tables."""
+
+    leased = sa.exists().where(leases.c.target_id == message_queue.c.target_id)
+    pending = _count(message_queue.c.queue, "pending").where(~leased)
+    running = _count(jobs.c.queue, "running").join_from(
+        leases, jobs, leases.c.target_id == jobs.c.id
+    )
+    blocked = _count(waiting_messages.c.queue, "blocked")
+    by = (dead_letters.c.queue, dead_letters.c.outcome)
+    return sa.union_all(pending, running, blocked, sa.select(*by, count_rows()).group_by(*by))
+
+
+def _count(queue: sa.ColumnElement[str], status: str) -> sa.Select[str, str, int]:
+    return sa.select(queue, sa.literal(status), count_rows()).group_by(queue)
+
+
+@cache
+def estimate_jobs() -> sa.Executable:
+    """The number of jobs that the last VACUUM or ANALYZE has found; -1 before the first."""
+    return sa.text(
+        f"""
+        SELECT reltuples::bigint FROM pg_catalog.pg_class
+        WHERE oid = '"{SCHEMA}".jobs'::regclass::oid
+        """  # noqa: S608  # the schema name is checked where it is read
+    )
+
+
+@cache
+def due_jobs_of_unknown_tasks() -> sa.Executable:
+    """Tasks other than these, with their due messages.  Reads all messages."""
+    due = _due_messages()
+    unknown = due.c.task != sa.all_(sa.bindparam("known", type_=ARRAY(sa.Text)))
+    return (
+        sa.select(due.c.task, count_rows(), _waits(due))
+        .where(unknown)
+        .group_by(due.c.task)
+        .order_by(count_rows().desc(), due.c.task)
+    )
+
+
+@cache
+def unreadable() -> sa.Executable:
+    """Tasks with jobs whose arguments no worker could read so far, and the error of the first one.
+
+    A row that its job no longer needs stays until the job is deleted: one of a job that has ended,
+    or that a worker runs now.
+    """
+    met = unreadable_jobs
+    reasons = pg.array_agg(aggregate_order_by(met.c.reason, met.c.since), type_=ARRAY(sa.Text))
+    oldest = span(pg.statement_timestamp() - pg.min(met.c.since))
+    return (
+        sa.select(met.c.task, count_rows(), oldest, reasons[sa.literal_column("1", sa.Integer)])
+        .join_from(met, jobs, jobs.c.id == met.c.job_id)
+        .where(jobs.c.outcome.is_(None), ~sa.exists().where(leases.c.target_id == met.c.job_id))
+        .group_by(met.c.task)
+        .order_by(count_rows().desc(), met.c.task)
+    )
+
+
+@cache
+def ended_jobs_of_unknown_tasks() -> sa.Executable:
+    """Tasks other than these, with their ended jobs.  Reads all jobs."""
+    unknown = jobs.c.task != sa.all_(sa.bindparam("known", type_=ARRAY(sa.Text)))
+    return (
+        sa.select(jobs.c.task, count_rows())
+        .where(jobs.c.outcome.is_not(None), unknown)
+        .group_by(jobs.c.task)
+        .order_by(count_rows().desc(), jobs.c.task)
+    )
+
+
+@cache
+def due_jobs_nobody_serves() -> sa.Executable:
+    """Queues with due messages that no live worker serves.  Reads all messages."""
+    messages = _due_messages()
+    due = (
+        sa.select(messages.c.queue, count_rows().label("jobs"), _waits(messages).label("waits"))
+        .group_by(messages.c.queue)
+        .subquery("due")
+    )
+    served = sa.exists().where(workers.c.dead_at.is_(None), workers.c.queues.has_key(due.c.queue))
+    return sa.select(due.c.queue, due.c.jobs, due.c.waits).where(~served).order_by(due.c.queue)
+
+
+@cache
+def depths() -> sa.Executable:
+    """Queues with their messages, those that are due, and the age of the oldest due message.
+
+    Reads all messages.
+    """
+    is_due = message_queue.c.run_at <= pg.statement_timestamp()
+    oldest = pg.min(message_queue.c.run_at).filter(is_due)
+    return (
+        sa.select(
+            message_queue.c.queue,
+            count_rows(),
+            count_rows().filter(is_due),
+            span(pg.statement_timestamp() - oldest),
+        )
+        .group_by(message_queue.c.queue)
+        .order_by(message_queue.c.queue)
+    )
+
+
+@cache
+def settings() -> sa.Executable:
+    """Settings of this session, and their sources."""
+    return sa.text(
+        "SELECT name, setting, source FROM pg_catalog.pg_settings WHERE name = ANY(:names)"
+    )
+
+
+@cache
+def settings_of_others() -> sa.Executable:
+    """Settings that other roles get in this database: role, name, value; timeouts in ms."""
+    return sa.text(
+        """
+        SELECT rolname, name,
+               CASE WHEN value ~ '^[0-9]+$' OR name NOT LIKE '%timeout' THEN value
+                    ELSE (extract(epoch FROM value::interval) * 1000.0)::bigint::text END
+        FROM pg_catalog.pg_db_role_setting
+        JOIN pg_catalog.pg_roles ON pg_roles.oid = setrole
+        CROSS JOIN pg_catalog.unnest(setconfig) AS setting
+        CROSS JOIN LATERAL (
+            SELECT pg_catalog.split_part(setting, '=', 1) AS name,
+                   pg_catalog.split_part(setting, '=', 2) AS value
+        ) AS part
+        WHERE setdatabase IN (0::oid, (SELECT oid FROM pg_catalog.pg_database
+                                       WHERE datname = pg_catalog.current_database()))
+          AND rolname <> current_user AND name = ANY(:names)
+        ORDER BY rolname, setting
+        """
+    )
+
+
+@cache
+def old_transactions() -> sa.Executable:
+    """Sessions and prepared transactions that hold back vacuum: who, state, seconds, remedy.
+
+    Snapshots of other databases hold back only the shared catalogs here.
+    """
+    return sa.text(
+        """
+        SELECT pg_catalog.concat('session ', pid, ' of ', usename,
+                                 CASE WHEN application_name <> ''
+                                      THEN pg_catalog.concat(' (', application_name, ')') END),
+               state, extract(epoch FROM pg_catalog.clock_timestamp() - xact_start),
+               pg_catalog.concat('SELECT pg_terminate_backend(', pid, ')')
+        FROM pg_catalog.pg_stat_activity
+        WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend'
+          AND pid <> pg_catalog.pg_backend_pid()
+          AND xact_start < pg_catalog.clock_timestamp() - CAST(:age AS interval)
+          AND (state LIKE 'idle in transaction%' OR backend_xmin IS NOT NULL
+               OR backend_xid IS NOT NULL)
+        UNION ALL
+        SELECT pg_catalog.concat('prepared transaction ', pg_catalog.quote_literal(gid),
+                                 ' of ', owner),
+               'prepared',
+               extract(epoch FROM pg_catalog.clock_timestamp() - prepared),
+               pg_catalog.concat('ROLLBACK PREPARED ', pg_catalog.quote_literal(gid))
+        FROM pg_catalog.pg_prepared_xacts
+        WHERE database = pg_catalog.current_database()
+          AND prepared < pg_catalog.clock_timestamp() - CAST(:age AS interval)
+        ORDER BY 3 DESC
+        """
+    )
+
+
+@cache
+def tables_without_autovacuum() -> sa.Executable:
+    return sa.text(
+        f"""
+        SELECT relname
+        FROM pg_catalog.pg_class
+        CROSS JOIN pg_catalog.pg_options_to_table(reloptions)
+        WHERE relnamespace = pg_catalog.to_regnamespace('"{SCHEMA}"')::oid
+          AND option_name = 'autovacuum_enabled' AND NOT option_value::boolean
+        ORDER BY relname
+        """  # noqa: S608  # the schema name is checked where it is read
+    )
+
+
+@cache
+def tables() -> sa.Executable:
+    """Our tables with their numbers of live and dead rows, and the last autovacuum."""
+    return sa.text(
+        f"""
+        SELECT relname, n_live_tup, n_dead_tup,
+               extract(epoch FROM last_autovacuum) AS vacuumed_at
+        FROM pg_catalog.pg_stat_user_tables WHERE schemaname = '{SCHEMA}' ORDER BY relname
+        """  # noqa: S608  # the schema name is checked where it is read
+    ).columns(
+        sa.column("relname"),
+        sa.column("n_live_tup"),
+        sa.column("n_dead_tup"),
+        sa.column("vacuumed_at", Moment()),
+    )
+
+
+@cache
+def notification_queue_usage() -> sa.Executable:
+    return sa.text("SELECT pg_catalog.pg_notification_queue_usage()")
+
+
+@cache
+def is_standby() -> sa.Executable:
+    return sa.text("SELECT pg_catalog.pg_is_in_recovery()")
+
+
+def _due_messages() -> sa.Subquery:
+    """The messages that are due, and those of jobs that wait to be admitted."""
+    parts = [
+        sa.select(table.c.queue, table.c.task, table.c.run_at).where(
+            table.c.run_at <= pg.statement_timestamp()
+        )
+        for table in (message_queue, waiting_messages)
+    ]
+    return sa.union_all(*parts).subquery("message")
+
+
+def _waits(due: sa.Subquery) -> sa.ColumnElement[timedelta]:
+    return span(pg.statement_timestamp() - pg.min(due.c.run_at))
+
+
+class StatusCount(NamedTuple):
+    queue: str
+    status: JobStatus
+    jobs: int
+
 
 LIMITS = ("statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout")
 """Settings by which the server ends long statements and transactions."""
@@ -78,65 +330,65 @@ class TableHealth(NamedTuple):
 class Health:
     """The server behind one Session or Connection."""
 
-    def __init__(self, executor: Session | Connection) -> None:
+    def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
 
     def counts_but_succeeded(self) -> list[StatusCount]:
         """The number of jobs by queue and status, without succeeded jobs."""
-        rows = self._executor.execute(counts.count_jobs_but_succeeded())
+        rows = self._executor.execute(count_jobs_but_succeeded())
         return [StatusCount(queue, JobStatus(status), count) for queue, status, count in rows]
 
     def about_jobs(self) -> int:
         """The approximate number of jobs, from the server's statistics."""
-        return max(0, int(self._executor.execute(counts.estimate_jobs()).scalar_one()))
+        return max(0, int(self._executor.execute(estimate_jobs()).scalar_one()))
 
     def unknown_tasks(self, known: Iterable[str]) -> list[Waiting]:
         """Due jobs whose tasks are not in ``known``."""
         parameters = {"known": sorted(known)}
-        rows = self._executor.execute(health.due_jobs_of_unknown_tasks(), parameters)
+        rows = self._executor.execute(due_jobs_of_unknown_tasks(), parameters)
         return [Waiting(*row) for row in rows]
 
     def unreadable(self) -> list[Unreadable]:
         """Jobs whose arguments no worker could read so far, by task."""
-        return [Unreadable(*row) for row in self._executor.execute(health.unreadable())]
+        return [Unreadable(*row) for row in self._executor.execute(unreadable())]
 
     def unpruned_tasks(self, known: Iterable[str]) -> dict[str, int]:
         """Tasks not in ``known``, and the number of their ended jobs."""
         parameters = {"known": sorted(known)}
-        rows = self._executor.execute(health.ended_jobs_of_unknown_tasks(), parameters)
+        rows = self._executor.execute(ended_jobs_of_unknown_tasks(), parameters)
         return {row[0]: row[1] for row in rows}
 
     def depths(self) -> list[QueueDepth]:
         """The queues in which jobs wait."""
-        return [QueueDepth(*row) for row in self._executor.execute(health.depths())]
+        return [QueueDepth(*row) for row in self._executor.execute(depths())]
 
     def unserved_queues(self) -> list[Waiting]:
         """Due jobs in queues that no live worker serves."""
-        rows = self._executor.execute(health.due_jobs_nobody_serves())
+        rows = self._executor.execute(due_jobs_nobody_serves())
         return [Waiting(*row) for row in rows]
 
     def settings(self, names: Iterable[str]) -> dict[str, Setting]:
-        rows = self._executor.execute(health.settings(), {"names": list(names)})
+        rows = self._executor.execute(settings(), {"names": list(names)})
         return {row[0]: Setting(*row) for row in rows}
 
     def settings_of_other_roles(self, names: Iterable[str]) -> list[RoleSetting]:
-        rows = self._executor.execute(health.settings_of_others(), {"names": list(names)})
+        rows = self._executor.execute(settings_of_others(), {"names": list(names)})
         return [RoleSetting(*row) for row in rows]
 
     def old_transactions(self, age: timedelta) -> list[OldTransaction]:
         """What keeps vacuum from removing rows that have been dead for ``age``."""
-        rows = self._executor.execute(health.old_transactions(), {"age": age})
+        rows = self._executor.execute(old_transactions(), {"age": age})
         return [OldTransaction(row[0], row[1], float(row[2]), row[3]) for row in rows]
 
     def tables_without_autovacuum(self) -> list[str]:
-        return [row[0] for row in self._executor.execute(health.tables_without_autovacuum())]
+        return [row[0] for row in self._executor.execute(tables_without_autovacuum())]
 
     def tables(self) -> list[TableHealth]:
-        rows = self._executor.execute(health.tables())
+        rows = self._executor.execute(tables())
         return [TableHealth(*row) for row in rows]
 
     def notification_queue_usage(self) -> float:
-        return float(self._executor.execute(health.notification_queue_usage()).scalar_one())
+        return float(self._executor.execute(notification_queue_usage()).scalar_one())
 
     def is_standby(self) -> bool:
-        return bool(self._executor.execute(health.is_standby()).scalar())
+        return bool(self._executor.execute(is_standby()).scalar())

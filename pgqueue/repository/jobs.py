@@ -1,24 +1,374 @@
-"""Operations on jobs that exist: cancel, requeue, change, delete, inspect."""
+"""Jobs that exist: cancel, requeue, change or inspect one; pause a queue or a task."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from pgqueue.connections.fast_path import fetch
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository.admissions import Admissions
-from pgqueue.repository.enqueues import KeyHolder, holders
-from pgqueue.repository.rows import StatusCount, Violation
+from pgqueue.repository import health, invariants
+from pgqueue.repository.admit import Admissions
+from pgqueue.repository.enqueue import KeyHolder, holders
+from pgqueue.repository.fast_path import fetch
+from pgqueue.repository.health import StatusCount
+from pgqueue.repository.invariants import Violation
+from pgqueue.repository.messages import (
+    DISPATCHED,
+    NEW,
+    UNDER_LIMITS,
+    message_of,
+    waiting_message_of,
+)
+from pgqueue.repository.reading import moment, readable
+from pgqueue.repository.tables import (
+    AS_IT_STANDS,
+    CANCELLED,
+    FAILED,
+    PLACE,
+    clock,
+    dead_letters,
+    delete_unlocked,
+    deleted_records,
+    document,
+    jobs,
+    json_parameter,
+    leases,
+    message_queue,
+    paused_tasks,
+    queues,
+    stands_at_place_of,
+    text_parameter,
+    unreadable_jobs,
+    waiting_messages,
+    waits_at_place_of,
+)
+from pgqueue.repository.tables import notify as notified
 from pgqueue.repository.workers import NOTHING_PAUSED
-from pgqueue.statements import counts, invariants, operations, progress
+
+JOB = sa.bindparam("job_id", type_=sa.BigInteger)
+
+
+@cache
+def lock_job() -> sa.Executable:
+    """Read the state of a job and lock its row, so that no worker settles it meanwhile.
+
+    NO KEY UPDATE, so that rows which refer to the job can still be written.
+    """
+    leased = sa.exists().where(leases.c.target_id == jobs.c.id)
+    columns = (jobs.c.task, jobs.c.queue, jobs.c.outcome, jobs.c.unique_key, jobs.c.limit_keys)
+    return (
+        sa.select(*columns, leased.label("leased"))
+        .where(jobs.c.id == JOB)
+        .with_for_update(key_share=True)
+    )
+
+
+@cache
+def delete_messages() -> sa.Executable:
+    """Delete the messages of a job that no transaction holds.  Never waits for a claim."""
+    messages = delete_unlocked(message_queue, stands_at_place_of(JOB))
+    return messages.returning(message_queue.c.id)
+
+
+@cache
+def delete_waiting_message() -> sa.Executable:
+    """Delete the message of a job that waits to be admitted.
+
+    The job's row is locked, so no admission has this message, and none waits for it.
+    """
+    messages = sa.delete(waiting_messages).where(waits_at_place_of(JOB))
+    return messages.returning(waiting_messages.c.target_id)
+
+
+@cache
+def is_with_a_worker() -> sa.Executable:
+    """Whether a job has a message, which another transaction holds, or a lease.
+
+    One query for both: both would miss a claim that commits between two queries.
+    """
+    leased = sa.exists().where(leases.c.target_id == JOB)
+    return sa.select(sa.or_(sa.exists().where(stands_at_place_of(JOB)), leased))
+
+
+@cache
+def delete_lease() -> sa.Executable:
+    """Fence off the worker of a job that is about to be deleted; waits for a concurrent settle."""
+    return sa.delete(leases).where(leases.c.target_id == JOB)
+
+
+@cache
+def delete_records() -> sa.Executable:
+    """Delete the records of a job, once nothing more can be written about it."""
+    gone = sa.select(JOB.label("id")).cte("gone")
+    return sa.select(gone.c.id).add_cte(*deleted_records(gone))
+
+
+@cache
+def delete_lease_of_ended_job() -> sa.Executable:
+    """Fence off a worker that still runs an ended job: its late settle finds no lease."""
+    ended = sa.exists(jobs.c.id).where(jobs.c.id == JOB, _is_dead())
+    return sa.delete(leases).where(leases.c.target_id == JOB, ended)
+
+
+@cache
+def request_cancel() -> sa.Executable:
+    """Flag a running job.  Its worker reads the flag, and each settle of the job obeys it."""
+    return (
+        sa.update(jobs)
+        .where(jobs.c.id == JOB, jobs.c.outcome.is_(None))
+        .values(cancel_requested_at=sa.func.coalesce(jobs.c.cancel_requested_at, clock()))
+    )
+
+
+@cache
+def cancel_job() -> sa.Executable:
+    """End a job as cancelled that is not running."""
+    job = (
+        sa.update(jobs)
+        .where(jobs.c.id == JOB, jobs.c.outcome.is_(None))
+        .values(outcome=CANCELLED, finished_at=clock(), held_unique_key=sa.null())
+        .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
+        .cte("job")
+    )
+    letter = insert_or_skip(dead_letters).from_select(
+        ["job_id", "outcome", "queue", "task", "finished_at"], sa.select(job)
+    )
+    return sa.select(job.c.id).add_cte(letter.on_conflict_do_nothing().cte("letter"))
+
+
+@cache
+def requeue_job(*, notify: bool, limited: bool = False) -> sa.Executable:
+    """Put a failed or cancelled job back as if new, with its unique key and under its limits."""
+    job = (
+        sa.update(jobs)
+        .where(jobs.c.id == JOB, _is_dead())
+        .values(
+            outcome=sa.null(),
+            attempts=0,
+            snoozes=0,
+            interruptions=0,
+            run_at=clock(),
+            result=sa.null(),
+            progress=sa.null(),
+            started_at=sa.null(),
+            finished_at=sa.null(),
+            cancel_requested_at=sa.null(),
+            held_unique_key=jobs.c.unique_key,
+        )
+        .returning(*(UNDER_LIMITS if limited else DISPATCHED))
+        .cte("job")
+    )
+    message = (waiting_message_of if limited else message_of)(job).cte("message")
+    letter = (
+        sa.delete(dead_letters).where(dead_letters.c.job_id.in_(sa.select(job.c.id))).cte("letter")
+    )
+    met = sa.delete(unreadable_jobs).where(unreadable_jobs.c.job_id.in_(sa.select(job.c.id)))
+    woken = notified("rewind") if notify else sa.true()
+    return sa.select(job.c.id, woken).add_cte(message, letter, met.cte("unreadable"))
+
+
+@cache
+def run_now(*, notify: bool) -> sa.Executable:
+    """Move the message of a waiting job to now; no row if it is due, or if a transaction holds it.
+
+    The new message keeps what the old one says about past attempts.
+    """
+    return _changed({"run_at": clock()}, message_queue.c.run_at > clock(), notify=notify)
+
+
+@cache
+def run_waiting_now(*, notify: bool) -> sa.Executable:
+    """Let a job that waits to be admitted be admitted from now on; no row if it is due."""
+    later = waiting_messages.c.run_at > clock()
+    return _changed_in_lane({"run_at": clock()}, later, notify=notify)
+
+
+@cache
+def values_of_job(*, with_args: bool) -> sa.Executable:
+    """What an operator may change of a job, and what decides whether.  Locks nothing.
+
+    Not every role may read arguments.
+    """
+    leased = sa.exists().where(leases.c.target_id == jobs.c.id).label("leased")
+    names = ("id", "task", "queue", "outcome", "priority", "run_at", "unique_key", "limit_keys")
+    args = jobs.c.args if with_args else sa.null().label("args")
+    columns = (*(jobs.c[name] for name in names), leased)
+    return sa.select(*map(readable, columns), moment(clock()), args).where(jobs.c.id == JOB)
+
+
+@cache
+def change_job(columns: tuple[str, ...], *, notify: bool) -> sa.Executable:
+    """Give a waiting job new values; no row if a transaction holds its message.
+
+    The message is replaced even if it says the same: a claim that has read the old arguments finds
+    the old message gone.
+    """
+    return _changed(_new_values(columns), notify=notify)
+
+
+@cache
+def change_waiting_job(columns: tuple[str, ...], *, notify: bool) -> sa.Executable:
+    """The same for a job that waits to be admitted."""
+    return _changed_in_lane(_new_values(columns), notify=notify)
+
+
+@cache
+def edit_job(columns: tuple[str, ...]) -> sa.Executable:
+    """Give a job without a message, such as a failed one, new values."""
+    return sa.update(jobs).where(jobs.c.id == JOB).values(_new_values(columns))
+
+
+@cache
+def is_cancel_requested() -> sa.Executable:
+    return sa.select(jobs.c.cancel_requested_at.is_not(None)).where(jobs.c.id == JOB)
+
+
+@cache
+def pause_queue() -> sa.Executable:
+    row = insert_or_skip(queues).values(name=sa.bindparam("name", type_=sa.Text), paused_at=clock())
+    kept = sa.func.coalesce(queues.c.paused_at, row.excluded.paused_at)
+    return row.on_conflict_do_update(index_elements=[queues.c.name], set_={"paused_at": kept})
+
+
+@cache
+def resume_queue() -> sa.Executable:
+    name = text_parameter("queue_name")
+    return sa.update(queues).where(queues.c.name == name).values(paused_at=sa.null())
+
+
+@cache
+def pause_task() -> sa.Executable:
+    row = insert_or_skip(paused_tasks).values(task=text_parameter("task"))
+    return row.on_conflict_do_nothing()
+
+
+@cache
+def resume_task() -> sa.Executable:
+    return sa.delete(paused_tasks).where(paused_tasks.c.task == text_parameter("paused_task"))
+
+
+def _is_dead() -> sa.ColumnElement[bool]:
+    return jobs.c.outcome.in_([FAILED, CANCELLED])
+
+
+def _new_values(columns: tuple[str, ...]) -> dict[str, Any]:
+    """The new values of these columns of a job."""
+    moment = sa.bindparam(f"{NEW}run_at", type_=sa.DateTime(timezone=True))
+    unique_key = sa.bindparam(f"{NEW}unique_key", type_=sa.Text)
+    is_held = jobs.c.held_unique_key.is_not(None)
+    known: dict[str, Any] = {
+        "priority": sa.bindparam(f"{NEW}priority", type_=sa.SmallInteger),
+        # Never in the past: claims find a message behind their cursors late.
+        "run_at": sa.func.greatest(moment, clock()),
+        "args": json_parameter(f"{NEW}args"),
+        "unique_key": unique_key,
+        "held_unique_key": sa.case((is_held, sa.cast(unique_key, sa.Text))),
+    }
+    also = ("held_unique_key",) if "unique_key" in columns else ()
+    return {name: known[name] for name in (*columns, *also)}
+
+
+def _changed(
+    values: dict[str, Any], *conditions: sa.ColumnElement[bool], notify: bool
+) -> sa.Executable:
+    """Give a waiting job new values, and replace its message by one at the new place."""
+    message = delete_unlocked(message_queue, stands_at_place_of(JOB), *conditions)
+    kept = ("attempt", "crashes", "alone")
+    taken = message.returning(*(message_queue.c[name] for name in kept)).cte("taken")
+    job = (
+        sa.update(jobs)
+        .where(jobs.c.id == JOB, jobs.c.outcome.is_(None), sa.exists(sa.select(taken.c.attempt)))
+        .values(values)
+        .returning(*DISPATCHED)
+        .cte("job")
+    )
+    columns = (job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task)
+    row = sa.select(*columns, *(taken.c[name] for name in kept)).select_from(
+        job.join(taken, sa.true())
+    )
+    names = [*PLACE, "target_id", "task", *kept]
+    new = sa.insert(message_queue).from_select(names, row.limit(sa.literal_column("1")))
+    woken = notified("rewind") if notify else sa.true()
+    return sa.select(job.c.id, woken).add_cte(new.cte("message"))
+
+
+def _changed_in_lane(
+    values: dict[str, Any], *conditions: sa.ColumnElement[bool], notify: bool
+) -> sa.Executable:
+    """The same for a job that waits to be admitted, whose message has a key and no id."""
+    place = {name: values[name] for name in ("priority", "run_at") if name in values}
+    message = (
+        sa.update(waiting_messages)
+        .where(waits_at_place_of(JOB), *conditions)
+        .values(place or {"run_at": waiting_messages.c.run_at})
+        .returning(waiting_messages.c.target_id, *(waiting_messages.c[name] for name in place))
+        .cte("message")
+    )
+    job = (
+        sa.update(jobs)
+        .where(jobs.c.id == message.c.target_id)
+        .values({**values, **{name: message.c[name] for name in place}})
+        .returning(jobs.c.id)
+        .cte("job")
+    )
+    return sa.select(job.c.id, notified("rewind") if notify else sa.true())
+
+
+REPORT = (
+    sa.column("job_id", sa.BigInteger),
+    sa.column("message_id", sa.BigInteger),
+    sa.column("attempt", sa.SmallInteger),
+    sa.column("worker_id", sa.Uuid),
+    sa.column("progress", JSONB),
+)
+
+
+@cache
+def write_progress() -> sa.Executable:
+    """Write the progress of several jobs; returns the jobs that were written.
+
+    Skips a job whose row is locked: this statement must wait for no handler's transaction.  Skips
+    an attempt whose job has a later one, by its lease or by the number of attempts it has used.
+    An attempt that has just ended has no lease, and its last progress is still written.
+    """
+    given = document("reports", *REPORT)
+    is_own = sa.and_(
+        leases.c.message_id == given.c.message_id,
+        leases.c.attempt == given.c.attempt,
+        leases.c.worker_id == given.c.worker_id,
+    )
+    # A scalar sub-query: as an anti-join, all leases might be read.
+    later = sa.select(leases.c.target_id).where(
+        leases.c.target_id == given.c.job_id, sa.not_(is_own)
+    )
+    unlocked = (
+        sa.select(jobs.c.id)
+        .where(jobs.c.id == given.c.job_id, jobs.c.attempts <= given.c.attempt)
+        .with_for_update(key_share=True, skip_locked=True)
+        .offset(AS_IT_STANDS)
+        .lateral("unlocked")
+    )
+    job = (
+        sa.select(unlocked.c.id, given.c.progress)
+        .select_from(given.join(unlocked, sa.true()))
+        .where(later.scalar_subquery().is_(None))
+        .cte("job")
+    )
+    return (
+        sa.update(jobs)
+        .where(jobs.c.id == job.c.id)
+        .values(progress=job.c.progress)
+        .returning(jobs.c.id)
+    )
 
 
 class Change(StrEnum):
@@ -68,7 +418,7 @@ Edit = Callable[[JobValues], NewValues]
 class Jobs:
     """The jobs behind one Session or Connection."""
 
-    def __init__(self, executor: Session | Connection) -> None:
+    def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
 
     def cancel(self, job_id: int) -> Change:
@@ -79,13 +429,13 @@ class Jobs:
         job = self._locked(job_id)
         if job.outcome is not None:
             return Change.UNCHANGED
-        waits = self._run(operations.delete_messages(), job_id).all() != []
+        waits = self._run(delete_messages(), job_id).all() != []
         if not waits and job.limit_keys is not None:
-            waits = self._run(operations.delete_waiting_message(), job_id).all() != []
+            waits = self._run(delete_waiting_message(), job_id).all() != []
         if not waits and job.leased:
-            self._run(operations.request_cancel(), job_id)
+            self._run(request_cancel(), job_id)
             return Change.CANCEL_REQUESTED
-        self._run(operations.cancel_job(), job_id)
+        self._run(cancel_job(), job_id)
         return Change.CANCELLED
 
     def requeue(self, job_id: int, *, notify: bool, edit: Edit | None = None) -> Change:
@@ -94,12 +444,12 @@ class Jobs:
         ``edit`` decides which values it gets before.
         """
         # Leases before jobs, as everywhere: a late settle of this job locks them in that order.
-        self._run(operations.delete_lease_of_ended_job(), job_id)
+        self._run(delete_lease_of_ended_job(), job_id)
         job = self._locked(job_id)
         if job.outcome not in (JobStatus.FAILED, JobStatus.CANCELLED):
             return Change.UNCHANGED
-        self._run(operations.delete_messages(), job_id)
-        if self._run(operations.is_with_a_worker(), job_id).scalar():
+        self._run(delete_messages(), job_id)
+        if self._run(is_with_a_worker(), job_id).scalar():
             # Claimed since before the cancel.  If the claim is rolled back, or settled after all,
             # the job would get two messages and twice its attempts.
             return Change.UNCHANGED
@@ -107,9 +457,9 @@ class Jobs:
 
         def requeue() -> Change:
             if new:
-                self._run_with(operations.edit_job(tuple(sorted(new))), job_id, new)
+                self._run_with(edit_job(tuple(sorted(new))), job_id, new)
             limited = job.limit_keys is not None
-            self._run(operations.requeue_job(notify=notify, limited=limited), job_id)
+            self._run(requeue_job(notify=notify, limited=limited), job_id)
             return Change.REQUEUED
 
         return self._taking_key(requeue, job_id, job.queue, new.get("unique_key", job.unique_key))
@@ -119,14 +469,14 @@ class Jobs:
         job = self._locked(job_id)
         if job.outcome is not None:
             return Change.UNCHANGED
-        moved = self._run(operations.run_now(notify=notify), job_id).first()
+        moved = self._run(run_now(notify=notify), job_id).first()
         if moved is None and job.limit_keys is not None:
-            moved = self._run(operations.run_waiting_now(notify=notify), job_id).first()
+            moved = self._run(run_waiting_now(notify=notify), job_id).first()
         return Change.UNCHANGED if moved is None else Change.DUE_NOW
 
     def values(self, job_id: int, *, with_args: bool = True) -> JobValues:
         """What an operator may change of a job; raises JobNotFound.  Locks nothing."""
-        row = self._run(operations.values_of_job(with_args=with_args), job_id).one_or_none()
+        row = self._run(values_of_job(with_args=with_args), job_id).one_or_none()
         if row is None:
             raise _not_found(job_id)
         return JobValues(*row)
@@ -145,10 +495,10 @@ class Jobs:
 
     def _write(self, job: JobValues, new: NewValues, *, notify: bool) -> Change:
         names = tuple(sorted(new))
-        statement = operations.change_job(names, notify=notify)
+        statement = change_job(names, notify=notify)
         found = self._run_with(statement, job.id, new).first()
         if found is None and job.limit_keys is not None:
-            statement = operations.change_waiting_job(names, notify=notify)
+            statement = change_waiting_job(names, notify=notify)
             found = self._run_with(statement, job.id, new).first()
         elif job.limit_keys is not None and "run_at" in new:
             # A job that is to start later gives up its places, as one that waits for them has none.
@@ -161,32 +511,32 @@ class Jobs:
         Locks lease and job first, in the order of the settle, so that rows which a concurrent
         settle or requeue still writes for the job are there to be deleted.
         """
-        self._run(operations.delete_lease(), job_id)
-        job = self._run(operations.lock_job(), job_id).first()
-        self._run(operations.delete_messages(), job_id)
+        self._run(delete_lease(), job_id)
+        job = self._run(lock_job(), job_id).first()
+        self._run(delete_messages(), job_id)
         if job is not None and job.limit_keys is not None:
-            self._run(operations.delete_waiting_message(), job_id)
-        self._run(operations.delete_records(), job_id)
+            self._run(delete_waiting_message(), job_id)
+        self._run(delete_records(), job_id)
 
     def is_cancel_requested(self, job_id: int) -> bool:
-        return bool(self._run(operations.is_cancel_requested(), job_id).scalar())
+        return bool(self._run(is_cancel_requested(), job_id).scalar())
 
     def write_progress(self, reports: Sequence[dict[str, Any]]) -> set[int]:
         """Write what handlers report; returns the jobs whose progress was written."""
         parameters = {"reports": json.dumps(reports)}
-        return {row[0] for row in fetch(self._executor, progress.write_progress(), parameters)}
+        return {row[0] for row in fetch(self._executor, write_progress(), parameters)}
 
     def pause(self, queue: str) -> None:
-        self._executor.execute(operations.pause_queue(), {"name": queue})
+        self._executor.execute(pause_queue(), {"name": queue})
 
     def resume(self, queue: str) -> None:
-        self._executor.execute(operations.resume_queue(), {"queue_name": queue})
+        self._executor.execute(resume_queue(), {"queue_name": queue})
 
     def pause_task(self, task: str) -> None:
-        self._executor.execute(operations.pause_task(), {"task": task})
+        self._executor.execute(pause_task(), {"task": task})
 
     def resume_task(self, task: str) -> None:
-        self._executor.execute(operations.resume_task(), {"paused_task": task})
+        self._executor.execute(resume_task(), {"paused_task": task})
 
     def violations(self) -> list[Violation]:
         return [
@@ -194,13 +544,13 @@ class Jobs:
         ]
 
     def counts(self) -> list[StatusCount]:
-        return [StatusCount(*row) for row in self._executor.execute(counts.count_jobs())]
+        return [StatusCount(*row) for row in self._executor.execute(health.count_jobs())]
 
     def _run(self, statement: Any, job_id: int) -> Any:
         return self._executor.execute(statement, {"job_id": job_id})
 
     def _run_with(self, statement: Any, job_id: int, new: NewValues) -> Any:
-        named = {f"{operations.NEW}{name}": value for name, value in new.items()}
+        named = {f"{NEW}{name}": value for name, value in new.items()}
         return self._executor.execute(statement, {"job_id": job_id, **named})
 
     def _taking_key(
@@ -220,7 +570,7 @@ class Jobs:
         return done
 
     def _locked(self, job_id: int) -> Any:
-        job = self._run(operations.lock_job(), job_id).one_or_none()
+        job = self._run(lock_job(), job_id).one_or_none()
         if job is None:
             raise _not_found(job_id)
         return job

@@ -1,23 +1,278 @@
-"""What an operator reads: pages of jobs, and all rows about one job."""
+"""What an operator reads: pages of jobs, and all rows about one job.
+
+A page must be fast beside millions of ended jobs.  So each status is read from the table that has
+its jobs, in the order of their ids: pending from the messages, running from the leases, failed and
+cancelled from the dead letters.  Only succeeded jobs, and jobs of any status, are read backwards
+from the newest row of ``jobs``.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from pgqueue.admission import Buckets, Rules, next_token, rule_of
 from pgqueue.errors import JobNotFound
 from pgqueue.limits import SEPARATOR
-from pgqueue.models import JobStatus
-from pgqueue.repository.admissions import Admissions
+from pgqueue.models import SCHEMA, Job, JobStatus
+from pgqueue.repository.admit import Admissions
+from pgqueue.repository.reading import moment, readable, span
+from pgqueue.repository.tables import (
+    AS_IT_STANDS,
+    SUCCEEDED,
+    clock,
+    dead_letters,
+    job_attempts,
+    jobs,
+    leases,
+    message_queue,
+    paused_tasks,
+    pg,
+    queues,
+    text_parameter,
+    workers,
+)
 from pgqueue.repository.workers import NOTHING_PAUSED
-from pgqueue.statements import listing
-from pgqueue.statements.listing import JobFilter
+
+JOB = sa.bindparam("job_id", type_=sa.BigInteger)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """A filter for jobs; a job matches if all conditions given here hold."""
+
+    statuses: frozenset[JobStatus] = frozenset()
+    """Empty: any status."""
+    task: str | None = None
+    queue: str | None = None
+    before: int | None = None
+    """Only jobs with a smaller id: older ones."""
+    after: int | None = None
+    """Only jobs with a larger id: newer ones."""
+    tag: str | None = None
+    """Only jobs with this tag; no index finds them, so every other condition helps."""
+    are_waiting: bool = False
+    """Of the pending jobs, only those that are not due yet."""
+
+    def words(self, table: sa.Table, id: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
+        """The conditions, without the status, for a table with columns task and queue."""
+        found = [
+            None if self.task is None else table.c.task == sa.cast(self.task, sa.Text),
+            None if self.queue is None else table.c.queue == sa.cast(self.queue, sa.Text),
+            None if self.before is None else id < self.before,
+            None if self.after is None else id > self.after,
+            None if self.tag is None else _has_tag(self.tag, table, id),
+        ]
+        return [condition for condition in found if condition is not None]
+
+
+def _has_tag(tag: str, table: sa.Table, id: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    if table is jobs:
+        return sa.type_coerce(jobs.c.tags.has_key(sa.cast(tag, sa.Text)), sa.Boolean)
+    # One probe by key for each row; an EXISTS could become a join that reads all jobs.
+    tagged = jobs.alias("tagged")
+    has_it = sa.select(tagged.c.tags.has_key(sa.cast(tag, sa.Text))).where(tagged.c.id == id)
+    return has_it.scalar_subquery().is_(sa.true())
+
+
+SHOWN: tuple[Any, ...] = (
+    Job.id,
+    Job.status,
+    Job.task,
+    Job.queue,
+    Job.priority,
+    Job.attempts,
+    Job.max_attempts,
+    Job.run_at,
+    Job.created_at,
+    Job.started_at,
+    Job.finished_at,
+    Job.last_error,
+)
+"""No arguments and results, which may be large and secret."""
+
+
+def list_jobs(which: JobFilter, *, limit: int) -> sa.Executable:
+    """The newest matching jobs, by descending id."""
+    ids = job_ids(which, limit=limit, newest_first=True)
+    found = ids.subquery("found")
+    return (
+        sa.select(*map(readable, SHOWN)).join(found, found.c.id == Job.id).order_by(Job.id.desc())
+    )
+
+
+def job_ids(
+    which: JobFilter, *, limit: int | None, newest_first: bool
+) -> sa.Select[*tuple[Any, ...]]:
+    """The ids of matching jobs, in order."""
+
+    def first(
+        ids: sa.Select[*tuple[Any, ...]], id: sa.ColumnElement[int]
+    ) -> sa.Select[*tuple[Any, ...]]:
+        return ids.order_by(id.desc() if newest_first else id).limit(limit)
+
+    if not which.statuses:
+        return first(sa.select(jobs.c.id).where(*which.words(jobs, jobs.c.id)), jobs.c.id)
+    branches = []
+    for status in sorted(which.statuses):
+        ids, id = _standing_in(status, which, newest_first=newest_first)
+        # Each in a subquery of its own; otherwise the limit of one would apply to all.
+        branches.append(sa.select(first(ids, id).subquery()))
+    found = sa.union(*branches).subquery("ids")
+    return first(sa.select(found.c.id), found.c.id)
+
+
+NOT_YOURS = "(not readable by this role)"
+
+
+@cache
+def hidden_columns() -> sa.Executable:
+    """The columns of a job and its attempts that this role may not read, as ``table.column``."""
+    return sa.text(
+        f"""
+        SELECT pg_catalog.concat(relname, '.', attname)
+        FROM pg_catalog.pg_attribute
+        JOIN pg_catalog.pg_class ON pg_class.oid = attrelid
+        WHERE relnamespace = pg_catalog.to_regnamespace('"{SCHEMA}"')::oid
+          AND relname IN ('jobs', 'job_attempts')
+          AND attnum > 0 AND NOT attisdropped
+          AND NOT pg_catalog.has_column_privilege(attrelid, attnum, 'SELECT')
+        """  # noqa: S608  # the schema name is checked where it is read
+    )
+
+
+def job_details(hidden: frozenset[str]) -> sa.Executable:
+    """The row of one job, and its status."""
+    columns = [_if_shown(one, hidden) for one in jobs.c]
+    return sa.select(*columns, Job.status.label("status")).where(Job.id == JOB)
+
+
+@cache
+def status_of_job() -> sa.Executable:
+    return sa.select(Job.status).where(Job.id == JOB)
+
+
+@cache
+def holder_of_job() -> sa.Executable:
+    """The worker that has the lease of a job, and the age of its last heartbeat."""
+    return (
+        sa.select(
+            leases.c.worker_id,
+            workers.c.hostname,
+            workers.c.pid,
+            leases.c.attempt,
+            moment(leases.c.started_at),
+            span(clock() - workers.c.heartbeat_at).label("heartbeat_age"),
+        )
+        .select_from(leases.outerjoin(workers, workers.c.id == leases.c.worker_id))
+        .where(leases.c.target_id == JOB)
+    )
+
+
+@cache
+def pauses_of_job() -> sa.Executable:
+    """Whether the queue of a job is paused, and whether its task is."""
+    queue = queues.c.name == text_parameter("queue_name")
+    task = paused_tasks.c.task == text_parameter("task_name")
+    return sa.select(
+        sa.exists().where(queue, queues.c.paused_at.is_not(None)).label("is_queue_paused"),
+        sa.exists().where(task).label("is_task_paused"),
+    )
+
+
+def attempts_of_job(hidden: frozenset[str]) -> sa.Executable:
+    """Every unsuccessful attempt of a job, oldest first."""
+    return (
+        sa.select(
+            job_attempts.c.attempt,
+            job_attempts.c.outcome,
+            job_attempts.c.error_type,
+            _if_shown(job_attempts.c.error, hidden),
+            _if_shown(job_attempts.c.traceback, hidden),
+            job_attempts.c.worker_id,
+            workers.c.hostname,
+            workers.c.pid,
+            moment(job_attempts.c.started_at),
+            moment(job_attempts.c.finished_at),
+        )
+        .select_from(job_attempts.outerjoin(workers, workers.c.id == job_attempts.c.worker_id))
+        .where(job_attempts.c.job_id == JOB)
+        .order_by(job_attempts.c.message_id, job_attempts.c.attempt)
+    )
+
+
+def _if_shown(column: sa.Column[Any], hidden: frozenset[str]) -> sa.ColumnElement[Any]:
+    if f"{column.table.name}.{column.name}" not in hidden:
+        return readable(column)
+    return sa.literal_column(f"'{NOT_YOURS}'", sa.Text).label(column.name)
+
+
+def _standing_in(
+    status: JobStatus, which: JobFilter, *, newest_first: bool
+) -> tuple[sa.Select[*tuple[Any, ...]], sa.ColumnElement[int]]:
+    """The ids of the jobs of one status, and the column that orders them."""
+    match status:
+        case JobStatus.PENDING:
+            return _pending(which, newest_first=newest_first)
+        case JobStatus.FAILED | JobStatus.CANCELLED:
+            letter = dead_letters.c.job_id
+            died = dead_letters.c.outcome == sa.literal_column(f"'{status.value}'")
+            words = which.words(dead_letters, letter)
+            return sa.select(letter.label("id")).where(died, *words), letter
+        case JobStatus.SUCCEEDED:
+            words = [jobs.c.outcome == SUCCEEDED, *which.words(jobs, jobs.c.id)]
+        case _:
+            words = [Job.status == status, *which.words(jobs, jobs.c.id)]
+    return sa.select(jobs.c.id).where(*words), jobs.c.id
+
+
+def _pending(
+    which: JobFilter, *, newest_first: bool
+) -> tuple[sa.Select[*tuple[Any, ...]], sa.ColumnElement[int]]:
+    """Reads messages: the backlog limits their number, and nothing limits that of jobs.
+
+    OFFSET 0 makes the planner read each job by its key, while messages are read in their order;
+    otherwise it would hash all of ``jobs`` to find twenty rows.
+    """
+    target = message_queue.c.target_id
+    leased = sa.exists().where(leases.c.target_id == target)
+    messages = sa.select(target).where(~leased, *which.words(message_queue, target))
+    if which.are_waiting:
+        messages = messages.where(message_queue.c.run_at > pg.statement_timestamp())
+    ordered = messages.order_by(target.desc() if newest_first else target).subquery("messages")
+    unfinished = (
+        sa.select(jobs.c.id)
+        .where(jobs.c.id == ordered.c.target_id, jobs.c.outcome.is_(None))
+        .offset(AS_IT_STANDS)
+        .lateral("unfinished")
+    )
+    ids = sa.select(ordered.c.target_id.label("id")).join(unfinished, sa.true())
+    return ids, ordered.c.target_id
+
+
+@cache
+def first_failure() -> sa.Executable:
+    """The first attempt of a worker that has failed without being asked to.  Reads all attempts."""
+    attempt = job_attempts.c
+    asked_for = [
+        sa.literal_column("'cancelled'", sa.Text),
+        sa.literal_column("'discarded'", sa.Text),
+    ]
+    return (
+        sa.select(
+            attempt.job_id, attempt.attempt, attempt.outcome, attempt.error_type, attempt.error
+        )
+        .where(attempt.worker_id == sa.bindparam("worker_id", type_=sa.Uuid))
+        .where(attempt.outcome.not_in(asked_for))
+        .order_by(attempt.finished_at)
+        .limit(1)
+    )
 
 
 class JobLine(NamedTuple):
@@ -105,29 +360,29 @@ class JobDetails:
 class Listing:
     """Reads the jobs behind one Session or Connection for an operator."""
 
-    def __init__(self, executor: Session | Connection) -> None:
+    def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
 
     def page(self, which: JobFilter, *, limit: int) -> JobPage:
         """The newest matching jobs; reads one more, to know whether there is another page."""
-        rows = self._executor.execute(listing.list_jobs(which, limit=limit + 1))
+        rows = self._executor.execute(list_jobs(which, limit=limit + 1))
         found = [JobLine(*row) for row in rows]
         shown = found[:limit]
         return JobPage(shown, shown[-1].id if len(found) > limit else None)
 
     def ids(self, which: JobFilter, *, limit: int | None = None) -> list[int]:
         """The ids of all matching jobs, or of the oldest of them, in ascending order."""
-        ids = listing.job_ids(which, limit=limit, newest_first=False)
+        ids = job_ids(which, limit=limit, newest_first=False)
         return [row[0] for row in self._executor.execute(ids)]
 
     def status(self, job_id: int) -> JobStatus | None:
         """The status of a job; None if there is no such job."""
-        found = self._executor.execute(listing.status_of_job(), {"job_id": job_id}).scalar()
+        found = self._executor.execute(status_of_job(), {"job_id": job_id}).scalar()
         return None if found is None else JobStatus(found)
 
     def first_failure(self, worker_id: UUID) -> str | None:
         """In words, the first attempt of a worker that has failed; None if there is none."""
-        row = self._executor.execute(listing.first_failure(), {"worker_id": worker_id}).first()
+        row = self._executor.execute(first_failure(), {"worker_id": worker_id}).first()
         if row is None:
             return None
         return f"job {row[0]}: attempt {row[1]} ended as {row[2]}: {row[3]}: {row[4]}"
@@ -135,16 +390,16 @@ class Listing:
     def job(self, job_id: int) -> JobDetails:
         """Everything about one job that this role may read; raises JobNotFound."""
         one = {"job_id": job_id}
-        hidden = frozenset(row[0] for row in self._executor.execute(listing.hidden_columns()))
-        row = self._executor.execute(listing.job_details(hidden), one).mappings().one_or_none()
+        hidden = frozenset(row[0] for row in self._executor.execute(hidden_columns()))
+        row = self._executor.execute(job_details(hidden), one).mappings().one_or_none()
         if row is None:
             raise JobNotFound(f"job {job_id} does not exist: never committed, or deleted")
         columns = dict(row)
         status = JobStatus(columns.pop("status"))
-        held = self._executor.execute(listing.holder_of_job(), one).one_or_none()
-        past = self._executor.execute(listing.attempts_of_job(hidden), one)
+        held = self._executor.execute(holder_of_job(), one).one_or_none()
+        past = self._executor.execute(attempts_of_job(hidden), one)
         names = {"queue_name": columns["queue"], "task_name": columns["task"]}
-        paused = self._executor.execute(listing.pauses_of_job(), names).one()
+        paused = self._executor.execute(pauses_of_job(), names).one()
         return JobDetails(
             status=status,
             columns=columns,
@@ -156,7 +411,7 @@ class Listing:
         )
 
     def _limits(self, limit_keys: str | None) -> list[LimitUse]:
-        if limit_keys is None or limit_keys == listing.NOT_YOURS:
+        if limit_keys is None or limit_keys == NOT_YOURS:
             return []
         admissions, keys = Admissions(self._executor), limit_keys.split(SEPARATOR)
         rules = admissions.rules()

@@ -1,26 +1,200 @@
-"""What workers write and read about each other: heartbeats, deaths, rescues."""
+"""Workers: their heartbeats, and what they read about each other."""
 
 import json
 from collections.abc import Collection, Sequence
-from datetime import datetime
+from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection
-from sqlalchemy.orm import Session
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
-from pgqueue.repository.rows import Claimed, Rescued
-from pgqueue.statements import rescuing, workers
+from pgqueue.repository.batches import has_candidates
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.rescue import (
+    Rescues,
+    SeenWorker,
+    catalog,
+    died_lately,
+    orphaned_leases,
+)
+from pgqueue.repository.schedules import seconds_to_next_tick
+from pgqueue.repository.tables import (
+    clock,
+    job_attempts,
+    jobs,
+    json_parameter,
+    leases,
+    paused_tasks,
+    pg,
+    queues,
+    workers,
+)
 
-RESCUE_BATCH = 500
+WORKER = sa.bindparam("worker_id", type_=sa.Uuid)
+NO_QUEUES = sa.cast(sa.literal_column("'[]'", sa.Text), JSONB)
 
 
-class SeenWorker(NamedTuple):
-    """A worker as other workers see it."""
+@cache
+def register_worker() -> sa.Executable:
+    """Insert the row of a new worker process."""
+    row = insert_or_skip(workers).values(
+        id=WORKER,
+        hostname=sa.bindparam("hostname", type_=sa.Text),
+        pid=sa.bindparam("pid", type_=sa.Integer),
+        backend_pid=pg.pg_backend_pid(),
+        queues=json_parameter("queues"),
+        slots=sa.bindparam("slots", type_=sa.SmallInteger),
+    )
+    # The row exists if the answer to the first try was lost.
+    return row.on_conflict_do_nothing()
 
-    id: UUID
-    heartbeat_at: datetime
-    is_locked: bool
+
+@cache
+def lock_presence() -> sa.Executable:
+    """A session-level lock, held until the connection ends, however it ends.
+
+    Does not wait: after a reconnect the old connection may still exist for a while.
+    """
+    return sa.select(pg.pg_try_advisory_lock(_lock_key(WORKER)))
+
+
+@cache
+def beat() -> sa.Executable:
+    """Write a heartbeat and read the other workers.  No row: this worker was declared dead.
+
+    Uses no table but `workers`: a worker that waits for a lock on another table must not seem
+    dead.  A lock that delays the heartbeats on `workers` also delays the reads, so no worker is
+    declared dead meanwhile.  One row with a NULL id: there are no other workers.
+
+    Each row also says whether the row of this worker names no queues: an operator has made it
+    quiet.
+    """
+    beaten = (
+        sa.update(workers)
+        .where(workers.c.id == WORKER, workers.c.dead_at.is_(None))
+        .values(heartbeat_at=clock(), backend_pid=pg.pg_backend_pid())
+        .returning((workers.c.queues == NO_QUEUES).label("is_quiet"))
+        .cte("beaten")
+    )
+    others = _members().where(workers.c.id != WORKER).subquery("others")
+    return sa.select(beaten.c.is_quiet, others).select_from(beaten.outerjoin(others, sa.true()))
+
+
+@cache
+def make_quiet() -> sa.Executable:
+    """Take all queues from the row of a live worker; its next heartbeat reads this."""
+    return (
+        sa.update(workers)
+        .where(workers.c.id == WORKER, workers.c.dead_at.is_(None))
+        .values(queues=NO_QUEUES)
+        .returning(workers.c.id)
+    )
+
+
+@cache
+def deregister_worker() -> sa.Executable:
+    """Delete the row of a worker that has no leases left."""
+    holds = sa.exists().where(leases.c.worker_id == WORKER)
+    return sa.delete(workers).where(workers.c.id == WORKER, ~holds)
+
+
+@cache
+def all_workers() -> sa.Executable:
+    """Every worker not declared dead, with its last heartbeat and whether it holds its lock."""
+    return _members()
+
+
+def _members() -> sa.Select[Any]:
+    """Looks for the lock in the worker's backend: behind a pooler, another client may have
+    inherited the lock of a dead one."""
+    locks = catalog("pg_locks", "pid", "locktype", "classid", "objid", "granted")
+    high_half = sa.cast(locks.c.classid, sa.BigInteger).op("<<")(sa.literal_column("32"))
+    lock_held = high_half.op("|")(sa.cast(locks.c.objid, sa.BigInteger))
+    is_locked = sa.exists().where(
+        locks.c.pid == workers.c.backend_pid,
+        locks.c.locktype == sa.literal_column("'advisory'"),
+        locks.c.granted,
+        lock_held == _lock_key(workers.c.id),
+    )
+    return sa.select(workers.c.id, workers.c.heartbeat_at, is_locked.label("is_locked")).where(
+        workers.c.dead_at.is_(None)
+    )
+
+
+@cache
+def leases_of() -> sa.Executable:
+    """The leases that this worker holds, according to the database."""
+    return sa.select(leases.c.target_id, leases.c.message_id, leases.c.attempt).where(
+        leases.c.worker_id == WORKER
+    )
+
+
+@cache
+def was_settled() -> sa.Executable:
+    """Whether a worker has settled an attempt: its lease is gone, and no rescue recorded a crash.
+
+    NULL while a transaction that has deleted the lease is open and may still commit.
+    """
+    lease = sa.select(leases.c.target_id).where(_is_the_attempt(leases, leases.c.target_id))
+    stands = lease.with_for_update(skip_locked=True).exists()
+    crashed = sa.exists().where(
+        _is_the_attempt(job_attempts, job_attempts.c.job_id),
+        job_attempts.c.outcome == sa.literal_column("'crashed'"),
+    )
+    return sa.select(sa.case((stands, sa.false()), (lease.exists(), sa.null()), else_=~crashed))
+
+
+def _is_the_attempt(source: sa.Table, job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        job_id == sa.bindparam("job_id", type_=sa.BigInteger),
+        source.c.message_id == sa.bindparam("message_id", type_=sa.BigInteger),
+        source.c.attempt == sa.bindparam("attempt", type_=sa.SmallInteger),
+        source.c.worker_id == WORKER,
+    )
+
+
+@cache
+def terminate_backend() -> sa.Executable:
+    """End a server process of our own role; its transaction rolls back."""
+    return sa.select(pg.pg_terminate_backend(sa.bindparam("pid", type_=sa.Integer)))
+
+
+@cache
+def notices(*, running: bool, search: bool, ticks: bool = False) -> sa.Executable:
+    """What a worker must know: what is paused, and whether there is something to rescue.
+
+    ``running``: also which of these running jobs were asked to cancel, or were already cancelled
+    while they were being claimed.  ``search``: also whether dead workers have left a lease; this
+    reads all leases.  ``ticks``: also how long the next tick of a schedule is away, and whether a
+    batch may have ended.
+    """
+    ids = sa.cast(sa.bindparam("job_ids"), ARRAY(sa.BigInteger))
+    is_asked = sa.or_(jobs.c.cancel_requested_at.is_not(None), jobs.c.outcome.is_not(None))
+    asked = sa.select(jobs.c.id).where(jobs.c.id == sa.any_(ids), is_asked)
+    orphans = orphaned_leases().exists()
+    return sa.select(
+        _names(queues.c.name, queues.c.paused_at.is_not(None)).label("paused_queues"),
+        _names(paused_tasks.c.task).label("paused_tasks"),
+        sa.func.array(asked.scalar_subquery()).label("cancelled") if running else sa.null(),
+        sa.exists().where(died_lately()).label("has_died_lately"),
+        (orphans if search else sa.null()).label("has_orphans"),
+        (seconds_to_next_tick() if ticks else sa.null()).label("seconds_to_tick"),
+        (has_candidates() if ticks else sa.null()).label("has_batches"),
+    )
+
+
+def _names(
+    name: sa.ColumnElement[str], *conditions: sa.ColumnElement[bool]
+) -> sa.ColumnElement[str]:
+    """These names, as the text of a JSON array."""
+    names = sa.func.coalesce(pg.jsonb_agg(name), sa.literal_column("'[]'"))
+    return sa.cast(sa.select(names).where(*conditions).scalar_subquery(), sa.Text)
+
+
+def _lock_key(worker_id: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    return pg.hashtextextended(sa.cast(worker_id, sa.Text), sa.literal_column("0"))
 
 
 class Beat(NamedTuple):
@@ -57,11 +231,8 @@ class Notices(NamedTuple):
     """Whether a batch may have ended; None if it was not asked."""
 
 
-class Workers:
-    """All workers, behind one Session or Connection."""
-
-    def __init__(self, executor: Session | Connection) -> None:
-        self._executor = executor
+class Workers(Rescues):
+    """All workers, behind one Session or Connection; the dead ones are rescued below."""
 
     def register(
         self, worker_id: UUID, *, hostname: str, pid: int, queues: Sequence[str], slots: int
@@ -74,17 +245,15 @@ class Workers:
             "queues": json.dumps(list(queues)),
             "slots": slots,
         }
-        self._executor.execute(workers.register_worker(), row)
+        self._executor.execute(register_worker(), row)
 
     def lock_presence(self, worker_id: UUID) -> bool:
         """Take the lock that ends with this connection; False if another connection has it."""
-        return bool(
-            self._executor.execute(workers.lock_presence(), {"worker_id": worker_id}).scalar()
-        )
+        return bool(self._executor.execute(lock_presence(), {"worker_id": worker_id}).scalar())
 
     def beat(self, worker_id: UUID) -> Beat | None:
         """Write a heartbeat; returns what it has read, or None for a worker declared dead."""
-        rows = list(self._executor.execute(workers.beat(), {"worker_id": worker_id}))
+        rows = list(self._executor.execute(beat(), {"worker_id": worker_id}))
         if not rows:
             return None
         others = [SeenWorker(*other) for _, *other in rows if other[0] is not None]
@@ -92,7 +261,7 @@ class Workers:
 
     def make_quiet(self, worker_id: UUID) -> bool:
         """Take all queues from a worker; False if there is no such worker."""
-        found = self._executor.execute(workers.make_quiet(), {"worker_id": worker_id})
+        found = self._executor.execute(make_quiet(), {"worker_id": worker_id})
         return found.first() is not None
 
     def notices(
@@ -104,7 +273,7 @@ class Workers:
         are looked up too.
         """
         has_ticks = scheduled is not None
-        statement = workers.notices(running=bool(running), search=search, ticks=has_ticks)
+        statement = notices(running=bool(running), search=search, ticks=has_ticks)
         parameters: dict[str, Any] = {"job_ids": list(running)} if running else {}
         if has_ticks:
             parameters["tasks"] = scheduled
@@ -113,14 +282,14 @@ class Workers:
         return Notices(paused, set(cancelled or ()), *found)
 
     def deregister(self, worker_id: UUID) -> None:
-        self._executor.execute(workers.deregister_worker(), {"worker_id": worker_id})
+        self._executor.execute(deregister_worker(), {"worker_id": worker_id})
 
     def members(self) -> list[SeenWorker]:
-        return [SeenWorker(*row) for row in self._executor.execute(workers.all_workers())]
+        return [SeenWorker(*row) for row in self._executor.execute(all_workers())]
 
     def leases_of(self, worker_id: UUID) -> list[tuple[int, int, int]]:
         """(job, message, attempt) of every lease that this worker holds in the database."""
-        rows = self._executor.execute(workers.leases_of(), {"worker_id": worker_id})
+        rows = self._executor.execute(leases_of(), {"worker_id": worker_id})
         return [(row[0], row[1], row[2]) for row in rows]
 
     def has_settled(self, worker_id: UUID, claimed: Claimed) -> bool | None:
@@ -131,21 +300,8 @@ class Workers:
             "attempt": claimed.attempt,
             "worker_id": worker_id,
         }
-        settled: bool | None = self._executor.execute(workers.was_settled(), fence).scalar()
+        settled: bool | None = self._executor.execute(was_settled(), fence).scalar()
         return settled
 
     def terminate_backend(self, pid: int) -> None:
-        self._executor.execute(workers.terminate_backend(), {"pid": pid})
-
-    def declare_dead(self, member: SeenWorker) -> bool:
-        """Declare a worker dead unless it has sent a heartbeat since it was seen."""
-        parameters = {"dead_id": member.id, "seen_at": member.heartbeat_at}
-        return self._executor.execute(rescuing.declare_dead(), parameters).first() is not None
-
-    def rescue(self) -> list[Rescued]:
-        """Give back a batch of the leases of dead workers; empty if none is left."""
-        limit = {"limit": RESCUE_BATCH}
-        return [Rescued(*row) for row in self._executor.execute(rescuing.rescue_leases(), limit)]
-
-    def forget_dead(self) -> None:
-        self._executor.execute(rescuing.forget_workers())
+        self._executor.execute(terminate_backend(), {"pid": pid})

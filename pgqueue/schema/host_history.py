@@ -10,8 +10,8 @@ from sqlalchemy import Connection, text
 
 from pgqueue.errors import SchemaError, SchemaTooNew
 from pgqueue.models.base import SCHEMA
+from pgqueue.repository.tables import SEARCH_PATH
 from pgqueue.schema.state import SCHEMA_VERSION, installed, read_state, wait_for_other_upgrades
-from pgqueue.statements.tables import SEARCH_PATH
 
 if TYPE_CHECKING:
     from alembic.script import Script

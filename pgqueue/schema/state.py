@@ -8,7 +8,7 @@ from sqlalchemy import Connection, select, text
 from pgqueue.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld
 from pgqueue.models.base import SCHEMA
 from pgqueue.models.schema_version import SchemaVersion
-from pgqueue.statements.tables import pg
+from pgqueue.repository.tables import pg
 
 SCHEMA_VERSION = 10
 """The version this code is written for.  Revision ``pgqueue_000N`` creates version N."""

@@ -11,10 +11,11 @@ from sqlalchemy.orm.interfaces import ORMOption
 
 from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository import Enqueued, Enqueues, Jobs, KeyHolder, Placed, raising_duplicate
+from pgqueue.repository.enqueue import Enqueued, Enqueues, KeyHolder, Placed
+from pgqueue.repository.jobs import Jobs, raising_duplicate
+from pgqueue.repository.reading import moment
 from pgqueue.sessions.callers import may_notify
 from pgqueue.sessions.collecting import collect
-from pgqueue.statements.reading import moment
 
 MADE_BY_HAND = "pgqueue.made_by_hand"
 WITHOUT_NOTIFY = "pgqueue.without_notify"

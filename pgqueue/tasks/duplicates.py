@@ -4,7 +4,7 @@ from contextvars import ContextVar
 
 from pgqueue.errors import DuplicateJob
 from pgqueue.options import Options
-from pgqueue.repository import Claimed
+from pgqueue.repository.claim import Claimed
 from pgqueue.unique import CHANGES_HOLDER
 
 running_job: ContextVar[Claimed | None] = ContextVar("pgqueue_running_job", default=None)

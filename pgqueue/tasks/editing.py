@@ -8,7 +8,7 @@ from typing import Any
 
 from pgqueue.checks import check_start, check_whole
 from pgqueue.errors import ArgumentsError, OptionError
-from pgqueue.repository import Change, Jobs, JobValues, NewValues
+from pgqueue.repository.jobs import Change, Jobs, JobValues, NewValues
 from pgqueue.tasks.task import Task
 
 Find = Callable[[str], Task[..., Any]]

@@ -19,15 +19,23 @@ from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret, unmaskable
-from pgqueue.repository import Callback, Enqueued, Enqueues, JobValues, KeyHolder, NewJob
-from pgqueue.repository.enqueues import TRIES_FOR_A_KEY, key_never_free
+from pgqueue.repository.batches import Callback
+from pgqueue.repository.deadlines import DUE, EXPIRES_IN
+from pgqueue.repository.enqueue import (
+    TRIES_FOR_A_KEY,
+    Enqueued,
+    Enqueues,
+    KeyHolder,
+    NewJob,
+    key_never_free,
+)
+from pgqueue.repository.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
+from pgqueue.repository.jobs import JobValues
+from pgqueue.repository.tables import clock
 from pgqueue.sessions import async_sessions
 from pgqueue.sessions.callers import joined, may_notify, sync_session, translated_errors
 from pgqueue.sessions.collecting import collect
 from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job, placed_job
-from pgqueue.statements.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
-from pgqueue.statements.starting import DUE, EXPIRES_IN
-from pgqueue.statements.tables import clock
 from pgqueue.tasks.binding import Arguments, Written, WrittenRows
 from pgqueue.tasks.delaying import warn_of_open_transaction
 from pgqueue.tasks.duplicates import check_holder, check_rows, rows_to_place

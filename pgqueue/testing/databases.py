@@ -13,7 +13,7 @@ from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
 
 from pgqueue.connections.opening import DRIVER
 from pgqueue.embedded import EmbeddedPostgres, NoPostgres
-from pgqueue.statements.databases import create_database, drop_database
+from pgqueue.repository.databases import create_database, drop_database
 
 if sys.platform != "win32":
     import fcntl

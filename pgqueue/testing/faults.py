@@ -15,7 +15,8 @@ from pgqueue.execution import after_error, too_late
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import Job, MessageQueue
 from pgqueue.outcomes import AttemptEnd
-from pgqueue.repository import ClaimCursor, Claimed, Workers
+from pgqueue.repository.claim import ClaimCursor, Claimed
+from pgqueue.repository.workers import Workers
 from pgqueue.sessions.callers import translated_errors
 from pgqueue.testing.running import expire, joined_connection, queue_of
 from pgqueue.worker.inline.worker import InlineWorker

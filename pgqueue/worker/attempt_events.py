@@ -13,7 +13,8 @@ from pgqueue.execution.ended import CRASH, event_of, since_due
 from pgqueue.outcomes import (
     AttemptEnd,
 )
-from pgqueue.repository import Claimed, Rescued
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.rescue import Rescued
 from pgqueue.worker.buffer import Ending
 from pgqueue.worker.threads import WorkerThread
 

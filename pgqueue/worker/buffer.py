@@ -14,7 +14,8 @@ from pgqueue.outcomes import (
     Outcome,
     Released,
 )
-from pgqueue.repository import Claimed, Settled
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Settled
 
 logger = redaction.logger(__name__)
 

@@ -9,8 +9,10 @@ from sqlalchemy import Connection, select
 from pgqueue import redaction
 from pgqueue.connections.settings import CLAIMING
 from pgqueue.outcomes import Released
-from pgqueue.repository import Attempts, Claim, Claimed, Workers
-from pgqueue.statements.tables import notify
+from pgqueue.repository.claim import Claim, Claimed
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.tables import notify
+from pgqueue.repository.workers import Workers
 from pgqueue.worker.claiming.prefetch import STALE, Prefetch
 from pgqueue.worker.poller import Ask, Poller
 from pgqueue.worker.reconnecting import ReconnectingConnection

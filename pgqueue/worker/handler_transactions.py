@@ -23,8 +23,9 @@ from pgqueue.connections.opening import leave_autocommit, let_server_notice_loss
 from pgqueue.events import AttemptOutcome
 from pgqueue.execution import CancelWins, Stale
 from pgqueue.outcomes import Cancelled, Outcome, Released, Succeeded
-from pgqueue.repository import Attempts, Claimed, Settled
-from pgqueue.statements.transactions import AFTER_HANDLER
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Attempts, Settled
+from pgqueue.repository.transactions import AFTER_HANDLER
 from pgqueue.unit_of_work import (
     CommitUnknown,
     TransactionEnded,

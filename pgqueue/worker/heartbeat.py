@@ -16,7 +16,8 @@ from sqlalchemy import Connection, Engine
 
 from pgqueue import redaction
 from pgqueue.connections.settings import UPKEEP
-from pgqueue.repository import NOTHING_PAUSED, SeenWorker, Workers
+from pgqueue.repository.rescue import SeenWorker
+from pgqueue.repository.workers import NOTHING_PAUSED, Workers
 from pgqueue.worker import liveness
 from pgqueue.worker.liveness import Witness
 from pgqueue.worker.loop import Loop

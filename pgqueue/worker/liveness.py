@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from pgqueue.repository import SeenWorker
+from pgqueue.repository.rescue import SeenWorker
 
 FAST_GRACE = timedelta(seconds=1.25)
 """For a worker whose advisory lock is gone too: its connection has ended.

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from sqlalchemy import Connection, select
 
 from pgqueue import redaction
-from pgqueue.repository import Attempts, Claim, ClaimCursor, Upcoming
-from pgqueue.statements.tables import lock_key, pg
+from pgqueue.repository.claim import Claim, ClaimCursor, Upcoming
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.tables import lock_key, pg
 from pgqueue.worker.claiming.cursors import LATEST_SWEEP
 from pgqueue.worker.runtime import WorkerRuntime
 

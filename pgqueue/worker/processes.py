@@ -47,7 +47,7 @@ from pgqueue.outcomes import (
     Retried,
     Unreadable,
 )
-from pgqueue.repository import Claimed
+from pgqueue.repository.claim import Claimed
 from pgqueue.tasks import Task
 
 PR_SET_PDEATHSIG = 1

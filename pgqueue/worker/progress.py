@@ -13,7 +13,8 @@ from pgqueue.connections.settings import CLAIMING
 from pgqueue.context import LONGEST_NOTE, Progress
 from pgqueue.execution import secrets_of
 from pgqueue.execution.error_reports import storable_words
-from pgqueue.repository import Claimed, Jobs
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.jobs import Jobs
 from pgqueue.tasks import Task
 from pgqueue.worker.loop import NEVER, Loop
 from pgqueue.worker.outage import Outage

@@ -15,7 +15,7 @@ from pgqueue.connections.opening import backend_pid, driver_connection
 from pgqueue.context import Finishing, JobContext, Progress
 from pgqueue.meta import read_meta
 from pgqueue.outcomes import AttemptEnd
-from pgqueue.repository import Claimed
+from pgqueue.repository.claim import Claimed
 from pgqueue.tasks import Task
 from pgqueue.worker.processes import Child
 from pgqueue.worker.progress import ProgressWriter

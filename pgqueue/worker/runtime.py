@@ -22,9 +22,9 @@ from pgqueue.middleware import (
     layers_of,
 )
 from pgqueue.outcomes import Released
-from pgqueue.repository import Claimed
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.tables import array_of
 from pgqueue.retention import Retention
-from pgqueue.statements.tables import array_of
 from pgqueue.tasks import Task
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import JobBuffer

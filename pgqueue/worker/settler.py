@@ -26,8 +26,9 @@ from pgqueue.outcomes import (
     Unreadable,
     is_plain_success,
 )
-from pgqueue.repository import Attempts, Claimed
-from pgqueue.statements.tables import notify
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.tables import notify
 from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.loop import Loop

@@ -9,7 +9,7 @@ from pgqueue import execution, redaction
 from pgqueue.context import Finishing as AnyFinishing
 from pgqueue.context import JobContext, nothing_around
 from pgqueue.outcomes import Exhausted, Outcome
-from pgqueue.repository import Claimed
+from pgqueue.repository.claim import Claimed
 from pgqueue.worker.finishing import Finishing
 from pgqueue.worker.handler_transactions import (
     PoolTransaction,

@@ -18,7 +18,7 @@ from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.middleware import around_handlers, layers_of
 from pgqueue.outcomes import Interrupted, Outcome, Released
-from pgqueue.repository import Rescued
+from pgqueue.repository.rescue import Rescued
 from pgqueue.sessions.handlers import check_binds, joining_sessions
 from pgqueue.worker import timeouts
 from pgqueue.worker.attempt_events import AttemptEvents

@@ -11,7 +11,7 @@ from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import OWN
 from pgqueue.execution import after_error, too_late
 from pgqueue.outcomes import AttemptEnd, Outcome, Succeeded
-from pgqueue.repository import Workers
+from pgqueue.repository.workers import Workers
 from pgqueue.worker.reconnecting import BROKEN
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime

@@ -21,7 +21,7 @@ from pgqueue.context import Around
 from pgqueue.execution import Replay
 from pgqueue.middleware import AsyncAround
 from pgqueue.outcomes import Outcome
-from pgqueue.repository import Attempts, Settled
+from pgqueue.repository.settle import Attempts, Settled
 from pgqueue.sessions.async_sessions import joined_session as joined_async_session
 from pgqueue.sessions.handlers import joined_session, options_of
 from pgqueue.tasks.delaying import handler_session

@@ -10,7 +10,8 @@ from sqlalchemy.exc import DBAPIError
 from pgqueue import redaction
 from pgqueue.connections.opening import own_connection
 from pgqueue.connections.settings import OWN
-from pgqueue.repository import Claimed, Workers
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.workers import Workers
 
 logger = redaction.logger(__name__)
 

@@ -10,8 +10,10 @@ from sqlalchemy.exc import DBAPIError
 from pgqueue.context import Around, JobContext
 from pgqueue.job_queue import PgQueue
 from pgqueue.outcomes import Cancel, Discard, Snooze
-from pgqueue.repository import NOTHING, Attempts, DueTimes, Upcoming
-from pgqueue.statements.tables import array_of
+from pgqueue.repository.claim import NOTHING, Upcoming
+from pgqueue.repository.due_times import DueTimes
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.tables import array_of
 from pgqueue.worker.claiming.cursors import ClaimCursors
 
 MICROSECOND = 1e-6

@@ -21,7 +21,7 @@ from pgqueue.errors import AttemptFailed, OptionError, PgQueueError, UsedAcrossF
 from pgqueue.events import AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
-from pgqueue.repository import Listing
+from pgqueue.repository.listing import Listing
 from pgqueue.worker.config import MAX_JOBS_PER_CHILD, checked_ahead, checked_config
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.inline.worker import InlineWorker

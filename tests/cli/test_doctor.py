@@ -22,7 +22,7 @@ from pgqueue.cli.doctor import (
     of_transactions,
 )
 from pgqueue.embedded import EmbeddedPostgres
-from pgqueue.repository import Health
+from pgqueue.repository.health import Health
 from pgqueue.schema import upgrade_database
 
 AT_ONCE = timedelta(0)

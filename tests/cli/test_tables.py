@@ -12,8 +12,8 @@ from shop_rig import assert_one_line, command, pgqueue
 from sqlalchemy import Engine, make_url, text
 
 from pgqueue import PgQueue, Retry, Worker
+from pgqueue.repository.listing import NOT_YOURS
 from pgqueue.schema import SCHEMA_VERSION
-from pgqueue.statements.listing import NOT_YOURS
 
 ROOT = Path(__file__).parents[2]
 OLD = """

@@ -15,7 +15,7 @@ from pgqueue import Job
 from pgqueue.arguments import MAX_PAYLOAD_BYTES
 from pgqueue.cli import main
 from pgqueue.flask import PgQueue as FlaskPgQueue
-from pgqueue.statements.tables import CHANNEL
+from pgqueue.repository.tables import CHANNEL
 
 EVIL = ["a'; DROP TABLE pgqueue.jobs;--", "<script>", "\x1b[2J", ""]
 MEGABYTE = 2**20

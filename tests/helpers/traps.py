@@ -14,13 +14,13 @@ from typing import Any, cast
 from sqlalchemy import ClauseElement, Connection, Engine, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
-from pgqueue import statements
+from pgqueue import repository
 from pgqueue.models import SCHEMA, JobStatus
+from pgqueue.repository import listing
+from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.messages import Start
+from pgqueue.repository.prune import Reference
 from pgqueue.schema import Roles, grant_statements, revoke_statements
-from pgqueue.statements import listing
-from pgqueue.statements.enqueueing import Start
-from pgqueue.statements.listing import JobFilter
-from pgqueue.statements.pruning import Reference
 
 SIMILAR = {
     "text": ["character varying", "name"],
@@ -44,7 +44,7 @@ REFERENCE = Reference(SCHEMA, "leases", "target_id")
 
 
 def all_statements() -> Iterator[tuple[str, str]]:
-    """Every statement of ``pgqueue.statements`` by name, in the words that psycopg gets."""
+    """Every statement of ``pgqueue.repository`` by name, in the words that psycopg gets."""
     for name, build in _builders():
         for arguments in _arguments(build):
             yield f"{name} {arguments}", words_of(build(**arguments))
@@ -69,9 +69,10 @@ def words_of(statement: Any) -> str:
 
 
 def _builders() -> Iterator[tuple[str, Callable[..., Any]]]:
-    for found in pkgutil.iter_modules(statements.__path__, "pgqueue.statements."):
+    for found in pkgutil.iter_modules(repository.__path__, "pgqueue.repository."):
         for name, build in vars(importlib.import_module(found.name)).items():
-            if getattr(build, "__module__", "") == found.name and hasattr(build, "cache_info"):
+            is_cached = hasattr(build, "cache_info") and not name.startswith("_")
+            if is_cached and build.__module__ == found.name:
                 yield name, build
 
 

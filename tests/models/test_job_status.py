@@ -26,7 +26,7 @@ from chaos.interleavings.logical_workers import ERROR, enqueue, execute, workers
 from chaos.plans import TELLING, plans_of
 from pgqueue import Job, JobStatus, OptionError, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Succeeded
-from pgqueue.repository import Health
+from pgqueue.repository.health import Health
 from pgqueue.testing.databases import fresh_database
 
 JOBS = 200_000

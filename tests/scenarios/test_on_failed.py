@@ -22,8 +22,8 @@ from pgqueue import (
     Worker,
 )
 from pgqueue.outcomes import ErrorReport, Failed
-from pgqueue.repository import Attempts
-from pgqueue.statements.follow_ups import ON_FAILED
+from pgqueue.repository.follow_ups import ON_FAILED
+from pgqueue.repository.settle import Attempts
 
 AT_ONCE = Retry.constant(timedelta(0))
 

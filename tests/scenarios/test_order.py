@@ -19,8 +19,9 @@ from chaos.interleavings.logical_workers import (
 )
 from chaos.workers import PATIENCE
 from pgqueue import PgQueue
-from pgqueue.repository import Attempts, ClaimCursor
-from pgqueue.statements.tables import array_of
+from pgqueue.repository.claim import ClaimCursor
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.tables import array_of
 from pgqueue.worker import Worker
 from pgqueue.worker.claiming.cursors import START
 

@@ -25,7 +25,8 @@ from pgqueue import (
     Unique,
     Worker,
 )
-from pgqueue.repository import Admissions, Paused
+from pgqueue.repository.admit import Admissions
+from pgqueue.repository.workers import Paused
 
 HOUR = timedelta(hours=1)
 LATE = (

@@ -6,7 +6,7 @@ import pytest
 from worker_rig import Rig
 
 from pgqueue import PgQueue
-from pgqueue.repository import Health
+from pgqueue.repository.health import Health
 
 pytestmark = pytest.mark.journey
 

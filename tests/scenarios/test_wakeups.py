@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import make_url
 from worker_rig import PATIENCE, Rig, WorkerProgram, promised
 
-from pgqueue.statements.tables import CHANNEL, SLEEPERS
+from pgqueue.repository.tables import CHANNEL, SLEEPERS
 from pgqueue.worker.claiming.cursors import LATEST_SWEEP
 
 pytestmark = pytest.mark.journey

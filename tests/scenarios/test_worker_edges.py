@@ -21,7 +21,9 @@ from pgqueue import Job, PgQueue
 from pgqueue.connections.autocommit import autocommitting
 from pgqueue.connections.opening import worker_engine
 from pgqueue.outcomes import Retried, Succeeded
-from pgqueue.repository import Attempts, Claimed, Workers
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Attempts
+from pgqueue.repository.workers import Workers
 from pgqueue.worker import handler_transactions, unknown_commits
 from pgqueue.worker.config import checked_config
 from pgqueue.worker.running_attempt import RunningAttempt

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from worker_rig import Rig, WorkerProgram
 
-from pgqueue.statements.transactions import AFTER_HANDLER
+from pgqueue.repository.transactions import AFTER_HANDLER
 
 pytestmark = pytest.mark.journey
 

@@ -27,9 +27,10 @@ from chaos.interleavings.logical_workers import (
 )
 from pgqueue import Cancel, Change, Limit, PgQueue, Retry, Snooze, Worker
 from pgqueue.errors import OptionError
-from pgqueue.repository import Batches, Listing
+from pgqueue.repository.batches import Batches
+from pgqueue.repository.listing import Listing
+from pgqueue.repository.tables import array_of
 from pgqueue.schema import grant, revoke, upgrade_database, verify
-from pgqueue.statements.tables import array_of
 from pgqueue.testing.databases import fresh_database
 from pgqueue.worker.duties.ticks import Ticks
 

@@ -43,7 +43,7 @@ from pgqueue import (
     UnknownTask,
 )
 from pgqueue.errors import NotBound
-from pgqueue.statements.tables import CHANNEL
+from pgqueue.repository.tables import CHANNEL
 from pgqueue.testing.databases import fresh_database
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 from worker_rig import Rig
 
 from pgqueue import Job, JobStatus, Limit, PgQueue, Worker
-from pgqueue.repository import Admissions
+from pgqueue.repository.admit import Admissions
 
 pytestmark = pytest.mark.journey
 

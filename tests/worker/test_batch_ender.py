@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text, update
 
 from pgqueue import Batch, PgQueue
-from pgqueue.repository import Batches
+from pgqueue.repository.batches import Batches
 from pgqueue.worker.duties.batches import BatchEnds
 
 REFUSING = """

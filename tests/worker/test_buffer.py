@@ -5,7 +5,8 @@ import time
 import pytest
 
 from pgqueue.outcomes import Succeeded
-from pgqueue.repository import Claimed, Settled
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Settled
 from pgqueue.worker.buffer import JobBuffer
 
 

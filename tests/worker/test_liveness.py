@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from pgqueue.repository import SeenWorker
+from pgqueue.repository.rescue import SeenWorker
 from pgqueue.worker.liveness import FAST_GRACE, LONGEST_STEP, SLOW_GRACE, Witness
 
 BEAT = datetime(2020, 1, 1, tzinfo=UTC)

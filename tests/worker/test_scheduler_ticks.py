@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from pgqueue import Job, PgQueue, Task, Worker
-from pgqueue.statements.tables import array_of
+from pgqueue.repository.tables import array_of
 from pgqueue.worker.duties.ticks import Ticks
 
 TICKS = "SELECT meta->'schedule'->>'name', meta->'schedule'->>'tick', count(*) FROM pgqueue.jobs"

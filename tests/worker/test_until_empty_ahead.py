@@ -12,7 +12,9 @@ from chaos.interleavings.logical_workers import (
     wait_until,
     worker_settings,
 )
-from pgqueue.repository import Attempts, Claimed, DueTimes, Upcoming
+from pgqueue.repository.claim import Claimed, Upcoming
+from pgqueue.repository.due_times import DueTimes
+from pgqueue.repository.settle import Attempts
 from pgqueue.worker.until_empty import run_ahead
 
 

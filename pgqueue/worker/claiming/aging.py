@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
-from pgqueue.repository import Ages, ClaimCursor, Claimed
+from pgqueue.repository.claim import Ages, ClaimCursor, Claimed
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at the ages.  Between them, the claims show how far a pair has come."""

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from pgqueue.repository import Claim, ClaimCursor, Paused
-from pgqueue.statements.tables import array_of
+from pgqueue.repository.claim import Claim, ClaimCursor
+from pgqueue.repository.tables import array_of
+from pgqueue.repository.workers import Paused
 from pgqueue.tasks import Task
 from pgqueue.worker.claiming.aging import Aging
 from pgqueue.worker.claiming.shares import Shares

@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from pgqueue import redaction
 from pgqueue.connections.opening import driver_connection, own_connection
 from pgqueue.connections.settings import OWN
-from pgqueue.statements.tables import CHANNEL, SLEEPERS, notify, pg
-from pgqueue.statements.transactions import listen
+from pgqueue.repository.tables import CHANNEL, SLEEPERS, notify, pg
+from pgqueue.repository.transactions import listen
 
 logger = redaction.logger(__name__)
 

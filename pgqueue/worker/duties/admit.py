@@ -41,8 +41,9 @@ from pgqueue.admission import (
 )
 from pgqueue.connections.settings import ADMITTING
 from pgqueue.limits import SEPARATOR, Limit, Limited, name_of
-from pgqueue.repository import Admissions, Claimed, Paused
-from pgqueue.repository.admissions import FIRST_LANE, FIRST_PLACE, LaneKey, lane_of
+from pgqueue.repository.admit import FIRST_LANE, FIRST_PLACE, Admissions, LaneKey, lane_of
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.workers import Paused
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import Outage, words_of
 from pgqueue.worker.threads import wait_until

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine
 
 from pgqueue import redaction
 from pgqueue.connections.settings import SCHEDULING
-from pgqueue.repository import Batches
+from pgqueue.repository.batches import Batches
 from pgqueue.worker.loop import NEVER, Loop
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.rows import RowGuard

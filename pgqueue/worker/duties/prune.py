@@ -15,9 +15,9 @@ from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
 from pgqueue.connections.settings import PRUNING
-from pgqueue.repository import Batches, Pruning, Stretch
+from pgqueue.repository.batches import Batches
+from pgqueue.repository.prune import Pruning, Reference, Stretch
 from pgqueue.retention import Retention
-from pgqueue.statements.pruning import Reference
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import Outage, words_of
 from pgqueue.worker.reconnecting import GRANT_AGAIN, is_lock_timeout, lacks_right

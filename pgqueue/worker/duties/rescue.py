@@ -14,8 +14,9 @@ from sqlalchemy import Connection, Engine, select
 from pgqueue import redaction
 from pgqueue.connections.settings import UPKEEP
 from pgqueue.execution import log_final_failure
-from pgqueue.repository import Notices, Rescued, SeenWorker, Workers
-from pgqueue.statements.tables import CRASHED, lock_key, notify, pg
+from pgqueue.repository.rescue import Rescued, SeenWorker
+from pgqueue.repository.tables import CRASHED, lock_key, notify, pg
+from pgqueue.repository.workers import Notices, Workers
 from pgqueue.worker.duties.batches import BatchEnder
 from pgqueue.worker.duties.ticks import Scheduler
 from pgqueue.worker.heartbeat import WorkerIdentity

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine
 from pgqueue import redaction
 from pgqueue.connections.settings import SCHEDULING
 from pgqueue.job_queue import PgQueue
-from pgqueue.repository import DueSchedule, Moved, ScheduleRows
+from pgqueue.repository.schedules import DueSchedule, Moved, ScheduleRows
 from pgqueue.schedule_rules import Firing, Overlap, Standing, decide
 from pgqueue.schedules import task_of_schedule
 from pgqueue.tasks import PreparedJob, Task

@@ -33,10 +33,12 @@ from pgqueue.outcomes import (
     Succeeded,
     Unreadable,
 )
-from pgqueue.repository import Attempts, Claimed, Jobs, Settled
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.jobs import Jobs
+from pgqueue.repository.settle import Attempts, Settled
+from pgqueue.repository.tables import CRASHED
+from pgqueue.repository.transactions import CHECK_CONSTRAINTS
 from pgqueue.sessions.handlers import listeners_to_commit
-from pgqueue.statements.tables import CRASHED
-from pgqueue.statements.transactions import CHECK_CONSTRAINTS
 from pgqueue.tasks import Task
 from pgqueue.tasks.duplicates import running_job
 from pgqueue.unit_of_work import (

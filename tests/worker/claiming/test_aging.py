@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from test_cursors import row
 
-from pgqueue.repository import Ages, ClaimCursor
+from pgqueue.repository.claim import Ages, ClaimCursor
 from pgqueue.worker.claiming.aging import Aging
 from pgqueue.worker.claiming.cursors import START, ClaimCursors
 from pgqueue.worker.claiming.shares import Shares

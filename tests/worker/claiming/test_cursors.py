@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgqueue.repository import Claim, Claimed
+from pgqueue.repository.claim import Claim, Claimed
 from pgqueue.worker.claiming.cursors import LATEST_SWEEP, START, ClaimCursors
 
 NOW = "2026-01-01 12:00:10+00"

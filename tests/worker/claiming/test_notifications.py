@@ -12,7 +12,7 @@ from chaos.proxy import Proxy
 from chaos.workers import PATIENCE
 from pgqueue.connections.opening import driver_connection, own_connection
 from pgqueue.connections.settings import CLAIMING
-from pgqueue.statements.tables import notify
+from pgqueue.repository.tables import notify
 from pgqueue.worker.claiming import notifications
 from pgqueue.worker.claiming.notifications import Listener
 

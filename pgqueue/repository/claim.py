@@ -1,0 +1,408 @@
+"""Claim: take due messages in order, and with them the right to run their jobs.
+
+A *pair* is a queue and a priority.  A claim scans the index once for each pair, in the order in
+which the caller gives the pairs.  Each scan starts after the cursor of its pair and stops as soon
+as the batch is full.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache, partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import array
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.orm import Session
+
+from pgqueue.repository.fast_path import fetch
+from pgqueue.repository.tables import (
+    AS_IT_STANDS,
+    CTID,
+    among,
+    array_parameter,
+    clock,
+    count_rows,
+    document,
+    jobs,
+    leases,
+    message_queue,
+    pg,
+    seconds,
+    workers,
+)
+
+LIMIT = sa.bindparam("limit", type_=sa.Integer)
+WORKER = sa.bindparam("worker_id", type_=sa.Uuid)
+
+
+@cache
+def claim(
+    *, ahead: bool, suspects: bool, meta: bool = False, registered: bool = True
+) -> sa.Executable:
+    """Delete the messages, insert the leases, read the jobs.
+
+    ``ahead`` claims for slots that are not free yet.  Such a claim does not take messages whose
+    jobs must not wait in a worker, which may die; it returns their priorities.  These messages
+    count towards the limit, so that a large number of them does not slow the claim down.
+
+    Without ``suspects``, the claim skips jobs that a worker held when it crashed.  ``meta`` reads
+    the meta of the jobs, which is NULL otherwise.  ``registered``: claim nothing for a worker that
+    was declared dead.  At least one row is returned, with the database's time; its other columns
+    are NULL if nothing was claimed.
+    """
+    found = _due_messages(suspects=suspects, registered=registered)
+    columns = found.selected_columns
+    # No more columns than needed: a CTE that is read twice is materialized.
+    needed = [columns.ctid, columns.priority, columns.alone] if ahead else [columns.ctid]
+    due = found.with_only_columns(*needed).cte("due")
+    message = _taken_messages(due, ahead=ahead)
+    started = _unfinished_jobs_of(message, meta=meta)
+    lease = _leases_for(started)
+    claimed = (
+        sa.select(
+            *_claimed_columns(started), lease.c.attempt, lease.c.crashes, _meta_column(started)
+        )
+        .select_from(started.join(lease, started.c.id == lease.c.message_id))
+        .subquery("claimed")
+    )
+    moment = _moment(message, passed=_passed_priorities(due) if ahead else sa.null())
+    return sa.select(moment, claimed).select_from(moment.outerjoin(claimed, sa.true()))
+
+
+@cache
+def upcoming() -> sa.Executable:
+    """Whether a message of these pairs is due, and the seconds until the next later one is due;
+    NULL if there is no later one.
+
+    Locks nothing: a message that another transaction has locked counts as due here, although no
+    claim takes it.
+    """
+    pair = _pairs()
+    now = pg.statement_timestamp()
+    due = (
+        sa.select(message_queue.c.run_at)
+        .where(_of_pair(pair), _is_after_cursor(pair), message_queue.c.run_at <= now)
+        .order_by(message_queue.c.run_at, message_queue.c.id)
+        .limit(1)
+        .lateral("due")
+    )
+    future = (
+        sa.select(message_queue.c.run_at)
+        .where(_of_pair(pair), message_queue.c.run_at > now)
+        .order_by(message_queue.c.run_at, message_queue.c.id)
+        .limit(1)
+        .lateral("future")
+    )
+    each = pair.outerjoin(due, sa.true()).outerjoin(future, sa.true())
+    wait = sa.func.extract("epoch", pg.min(future.c.run_at) - clock())
+    return sa.select((pg.count(due.c.run_at) > 0).label("is_due"), wait).select_from(each)
+
+
+@cache
+def ages() -> sa.Executable:
+    """The ``run_at`` of the first due message of each pair, and the times one to nine periods ago.
+
+    Locks nothing, because a claim at the same time would skip a locked message.
+    """
+    pair = _pairs()
+    period = seconds(sa.cast(sa.bindparam("period", type_=sa.Double), sa.Double))
+    due = (
+        sa.select(message_queue.c.run_at)
+        .where(
+            _of_pair(pair),
+            _is_after_cursor(pair),
+            message_queue.c.run_at <= pg.statement_timestamp(),
+        )
+        .order_by(message_queue.c.run_at, message_queue.c.id)
+        .limit(1)
+        .lateral("due")
+    )
+    ago = [
+        sa.cast(
+            pg.statement_timestamp() - period * sa.literal_column(f"double precision '{count}'"),
+            sa.Text,
+        )
+        for count in range(1, 10)
+    ]
+    return sa.select(
+        pair.c.queue, pair.c.priority, sa.cast(due.c.run_at, sa.Text).label("run_at"), array(ago)
+    ).select_from(pair.join(due, sa.true()))
+
+
+def _taken_messages(due: sa.CTE, *, ahead: bool) -> sa.CTE:
+    """Delete the due messages, except those that a claim ahead does not take.
+
+    By ctid, which gives a Tid Scan whatever the statistics; from an array, which is read once:
+    ``id IN (SELECT ... LIMIT 2 FOR UPDATE SKIP LOCKED)`` may run its sub-query once per outer
+    row, and would then delete far more than two.
+    """
+    places = sa.select(due.c.ctid)
+    if ahead:
+        places = places.where(~due.c.alone)
+    return (
+        sa.delete(message_queue)
+        .where(among(places) == CTID)
+        .returning(message_queue)
+        .cte("message")
+    )
+
+
+def _passed_priorities(due: sa.CTE) -> sa.ColumnElement[Any]:
+    return sa.select(pg.array_agg(due.c.priority)).where(due.c.alone).scalar_subquery()
+
+
+def _due_messages(*, suspects: bool, registered: bool) -> sa.Select[*tuple[Any, ...]]:
+    """The first due messages of the pairs, locked: LIMIT in each probe and around all."""
+    pair = _pairs()
+    due = (
+        sa.select(CTID, message_queue)
+        .where(
+            _of_pair(pair),
+            _is_after_cursor(pair),
+            message_queue.c.run_at <= pg.statement_timestamp(),
+            sa.true() if suspects else message_queue.c.crashes == 0,
+        )
+        .order_by(message_queue.c.run_at, message_queue.c.id)
+        .limit(LIMIT)
+        .with_for_update(skip_locked=True)
+        .lateral("due")
+    )
+    may_claim = _worker_is_alive() if registered else sa.true()
+    return sa.select(due).select_from(pair.join(due, sa.true())).where(may_claim).limit(LIMIT)
+
+
+def _pairs() -> sa.TableValuedAlias:
+    return document(
+        "pairs",
+        sa.column("queue", sa.Text),
+        sa.column("priority", sa.SmallInteger),
+        sa.column("run_at", sa.DateTime(timezone=True)),
+        sa.column("message_id", sa.BigInteger),
+    )
+
+
+def _of_pair(pair: sa.TableValuedAlias) -> sa.ColumnElement[bool]:
+    """Whether a message is of the pair, and of a task that this worker knows."""
+    known_tasks = array_parameter("tasks", sa.Text)
+    return sa.and_(
+        message_queue.c.queue == pair.c.queue,
+        message_queue.c.priority == pair.c.priority,
+        message_queue.c.task == sa.any_(known_tasks),
+    )
+
+
+def _is_after_cursor(pair: sa.TableValuedAlias) -> sa.ColumnElement[bool]:
+    place = sa.tuple_(message_queue.c.run_at, message_queue.c.id)
+    return place > sa.tuple_(pair.c.run_at, pair.c.message_id)
+
+
+def _worker_is_alive() -> sa.ColumnElement[bool]:
+    """False for a worker that was declared dead: it cannot claim anything under its id."""
+    this_worker = sa.select(workers.c.dead_at.is_(None)).where(workers.c.id == WORKER)
+    return this_worker.scalar_subquery()
+
+
+def _unfinished_jobs_of(message: sa.CTE, *, meta: bool) -> sa.CTE:
+    """Each message with its job.  Messages without an unfinished job are not among them.
+
+    Time and arguments are read as text: a row that Python cannot read must fail only its own job,
+    not the claim of the others.  OFFSET keeps the planner from joining ``jobs`` in another
+    order.
+    """
+    more = [sa.cast(jobs.c.meta, sa.Text).label("meta")] if meta else []
+    job = (
+        sa.select(jobs.c.max_attempts, sa.cast(jobs.c.args, sa.Text).label("args"), *more)
+        .where(jobs.c.id == message.c.target_id, jobs.c.outcome.is_(None))
+        .offset(AS_IT_STANDS)
+        .lateral("job")
+    )
+    started: sa.Select[*tuple[Any, ...]] = sa.select(
+        message.c.id,
+        message.c.target_id,
+        message.c.queue,
+        message.c.priority,
+        sa.cast(message.c.run_at, sa.Text).label("run_at"),
+        message.c.task,
+        message.c.attempt.label("used_attempts"),
+        message.c.crashes.label("past_crashes"),
+        job.c.max_attempts,
+        job.c.args,
+        *_meta_of(job),
+    ).select_from(message.join(job, sa.true()))
+    return started.cte("started")
+
+
+def _claimed_columns(started: sa.CTE) -> list[sa.ColumnElement[Any]]:
+    """The first three columns are the order in which jobs start, so plain rows sort in it."""
+    names = ["priority", "run_at", "id", "target_id", "queue", "task", "args", "max_attempts"]
+    return [started.c[name] for name in names]
+
+
+def _meta_column(started: sa.CTE) -> sa.ColumnElement[Any]:
+    """The column ``meta``, NULL if it is not read: all rows then have the same columns."""
+    return started.c.meta if "meta" in started.c else sa.null().label("meta")
+
+
+def _meta_of(rows: sa.FromClause) -> list[sa.ColumnElement[Any]]:
+    return [rows.c.meta] if "meta" in rows.c else []
+
+
+def _leases_for(started: sa.CTE) -> sa.CTE:
+    """Insert one lease for each job.  If the data are damaged and a job has a lease already, or two
+    messages, the other message gets no lease."""
+    rows = sa.select(
+        started.c.target_id,
+        started.c.id,
+        started.c.used_attempts + 1,
+        started.c.past_crashes,
+        WORKER,
+    )
+    columns = ["target_id", "message_id", "attempt", "crashes", "worker_id"]
+    new = insert_or_skip(leases).from_select(columns, rows).on_conflict_do_nothing()
+    return new.returning(leases.c.message_id, leases.c.attempt, leases.c.crashes).cte("lease")
+
+
+def _moment(message: sa.CTE, *, passed: sa.ColumnElement[Any]) -> sa.Subquery:
+    """The database's time, how many messages were taken, and the priorities of those that a claim
+    ahead has left, in one row that always exists."""
+    second_ago = pg.statement_timestamp() - sa.literal_column("interval '1 second'")
+    return sa.select(
+        sa.cast(pg.statement_timestamp(), sa.Text).label("read_at"),
+        sa.cast(second_ago, sa.Text).label("quiet_until"),
+        sa.select(count_rows()).select_from(message).scalar_subquery().label("taken"),
+        passed.label("passed"),
+    ).subquery("moment")
+
+
+class Claimed(NamedTuple):
+    """A job that this worker may run.  Sorts in the order in which jobs start.
+
+    Time and arguments are text as the database wrote it, not parsed yet.
+    """
+
+    priority: int
+    run_at: str
+    message_id: int
+    job_id: int
+    queue: str
+    task: str
+    args: str
+    max_attempts: int
+    attempt: int
+    crashes: int
+    meta: str | None = None
+    """Read only if the worker asks for it."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the job must not wait in the job buffer, as ``message_queue.alone`` says."""
+        return self.crashes > 0 or self.max_attempts == 1
+
+
+class ClaimCursor(NamedTuple):
+    """A queue and a priority, and the key after which a claim looks."""
+
+    queue: str
+    priority: int
+    run_at: str = "-infinity"
+    message_id: int = 0
+
+
+class Upcoming(NamedTuple):
+    """The waiting messages, read without a lock."""
+
+    is_due: bool
+    """Whether a message is due; another transaction may hold it."""
+    seconds: float | None
+    """Seconds until the next one is due; None if there is none."""
+
+
+class Ages(NamedTuple):
+    """How long the first due jobs of some pairs have waited.  Times are as the database writes
+    them."""
+
+    oldest: Mapping[tuple[str, int], str]
+    """When the first job of each (queue, priority) was due, if one is."""
+    periods_ago: Sequence[str]
+    """The times that lie one, two and more periods back."""
+
+
+NOTHING = Upcoming(is_due=False, seconds=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The result of one claim."""
+
+    rows: list[Claimed]
+    taken: int
+    """Messages found: more than ``rows`` if some had no unfinished job and were dropped."""
+    read_at: str
+    quiet_until: str
+    """One second before the claim, by the database's clock."""
+    passed: Sequence[int] = ()
+    """Priorities of the messages that a claim ahead has left, because their jobs must not wait."""
+
+
+class Claims:
+    """The claims of one worker, behind one Session or Connection."""
+
+    def __init__(self, executor: Session | sa.Connection, worker_id: UUID) -> None:
+        self._executor = executor
+        self._worker_id = worker_id
+
+    def claim(
+        self,
+        pairs: Iterable[ClaimCursor],
+        *,
+        tasks: str,
+        limit: int,
+        ahead: bool = False,
+        suspects: bool = True,
+        meta: bool = False,
+        registered: bool = True,
+    ) -> Claim:
+        """Claim due jobs, in the order in which they start.
+
+        ``registered``: claim nothing for a worker that was declared dead.
+        """
+        parameters = {
+            "pairs": _documents(pairs),
+            "tasks": tasks,
+            "limit": limit,
+            "worker_id": self._worker_id,
+        }
+        statement = claim(ahead=ahead, suspects=suspects, meta=meta, registered=registered)
+        rows = fetch(self._executor, statement, parameters)
+        read_at, quiet_until, taken, passed = rows[0][:4]
+        if rows[0][4] is None:
+            return Claim([], taken, read_at, quiet_until, passed or ())
+        # DELETE ... RETURNING guarantees no order, whatever the order of the probes.
+        new = partial(tuple.__new__, Claimed)  # a call of the class takes twice as long
+        found: list[Claimed] = sorted([new(row[4:]) for row in rows])
+        return Claim(found, taken, read_at, quiet_until, passed or ())
+
+    def upcoming(self, pairs: Iterable[ClaimCursor], *, tasks: str) -> Upcoming:
+        """Whether a message is due, and in how many seconds the next one will be."""
+        parameters = {"pairs": _documents(pairs), "tasks": tasks}
+        is_due, seconds = self._executor.execute(upcoming(), parameters).one()
+        return Upcoming(is_due, None if seconds is None else float(seconds))
+
+    def ages(self, pairs: Iterable[ClaimCursor], *, tasks: str, age_after: timedelta) -> Ages:
+        """Since when the first due job of each pair has waited."""
+        parameters = {
+            "pairs": _documents(pairs),
+            "tasks": tasks,
+            "period": age_after.total_seconds(),
+        }
+        rows = fetch(self._executor, ages(), parameters)
+        oldest = {(queue, priority): run_at for queue, priority, run_at, _ in rows}
+        return Ages(oldest, rows[0][3] if rows else ())
+
+
+def _documents(pairs: Iterable[ClaimCursor]) -> str:
+    return json.dumps([pair._asdict() for pair in pairs])

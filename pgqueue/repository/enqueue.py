@@ -1,0 +1,558 @@
+"""Enqueue: a job and its message in one statement of the caller's transaction."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import cache
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.orm import Session
+
+from pgqueue.errors import DuplicateJob
+from pgqueue.models import SCHEMA
+from pgqueue.repository import unique_keys
+from pgqueue.repository.fast_path import fetch
+from pgqueue.repository.messages import (
+    DISPATCHED,
+    NEW,
+    UNDER_LIMITS,
+    Start,
+    labels,
+    message_of,
+    start_time,
+    waiting_message_of,
+)
+from pgqueue.repository.reading import moment
+from pgqueue.repository.tables import (
+    document,
+    jobs,
+    json_parameter,
+    pg,
+    text_parameter,
+    wake_up_call,
+)
+from pgqueue.unique import KEY_OF_PERIOD, Unique
+
+
+@cache
+def enqueue_job(
+    *, start: Start, unique: bool, notify: bool, labelled: bool = False, limited: bool = False
+) -> sa.Executable:
+    """Insert one job and its message; returns the values that the database chose.
+
+    ``labelled`` writes meta and tags too.  ``limited``: the message waits to be admitted.  Returns
+    no row if another unfinished job holds the unique key.  DO NOTHING, because DO UPDATE of the
+    holder costs twelve times as much under contention.
+    """
+    values: dict[str, Any] = {
+        "queue": sa.bindparam("queue", type_=sa.Text),
+        "task": sa.bindparam("task", type_=sa.Text),
+        "args": json_parameter("args"),
+        "priority": sa.bindparam("priority", type_=sa.SmallInteger),
+        "max_attempts": sa.bindparam("max_attempts", type_=sa.SmallInteger),
+        "run_at": start_time(start),
+        **(labels() if labelled else {}),
+        **({"limit_keys": sa.bindparam("limit_keys", type_=sa.Text)} if limited else {}),
+    }
+    if unique:
+        values["unique_key"] = sa.bindparam("unique_key", type_=sa.Text)
+        values["held_unique_key"] = sa.bindparam("unique_key", type_=sa.Text)
+    taken = Taken.SKIP if unique else Taken.NEVER
+    job = _inserted(insert_or_skip(jobs).values(values), taken, limited=limited)
+    message = (waiting_message_of if limited else message_of)(job).cte("message")
+    woken = wake_up_call() if notify else sa.true()
+    times = (moment(job.c.run_at), moment(job.c.created_at))
+    return sa.select(job.c.id, *times, woken).select_from(job).add_cte(message)
+
+
+@cache
+def enqueue_jobs(*, start: Start, notify: bool, labelled: bool = False) -> sa.Executable:
+    """Insert a chunk of jobs of one task from one JSON array of arguments; returns their ids."""
+    payloads = (
+        pg.jsonb_array_elements(json_parameter("documents"))
+        .table_valued(sa.column("args", JSONB))
+        .render_derived(name="payload")
+    )
+    own = {"args": payloads.c.args, **(labels() if labelled else {})}
+    return _enqueue_from(payloads, own, start, Taken.NEVER, notify=notify)
+
+
+@cache
+def enqueue_unique_jobs(
+    *, start: Start, notify: bool, labelled: bool = False, limited: bool = False
+) -> sa.Executable:
+    """The same with a unique key each; returns the new jobs and the holders of taken keys.
+
+    Also for jobs under limits, whose keys differ from job to job.
+
+    The holders are read in the statement's snapshot, so that a holder which ends while the
+    statement runs, perhaps waiting for other enqueuers, is still found.
+    """
+    new = _enqueue_with_keys(start, Taken.SKIP, notify=notify, labelled=labelled, limited=limited)
+    wanted = document("documents", sa.column("unique_key", sa.Text))
+    holder = sa.select(jobs.c.id, jobs.c.held_unique_key, sa.false(), sa.null())
+    return sa.union_all(new, _that_hold(holder, sa.select(wanted.c.unique_key)))
+
+
+@cache
+def enqueue_or_lock_jobs(*, start: Start, notify: bool, labelled: bool = False) -> sa.Executable:
+    """The same, but lock the holders of taken keys until the transaction ends, and return only the
+    new jobs.
+
+    DO UPDATE locks a row also if its WHERE is false, and writes nothing then.  Rows are inserted or
+    locked one by one in the order of the document, so that two callers who use the same keys in
+    one order do not deadlock.
+    https://www.postgresql.org/docs/current/sql-insert.html#SQL-ON-CONFLICT
+    """
+    return _enqueue_with_keys(start, Taken.LOCK, notify=notify, labelled=labelled)
+
+
+@cache
+def period_of_start(start: Start) -> sa.Executable:
+    """When the period begins in which a job is due that is enqueued now, in seconds since 1970."""
+    period = sa.cast(sa.bindparam("period", type_=sa.Float), sa.Float)
+    since = sa.cast(sa.extract("epoch", start_time(start)), sa.Float)
+    return sa.select(sa.cast(pg.floor(since / period) * period, sa.BigInteger))
+
+
+@cache
+def holders_of_unique_keys() -> sa.Executable:
+    """The unfinished jobs of a queue that hold these keys, and whether the role may read them."""
+    all_of_jobs = sa.literal_column(f"""'"{SCHEMA}".jobs', 'SELECT'""", sa.Text)
+    may_read = pg.has_table_privilege(all_of_jobs)
+    keys = pg.jsonb_array_elements_text(json_parameter("keys"))
+    holder = sa.select(jobs.c.id, jobs.c.held_unique_key, may_read)
+    return _that_hold(holder, sa.select(keys.column_valued("key")))
+
+
+@cache
+def dispatch_flushed_job(*, unique: bool, notify: bool, limited: bool = False) -> sa.Executable:
+    """Insert the message of a job that a flush has just inserted, and take its unique key.
+
+    Returns the times that the database chose.
+    """
+    this_job = jobs.c.id == sa.bindparam("job_id", type_=sa.BigInteger)
+    columns = UNDER_LIMITS if limited else DISPATCHED
+    if unique:
+        taken = sa.update(jobs).where(this_job).values(held_unique_key=jobs.c.unique_key)
+        job = taken.returning(*columns, jobs.c.created_at).cte("job")
+    else:
+        job = sa.select(*columns, jobs.c.created_at).where(this_job).cte("job")
+    woken = wake_up_call() if notify else sa.true()
+    message = (waiting_message_of if limited else message_of)(job)
+    times = (moment(job.c.run_at), moment(job.c.created_at))
+    return sa.select(*times, woken).select_from(job).add_cte(message.cte("message"))
+
+
+class Taken(StrEnum):
+    """What an insert does with a row whose unique key is taken."""
+
+    NEVER = "never"
+    SKIP = "skip"
+    LOCK = "lock"
+
+
+def _that_hold(holder: sa.Select[Any], keys: sa.Select[Any]) -> sa.Select[Any]:
+    return holder.where(
+        jobs.c.queue == text_parameter("queue"),
+        jobs.c.held_unique_key.in_(keys),
+        jobs.c.held_unique_key.is_not(None),
+    )
+
+
+def _enqueue_with_keys(
+    start: Start, taken: Taken, *, notify: bool, labelled: bool, limited: bool = False
+) -> sa.Select[Any]:
+    more = [sa.column("limit_keys", sa.Text)] if limited else []
+    payloads = document(
+        "documents", sa.column("args", JSONB), sa.column("unique_key", sa.Text), *more
+    )
+    key = payloads.c.unique_key
+    own = {"args": payloads.c.args, "unique_key": key, "held_unique_key": key}
+    own |= {"limit_keys": payloads.c.limit_keys} if limited else {}
+    own |= labels() if labelled else {}
+    return _enqueue_from(payloads, own, start, taken, notify=notify, limited=limited)
+
+
+def _enqueue_from(
+    payloads: Any,
+    own: dict[str, Any],
+    start: Start,
+    taken: Taken,
+    *,
+    notify: bool,
+    limited: bool = False,
+) -> sa.Select[Any]:
+    shared = {
+        "queue": sa.bindparam("queue", type_=sa.Text),
+        "task": sa.bindparam("task", type_=sa.Text),
+        "priority": sa.bindparam("priority", type_=sa.SmallInteger),
+        "max_attempts": sa.bindparam("max_attempts", type_=sa.SmallInteger),
+        "run_at": start_time(start),
+    }
+    values = {**shared, **own}
+    rows = sa.select(*values.values()).select_from(payloads)
+    job = _inserted(insert_or_skip(jobs).from_select(list(values), rows), taken, limited=limited)
+    woken = wake_up_call() if notify else sa.true()
+    # An uncorrelated sub-select is evaluated once, whatever the number of jobs.
+    woken_count = sa.select(woken).scalar_subquery()
+    columns = (job.c.id, job.c.held_unique_key, sa.true(), woken_count)
+    message = (waiting_message_of if limited else message_of)(job)
+    return sa.select(*columns).add_cte(message.cte("message"))
+
+
+def _inserted(job: Any, taken: Taken, *, limited: bool = False) -> sa.CTE:
+    index: dict[str, Any] = {
+        "index_elements": [jobs.c.queue, jobs.c.held_unique_key],
+        "index_where": jobs.c.held_unique_key.is_not(None),
+    }
+    match taken:
+        case Taken.SKIP:
+            job = job.on_conflict_do_nothing(**index)
+        case Taken.LOCK:
+            same = {"held_unique_key": jobs.c.held_unique_key}
+            job = job.on_conflict_do_update(**index, set_=same, where=sa.false())
+    columns = UNDER_LIMITS if limited else DISPATCHED
+    cte: sa.CTE = job.returning(*columns, jobs.c.held_unique_key, jobs.c.created_at).cte("job")
+    return cte
+
+
+Executor = Session | sa.Connection
+
+TRIES_FOR_A_KEY = 20
+"""How often an enqueue is tried while its key is taken by jobs that end before they are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """The values that all jobs of one enqueue have in common."""
+
+    task: str
+    queue: str
+    priority: int
+    max_attempts: int
+    notify: bool
+    delay: timedelta | None = None
+    run_at: datetime | None = None
+    meta: str | None = None
+    tags: Sequence[str] = ()
+    unique: Unique | None = None
+
+    @property
+    def changes_holder(self) -> bool:
+        """Whether the enqueue may change the job that holds the unique key, and enqueue none."""
+        return self.unique is not None and self.unique.changes_holder
+
+    @property
+    def is_labelled(self) -> bool:
+        return self.meta is not None or bool(self.tags)
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The meta and the tags as attributes of a Job; empty if the job has neither."""
+        if not self.is_labelled:
+            return {}
+        meta = None if self.meta is None else json.loads(self.meta)
+        return {"meta": meta, "tags": list(self.tags) or None}
+
+    @property
+    def start(self) -> Start:
+        if self.run_at is not None:
+            return Start.AT
+        return Start.NOW if self.delay is None else Start.AFTER
+
+    def parameters(self) -> dict[str, Any]:
+        parameters: dict[str, Any] = {
+            "task": self.task,
+            "queue": self.queue,
+            "priority": self.priority,
+            "max_attempts": self.max_attempts,
+        }
+        if self.run_at is not None:
+            parameters["run_at"] = self.run_at
+        elif self.delay is not None:
+            parameters["delay"] = self.delay
+        if self.is_labelled:
+            parameters["meta"] = self.meta
+            parameters["tags"] = json.dumps(self.tags) if self.tags else None
+        return parameters
+
+
+class Enqueued(NamedTuple):
+    """The values that the database chose for a new job."""
+
+    id: int
+    run_at: datetime
+    created_at: datetime
+
+
+class Row(NamedTuple):
+    """One row of an enqueue with unique keys."""
+
+    args: Any
+    unique_key: str | None
+    limit_keys: str | None = None
+
+
+class Placed(NamedTuple):
+    """The job that a row of an enqueue has created, found or changed."""
+
+    id: int
+    is_new: bool
+    """False for a job that already held the key."""
+    is_changed: bool = False
+    """Whether the enqueue has changed the job, or could not postpone it beyond ``at_most``."""
+
+
+class KeyHolder(NamedTuple):
+    """The job that has a unique key."""
+
+    id: int
+    is_readable: bool
+    """Whether the role may read the whole job, or only the columns needed to enqueue."""
+
+
+class Enqueues:
+    """Runs enqueues in the transaction of one Session or Connection."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def held_keys(self, new: NewJob, keys: Sequence[str | None]) -> list[str | None]:
+        """Return unique keys in their stored form, which begins with the period, if any."""
+        period = None if new.unique is None else new.unique.period
+        if period is None or not any(keys):
+            return list(keys)
+        begins_at = self._period_of_start(new, period)
+        return [None if key is None else f"{KEY_OF_PERIOD}{begins_at}:{key}" for key in keys]
+
+    def _period_of_start(self, new: NewJob, period: timedelta) -> int:
+        """Return when the period begins in which a new job is due, in seconds since 1970."""
+        times = {name: new.parameters()[name] for name in ("run_at", "delay") if getattr(new, name)}
+        parameters = {"period": period.total_seconds(), **times}
+        [row] = fetch(self._executor, period_of_start(new.start), parameters)
+        return int(row[0])
+
+    def enqueue(
+        self, new: NewJob, *, args: str, unique_key: str | None, limit_keys: str | None = None
+    ) -> Enqueued | KeyHolder:
+        """Insert a job; returns the values that the database chose, or the job that holds the key.
+
+        Use :meth:`enqueue_unique_chunk` for an enqueue that may change the holder.
+        """
+        statement = enqueue_job(
+            start=new.start,
+            unique=unique_key is not None,
+            notify=new.notify,
+            labelled=new.is_labelled,
+            limited=limit_keys is not None,
+        )
+        parameters = {**new.parameters(), "args": args}
+        if limit_keys is not None:
+            parameters["limit_keys"] = limit_keys
+        if unique_key is None:
+            [row] = fetch(self._executor, statement, parameters)
+            return Enqueued(*row[:3])
+        parameters["unique_key"] = unique_key
+        for _ in range(TRIES_FOR_A_KEY):
+            if rows := fetch(self._executor, statement, parameters):
+                return Enqueued(*rows[0][:3])
+            holder = holders(self._executor, new.queue, [unique_key]).get(unique_key)
+            if holder is not None:
+                return holder
+            # The holder has ended since the insert, so the key is free again.
+        raise key_never_free(new, unique_key)
+
+    def enqueue_chunk(self, new: NewJob, *, documents: str) -> list[int]:
+        """Insert a chunk of jobs from a JSON array of their arguments; returns ids in order."""
+        statement = enqueue_jobs(start=new.start, notify=new.notify, labelled=new.is_labelled)
+        rows = fetch(self._executor, statement, {**new.parameters(), "documents": documents})
+        # Identity values are drawn in the order of the array.
+        return sorted(row[0] for row in rows)
+
+    def enqueue_unique_chunk(
+        self,
+        new: NewJob,
+        *,
+        payloads: Sequence[Any],
+        keys: Sequence[str | None],
+        limit_keys: Sequence[str | None] = (),
+    ) -> list[Placed]:
+        """Insert a chunk of jobs with unique keys; for a taken key, return the job that holds it.
+
+        The keys must be in ascending order, so that two callers that use the same keys cannot
+        deadlock.  If the enqueue may change holders, each key must occur only once.
+        """
+        if new.changes_holder:
+            return _enqueue_or_change(
+                self._executor, new, [Row(*row) for row in zip(payloads, keys, strict=True)]
+            )
+        all_limit_keys = limit_keys or [None] * len(keys)
+        rows = [Row(*row) for row in zip(payloads, keys, all_limit_keys, strict=True)]
+        return self._enqueue_in_order(new, rows)
+
+    def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
+        """Insert rows by ascending keys; never insert a key after a greater one.
+
+        The holders of taken keys are read after the insert, and a holder may have ended by then.
+        To insert a job for this key now could deadlock: another caller may have taken the key
+        meanwhile, and wait for one of our keys.  So roll back to the savepoint, which frees our
+        keys, and try each half of the rows separately.
+        """
+        for _ in range(1 if len(rows) > 1 else TRIES_FOR_A_KEY):
+            with self._executor.begin_nested() as savepoint:
+                placed = self._enqueue_unless_taken(new, rows)
+                jobs = [job for job in placed if job is not None]
+                if len(jobs) == len(rows):
+                    return jobs
+                savepoint.rollback()
+        if len(rows) == 1:
+            raise key_never_free(new, rows[0].unique_key)
+        middle = len(rows) // 2
+        first = self._enqueue_in_order(new, rows[:middle])
+        return first + self._enqueue_in_order(new, rows[middle:])
+
+    def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[Row]) -> list[Placed | None]:
+        """Return the new jobs and the holders of taken keys; None for a holder that has ended."""
+        statement = enqueue_unique_jobs(
+            start=new.start,
+            notify=new.notify,
+            labelled=new.is_labelled,
+            limited=rows[0].limit_keys is not None,
+        )
+        documents = json.dumps([row._asdict() for row in rows])
+        written = self._executor.execute(statement, {**new.parameters(), "documents": documents})
+        without_key: list[int] = []
+        created: dict[str, Placed] = {}
+        held: dict[str, Placed] = {}
+        for id, key, is_new, _woken in written:
+            if key is None:
+                without_key.append(id)
+            else:
+                (created if is_new else held)[key] = Placed(id, is_new)
+        keyless = iter(Placed(id, is_new=True) for id in sorted(without_key))
+        taken = {row.unique_key for row in rows if row.unique_key is not None} - created.keys()
+        if taken:
+            holder_of = holders(self._executor, new.queue, sorted(taken))
+            held |= {key: Placed(holder.id, is_new=False) for key, holder in holder_of.items()}
+        placed = {**held, **created}
+        return [next(keyless) if key is None else placed.get(key) for _, key, _ in rows]
+
+    def dispatch(self, job_id: int, *, unique: bool, notify: bool, limited: bool) -> Enqueued:
+        """Insert the message of a job that a flush has just inserted."""
+        statement = dispatch_flushed_job(unique=unique, notify=notify, limited=limited)
+        row = self._executor.execute(statement, {"job_id": job_id}).one()
+        return Enqueued(job_id, *row[:2])
+
+
+def holders(executor: Executor, queue: str, keys: Iterable[str]) -> dict[str, KeyHolder]:
+    """Return the unfinished jobs of a queue that hold these keys."""
+    parameters = {"queue": queue, "keys": json.dumps(list(keys))}
+    rows = executor.execute(holders_of_unique_keys(), parameters)
+    return {key: KeyHolder(id, is_readable) for id, key, is_readable in rows}
+
+
+def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
+    """Insert jobs, or change the waiting jobs that hold their keys, in one transaction.
+
+    The keys must be ascending, each at most once.  If the holder of a key has started, ``until``
+    decides: with "started", a new job takes the key; with "finished", the holder is returned
+    unchanged.
+    """
+    unique = new.unique or Unique()
+    placed = _at_bound(executor, new, unique, rows)
+    unplaced = [row for row in rows if row.unique_key not in placed]
+    without_key = _insert_or_lock(executor, new, unplaced, placed)
+    taken = _missing(unplaced, placed)
+    if taken:
+        placed |= _changed(executor, new, unique, taken)
+        started = _missing(taken, placed)
+        if started and unique.until == "started":
+            freed = _freed(executor, new, started)
+            # We have locked the jobs that had these keys, so no other caller can take the keys.
+            _insert_or_lock(
+                executor, new, [row for row in started if row.unique_key in freed], placed
+            )
+        if unchanged := [str(row.unique_key) for row in _missing(taken, placed)]:
+            holder_of = holders(executor, new.queue, unchanged)
+            placed |= {key: Placed(holder.id, is_new=False) for key, holder in holder_of.items()}
+    keyless = iter(without_key)
+    return [next(keyless) if key is None else placed[key] for _, key, _ in rows]
+
+
+def _missing(rows: Sequence[Row], placed: dict[str, Placed]) -> list[Row]:
+    return [row for row in rows if row.unique_key is not None and row.unique_key not in placed]
+
+
+def _at_bound(
+    executor: Executor, new: NewJob, unique: Unique, rows: Sequence[Row]
+) -> dict[str, Placed]:
+    """Return the waiting jobs that cannot be postponed further.
+
+    They are not locked, so a worker can claim them however many callers try to postpone them.
+    """
+    if unique.at_most is None or unique.on_conflict != "postpone":
+        return {}
+    parameters = {**_names_and_documents(new, rows), "at_most": unique.at_most}
+    at_bound = executor.execute(unique_keys.holders_at_bound(), parameters)
+    return {key: Placed(id, is_new=False, is_changed=True) for id, key in at_bound}
+
+
+def _insert_or_lock(
+    executor: Executor, new: NewJob, rows: Sequence[Row], placed: dict[str, Placed]
+) -> list[Placed]:
+    """Insert the jobs whose keys are free, and lock the holders of the other keys.
+
+    Adds the new jobs with a key to ``placed``, and returns those without a key, in order.  Waits
+    for other transactions that have one of the keys.
+    """
+    if not rows:
+        return []
+    statement = enqueue_or_lock_jobs(start=new.start, notify=new.notify, labelled=new.is_labelled)
+    written = executor.execute(statement, {**new.parameters(), **_documents(rows)}).all()
+    placed |= {key: Placed(id, is_new=True) for id, key, *_ in written if key is not None}
+    ids = sorted(id for id, key, *_ in written if key is None)
+    return [Placed(id, is_new=True) for id in ids]
+
+
+def _changed(
+    executor: Executor, new: NewJob, unique: Unique, rows: Sequence[Row]
+) -> dict[str, Placed]:
+    statement = unique_keys.change_holders(
+        start=new.start,
+        replace=unique.on_conflict == "replace",
+        bounded=unique.at_most is not None,
+        notify=new.notify,
+        labelled=new.is_labelled,
+    )
+    bound = {} if unique.at_most is None else {"at_most": unique.at_most}
+    named = {f"{NEW}{name}": value for name, value in new.parameters().items()}
+    parameters = {**named, **_documents(rows), **bound}
+    changed = executor.execute(statement, parameters)
+    return {key: Placed(id, is_new=False, is_changed=True) for id, key, _ in changed}
+
+
+def _freed(executor: Executor, new: NewJob, rows: Sequence[Row]) -> set[str]:
+    parameters = _names_and_documents(new, rows)
+    return set(executor.execute(unique_keys.free_keys(), parameters).scalars())
+
+
+def _names_and_documents(new: NewJob, rows: Sequence[Row]) -> dict[str, Any]:
+    names = {f"{NEW}task": new.task, f"{NEW}queue": new.queue}
+    return {**names, **_documents(rows)}
+
+
+def _documents(rows: Sequence[Row]) -> dict[str, str]:
+    return {"documents": json.dumps([row._asdict() for row in rows])}
+
+
+def key_never_free(new: NewJob, unique_key: str | None) -> DuplicateJob:
+    return DuplicateJob(
+        f"task {new.task}: the unique key {unique_key!r} in queue {new.queue!r} is held by a job "
+        f"this transaction cannot see; enqueue again in a new transaction"
+    )

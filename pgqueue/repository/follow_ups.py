@@ -1,0 +1,87 @@
+"""Follow-ups: the job that a failed job names in its meta, enqueued by the settle itself.
+
+The description is in the job and not in the worker, so any worker that settles or rescues the job
+can enqueue the follow-up, also one that does not know the task.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY
+from pgqueue.repository.deadlines import DUE, EXPIRES_IN
+from pgqueue.repository.messages import DISPATCHED, MESSAGE_COLUMNS, message_rows
+from pgqueue.repository.tables import FAILED, clock, jobs, message_queue, pg, wake_up_call
+
+ON_FAILED = "pgqueue.on_failed"
+"""The key of the description in the meta of a job."""
+
+MOST_ATTEMPTS_OF_FOLLOW_UP = 9999
+
+_KEY = sa.cast(sa.literal_column(f"'{ON_FAILED}'", sa.Text), sa.Text)
+
+# The description may be written by hand.  A value that the tables refuse would fail the settle of
+# a whole batch: such a description counts as none.
+_QUEUE_NAME = sa.literal_column("'^[A-Za-z0-9_.:-]{1,64}$'", sa.Text)
+_TASK_NAME = sa.literal_column(r"'^\S{1,200}$'", sa.Text)
+_PRIORITY = sa.literal_column("'^[0-9]$'", sa.Text)
+_MAX_ATTEMPTS = sa.literal_column("'^[1-9][0-9]{0,3}$'", sa.Text)
+
+
+def follow_up_messages(job: sa.CTE) -> sa.CTE:
+    """Insert the follow-ups of those settled jobs that have failed, and their messages.
+
+    Wakes a sleeping worker, as an enqueue does.
+    """
+    follow_up = _follow_ups(job)
+    return (
+        sa.insert(message_queue)
+        .from_select(MESSAGE_COLUMNS, message_rows(follow_up))
+        .returning(wake_up_call())
+        .cte("follow_up_message")
+    )
+
+
+def _follow_ups(job: sa.CTE) -> sa.CTE:
+    task, queue, argument = (_setting(job, name) for name in ("task", "queue", "argument"))
+    values: dict[str, sa.ColumnElement[Any]] = {
+        "queue": queue,
+        "task": task,
+        "args": pg.jsonb_build_object(argument, job.c.id),
+        "priority": _number(_setting(job, "priority"), _PRIORITY, DEFAULT_PRIORITY),
+        "max_attempts": _number(_setting(job, "max_attempts"), _MAX_ATTEMPTS, DEFAULT_MAX_ATTEMPTS),
+        "run_at": clock(),
+        "meta": _without(job.c.meta, ON_FAILED, EXPIRES_IN, DUE),
+    }
+    rows = sa.select(*values.values()).where(
+        job.c.outcome == FAILED,
+        task.regexp_match(_TASK_NAME),
+        queue.regexp_match(_QUEUE_NAME),
+        argument.is_not(None),
+    )
+    inserted = sa.insert(jobs).from_select(list(values), rows).returning(*DISPATCHED)
+    return inserted.cte("follow_up")
+
+
+def _without(meta: sa.ColumnElement[Any], *names: str) -> sa.ColumnElement[Any]:
+    """The meta without what pgqueue has noted about the failed job itself."""
+    for name in names:
+        key = sa.cast(sa.literal_column(f"'{name}'", sa.Text), sa.Text)
+        meta = meta.op("-", return_type=JSONB())(key)
+    return meta
+
+
+def _setting(job: sa.CTE, name: str) -> sa.ColumnElement[str]:
+    return pg.jsonb_extract_path_text(
+        job.c.meta, _KEY, sa.literal_column(f"'{name}'", sa.Text), type_=sa.Text
+    )
+
+
+def _number(
+    text: sa.ColumnElement[str], pattern: sa.ColumnElement[str], default: int
+) -> sa.ColumnElement[int]:
+    written = sa.case(
+        (text.regexp_match(pattern), text), else_=sa.literal_column(f"'{default}'", sa.Text)
+    )
+    return sa.cast(written, sa.SmallInteger)

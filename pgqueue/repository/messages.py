@@ -1,0 +1,76 @@
+"""Messages: what a message copies from its job, and when the job may start."""
+
+from enum import StrEnum
+from typing import Any
+
+import sqlalchemy as sa
+
+from pgqueue.repository.tables import (
+    clock,
+    jobs,
+    json_parameter,
+    message_queue,
+    waiting_messages,
+)
+
+
+class Start(StrEnum):
+    """When a job may start, as the caller of the enqueue requested."""
+
+    NOW = "now"
+    AFTER = "after"
+    AT = "at"
+
+
+DISPATCHED = (
+    jobs.c.id,
+    jobs.c.queue,
+    jobs.c.priority,
+    jobs.c.run_at,
+    jobs.c.task,
+    jobs.c.max_attempts,
+)
+"""The columns a message copies from its job.  A role that may only enqueue reads no arguments."""
+
+UNDER_LIMITS = (*DISPATCHED, jobs.c.limit_keys)
+"""The columns that a waiting message copies."""
+
+MESSAGE_COLUMNS = ["queue", "priority", "run_at", "target_id", "task", "alone"]
+
+
+def labels(prefix: str = "") -> dict[str, Any]:
+    return {name: json_parameter(f"{prefix}{name}") for name in ("meta", "tags")}
+
+
+def start_time(start: Start, prefix: str = "") -> sa.ColumnElement[Any]:
+    """Never in the past: claims find a message behind their cursors late."""
+    if start is Start.NOW:
+        return clock()
+    if start is Start.AFTER:
+        return clock() + sa.cast(sa.bindparam(f"{prefix}delay", type_=sa.Interval), sa.Interval)
+    moment = sa.bindparam(f"{prefix}run_at", type_=sa.DateTime(timezone=True))
+    return sa.func.greatest(moment, clock())
+
+
+def message_of(job: sa.CTE) -> Any:
+    return sa.insert(message_queue).from_select(MESSAGE_COLUMNS, message_rows(job))
+
+
+def waiting_message_of(job: sa.CTE) -> Any:
+    """The message of a job under limits, which waits to be admitted."""
+    names = ["limit_keys", "queue", "priority", "run_at", "id", "task"]
+    columns = ["target_id" if name == "id" else name for name in names]
+    return sa.insert(waiting_messages).from_select(
+        columns, sa.select(*(job.c[name] for name in names))
+    )
+
+
+def message_rows(job: sa.CTE) -> sa.Select[Any]:
+    """Built from the job's own row, not from the caller's values: they cannot differ."""
+    return sa.select(
+        job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task, job.c.max_attempts == 1
+    )
+
+
+NEW = "new_"
+"""Begins the names of parameters: in an UPDATE, one with a column's name is added to SET."""

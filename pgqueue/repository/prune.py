@@ -1,0 +1,222 @@
+"""Prune: delete ended jobs whose time is over.
+
+No index shows which jobs have ended: it would have to change at each end, which would then not be a
+HOT update.  So a round walks over ``jobs`` by id, and ends at the first young ones: ids grow with
+time.  Failed and cancelled jobs may stay longer or shorter; ``dead_letters`` lists them.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from pgqueue.models import SCHEMA
+from pgqueue.models.job_status import status_of
+from pgqueue.repository.batches import is_in_open_batch
+from pgqueue.repository.tables import (
+    CANCELLED,
+    among,
+    clock,
+    count_rows,
+    dead_letters,
+    delete_unlocked,
+    deleted_records,
+    jobs,
+    json_parameter,
+    lock_key,
+    pg,
+    seconds,
+)
+from pgqueue.retention import Retention
+
+AFTER = sa.bindparam("after", type_=sa.BigInteger)
+
+
+class Reference(NamedTuple):
+    """A column of the application whose rows keep the jobs to which they refer."""
+
+    schema: str
+    table: str
+    column: str
+
+
+@cache
+def try_lock() -> sa.Executable:
+    """Only one worker prunes at a time.  The lock saves work; SKIP LOCKED makes two safe."""
+    return sa.select(
+        pg.pg_try_advisory_xact_lock(sa.literal_column(str(lock_key("prune")), sa.BigInteger))
+    )
+
+
+@cache
+def references() -> sa.Executable:
+    """The foreign keys to ``jobs`` that refuse a delete, as far as this role may read them.
+
+    The statements below skip the jobs to which such rows refer: each refusal would be an error in
+    the log of the server.
+    """
+    return sa.text(
+        f"""
+        SELECT nspname, relname, attname
+        FROM pg_catalog.pg_constraint
+        JOIN pg_catalog.pg_class ON pg_class.oid = conrelid
+        JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
+        JOIN pg_catalog.pg_attribute ON attrelid = conrelid AND attnum = conkey[1]
+        WHERE contype = 'f' AND confdeltype IN ('a', 'r') AND conparentid = 0::oid
+          AND confrelid = pg_catalog.to_regclass('"{SCHEMA}".jobs')::oid
+          AND pg_catalog.has_schema_privilege(relnamespace, 'USAGE')
+          AND pg_catalog.has_column_privilege(conrelid, attnum, 'SELECT')
+        ORDER BY 1, 2, 3
+        """  # noqa: S608  # the schema name is checked where it is read
+    )
+
+
+@cache
+def prune(references: tuple[Reference, ...], *, dead: bool) -> sa.Executable:
+    """Delete the jobs of one stretch whose time is over, and their records.
+
+    ``dead``: a stretch of the failed and cancelled jobs, otherwise of all jobs.
+
+    Returns the last id of the stretch, whether all of its jobs are too young, and how many were
+    deleted.  NULL as the id: there are no more jobs.  A job that is requeued or referred to by
+    another transaction meanwhile is skipped.
+    """
+    first = _first(dead=dead)
+    ids = among(sa.select(first.c.id))
+    due = delete_unlocked(jobs, jobs.c.id == ids, _is_due(references))
+    gone = due.returning(jobs.c.id).cte("gone")
+    deleted = sa.select(count_rows()).select_from(gone).scalar_subquery()
+    are_young = pg.bool_and(first.c.is_young)
+    return sa.select(pg.max(first.c.id), are_young, deleted).add_cte(*deleted_records(gone))
+
+
+@cache
+def count_due(references: tuple[Reference, ...]) -> sa.Executable:
+    """The jobs that pruning would delete now, by task and outcome.  Reads all jobs."""
+    return (
+        sa.select(jobs.c.task, jobs.c.outcome, count_rows())
+        .where(_is_due(references))
+        .group_by(jobs.c.task, jobs.c.outcome)
+        .order_by(jobs.c.task, jobs.c.outcome)
+    )
+
+
+@cache
+def next_job(*, dead: bool) -> sa.Executable:
+    """The first id after another."""
+    id = dead_letters.c.job_id if dead else jobs.c.id
+    return sa.select(id).where(id > AFTER).order_by(id).limit(1)
+
+
+def _first(*, dead: bool) -> sa.CTE:
+    youth = clock() - seconds(sa.cast(sa.bindparam("shortest", type_=sa.Float), sa.Float))
+    is_young = jobs.c.created_at > youth
+    id = jobs.c.id
+    if dead:
+        id, is_young = dead_letters.c.job_id, sa.false()
+    size = sa.bindparam("size", type_=sa.Integer)
+    first = sa.select(id.label("id"), is_young.label("is_young"))
+    return first.where(id > AFTER).order_by(id).limit(size).cte("first")
+
+
+def _is_due(references: tuple[Reference, ...]) -> sa.ColumnElement[bool]:
+    """Whether a job has ended, its time is over, and no other row needs it.
+
+    A cancelled job may still have a lease or a message: the cancel came while a worker was about to
+    start the job.  The job stays until that worker has given it up.
+    """
+    of_task = _rules("keep_of_tasks").op("->")(jobs.c.task)
+    of_queue = _rules("keep_of_queues").op("->")(jobs.c.queue)
+    kept = (_seconds_of(keep) for keep in (of_task, of_queue, _rules("keep_of_others")))
+    span = sa.cast(sa.func.coalesce(*kept), sa.Float)
+    place = status_of(
+        jobs.c.id, sa.null(), jobs.c.queue, jobs.c.priority, jobs.c.run_at, jobs.c.limit_keys
+    )
+    return sa.and_(
+        jobs.c.outcome.is_not(None),
+        of_task.is_not(None),
+        span >= sa.literal_column("0::double precision", sa.Float),
+        jobs.c.finished_at <= pg.statement_timestamp() - seconds(span),
+        sa.or_(jobs.c.outcome != CANCELLED, place == sa.literal_column("'blocked'")),
+        ~is_in_open_batch(),
+        *(_is_free(reference) for reference in references),
+    )
+
+
+def _rules(name: str) -> sa.ColumnElement[Any]:
+    """A document, in a sub-select: a generic plan would read a parameter again for each row."""
+    return sa.select(json_parameter(name)).scalar_subquery()
+
+
+def _seconds_of(keep: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return keep.op("->>")(jobs.c.outcome)
+
+
+def _is_free(reference: Reference) -> sa.ColumnElement[bool]:
+    rows = sa.table(reference.table, sa.column(reference.column), schema=reference.schema)
+    return ~sa.exists().where(rows.c[reference.column] == jobs.c.id)
+
+
+class Stretch(NamedTuple):
+    """Some jobs with consecutive ids, and what pruning has done to them."""
+
+    up_to: int | None
+    """The last of their ids; None if there were no more jobs."""
+    are_young: bool | None
+    """Whether all of them are too young to be deleted; then so are those that follow."""
+    deleted: int
+
+
+class DueJobs(NamedTuple):
+    """The jobs of a task with the same outcome whose time is over."""
+
+    task: str
+    outcome: str
+    jobs: int
+
+
+class Pruning:
+    """The ended jobs behind one Session or Connection."""
+
+    def __init__(self, executor: Session | sa.Connection) -> None:
+        self._executor = executor
+
+    def try_lock(self) -> bool:
+        """Take the lock of this transaction; False if another one prunes."""
+        return bool(self._executor.execute(try_lock()).scalar())
+
+    def references(self) -> tuple[Reference, ...]:
+        """The columns of the application whose rows keep jobs from being deleted."""
+        return tuple(Reference(*row) for row in self._executor.execute(references()))
+
+    def prune(
+        self,
+        retention: Retention,
+        references: tuple[Reference, ...],
+        *,
+        dead: bool,
+        after: int,
+        size: int,
+    ) -> Stretch:
+        """Delete the jobs whose time is over among the next ``size`` jobs after this id.
+
+        ``dead``: among the next failed and cancelled ones.
+        """
+        parameters: dict[str, Any] = {**retention.parameters(), "after": after, "size": size}
+        if not dead:
+            parameters["shortest"] = retention.shortest
+        statement = prune(references, dead=dead)
+        return Stretch(*self._executor.execute(statement, parameters).one())
+
+    def next_job(self, after: int, *, dead: bool) -> int | None:
+        """The first id after another."""
+        statement = next_job(dead=dead)
+        found: int | None = self._executor.execute(statement, {"after": after}).scalar()
+        return found
+
+    def due(self, retention: Retention, references: tuple[Reference, ...]) -> list[DueJobs]:
+        """The jobs whose time is over.  Reads all jobs."""
+        statement = count_due(references)
+        rows = self._executor.execute(statement, retention.parameters())
+        return [DueJobs(*row) for row in rows]

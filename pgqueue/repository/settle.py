@@ -1,0 +1,652 @@
+"""Settle: write the outcome of an attempt, if the lease is still ours.
+
+Every write of a worker begins at the fence (:mod:`pgqueue.repository.fence`), which deletes the
+leases.  Everything else is derived from the deleted leases, so a worker that has lost its lease
+changes nothing.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cache
+from typing import Any, NamedTuple, assert_never
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.sql.selectable import LateralFromClause
+
+from pgqueue.checks import LONGEST_DELAY
+from pgqueue.outcomes import (
+    AttemptEnd,
+    Cancelled,
+    ErrorReport,
+    Exhausted,
+    Expired,
+    Failed,
+    Interrupted,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+    Unreadable,
+)
+from pgqueue.repository import deadlines, fence, unique_keys
+from pgqueue.repository.claim import Claimed, Claims
+from pgqueue.repository.fast_path import fetch
+from pgqueue.repository.follow_ups import follow_up_messages
+from pgqueue.repository.tables import (
+    AS_IT_STANDS,
+    CANCELLED,
+    CRASHED,
+    FAILED,
+    INTERRUPTED,
+    NEWLINE,
+    PLACE,
+    SUCCEEDED,
+    among,
+    array_parameter,
+    clock,
+    count_rows,
+    dead_letters,
+    deleted_records,
+    document,
+    equal,
+    has_key_of_period,
+    job_attempts,
+    jobs,
+    key_after_success,
+    leases,
+    limits,
+    message_queue,
+    pg,
+    seconds,
+    unreadable_jobs,
+    waiting_messages,
+)
+from pgqueue.repository.transactions import CHECK_CONSTRAINTS
+
+MOST_SNOOZES = sa.literal_column("32767", sa.Integer)
+HALF = sa.literal_column("CAST(0.5 AS FLOAT)", sa.Float)
+SHORTEST_PAUSE = sa.literal_column("CAST(5 AS FLOAT)", sa.Float)
+LONGEST_PAUSE = sa.literal_column("CAST(60 AS FLOAT)", sa.Float)
+BURNED = sa.literal_column("1", sa.SmallInteger)
+ONE_ATTEMPT = sa.cast(sa.literal_column("1"), sa.SmallInteger)
+KEPT = sa.cast(sa.literal_column("0"), sa.SmallInteger)
+ONE = sa.literal_column("1", sa.Integer)
+SPACE = sa.cast(sa.literal_column("' '", sa.Text), sa.Text)
+"""After the name of a limit in a key."""
+VERDICT = (
+    sa.column("target_id", sa.BigInteger),
+    sa.column("message_id", sa.BigInteger),
+    sa.column("attempt", sa.SmallInteger),
+    sa.column("ending", sa.Text),
+    sa.column("delay", sa.Float),
+    sa.column("give_up_after", sa.Float),
+    sa.column("burned", sa.SmallInteger),
+    sa.column("crashed", sa.SmallInteger),
+    sa.column("snoozed", sa.SmallInteger),
+    sa.column("max_interruptions", sa.SmallInteger),
+    sa.column("max_unreadable", sa.Float),
+    sa.column("result", JSONB),
+    sa.column("end", sa.Text),
+    sa.column("error_type", sa.Text),
+    sa.column("error", sa.Text),
+    sa.column("traceback", sa.Text),
+)
+"""How an attempt has ended, as its worker says it."""
+ERROR = ("error_type", "error", "traceback")
+LAST_INTERRUPTION = sa.literal_column("' The job has reached max_interruptions = '", sa.Text)
+
+
+@cache
+def settle() -> sa.Executable:
+    """Settle a batch of attempts, each as its document says; returns those that were ours."""
+    given = document("verdicts", *VERDICT)
+    gone = fence.deleted_leases(given)
+    same_lease = sa.and_(*equal(given, gone, ("target_id", "message_id", "attempt")))
+    # A crash of the child process counts as a crash of the worker: the job is then claimed alone.
+    crashes = (gone.c.crashes + given.c.crashed).label("crashes")
+    others = [column for column in gone.c if column.name != "crashes"]
+    unreadable = _unreadable_since(given)
+    too_late = _is_too_late(given, gone)
+    as_given = (given.c[name] for name in ("snoozed", "max_interruptions", "result", *ERROR))
+    verdict = (*as_given, *_verdict_or_wait(given, unreadable.c.since, too_late))
+    ours = gone.join(given, same_lease).outerjoin(unreadable, sa.true())
+    return write_verdicts(sa.select(*others, crashes, *verdict).select_from(ours).cte("lease"))
+
+
+@cache
+def settle_succeeded() -> sa.Executable:
+    """The common case of :func:`settle`, with less work: success without a result.
+
+    Returns one row: how many were ours; which of them ended as cancelled; and, if not all were
+    ours, which were.  The arrays are sent as text: psycopg would adapt each item.
+    """
+    job = _succeeded_jobs(fence.deleted_leases(_given_successes()))
+    ours = count_rows()
+    cancelled = pg.jsonb_agg(job.c.id).filter(job.c.outcome == CANCELLED)
+    settled = sa.case((ours != sa.bindparam("expected", type_=sa.Integer), pg.jsonb_agg(job.c.id)))
+    return (
+        sa.select(ours, sa.cast(cancelled, sa.Text), sa.cast(settled, sa.Text))
+        .select_from(job)
+        .add_cte(_dead_letters_of(job))
+    )
+
+
+@cache
+def settle_one_success() -> sa.Executable:
+    """End one successful attempt in its handler's transaction; no row if it was not ours."""
+    job = _succeeded_jobs(fence.deleted_lease())
+    return sa.select(job.c.id, job.c.outcome).add_cte(_dead_letters_of(job))
+
+
+@cache
+def delete_succeeded() -> sa.Executable:
+    """Delete jobs that have succeeded and are not kept; returns those that were deleted.
+
+    Leaves other jobs to the ordinary settle: those that are not ours, were asked to cancel, or keep
+    the key of a period.  Locks the leases before the jobs, as everywhere, so that a cancel that was
+    requested meanwhile is seen.
+    """
+    given = _given_successes()
+    ours = (
+        sa.select(leases.c.target_id)
+        .where(fence.is_ours(given.c.target_id, given.c.message_id, given.c.attempt))
+        .with_for_update()
+        .offset(AS_IT_STANDS)
+        .lateral("ours")
+    )
+    lease = sa.select(ours.c.target_id).select_from(given.join(ours, sa.true())).cte("lease")
+    job = (
+        sa.delete(jobs)
+        .where(
+            jobs.c.id == lease.c.target_id,
+            jobs.c.outcome.is_(None),
+            jobs.c.cancel_requested_at.is_(None),
+            has_key_of_period().is_not(sa.true()),
+        )
+        .returning(jobs.c.id)
+        .cte("job")
+    )
+    ids = among(sa.select(job.c.id))
+    gone = sa.delete(leases).where(leases.c.target_id == ids).cte("gone")
+    return sa.select(job.c.id).add_cte(gone, *deleted_records(job))
+
+
+def check_constraints() -> sa.Executable:
+    """Check deferred constraints, such as a foreign key to a job that was just deleted."""
+    return sa.text(CHECK_CONSTRAINTS)
+
+
+@cache
+def free_jobs() -> sa.Executable:
+    """Which of these jobs no other transaction has locked at this moment."""
+    ids = pg.unnest(array_parameter("target_ids", sa.BigInteger))
+    given = ids.table_valued(sa.column("target_id", sa.BigInteger)).render_derived(name="given")
+    return free_among(given)
+
+
+def free_among(given: sa.FromClause) -> sa.Select[Any]:
+    """Those of these jobs that can be updated without waiting for another transaction.
+
+    Another transaction may have cancelled a job and not committed yet.  Locks the free jobs, with
+    one probe by key for each.  A deleted job counts as free.
+    """
+    job = sa.select(jobs.c.id).where(jobs.c.id == given.c.target_id)
+    unlocked = job.with_for_update(key_share=True, skip_locked=True).offset(AS_IT_STANDS)
+    free = unlocked.lateral("free")
+    return (
+        sa.select(given.c.target_id)
+        .select_from(given.outerjoin(free, sa.true()))
+        .where(sa.or_(free.c.id.is_not(None), job.scalar_subquery().is_(None)))
+    )
+
+
+_KEY_ARRAYS = (
+    ("target_ids", sa.BigInteger),
+    ("message_ids", sa.BigInteger),
+    ("attempts", sa.SmallInteger),
+)
+
+
+def _given_successes() -> sa.TableValuedAlias:
+    return (
+        # unnest with several arrays is syntax, and takes no schema name.
+        sa.func.unnest(*(array_parameter(name, kind) for name, kind in _KEY_ARRAYS))
+        .table_valued(
+            sa.column("target_id", sa.BigInteger),
+            sa.column("message_id", sa.BigInteger),
+            sa.column("attempt", sa.SmallInteger),
+        )
+        .render_derived(name="given")
+    )
+
+
+def _succeeded_jobs(lease: sa.CTE) -> sa.CTE:
+    return (
+        sa.update(jobs)
+        .where(jobs.c.id == lease.c.target_id, jobs.c.outcome.is_(None))
+        .values(
+            outcome=sa.case((jobs.c.cancel_requested_at.is_(None), SUCCEEDED), else_=CANCELLED),
+            attempts=lease.c.attempt,
+            last_error=sa.null(),
+            started_at=lease.c.started_at,
+            finished_at=clock(),
+            held_unique_key=sa.case((jobs.c.cancel_requested_at.is_(None), key_after_success())),
+        )
+        .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
+        .cte("job")
+    )
+
+
+def write_verdicts(lease: sa.CTE, *more: str) -> sa.Executable:
+    """Apply the outcomes of these deleted leases: the only place where they are written.
+
+    Returns each job and its outcome, and ``more`` of its columns.
+
+    The job's row decides: a job that has ended meanwhile keeps its outcome.  Three rules hold for
+    every outcome: a requested cancel takes precedence; a last attempt that was used up fails the
+    job; and a job that goes on gets a message here, or a waiting message if its next start counts
+    under a rate.  The follow-up of a job that fails is enqueued here.
+    """
+    job = (
+        sa.update(jobs)
+        .where(jobs.c.id == lease.c.target_id, jobs.c.outcome.is_(None))
+        .values(
+            outcome=_ending(lease),
+            attempts=_attempts(lease),
+            snoozes=_snoozes(lease),
+            interruptions=_interruptions(lease),
+            run_at=_next_run_at(lease),
+            result=lease.c.result,
+            last_error=_last_error(lease),
+            started_at=sa.case((lease.c.burned == BURNED, lease.c.started_at)),
+            finished_at=sa.case((_ending(lease).is_not(None), clock())),
+            held_unique_key=_held_key(lease),
+        )
+        .returning(
+            *jobs.c,
+            *(column.label(f"lease_{column.name}") for column in lease.c),
+            _next_start_counts().label("next_start_counts"),
+        )
+        .cte("job")
+    )
+    return (
+        sa.select(job.c.id, job.c.outcome, *(job.c[name] for name in more))
+        .add_cte(_next_messages_of(job), _waiting_messages_of(job))
+        .add_cte(_bad_attempts_of(job), _dead_letters_of(job))
+        .add_cte(follow_up_messages(job))
+        .add_cte(_unreadable_jobs_of(job), _readable_jobs_of(job))
+    )
+
+
+def _ending(lease: sa.CTE) -> sa.ColumnElement[Any]:
+    used_up = sa.and_(lease.c.burned == BURNED, lease.c.attempt >= jobs.c.max_attempts)
+    return sa.case(
+        (jobs.c.cancel_requested_at.is_not(None), CANCELLED),
+        (lease.c.ending.is_not(None), lease.c.ending),
+        (used_up, FAILED),
+        (_is_last_interruption(lease), FAILED),
+    )
+
+
+def _held_key(lease: sa.CTE) -> sa.ColumnElement[Any]:
+    ending = _ending(lease)
+    return sa.case(
+        (ending.is_(None), jobs.c.held_unique_key), (ending == SUCCEEDED, key_after_success())
+    )
+
+
+def _is_last_interruption(lease: sa.CTE) -> sa.ColumnElement[bool]:
+    """NULL, which counts as false, if the attempt was not interrupted."""
+    return sa.cast(jobs.c.interruptions, sa.Integer) + ONE >= lease.c.max_interruptions
+
+
+def _attempts(lease: sa.CTE) -> sa.ColumnElement[Any]:
+    """At most max_attempts: the attempt that only finds the job exhausted may crash too."""
+    return sa.func.least(lease.c.attempt - 1 + lease.c.burned, jobs.c.max_attempts)
+
+
+def _last_error(lease: sa.CTE) -> sa.ColumnElement[Any]:
+    """NULL after a successful attempt; earlier attempts keep their errors on record."""
+    kept = sa.case((lease.c.ending.is_distinct_from(SUCCEEDED), jobs.c.last_error))
+    interrupted = pg.concat(lease.c.error, LAST_INTERRUPTION, lease.c.max_interruptions)
+    return sa.func.coalesce(
+        sa.case((_is_last_interruption(lease), interrupted)), lease.c.error, kept
+    )
+
+
+def _snoozes(lease: sa.CTE) -> sa.ColumnElement[Any]:
+    """Limited: a job that snoozes for ever must not fail when the counter reaches its maximum."""
+    return sa.func.least(sa.cast(jobs.c.snoozes, sa.Integer) + lease.c.snoozed, MOST_SNOOZES)
+
+
+def _interruptions(lease: sa.CTE) -> sa.ColumnElement[Any]:
+    return sa.case(
+        (lease.c.max_interruptions.is_not(None), sa.cast(jobs.c.interruptions, sa.Integer) + ONE),
+        else_=jobs.c.interruptions,
+    )
+
+
+def _next_run_at(lease: sa.CTE) -> sa.ColumnElement[Any]:
+    """Without a delay the job keeps its run_at: a new one would put it behind the backlog."""
+    again = sa.and_(_ending(lease).is_(None), lease.c.delay.is_not(None))
+    return sa.case((again, clock() + seconds(lease.c.delay)), else_=jobs.c.run_at)
+
+
+def _next_messages_of(job: sa.CTE) -> sa.CTE:
+    """The messages of jobs that go on.
+
+    A job that crashed before, has only one attempt, or has places in limits is not claimed ahead
+    of a slot.
+    """
+    alone = sa.or_(job.c.lease_crashes > 0, job.c.max_attempts == 1, job.c.limit_keys.is_not(None))
+    names = (*PLACE, "id", "task", "attempts", "lease_crashes")
+    rows = sa.select(*(job.c[name] for name in names), alone).where(
+        job.c.outcome.is_(None), job.c.next_start_counts.is_not(sa.true())
+    )
+    columns = [*PLACE, "target_id", "task", "attempt", "crashes", "alone"]
+    return sa.insert(message_queue).from_select(columns, rows).cte("next_message")
+
+
+def _waiting_messages_of(job: sa.CTE) -> sa.CTE:
+    names = ("limit_keys", *PLACE, "id", "task", "attempts", "lease_crashes")
+    rows = sa.select(*(job.c[name] for name in names)).where(
+        job.c.outcome.is_(None), job.c.next_start_counts
+    )
+    columns = [*names[:4], "target_id", "task", "attempt", "crashes"]
+    return sa.insert(waiting_messages).from_select(columns, rows).cte("waiting_message")
+
+
+def _next_start_counts() -> sa.ColumnElement[bool | None]:
+    """Whether a job is under a rate, so that it must be admitted again before it starts again.
+
+    A job that is also under a strict limit stays where it is: others would overtake it.  CASE
+    reads no limit for a job without limits.
+    """
+    key = pg.unnest(pg.string_to_array(jobs.c.limit_keys, NEWLINE)).column_valued("key")
+    names = sa.select(pg.split_part(key, SPACE, ONE, type_=sa.Text))
+    counts = sa.and_(pg.bool_or(limits.c.period.is_not(None)), ~pg.bool_or(limits.c.is_strict))
+    known = sa.select(counts).where(limits.c.name == among(names))
+    return sa.case((jobs.c.limit_keys.is_not(None), known.scalar_subquery()))
+
+
+def _bad_attempts_of(job: sa.CTE) -> sa.CTE:
+    names = ("message_id", "attempt", "end", *ERROR, "worker_id", "started_at")
+    rows = sa.select(job.c.id, *(job.c[f"lease_{name}"] for name in names), clock()).where(
+        job.c.lease_end.is_not(None)
+    )
+    columns = ["outcome" if name == "end" else name for name in names]
+    attempts = insert_or_skip(job_attempts).from_select(["job_id", *columns, "finished_at"], rows)
+    attempts = attempts.on_conflict_do_nothing()
+    return attempts.cte("bad_attempt")
+
+
+def _dead_letters_of(job: sa.CTE) -> sa.CTE:
+    rows = sa.select(job.c.id, job.c.outcome, job.c.queue, job.c.task, job.c.finished_at).where(
+        job.c.outcome.in_([FAILED, CANCELLED])
+    )
+    columns = ["job_id", "outcome", "queue", "task", "finished_at"]
+    letters = insert_or_skip(dead_letters).from_select(columns, rows).on_conflict_do_nothing()
+    return letters.cte("letter")
+
+
+def _unreadable_jobs_of(job: sa.CTE) -> sa.CTE:
+    """Record that jobs wait because they are unreadable; a job recorded before keeps its time."""
+    rows = sa.select(job.c.id, job.c.task, job.c.lease_error).where(
+        job.c.lease_waits, job.c.outcome.is_(None)
+    )
+    unreadable = insert_or_skip(unreadable_jobs).from_select(["job_id", "task", "reason"], rows)
+    return unreadable.on_conflict_do_nothing().cte("unreadable")
+
+
+def _readable_jobs_of(job: sa.CTE) -> sa.CTE:
+    """Forget that jobs were unreadable, once an attempt has started or the job has ended.
+
+    Probes by key: a join might read the whole table.
+    """
+    has_started = sa.or_(job.c.lease_burned == BURNED, job.c.lease_snoozed == ONE)
+    was_interrupted = job.c.lease_max_interruptions.is_not(None)
+    ids = sa.select(job.c.id).where(
+        sa.or_(has_started, was_interrupted, job.c.outcome.is_not(None))
+    )
+    return sa.delete(unreadable_jobs).where(unreadable_jobs.c.job_id == among(ids)).cte("readable")
+
+
+def _unreadable_since(given: Any) -> LateralFromClause:
+    """Since when the arguments of a job have been unreadable, if that is recorded.
+
+    OFFSET keeps the planner from joining in another order: one probe by key for each such job.
+    """
+    row = sa.select(unreadable_jobs.c.since).where(
+        unreadable_jobs.c.job_id == given.c.target_id, given.c.max_unreadable.is_not(None)
+    )
+    return row.offset(AS_IT_STANDS).lateral("met")
+
+
+def _is_too_late(given: Any, lease: sa.CTE) -> sa.ColumnElement[bool]:
+    """Whether the next attempt would start too late after the first one; NULL without a limit.
+
+    A requeued job has older first attempts on record, so the latest one counts.  Probed by key,
+    and only if there is a limit: CASE evaluates no other branch.
+    """
+    first = sa.select(pg.max(job_attempts.c.started_at)).where(
+        job_attempts.c.job_id == given.c.target_id, job_attempts.c.attempt == ONE_ATTEMPT
+    )
+    began = sa.case(
+        (lease.c.attempt == ONE_ATTEMPT, lease.c.started_at),
+        else_=sa.func.coalesce(first.scalar_subquery(), lease.c.started_at),
+    )
+    late = clock() + seconds(given.c.delay) > began + seconds(given.c.give_up_after)
+    return sa.case((given.c.give_up_after.is_not(None), late))
+
+
+def _verdict_or_wait(
+    given: Any, since: sa.ColumnElement[Any], too_late: sa.ColumnElement[bool]
+) -> list[sa.ColumnElement[Any]]:
+    """The rest of the verdict, or a wait if the job is unreadable.
+
+    The document says that an unreadable job fails.  Until ``max_unreadable`` has passed, the job
+    waits instead: half of the time it has been unreadable, from 5 seconds to a minute.
+    """
+    now = pg.statement_timestamp()
+    waited = now - sa.func.coalesce(since, now)
+    waits = waited < seconds(given.c.max_unreadable)
+    half = sa.cast(sa.extract("epoch", waited), sa.Float) * HALF
+    pause = sa.func.least(sa.func.greatest(half, SHORTEST_PAUSE), LONGEST_PAUSE)
+    return [
+        waits.label("waits"),
+        sa.case((waits, pause), else_=given.c.delay).label("delay"),
+        sa.case((waits, KEPT), else_=given.c.burned).label("burned"),
+        sa.case((waits, sa.null()), (too_late, FAILED), else_=given.c.ending).label("ending"),
+        sa.case((waits, sa.null()), else_=given.c.end).label("end"),
+    ]
+
+
+class Settled(NamedTuple):
+    """An attempt that was ours to settle, and the outcome of its job if it has ended."""
+
+    job_id: int
+    outcome: str | None
+
+
+class Attempts(Claims):
+    """The attempts of one worker, behind one Session or Connection: claimed, and settled here."""
+
+    def is_cancelled(self, claimed: Claimed) -> bool | None:
+        """Whether the job of an attempt was asked to cancel; None if its lease is lost."""
+        rows = fetch(self._executor, fence.is_cancelled(), self._names_of(claimed))
+        return bool(rows[0][0]) if rows else None
+
+    def has_expired(self, claimed: Claimed, expires_in: timedelta) -> bool:
+        """Whether a job has waited too long to start; ``expires_in``: the task's limit."""
+        parameters = {"job_id": claimed.job_id, "expires_in": expires_in.total_seconds()}
+        rows = fetch(self._executor, deadlines.has_expired(), parameters)
+        return bool(rows and rows[0][0])
+
+    def free_key(self, claimed: Claimed, *, in_own_transaction: bool) -> bool:
+        """Give back the unique key of a job that starts; False if it must not start any more.
+
+        ``in_own_transaction``: the statement commits itself, and waits for a second at most.
+        """
+        statement = unique_keys.free_key_of_attempt(in_own_transaction=in_own_transaction)
+        return bool(fetch(self._executor, statement, self._names_of(claimed)))
+
+    def settle(self, settlements: Sequence[tuple[Claimed, Outcome]]) -> list[Settled]:
+        """Write outcomes; returns the attempts that were still this worker's."""
+        verdicts = [_verdict(claimed, outcome) for claimed, outcome in settlements]
+        verdicts.sort(key=lambda verdict: verdict["target_id"])
+        parameters = {"verdicts": json.dumps(verdicts), "worker_id": self._worker_id}
+        rows = fetch(self._executor, settle(), parameters)
+        return [Settled(row[0], row[1]) for row in rows]
+
+    def settle_succeeded(self, successes: Sequence[Claimed]) -> list[Settled] | None:
+        """Write successes that have no result to store.
+
+        None means that all of them were this worker's and have succeeded.
+        """
+        [(ours, cancelled, settled)] = fetch(
+            self._executor,
+            settle_succeeded(),
+            {
+                **_successes(successes),
+                "expected": len(successes),
+                "worker_id": self._worker_id,
+            },
+        )
+        if ours == len(successes) and cancelled is None:
+            return None
+        ids = json.loads(settled) if settled else [claimed.job_id for claimed in successes]
+        ended = set(json.loads(cancelled or "[]"))
+        return [
+            Settled(job_id, "cancelled" if job_id in ended else "succeeded")
+            for job_id in (ids if ours else [])
+        ]
+
+    def delete_succeeded(self, successes: Sequence[Claimed]) -> list[int]:
+        """Delete jobs that have succeeded and are not kept; returns their ids.
+
+        The other jobs stay as they are, to be settled.
+        """
+        parameters = {**_successes(successes), "worker_id": self._worker_id}
+        rows = fetch(self._executor, delete_succeeded(), parameters)
+        return [row[0] for row in rows]
+
+    def delete_one_success(self, claimed: Claimed) -> bool:
+        """The same in the transaction of its handler; False if the job must be settled instead.
+
+        In a savepoint: a row of the application that refers to the job may refuse it, and a
+        deferred foreign key must not fail the COMMIT instead.
+        """
+        try:
+            with self._executor.begin_nested():
+                is_deleted = self.delete_succeeded([claimed]) != []
+                if is_deleted:
+                    self._executor.execute(check_constraints())
+                return is_deleted
+        except IntegrityError:
+            return False
+
+    def free_among(self, claimed: Sequence[Claimed]) -> set[int]:
+        """Return the jobs among these whose rows no other transaction has locked."""
+        ids = {"target_ids": _array([one.job_id for one in claimed])}
+        return {row[0] for row in fetch(self._executor, free_jobs(), ids)}
+
+    def settle_one_success(self, claimed: Claimed) -> list[Settled]:
+        """End one successful attempt in its handler's transaction; empty if it is not ours."""
+        rows = fetch(self._executor, settle_one_success(), self._names_of(claimed))
+        return [Settled(row[0], row[1]) for row in rows]
+
+    def _names_of(self, claimed: Claimed) -> dict[str, Any]:
+        """The values by which an attempt's lease is found, if it is still this worker's."""
+        return {
+            "job_id": claimed.job_id,
+            "of_message_id": claimed.message_id,
+            "of_attempt": claimed.attempt,
+            "worker_id": self._worker_id,
+        }
+
+
+def _successes(successes: Sequence[Claimed]) -> dict[str, str]:
+    return {
+        "target_ids": _array([claimed.job_id for claimed in successes]),
+        "message_ids": _array([claimed.message_id for claimed in successes]),
+        "attempts": _array([claimed.attempt for claimed in successes]),
+    }
+
+
+def _array(numbers: list[int]) -> str:
+    return f"{{{str(numbers)[1:-1]}}}"
+
+
+def _verdict(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:
+    """Return one attempt and its outcome, as the row that the settle statement reads."""
+    return {
+        "target_id": claimed.job_id,
+        "message_id": claimed.message_id,
+        "attempt": claimed.attempt,
+        "burned": 1,
+        "crashed": 0,
+        "snoozed": 0,
+        **_fields_of(outcome),
+    }
+
+
+def _fields_of(outcome: Outcome) -> dict[str, Any]:
+    match outcome:
+        case Succeeded(result):
+            return {"ending": "succeeded", "result": result}
+        case Retried(delay, error, end, limit):
+            crashed = int(end is AttemptEnd.CRASHED)
+            times = {"delay": _seconds(delay), "give_up_after": _seconds(limit)}
+            return {**times, "crashed": crashed, **_error(error, end)}
+        case Failed(error, end):
+            return {"ending": "failed", **_error(error, end)}
+        case Cancelled(reason):
+            return {"ending": "cancelled", "end": AttemptEnd.CANCELLED, "error": reason or None}
+        case Interrupted(most):
+            report = ErrorReport("Interrupted", INTERRUPTED, "")
+            return {
+                "burned": 0,
+                "max_interruptions": most,
+                **_error(report, AttemptEnd.INTERRUPTED),
+            }
+        case Unreadable(error, longest):
+            failed = {"ending": "failed", **_error(error, AttemptEnd.FAILED)}
+            return {**failed, "max_unreadable": _seconds(longest)}
+        case Snoozed() | Released() | Exhausted() | Expired():
+            return {"burned": 0, **_fields_without_attempt(outcome)}
+    assert_never(outcome)
+
+
+def _fields_without_attempt(outcome: Snoozed | Released | Exhausted | Expired) -> dict[str, Any]:
+    """The same for an outcome that uses up no attempt, and of which no record is kept."""
+    match outcome:
+        case Snoozed(delay):
+            return {"snoozed": 1, "delay": _seconds(delay)}
+        case Released():
+            return {}
+        case Exhausted():
+            return {"ending": "failed", "error": CRASHED}
+        case Expired(reason):
+            return {"ending": "cancelled", "error": reason}
+    assert_never(outcome)
+
+
+def _seconds(delay: timedelta | None) -> float | None:
+    """Limit a delay to the range of a timestamp: one that overflows would fail the whole batch."""
+    if delay is None:
+        return None
+    return min(max(delay, timedelta(0)), LONGEST_DELAY).total_seconds()
+
+
+def _error(error: ErrorReport, end: AttemptEnd) -> dict[str, Any]:
+    return {
+        "end": end,
+        "error_type": error.type,
+        "error": error.message,
+        "traceback": error.traceback,
+    }

@@ -1,0 +1,225 @@
+"""The tables as SQLAlchemy Core sees them, and expressions that all statements share."""
+
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Any, cast
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.types import TypeEngine
+
+from pgqueue.models import (
+    SCHEMA,
+    Batch,
+    BatchJob,
+    DeadLetter,
+    Job,
+    JobAttempt,
+    Lease,
+    LimitBucket,
+    LimitPlace,
+    LimitSettings,
+    MessageQueue,
+    PausedTask,
+    QueueSettings,
+    Schedule,
+    UnreadableJob,
+    WaitingMessage,
+    WorkerProcess,
+)
+from pgqueue.unique import KEY_OF_PERIOD
+
+
+def _table(model: type[Any]) -> sa.Table:
+    return cast(sa.Table, model.__table__)  # declared as FromClause, always a Table here
+
+
+jobs = _table(Job)
+message_queue = _table(MessageQueue)
+leases = _table(Lease)
+job_attempts = _table(JobAttempt)
+dead_letters = _table(DeadLetter)
+unreadable_jobs = _table(UnreadableJob)
+workers = _table(WorkerProcess)
+queues = _table(QueueSettings)
+paused_tasks = _table(PausedTask)
+schedules = _table(Schedule)
+waiting_messages = _table(WaitingMessage)
+limit_places = _table(LimitPlace)
+limits = _table(LimitSettings)
+limit_buckets = _table(LimitBucket)
+batches = _table(Batch)
+batch_jobs = _table(BatchJob)
+
+AS_IT_STANDS: sa.ColumnElement[Any] = sa.literal_column("0")
+"""An OFFSET that keeps the planner from reordering a sub-query: one probe by key for each row."""
+PLACE = ("queue", "priority", "run_at")
+"""The columns that say where in the queue a job and its message stand."""
+CTID: sa.ColumnElement[Any] = sa.column("ctid")
+"""The place of a row.  Safe in a statement that has itself locked the row, and only on a plain
+table: in a partitioned one, each partition may have a row with the same ctid."""
+
+SUCCEEDED = sa.literal_column("'succeeded'", sa.Text)
+FAILED = sa.literal_column("'failed'", sa.Text)
+CANCELLED = sa.literal_column("'cancelled'", sa.Text)
+
+CRASHED = "The worker that ran this attempt died, or was cut off from the database."
+INTERRUPTED = "The worker was stopped, and the handler did not end within the grace period."
+
+
+def lock_key(purpose: str) -> int:
+    """The key of an advisory lock of this schema; another schema of the database has other keys."""
+    digest = sha256(f"pgqueue:{SCHEMA}:{purpose}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+SLEEPERS = lock_key("sleepers")
+"""Held in shared mode by every sleeping worker."""
+
+CHANNEL = f"pgqueue_{sha256(SCHEMA.encode()).hexdigest()[:8]}"
+"""One fixed channel for each schema: no user's text becomes part of an identifier."""
+
+SEARCH_PATH = "pg_catalog, pg_temp"
+"""Where our own connections look up names: only schemas in which no other role can create objects.
+A path that does not name pg_temp searches it first.
+https://www.postgresql.org/docs/current/runtime-config-client.html#GUC-SEARCH-PATH"""
+
+pg = sa.func.pg_catalog
+"""Functions by their full names.  If other roles may create functions in a schema of the path, one
+of these may match the arguments better than PostgreSQL's, and would run with our rights.  Names
+that remain with ``func`` are syntax.  Operators have no short full name: their operands have
+exactly the types of one of PostgreSQL's operators, which then takes precedence.
+https://www.postgresql.org/docs/current/typeconv-oper.html"""
+
+clock = pg.clock_timestamp
+
+NEWLINE = pg.chr(sa.literal_column("10", sa.Integer), type_=sa.Text)
+"""Between the keys of a job's limits."""
+
+
+def count_rows() -> sa.Function[int]:
+    return pg.count(sa.literal_column("*"), type_=sa.Integer)
+
+
+def text_parameter(name: str) -> sa.ColumnElement[str]:
+    """A text to compare with, cast because a driver may send it as varchar."""
+    return sa.cast(sa.bindparam(name, type_=sa.Text), sa.Text)
+
+
+def json_parameter(name: str) -> sa.ColumnElement[Any]:
+    """A JSON document, sent as text."""
+    return sa.cast(sa.bindparam(name, type_=sa.Text), JSONB)
+
+
+def array_parameter(name: str, type_: type[TypeEngine[Any]]) -> sa.ColumnElement[Any]:
+    """An array, sent as the text that :func:`array_of` writes: psycopg would adapt each item."""
+    return sa.cast(sa.bindparam(name, type_=sa.Text), ARRAY(type_))
+
+
+def wake_up_call() -> sa.ColumnElement[bool]:
+    """Notify, but only if some worker sleeps.
+
+    A sleeper holds the lock in shared mode, so an exclusive lock fails exactly then; otherwise
+    it is released at once.  Nothing waits for it.  NOTIFY on every commit would serialise the
+    commits of all enqueuers behind a lock on the whole database.
+    """
+    # A literal column: literal_execute would render the key anew at every enqueue.
+    key = sa.literal_column(str(SLEEPERS), sa.BigInteger)
+    is_free = pg.pg_try_advisory_lock(key)
+    return sa.case((is_free, pg.pg_advisory_unlock(key)), else_=notify("enqueued"))
+
+
+def notify(word: str) -> sa.ColumnElement[bool]:
+    return pg.pg_notify(sa.literal_column(f"'{CHANNEL}'"), sa.literal_column(f"'{word}'")).is_(None)
+
+
+def document(name: str, *columns: sa.ColumnElement[Any]) -> sa.TableValuedAlias:
+    """One JSON document as rows.
+
+    Bulk parameters are sent so because psycopg adapts a list of strings in Python, item by item,
+    which costs more than the statement.
+    """
+    recordset = pg.jsonb_to_recordset(json_parameter(name))
+    return recordset.table_valued(*columns).render_derived(name=name, with_types=True)
+
+
+def array_of(names: Iterable[str]) -> str:
+    """Names as the text of a PostgreSQL array: sent as one string, planned as one constant."""
+    quoted = (name.replace("\\", "\\\\").replace('"', '\\"') for name in names)
+    return "{" + ",".join(f'"{name}"' for name in quoted) + "}"
+
+
+def seconds(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """A number of seconds as an interval."""
+    return value * sa.literal_column("interval '1 second'")
+
+
+def has_key_of_period() -> sa.ColumnElement[bool]:
+    """Whether a job holds a key that stays taken after it has succeeded; NULL without a key."""
+    prefix = sa.cast(sa.literal_column(f"'{KEY_OF_PERIOD}'", sa.Text), sa.Text)
+    return pg.starts_with(jobs.c.held_unique_key, prefix, type_=sa.Boolean)
+
+
+def key_after_success() -> sa.ColumnElement[Any]:
+    return sa.case((has_key_of_period(), jobs.c.held_unique_key))
+
+
+def equal(
+    left: sa.FromClause, right: sa.FromClause, names: Iterable[str]
+) -> list[sa.ColumnElement[bool]]:
+    """Whether these columns have the same names and values on both sides."""
+    return [left.c[name] == right.c[name] for name in names]
+
+
+def stands_at_place_of(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """A message of this job, found by the job's queue, priority and time.
+
+    These are the key of the message without its id: no index finds a message by its job alone.
+    """
+    return _is_at_place(message_queue, PLACE, job_id)
+
+
+def waits_at_place_of(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """The waiting message of this job, found by its whole key, which the job's row has."""
+    return _is_at_place(waiting_messages, ("limit_keys", *PLACE), job_id)
+
+
+def _is_at_place(
+    messages: sa.Table, names: Iterable[str], job_id: sa.ColumnElement[Any]
+) -> sa.ColumnElement[bool]:
+    # Correlated by name: SQLAlchemy would otherwise repeat the table of an enclosing DELETE here.
+    job = sa.select(jobs).where(jobs.c.id == job_id).correlate_except(jobs)
+    place = [
+        messages.c[name] == job.with_only_columns(jobs.c[name]).scalar_subquery() for name in names
+    ]
+    return sa.and_(*place, messages.c.target_id == job_id)
+
+
+def among(values: sa.Select[Any]) -> sa.ColumnElement[Any]:
+    """Compare with these values: an array is read once, whatever the planner expects."""
+    return sa.any_(sa.func.array(values.scalar_subquery()))
+
+
+def delete_unlocked(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.Delete:
+    """Delete these rows, except those that another transaction has locked: never waits."""
+    rows = sa.select(CTID).select_from(table).where(*conditions).with_for_update(skip_locked=True)
+    return sa.delete(table).where(among(rows) == CTID)
+
+
+def crash_words() -> list[sa.ColumnElement[Any]]:
+    """The outcome, error type and message of a crashed attempt."""
+    return [
+        sa.literal_column("'crashed'").label("end"),
+        sa.literal_column("'WorkerCrashed'").label("error_type"),
+        sa.literal(CRASHED, sa.Text).label("error"),
+    ]
+
+
+def deleted_records(gone: sa.CTE) -> list[sa.CTE]:
+    """Delete what is on record about deleted jobs, by key."""
+    ids = among(sa.select(gone.c.id))
+    return [
+        sa.delete(job_attempts).where(job_attempts.c.job_id == ids).cte("attempts"),
+        sa.delete(dead_letters).where(dead_letters.c.job_id == ids).cte("letters"),
+        sa.delete(unreadable_jobs).where(unreadable_jobs.c.job_id == ids).cte("unreadable"),
+    ]

@@ -1,0 +1,323 @@
+"""The plans: whatever the planner knows of a large backlog, every row is reached by a key."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+
+from chaos.interleavings.logical_workers import (
+    ERROR,
+    TASKS,
+    LogicalWorker,
+    enqueue_many,
+    logical_workers,
+    pairs,
+    worker_settings,
+    workers_at,
+)
+from chaos.plans import AUTO_EXPLAIN, TELLING, Plan, plans_of, prepare_at_once
+from pgqueue import PgQueue, Unique
+from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.jobs import Jobs
+from pgqueue.repository.prune import Pruning
+from pgqueue.repository.workers import Workers
+from pgqueue.retention import Keep, Retention
+from pgqueue.testing.databases import fresh_database
+
+BATCH = 100
+GENERIC = {"plan_cache_mode": "force_generic_plan"}
+"""The plan that knows least: neither the parameters, nor, never analyzed, the tables."""
+
+BACKLOG = """
+    WITH job AS (INSERT INTO pgqueue.jobs (task) SELECT 'tests.task' FROM generate_series(1, :jobs)
+                 RETURNING id, queue, priority, run_at, task)
+    INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
+    SELECT queue, priority, run_at, id, task FROM job
+"""
+
+
+@pytest.fixture(
+    scope="module", params=[200_000, pytest.param(1_000_000, marks=pytest.mark.battery)]
+)
+def jobs(request: pytest.FixtureRequest) -> int:
+    count: int = request.param
+    return count
+
+
+@pytest.fixture(scope="module")
+def backlog_url(server_url: str, template_url: str, jobs: int) -> Iterator[str]:
+    """A backlog that came in one go, and of which ANALYZE has seen nothing."""
+    with fresh_database(server_url, template_url=template_url) as url:
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            for table in ("jobs", "message_queue", "leases"):
+                connection.execute(
+                    text(f"ALTER TABLE pgqueue.{table} SET (autovacuum_enabled = off)")
+                )
+            connection.execute(text(BACKLOG), {"jobs": jobs})
+        engine.dispose()
+        yield url
+
+
+@pytest.fixture
+def worker(backlog_url: str) -> Iterator[LogicalWorker]:
+    engine = worker_settings(backlog_url, **GENERIC, **AUTO_EXPLAIN)
+    with logical_workers(prepare_at_once(engine), 1) as [worker]:
+        yield worker
+
+
+def test_no_statement_is_compiled(backlog_url: str) -> None:
+    """Compiling takes ten times as long as a claim; the dear estimates of its plan ask for it."""
+    engine = worker_settings(backlog_url, jit_above_cost="0", **AUTO_EXPLAIN)
+    with logical_workers(prepare_at_once(engine), 1) as [worker], plans_of(worker.line) as plans:
+        worker.attempts.claim(pairs(), tasks=TASKS, limit=BATCH)
+
+    assert [plan.is_compiled for plan in plans.seen] == [False]
+
+
+def assert_by_key(plan: Plan, *, buffers: int) -> None:
+    assert plan.scans_of("jobs") <= {"Index Scan jobs_pkey", "Index Only Scan jobs_pkey"}
+    by_key = {"Index Scan message_queue_pkey", "Index Only Scan message_queue_pkey"}
+    assert plan.scans_of("message_queue") <= {*by_key, "Tid Scan"}
+    by_job = {"Index Scan leases_pkey", "Index Only Scan leases_pkey"}
+    assert plan.scans_of("leases") <= {*by_job, "Tid Scan"}
+    assert plan.whole_scans == []
+    assert not plan.has_sort
+    assert plan.buffers < buffers
+
+
+class TestClaims:
+    @pytest.mark.parametrize(
+        "passing", [{}, {"ahead": True}, {"suspects": False}], ids=["none", "ahead", "suspects"]
+    )
+    def test_a_claim_reads_its_messages_by_their_key_and_deletes_them_by_their_place(
+        self, worker: LogicalWorker, passing: dict[str, Any]
+    ) -> None:
+        with plans_of(worker.line) as plans:
+            claims = [worker.look(BATCH, **passing) for _ in range(3)]
+
+        assert [len(claim.rows) for claim in claims] == [BATCH] * 3
+        for plan in plans.seen:
+            assert_by_key(plan, buffers=40 * BATCH)
+            assert plan.scans_of("message_queue") == {"Index Scan message_queue_pkey", "Tid Scan"}
+
+    def test_an_idle_claim_touches_next_to_nothing(self, worker: LogicalWorker) -> None:
+        with plans_of(worker.line) as plans:
+            worker.attempts.claim(pairs("quiet"), tasks=TASKS, limit=BATCH, ahead=False)
+
+        assert_by_key(plans.only, buffers=100)
+
+    def test_what_is_upcoming_is_looked_up_by_the_key(self, worker: LogicalWorker) -> None:
+        with plans_of(worker.line) as plans:
+            worker.attempts.upcoming(pairs(), tasks=TASKS)
+
+        assert_by_key(plans.only, buffers=200)
+
+    def test_ages_are_looked_up_by_the_key(self, worker: LogicalWorker) -> None:
+        with plans_of(worker.line) as plans:
+            worker.attempts.ages(pairs(), tasks=TASKS, age_after=timedelta(minutes=1))
+
+        assert_by_key(plans.only, buffers=200)
+
+
+OUTCOMES: list[Outcome] = [
+    Succeeded({"sum": 3}),
+    Retried(timedelta(hours=1), ERROR),
+    Failed(ERROR),
+    Snoozed(timedelta(hours=1)),
+    Released(),
+]
+
+
+class TestSettles:
+    @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
+    def test_a_settle_reaches_leases_and_jobs_by_their_keys(
+        self, worker: LogicalWorker, outcome: Outcome
+    ) -> None:
+        claimed = worker.claim(BATCH)
+        with plans_of(worker.line) as plans:
+            settled = worker.attempts.settle([(one, outcome) for one in claimed])
+
+        assert len(settled) == BATCH
+        assert_by_key(plans.only, buffers=80 * BATCH)
+
+    def test_so_does_the_settle_of_plain_successes(self, worker: LogicalWorker) -> None:
+        claimed = worker.claim(BATCH)
+        with plans_of(worker.line) as plans:
+            worker.attempts.settle_succeeded(claimed)
+
+        assert_by_key(plans.only, buffers=60 * BATCH)
+
+    def test_so_does_the_settle_of_one_success(self, worker: LogicalWorker) -> None:
+        [claimed] = worker.claim()
+        with plans_of(worker.line) as plans:
+            settled = worker.attempts.settle_one_success(claimed)
+
+        assert [one.outcome for one in settled] == ["succeeded"]
+        assert_by_key(plans.only, buffers=100)
+
+    def test_jobs_that_nobody_has_locked_are_found_by_their_key(
+        self, worker: LogicalWorker
+    ) -> None:
+        claimed = worker.claim(BATCH)
+        mine = text("SELECT id FROM pgqueue.jobs WHERE id = :id FOR UPDATE")
+        worker.transaction.execute(mine, {"id": claimed[0].job_id})
+        with plans_of(worker.line) as plans:
+            free = worker.attempts.free_among(claimed)
+
+        worker.transaction.rollback()
+        assert free == {one.job_id for one in claimed[1:]}
+        worker.attempts.settle_succeeded(claimed)
+        assert_by_key(plans.only, buffers=30 * BATCH)
+
+    def test_progress_reaches_jobs_and_leases_by_their_keys(self, worker: LogicalWorker) -> None:
+        claimed = worker.claim(BATCH)
+        reports = [
+            {
+                "job_id": one.job_id,
+                "message_id": one.message_id,
+                "attempt": one.attempt,
+                "worker_id": str(worker.id),
+                "progress": {"done": 1, "total": 2, "note": None},
+            }
+            for one in claimed
+        ]
+        with plans_of(worker.line) as plans:
+            written = Jobs(worker.line).write_progress(reports)
+
+        assert written == {one.job_id for one in claimed}
+        assert_by_key(plans.only, buffers=60 * BATCH)
+        worker.attempts.settle_succeeded(claimed)
+
+    def test_a_rescue_looks_up_jobs_by_their_key(self, worker: LogicalWorker) -> None:
+        claimed = worker.claim(BATCH)
+        dead = "UPDATE pgqueue.workers SET dead_at = clock_timestamp() WHERE id = %s"
+        worker.transaction.exec_driver_sql(dead, (worker.id,))
+        with plans_of(worker.transaction) as plans:
+            rescued = Workers(worker.transaction).rescue()
+
+        worker.transaction.commit()
+        assert {one.job_id for one in rescued} >= {one.job_id for one in claimed}
+        for plan in plans.seen:
+            assert plan.scans_of("jobs") <= {"Index Scan jobs_pkey", "Index Only Scan jobs_pkey"}
+
+
+class TestPruning:
+    """The walks go up the keys from where they stand; a stretch costs its own jobs only."""
+
+    @pytest.mark.parametrize("dead", [False, True], ids=["all", "dead"])
+    def test_a_stretch_is_read_and_deleted_by_key(self, worker: LogicalWorker, dead: bool) -> None:
+        outcome: Outcome = Failed(ERROR) if dead else Succeeded({"sum": 3})
+        claimed = worker.claim(BATCH)
+        worker.attempts.settle([(one, outcome) for one in claimed])
+        first = min(one.job_id for one in claimed)
+        with plans_of(worker.line) as plans:
+            stretch = Pruning(worker.line).prune(
+                AT_ONCE, (), dead=dead, after=first - 1, size=BATCH
+            )
+
+        assert stretch.deleted == BATCH
+        assert_by_key_of_records(plans.only, buffers=80 * BATCH)
+
+    def test_a_stretch_without_a_job_to_delete_costs_little(self, worker: LogicalWorker) -> None:
+        with plans_of(worker.line) as plans:
+            stretch = Pruning(worker.line).prune(AT_ONCE, (), dead=False, after=100_000, size=BATCH)
+
+        assert stretch.deleted == 0
+        assert_by_key_of_records(plans.only, buffers=20 * BATCH)
+
+    @pytest.mark.parametrize("dead", [False, True], ids=["all", "dead"])
+    def test_the_next_job_is_found_by_its_key(self, worker: LogicalWorker, dead: bool) -> None:
+        with plans_of(worker.line) as plans:
+            Pruning(worker.line).next_job(100_000, dead=dead)
+
+        assert plans.only.whole_scans == []
+        assert plans.only.buffers < 20
+
+
+AT_ONCE = Retention(Keep(succeeded=timedelta(0), failed=timedelta(0)), {}, {"tests.task": None})
+
+
+def assert_by_key_of_records(plan: Plan, *, buffers: int) -> None:
+    """The records of a deleted job are found by it; the order of a walk is that of an index."""
+    assert plan.scans_of("jobs") <= {
+        "Index Scan jobs_pkey",
+        "Index Only Scan jobs_pkey",
+        "Tid Scan",
+    }
+    # One lease for each running job: read once, if that is less than a probe for each dead job.
+    # No job waits to be admitted here: reading an empty table costs less than a probe.
+    assert set(plan.whole_scans) <= {"leases", "waiting_messages"}
+    assert plan.buffers < buffers
+
+
+class TestUniqueKeys:
+    def test_the_start_of_a_job_that_gives_its_key_back_or_may_expire_reaches_it_by_its_key(
+        self, worker: LogicalWorker
+    ) -> None:
+        claimed = worker.claim(BATCH)[0]
+
+        with plans_of(worker.line) as plans:
+            assert worker.attempts.free_key(claimed, in_own_transaction=True)
+            assert not worker.attempts.has_expired(claimed, timedelta(hours=1))
+
+        assert len(plans.seen) == 2
+        for plan in plans.seen:
+            assert_by_key(plan, buffers=100)
+
+    def test_an_enqueue_that_replaces_reaches_jobs_and_messages_by_their_keys(
+        self, backlog_url: str
+    ) -> None:
+        """On a connection of the application, which has no settings of ours."""
+        engine = create_engine(backlog_url, connect_args=TELLING)
+        queue = PgQueue(engine)
+
+        @queue.task(unique=Unique(until="started", on_conflict="replace"))
+        def replaced(n: int) -> None: ...
+
+        rows = [(n,) for n in range(BATCH)]
+        with queue.session() as session, session.begin() as transaction:
+            replaced.enqueue_many(session, rows)
+            with plans_of(session.connection()) as plans:
+                replaced.enqueue_many(session, rows)
+            transaction.rollback()
+        engine.dispose()
+
+        assert len(plans.seen) == 2
+        for plan in plans.seen:
+            assert not {scan for scan in plan.scans_of("jobs") if "Index" not in scan}
+            by_place = {"Index Scan message_queue_pkey", "Tid Scan"}
+            assert plan.scans_of("message_queue") <= by_place
+            assert plan.buffers < 100 * BATCH
+
+
+class TestHot:
+    def test_settling_updates_a_job_in_its_page(self, engine: Engine) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE pgqueue.jobs SET (autovacuum_enabled = off)"))
+            enqueue_many(connection, 1000)
+
+        with workers_at(engine, 1) as [worker]:
+            settle_in_batches(worker, worker.attempts.settle_succeeded, batch=20)
+            worker.line.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+            worker.line.exec_driver_sql("SELECT 1")
+
+        with engine.connect() as connection:
+            updated, hot = connection.execute(
+                text(
+                    "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables "
+                    "WHERE schemaname = 'pgqueue' AND relname = 'jobs'"
+                )
+            ).one()
+        assert updated == 1000
+        assert hot / updated >= 0.9
+
+
+def settle_in_batches(
+    worker: LogicalWorker, settle: Callable[[list[Claimed]], object], *, batch: int = BATCH
+) -> None:
+    while claimed := worker.claim(batch):
+        settle(claimed)
