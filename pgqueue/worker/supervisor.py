@@ -147,8 +147,6 @@ class Supervisor:
                 self._engine.dispose()
             self._is_closed = True  # no thread was started
             raise
-        if self._runtime.admitter.is_in_use:
-            self._loops.append(self._runtime.admitter)
         for loop in self._loops:
             loop.start()
         if self._runtime.events is not None:
@@ -179,6 +177,9 @@ class Supervisor:
                 if is_over():
                     return
         logger.info("serving %s", ", ".join(self._config.queues))
+        if self._runtime.admitter.is_in_use:  # it must not admit jobs of paused tasks
+            self._loops.append(self._runtime.admitter)
+            self._runtime.admitter.start()
         for thread in (self._settler, *self._slots, self._claimer):
             thread.start()
         while not is_over() and not self._claimer.finished.wait(self._watch_every):
