@@ -41,6 +41,8 @@ from pgqueue.schema import (
 )
 from pgqueue.testing.databases import fresh_database
 
+pytestmark = pytest.mark.journey
+
 PURPOSES = ("worker", "enqueue", "dashboard", "migrator", "owner")
 PACKAGE = Path(pgqueue.__file__).parent
 

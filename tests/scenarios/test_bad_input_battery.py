@@ -19,6 +19,8 @@ from sqlalchemy.orm import Session
 from pgqueue import JobStatus, PgQueue
 from pgqueue.testing.databases import fresh_database
 
+pytestmark = pytest.mark.journey
+
 K = TypeVar("K", Kept, Damaged, Ending)
 
 PLAIN = (dict, list, str, int, float, bool, type(None))

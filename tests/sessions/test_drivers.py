@@ -31,6 +31,8 @@ from pgqueue import (
 )
 from pgqueue.worker import Worker
 
+pytestmark = pytest.mark.journey
+
 queue = PgQueue()
 
 

@@ -115,8 +115,7 @@ def test_one_child_serves_all_tasks_of_a_slot_in_turn(queue: PgQueue) -> None:
     [(pid, group, parent)] = {tuple(result(queue, job)) for job in jobs}
     assert pid == group
     assert os.getpid() not in (pid, parent)
-    assert is_gone(pid)
-    assert is_gone(parent)
+    wait_until(lambda: is_gone(pid) and is_gone(parent), what="the child and its server are gone")
 
 
 def test_a_child_is_replaced_after_so_many_jobs(queue: PgQueue) -> None:
