@@ -357,7 +357,7 @@ def test_a_child_that_outlives_the_grace_is_killed_and_its_job_given_back(
 
     assert job_of(queue, job).attempts == 0
     assert bad_attempts(queue, job) == ["interrupted"]
-    assert is_gone(int(started.read_text()))
+    wait_until(lambda: is_gone(int(started.read_text())), what="the child is gone")
 
 
 def test_a_child_of_a_worker_that_was_declared_dead_is_killed(queue: PgQueue) -> None:
