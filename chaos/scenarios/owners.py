@@ -29,13 +29,13 @@ def fence_on_attempts(patch: Patch) -> None:
     from pgqueue.repository import fence, settle
     from pgqueue.repository.tables import leases
 
-    def by_attempt(given, *, held):  # type: ignore[no-untyped-def]
+    def by_attempt(given):  # type: ignore[no-untyped-def]
         the_attempt = and_(
             leases.c.target_id == given.c.target_id, leases.c.attempt == given.c.attempt
         )
         return (
             delete(leases)
-            .where(the_attempt, leases.c.held == held)
+            .where(the_attempt)
             .returning(
                 leases.c.target_id,
                 given.c.message_id,

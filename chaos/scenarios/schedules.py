@@ -120,7 +120,7 @@ def ticks_of_schedules(environment: Environment, size: Size) -> None:
     workers = environment.workers(0)
     for kind in CLOCKS:
         _join(environment, workers, kind)
-    _until_fired_on(environment)  # by them, as there are no others yet
+        _until_fired_on(environment)  # the first does it alone, the second with the first
     while len(workers.members) < size.workers:
         workers.add()
     for number in range(size.faults):
