@@ -61,7 +61,7 @@ def drain_transactional(bench: Bench, size: Size) -> Finding:
     """Transactional handlers with one INSERT each, in separate transactions, compared with a
     hand-written psycopg loop that does the same."""
     finding = Finding()
-    pgqueue = PGQUEUE.given("pgqueue", handler="transactional")
+    pgqueue = PGQUEUE.given("transactional", handler="transactional")
     found = _drains(bench, size, finding, pgqueue, HANDWRITTEN)
     _compare(finding, found[pgqueue.label], found[HANDWRITTEN.label], at_least=0.7)
     finding.remarks.append("All with ten threads in one process.")

@@ -350,6 +350,7 @@ CONDITIONS = {
 }
 
 
+@pytest.mark.journey
 class TestBesideABacklog:
     @pytest.mark.parametrize("joined", JOINED)
     def test_the_expression_costs_probes_of_the_rows_it_meets(

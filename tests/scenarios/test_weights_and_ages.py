@@ -14,6 +14,8 @@ from test_order import noted_looks, until
 from chaos.workers import PATIENCE
 from pgqueue import Job, Limit, PgQueue, Worker
 
+pytestmark = pytest.mark.journey
+
 SECOND = timedelta(seconds=1)
 
 

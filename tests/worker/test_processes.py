@@ -386,7 +386,7 @@ def test_the_worker_ends_with_the_server_of_its_children(queue: PgQueue) -> None
     job = in_child(queue, kill_server).delay().id
 
     with pytest.raises(WorkerBroken, match="server of the child processes"):
-        Worker(queue).run_until_empty(timeout=60)
+        Worker(queue).run()
 
     assert bad_attempts(queue, job) == ["crashed"]
 
