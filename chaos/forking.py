@@ -20,7 +20,7 @@ from sqlalchemy import create_engine
 from chaos import mutations
 from chaos.sample_tasks import call, directory, pay, queue
 from pgqueue import UsedAcrossFork, Worker
-from pgqueue.connections.opening import backend_pid
+from pgqueue.database.opening import backend_pid
 from pgqueue.errors import NotBound
 
 METHODS = ("fork", "spawn", "forkserver")

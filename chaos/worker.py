@@ -20,7 +20,7 @@ from sqlalchemy import create_engine
 from chaos import mutations
 from chaos.sample_tasks import queue
 from pgqueue.cli.working import work
-from pgqueue.connections import keepalive, settings
+from pgqueue.database import keepalive, settings
 from pgqueue.worker import liveness, settler
 from pgqueue.worker.claiming import crash_isolation
 from pgqueue.worker.duties import rescue

@@ -35,7 +35,6 @@ from pgqueue.errors import (
 )
 from pgqueue.events import AttemptEnded, AttemptOutcome
 from pgqueue.job_queue import PgQueue
-from pgqueue.limits import Limit
 from pgqueue.models import (
     Batch,
     BatchJob,
@@ -62,11 +61,12 @@ from pgqueue.repository.batches import BatchState
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.jobs import Change
 from pgqueue.repository.schedules import ScheduleState
-from pgqueue.retention import Keep
-from pgqueue.retry import Retry
+from pgqueue.rules.limits import Limit
+from pgqueue.rules.retention import Keep
+from pgqueue.rules.retry import Retry
+from pgqueue.rules.unique import Unique
 from pgqueue.schedules import Schedules
 from pgqueue.tasks import Task
-from pgqueue.unique import Unique
 from pgqueue.worker import Worker, WorkerHealth
 
 __all__ = [

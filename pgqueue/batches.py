@@ -9,13 +9,13 @@ from typing import Any, Self
 from sqlalchemy.orm import Session
 
 from pgqueue.checks import shown
-from pgqueue.connections.autocommit import refuse_autocommit
+from pgqueue.database import async_sessions
+from pgqueue.database.autocommit import refuse_autocommit
+from pgqueue.database.callers import joined, sync_session, translated_errors
+from pgqueue.database.collecting import collected
 from pgqueue.errors import ArgumentsError, OptionError, PgQueueError
 from pgqueue.meta import checked_meta, meta_text
 from pgqueue.repository.batches import Batches, Callback
-from pgqueue.sessions import async_sessions
-from pgqueue.sessions.callers import joined, sync_session, translated_errors
-from pgqueue.sessions.collecting import collected
 from pgqueue.tasks import Task
 
 LONGEST_NAME = 200

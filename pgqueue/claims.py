@@ -17,8 +17,10 @@ from sqlalchemy import Connection, event, select
 from sqlalchemy.orm import Session
 
 from pgqueue import execution, redaction
-from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.context import JobContext
+from pgqueue.database import async_sessions
+from pgqueue.database.autocommit import refuse_autocommit
+from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
 from pgqueue.errors import PayloadError, PgQueueError
 from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome
 from pgqueue.execution import CancelWins, Stale
@@ -30,9 +32,7 @@ from pgqueue.repository.claim import ClaimCursor, Claimed
 from pgqueue.repository.settle import Attempts, Settled
 from pgqueue.repository.tables import array_of, notify
 from pgqueue.repository.workers import Workers
-from pgqueue.retention import Retention
-from pgqueue.sessions import async_sessions
-from pgqueue.sessions.callers import joined, may_notify, sync_session, translated_errors
+from pgqueue.rules.retention import Retention
 from pgqueue.tasks import Task
 from pgqueue.tasks.duplicates import running_job
 

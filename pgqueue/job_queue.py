@@ -34,20 +34,14 @@ from pgqueue.checks import (
     shown,
 )
 from pgqueue.claims import OpenClaim
-from pgqueue.connections.autocommit import autocommitting, in_savepoint
-from pgqueue.connections.opening import DRIVER, connection_parameters, worker_engine_for_now
 from pgqueue.context import Around, JobContext, nothing_around
+from pgqueue.database import async_sessions
+from pgqueue.database.autocommit import autocommitting, in_savepoint
+from pgqueue.database.callers import executor, in_transaction, may_notify, translated_errors
+from pgqueue.database.handlers import session_in_savepoint
+from pgqueue.database.opening import DRIVER, connection_parameters, worker_engine_for_now
 from pgqueue.errors import ArgumentsError, NotBound, OptionError, TaskDefinitionError, UnknownTask
 from pgqueue.events import AttemptCallback
-from pgqueue.limits import (
-    Limit,
-    Limited,
-    by_name,
-    check_capacity,
-    checked_key,
-    key_of,
-    limits_of_queues,
-)
 from pgqueue.middleware import Middleware, as_context_manager, layers_of
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.options import Options, TaskOptions
@@ -58,8 +52,17 @@ from pgqueue.repository.health import StatusCount
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.workers import Workers
-from pgqueue.retention import DEFAULT_KEEP, Keep, Retention, keep_of
-from pgqueue.schedule_rules import checked_rule
+from pgqueue.rules.limits import (
+    Limit,
+    Limited,
+    by_name,
+    check_capacity,
+    checked_key,
+    key_of,
+    limits_of_queues,
+)
+from pgqueue.rules.retention import DEFAULT_KEEP, Keep, Retention, keep_of
+from pgqueue.rules.ticks import checked_rule
 from pgqueue.schedules import (
     CatchUp,
     OverlapName,
@@ -67,9 +70,6 @@ from pgqueue.schedules import (
     Schedules,
     declaration,
 )
-from pgqueue.sessions import async_sessions
-from pgqueue.sessions.callers import executor, in_transaction, may_notify, translated_errors
-from pgqueue.sessions.handlers import session_in_savepoint
 from pgqueue.tasks import Task
 from pgqueue.tasks.address import address_of, default_name
 from pgqueue.tasks.decorator import TaskDecorator

@@ -25,8 +25,8 @@ from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
 from pgqueue import redaction
-from pgqueue.connections.opening import own_connection
-from pgqueue.connections.settings import OWN
+from pgqueue.database.opening import own_connection
+from pgqueue.database.settings import OWN
 from pgqueue.events import AttemptEnded
 from pgqueue.job_queue import PgQueue
 from pgqueue.outcomes import AttemptEnd

@@ -33,12 +33,12 @@ from pgqueue.checks import (
     whole,
 )
 from pgqueue.errors import OptionError, TaskDefinitionError, UnknownOption
-from pgqueue.limits import Limit
 from pgqueue.meta import checked_meta, checked_tags
 from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE
-from pgqueue.retention import Keep, keep_of
-from pgqueue.retry import DEFAULT_RETRY, Retry
-from pgqueue.unique import OnConflict, Unique, storable_key
+from pgqueue.rules.limits import Limit
+from pgqueue.rules.retention import Keep, keep_of
+from pgqueue.rules.retry import DEFAULT_RETRY, Retry
+from pgqueue.rules.unique import OnConflict, Unique, storable_key
 
 MOST_ATTEMPTS = 30_000
 DEFAULT_ON_DUPLICATE = "return"

@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue import redaction
 from pgqueue.checks import TASK_NAME
+from pgqueue.database.callers import executor, in_transaction, translated_errors
 from pgqueue.errors import DuplicateSchedule, OptionError, TaskDefinitionError, UnknownOption
 from pgqueue.repository.schedules import ScheduleRows, ScheduleState
-from pgqueue.schedule_rules import Rule, checked_catch_up, checked_overlap, checked_rule, next_after
-from pgqueue.sessions.callers import executor, in_transaction, translated_errors
+from pgqueue.rules.ticks import Rule, checked_catch_up, checked_overlap, checked_rule, next_after
 from pgqueue.tasks import Task
 from pgqueue.tasks.address import module_of
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgqueue.admission import (
+from pgqueue.rules.admission import (
     Buckets,
     Place,
     Rule,
@@ -21,7 +21,7 @@ from pgqueue.admission import (
     to_admit,
     to_send_back,
 )
-from pgqueue.limits import name_of
+from pgqueue.rules.limits import name_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 ANY = Rule(2)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pgqueue
 
 PACKAGE = Path(pgqueue.__file__).parent
-ASYNC_DOOR = "sessions/async_sessions.py"
+ASYNC_DOOR = "database/async_sessions.py"
 
 DOORS = ("cli", "demo", "embedded", "flask")
 """Programs of their own: they open sessions, commit them, and show SQL to their users."""
@@ -23,7 +23,7 @@ STATEMENT = re.compile(
     r"|NOTIFY|LOCK|DO|WITH|CREATE|ALTER|DROP|GRANT|REVOKE|TRUNCATE)\s+[\w{$(*]"
 )
 
-CARRIERS = ("connections", "execution", "sessions", "unit_of_work.py", "worker")
+CARRIERS = ("database", "execution", "worker")
 """Between the enqueue of a job and its handler; most of them do not look at its arguments."""
 SCHEDULER = "worker/duties/ticks.py"
 """Enqueues with the arguments of a schedule."""
@@ -56,8 +56,8 @@ def test_statements_are_written_only_in_their_package() -> None:
     assert found_in(sql_in, but=("repository", "schema", *DOORS)) == {}
 
 
-def test_only_the_unit_of_work_and_the_connections_commit() -> None:
-    assert found_in(commits_in, but=("unit_of_work.py", "connections", *DOORS)) == {}
+def test_only_the_database_package_commits() -> None:
+    assert found_in(commits_in, but=("database", *DOORS)) == {}
 
 
 def test_the_arguments_of_a_job_cross_ten_files_at_most() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from pgqueue import Limit, PgQueue, Secret
 from pgqueue.errors import OptionError, TaskDefinitionError
-from pgqueue.limits import SEPARATOR, LimitKeys, name_of
+from pgqueue.rules.limits import SEPARATOR, LimitKeys, name_of
 
 
 def keys_of(queue: PgQueue, name: str, *args: Any) -> list[str]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pgqueue.errors import OptionError
 from pgqueue.outcomes import AttemptEnd, ErrorReport, Failed, Retried
-from pgqueue.retry import DEFAULT_RETRY, MAX_DELAY, Retry
+from pgqueue.rules.retry import DEFAULT_RETRY, MAX_DELAY, Retry
 
 REPORT = ErrorReport("ValueError", "x", "")
 SECOND = timedelta(seconds=1)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgqueue import OptionError
-from pgqueue.schedule_rules import (
+from pgqueue.rules.ticks import (
     Firing,
     Overlap,
     Rule,

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case
 from benchmarks.systems import PGQUEUE
-from pgqueue.connections.opening import own_connection
-from pgqueue.connections.settings import CLAIMING
+from pgqueue.database.opening import own_connection
+from pgqueue.database.settings import CLAIMING
 from pgqueue.repository.claim import Claim
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import array_of

@@ -12,9 +12,9 @@ from benchmarks.case import Bench, Finding, Size, case
 from benchmarks.cases.unkind import FINISHED, snapshot
 from benchmarks.systems import PGQUEUE
 from pgqueue import Job, Keep
-from pgqueue.connections.opening import own_connection
-from pgqueue.connections.settings import PRUNING
-from pgqueue.retention import Retention
+from pgqueue.database.opening import own_connection
+from pgqueue.database.settings import PRUNING
+from pgqueue.rules.retention import Retention
 from pgqueue.worker.duties.prune import Progress, PruneRound
 
 OLD = "UPDATE pgqueue.jobs SET created_at = created_at - interval '1 year', "

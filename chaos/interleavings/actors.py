@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from chaos.interleavings.logical_workers import ERROR, TASKS, pairs, settle_in
 from chaos.interleavings.scheduler import Player, stop_before_statements
 from pgqueue import Job, PgQueue
-from pgqueue.connections.opening import driver_connection
+from pgqueue.database.opening import driver_connection
 from pgqueue.errors import JobNotFound
 from pgqueue.outcomes import Exhausted, Failed, Outcome, Released, Retried, Succeeded
 from pgqueue.repository.claim import Claimed

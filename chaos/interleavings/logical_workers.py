@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from chaos.workers import wait_until as wait_until  # for its users, too
 from pgqueue import Job, JobStatus, PgQueue, Violation
-from pgqueue.connections.settings import CLAIMING
+from pgqueue.database.settings import CLAIMING
 from pgqueue.execution import CancelWins, Stale, complete
 from pgqueue.outcomes import Cancelled, ErrorReport, Exhausted, Outcome
 from pgqueue.repository.claim import Claim, ClaimCursor, Claimed

@@ -40,7 +40,7 @@ def _fork_a_child() -> None:
 @mutation
 def orphans_keep_the_sockets(patch: Patch) -> None:
     """A forked child keeps the sockets of the worker's connections open."""
-    from pgqueue.connections import opening
+    from pgqueue.database import opening
 
     patch.set(opening, "keep_from_children", lambda _driver: None)
 

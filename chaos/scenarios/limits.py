@@ -77,7 +77,7 @@ def a_lease_holds_no_place(patch: Patch) -> None:
 @mutation
 def no_key_gets_a_turn(patch: Patch) -> None:
     """Jobs are admitted in the order of their times, whatever their keys."""
-    from pgqueue import admission
+    from pgqueue.rules import admission
 
     patch.set(admission, "_in_turns", lambda jobs, _: jobs)
 
@@ -102,7 +102,7 @@ def retries_take_no_token(patch: Patch) -> None:
 @mutation
 def busy_workers_save_starts_up(patch: Patch) -> None:
     """Jobs that were admitted and have not started are forgotten at the next admission."""
-    from pgqueue.admission import held_by_key
+    from pgqueue.rules.admission import held_by_key
     from pgqueue.worker.duties import admit
 
     patch.set(admit, "held_by_key", lambda _, *rest: held_by_key([], *rest))

@@ -11,8 +11,8 @@ from chaos.environment import Environment
 from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import call
 from chaos.scenario import Server, Size, scenario
-from pgqueue.connections.opening import own_connection
-from pgqueue.connections.settings import CLAIMING
+from pgqueue.database.opening import own_connection
+from pgqueue.database.settings import CLAIMING
 from pgqueue.repository.claim import ClaimCursor
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import array_of

@@ -27,8 +27,8 @@ from chaos.sample_tasks import (
 from chaos.scenario import Server, Size, scenario
 from chaos.workers import Member, Workers
 from pgqueue import JobContext
-from pgqueue.connections import opening
-from pgqueue.connections.keepalive import BRIEF, NETWORK
+from pgqueue.database import opening
+from pgqueue.database.keepalive import BRIEF, NETWORK
 from pgqueue.worker import liveness
 
 HASTY = {
@@ -104,7 +104,7 @@ def dead_hosts_are_waited_for(patch: Patch) -> None:
 @mutation
 def servers_are_waited_for(patch: Patch) -> None:
     """Connections are opened without telling this machine how soon to give a silent server up."""
-    from pgqueue.connections import opening
+    from pgqueue.database import opening
 
     patch.set(opening, "notice_loss_of_server", lambda fileno, settings: None)
 

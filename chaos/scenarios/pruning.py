@@ -10,11 +10,11 @@ from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import call, pay
 from chaos.scenario import Size, scenario
 from pgqueue import Keep
-from pgqueue.connections.opening import own_connection
-from pgqueue.connections.settings import PRUNING
+from pgqueue.database.opening import own_connection
+from pgqueue.database.settings import PRUNING
 from pgqueue.repository import prune as pruning
 from pgqueue.repository.tables import clock, jobs
-from pgqueue.retention import Retention
+from pgqueue.rules.retention import Retention
 from pgqueue.worker.duties.prune import Progress, PruneRound
 
 PRUNERS = 3

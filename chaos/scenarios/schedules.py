@@ -21,7 +21,7 @@ from chaos.workers import Program, Workers
 from pgqueue import JobContext
 from pgqueue.repository import schedules as statements
 from pgqueue.repository.schedules import Moved, ScheduleRows
-from pgqueue.schedule_rules import decide
+from pgqueue.rules.ticks import decide
 from pgqueue.worker.duties import ticks
 
 SECOND = timedelta(seconds=1)

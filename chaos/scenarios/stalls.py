@@ -26,7 +26,7 @@ from chaos.sample_tasks import (
 )
 from chaos.scenario import Size, scenario
 from pgqueue import JobContext
-from pgqueue.connections.opening import backend_pid
+from pgqueue.database.opening import backend_pid
 from pgqueue.worker import liveness
 
 

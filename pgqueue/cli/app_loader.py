@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
 from pgqueue import schema
-from pgqueue.connections.opening import DRIVER
+from pgqueue.database.opening import DRIVER
 from pgqueue.errors import NotBound, SchemaError
 from pgqueue.job_queue import PgQueue
 from pgqueue.terminal import one_line

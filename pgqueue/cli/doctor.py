@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from pgqueue import schema
 from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.options import on_database_with_json
-from pgqueue.connections.settings import LIMITS as RAISED
+from pgqueue.database.settings import LIMITS as RAISED
 from pgqueue.errors import OptionError, SchemaError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
@@ -21,7 +21,7 @@ from pgqueue.repository.batches import Batches, Candidate
 from pgqueue.repository.health import LIMITS, Health, TableHealth, Unreadable, Waiting
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.schedules import ScheduleState
-from pgqueue.schedule_rules import LATE, Overlap
+from pgqueue.rules.ticks import LATE, Overlap
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless, print_json
 

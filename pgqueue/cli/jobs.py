@@ -20,10 +20,10 @@ from pgqueue.cli.options import (
     on_database_with_json,
 )
 from pgqueue.job_queue import PgQueue
-from pgqueue.limits import has_own_capacity, rate_in_words
 from pgqueue.models import JobStatus
 from pgqueue.redaction import MASK, redacted_data, secrets_among
 from pgqueue.repository.listing import NOT_YOURS, Holder, JobDetails, LimitUse, Listing, PastAttempt
+from pgqueue.rules.limits import has_own_capacity, rate_in_words
 from pgqueue.terminal import harmless, print_json
 
 UNKNOWN = (

@@ -22,7 +22,6 @@ from pgqueue.cli.options import (
 )
 from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
-from pgqueue.limits import has_own_capacity, rate_in_words
 from pgqueue.models import JobStatus, Lease, PausedTask, QueueSettings, WorkerProcess
 from pgqueue.redaction import redacted, redacted_data
 from pgqueue.repository.admit import LimitState
@@ -30,6 +29,7 @@ from pgqueue.repository.health import Health
 from pgqueue.repository.listing import JobFilter, Listing
 from pgqueue.repository.schedules import ScheduleState
 from pgqueue.repository.tables import clock, count_rows
+from pgqueue.rules.limits import has_own_capacity, rate_in_words
 from pgqueue.terminal import as_data, harmless, print_json, print_table
 from pgqueue.worker.health import LONGEST_SILENCE
 

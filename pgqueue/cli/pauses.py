@@ -16,8 +16,8 @@ from pgqueue.cli.options import (
     together,
 )
 from pgqueue.job_queue import PgQueue
-from pgqueue.limits import has_own_capacity
 from pgqueue.repository.admit import LimitState
+from pgqueue.rules.limits import has_own_capacity
 from pgqueue.terminal import harmless, print_json
 
 

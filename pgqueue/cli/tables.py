@@ -10,8 +10,8 @@ import click
 from pgqueue import schema
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.options import on_app_with_json, on_database, together, verbose_option
-from pgqueue.connections.opening import own_connection
-from pgqueue.connections.settings import PRUNING
+from pgqueue.database.opening import own_connection
+from pgqueue.database.settings import PRUNING
 from pgqueue.models import SCHEMA
 from pgqueue.repository.prune import Pruning
 from pgqueue.terminal import print_json, print_table

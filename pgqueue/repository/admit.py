@@ -23,8 +23,6 @@ from sqlalchemy.dialects.postgresql import Insert
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.orm import Session
 
-from pgqueue.admission import Buckets, Place, Rule, Waiting
-from pgqueue.limits import SEPARATOR, Limit, name_of
 from pgqueue.repository.deadlines import meta_after_admission
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import DISPATCHED
@@ -55,6 +53,8 @@ from pgqueue.repository.tables import (
     wake_up_call,
 )
 from pgqueue.repository.workers import NOTHING_PAUSED, Paused
+from pgqueue.rules.admission import Buckets, Place, Rule, Waiting
+from pgqueue.rules.limits import SEPARATOR, Limit, name_of
 
 LANE = ("limit_keys", "queue", "priority")
 """The columns of a lane: the primary key of a waiting message without its time and its job."""

@@ -36,7 +36,7 @@ from pgqueue.repository.tables import (
     seconds,
     text_parameter,
 )
-from pgqueue.retention import Retention
+from pgqueue.rules.retention import Retention
 
 BATCH = sa.bindparam("batch_id", type_=sa.BigInteger)
 AFTER = sa.bindparam("after", type_=sa.BigInteger)

@@ -36,7 +36,7 @@ from pgqueue.repository.tables import (
     text_parameter,
     wake_up_call,
 )
-from pgqueue.unique import KEY_OF_PERIOD, Unique
+from pgqueue.rules.unique import KEY_OF_PERIOD, Unique
 
 
 @cache

@@ -17,9 +17,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from pgqueue.admission import Buckets, Rules, next_token, rule_of
 from pgqueue.errors import JobNotFound
-from pgqueue.limits import SEPARATOR
 from pgqueue.models import SCHEMA, Job, JobStatus
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.reading import moment, readable, span
@@ -39,6 +37,8 @@ from pgqueue.repository.tables import (
     workers,
 )
 from pgqueue.repository.workers import NOTHING_PAUSED
+from pgqueue.rules.admission import Buckets, Rules, next_token, rule_of
+from pgqueue.rules.limits import SEPARATOR
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
 

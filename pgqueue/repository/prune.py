@@ -28,7 +28,7 @@ from pgqueue.repository.tables import (
     pg,
     seconds,
 )
-from pgqueue.retention import Retention
+from pgqueue.rules.retention import Retention
 
 AFTER = sa.bindparam("after", type_=sa.BigInteger)
 

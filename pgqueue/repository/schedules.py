@@ -25,7 +25,7 @@ from pgqueue.repository.tables import (
     schedules,
     text_parameter,
 )
-from pgqueue.schedule_rules import Firing, Rule, checked_rule
+from pgqueue.rules.ticks import Firing, Rule, checked_rule
 
 NAME = schedules.c.name == text_parameter("schedule_name")
 MOMENT = sa.DateTime(timezone=True)

@@ -27,7 +27,7 @@ from pgqueue.models import (
     WaitingMessage,
     WorkerProcess,
 )
-from pgqueue.unique import KEY_OF_PERIOD
+from pgqueue.rules.unique import KEY_OF_PERIOD
 
 
 def _table(model: type[Any]) -> sa.Table:

@@ -10,9 +10,9 @@ from typing import Any
 from pgqueue.arguments.payload import Payload, in_batch
 from pgqueue.arguments.text import LARGEST_TEXT
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
-from pgqueue.limits import LimitKeys
 from pgqueue.options import Options, refuse_unknown_secrets, refuse_wrong_renames
-from pgqueue.unique import Unique, names_wanted_by, storable_key
+from pgqueue.rules.limits import LimitKeys
+from pgqueue.rules.unique import Unique, names_wanted_by, storable_key
 
 CHUNK = 1000
 """The most jobs in one statement of ``enqueue_many``."""

@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from pgqueue.errors import DuplicateJob
 from pgqueue.options import Options
 from pgqueue.repository.claim import Claimed
-from pgqueue.unique import CHANGES_HOLDER
+from pgqueue.rules.unique import CHANGES_HOLDER
 
 running_job: ContextVar[Claimed | None] = ContextVar("pgqueue_running_job", default=None)
 """The job whose handler runs, or ran last, in this thread or asyncio task.

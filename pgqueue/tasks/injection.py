@@ -9,8 +9,8 @@ from typing import Any, get_type_hints
 from sqlalchemy.orm import Session
 
 from pgqueue.context import JobContext
+from pgqueue.database.async_sessions import is_async_session
 from pgqueue.errors import TaskDefinitionError
-from pgqueue.sessions.async_sessions import is_async_session
 
 
 class Injected(StrEnum):

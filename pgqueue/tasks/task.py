@@ -11,10 +11,13 @@ from sqlalchemy import Connection, Engine, func
 from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue.arguments import Payload
-from pgqueue.connections.autocommit import refuse_autocommit
 from pgqueue.context import Around, JobContext
+from pgqueue.database import async_sessions
+from pgqueue.database.autocommit import refuse_autocommit
+from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
+from pgqueue.database.collecting import collect
+from pgqueue.database.flush import dispatch_at_flush, held_job, loaded_job, placed_job
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
-from pgqueue.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
@@ -32,16 +35,13 @@ from pgqueue.repository.enqueue import (
 from pgqueue.repository.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
 from pgqueue.repository.jobs import JobValues
 from pgqueue.repository.tables import clock
-from pgqueue.sessions import async_sessions
-from pgqueue.sessions.callers import joined, may_notify, sync_session, translated_errors
-from pgqueue.sessions.collecting import collect
-from pgqueue.sessions.flush import dispatch_at_flush, held_job, loaded_job, placed_job
+from pgqueue.rules.limits import Limit, LimitKeys, limits_of_task
+from pgqueue.rules.unique import split_period
 from pgqueue.tasks.binding import Arguments, Written, WrittenRows
 from pgqueue.tasks.delaying import warn_of_open_transaction
 from pgqueue.tasks.duplicates import check_holder, check_rows, rows_to_place
 from pgqueue.tasks.finishing import PlainFinishing
 from pgqueue.tasks.injection import Injection, injection_of
-from pgqueue.unique import split_period
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session

@@ -7,10 +7,10 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session, scoped_session
 
+from pgqueue.database.callers import sync_session, translated_errors
 from pgqueue.errors import ArgumentsError
 from pgqueue.models import Job, JobStatus
 from pgqueue.redaction import redacted_data
-from pgqueue.sessions.callers import sync_session, translated_errors
 from pgqueue.tasks import Task
 
 WAITING = (JobStatus.PENDING, JobStatus.BLOCKED)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
 
-from pgqueue.connections.opening import DRIVER
+from pgqueue.database.opening import DRIVER
 from pgqueue.embedded import EmbeddedPostgres, NoPostgres
 from pgqueue.repository.databases import create_database, drop_database
 

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session, scoped_session
 
+from pgqueue.database.callers import translated_errors
 from pgqueue.errors import PgQueueError
 from pgqueue.execution import after_error, too_late
 from pgqueue.job_queue import PgQueue
@@ -17,7 +18,6 @@ from pgqueue.models import Job, MessageQueue
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository.claim import ClaimCursor, Claimed
 from pgqueue.repository.workers import Workers
-from pgqueue.sessions.callers import translated_errors
 from pgqueue.testing.running import expire, joined_connection, queue_of
 from pgqueue.worker.inline.worker import InlineWorker
 

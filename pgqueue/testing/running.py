@@ -6,11 +6,11 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 
+from pgqueue.database.callers import in_transaction, sync_session, translated_errors
 from pgqueue.errors import ArgumentsError, PgQueueError
 from pgqueue.job_queue import PgQueue, queues_with_tasks
 from pgqueue.models import Job
 from pgqueue.repository.due_times import DueTimes
-from pgqueue.sessions.callers import in_transaction, sync_session, translated_errors
 from pgqueue.worker.inline.attempt import Ended
 from pgqueue.worker.inline.worker import InlineWorker
 

@@ -7,7 +7,7 @@ from threading import Event
 from sqlalchemy import Connection, select
 
 from pgqueue import redaction
-from pgqueue.connections.settings import CLAIMING
+from pgqueue.database.settings import CLAIMING
 from pgqueue.outcomes import Released
 from pgqueue.repository.claim import Claim, Claimed
 from pgqueue.repository.settle import Attempts

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue import redaction
 from pgqueue.context import Around, JobContext
-from pgqueue.sessions.handlers import listeners_to_commit
+from pgqueue.database.handlers import listeners_to_commit
 
 logger = redaction.logger(__name__)
 

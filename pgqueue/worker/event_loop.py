@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import Engine
 
 from pgqueue import redaction
-from pgqueue.connections.opening import connection_parameters
+from pgqueue.database import async_sessions
+from pgqueue.database.opening import connection_parameters
 from pgqueue.errors import WorkerBroken
-from pgqueue.sessions import async_sessions
 from pgqueue.worker.threads import WorkerThread
 
 if TYPE_CHECKING:

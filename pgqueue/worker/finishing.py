@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
 
+from pgqueue.database.unit_of_work import CommitUnknown, write_pending
 from pgqueue.errors import LeaseLost, PgQueueError
 from pgqueue.execution import CancelWins, Stale
 from pgqueue.execution.error_reports import storable_result
 from pgqueue.outcomes import Cancel, Succeeded
-from pgqueue.unit_of_work import CommitUnknown, write_pending
 from pgqueue.worker.commit_listeners import call_listeners
 from pgqueue.worker.transactional_attempt import AttemptTransaction
 

@@ -18,15 +18,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.util import await_only
 
 from pgqueue import execution, redaction
-from pgqueue.connections.autocommit import autocommitting
-from pgqueue.connections.opening import leave_autocommit, let_server_notice_loss
-from pgqueue.events import AttemptOutcome
-from pgqueue.execution import CancelWins, Stale
-from pgqueue.outcomes import Cancelled, Outcome, Released, Succeeded
-from pgqueue.repository.claim import Claimed
-from pgqueue.repository.settle import Attempts, Settled
-from pgqueue.repository.transactions import AFTER_HANDLER
-from pgqueue.unit_of_work import (
+from pgqueue.database.autocommit import autocommitting
+from pgqueue.database.opening import leave_autocommit, let_server_notice_loss
+from pgqueue.database.unit_of_work import (
     CommitUnknown,
     TransactionEnded,
     begin_for_handler,
@@ -34,6 +28,12 @@ from pgqueue.unit_of_work import (
     set_now,
     time_limits,
 )
+from pgqueue.events import AttemptOutcome
+from pgqueue.execution import CancelWins, Stale
+from pgqueue.outcomes import Cancelled, Outcome, Released, Succeeded
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Attempts, Settled
+from pgqueue.repository.transactions import AFTER_HANDLER
 from pgqueue.worker.buffer import STALE
 from pgqueue.worker.commit_listeners import call_after_commit
 from pgqueue.worker.outage import is_away, words_of

@@ -15,7 +15,7 @@ from threading import Event
 from sqlalchemy import Connection, Engine
 
 from pgqueue import redaction
-from pgqueue.connections.settings import UPKEEP
+from pgqueue.database.settings import UPKEEP
 from pgqueue.repository.rescue import SeenWorker
 from pgqueue.repository.workers import NOTHING_PAUSED, Workers
 from pgqueue.worker import liveness

@@ -33,8 +33,8 @@ from sqlalchemy import Engine
 from sqlalchemy.util import ThreadLocalRegistry
 
 from pgqueue import execution
-from pgqueue.connections.keepalive import leave_to_parent
 from pgqueue.context import Around, JobContext, Progress
+from pgqueue.database.keepalive import leave_to_parent
 from pgqueue.errors import PgQueueError
 from pgqueue.execution.attempt import logger as attempts_logger
 from pgqueue.meta import read_meta

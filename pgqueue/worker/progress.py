@@ -9,8 +9,8 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 
 from pgqueue import redaction
-from pgqueue.connections.settings import CLAIMING
 from pgqueue.context import LONGEST_NOTE, Progress
+from pgqueue.database.settings import CLAIMING
 from pgqueue.execution import secrets_of
 from pgqueue.execution.error_reports import storable_words
 from pgqueue.repository.claim import Claimed

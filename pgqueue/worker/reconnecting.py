@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import redaction
-from pgqueue.connections.opening import driver_connection, own_connection
+from pgqueue.database.opening import driver_connection, own_connection
 from pgqueue.worker.outage import MORE_CONNECTIONS, REPEAT, Outage, is_away, is_crowded, words_of
 
 logger = redaction.logger(__name__)

@@ -10,9 +10,9 @@ from uuid import UUID
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from pgqueue.connections.keepalive import has_ended
-from pgqueue.connections.opening import backend_pid, driver_connection
 from pgqueue.context import Finishing, JobContext, Progress
+from pgqueue.database.keepalive import has_ended
+from pgqueue.database.opening import backend_pid, driver_connection
 from pgqueue.meta import read_meta
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository.claim import Claimed

@@ -11,10 +11,9 @@ from sqlalchemy import Engine
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.orm import Session, sessionmaker
 
-from pgqueue.connections.opening import READ_COMMITTED
-from pgqueue.connections.settings import SCHEDULING
 from pgqueue.context import Around
-from pgqueue.limits import Limited
+from pgqueue.database.opening import READ_COMMITTED
+from pgqueue.database.settings import SCHEDULING
 from pgqueue.middleware import (
     AsyncAround,
     around_async_handlers,
@@ -24,7 +23,8 @@ from pgqueue.middleware import (
 from pgqueue.outcomes import Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.tables import array_of
-from pgqueue.retention import Retention
+from pgqueue.rules.limits import Limited
+from pgqueue.rules.retention import Retention
 from pgqueue.tasks import Task
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import JobBuffer

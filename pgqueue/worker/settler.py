@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from pgqueue import redaction
-from pgqueue.connections.settings import CLAIMING
+from pgqueue.database.settings import CLAIMING
 from pgqueue.outcomes import (
     Cancelled,
     ErrorReport,

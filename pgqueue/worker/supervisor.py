@@ -12,14 +12,14 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, QueuePool
 
 from pgqueue import redaction, schema
-from pgqueue.connections.opening import isolation_of, worker_engine
-from pgqueue.connections.settings import OWN
+from pgqueue.database.handlers import check_binds, joining_sessions
+from pgqueue.database.opening import isolation_of, worker_engine
+from pgqueue.database.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
 from pgqueue.middleware import around_handlers, layers_of
 from pgqueue.outcomes import Interrupted, Outcome, Released
 from pgqueue.repository.rescue import Rescued
-from pgqueue.sessions.handlers import check_binds, joining_sessions
 from pgqueue.worker import timeouts
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import STALE, JobBuffer

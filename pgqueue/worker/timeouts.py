@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from pgqueue import redaction
-from pgqueue.connections.opening import own_connection
-from pgqueue.connections.settings import OWN
+from pgqueue.database.opening import own_connection
+from pgqueue.database.settings import OWN
 from pgqueue.execution import after_error, too_late
 from pgqueue.outcomes import AttemptEnd, Outcome, Succeeded
 from pgqueue.repository.workers import Workers

@@ -18,14 +18,14 @@ from sqlalchemy.util import await_only
 
 from pgqueue import execution
 from pgqueue.context import Around
+from pgqueue.database.async_sessions import joined_session as joined_async_session
+from pgqueue.database.handlers import joined_session, options_of
+from pgqueue.database.unit_of_work import TransactionEnded, server_error, write_pending
 from pgqueue.execution import Replay
 from pgqueue.middleware import AsyncAround
 from pgqueue.outcomes import Outcome
 from pgqueue.repository.settle import Attempts, Settled
-from pgqueue.sessions.async_sessions import joined_session as joined_async_session
-from pgqueue.sessions.handlers import joined_session, options_of
 from pgqueue.tasks.delaying import handler_session
-from pgqueue.unit_of_work import TransactionEnded, server_error, write_pending
 from pgqueue.worker.running_attempt import RunningAttempt
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
-from pgqueue.connections.opening import own_connection
-from pgqueue.connections.settings import OWN
+from pgqueue.database.opening import own_connection
+from pgqueue.database.settings import OWN
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.workers import Workers
 

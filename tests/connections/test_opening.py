@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from chaos.interleavings.logical_workers import run_together
 from pgqueue import PgQueue, Worker
-from pgqueue.connections.opening import (
+from pgqueue.database.opening import (
     connection_parameters,
     driver_connection,
     own_connection,

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 from pgqueue import Limit, PgQueue, Unique, Worker
 from pgqueue.cli import main
-from pgqueue.connections.opening import own_connection
-from pgqueue.connections.settings import PRUNING
+from pgqueue.database.opening import own_connection
+from pgqueue.database.settings import PRUNING
 from pgqueue.worker.duties.prune import Progress, PruneRound
 
 HOSTILE = {

@@ -28,7 +28,6 @@ from chaos.interleavings.logical_workers import (
 )
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
 from pgqueue import Change, Job, JobStatus, Limit, PgQueue
-from pgqueue.admission import Rule
 from pgqueue.errors import OptionError
 from pgqueue.outcomes import (
     Cancelled,
@@ -46,6 +45,7 @@ from pgqueue.repository.admit import Admissions
 from pgqueue.repository.enqueue import Enqueues, NewJob
 from pgqueue.repository.messages import Start
 from pgqueue.repository.workers import NOTHING_PAUSED, Paused
+from pgqueue.rules.admission import Rule
 from pgqueue.worker.duties.admit import AdmissionRounds
 
 RULES = {
@@ -633,7 +633,7 @@ class TestRates:
         admit(engine)
         hasty = worker_settings(engine.url, lock_timeout="1ms")
         with engine.begin() as connection:
-            connection.execute(text("LOCK pgqueue.limit_buckets, pgqueue.limits"))
+            connection.execute(text("LOCK pgqueue.limit_buckets, pgqueue.rules.limits"))
             assert len(put_some(hasty, 3, "api")) == 3
 
 
@@ -653,7 +653,7 @@ STARTED = """
     ORDER BY gone.run_at, gone.id
 """
 ALL_BUT_ONE_PAUSED = """
-    INSERT INTO pgqueue.limits (name, declared, capacity, is_fair)
+    INSERT INTO pgqueue.rules.limits (name, declared, capacity, is_fair)
     SELECT limit_keys, 1000000, 0, true FROM pgqueue.waiting_messages WHERE limit_keys <> 'fair 1'
 """
 

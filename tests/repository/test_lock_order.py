@@ -24,7 +24,7 @@ from chaos.interleavings.logical_workers import (
 )
 from pgqueue import Change, DuplicateJob, Job, JobNotFound, Keep, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
-from pgqueue.retention import Retention
+from pgqueue.rules.retention import Retention
 from pgqueue.worker.duties.prune import Progress, PruneRound
 
 AT_ONCE = timedelta(0)

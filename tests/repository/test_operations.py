@@ -34,7 +34,7 @@ from pgqueue import (
     PgQueue,
     SchemaMissing,
 )
-from pgqueue.connections.opening import driver_connection
+from pgqueue.database.opening import driver_connection
 from pgqueue.outcomes import AttemptEnd, Cancelled, Failed, Retried, Succeeded
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.tables import CHANNEL

@@ -24,7 +24,7 @@ from pgqueue.repository.claim import Claimed
 from pgqueue.repository.jobs import Jobs
 from pgqueue.repository.prune import Pruning
 from pgqueue.repository.workers import Workers
-from pgqueue.retention import Keep, Retention
+from pgqueue.rules.retention import Keep, Retention
 from pgqueue.testing.databases import fresh_database
 
 BATCH = 100

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from chaos.interleavings.logical_workers import execute, violations
 from pgqueue import Keep, PgQueue
 from pgqueue.repository.tables import lock_key
-from pgqueue.retention import Retention
+from pgqueue.rules.retention import Retention
 from pgqueue.worker.duties.prune import MOST, Progress, PruneRound
 
 PRUNE_LOCK = lock_key("prune")

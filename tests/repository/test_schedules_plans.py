@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
-from pgqueue.connections.settings import SCHEDULING
+from pgqueue.database.settings import SCHEDULING
 from pgqueue.repository.schedules import Moved, ScheduleRows
 from pgqueue.repository.workers import Workers
-from pgqueue.schedule_rules import Firing
+from pgqueue.rules.ticks import Firing
 from pgqueue.testing.databases import fresh_database
 
 MANY = """

@@ -27,8 +27,8 @@ from traps import all_commands, all_statements, is_stepped_on, set_traps
 import pgqueue
 from pgqueue import Job, JobStatus, PgQueue, Retry, Worker
 from pgqueue.cli import main
-from pgqueue.connections.opening import own_connection
-from pgqueue.connections.settings import CLAIMING, UPKEEP
+from pgqueue.database.opening import own_connection
+from pgqueue.database.settings import CLAIMING, UPKEEP
 from pgqueue.repository.listing import JobFilter, Listing
 from pgqueue.schema import (
     SCHEMA_VERSION,

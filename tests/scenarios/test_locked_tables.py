@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from worker_rig import Rig, WorkerProgram, promised
 
 from pgqueue.cli.working import INTERRUPTED
-from pgqueue.connections.opening import backend_pid
+from pgqueue.database.opening import backend_pid
 
 pytestmark = pytest.mark.journey
 

@@ -18,8 +18,8 @@ from chaos.interleavings.logical_workers import (
     worker_settings,
 )
 from pgqueue import Job, PgQueue
-from pgqueue.connections.autocommit import autocommitting
-from pgqueue.connections.opening import worker_engine
+from pgqueue.database.autocommit import autocommitting
+from pgqueue.database.opening import worker_engine
 from pgqueue.outcomes import Retried, Succeeded
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from worker_rig import endings, wait_until
 
 from pgqueue import Cancel, Change, Job, JobContext, Keep, PgQueue, Retry, Worker, schema
-from pgqueue.connections.opening import worker_engine
+from pgqueue.database.opening import worker_engine
 from pgqueue.worker.duties.prune import Pruner
 from pgqueue.worker.outage import Outage
 

@@ -6,7 +6,7 @@ from threading import Event
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from pgqueue.connections.opening import backend_pid
+from pgqueue.database.opening import backend_pid
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.reconnecting import ReconnectingConnection
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, Executable, create_engine, func, make_url, select, text
 from worker_rig import promised
 
-from pgqueue.connections.opening import own_connection
+from pgqueue.database.opening import own_connection
 from pgqueue.worker.duties.rescue import HOUSEKEEPING, RESCUE_LOCK, Rescuer
 from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
 from pgqueue.worker.liveness import FAST_GRACE

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Engine, Select, select
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
-from pgqueue.connections.opening import driver_connection, own_connection
-from pgqueue.connections.settings import OWN
+from pgqueue.database.opening import driver_connection, own_connection
+from pgqueue.database.settings import OWN
 from pgqueue.repository.tables import CHANNEL, SLEEPERS, notify, pg
 from pgqueue.repository.transactions import listen
 

@@ -18,7 +18,11 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
-from pgqueue.admission import (
+from pgqueue.database.settings import ADMITTING
+from pgqueue.repository.admit import FIRST_LANE, FIRST_PLACE, Admissions, LaneKey, lane_of
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.workers import Paused
+from pgqueue.rules.admission import (
     Buckets,
     Place,
     Rule,
@@ -39,11 +43,7 @@ from pgqueue.admission import (
     to_send_back,
     turn_group,
 )
-from pgqueue.connections.settings import ADMITTING
-from pgqueue.limits import SEPARATOR, Limit, Limited, name_of
-from pgqueue.repository.admit import FIRST_LANE, FIRST_PLACE, Admissions, LaneKey, lane_of
-from pgqueue.repository.claim import Claimed
-from pgqueue.repository.workers import Paused
+from pgqueue.rules.limits import SEPARATOR, Limit, Limited, name_of
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import Outage, words_of
 from pgqueue.worker.threads import wait_until

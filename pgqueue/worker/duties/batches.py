@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from sqlalchemy import Connection, Engine
 
 from pgqueue import redaction
-from pgqueue.connections.settings import SCHEDULING
+from pgqueue.database.settings import SCHEDULING
 from pgqueue.repository.batches import Batches
 from pgqueue.worker.loop import NEVER, Loop
 from pgqueue.worker.outage import Outage

@@ -14,10 +14,10 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
-from pgqueue.connections.settings import PRUNING
+from pgqueue.database.settings import PRUNING
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.prune import Pruning, Reference, Stretch
-from pgqueue.retention import Retention
+from pgqueue.rules.retention import Retention
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import Outage, words_of
 from pgqueue.worker.reconnecting import GRANT_AGAIN, is_lock_timeout, lacks_right

@@ -12,7 +12,7 @@ from threading import Event
 from sqlalchemy import Connection, Engine, select
 
 from pgqueue import redaction
-from pgqueue.connections.settings import UPKEEP
+from pgqueue.database.settings import UPKEEP
 from pgqueue.execution import log_final_failure
 from pgqueue.repository.rescue import Rescued, SeenWorker
 from pgqueue.repository.tables import CRASHED, lock_key, notify, pg

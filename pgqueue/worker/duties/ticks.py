@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Engine
 
 from pgqueue import redaction
-from pgqueue.connections.settings import SCHEDULING
+from pgqueue.database.settings import SCHEDULING
 from pgqueue.job_queue import PgQueue
 from pgqueue.repository.schedules import DueSchedule, Moved, ScheduleRows
-from pgqueue.schedule_rules import Firing, Overlap, Standing, decide
+from pgqueue.rules.ticks import Firing, Overlap, Standing, decide
 from pgqueue.schedules import task_of_schedule
 from pgqueue.tasks import PreparedJob, Task
 from pgqueue.worker.application_calls import ApplicationCalls

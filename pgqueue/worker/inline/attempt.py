@@ -19,6 +19,13 @@ from sqlalchemy.util import await_only
 from pgqueue import execution
 from pgqueue.context import Finishing as AnyFinishing
 from pgqueue.context import Progress, nothing_around
+from pgqueue.database.handlers import listeners_to_commit
+from pgqueue.database.unit_of_work import (
+    TransactionEnded,
+    release_savepoints,
+    server_error,
+    undo_savepoints,
+)
 from pgqueue.errors import ArgumentsError, AttemptFailed
 from pgqueue.execution import CancelWins, Stale
 from pgqueue.execution.ended import WORDS
@@ -38,15 +45,8 @@ from pgqueue.repository.jobs import Jobs
 from pgqueue.repository.settle import Attempts, Settled
 from pgqueue.repository.tables import CRASHED
 from pgqueue.repository.transactions import CHECK_CONSTRAINTS
-from pgqueue.sessions.handlers import listeners_to_commit
 from pgqueue.tasks import Task
 from pgqueue.tasks.duplicates import running_job
-from pgqueue.unit_of_work import (
-    TransactionEnded,
-    release_savepoints,
-    server_error,
-    undo_savepoints,
-)
 from pgqueue.worker.buffer import STALE
 from pgqueue.worker.event_loop import run_alone
 from pgqueue.worker.finishing import Finishing

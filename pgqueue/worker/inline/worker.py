@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection
 
+from pgqueue.database.handlers import joining_sessions
 from pgqueue.job_queue import PgQueue
 from pgqueue.middleware import layers_of
 from pgqueue.repository.claim import NOTHING, ClaimCursor, Claimed, Upcoming
 from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.workers import Paused, Workers
-from pgqueue.sessions.handlers import joining_sessions
 from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks, under_all_names
 from pgqueue.worker.duties.admit import AdmissionRounds, rules_of
 from pgqueue.worker.duties.batches import BatchEnds

@@ -10,8 +10,8 @@ from sqlalchemy.exc import DBAPIError
 
 from chaos.proxy import Proxy
 from chaos.workers import PATIENCE
-from pgqueue.connections.opening import driver_connection, own_connection
-from pgqueue.connections.settings import CLAIMING
+from pgqueue.database.opening import driver_connection, own_connection
+from pgqueue.database.settings import CLAIMING
 from pgqueue.repository.tables import notify
 from pgqueue.worker.claiming import notifications
 from pgqueue.worker.claiming.notifications import Listener

@@ -9,13 +9,13 @@ from sqlalchemy.orm import Session, defer, load_only, make_transient_to_detached
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.orm.interfaces import ORMOption
 
-from pgqueue.connections.autocommit import refuse_autocommit
+from pgqueue.database.autocommit import refuse_autocommit
+from pgqueue.database.callers import may_notify
+from pgqueue.database.collecting import collect
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository.enqueue import Enqueued, Enqueues, KeyHolder, Placed
 from pgqueue.repository.jobs import Jobs, raising_duplicate
 from pgqueue.repository.reading import moment
-from pgqueue.sessions.callers import may_notify
-from pgqueue.sessions.collecting import collect
 
 MADE_BY_HAND = "pgqueue.made_by_hand"
 WITHOUT_NOTIFY = "pgqueue.without_notify"

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, TwoPhaseTransaction
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
-from pgqueue.connections.autocommit import refuse_autocommit
+from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.errors import ArgumentsError, NotBound, SchemaMissing, SchemaTooOld
 from pgqueue.models import Job
 from pgqueue.models.base import SCHEMA

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import URL, Connection, Engine, NullPool
 from sqlalchemy.orm import Session, sessionmaker
 
+from pgqueue.database.handlers import join_transaction, sessions_of_jobs
+from pgqueue.database.handlers import session_in_savepoint as sync_session_in_savepoint
 from pgqueue.errors import ArgumentsError
-from pgqueue.sessions.handlers import join_transaction, sessions_of_jobs
-from pgqueue.sessions.handlers import session_in_savepoint as sync_session_in_savepoint
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession

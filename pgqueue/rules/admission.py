@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from pgqueue.limits import name_of
+from pgqueue.rules.limits import name_of
 
 NEVER = datetime.min.replace(tzinfo=UTC)
 TURNS_ARE_KEPT = timedelta(hours=1)

@@ -10,7 +10,7 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
-from pgqueue.connections.keepalive import (
+from pgqueue.database.keepalive import (
     NETWORK,
     keep_from_children,
     name_of_connection,

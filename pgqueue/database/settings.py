@@ -1,6 +1,6 @@
 """Settings of the server, by the purpose of a connection."""
 
-from pgqueue.connections.keepalive import BRIEF, NETWORK
+from pgqueue.database.keepalive import BRIEF, NETWORK
 from pgqueue.repository.tables import SEARCH_PATH
 from pgqueue.repository.transactions import PLAN_ONCE, PLANNER
 

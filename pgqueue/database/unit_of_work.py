@@ -10,8 +10,8 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from pgqueue.connections.opening import READ_COMMITTED, driver_connection
-from pgqueue.connections.settings import FIRST_WITH_TRANSACTION_TIMEOUT, LIMITS
+from pgqueue.database.opening import READ_COMMITTED, driver_connection
+from pgqueue.database.settings import FIRST_WITH_TRANSACTION_TIMEOUT, LIMITS
 from pgqueue.repository.transactions import GUARD, begin, set_local
 
 

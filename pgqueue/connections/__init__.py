@@ -1,1 +1,0 @@
-"""Connections: how they are opened, set up, watched and closed."""

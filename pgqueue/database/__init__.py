@@ -1,0 +1,1 @@
+"""Connections, Sessions and transactions: how they are opened, joined and committed."""

@@ -1,0 +1,1 @@
+"""What is decided without a database: limits, keys, retries, retention and schedules."""

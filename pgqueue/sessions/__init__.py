@@ -1,1 +1,0 @@
-"""The application's Session, the handler's Session, and support for AsyncSession."""
