@@ -1,7 +1,7 @@
 """``PgQueue``, the object that an application holds: its tasks, its database and its operations."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from inspect import isasyncgenfunction, isgeneratorfunction
@@ -43,14 +43,16 @@ from pgqueue.database.opening import DRIVER, connection_parameters, worker_engin
 from pgqueue.errors import ArgumentsError, NotBound, OptionError, TaskDefinitionError, UnknownTask
 from pgqueue.events import AttemptCallback
 from pgqueue.middleware import Middleware, as_context_manager, layers_of
-from pgqueue.models import DEFAULT_QUEUE
+from pgqueue.models import DEFAULT_QUEUE, JobStatus
 from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
 from pgqueue.repository.admit import Admissions, LimitState
 from pgqueue.repository.batches import Batches, BatchState
+from pgqueue.repository.cancel import Cancels
 from pgqueue.repository.health import StatusCount
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.jobs import Change, Jobs
+from pgqueue.repository.listing import UNFINISHED, JobConditions, JobFilter
 from pgqueue.repository.workers import Workers
 from pgqueue.rules.limits import (
     Limit,
@@ -547,6 +549,47 @@ class PgQueue:
         """
         job_id = _checked_id(job_id)
         return Jobs(in_transaction(session, f"cancel of job {job_id}")).cancel(job_id)
+
+    @translated_errors()
+    def cancel_where(
+        self,
+        session: "Session | Connection | scoped_session[Any]",
+        *,
+        status: JobStatus | str | Collection[JobStatus | str] = UNFINISHED,
+        **conditions: Unpack[JobConditions],
+    ) -> dict[Change, int]:
+        """Cancel all jobs that match, in the caller's transaction; returns how many, by the result.
+
+        - ``status``: one or several of pending, blocked and running; all three by default.
+        - ``task``, ``queue``, ``tag``: by name; ``batch``: by the id of a batch.
+        - ``limit_key``: a key under which the jobs count, as in ``Job.limit_keys``.
+        - ``unique_key``: as in ``Job.unique_key``; two queues may each have a job with it.
+
+        At least one condition besides ``status`` is needed, and all must hold.  Jobs that wait end
+        first, the newest before the others, by one statement for each thousand.  Then each job
+        that a worker has claimed is asked to stop, as :meth:`cancel` does.  The rows of the jobs
+        stay locked until the transaction ends, so commit soon.  The command ``pgqueue cancel``
+        commits after each thousand.
+
+        Raises OptionError without a condition, and for a status of jobs that have ended.
+        """
+        statuses = [status] if isinstance(status, str) else list(status)
+        if wrong := [one for one in statuses if one not in UNFINISHED]:
+            raise OptionError(
+                f"cancel_where: status {wrong[0]!r} is none of {', '.join(UNFINISHED)}: jobs that "
+                "have ended cannot be cancelled"
+            )
+        if not any(value is not None for value in conditions.values()):
+            raise OptionError("cancel_where: which jobs? give a task, a queue, a batch or the like")
+        which = JobFilter(frozenset(map(JobStatus, statuses)), **conditions)
+        return dict(Cancels(in_transaction(session, "cancel of several jobs")).all_of(which))
+
+    @translated_errors()
+    def cancel_batch(
+        self, session: "Session | Connection | scoped_session[Any]", batch_id: int
+    ) -> dict[Change, int]:
+        """Cancel the jobs of a batch that have not ended, as :meth:`cancel_where` does."""
+        return self.cancel_where(session, batch=_checked_id(batch_id, "batch"))
 
     @translated_errors()
     def requeue(
