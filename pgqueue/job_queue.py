@@ -481,20 +481,27 @@ class PgQueue:
         *,
         on_success: Task[..., Any] | None = None,
         on_failure: Task[..., Any] | None = None,
+        on_cancelled: Task[..., Any] | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> OpenBatch:
         """Return a ``with`` block whose jobs are one batch; ``async with`` for an AsyncSession.
 
         All jobs that the block enqueues through ``session`` belong to the batch.  When the last of
         them has ended, one job is enqueued: of the task ``on_failure`` if a job has failed, else of
-        ``on_success``.  Its one argument is the id of the batch, an int.  A cancelled job does not
-        count as failed.  :meth:`get_batch` returns ``name`` and ``meta`` (a dict of JSON data).
+        ``on_cancelled`` if one was cancelled (of ``on_failure`` if that is not given), else of
+        ``on_success``.  Its one argument is the id of the batch, an int.  :meth:`get_batch` returns
+        ``name`` and ``meta`` (a dict of JSON data).
 
         Joins the caller's transaction and commits nothing.  Raises OptionError, ArgumentsError or
         PayloadError for a task that cannot be called so.
         """
         where = f"batch {shown(name)}" if name else "batch"
-        for parameter, task in (("on_success", on_success), ("on_failure", on_failure)):
+        callbacks = {
+            "on_success": on_success,
+            "on_failure": on_failure,
+            "on_cancelled": on_cancelled,
+        }
+        for parameter, task in callbacks.items():
             if task is not None and (not isinstance(task, Task) or task.owner is not self):
                 raise TaskDefinitionError(
                     f"{where}: {parameter} is {task!r}; give a task of this queue"
@@ -503,8 +510,7 @@ class PgQueue:
             session,
             name,
             meta=meta,
-            on_success=on_success,
-            on_failure=on_failure,
+            **callbacks,
             application=self.application,
         )
 
@@ -529,6 +535,18 @@ class PgQueue:
         Raises BatchNotFound.
         """
         return Batches(executor(session)).state(_checked_id(batch_id, "batch"))
+
+    @translated_errors()
+    def progress_of(
+        self, session: "Session | Connection | scoped_session[Any]", batch_id: int
+    ) -> BatchState:
+        """Return a batch as a worker has last counted it: one row, however many jobs it has.
+
+        While jobs of the batch end, a worker counts every second, or more rarely if a count takes
+        longer than 20 ms: counts take at most a fiftieth of the time.  While nothing changes, it
+        counts once a minute.  :meth:`get_batch` counts exactly.  Raises BatchNotFound.
+        """
+        return Batches(executor(session)).progress(_checked_id(batch_id, "batch"))
 
     @translated_errors()
     def batches(

@@ -91,14 +91,16 @@ class JobFilter:
             None if self.after is None else id > self.after,
             None if self.batch is None else _is_in_batch(self.batch, id),
         ]
-        of_job = [
+        of_job: list[sa.ColumnElement[bool] | None] = [
             None if self.tag is None else jobs.c.tags.has_key(sa.cast(self.tag, sa.Text)),
             None if self.limit_key is None else has_limit_key(self.limit_key),
             None
             if self.unique_key is None
             else jobs.c.unique_key == sa.cast(self.unique_key, sa.Text),
         ]
-        words = [sa.type_coerce(word, sa.Boolean) for word in of_job if word is not None]
+        words: list[sa.ColumnElement[bool]] = [
+            sa.type_coerce(word, sa.Boolean) for word in of_job if word is not None
+        ]
         if words and table is not jobs:
             # One probe by key for each row; an EXISTS could become a join that reads all jobs.
             each = sa.select(sa.and_(*words)).where(jobs.c.id == id).correlate_except(jobs)
