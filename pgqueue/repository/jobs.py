@@ -121,11 +121,18 @@ def delete_lease_of_ended_job() -> sa.Executable:
 
 @cache
 def request_cancel() -> sa.Executable:
-    """Flag a running job.  Its worker reads the flag, and each settle of the job obeys it."""
+    """Flag a running job.  Its worker reads the flag, and each settle of the job obeys it.
+
+    Its unique key is free from then on: an enqueue makes a new job, and does not hand back one that
+    can only end cancelled.
+    """
     return (
         sa.update(jobs)
         .where(jobs.c.id == JOB, jobs.c.outcome.is_(None))
-        .values(cancel_requested_at=sa.func.coalesce(jobs.c.cancel_requested_at, clock()))
+        .values(
+            cancel_requested_at=sa.func.coalesce(jobs.c.cancel_requested_at, clock()),
+            held_unique_key=sa.null(),
+        )
     )
 
 
