@@ -49,8 +49,9 @@ from pgqueue.redaction import redacted
 from pgqueue.repository.admit import Admissions, LimitState
 from pgqueue.repository.batches import Batches, BatchState
 from pgqueue.repository.cancel import Cancels
-from pgqueue.repository.health import StatusCount
+from pgqueue.repository.health import Health, StatusCount
 from pgqueue.repository.invariants import Violation
+from pgqueue.repository.job_state import JobState, JobStates
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.listing import UNFINISHED, JobConditions, JobFilter
 from pgqueue.repository.workers import Workers
@@ -527,6 +528,16 @@ class PgQueue:
         return ExtendedBatch(session, _checked_id(batch_id, "batch"))
 
     @translated_errors()
+    def job_state(
+        self, session: "Session | Connection | scoped_session[Any]", job_id: int
+    ) -> JobState:
+        """Return the state of a job by one statement, without loading a :class:`Job`.
+
+        For pages that ask often whether a job has ended.  Raises JobNotFound.
+        """
+        return JobStates(executor(session)).of(_checked_id(job_id))
+
+    @translated_errors()
     def get_batch(
         self, session: "Session | Connection | scoped_session[Any]", batch_id: int
     ) -> BatchState:
@@ -792,8 +803,13 @@ class PgQueue:
 
     @translated_errors()
     def counts(self, session: "Session | Connection | scoped_session[Any]") -> list[StatusCount]:
-        """Return the number of jobs by queue and status.  Reads all jobs."""
-        return Jobs(executor(session)).counts()
+        """Return the number of jobs by queue and status.
+
+        Each status is counted in the table that has its jobs; only the succeeded ones are counted
+        in ``jobs``, which reads all of it.  A job that stands in no table, which :meth:`check`
+        reports, is not counted.
+        """
+        return Health(executor(session)).counts(succeeded=True)
 
     def __repr__(self) -> str:
         """Name the database without its password."""

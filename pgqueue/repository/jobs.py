@@ -15,11 +15,10 @@ from sqlalchemy.orm import Session
 
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository import health, invariants
+from pgqueue.repository import invariants
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.enqueue import KeyHolder, holders
 from pgqueue.repository.fast_path import fetch
-from pgqueue.repository.health import StatusCount
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.messages import (
     DISPATCHED,
@@ -549,9 +548,6 @@ class Jobs:
         return [
             Violation(*row) for row in self._executor.execute(invariants.invariant_violations())
         ]
-
-    def counts(self) -> list[StatusCount]:
-        return [StatusCount(*row) for row in self._executor.execute(health.count_jobs())]
 
     def _run(self, statement: Any, job_id: int) -> Any:
         return self._executor.execute(statement, {"job_id": job_id})
