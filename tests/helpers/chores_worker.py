@@ -15,8 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from chores import queue
 from sqlalchemy import create_engine
+from worker_tasks import queue
 
 from pgqueue import Worker
 from pgqueue.cli.working import work
@@ -41,9 +41,9 @@ def _work(options: dict[str, Any]) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(threadName)s %(levelname)s %(message)s"
     )
-    queue.bind(os.environ["CHORES_URL"])
+    queue.bind(os.environ["CHAOS_URL"])
     for module in options.pop("modules", ()):
-        importlib.import_module(module)  # tasks besides those of chores
+        importlib.import_module(module)  # tasks besides those of worker_tasks
     for place, value in options.pop("set", {}).items():
         module, name = place.split(":")
         setattr(importlib.import_module(module), name, value)
@@ -51,7 +51,7 @@ def _work(options: dict[str, Any]) -> None:
         module, name = place.split(":")
         setattr(importlib.import_module(module), name, timedelta(seconds=seconds))
     if pool_size := options.pop("pool_size", None):
-        queue.bind(create_engine(os.environ["CHORES_URL"], pool_size=pool_size, max_overflow=0))
+        queue.bind(create_engine(os.environ["CHAOS_URL"], pool_size=pool_size, max_overflow=0))
     queue.notify = options.pop("notify", True)
     for name in SPANS:
         if name in options:

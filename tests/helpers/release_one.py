@@ -1,6 +1,6 @@
 """What a worker of the first release of an application imports."""
 
-from chores import note, queue
+from worker_tasks import note, queue
 
 from pgqueue import JobContext
 

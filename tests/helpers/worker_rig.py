@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-import chores
+import worker_tasks
 from chores_worker import run
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
@@ -41,8 +41,8 @@ class WorkerProgram:
         self.log = directory / f"{name}.log"
         own_url = make_url(url).update_query_dict({"application_name": name})
         environment = {
-            "CHORES_URL": own_url.render_as_string(hide_password=False),
-            "CHORES_DIRECTORY": str(directory),
+            "CHAOS_URL": own_url.render_as_string(hide_password=False),
+            "CHAOS_DIRECTORY": str(directory),
         }
         self.log.touch()
         self._process = FORKS.Process(target=run, args=(environment, self.log, options))
@@ -93,7 +93,7 @@ class Rig:
         self.worker_url = worker_url or url
         self.directory = directory
         self.engine: Engine = create_engine(url, pool_pre_ping=True)
-        self.queue = chores.queue
+        self.queue = worker_tasks.queue
         self.queue.notify = True
         self.queue.bind(self.engine)
         self.workers: list[WorkerProgram] = []

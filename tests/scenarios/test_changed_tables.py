@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import chores
 import pytest
+import worker_tasks
 from worker_rig import Rig
 
 pytestmark = pytest.mark.journey
@@ -16,7 +16,7 @@ def test_a_change_of_the_tables_and_a_running_worker_never_wait_for_each_other(
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
-            chores.pay.options(max_attempts=1).enqueue_many(session, [(0,)] * 800)
+            worker_tasks.pay.options(max_attempts=1).enqueue_many(session, [(0,)] * 800)
             session.commit()
         worker = rig.start(concurrency=8)
         rig.until(lambda: rig.effects() > 20)

@@ -4,8 +4,8 @@ import random
 import time
 from pathlib import Path
 
-import chores
 import pytest
+import worker_tasks
 from worker_rig import Rig, WorkerProgram, promised
 
 pytestmark = pytest.mark.journey
@@ -18,7 +18,7 @@ def test_a_killed_workers_job_is_claimable_again_within_two_seconds(
     with Rig(database_url, tmp_path) as rig:
         killed = rig.start(poll_interval=0.1)
         with rig.session() as session:
-            job = chores.wait.enqueue(session, "go").id
+            job = worker_tasks.wait.enqueue(session, "go").id
             session.commit()
         rig.until_started(job)
         rig.start(poll_interval=0.1)
@@ -80,9 +80,11 @@ def test_effects_are_those_of_succeeded_jobs_after_fifty_kills(
 def _enqueue(rig: Rig, count: int) -> None:
     """Half of them sync and half async, ten milliseconds each."""
     with rig.session() as session:
-        endless = chores.pay.options(max_attempts=1000)
+        endless = worker_tasks.pay.options(max_attempts=1000)
         endless.enqueue_many(session, [(10,)] * (count // 2))
-        chores.pay_async.options(max_attempts=1000).enqueue_many(session, [(10,)] * (count // 2))
+        worker_tasks.pay_async.options(max_attempts=1000).enqueue_many(
+            session, [(10,)] * (count // 2)
+        )
         session.commit()
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import limited_chores
+import limited_tasks
 import pytest
 from worker_rig import Rig
 
@@ -36,7 +36,7 @@ def most_at_once(notes: list[dict[str, Any]], *, by_key: bool = True) -> int:
 
 def start_workers(rig: Rig, count: int = WORKERS) -> None:
     for _ in range(count):
-        rig.start(waits=False, modules=["limited_chores"], poll_interval=0.2, concurrency=6)
+        rig.start(waits=False, modules=["limited_tasks"], poll_interval=0.2, concurrency=6)
 
 
 def kill_some(rig: Rig, count: int = KILLS) -> None:
@@ -58,7 +58,7 @@ def test_several_limits_of_a_task_hold_together(database_url: str, tmp_path: Pat
         start_workers(rig, 4)
         with rig.session() as session:
             rows = [(key, 5) for _ in range(20) for key in KEYS]
-            limited_chores.three_in_all.enqueue_many(session, rows)
+            limited_tasks.three_in_all.enqueue_many(session, rows)
             session.commit()
 
         kill_some(rig, 2)
@@ -77,7 +77,7 @@ def test_strict_order_is_first_in_first_out_by_key_while_workers_are_killed(
         start_workers(rig)
         with rig.session() as session:
             rows = [(key, n, 2 * (n % 5 == 3)) for n in range(15) for key in KEYS]
-            limited_chores.in_order.enqueue_many(session, rows)
+            limited_tasks.in_order.enqueue_many(session, rows)
             session.commit()
 
         kill_some(rig, 4)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import chores
 import pytest
+import worker_tasks
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from worker_rig import Rig, WorkerProgram, promised
@@ -55,7 +55,8 @@ def test_a_restart_of_the_server_under_load_costs_no_job_and_no_worker(
 
 @pytest.mark.timed
 @pytest.mark.parametrize(
-    "task", [chores.heed_and_pay, chores.heed_and_pay_async, chores.heed_after_mistake]
+    "task",
+    [worker_tasks.heed_and_pay, worker_tasks.heed_and_pay_async, worker_tasks.heed_after_mistake],
 )
 def test_a_handler_hears_that_its_transaction_has_ended(
     database_url: str, tmp_path: Path, task: Any
@@ -108,7 +109,7 @@ def test_nobody_is_declared_dead_after_an_outage_of_seconds(
             assert worker.log.read_text().count("waiting for the database") == 1
             assert worker.log.read_text().count(AGAIN) == 1
         with rig.session() as session:
-            chores.quick.enqueue_many(session, [()] * 50)
+            worker_tasks.quick.enqueue_many(session, [()] * 50)
             session.commit()
         rig.until_ended()
         assert [worker.terminate() for worker in workers] == [0] * 4
@@ -122,7 +123,7 @@ def test_an_outage_is_not_told_for_each_job_that_was_claimed_before(
         rig.queue.upgrade()
         worker = rig.start(concurrency=8)
         with rig.session() as session:
-            chores.pay.enqueue_many(session, [(1,)] * 2000)
+            worker_tasks.pay.enqueue_many(session, [(1,)] * 2000)
             session.commit()
         rig.until(lambda: rig.unfinished() <= 1800)
 
@@ -143,7 +144,7 @@ def test_a_worker_that_finds_no_server_waits_for_it(server_directory: Path, tmp_
     with EmbeddedPostgres(server_directory) as server, Rig(server.url, tmp_path) as rig:
         rig.queue.upgrade()
         with rig.session() as session:
-            job = chores.quick.enqueue(session).id
+            job = worker_tasks.quick.enqueue(session).id
             session.commit()
         server.crash()
         worker = rig.start(waits=False)
@@ -202,7 +203,7 @@ def test_a_worker_survives_the_end_of_each_of_its_connections(
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(concurrency=2)
         with rig.session() as session:
-            once = chores.pay.enqueue(session).id
+            once = worker_tasks.pay.enqueue(session).id
             session.commit()
         rig.until_ended(once)
 
@@ -210,7 +211,10 @@ def test_a_worker_survives_the_end_of_each_of_its_connections(
             for backend in rig.backends(worker):
                 rig.run("SELECT pg_terminate_backend(:pid)", pid=backend)
                 with rig.session() as session:
-                    jobs = [task.enqueue(session).id for task in (chores.pay, chores.pay_async)]
+                    jobs = [
+                        task.enqueue(session).id
+                        for task in (worker_tasks.pay, worker_tasks.pay_async)
+                    ]
                     session.commit()
                 rig.until_ended(*jobs)
             assert round_ == 0 or worker.is_running
@@ -244,7 +248,7 @@ def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(pool_size=1)
         with rig.session() as session:
-            hog = chores.hog_the_pool.enqueue(session, "go").id
+            hog = worker_tasks.hog_the_pool.enqueue(session, "go").id
             session.commit()
         rig.until_started(hog)
 
@@ -258,7 +262,7 @@ def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
         rig.start()
 
         with rig.session() as session:
-            job = chores.quick.enqueue(session).id
+            job = worker_tasks.quick.enqueue(session).id
             session.commit()
         rig.until_ended(job)
         ends_at = time.monotonic() + 3
@@ -273,9 +277,9 @@ def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
 def _two_at_work(rig: Rig) -> list[WorkerProgram]:
     rig.queue.upgrade()
     with rig.session() as session:
-        endless = chores.pay.options(max_attempts=1000)
+        endless = worker_tasks.pay.options(max_attempts=1000)
         endless.enqueue_many(session, [(10,)] * (JOBS // 2))
-        chores.brief.options(max_attempts=1000).enqueue_many(session, [(10,)] * (JOBS // 2))
+        worker_tasks.brief.options(max_attempts=1000).enqueue_many(session, [(10,)] * (JOBS // 2))
         session.commit()
     return [rig.start(concurrency=2) for _ in range(2)]
 
@@ -291,7 +295,7 @@ def _all_is_well(rig: Rig, workers: list[WorkerProgram]) -> None:
 
     rig.until(is_over, seconds=40, what="all jobs end")
     assert rig.outcomes() == {"succeeded": JOBS}
-    with_effect = "task = 'chores.pay' AND outcome = 'succeeded'"
+    with_effect = "task = 'worker_tasks.pay' AND outcome = 'succeeded'"
     assert rig.effects() == rig.scalar(f"SELECT count(*) FROM pgqueue.jobs WHERE {with_effect}")
     assert rig.scalar("SELECT count(DISTINCT job) FROM effects") == rig.effects()
     assert rig.declared_dead() == 0
@@ -300,7 +304,7 @@ def _all_is_well(rig: Rig, workers: list[WorkerProgram]) -> None:
     assert rig.check() == []
 
 
-@pytest.mark.parametrize("task", [chores.pay, chores.pay_async])
+@pytest.mark.parametrize("task", [worker_tasks.pay, worker_tasks.pay_async])
 def test_a_connection_that_died_in_the_pool_costs_no_attempt(
     database_url: str, tmp_path: Path, task: Any
 ) -> None:

@@ -4,8 +4,8 @@ from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
-import chores
 import pytest
+import worker_tasks
 from worker_rig import Rig, promised
 
 pytestmark = pytest.mark.journey
@@ -17,9 +17,9 @@ def test_a_poison_job_starts_max_attempts_times_and_its_neighbours_succeed(
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
-            before = chores.brief.enqueue_many(session, [(5,)] * 15)
-            poison = chores.poison.enqueue(session).id
-            after = chores.brief.enqueue_many(session, [(5,)] * 15)
+            before = worker_tasks.brief.enqueue_many(session, [(5,)] * 15)
+            poison = worker_tasks.poison.enqueue(session).id
+            after = worker_tasks.brief.enqueue_many(session, [(5,)] * 15)
             session.commit()
 
         deaths = _run_until_ended(rig, concurrency=4)
@@ -39,9 +39,9 @@ def test_a_poison_job_burns_the_attempts_of_those_claimed_with_it_once(
     with Rig(database_url, tmp_path) as rig:
         # One slot: nobody runs beside the poison, but many are claimed with it.
         with rig.session() as session:
-            neighbours = chores.quick.enqueue_many(session, [()] * 300)
-            poison = chores.poison.enqueue(session).id
-            neighbours += chores.quick.enqueue_many(session, [()] * 300)
+            neighbours = worker_tasks.quick.enqueue_many(session, [()] * 300)
+            poison = worker_tasks.poison.enqueue(session).id
+            neighbours += worker_tasks.quick.enqueue_many(session, [()] * 300)
             session.commit()
 
         deaths = _run_until_ended(rig, concurrency=1)
@@ -63,11 +63,11 @@ def test_a_job_of_one_attempt_never_dies_of_its_neighbour_before_it_started(
     database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        only_once = chores.quick.options(max_attempts=1)
+        only_once = worker_tasks.quick.options(max_attempts=1)
         with rig.session() as session:
-            chores.quick.enqueue_many(session, [()] * 200)
+            worker_tasks.quick.enqueue_many(session, [()] * 200)
             fragile = only_once.enqueue_many(session, [()] * 20)
-            poison = chores.poison.enqueue(session).id
+            poison = worker_tasks.poison.enqueue(session).id
             fragile += only_once.enqueue_many(session, [()] * 20)
             session.commit()
 
@@ -102,10 +102,10 @@ def test_jobs_that_are_not_claimed_ahead_do_not_wait_for_a_sweep(
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
-            chores.quick.enqueue_many(session, [()] * 300)
-            only_once = chores.quick.options(max_attempts=1)
+            worker_tasks.quick.enqueue_many(session, [()] * 300)
+            only_once = worker_tasks.quick.options(max_attempts=1)
             only_once.enqueue_many(session, [()] * 300)
-            chores.quick.enqueue_many(session, [()] * 300)
+            worker_tasks.quick.enqueue_many(session, [()] * 300)
             session.commit()
         old = "SELECT count(*) FROM pgqueue.message_queue WHERE run_at > clock_timestamp() - :age"
         rig.until(lambda: rig.scalar(old, age=timedelta(seconds=2)) == 0)

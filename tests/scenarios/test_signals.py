@@ -5,13 +5,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import chores
 import pytest
+import worker_tasks
 from worker_rig import Rig, promised
 
 pytestmark = pytest.mark.journey
 
-OTHERS = (chores.wait, chores.wait_and_pay, chores.wait_async)
+OTHERS = (worker_tasks.wait, worker_tasks.wait_and_pay, worker_tasks.wait_async)
 
 
 def test_a_stopped_worker_loses_nothing_and_burns_no_attempt(
@@ -20,7 +20,7 @@ def test_a_stopped_worker_loses_nothing_and_burns_no_attempt(
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(concurrency=2)
         with rig.session() as session:
-            ids = chores.brief.enqueue_many(session, [(1,)] * 1500)
+            ids = worker_tasks.brief.enqueue_many(session, [(1,)] * 1500)
             session.commit()
         rig.until(lambda: rig.unfinished() < 1450)
 
@@ -40,7 +40,7 @@ def test_a_stopped_worker_loses_nothing_and_burns_no_attempt(
 
 @pytest.mark.parametrize(
     ("task", "number"),
-    [*((task, signal.SIGTERM) for task in OTHERS), (chores.wait, signal.SIGINT)],
+    [*((task, signal.SIGTERM) for task in OTHERS), (worker_tasks.wait, signal.SIGINT)],
 )
 def test_a_running_handler_ends_within_the_grace(
     database_url: str, tmp_path: Path, task: Any, number: signal.Signals
@@ -93,7 +93,7 @@ def test_a_handler_longer_than_the_grace_is_interrupted_and_uses_up_no_attempt(
         rig.start()
         rig.until_ended(job)
         assert (rig.outcome(job), rig.attempts(job)) == ("succeeded", 1)
-        assert rig.effects() == (1 if task is chores.wait_and_pay else 0)
+        assert rig.effects() == (1 if task is worker_tasks.wait_and_pay else 0)
         assert rig.check() == []
 
 
@@ -103,11 +103,11 @@ def test_an_interrupted_handler_that_blocks_the_event_loop_does_not_hold_the_pro
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(grace=0.3)
         with rig.session() as session:
-            before = chores.pay_async.enqueue(session).id
+            before = worker_tasks.pay_async.enqueue(session).id
             session.commit()
         rig.until_ended(before)
         with rig.session() as session:
-            job = chores.block_the_loop.enqueue(session, "never").id
+            job = worker_tasks.block_the_loop.enqueue(session, "never").id
             session.commit()
         rig.until_started(job)
 
@@ -118,7 +118,7 @@ def test_an_interrupted_handler_that_blocks_the_event_loop_does_not_hold_the_pro
         assert rig.check() == []
 
 
-@pytest.mark.parametrize("task", [chores.wait_for_pool, chores.wait_for_thread])
+@pytest.mark.parametrize("task", [worker_tasks.wait_for_pool, worker_tasks.wait_for_thread])
 def test_an_interrupted_attempt_is_recorded_before_python_waits_for_threads_of_executors(
     database_url: str, tmp_path: Path, task: Any
 ) -> None:
@@ -145,7 +145,7 @@ def test_a_second_signal_ends_the_grace(database_url: str, tmp_path: Path) -> No
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(grace=600)
         with rig.session() as session:
-            job = chores.wait_and_pay.enqueue(session, "never").id
+            job = worker_tasks.wait_and_pay.enqueue(session, "never").id
             session.commit()
         rig.until_started(job)
         worker.send(signal.SIGTERM)
@@ -159,7 +159,7 @@ def test_a_second_signal_ends_the_grace(database_url: str, tmp_path: Path) -> No
         assert (rig.outcome(job), rig.attempts(job)) == (None, 0)
         assert rig.effects() == 0
         assert rig.check() == []
-        assert f"job {job} {chores.wait_and_pay.name}: its handler still runs" in (
+        assert f"job {job} {worker_tasks.wait_and_pay.name}: its handler still runs" in (
             worker.log.read_text()
         )
 
@@ -167,7 +167,7 @@ def test_a_second_signal_ends_the_grace(database_url: str, tmp_path: Path) -> No
 def test_the_last_interruption_fails_the_job_and_says_so(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
-            job = chores.wait_twice.enqueue(session, "never").id
+            job = worker_tasks.wait_twice.enqueue(session, "never").id
             session.commit()
         for stops in (1, 2):
             assert rig.outcome(job) is None
@@ -183,7 +183,7 @@ def test_the_last_interruption_fails_the_job_and_says_so(database_url: str, tmp_
 
 
 @pytest.mark.parametrize(
-    "task", [chores.heed_stop, chores.heed_stop_and_pay, chores.heed_stop_async]
+    "task", [worker_tasks.heed_stop, worker_tasks.heed_stop_and_pay, worker_tasks.heed_stop_async]
 )
 def test_a_handler_that_hears_of_the_stop_hands_its_job_on(
     database_url: str, tmp_path: Path, task: Any
@@ -202,5 +202,5 @@ def test_a_handler_that_hears_of_the_stop_hands_its_job_on(
         assert [note["cancelled"] for note in rig.notes("stopping", job=job)] == [False]
         assert (rig.outcome(job), rig.attempts(job)) == (None, 0)
         assert rig.bad_attempts(job) == []
-        assert rig.effects() == (1 if task is chores.heed_stop_and_pay else 0)
+        assert rig.effects() == (1 if task is worker_tasks.heed_stop_and_pay else 0)
         assert rig.check() == []

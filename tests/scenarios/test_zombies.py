@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import chores
 import freezers
 import pytest
+import worker_tasks
 from sqlalchemy import text
 from worker_rig import Rig, WorkerProgram
 
@@ -20,7 +20,9 @@ HASTY: dict[str, Any] = {"set_spans": {"pgqueue.worker.liveness:SLOW_GRACE": 2.0
 
 
 @pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("task", [chores.wait, chores.wait_and_pay, chores.wait_async])
+@pytest.mark.parametrize(
+    "task", [worker_tasks.wait, worker_tasks.wait_and_pay, worker_tasks.wait_async]
+)
 def test_the_late_result_of_a_zombie_changes_nothing(
     database_url: str, tmp_path: Path, task: Any
 ) -> None:
@@ -44,7 +46,7 @@ def test_the_late_result_of_a_zombie_changes_nothing(
         _runs_new_jobs_under_a_new_name(rig, zombie)
         assert rig.rows("SELECT * FROM pgqueue.jobs WHERE id = :id", id=job) == before
         assert rig.bad_attempts(job) == ["crashed"]
-        assert rig.effects(job) == (1 if task is chores.wait_and_pay else 0)
+        assert rig.effects(job) == (1 if task is worker_tasks.wait_and_pay else 0)
         assert rig.check() == []
 
 
@@ -84,8 +86,8 @@ def test_a_zombie_settles_nothing_while_its_job_runs_elsewhere(
     with Rig(database_url, tmp_path) as rig:
         zombie = rig.start()  # in no haste to judge the other
         with rig.session() as session:
-            jobs = [chores.wait_and_pay.enqueue(session, "first").id for _ in range(2)]
-            jobs += [chores.wait.enqueue(session, "first").id for _ in range(2)]
+            jobs = [worker_tasks.wait_and_pay.enqueue(session, "first").id for _ in range(2)]
+            jobs += [worker_tasks.wait.enqueue(session, "first").id for _ in range(2)]
             session.commit()
         rig.until_started(*jobs)
         zombie.send(signal.SIGSTOP)
@@ -115,7 +117,7 @@ def test_a_worker_claims_nothing_under_a_name_that_was_declared_dead(
         for number in range(4):
             with rig.session() as session:  # the worker sees both at once, and hears of one later
                 session.execute(text("UPDATE pgqueue.workers SET dead_at = clock_timestamp()"))
-                job = chores.wait.enqueue(session, f"go-{number}").id
+                job = worker_tasks.wait.enqueue(session, f"go-{number}").id
                 session.commit()
 
             owner = rig.until(lambda job=job: _owner(rig, job))  # type: ignore[misc]
@@ -136,7 +138,7 @@ def test_a_worker_frozen_for_less_than_the_grace_goes_on_as_before(
         frozen = rig.start()
         rig.start()
         with rig.session() as session:
-            jobs = [chores.wait.enqueue(session, "go").id for _ in range(4)]
+            jobs = [worker_tasks.wait.enqueue(session, "go").id for _ in range(4)]
             session.commit()
         rig.until_started(*jobs)
         frozen.send(signal.SIGSTOP)
@@ -181,7 +183,7 @@ def test_nobody_is_declared_dead_by_one_who_has_not_looked_on_without_a_break(
 def test_two_workers_frozen_in_turns_do_every_job_once(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
-            chores.pay.options(max_attempts=1000).enqueue_many(session, [(5,)] * 600)
+            worker_tasks.pay.options(max_attempts=1000).enqueue_many(session, [(5,)] * 600)
             session.commit()
         hasty = {"pgqueue.worker.liveness:SLOW_GRACE": 1.0}
         workers = [rig.start(set_spans=hasty, concurrency=2) for _ in range(2)]
@@ -206,7 +208,7 @@ def _owner(rig: Rig, job: int) -> Any:
 
 def _runs_new_jobs_under_a_new_name(rig: Rig, zombie: WorkerProgram) -> None:
     with rig.session() as session:
-        job = chores.pay.enqueue(session).id
+        job = worker_tasks.pay.enqueue(session).id
         session.commit()
     rig.until_ended(job)
     names = rig.rows("SELECT id FROM pgqueue.workers WHERE pid = :pid", pid=zombie.pid)

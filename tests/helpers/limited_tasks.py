@@ -1,9 +1,9 @@
-"""Tasks under limits, beside those of chores; a worker process imports this module if asked."""
+"""Tasks under limits; a worker process imports this module if asked."""
 
 import time
 from datetime import timedelta
 
-from chores import AT_ONCE, note, queue, until_open
+from worker_tasks import AT_ONCE, note, queue, until_open
 
 from pgqueue import JobContext, Limit, Retry
 

@@ -1,9 +1,9 @@
-"""Batches beside the tasks of chores; a worker process imports this module if asked."""
+"""Batches and their callbacks; a worker process imports this module if asked."""
 
 import time
 
-from chores import AT_ONCE, note, queue, until_open
 from sqlalchemy.orm import Session
+from worker_tasks import AT_ONCE, note, queue, until_open
 
 from pgqueue import JobContext
 

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue import JobContext, PgQueue, Retry, Snooze, Unique
 
-queue = PgQueue(os.environ.get("CHORES_URL"))
+queue = PgQueue(os.environ.get("CHAOS_URL"))
 
 AT_ONCE = Retry.constant(timedelta(0))
 LOOK_EVERY = 0.02
@@ -30,7 +30,7 @@ EFFECT = text("INSERT INTO effects (job, attempt, pid) VALUES (:job, :attempt, :
 
 
 def directory() -> Path:
-    return Path(os.environ["CHORES_DIRECTORY"])
+    return Path(os.environ["CHAOS_DIRECTORY"])
 
 
 def note(word: str, ctx: JobContext, **details: Any) -> None:
