@@ -14,7 +14,6 @@ from chaos.running import Verdict
 from chaos.scenario import load
 
 PAGE = Path(__file__).parent.parent / "docs/explanation/reliability.md"
-BEGIN_PEERS = "<!-- written by `python -m chaos peers` -->\n"
 BEGIN = {
     "full": "<!-- written by `make chaos` -->\n",
     "long": "<!-- written by `make chaos` in its long form -->\n",
@@ -106,24 +105,6 @@ def show(summary: Summary) -> None:
 def write(summary: Summary) -> None:
     """Replace what an earlier run has written into the page."""
     _replace(BEGIN[summary.size], _markdown(summary))
-
-
-def show_peers(figures: dict[str, dict[str, str]]) -> None:
-    table = Table("", *figures)
-    for row in _rows_of(figures):
-        table.add_row(*row)
-    console.print(table)
-
-
-def write_peers(figures: dict[str, dict[str, str]]) -> None:
-    lines = [f"| | {' | '.join(figures)} |", "|---" * (len(figures) + 1) + "|"]
-    lines += [f"| {' | '.join(row)} |" for row in _rows_of(figures)]
-    _replace(BEGIN_PEERS, "\n".join([f"Run of {datetime.now(UTC).date()}:", "", *lines, "", ""]))
-
-
-def _rows_of(figures: dict[str, dict[str, str]]) -> list[list[str]]:
-    questions = next(iter(figures.values()))
-    return [[question, *(found[question] for found in figures.values())] for question in questions]
 
 
 def _replace(begin: str, new: str) -> None:
