@@ -64,6 +64,8 @@ class Environment:
         self.counts: Counter[str] = Counter()
         self.members: list[Member] = []
         self.acknowledged: set[int] = set()
+        self.requeued: Counter[int] = Counter()
+        """How often each job has begun anew."""
         self._server = server
         # A scenario may take the server away between two looks.
         self.engine: Engine = _engine(url)
@@ -164,6 +166,12 @@ class Environment:
             self.acknowledged.update(new)
         self.count("jobs", len(ids))
         return ids
+
+    def requeue(self, job: int) -> None:
+        with self.queue.session() as session, session.begin():
+            self.queue.requeue(session, job)
+        self.requeued[job] += 1
+        self.count("requeues")
 
     def open(self, gate: str) -> None:
         """Let the handlers that wait for this gate go on."""
@@ -293,11 +301,9 @@ class Environment:
         if not holds:
             raise Broken(words)
 
-    def check(self, **outcomes: int) -> Checker:
+    def judge(self, **outcomes: int) -> None:
         """Judge the tables and the histories.  Outcomes: how many jobs have ended how."""
-        check = Checker(self)
-        check.all(outcomes or {"succeeded": len(self.acknowledged)})
-        return check
+        Checker(self).all(outcomes or {"succeeded": len(self.acknowledged)})
 
     def _last_lines(self) -> str:
         parts = []

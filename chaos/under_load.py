@@ -86,7 +86,7 @@ def load(
     workers.stop()
     found = environment.scalar("SELECT count(*) FROM pgqueue.jobs")
     environment.count("unacknowledged", found - len(environment.acknowledged))
-    environment.check(succeeded=found)
+    environment.judge(succeeded=found)
 
 
 @contextmanager

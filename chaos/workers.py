@@ -162,18 +162,16 @@ class Program(Member):
         url: str,
         options: dict[str, Any],
         *,
-        before: tuple[str, ...] = (),
-        **variables: str,
+        before: tuple[str, ...],
     ) -> None:
         self._before = before
-        self._more = variables
         super().__init__(run, name, url, options)
 
     def _start(self) -> None:
         command = [*self._before, sys.executable, "-m", "chaos.worker", str(self.log)]
         self._popen = subprocess.Popen(
             [*command, json.dumps(self._options)],
-            env={**os.environ, **self.variables, **self._more},
+            env={**os.environ, **self.variables},
             cwd=Path(__file__).parent.parent,
             stdin=subprocess.DEVNULL,
         )
@@ -209,10 +207,21 @@ class Workers:
             url or self._run.url,
             {**self.options, **options},
         )
-        return self.take(member)
+        return self._take(member)
 
-    def take(self, member: Member) -> Member:
-        """Make a process that was started otherwise one of this fleet."""
+    def add_program(self, *before: str) -> Member:
+        """Start one more in a process of its own, with these words before its command."""
+        run = self._run
+        return self._take(Program(run, run.next_name(), run.url, self.options, before=before))
+
+    def add_with_clock(self, kind: str, offset: str) -> Member:
+        """Start one more whose clock is wrong: all of a kind have one, a file that may change."""
+        clock = self._run.directory / f"clock-{kind}"
+        if not clock.exists():  # or another worker would find it empty for a moment
+            clock.write_text(offset)
+        return self.add_program(sys.executable, "-m", "chaos.wrong_clock", str(clock))
+
+    def _take(self, member: Member) -> Member:
         self.members.append(member)
         self._run.members.append(member)
         return member

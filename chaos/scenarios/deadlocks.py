@@ -43,7 +43,6 @@ def goes_back_for_freed_keys(patch: Patch) -> None:
 
 @scenario(
     promises="P1 P2 P6",
-    research="T25",
     full=Size(faults=20, seconds=15),
     long=Size(faults=160, seconds=120),
     short=Size(faults=4, seconds=2),

@@ -114,7 +114,6 @@ def only_its_own_tables_will_do(patch: Patch) -> None:
 
 @scenario(
     promises="P1 P6",
-    research="T22",
     full=Size(jobs=5000, workers=4),
     short=Size(jobs=300, workers=1),
     mutated={
@@ -145,7 +144,7 @@ def two_releases_at_once(environment: Environment, size: Size) -> None:
     environment.count("restarts", size.workers)
     environment.enqueue(new["greet"], titled)
     environment.finish(younger)
-    environment.check()
+    environment.judge()
 
 
 def _until_left(
@@ -171,7 +170,6 @@ def _until_left(
 
 @scenario(
     promises="P1 P12",
-    research="T32",
     full=Size(jobs=10_000, workers=4),
     short=Size(jobs=400, workers=1),
     mutated={
@@ -204,7 +202,7 @@ def tables_upgraded_under_load(environment: Environment, size: Size) -> None:
     )
     environment.finish(workers, late)
     _refuses_unknown_tables(environment)
-    environment.check()
+    environment.judge()
 
 
 def _kill_an_upgrade(environment: Environment, newer: Path) -> None:

@@ -83,7 +83,6 @@ def requeue_asks_for_messages_only(patch: Patch) -> None:
 
 @scenario(
     promises="P1 P2 P3",
-    research="T6",
     full=Size(jobs=1000),
     short=Size(jobs=60),
     mutated={
