@@ -53,7 +53,7 @@ class Environment:
         url: str,
         directory: Path,
         *,
-        seed: int,
+        seed: int = 0,
         mutation: str | None = None,
         server: EmbeddedPostgres | None = None,
     ) -> None:
@@ -287,14 +287,16 @@ class Environment:
 
         self.until(ended, seconds=seconds, what=f"{count} jobs have ended")
 
-    def until_started(self, *jobs: int, attempt: int = 1, seconds: float = PATIENCE) -> None:
-        """Wait until these jobs have started this attempt."""
+    def until_started(self, *jobs: int, attempt: int = 1, seconds: float = PATIENCE) -> float:
+        """Wait until these jobs have started this attempt; the time of the last start."""
 
-        def have_started() -> bool:
-            starts = {e.job for e in self.history(history.START) if e.attempt == attempt}
-            return starts >= set(jobs)
+        def started() -> float | None:
+            starts = {e.job: e.at for e in self.history(history.START) if e.attempt == attempt}
+            return max(starts[job] for job in jobs) if starts.keys() >= set(jobs) else None
 
-        self.until(have_started, seconds=seconds, what=f"attempt {attempt} of {jobs} starts")
+        at = self.until(started, seconds=seconds, what=f"attempt {attempt} of {jobs} starts")
+        assert at is not None, "it is waited for"
+        return at
 
     def expect(self, holds: bool, words: str) -> None:
         """Say what was broken unless it holds."""

@@ -114,8 +114,7 @@ class Member:
     def is_running(self) -> bool:
         return self._process.is_alive()
 
-    @property
-    def exit_code(self) -> int | None:
+    def _code(self) -> int | None:
         """None while it runs; a signal is a negative number."""
         return self._process.exitcode
 
@@ -142,14 +141,19 @@ class Member:
         """kill -9; returns when the process is gone."""
         self.was_harmed = True
         self.send(signal.SIGKILL)
-        self.wait()
+        self.exit_code()
 
-    def wait(self, *, seconds: float = PATIENCE) -> int:
-        """Wait for its end; the exit code."""
+    def exit_code(self, *, seconds: float = PATIENCE) -> int:
+        """Wait for its end; a signal is a negative number."""
         wait_until(lambda: not self.is_running, seconds=seconds, what=f"{self.name} ends")
-        code = self.exit_code
+        code = self._code()
         assert code is not None, "it has ended"
         return code
+
+    def terminate(self, *, seconds: float = PATIENCE) -> int:
+        """SIGTERM; returns the exit code."""
+        self.send(signal.SIGTERM)
+        return self.exit_code(seconds=seconds)
 
 
 class Program(Member):
@@ -184,8 +188,7 @@ class Program(Member):
     def is_running(self) -> bool:
         return self._popen.poll() is None
 
-    @property
-    def exit_code(self) -> int | None:
+    def _code(self) -> int | None:
         return self._popen.poll()
 
 
@@ -265,7 +268,7 @@ class Workers:
         for member in self.members:
             member.send(signal.SIGTERM)
         for member in self.members:
-            code = member.wait(seconds=seconds)
+            code = member.exit_code(seconds=seconds)
             was_young = code == -signal.SIGTERM and "serving" not in member.log.read_text()
             if code != 0 and not was_young:
                 raise Broken(f"{member.name} was stopped and ended with {code}")

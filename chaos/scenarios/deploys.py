@@ -129,7 +129,7 @@ def two_releases_at_once(environment: Environment, size: Size) -> None:
     unknown = environment.enqueue(new["wave"], greetings)
     titled = [(name, "Dr.") for (name,) in greetings]
     unreadable = environment.enqueue(new["greet"], titled)
-    workers = environment.workers(size.workers, imports=["chaos.releases.one"], poll_interval=0.1)
+    workers = environment.workers(size.workers, modules=["chaos.releases.one"], poll_interval=0.1)
     left = len(unknown) + len(unreadable)
     _until_left(environment, workers, left, unreadable=unreadable)
     started = {event.job for event in environment.history(START)}
@@ -138,7 +138,7 @@ def two_releases_at_once(environment: Environment, size: Size) -> None:
         not started & {*unknown, *unreadable}, "an old worker has run a job it does not know"
     )
     again = environment.enqueue(old["greet"], greetings)
-    younger = environment.workers(size.workers, imports=["chaos.releases.two"])
+    younger = environment.workers(size.workers, modules=["chaos.releases.two"])
     environment.until_started(*again)  # by either release
     workers.stop()
     environment.count("restarts", size.workers)

@@ -174,7 +174,7 @@ def poison_among_good_jobs(environment: Environment, size: Size) -> None:
     for member in workers.members:
         member.was_harmed = True  # a neighbour of a poison may have started twice
         member.send(signal.SIGTERM)
-        member.wait()  # whatever its code is: one without memory may be about to end by itself
+        member.exit_code()  # whatever its code is: one without memory may be about to end by itself
     environment.judge(succeeded=len(good), failed=len(bad))
 
 

@@ -178,7 +178,7 @@ def _stop(
         member.send(number)
         if place < len(signals):  # two at once would be one
             environment.until(lambda: STOPPING in member.log.read_text(), what="it stops")
-    code = member.wait()
+    code = member.exit_code()
     took = time.monotonic() - began
     environment.count("stops")
     # One that has only begun does not heed signals yet, and ends as any program does.
@@ -225,7 +225,7 @@ class _Case:
             member.send(self._signals[0])
             self._environment.until(lambda: STOPPING in member.log.read_text(), what="it stops")
             self._environment.open(self.queue)
-            member.wait()
+            member.exit_code()
             self._environment.count("stops")
         else:
             member.was_harmed = True

@@ -3,8 +3,8 @@
 import time
 
 from sqlalchemy.orm import Session
-from worker_tasks import AT_ONCE, note, queue, until_open
 
+from chaos.sample_tasks import AT_ONCE, note, queue, until_open
 from pgqueue import JobContext
 
 

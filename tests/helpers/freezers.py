@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
-from worker_tasks import AT_ONCE, EFFECT, effect, note, queue, until_open
 
+from chaos.sample_tasks import AT_ONCE, EFFECT, effect, note, queue, until_open
 from pgqueue import JobContext
 
 _thread = threading.local()

@@ -3,9 +3,8 @@
 import time
 from datetime import timedelta
 
-from worker_tasks import AT_ONCE, note, queue, until_open
-
-from pgqueue import JobContext, Limit, Retry
+from chaos.sample_tasks import AT_ONCE, note, queue, until_open
+from pgqueue import JobContext, Limit
 
 
 def _work(ctx: JobContext, key: str, milliseconds: float) -> None:
@@ -17,24 +16,6 @@ def _work(ctx: JobContext, key: str, milliseconds: float) -> None:
 @queue.task(retry=AT_ONCE, limit=Limit(1, by="key"))
 def one_of_a_key(ctx: JobContext, key: str, milliseconds: float = 1) -> None:
     _work(ctx, key, milliseconds)
-
-
-@queue.task(retry=AT_ONCE, limit=(Limit(2, by="key"), Limit(3)))
-def three_in_all(ctx: JobContext, key: str, milliseconds: float = 1) -> None:
-    _work(ctx, key, milliseconds)
-
-
-@queue.task(
-    retry=Retry.constant(timedelta(milliseconds=50)),
-    limit=Limit(1, by="key", order="strict"),
-)
-def in_order(ctx: JobContext, key: str, number: int, failures: int = 0) -> None:
-    """Fails so many times before it succeeds."""
-    note("start", ctx, key=key, number=number)
-    time.sleep(0.001)
-    note("end", ctx, key=key, number=number)
-    if ctx.attempt <= failures:
-        raise ValueError("planned")
 
 
 @queue.task(retry=AT_ONCE, limit=Limit(2, by="key"))
@@ -50,20 +31,6 @@ def in_turns(ctx: JobContext, key: str, gate: str) -> None:
     """Ends when its gate opens."""
     note("start", ctx, key=key)
     until_open(gate)
-
-
-@queue.task(
-    retry=AT_ONCE,
-    limit=(
-        Limit(30, by="key", per=timedelta(seconds=2), burst=3, name="rated"),
-        Limit(50, per=timedelta(seconds=2), burst=5, name="rated_all"),
-    ),
-)
-def rated(ctx: JobContext, key: str, failures: int = 0) -> None:
-    """Fails so many times before it succeeds."""
-    note("start", ctx, key=key)
-    if ctx.attempt <= failures:
-        raise ValueError("planned")
 
 
 @queue.task(limit=Limit(20, per=timedelta(seconds=2)))

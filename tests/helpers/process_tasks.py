@@ -3,8 +3,7 @@
 import os
 from collections.abc import Iterator
 
-from worker_tasks import AT_ONCE, note, queue, until_open
-
+from chaos.sample_tasks import AT_ONCE, note, queue, until_open
 from pgqueue import JobContext
 
 tenants: list[str] = []

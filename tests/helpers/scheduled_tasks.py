@@ -2,8 +2,7 @@
 
 from datetime import timedelta
 
-from worker_tasks import AT_ONCE, note, queue
-
+from chaos.sample_tasks import AT_ONCE, note, queue
 from pgqueue import JobContext
 
 

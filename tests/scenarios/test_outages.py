@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import worker_tasks
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
-from worker_rig import Rig, WorkerProgram, promised
+from worker_rig import Rig, promised
 
 from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.worker.liveness import FAST_GRACE
@@ -33,24 +32,6 @@ def server(server_directory: Path) -> Iterator[EmbeddedPostgres]:
     server.start()
     yield server
     server.stop()
-
-
-@pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("how", ["restart", "crash"])
-def test_a_restart_of_the_server_under_load_costs_no_job_and_no_worker(
-    server: EmbeddedPostgres, tmp_path: Path, how: str
-) -> None:
-    with Rig(server.url, tmp_path) as rig:
-        workers = _two_at_work(rig)
-
-        rig.until(lambda: rig.unfinished() <= JOBS * 3 // 4)
-        if how == "crash":
-            server.crash()
-            server.start()
-        else:
-            server.restart()
-
-        _all_is_well(rig, workers)
 
 
 @pytest.mark.timed
@@ -172,31 +153,6 @@ def test_a_worker_that_finds_no_server_can_be_stopped(
         assert rig.check() == []
 
 
-@pytest.mark.battery  # as a chaos scenario
-def test_a_database_that_is_read_only_for_a_while_costs_no_job(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        workers = _two_at_work(rig)
-        name = rig.scalar("SELECT current_database()")
-        rig.until(lambda: rig.unfinished() < JOBS * 3 // 4)
-
-        with rig.raw() as connection:
-            others = (
-                "pg_stat_activity WHERE application_name LIKE 'worker-%%'"
-                " AND datname = current_database()"
-            )
-            connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only=1")
-            connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM {others}")
-            rig.until(lambda: all("read-only" in worker.log.read_text() for worker in workers))
-            connection.exec_driver_sql("SET default_transaction_read_only = off")
-            connection.exec_driver_sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
-            connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM {others}")
-
-        rig.engine.dispose()
-        _all_is_well(rig, workers)
-
-
 def test_a_worker_survives_the_end_of_each_of_its_connections(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -225,28 +181,11 @@ def test_a_worker_survives_the_end_of_each_of_its_connections(
         assert rig.check() == []
 
 
-@pytest.mark.battery  # as a chaos scenario
-def test_connections_ended_at_random_cost_no_job(database_url: str, tmp_path: Path) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        workers = _two_at_work(rig)
-
-        any_backend = """
-            SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-            WHERE application_name LIKE 'worker-%' AND datname = current_database()
-            ORDER BY random() LIMIT 1
-        """
-        for left in range(JOBS - 15, JOBS // 5, -15):
-            rig.until(lambda left=left: rig.unfinished() <= left)  # type: ignore[misc]
-            rig.run(any_backend)
-
-        _all_is_well(rig, workers)
-
-
 def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
     database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(pool_size=1)
+        worker = rig.start(engine={"pool_size": 1, "max_overflow": 0})
         with rig.session() as session:
             hog = worker_tasks.hog_the_pool.enqueue(session, "go").id
             session.commit()
@@ -272,36 +211,6 @@ def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
         rig.until_ended()
         assert worker.terminate() == 0
         assert rig.check() == []
-
-
-def _two_at_work(rig: Rig) -> list[WorkerProgram]:
-    rig.queue.upgrade()
-    with rig.session() as session:
-        endless = worker_tasks.pay.options(max_attempts=1000)
-        endless.enqueue_many(session, [(10,)] * (JOBS // 2))
-        worker_tasks.brief.options(max_attempts=1000).enqueue_many(session, [(10,)] * (JOBS // 2))
-        session.commit()
-    return [rig.start(concurrency=2) for _ in range(2)]
-
-
-def _all_is_well(rig: Rig, workers: list[WorkerProgram]) -> None:
-    """The same workers go on, do all jobs, and nobody was taken for dead meanwhile."""
-
-    def is_over() -> bool:
-        try:
-            return rig.unfinished() == 0
-        except DBAPIError:
-            return False
-
-    rig.until(is_over, seconds=40, what="all jobs end")
-    assert rig.outcomes() == {"succeeded": JOBS}
-    with_effect = "task = 'worker_tasks.pay' AND outcome = 'succeeded'"
-    assert rig.effects() == rig.scalar(f"SELECT count(*) FROM pgqueue.jobs WHERE {with_effect}")
-    assert rig.scalar("SELECT count(DISTINCT job) FROM effects") == rig.effects()
-    assert rig.declared_dead() == 0
-    assert [worker.terminate() for worker in workers] == [0] * len(workers)
-    assert rig.scalar("SELECT count(*) FROM pgqueue.leases") == 0
-    assert rig.check() == []
 
 
 @pytest.mark.parametrize("task", [worker_tasks.pay, worker_tasks.pay_async])

@@ -1,6 +1,5 @@
 """A job that kills whoever runs it: it ends, and its neighbours do not pay for it twice."""
 
-from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,54 +8,6 @@ import worker_tasks
 from worker_rig import Rig, promised
 
 pytestmark = pytest.mark.journey
-
-
-@pytest.mark.battery  # as a chaos scenario
-def test_a_poison_job_starts_max_attempts_times_and_its_neighbours_succeed(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        with rig.session() as session:
-            before = worker_tasks.brief.enqueue_many(session, [(5,)] * 15)
-            poison = worker_tasks.poison.enqueue(session).id
-            after = worker_tasks.brief.enqueue_many(session, [(5,)] * 15)
-            session.commit()
-
-        deaths = _run_until_ended(rig, concurrency=4)
-
-        assert deaths == 3
-        assert len(rig.notes("start", job=poison)) == 3
-        assert rig.outcome(poison) == "failed"
-        assert rig.bad_attempts(poison) == ["crashed"] * 3
-        assert {rig.outcome(job) for job in before + after} == {"succeeded"}
-        assert rig.check() == []
-
-
-@pytest.mark.battery  # as a chaos scenario
-def test_a_poison_job_burns_the_attempts_of_those_claimed_with_it_once(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        # One slot: nobody runs beside the poison, but many are claimed with it.
-        with rig.session() as session:
-            neighbours = worker_tasks.quick.enqueue_many(session, [()] * 300)
-            poison = worker_tasks.poison.enqueue(session).id
-            neighbours += worker_tasks.quick.enqueue_many(session, [()] * 300)
-            session.commit()
-
-        deaths = _run_until_ended(rig, concurrency=1)
-
-        crashed = Counter(
-            row[0]
-            for row in rig.rows("SELECT job_id FROM pgqueue.job_attempts WHERE outcome = 'crashed'")
-        )
-        assert deaths == 3
-        assert crashed.pop(poison) == 3
-        print(f"{len(crashed)} neighbours lost an attempt")
-        # At each later death, the job before it may have run and not been settled yet.
-        assert sum(count - 1 for count in crashed.values()) <= 2
-        assert {rig.outcome(job) for job in neighbours} == {"succeeded"}
-        assert rig.check() == []
 
 
 def test_a_job_of_one_attempt_never_dies_of_its_neighbour_before_it_started(

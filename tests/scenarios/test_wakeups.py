@@ -97,33 +97,6 @@ def test_the_follow_up_of_a_failed_job_notifies_as_an_enqueue_does(
         assert {note.payload for note in heard.notifies(timeout=10, stop_after=1)} == {"enqueued"}
 
 
-@pytest.mark.battery  # as a chaos scenario
-def test_jobs_that_commit_late_behind_the_frontier_are_found_in_seconds(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        rig.start(poll_interval=0.5, concurrency=2)
-        with rig.session() as late:
-            jobs = worker_tasks.quick.enqueue_many(late, [()] * 300)
-            for _ in range(3):  # others overtake, and the frontier with them
-                with rig.session() as session:
-                    ahead = worker_tasks.brief.enqueue_many(session, [(20,)] * 20)
-                    session.commit()
-                rig.until_ended(*ahead)
-            _let_pass(rig, 2.0)
-            with rig.session() as session:
-                worker_tasks.brief.enqueue_many(session, [(20,)] * 200)
-                session.commit()
-
-            began = time.monotonic()
-            late.commit()
-
-        took = rig.until_started(*jobs, seconds=8) - began
-        print(f"300 late jobs had started {took:.2f} s after their commit")
-        rig.until_ended()
-        assert rig.check() == []
-
-
 def test_nobody_is_notified_while_nobody_sleeps(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig, _listening(database_url) as heard:
         with rig.session() as session:
@@ -164,48 +137,6 @@ def test_a_sleeper_is_notified_once_for_each_transaction(database_url: str, tmp_
         assert {note.payload for note in notes} == {"enqueued"}
         assert len(notes) == 1
         rig.until_ended()
-        assert rig.check() == []
-
-
-@pytest.mark.battery  # as a chaos scenario
-def test_without_notifications_a_job_is_found_at_the_next_poll(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig, _listening(database_url) as heard:
-        rig.queue.notify = False
-        rig.start(poll_interval=0.5, notify=False)
-        _let_pass(rig, 1.0)
-
-        began = time.monotonic()
-        with rig.session() as session:
-            job = worker_tasks.quick.options().enqueue(session).id
-            session.commit()
-        took = rig.until_started(job, seconds=3) - began
-
-        assert took < 1.5
-        assert list(heard.notifies(timeout=0.1)) == []
-        rig.until_ended()
-        assert rig.check() == []
-
-
-@pytest.mark.battery  # as a chaos scenario
-def test_a_worker_whose_listening_connection_has_ended_still_polls(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(poll_interval=0.5)
-        _until_asleep(rig)
-
-        _end_listening(rig, worker)
-
-        for _ in range(3):
-            began = time.monotonic()
-            with rig.session() as session:
-                job = worker_tasks.quick.enqueue(session).id
-                session.commit()
-            assert rig.until_started(job, seconds=3) - began < 1.5
-        rig.until_ended()
-        assert worker.terminate() == 0
         assert rig.check() == []
 
 

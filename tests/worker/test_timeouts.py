@@ -91,7 +91,7 @@ def test_an_overdue_job_needs_no_connection_of_the_application_to_end(
     database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        rig.start(pool_size=1)
+        rig.start(engine={"pool_size": 1, "max_overflow": 0})
         with rig.session() as session:
             hog = worker_tasks.hog_the_pool.enqueue(session, "hog").id
             session.commit()
