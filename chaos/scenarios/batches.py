@@ -18,6 +18,8 @@ LEFT = 2
 ROOTS = 2
 PIECES = ROOTS * (2 ** (LEFT + 1) - 1)
 """The jobs of a batch, each of which but the last ones adds two."""
+TAIL = 180.0
+"""Seconds for the jobs of a batch, behind all others that wait."""
 OF_A_ROUND = 3
 """Batches that are made together."""
 
@@ -122,6 +124,7 @@ class Batches:
         environment = self._environment
         environment.until(
             lambda: bool(environment.scalar(OTHERS_HAVE_ENDED, batch=batch)),
+            seconds=TAIL,
             what="the other jobs of the batch have ended",
         )
         queue = environment.queue
@@ -129,6 +132,7 @@ class Batches:
             pass
         environment.until(
             lambda: bool(environment.scalar(LOOKED_AT, other=other.id)),
+            seconds=TAIL,
             what="another batch has ended",
         )
 

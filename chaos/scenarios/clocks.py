@@ -31,9 +31,8 @@ from chaos.sample_tasks import (
 from chaos.scenario import Size, scenario
 from chaos.workers import Workers
 from pgqueue import JobContext, Limit, Retry, Snooze
-from pgqueue.repository import admit, deadlines, settle
+from pgqueue.repository import deadlines, settle
 from pgqueue.repository.settle import Attempts
-from pgqueue.repository.tables import jobs
 from pgqueue.worker import liveness
 
 OFFSETS = {"ahead": "+3600", "behind": "-3600"}
@@ -172,13 +171,6 @@ def jobs_expire_after_their_start(patch: Patch) -> None:
 
 
 @mutation
-def admissions_forget_when_jobs_were_due(patch: Patch) -> None:
-    """The time that a job has waited for a limit does not count."""
-    patch.set(admit, "meta_after_admission", lambda *_: jobs.c.meta)
-    patch.rebuild(admit.admit)
-
-
-@mutation
 def retries_without_end(patch: Patch) -> None:
     """``for_at_most`` ends no retries."""
     patch.set(settle, "_is_too_late", lambda *_: null())
@@ -195,7 +187,6 @@ def retries_without_end(patch: Patch) -> None:
         "settles_by_its_own_clock": "outside .* of the server",
         "deadlines_by_own_clock": "had time left|were started too late",
         "jobs_expire_after_their_start": "had time left",
-        "admissions_forget_when_jobs_were_due": "were started too late",
         "retries_without_end": "were retried for too long",
     },
 )

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 
-from sqlalchemy import and_, bindparam, delete, text
+from sqlalchemy import and_, delete, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -94,40 +94,6 @@ TASKS = (outlast, outlast_async, outlast_and_pay, outlast_and_pay_async, outlast
 
 
 @mutation
-def settles_any_lease_of_the_job(patch: Patch) -> None:
-    """A settle takes whatever lease its job has: not by message, attempt, worker.
-
-    The message is left out with the other two, because a rescue always makes a new one.
-    """
-    from pgqueue.repository import fence, settle
-    from pgqueue.repository.tables import leases
-
-    def any_lease_of_one():  # type: ignore[no-untyped-def]
-        of_the_job = leases.c.target_id == bindparam("job_id")
-        gone = delete(leases).where(of_the_job)
-        return gone.returning(*fence.lease_columns()).cte("gone")
-
-    def any_lease(given):  # type: ignore[no-untyped-def]
-        return (
-            delete(leases)
-            .where(leases.c.target_id == given.c.target_id)
-            .returning(
-                leases.c.target_id,
-                given.c.message_id,
-                given.c.attempt,
-                leases.c.crashes,
-                leases.c.worker_id,
-                leases.c.started_at,
-            )
-            .cte("gone")
-        )
-
-    patch.set(fence, "deleted_leases", any_lease)
-    patch.set(fence, "deleted_lease", any_lease_of_one)
-    patch.rebuild(settle.settle, settle.settle_succeeded, settle.settle_one_success)
-
-
-@mutation
 def fence_on_attempts(patch: Patch) -> None:
     """The fence compares the number of the attempt, which begins anew with a requeue, and not
     message and worker."""
@@ -161,9 +127,7 @@ def fence_on_attempts(patch: Patch) -> None:
     full=Size(jobs=1000, workers=8, faults=100, seconds=5),
     long=Size(jobs=1500, workers=8, faults=150, seconds=liveness.SLOW_GRACE.total_seconds()),
     short=Size(jobs=20, workers=3, faults=2, seconds=1.5),
-    mutated=dict.fromkeys(
-        ("settles_any_lease_of_the_job", "fence_on_attempts"), "a late result has ended"
-    ),
+    mutated={"fence_on_attempts": "a late result has ended"},
     settings=MANY,
 )
 def zombies(environment: Environment, size: Size) -> None:

@@ -93,7 +93,6 @@ ENDED = "SELECT count(*) FROM pgqueue.jobs WHERE finished_at > :began"
         "rescue_loses_the_message": "no worker will ever run it",
         "writes_outside_the_transaction": "F3: .* break it",
         "admissions_beside_each_other": "ran at once",
-        "a_lease_holds_no_place": "ran at once",
         "retries_take_no_token": "within a second",
         "ends_without_lock": f"batches have two callbacks|{SAMPLED}",
         "additions_without_lock": f"batches have ended before their last job|{SAMPLED}",

@@ -6,10 +6,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
-from types import SimpleNamespace
 
-import sqlalchemy
-from sqlalchemy import Boolean, cast, false, null
+from sqlalchemy import Boolean, cast, null
 
 from chaos.environment import Environment
 from chaos.history import END, START, Event
@@ -77,17 +75,6 @@ def admissions_beside_each_other(patch: Patch) -> None:
         return admitted
 
     patch.set(Admissions, "admit", slowly)
-
-
-@mutation
-def a_lease_holds_no_place(patch: Patch) -> None:
-    """The place of a job counts as free once the job has no message, though it has a lease."""
-    from pgqueue.repository import admit as admitting
-
-    never = SimpleNamespace(where=lambda *_: false())
-    changed = {**vars(sqlalchemy), "exists": lambda *_: never}
-    patch.set(admitting, "sa", SimpleNamespace(**changed))
-    patch.rebuild(admitting.places_under, admitting.places_after, admitting.send_back)
 
 
 @mutation

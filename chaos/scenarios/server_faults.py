@@ -220,10 +220,7 @@ def disk_full(environment: Environment, size: Size) -> None:
     promises="P1 P2 P4 P5",
     full=Size(workers=3, faults=1),
     short=Size(workers=1, faults=1),
-    mutated={
-        "commits_are_acknowledged_early": "F1: .* acknowledged jobs are gone",
-        "witness_outlives_its_connection": "declared dead, and all were well",
-    },
+    mutated={"commits_are_acknowledged_early": "F1: .* acknowledged jobs are gone"},
     server=Server.OWN,
     settings=LATE_TO_DISK,
 )

@@ -97,21 +97,6 @@ def interruptions_use_up_attempts(patch: Patch) -> None:
 
 
 @mutation
-def interruptions_wait_for_executors(patch: Patch) -> None:
-    """What still runs is given back at the exit of Python, which waits for executors first."""
-    import atexit
-
-    from pgqueue.worker import Worker, supervisor
-
-    class Outlived(set):  # type: ignore[type-arg]
-        def add(self, one):  # type: ignore[no-untyped-def]
-            atexit.register(one.interrupt)
-
-    patch.set(Worker, "interrupt", lambda _self: False)
-    patch.set(supervisor, "_outlived", Outlived())
-
-
-@mutation
 def stop_does_not_wait(patch: Patch) -> None:
     """A stopped worker closes at once, whatever its handlers do."""
     from pgqueue.worker.supervisor import Supervisor
@@ -127,7 +112,6 @@ def stop_does_not_wait(patch: Patch) -> None:
         "stop_keeps_what_has_not_started": "F6|crashed|left claimed",
         "interruptions_are_not_recorded": "recorded as|left claimed|ended with 0",
         "interruptions_use_up_attempts": "interruptions have used up",
-        "interruptions_wait_for_executors": "recorded as|left claimed|ended with 0",
         "stop_does_not_wait": "recorded as|left claimed",
     },
     alone=True,

@@ -71,23 +71,14 @@ def no_key_gets_a_turn(patch: Patch) -> None:
     patch.set(admission, "_in_turns", lambda jobs, _: jobs)
 
 
-@mutation
-def a_backlog_is_ready(patch: Patch) -> None:
-    """Jobs are admitted although no slot becomes free for them soon."""
-    from pgqueue.worker.duties import admit
-
-    patch.set(admit, "KEYS_FOR_ONE_MORE", 0.001)
-
-
 @scenario(
     promises="P15",
     full=Size(jobs=5_000, workers=8, faults=40),
-    short=Size(jobs=600, workers=4, faults=3),
+    short=Size(jobs=400, workers=4, faults=3),
     mutated={
         "urgent_queues_are_served_first": "of the first",
         "jobs_do_not_age": "of the urgent jobs",
         "no_key_gets_a_turn": "waited for",
-        "a_backlog_is_ready": "waited for",
     },
     alone=True,
 )
