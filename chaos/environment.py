@@ -1,4 +1,4 @@
-"""The stage of one run: a database, its workers, the ledger of what was acknowledged, the judge."""
+"""What a run works with: a database, workers, the ledger of acknowledged jobs, the judge."""
 
 from __future__ import annotations
 

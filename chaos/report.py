@@ -1,4 +1,4 @@
-"""What the battery has shown: lines while it runs, a table at its end, the same in the docs."""
+"""What the battery has shown: a line for each scenario, their sum, and a table in the docs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from chaos.running import Verdict
 from chaos.scenario import load
@@ -83,20 +82,6 @@ def show_line(verdict: Verdict) -> None:
 
 
 def show(summary: Summary) -> None:
-    """The table."""
-    scenarios = load()
-    table = Table("scenario", "promises", "jobs", "faults", "second starts", "seconds", "")
-    for verdict in sorted(summary.verdicts, key=lambda verdict: verdict.scenario):
-        table.add_row(
-            verdict.scenario,
-            scenarios[verdict.scenario].promises,
-            f"{verdict.counts.get('jobs', 0):,}",
-            _faults(verdict),
-            f"{verdict.counts.get('second starts', 0):,}",
-            f"{verdict.seconds:.0f}",
-            "holds" if verdict.broken is None else "BROKEN",
-        )
-    console.print(table)
     for name, missing in summary.left_out.items():
         console.print(f"left out: {name} needs {', '.join(missing)}")
     console.print(summary.words(), f"Seed {summary.seed}.", markup=False)
