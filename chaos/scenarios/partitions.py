@@ -172,8 +172,7 @@ SHORT = Size(workers=1, seconds=1.5)
     short=SHORT,
     mutated={
         "servers_are_waited_for": "not within .* attempt 1 .* starts",
-        # It may also have taken the rescuers' lock along.
-        "dead_hosts_are_waited_for": "not within .* (all jobs end|attempt 2 .* starts)",
+        "dead_hosts_are_waited_for": "not within .* the server has ended its claim",
     },
     server=Server.OWN,
     programs=("linux", "root", "ip"),
@@ -211,7 +210,9 @@ def _lose_the_answer_to_a_claim(
         host.go_dark()
         environment.count("partitions")
         environment.until(
-            lambda: not environment.scalar(WAITING), what="the server has ended its claim"
+            lambda: not environment.scalar(WAITING),
+            seconds=seconds,
+            what="the server has ended its claim",
         )
         connection.rollback()
     host.come_back()

@@ -112,7 +112,7 @@ def stop_does_not_wait(patch: Patch) -> None:
         "stop_keeps_what_has_not_started": "F6|crashed|left claimed",
         "interruptions_are_not_recorded": "recorded as|left claimed|ended with 0",
         "interruptions_use_up_attempts": "interruptions have used up",
-        "stop_does_not_wait": "recorded as|left claimed",
+        "stop_does_not_wait": "stopped and ended with 3|recorded as|left claimed",
     },
     alone=True,
 )

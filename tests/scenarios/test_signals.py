@@ -9,8 +9,6 @@ from worker_rig import Rig
 
 pytestmark = pytest.mark.journey
 
-OTHERS = (worker_tasks.wait, worker_tasks.wait_and_pay, worker_tasks.wait_async)
-
 
 def test_an_interrupted_handler_that_blocks_the_event_loop_does_not_hold_the_process(
     database_url: str, tmp_path: Path
