@@ -100,7 +100,7 @@ DEAD = "were declared dead, and all were well"
     promises="P1 P3 P4",
     full=Size(jobs=20, faults=len(LOCKS), seconds=2),
     long=Size(jobs=20, faults=len(LOCKS), seconds=liveness.SLOW_GRACE.total_seconds()),
-    short=Size(jobs=6, faults=len(WORST), seconds=1.5),
+    short=Size(jobs=6, faults=len(WORST), seconds=2),
     mutated={
         "hearts_of_some_look_for_cancels": DEAD,
         "heart_beats_on_the_event_loop": DEAD,
@@ -138,13 +138,15 @@ def standstills(environment: Environment, size: Size) -> None:
 
 
 def _stand_still_together(environment: Environment, seconds: float) -> None:
-    """As on a machine that is suspended: they go on one after the other, a while apart."""
-    for member in environment.members:
-        environment.freeze(member)
+    """As on a machine that is suspended: they go on one after the other."""
+    first, last = environment.members
+    environment.freeze(first)
+    environment.let_pass(0.5)  # the last has seen its last heartbeat
+    environment.freeze(last)
     environment.let_pass(seconds)
-    for member in environment.members:
-        member.thaw()
-        environment.let_pass(0.5)
+    last.thaw()
+    environment.let_pass(0.2)
+    first.thaw()
     environment.let_pass(1.0)
 
 
