@@ -38,9 +38,9 @@ BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
 """A connection lost inside a savepoint, or closed by a handler, raises InvalidRequestError."""
 
 
-def is_lock_timeout(error: DBAPIError) -> bool:
+def is_lock_timeout(error: Exception) -> bool:
     """Whether a statement has waited for a lock for as long as its connection may."""
-    return isinstance(error.orig, LockNotAvailable)
+    return isinstance(error, DBAPIError) and isinstance(error.orig, LockNotAvailable)
 
 
 def lacks_right(error: Exception) -> bool:
