@@ -455,7 +455,8 @@ def _take_tokens(
     by_id = {job.job_id: job for job in waiting}
     jobs = [by_id[job_id] for job_id in admitted]
     rates = {key for key in chain.from_iterable(_key_sets(waiting)) if is_rate(key, rules)}
-    starts = Counter(key for job in jobs for key in job.limit_keys if key in rates)
+    starts = Counter(dict.fromkeys(rates, 0))
+    starts.update(key for job in jobs for key in job.limit_keys if key in rates)
     full_at = after_starts(starts, buckets, rules)
     turns = after_turns(jobs, buckets.now, rules)
     if full_at or turns:
