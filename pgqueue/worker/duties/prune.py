@@ -16,7 +16,8 @@ from sqlalchemy.exc import DBAPIError
 from pgqueue import redaction
 from pgqueue.database.settings import PRUNING
 from pgqueue.repository.batches import Batches
-from pgqueue.repository.prune import Pruning, Reference
+from pgqueue.repository.prune import Pruning
+from pgqueue.repository.references import Reference
 from pgqueue.rules.retention import Retention
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import Outage, words_of
@@ -148,16 +149,17 @@ class PruneRound:
 
     def step(self, connection: Connection) -> Progress:
         """Prune one stretch in a transaction of its own, or a part of a batch."""
-        if not self._walks:
-            return self._prune_batches(connection)
-        began = time.monotonic()
         pruning = Pruning(connection)
+        if self._references is None:
+            with connection.begin():
+                self._references = pruning.references()
+        if not self._walks:
+            return self._prune_batches(connection, self._references)
+        began = time.monotonic()
         try:
             with connection.begin():
                 if not pruning.try_lock():
                     return Progress.BUSY
-                if self._references is None:
-                    self._references = pruning.references()
                 stretch = pruning.prune(
                     self._retention,
                     self._references,
@@ -221,11 +223,11 @@ class PruneRound:
         self._after = 0
         return Progress.MORE
 
-    def _prune_batches(self, connection: Connection) -> Progress:
+    def _prune_batches(self, connection: Connection, references: tuple[Reference, ...]) -> Progress:
         """Delete a part of the next batch whose time is over, or step over it."""
         rows = Batches(connection)
         with connection.begin():
-            batch_id = rows.next_due(self._retention, after=self._after_batch)
+            batch_id = rows.next_due(self._retention, references, after=self._after_batch)
         if batch_id is None:
             return Progress.DONE
         deleted = 0
