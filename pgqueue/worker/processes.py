@@ -229,14 +229,7 @@ class Child:
         with suppress(EOFError, OSError):  # it has died, or has closed its connection
             self._jobs.send(run.claimed)
             self.notify(run)
-            while True:
-                left = None if run.deadline is None else max(run.deadline - time.monotonic(), 0)
-                ready = wait([self._jobs, self._signals, self._control], left)
-                if not ready or left == 0:
-                    self.kill(AttemptEnd.TIMEOUT)
-                    break
-                if self._jobs not in ready:  # the child or the server has ended
-                    break
+            while self._answers(until=run.deadline):
                 message = self._jobs.recv()
                 if not isinstance(message, Progress):
                     return self._after_answer(run, message)
@@ -267,6 +260,18 @@ class Child:
         self._pid = None
         self._jobs.close()
         self._signals.close()
+
+    def _answers(self, *, until: float | None) -> bool:
+        """Wait for a message from the child; False if it, or its server, has ended.
+
+        Kills it at the deadline.
+        """
+        left = None if until is None else max(until - time.monotonic(), 0)
+        ready = wait([self._jobs, self._signals, self._control], left)
+        if not ready or left == 0:
+            self.kill(AttemptEnd.TIMEOUT)
+            return False
+        return self._jobs in ready
 
     def _after_answer(self, run: ProcessAttempt, outcome: Outcome) -> Outcome:
         if isinstance(outcome, Retried | Failed) and outcome.end is not AttemptEnd.DISCARDED:
