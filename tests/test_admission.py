@@ -182,7 +182,7 @@ class RatedKey:
         places += [Place("api", -1, is_held=True, has_started=True)] * len(self.started)
         jobs = [job("api", id=number) for number in range(waiting)]
         count = len(to_admit(jobs, held_by_key(places, buckets, self.rules), self.rules, most=100))
-        self.full_at = after_starts({"api": count}, buckets, self.rules)
+        self.full_at |= after_starts({"api": count}, buckets, self.rules)
         self.admitted += [now] * count
         self.unstarted += count
         if count == waiting:

@@ -599,7 +599,7 @@ def names_left(shop: Shop) -> list[str | None]:
         return list(session.scalars(select(Batch.name).order_by(Batch.id)))
 
 
-def test_a_batch_to_which_a_row_of_the_application_refers_stops_the_pruning_of_no_other(
+def test_a_batch_to_which_a_row_of_the_application_refers_stays_and_is_not_tried(
     engine: Engine, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     shop = Shop(engine)
@@ -611,7 +611,26 @@ def test_a_batch_to_which_a_row_of_the_application_refers_stops_the_pruning_of_n
     pruned(shop, connection)
 
     assert names_left(shop) == ["referred"]
-    assert "batch 1 stays although its time is over: IntegrityError" in caplog.text
+    assert "stays although its time is over" not in caplog.text
+
+
+def test_a_batch_whose_deletion_a_trigger_refuses_stops_the_pruning_of_no_other(
+    engine: Engine, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop(engine)
+    old_batches(shop, "refused", "other")
+    with engine.begin() as own:
+        own.exec_driver_sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'kept for the auditor'; END $$;"
+            "CREATE TRIGGER refuse BEFORE DELETE ON pgqueue.batches FOR EACH ROW"
+            " WHEN (OLD.id = 1) EXECUTE FUNCTION refuse()"
+        )
+
+    pruned(shop, connection)
+
+    assert names_left(shop) == ["refused"]
+    assert "batch 1 stays although its time is over: ProgrammingError" in caplog.text
 
 
 def test_an_application_prunes_its_own_batches_only(engine: Engine, connection: Connection) -> None:

@@ -81,17 +81,20 @@ def ticks_without_lock(patch: Patch) -> None:
 @mutation
 def ticks_apart_from_their_jobs(patch: Patch) -> None:
     """A schedule is moved in a separate transaction, before its jobs are enqueued."""
-    fire_one = ticks.Ticks._fire_one
 
-    def apart(self: Any, connection: Any, prepared: Any) -> Any:
-        with connection.engine.begin() as other:
-            other.exec_driver_sql("SET LOCAL lock_timeout = 0")
-            connection.exec_driver_sql("COMMIT; BEGIN")
-            moved = Moved(prepared.due.state.name, prepared.firing, None)
-            ScheduleRows(other).move([moved])
-        return fire_one(self, connection, prepared)
+    def apart(_ticks: Any, connection: Any, ready: Any) -> None:
+        rows = ScheduleRows(connection)
+        with connection.begin():
+            locked = rows.lock(each.due.state.name for each in ready)
+            found = [(each, locked.get(each.due.state.name)) for each in ready]
+            ready = [each for each, now in found if now and each.due.is_same(now)]
+            rows.move([Moved(each.due.state.name, each.firing, None) for each in ready])
+        with connection.begin():  # the fault
+            for each in ready:
+                for job in each.jobs:
+                    each.task.enqueue_prepared(connection, job)
 
-    patch.set(ticks.Ticks, "_fire_one", apart)
+    patch.set(ticks.Ticks, "_fire_all", apart)
 
 
 @mutation

@@ -47,14 +47,14 @@ def heart_beats_on_the_event_loop(patch: Patch) -> None:
         loops[:] = [apart(engine)]
         return loops[0]
 
-    def beat(self, connection):  # type: ignore[no-untyped-def]
-        async def beat_there() -> None:
-            by_thread(self, connection)
+    def step(self, connection):  # type: ignore[no-untyped-def]
+        async def beat() -> float:
+            return by_thread(self, connection)  # type: ignore[no-any-return]
 
-        loops[0].wait_for(beat_there())
+        return loops[0].wait_for(beat())
 
     apart = patch.set(supervisor, "EventLoop", event_loop)
-    by_thread = patch.set(Heartbeat, "_beat", beat)
+    by_thread = patch.set(Heartbeat, "step", step)
 
 
 @mutation

@@ -508,10 +508,6 @@ class LaneKey(NamedTuple):
     priority: int
 
 
-def lane_of(job: Waiting) -> LaneKey:
-    return LaneKey(SEPARATOR.join(job.limit_keys), job.queue, job.priority)
-
-
 FIRST_LANE = LaneKey("", "", -1)
 """Before all lanes."""
 FIRST_PLACE = ("", 0)
@@ -527,7 +523,8 @@ class Lanes(NamedTuple):
     """The last lane that was read; None if there was none."""
     are_all: bool
     """Whether there are no lanes after them."""
-    waiting: list[Waiting]
+    lanes: dict[LaneKey, list[Waiting]]
+    """The first jobs of each lane that has any for this worker."""
     seconds_to_next: float | None
     """How long until the next of these jobs is due; None if all are due."""
 
@@ -586,23 +583,22 @@ class Admissions:
             "most_lanes": lanes,
             "most_of_lane": of_lane,
         }
-        lanes_read: dict[LaneKey, None] = {}
-        waiting, later = [], []
+        found: dict[LaneKey, list[Waiting]] = {}
+        later: list[float] = []
+        number, last, keys = 0, None, tuple[str, ...]()
         for *lane, run_at, job_id, seconds_left in self._fetch(first_waiting(), parameters):
-            key = LaneKey(*lane)
-            lanes_read[key] = None
+            if lane != last:
+                number, last = number + 1, lane
+                key, keys = LaneKey(*lane), tuple(lane[0].split(SEPARATOR))
             if job_id is None:
                 continue
-            keys = tuple(key.limit_keys.split(SEPARATOR))
-            waiting.append(
-                Waiting(
-                    keys, key.priority, run_at, job_id, is_due=seconds_left <= 0, queue=key.queue
-                )
-            )
-            if seconds_left > 0:
+            is_due = seconds_left <= 0
+            job = Waiting(keys, key.priority, run_at, job_id, is_due, key.queue)
+            found.setdefault(key, []).append(job)
+            if not is_due:
                 later.append(float(seconds_left))
-        number, last = len(lanes_read), next(reversed(lanes_read), None)
-        return Lanes(number, last, number < lanes, waiting, min(later, default=None))
+        up_to = LaneKey(*last) if last else None
+        return Lanes(number, up_to, number < lanes, found, min(later, default=None))
 
     def places_under(self, keys: Iterable[str], *, paused: Paused) -> list[Place]:
         """All places under these keys."""

@@ -21,6 +21,7 @@ from pgqueue.errors import BatchEnded, BatchNotFound
 from pgqueue.models import JobStatus
 from pgqueue.repository.enqueue import Enqueued, Enqueues, NewJob
 from pgqueue.repository.reading import moment
+from pgqueue.repository.references import Reference, is_free
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
@@ -276,11 +277,11 @@ def batch_states(*, one: bool) -> sa.Executable:
 
 
 @cache
-def next_due_batch() -> sa.Executable:
+def next_due_batch(references: tuple[Reference, ...]) -> sa.Executable:
     """The first batch of an application, after another id, whose time is over."""
     return (
         sa.select(batches.c.id)
-        .where(batches.c.id > AFTER, *_is_due())
+        .where(batches.c.id > AFTER, *_is_due(), *is_free(references, batches))
         .order_by(batches.c.id)
         .limit(sa.literal_column("1"))
     )
@@ -589,10 +590,12 @@ class Batches:
         rows = self._executor.execute(batch_states(one=False), {"limit": limit})
         return [_state_of(row) for row in rows]
 
-    def next_due(self, retention: Retention, *, after: int) -> int | None:
+    def next_due(
+        self, retention: Retention, references: tuple[Reference, ...], *, after: int
+    ) -> int | None:
         """The first batch after an id whose time is over."""
         parameters = {**_rules_of(retention), "after": after}
-        found: int | None = self._executor.execute(next_due_batch(), parameters).scalar()
+        found: int | None = self._executor.execute(next_due_batch(references), parameters).scalar()
         return found
 
     def prune(self, batch_id: int, retention: Retention, size: int) -> int:

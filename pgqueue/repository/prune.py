@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from pgqueue.models import SCHEMA
 from pgqueue.models.job_status import status_of
 from pgqueue.repository.batches import is_in_open_batch
+from pgqueue.repository.references import Reference, is_free, read_references
 from pgqueue.repository.tables import (
     CANCELLED,
     among,
@@ -33,42 +33,11 @@ from pgqueue.rules.retention import Retention
 AFTER = sa.bindparam("after", type_=sa.BigInteger)
 
 
-class Reference(NamedTuple):
-    """A column of the application whose rows keep the jobs to which they refer."""
-
-    schema: str
-    table: str
-    column: str
-
-
 @cache
 def try_lock() -> sa.Executable:
     """Only one worker prunes at a time.  The lock saves work; SKIP LOCKED makes two safe."""
     return sa.select(
         pg.pg_try_advisory_xact_lock(sa.literal_column(str(lock_key("prune")), sa.BigInteger))
-    )
-
-
-@cache
-def references() -> sa.Executable:
-    """The foreign keys to ``jobs`` that refuse a delete, as far as this role may read them.
-
-    The statements below skip the jobs to which such rows refer: each refusal would be an error in
-    the log of the server.
-    """
-    return sa.text(
-        f"""
-        SELECT nspname, relname, attname
-        FROM pg_catalog.pg_constraint
-        JOIN pg_catalog.pg_class ON pg_class.oid = conrelid
-        JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
-        JOIN pg_catalog.pg_attribute ON attrelid = conrelid AND attnum = conkey[1]
-        WHERE contype = 'f' AND confdeltype IN ('a', 'r') AND conparentid = 0::oid
-          AND confrelid = pg_catalog.to_regclass('"{SCHEMA}".jobs')::oid
-          AND pg_catalog.has_schema_privilege(relnamespace, 'USAGE')
-          AND pg_catalog.has_column_privilege(conrelid, attnum, 'SELECT')
-        ORDER BY 1, 2, 3
-        """  # noqa: S608  # the schema name is checked where it is read
     )
 
 
@@ -140,7 +109,7 @@ def _is_due(references: tuple[Reference, ...]) -> sa.ColumnElement[bool]:
         jobs.c.finished_at <= pg.statement_timestamp() - seconds(span),
         sa.or_(jobs.c.outcome != CANCELLED, place == sa.literal_column("'blocked'")),
         ~is_in_open_batch(),
-        *(_is_free(reference) for reference in references),
+        *is_free(references, jobs),
     )
 
 
@@ -151,11 +120,6 @@ def _rules(name: str) -> sa.ColumnElement[Any]:
 
 def _seconds_of(keep: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     return keep.op("->>")(jobs.c.outcome)
-
-
-def _is_free(reference: Reference) -> sa.ColumnElement[bool]:
-    rows = sa.table(reference.table, sa.column(reference.column), schema=reference.schema)
-    return ~sa.exists().where(rows.c[reference.column] == jobs.c.id)
 
 
 class Stretch(NamedTuple):
@@ -187,8 +151,8 @@ class Pruning:
         return bool(self._executor.execute(try_lock()).scalar())
 
     def references(self) -> tuple[Reference, ...]:
-        """The columns of the application whose rows keep jobs from being deleted."""
-        return tuple(Reference(*row) for row in self._executor.execute(references()))
+        """The columns of the application whose rows keep jobs or batches from being deleted."""
+        return read_references(self._executor)
 
     def prune(
         self,

@@ -179,11 +179,17 @@ def held_by_key(places: Iterable[Place], buckets: Buckets, rules: Rules) -> Coun
 
 
 def after_starts(starts: Mapping[str, int], buckets: Buckets, rules: Rules) -> dict[str, datetime]:
-    """When the bucket of each key is full again after its number of starts."""
-    return {
-        key: _full_at(key, buckets, rules) + count * _declared_rule(key, rules).spacing
-        for key, count in starts.items()
-    }
+    """When the buckets that change are full again, after this number of starts under each key.
+
+    A bucket without a start changes if its stored time is later than that of an empty bucket.
+    Otherwise it would look empty until the stored time, which may be centuries ahead.
+    """
+    full_at = {}
+    for key, count in starts.items():
+        rule, full = _declared_rule(key, rules), _full_at(key, buckets, rules)
+        if count or (rule.capacity and full < buckets.full_at.get(key, full)):
+            full_at[key] = full + count * rule.spacing
+    return full_at
 
 
 def after_turns(jobs: Iterable[Waiting], now: datetime, rules: Rules) -> dict[str, datetime]:

@@ -37,43 +37,41 @@ def checked_config(
     age_after: timedelta | None = None,
     max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
 ) -> WorkerConfig:
-    _check_queues(queues)
-    if type(concurrency) is not int or not 1 <= concurrency <= 1000:
-        raise OptionError(f"concurrency is {concurrency!r}; give a whole number from 1 to 1000")
-    for option, span, least in (("poll_interval", poll_interval, 0.01), ("grace", grace, 0)):
-        if not isinstance(span, timedelta) or span.total_seconds() < least:
-            raise OptionError(f"{option} is {span!r}; give a timedelta of {least} seconds or more")
-    check_whole("", "max_jobs_per_child", max_jobs_per_child, 1, MOST_JOBS_PER_CHILD)
-    return WorkerConfig(
-        queues=tuple(dict.fromkeys(queues)),
-        slots=concurrency,
-        poll_interval=poll_interval,
-        grace=grace,
-        log_jobs=_checked_level(log_jobs),
-        weights=dict(queues) if isinstance(queues, Mapping) else None,
-        age_after=_checked_age(age_after),
-        max_jobs_per_child=max_jobs_per_child,
-    )
-
-
-def _check_queues(queues: Sequence[str] | Mapping[str, int]) -> None:
     if isinstance(queues, str) or not queues:
         raise OptionError(
             f"queues is {queues!r}; give a list of queue names, e.g. ['default'], or a weight for "
             "each queue, e.g. {'mail': 3, 'default': 1}"
         )
+    weights = dict(queues) if isinstance(queues, Mapping) else None
     for name in queues:
         check_queue_name(name)
-        if isinstance(queues, Mapping):
-            check_whole("", f"the weight of queue {name}", queues[name], 1, MOST_WEIGHT)
-
-
-def _checked_age(age_after: timedelta | None) -> timedelta | None:
+        if weights is not None:
+            check_whole("", f"the weight of queue {name}", weights[name], 1, MOST_WEIGHT)
+    if type(concurrency) is not int or not 1 <= concurrency <= 1000:
+        raise OptionError(f"concurrency is {concurrency!r}; give a whole number from 1 to 1000")
+    for option, span, at_least in (("poll_interval", poll_interval, 0.01), ("grace", grace, 0)):
+        if not isinstance(span, timedelta) or span.total_seconds() < at_least:
+            raise OptionError(
+                f"{option} is {span!r}; give a timedelta of {at_least} seconds or more"
+            )
+    check_whole("", "max_jobs_per_child", max_jobs_per_child, 1, MOST_JOBS_PER_CHILD)
+    if log_jobs is not None and log_jobs not in list(LogJobs):
+        raise OptionError(f"log_jobs is {log_jobs!r}; give {', '.join(LogJobs)} or None")
     least, most = AGE_AFTER
-    if age_after is None or (isinstance(age_after, timedelta) and least <= age_after <= most):
-        return age_after
-    raise OptionError(
-        f"age_after is {age_after!r}; give a timedelta of 1 second to {most.days} days, or None"
+    is_span = isinstance(age_after, timedelta) and least <= age_after <= most
+    if age_after is not None and not is_span:
+        raise OptionError(
+            f"age_after is {age_after!r}; give a timedelta of 1 second to {most.days} days, or None"
+        )
+    return WorkerConfig(
+        queues=tuple(dict.fromkeys(queues)),
+        slots=concurrency,
+        poll_interval=poll_interval,
+        grace=grace,
+        log_jobs=None if log_jobs is None else LogJobs(log_jobs),
+        weights=weights,
+        age_after=age_after,
+        max_jobs_per_child=max_jobs_per_child,
     )
 
 
@@ -82,11 +80,3 @@ def checked_ahead(ahead: timedelta) -> float:
     if not isinstance(ahead, timedelta) or ahead < timedelta(0):
         raise OptionError(f"ahead is {ahead!r}; give a timedelta of 0 seconds or more")
     return ahead.total_seconds()
-
-
-def _checked_level(log_jobs: str | None) -> LogJobs | None:
-    if log_jobs is None:
-        return None
-    if log_jobs not in list(LogJobs):
-        raise OptionError(f"log_jobs is {log_jobs!r}; give {', '.join(LogJobs)} or None")
-    return LogJobs(log_jobs)

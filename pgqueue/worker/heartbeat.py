@@ -103,15 +103,7 @@ class Heartbeat(Loop):
         self._witness = Witness()
 
     def step(self, connection: Connection) -> float:
-        """Beat; returns the seconds to the next beat or, if it is sooner, verdict."""
-        beat_at = time.monotonic() + BEAT
-        self._beat(connection)
-        return min(beat_at, self._witness.next_verdict_at) - time.monotonic()
-
-    def end(self) -> None:
-        self.reconnecting.attempt(self._leave)
-
-    def _beat(self, connection: Connection) -> None:
+        """Beat; returns the seconds until the next beat, or until another worker may be dead."""
         workers, identity = Workers(connection), self.identity
         sent_at = time.monotonic()
         if not self.registered.is_set():
@@ -131,16 +123,20 @@ class Heartbeat(Loop):
         beat = workers.beat(identity.worker_id)
         if beat is None:
             self._die()
-            return
-        if beat.is_quiet and not identity.is_quiet:
-            logger.info("worker %s is quiet: it claims no more jobs", identity.worker_id)
-            identity.is_quiet = True
-        identity.acknowledged(sent_at=sent_at)
-        self.registered.set()
-        answered_at = time.monotonic()
-        self._on_dead(
-            self._witness.dead_among(beat.others, asked_at=asked_at, answered_at=answered_at)
-        )
+        else:
+            if beat.is_quiet and not identity.is_quiet:
+                logger.info("worker %s is quiet: it claims no more jobs", identity.worker_id)
+                identity.is_quiet = True
+            identity.acknowledged(sent_at=sent_at)
+            self.registered.set()
+            answered_at = time.monotonic()
+            self._on_dead(
+                self._witness.dead_among(beat.others, asked_at=asked_at, answered_at=answered_at)
+            )
+        return min(sent_at + BEAT, self._witness.next_verdict_at) - time.monotonic()
+
+    def end(self) -> None:
+        self.reconnecting.attempt(self._leave)
 
     def _die(self) -> None:
         logger.error(

@@ -26,7 +26,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Lock, Timer
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import psycopg
 from sqlalchemy import Engine
@@ -84,13 +84,6 @@ class ProcessAttempt(Protocol):
     def is_stopping(self) -> bool: ...
 
     def report(self, progress: Progress) -> None: ...
-
-
-class AttemptKey(NamedTuple):
-    """The attempt that was cancelled: a child may read of it when another one runs."""
-
-    message_id: int
-    attempt: int
 
 
 class ProcessPool:
@@ -173,29 +166,23 @@ class ProcessPool:
     def _taken(self) -> "Child | None":
         """A child for a job; None when the worker stops, or when there is no server any more."""
         with self._lock:
-            gone = [child for child in self._idle if child.has_ended]
-            self._idle = [child for child in self._idle if child not in gone]
+            while self._idle and self._idle[-1].has_ended:
+                self._idle.pop().close()
             child = self._idle.pop() if self._idle else None
-        for one in gone:
-            one.close()
-        child = child or self._new()
+            control = None if self._is_closing else self._control
         if child is None:
-            return None
+            if control is None:
+                return None
+            try:
+                child = Child(control, max_jobs=self._max_jobs)
+            except (BrokenPipeError, ConnectionResetError, EOFError):
+                return None  # the server has ended, and so does the worker
         with self._lock:
             self._busy.add(child)
             is_closing = self._is_closing
         if is_closing:
             child.kill(AttemptEnd.INTERRUPTED)
         return child
-
-    def _new(self) -> "Child | None":
-        control = self._control
-        if self._is_closing or control is None:
-            return None
-        try:
-            return Child(control, max_jobs=self._max_jobs)
-        except (BrokenPipeError, ConnectionResetError, EOFError):
-            return None  # the server has ended, and so does the worker
 
     def _put_back(self, child: "Child") -> None:
         with self._lock:
@@ -256,7 +243,7 @@ class Child:
         """
         with suppress(OSError):  # the child has died
             if run.is_cancelled():
-                self._signals.send(AttemptKey(run.claimed.message_id, run.claimed.attempt))
+                self._signals.send(run.claimed.message_id)
             if run.is_stopping():
                 self._signals.send(None)
 
@@ -371,13 +358,13 @@ class _Server:
         # Not SIG_IGN: programs that a handler starts would inherit it, and could not be terminated.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, _heed_not)
+                signal.signal(number, _ignore)
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)
         self._wake_up, written_by_signals = os.pipe()
         os.set_blocking(written_by_signals, False)
         signal.set_wakeup_fd(written_by_signals, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, _heed_not)
+        signal.signal(signal.SIGCHLD, _ignore)
 
     def serve(self, worker: int) -> None:
         """Fork children until the worker has ended or closes the control socket."""
@@ -435,7 +422,7 @@ class _Server:
                 signals.close()
 
 
-def _heed_not(_number: int, _frame: object) -> None:
+def _ignore(_number: int, _frame: object) -> None:
     """Ignore a signal: the worker handles it, or the main loop wakes up by it."""
 
 
@@ -483,14 +470,13 @@ def _run_jobs(tasks: Tasks, around: Around, jobs: Connection, signals: Connectio
         except EOFError:
             return
         notices.read()  # those for earlier jobs, which their handlers have not read
-        key = AttemptKey(claimed.message_id, claimed.attempt)
         context = JobContext(
             job_id=claimed.job_id,
             attempt=claimed.attempt,
             max_attempts=claimed.max_attempts,
             queue=claimed.queue,
             task=claimed.task,
-            cancelled=partial(notices.is_cancelled, key),
+            cancelled=partial(notices.is_cancelled, claimed.message_id),
             meta=read_meta(claimed.meta),
             stopping=notices.is_stopping,
             reporting=reports.report,
@@ -528,12 +514,13 @@ class _Notices:
         self._poll = select.poll()
         self._poll.register(signals, select.POLLIN)
         self._lock = Lock()
-        self._cancelled: AttemptKey | None = None
+        self._cancelled: int | None = None
+        """The message of the attempt that was cancelled; another one may run by now."""
         self._is_stopping = False
 
-    def is_cancelled(self, key: AttemptKey) -> bool:
+    def is_cancelled(self, message_id: int) -> bool:
         self.read()
-        return self._cancelled == key
+        return self._cancelled == message_id
 
     def is_stopping(self) -> bool:
         self.read()
@@ -542,7 +529,7 @@ class _Notices:
     def read(self) -> None:
         with self._lock, suppress(EOFError):  # the worker has died, and this process is killed
             while self._poll.poll(0):
-                notice: AttemptKey | None = self._signals.recv()
+                notice: int | None = self._signals.recv()
                 if notice is None:
                     self._is_stopping = True
                 else:
@@ -597,7 +584,10 @@ def _limited_memory(task: Task[..., Any]) -> Iterator[None]:
         return
     import resource  # not on every platform; elsewhere the option is refused
 
-    used = _address_space()
+    used = 0
+    with suppress(OSError):  # not Linux
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        used = pages * os.sysconf("SC_PAGE_SIZE")
     if used >= limit:
         raise MemoryError(
             f"task {task.name}: memory_limit is {limit:,} bytes, and its process has {used:,} "
@@ -610,11 +600,3 @@ def _limited_memory(task: Task[..., Any]) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def _address_space() -> int:
-    try:
-        pages = Path("/proc/self/statm").read_text().split()[0]
-    except OSError:  # not Linux
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")

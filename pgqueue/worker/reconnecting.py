@@ -38,18 +38,14 @@ BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
 """A connection lost inside a savepoint, or closed by a handler, raises InvalidRequestError."""
 
 
-def is_lock_timeout(error: DBAPIError) -> bool:
+def is_lock_timeout(error: Exception) -> bool:
     """Whether a statement has waited for a lock for as long as its connection may."""
-    return isinstance(error.orig, LockNotAvailable)
+    return isinstance(error, DBAPIError) and isinstance(error.orig, LockNotAvailable)
 
 
 def lacks_right(error: Exception) -> bool:
     """Whether the role of the connection may not do what a statement does."""
     return isinstance(error, DBAPIError) and isinstance(error.orig, InsufficientPrivilege)
-
-
-def _is_cancelled(error: Exception) -> bool:
-    return isinstance(error, DBAPIError) and isinstance(error.orig, QueryCanceled)
 
 
 class ReconnectingConnection:
@@ -144,7 +140,13 @@ class ReconnectingConnection:
         return self._connection
 
     def _broke(self, error: Exception, asked_at: float) -> None:
-        if self._stopping.is_set() and _is_cancelled(error):
+        """Close the connection after an error, log the error, and wait.
+
+        The settings or plans of a connection may be what the database refuses.  A connection that
+        is kept is rolled back instead.
+        """
+        is_cancelled = isinstance(error, DBAPIError) and isinstance(error.orig, QueryCanceled)
+        if is_cancelled and self._stopping.is_set():
             self.close()
             return
         opened_at = self._opened_at if self._connection is not None else asked_at
@@ -152,24 +154,21 @@ class ReconnectingConnection:
             self.close()
             self._outage.is_met(error, name=self.name, opened_at=opened_at)
         else:
-            self._begin_afresh()
-            remedies = {GRANT_AGAIN: lacks_right(error), MORE_CONNECTIONS: is_crowded(error)}
-            self._log_refusal("; ".join([words_of(error), *filter(remedies.get, remedies)]))
+            if self._connection is not None and self._is_kept:
+                try:
+                    self._connection.rollback()
+                except BROKEN:
+                    self.close()
+            else:
+                self.close()
+            self._log_refusal(error)
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
         self._wait = min(2 * self._wait, self._longest_wait)
 
-    def _begin_afresh(self) -> None:
-        """Close the connection, whose settings or plans may be refused; if kept, roll back."""
-        if self._connection is None or not self._is_kept:
-            self.close()
-            return
-        try:
-            self._connection.rollback()
-        except BROKEN:
-            self.close()
-
-    def _log_refusal(self, message: str) -> None:
+    def _log_refusal(self, error: Exception) -> None:
         """Log a refused statement: once, then every ``REPEAT`` seconds."""
+        remedies = {GRANT_AGAIN: lacks_right(error), MORE_CONNECTIONS: is_crowded(error)}
+        message = "; ".join([words_of(error), *filter(remedies.get, remedies)])
         is_news = message != self._refused or time.monotonic() - self._refused_at >= REPEAT
         level = logging.ERROR if is_news else logging.DEBUG
         logger.log(level, "%s: the database refuses: %s", self.name, message)

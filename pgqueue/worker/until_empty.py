@@ -65,10 +65,12 @@ def run_ahead(
     try:
         drain()
         while True:
-            is_due, seconds = _sooner(upcoming(), due_times.next_admission())
+            claim, admission = upcoming(), due_times.next_admission()
+            known = [one.seconds for one in (claim, admission) if one.seconds is not None]
+            seconds = min(known, default=None)
             # A job may have become due since the drain has looked.  What is due after another
             # drain is kept by a limit or by another transaction.
-            if is_due and not is_drained_again:
+            if (claim.is_due or admission.is_due) and not is_drained_again:
                 is_drained_again = True
                 drain()
                 continue
@@ -84,11 +86,6 @@ def run_ahead(
             _put_back(due_times, moved)
         raise
     _put_back(due_times, moved)
-
-
-def _sooner(first: Upcoming, second: Upcoming) -> Upcoming:
-    known = (one.seconds for one in (first, second) if one.seconds is not None)
-    return Upcoming(first.is_due or second.is_due, min(known, default=None))
 
 
 def _put_back(due_times: DueTimes, moved: float) -> None:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event
 from typing import Any
-from uuid import UUID
 
 from sqlalchemy.orm import configure_mappers
 
@@ -84,7 +83,10 @@ class Worker:
             age_after,
             max_jobs_per_child,
         )
-        _warn_of_unused(set(self._config.queues) - named - {DEFAULT_QUEUE})
+        for name in sorted(set(self._config.queues) - named - {DEFAULT_QUEUE}):
+            logger.warning(
+                "queue %r: no task of this application uses it; is the name misspelt?", name
+            )
         self._pid = os.getpid()
         self._stopping = Event()
         self._signals = 0
@@ -190,42 +192,34 @@ class Worker:
         self._supervisor = Supervisor(
             self._queue, self._config, stopping=stopping, until_empty=until_empty, errors=errors
         )
-        with self._heeding_signals():
+        with self._counting_signals():
             counts = self._supervisor.work(is_over, grace)
         self._stopping.clear()
         if errors is not None:
-            self._raise_first(errors, self._supervisor.worker_id)
+            if (error := errors.take_first()) is not None:
+                raise error
+            with self._queue.autocommitting() as connection:
+                failure = Listing(connection).first_failure(self._supervisor.worker_id)
+            if failure is not None:
+                raise AttemptFailed(failure)
         return dict(counts)
 
-    def _raise_first(self, errors: HandlerErrors, worker_id: UUID) -> None:
-        if (error := errors.take_first()) is not None:
-            raise error
-        with self._queue.autocommitting() as connection:
-            failure = Listing(connection).first_failure(worker_id)
-        if failure is not None:
-            raise AttemptFailed(failure)
-
     @contextmanager
-    def _heeding_signals(self) -> Iterator[None]:
+    def _counting_signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
+
+        def count(_number: int, _frame: Any) -> None:
+            self._signals += 1  # and no more: the signal may interrupt code that holds a lock
+
+        before = {number: signal.signal(number, count) for number in stop_signals()}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._signals = 0
-
-    def _on_signal(self, number: int, _frame: Any) -> None:
-        # Only counts: the signal may interrupt code that holds a lock.
-        self._signals += 1
-
-
-def _warn_of_unused(queues: set[str]) -> None:
-    for name in sorted(queues):
-        logger.warning("queue %r: no task of this application uses it; is the name misspelt?", name)
 
 
 def _configure_mappers() -> None:

@@ -19,7 +19,7 @@ from pgqueue.models import SCHEMA, JobStatus
 from pgqueue.repository import listing
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.messages import Start
-from pgqueue.repository.prune import Reference
+from pgqueue.repository.references import Reference
 from pgqueue.schema import Roles, grant_statements, revoke_statements
 
 SIMILAR = {
@@ -40,7 +40,7 @@ SIMILAR = {
 
 OPERATORS = ["=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "||", "<<", "|", "?", "~", "~~"]
 OPERATORS += ["->", "->>"]
-REFERENCE = Reference(SCHEMA, "leases", "target_id")
+REFERENCES = tuple(Reference(SCHEMA, "leases", "target_id", to) for to in ("jobs", "batches"))
 
 
 def all_statements() -> Iterator[tuple[str, str]]:
@@ -78,7 +78,7 @@ def _builders() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def _arguments(build: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     names = inspect.signature(build).parameters
-    others: dict[str, list[Any]] = {"start": list(Start), "references": [(), (REFERENCE,)]}
+    others: dict[str, list[Any]] = {"start": list(Start), "references": [(), REFERENCES]}
     others["names"] = [("args", "next_at"), ("cron", "every", "paused_at")]
     others["columns"] = [("priority", "run_at"), ("args", "unique_key")]
     values = [others.get(name, [False, True]) for name in names]

@@ -613,6 +613,23 @@ class TestRates:
         with engine.begin() as connection:
             assert rounds().step(connection).seconds_to_next == pytest.approx(1, abs=1)
 
+    def test_a_bucket_whose_time_is_far_ahead_gets_its_tokens_from_now_on(
+        self, engine: Engine
+    ) -> None:
+        """The clock of the server was once wrong."""
+        put_some(engine, 1, "api")
+        admit(engine)
+        far = "UPDATE pgqueue.limit_buckets SET full_at = full_at + interval '300 years'"
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM pgqueue.message_queue"))
+            connection.execute(text(far))
+        put_some(engine, 1, "api")
+        assert admit(engine) == 0
+
+        self.refill(engine)
+
+        assert admit(engine) == 1
+
     def test_buckets_that_are_full_are_swept_and_others_are_not(self, engine: Engine) -> None:
         put_some(engine, 1, "api")
         put_some(engine, 1, "api [7]")

@@ -15,7 +15,8 @@ from sqlalchemy.exc import OperationalError
 
 from pgqueue import Job, PgQueue, Task, Worker
 from pgqueue.repository.tables import array_of
-from pgqueue.worker.duties.ticks import Ticks
+from pgqueue.worker.duties.ticks import Scheduler, Ticks
+from pgqueue.worker.outage import Outage
 
 TICKS = "SELECT meta->'schedule'->>'name', meta->'schedule'->>'tick', count(*) FROM pgqueue.jobs"
 MINUTE = timedelta(minutes=1)
@@ -291,6 +292,26 @@ class TestBadRows:
             place.ticks().fire(connection)
         assert place.fired() == {"a": 1, "bad": 1, "c": 1}
 
+    def test_rest_before_they_are_prepared_again(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pgqueue.worker.rows.FIRST_REST", 3600.0)
+        calls: list[Any] = []
+
+        def hook(task: Any) -> None:
+            calls.append(task)
+            raise LookupError("planned")
+
+        place.queue.on_enqueue(hook)
+        place.add("bad")
+        ticks = place.ticks()
+
+        with place.connection() as connection:
+            for _ in range(2):
+                ticks.fire(connection)
+
+        assert len(calls) == 1
+
     def test_more_than_a_batch_of_them_hold_up_no_other(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -304,6 +325,36 @@ class TestBadRows:
         place.fire()
 
         assert place.fired() == {"good": 1}
+
+
+REFUSES_ONE = """
+    CREATE SEQUENCE refusals;
+    CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'refusal %', nextval('refusals'); END $$;
+    CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON pgqueue.schedules
+    FOR EACH ROW WHEN (NEW.name = 'bad') EXECUTE FUNCTION refuse();
+"""
+
+
+def test_a_schedule_of_the_code_that_the_database_refuses_rests_and_stops_no_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pgqueue.worker.rows.FIRST_REST", 3600.0)
+    for name in ("a", "bad", "c"):
+        place.queue.schedule(every=MINUTE, args=(1,), name=name)(place.report)
+    with place.engine.begin() as connection:
+        connection.execute(text(REFUSES_ONE))
+    names = array_of(sorted(place.queue.tasks))
+    scheduler = Scheduler(place.engine, place.queue, place.queue.tasks, names, Outage())
+
+    with place.connection() as connection:
+        for _ in range(4):  # every other step writes
+            scheduler.step(connection)
+
+    with place.queue.session() as session:
+        assert {one.name for one in place.queue.schedules.list(session)} == {"a", "c"}
+    assert caplog.text.count("schedule bad of the code cannot be written") == 1
+    assert place.scalar("SELECT nextval('refusals')") == 2, "it was refused once"
 
 
 def test_the_health_of_a_worker_names_the_schedule_whose_hook_hangs(place: Place) -> None:

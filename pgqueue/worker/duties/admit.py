@@ -9,22 +9,21 @@ every job.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain, groupby
+from itertools import chain
 from threading import Event
 from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
 from pgqueue.database.settings import ADMITTING
-from pgqueue.repository.admit import FIRST_LANE, FIRST_PLACE, Admissions, LaneKey, lane_of
+from pgqueue.repository.admit import FIRST_LANE, FIRST_PLACE, Admissions, LaneKey
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.workers import Paused
 from pgqueue.rules.admission import (
     Buckets,
-    Place,
     Rule,
     Rules,
     TurnGroup,
@@ -45,7 +44,9 @@ from pgqueue.rules.admission import (
 )
 from pgqueue.rules.limits import SEPARATOR, Limit, Limited, name_of
 from pgqueue.worker.loop import Loop
-from pgqueue.worker.outage import Outage, words_of
+from pgqueue.worker.outage import Outage
+from pgqueue.worker.reconnecting import is_lock_timeout
+from pgqueue.worker.rows import RowGuard, may_be_of_row
 from pgqueue.worker.threads import wait_until
 
 logger = redaction.logger(__name__)
@@ -112,7 +113,7 @@ class Admitter(Loop):
         return self.admitted != count
 
     def step(self, connection: Connection) -> float:
-        """Admit from all lanes; returns the seconds until the next round."""
+        """Run a round, and now and then a sweep; returns the seconds until the next round."""
         self._begun += 1
         try:
             if not self._are_declared:
@@ -120,47 +121,27 @@ class Admitter(Loop):
                     Admissions(connection).declare(self._limited.limits.values())
                 self._are_declared = True
             wait = self._run_round(connection)
-            self._sweep(connection)
+            is_to_sweep = time.monotonic() - self._swept_at >= SWEEP_EVERY
+            while is_to_sweep and not self.stopping.is_set():
+                self._swept_at = time.monotonic()
+                with connection.begin():
+                    is_to_sweep = self._rounds.sweep(connection)
         finally:
             self._ended = self._begun
         return wait
 
     def _run_round(self, connection: Connection) -> float:
+        """Admit from all lanes; returns the seconds until the next round."""
         self._rounds.begin()
-        wait, step = self._poll_interval, Step(0, is_last=False)
-        while not step.is_last and not self.stopping.is_set():
-            step = self._guarded_step(connection)
-            if step.seconds_to_next is not None:
-                wait = min(wait, step.seconds_to_next)
-            if step.admitted:
-                self.admitted += step.admitted
+        wait, is_last = self._poll_interval, False
+        while not is_last and not self.stopping.is_set():
+            admitted, is_last, seconds_to_next = self._rounds.guarded_step(connection)
+            if seconds_to_next is not None:
+                wait = min(wait, seconds_to_next)
+            if admitted:
+                self.admitted += admitted
                 self._on_admitted()
         return wait
-
-    def _sweep(self, connection: Connection) -> None:
-        """Every ``SWEEP_EVERY`` seconds, delete places that are free."""
-        is_more = time.monotonic() - self._swept_at >= SWEEP_EVERY
-        while is_more and not self.stopping.is_set():
-            self._swept_at = time.monotonic()
-            with connection.begin():
-                is_more = self._rounds.sweep(connection)
-
-    def _guarded_step(self, connection: Connection) -> "Step":
-        """Run a step; if one lane is the cause of an error, only this lane is skipped."""
-        try:
-            with connection.begin():
-                return self._rounds.step(connection)
-        except Exception as error:
-            if not is_of_a_row(error) or not self._rounds.isolate(error):
-                raise
-            return Step(0, is_last=False)
-
-
-def is_of_a_row(error: Exception) -> bool:
-    """Whether a value of a row, or a trigger or constraint on it, can be the cause."""
-    if isinstance(error, DBAPIError):
-        return str(getattr(error.orig, "sqlstate", None) or "")[:2] in ("22", "23", "P0")
-    return isinstance(error, ArithmeticError | TypeError | ValueError)
 
 
 MOST_LANES = 1000
@@ -189,7 +170,7 @@ class Step(NamedTuple):
 class Admitted(NamedTuple):
     """What was admitted from some lanes."""
 
-    jobs: Collection[int] = ()
+    jobs: Collection[int] = frozenset()
     are_all: bool = True
     """Whether all jobs that could be admitted are."""
     seconds_to_token: float | None = None
@@ -198,16 +179,44 @@ class Admitted(NamedTuple):
     """The groups of which enough jobs are ready."""
 
 
-Lane = list[Waiting]
+Lane = Sequence[Waiting]
 """The first jobs of a lane."""
 
 
+class FairLane(NamedTuple):
+    """A lane of a fair limit that waits for its turn."""
+
+    key: LaneKey
+    group: TurnGroup
+    last_turn: datetime
+    jobs: Lane
+
+
+@dataclass(slots=True)
+class Round:
+    """How far a round has come."""
+
+    after: LaneKey = FIRST_LANE
+    """The last lane that was read."""
+    read: int = 0
+    """How many lanes were read."""
+    are_all_read: bool = False
+    fair: list[FairLane] = field(default_factory=list)
+    """The lanes of fair limits; when all lanes are read, in the order of their turns."""
+    locked: set[int] = field(default_factory=set)
+    """Jobs that could not be moved: other transactions have locked their rows."""
+    most_lanes: int = MOST_LANES
+    """How many lanes a step reads."""
+    admitting: Collection[LaneKey] = ()
+    """The lanes from which the current step admits."""
+
+
 class AdmissionRounds:
-    """Admits jobs of some queues and tasks, step by step.
+    """Admits jobs of some queues and tasks.  Call :meth:`step` until it was the last of the round.
 
     A step reads the next lanes and admits from them.  If the lanes are more than one step reads,
     those of fair limits are set aside: only when all are known, the keys that have waited longest
-    can be given their turns.
+    can be given their turns.  A round that an error ends begins again with the first lane.
 
     ``most_ready``: how many jobs of a fair limit may be admitted and not started.
     ``own``: limits that are in force although no worker has declared them, as in a test.
@@ -232,132 +241,56 @@ class AdmissionRounds:
         self._most_ready = most_ready
         self._own = own or {}
         self._is_only_admitter = is_only_admitter
-        self._after = FIRST_LANE
-        self._passed = 0
-        """How many lanes were read in this round."""
+        self._guard = RowGuard()
+        self._round = Round()
         self._lanes = 1
         """How many lanes there are, as far as is known."""
-        self._set_aside: dict[LaneKey, tuple[datetime, Lane]] = {}
-        """The lanes of fair limits that were read, with the last turns of their keys."""
-        self._in_turn: list[Lane] = []
-        """The lanes that were set aside, in the order of their turns."""
         self._swept_to = FIRST_PLACE
-        self._locked: set[int] = set()
-        """Jobs that could not be moved in this round: other transactions have locked their rows."""
-        self._most_lanes = MOST_LANES
-        self._reading: list[LaneKey] = []
-        """The lanes from which this step admits."""
-        self._bad: set[LaneKey] = set()
-        """Lanes from which nothing can be admitted, until the next sweep."""
-        self._reported: set[LaneKey] = set()
 
     def begin(self) -> None:
-        """Begin a round: look again at jobs that were locked."""
-        self._locked.clear()
-        self._most_lanes = MOST_LANES
-
-    def isolate(self, error: Exception) -> bool:
-        """After a step that has failed: read fewer lanes, and skip a lane that fails alone.
-
-        False if the step has failed before it has read any.
-        """
-        if len(self._reading) > 1:
-            self._most_lanes = -(-len(self._reading) // 10)
-            return True
-        for lane in self._reading:
-            if lane not in self._reported:
-                logger.error(
-                    "admitter: no job under %s can be admitted to queue %s: %s; the others go on, "
-                    "and this is tried again every %d seconds",
-                    lane.limit_keys.replace(SEPARATOR, ", "),
-                    lane.queue,
-                    words_of(error),
-                    SWEEP_EVERY,
-                )
-        self._bad.update(self._reading)
-        self._reported.update(self._reading)
-        self._most_lanes = MOST_LANES
-        return bool(self._reading)
+        """Begin a round."""
+        self._round = Round()
 
     def step(self, connection: Connection) -> Step:
         """Admit from the next lanes, in the transaction that the caller has begun."""
         admissions = Admissions(connection)
-        self._reading = []
+        self._round.admitting = ()
         rules = {**self._own, **admissions.rules()}
-        if self._in_turn:
+        if self._round.are_all_read:
             return self._take_turns(admissions, rules)
         return self._read_lanes(admissions, rules)
 
-    def _read_lanes(self, admissions: Admissions, rules: Rules) -> Step:
-        paused, per_lane = self._paused(), self._jobs_per_lane(rules)
-        lanes = admissions.first_waiting(
-            self._after,
-            queues=[queue for queue in self._queues() if queue not in paused.queues],
-            tasks=self._tasks(),
-            lanes=self._most_lanes,
-            of_lane=per_lane,
-        )
-        passed = self._passed + lanes.number
-        self._lanes = max(passed, 1 if lanes.are_all else self._lanes)
-        waiting = lanes.waiting
-        if passed > lanes.number or not lanes.are_all:
-            waiting = self._without_fair(admissions, waiting, rules)
-        result = self._admit(admissions, waiting, rules)
-        is_to_repeat = not result.are_all or _is_lane_used_up(waiting, result.jobs, per_lane)
-        if not is_to_repeat:
-            self._after, self._passed = lanes.last or FIRST_LANE, passed
-            if lanes.are_all:
-                self._end_reading()
-        waits = [
-            wait for wait in (lanes.seconds_to_next, result.seconds_to_token) if wait is not None
-        ]
-        is_last = lanes.are_all and not is_to_repeat and not self._in_turn
-        return Step(len(result.jobs), is_last, min(waits, default=None))
+    def guarded_step(self, connection: Connection) -> Step:
+        """Run a step in a transaction of its own.
 
-    def _without_fair(
-        self, admissions: Admissions, waiting: Sequence[Waiting], rules: Rules
-    ) -> list[Waiting]:
-        """Set the lanes of fair limits aside; returns the jobs of the others."""
-        lanes = {key: list(jobs) for key, jobs in groupby(waiting, lane_of)}
-        fair = {key: lane for key, lane in lanes.items() if turn_group(lane[0], rules)}
-        if fair:
-            keys = {key for lane in fair.values() for key in lane[0].limit_keys}
-            last = admissions.buckets(sorted(keys)).full_at
-            for key, lane in fair.items():
-                if due := [job for job in lane if job.is_due]:
-                    self._set_aside[key] = last_turn(due[0], last, rules), due
-        return [job for key, lane in lanes.items() if key not in fair for job in lane]
-
-    def _end_reading(self) -> None:
-        """Put the lanes that were set aside in the order of their turns; the next round reads the
-        lanes from the first one."""
-        lanes = sorted(
-            self._set_aside.values(),
-            key=lambda turn: (turn[1][0].priority, turn[0], turn[1][0].run_at, turn[1][0].job_id),
-        )
-        self._in_turn = [lane for _, lane in lanes]
-        self._set_aside = {}
-        self._after, self._passed = FIRST_LANE, 0
-
-    def _take_turns(self, admissions: Admissions, rules: Rules) -> Step:
-        """Admit from the lanes whose turn is next."""
-        lanes, later = self._in_turn[: self._most_lanes], self._in_turn[self._most_lanes :]
-        result = self._admit(admissions, list(chain.from_iterable(lanes)), rules)
-        if result.are_all:
-            self._in_turn = [
-                lane for lane in later if turn_group(lane[0], rules) not in result.full
-            ]
-        else:
-            left = [[job for job in lane if job.job_id not in result.jobs] for lane in lanes]
-            self._in_turn = [lane for lane in left if lane] + later
-        return Step(len(result.jobs), not self._in_turn, result.seconds_to_token)
+        If it fails, the next one reads fewer lanes, until a lane fails alone: that lane rests.
+        """
+        current = self._round
+        try:
+            with connection.begin():
+                step = self.step(connection)
+        except Exception as error:
+            # A step skips rows that are locked: it waits for locks of whole tables only.
+            if not current.admitting or is_lock_timeout(error) or not may_be_of_row(error):
+                raise
+            if len(current.admitting) > 1:
+                current.most_lanes = -(-len(current.admitting) // 10)
+                return Step(0, is_last=False)
+            [lane] = current.admitting
+            keys = lane.limit_keys.replace(SEPARATOR, ", ")
+            words = f"no job under {keys} can be admitted to queue {lane.queue}; the others go on"
+            self._guard.failed(lane, words, error)
+            current.most_lanes = MOST_LANES
+            return Step(0, is_last=False)
+        for lane in current.admitting:
+            self._guard.succeeded(lane)
+        return step
 
     def sweep(self, connection: Connection) -> bool:
         """Delete some free places and full buckets; returns whether many more places may be free.
 
         An admission deletes free places too, but only under keys for which a job waits.
         """
-        self._bad.clear()
         admissions = Admissions(connection)
         self._serialize(admissions)
         places = admissions.places_after(self._swept_to, most=SWEPT_AT_ONCE)
@@ -368,35 +301,124 @@ class AdmissionRounds:
         self._swept_to = FIRST_PLACE if is_last else (places[-1].key, places[-1].job_id)
         return not is_last and len(free) > SWEPT_AT_ONCE // 2
 
-    def _admit(self, admissions: Admissions, waiting: Sequence[Waiting], rules: Rules) -> Admitted:
-        if self._bad:
-            waiting = [job for job in waiting if lane_of(job) not in self._bad]
-        if not any(job.is_due for job in waiting):
-            return Admitted()
-        self._reading = list({lane_of(job): None for job in waiting})
-        self._serialize(admissions)
+    def _read_lanes(self, admissions: Admissions, rules: Rules) -> Step:
+        """Admit from the next lanes, or set them aside."""
+        current, paused = self._round, self._paused()
+        per_lane = self._jobs_per_lane(rules)
+        page = admissions.first_waiting(
+            current.after,
+            queues=[queue for queue in self._queues() if queue not in paused.queues],
+            tasks=self._tasks(),
+            lanes=current.most_lanes,
+            of_lane=per_lane,
+        )
+        read = current.read + page.number
+        self._lanes = max(read, 1 if page.are_all else self._lanes)
+        lanes, fair = page.lanes, list[FairLane]()
+        if current.read or not page.are_all:
+            groups = {
+                key: group for key, jobs in lanes.items() if (group := turn_group(jobs[0], rules))
+            }
+            lanes = {key: jobs for key, jobs in page.lanes.items() if key not in groups}
+            keys = {key for lane in groups for key in page.lanes[lane][0].limit_keys}
+            last = admissions.buckets(sorted(keys)).full_at if keys else {}
+            for key, group in groups.items():
+                if due := [job for job in page.lanes[key] if job.is_due]:
+                    fair.append(FairLane(key, group, last_turn(due[0], last, rules), due))
+
+        result = self._admit(admissions, lanes, rules)
+        seconds = [page.seconds_to_next, result.seconds_to_token]
+        seconds_to_next = min((each for each in seconds if each is not None), default=None)
+        may_have_more = any(
+            len(jobs) == per_lane and all(job.job_id in result.jobs for job in jobs)
+            for jobs in lanes.values()
+        )
+        if may_have_more or not result.are_all:
+            return Step(len(result.jobs), False, seconds_to_next)
+        current.after, current.read = page.last or FIRST_LANE, read
+        current.fair += fair
+        current.are_all_read = page.are_all
+        if page.are_all:
+            current.fair.sort(
+                key=lambda lane: (
+                    lane.key.priority,
+                    lane.last_turn,
+                    lane.jobs[0].run_at,
+                    lane.jobs[0].job_id,
+                )
+            )
+        return Step(len(result.jobs), page.are_all and not current.fair, seconds_to_next)
+
+    def _jobs_per_lane(self, rules: Rules) -> int:
+        """How many jobs of each lane to read: one more than can be admitted.
+
+        Under a fair limit, one more than are likely to be admitted.  Two more for each locked job,
+        so that few steps find the first job that is not locked.
+        """
+        fair = 1 + self._most_ready // self._lanes
+        most = (
+            min(rule.capacity, fair) if rule.is_fair else rule.most_at_once
+            for rule in rules.values()
+        )
+        return min(max(most, default=0), MOST_OF_LANE) + 1 + 2 * len(self._round.locked)
+
+    def _take_turns(self, admissions: Admissions, rules: Rules) -> Step:
+        """Admit from the lanes whose turn is next."""
+        current = self._round
+        lanes = current.fair[: current.most_lanes]
+        result = self._admit(admissions, {lane.key: lane.jobs for lane in lanes}, rules)
+        left = current.fair[current.most_lanes :]
+        if not result.are_all:
+            unadmitted = (
+                lane._replace(jobs=[job for job in lane.jobs if job.job_id not in result.jobs])
+                for lane in lanes
+            )
+            left = [lane for lane in unadmitted if lane.jobs] + left
+        if result.full:
+            left = [lane for lane in left if lane.group not in result.full]
+        current.fair = left
+        return Step(len(result.jobs), not left, result.seconds_to_token)
+
+    def _admit(
+        self, admissions: Admissions, lanes: Mapping[LaneKey, Lane], rules: Rules
+    ) -> Admitted:
+        """Admit the jobs of these lanes that have room in their limits, in their order."""
+        lanes = {key: jobs for key, jobs in lanes.items() if not self._guard.rests(key)}
+        waiting = list(chain.from_iterable(lanes.values()))
         keys = {key for job in waiting if job.is_due for key in job.limit_keys}
-        places = _places_that_stay(admissions, keys, rules, self._paused())
+        if not keys:
+            return Admitted()
+        self._round.admitting = lanes.keys()
+        self._serialize(admissions)
+        # The jobs of a fair limit have second places, under its name.
+        names = {name_of(key) for key in keys if is_fair(key, rules)}
+        paused = self._paused()
+        places = admissions.places_under(sorted(keys | names), paused=paused)
+        if free := [place for place in places if not place.is_held]:
+            admissions.delete_places(free)
+        if cannot_start := to_send_back(places, rules):
+            sent_back = admissions.send_back(cannot_start, paused=paused)
+            places = [place for place in places if place.job_id not in sent_back]
         # Read after the places: a job that starts in between still counts as not started.
         timed = {key for key in keys if is_rate(key, rules) or is_fair(key, rules)}
         buckets = admissions.buckets(sorted(timed)) if timed else NO_BUCKETS
-        held = held_by_key(places, buckets, rules)
+
+        held, ready = held_by_key(places, buckets, rules), ready_by_group(places, rules)
         most_ready = self._most_ready + self._lanes // KEYS_FOR_ONE_MORE
-        ready = ready_by_group(places, rules)
         turns = Turns(ready, most_ready, buckets.full_at)
-        chosen = to_admit(waiting, held, rules, locked=self._locked, most=MOST, turns=turns)
+        chosen = to_admit(waiting, held, rules, locked=self._round.locked, most=MOST, turns=turns)
+
         moved = admissions.admit(chosen, notify=self._notify) if chosen else set()
         if unmoved := set(chosen) - moved:
-            self._skip_stuck(
-                admissions, [job for job in waiting if job.job_id not in moved], unmoved
-            )
+            unadmitted = [job for job in waiting if job.job_id not in moved]
+            self._skip_stuck(admissions, unadmitted, unmoved)
         admitted = [job_id for job_id in chosen if job_id in moved]
-        wait = _take_tokens(admissions, waiting, admitted, buckets, rules) if timed else None
+        seconds = _take_tokens(admissions, waiting, admitted, buckets, rules) if timed else None
         ready.update(
             group for job in waiting if job.job_id in moved and (group := turn_group(job, rules))
         )
         full = {group for group, count in ready.items() if count >= most_ready}
-        return Admitted(moved, len(chosen) < MOST and len(moved) == len(chosen), wait, full)
+        return Admitted(moved, len(chosen) < MOST and not unmoved, seconds, full)
 
     def _skip_stuck(
         self, admissions: Admissions, waiting: Sequence[Waiting], unmoved: Collection[int]
@@ -411,41 +433,11 @@ class AdmissionRounds:
         suspected = [job for job in waiting if job.limit_keys in keys]
         stuck = {job.job_id for job in suspected} - admissions.free(suspected) | set(unmoved)
         admissions.drop_useless(job for job in suspected if job.job_id in stuck)
-        self._locked |= stuck
+        self._round.locked |= stuck
 
     def _serialize(self, admissions: Admissions) -> None:
         if not self._is_only_admitter:
             admissions.serialize()
-
-    def _jobs_per_lane(self, rules: Rules) -> int:
-        """How many jobs of each lane to read: one more than can be admitted.
-
-        Under a fair limit, one more than are likely to be admitted.  Two more for each locked job,
-        so that few steps find the first job that is not locked.
-        """
-        largest = max((self._likely_to_admit(rule) for rule in rules.values()), default=0)
-        return min(largest, MOST_OF_LANE) + 1 + 2 * len(self._locked)
-
-    def _likely_to_admit(self, rule: Rule) -> int:
-        if not rule.is_fair:
-            return rule.most_at_once
-        return min(rule.capacity, 1 + self._most_ready // self._lanes)
-
-
-def _places_that_stay(
-    admissions: Admissions, keys: Collection[str], rules: Rules, paused: Paused
-) -> list[Place]:
-    """Read the places under these keys, and under the names of their fair limits.
-
-    Deletes free places, sends back the jobs that cannot start now, and returns the other places.
-    """
-    names = {name_of(key) for key in keys if is_fair(key, rules)}
-    places = admissions.places_under(sorted({*keys, *names}), paused=paused)
-    if free := [place for place in places if not place.is_held]:
-        admissions.delete_places(free)
-    cannot_start = to_send_back(places, rules)
-    sent_back = admissions.send_back(cannot_start, paused=paused) if cannot_start else set()
-    return [place for place in places if place.job_id not in sent_back]
 
 
 def _take_tokens(
@@ -463,7 +455,8 @@ def _take_tokens(
     by_id = {job.job_id: job for job in waiting}
     jobs = [by_id[job_id] for job_id in admitted]
     rates = {key for key in chain.from_iterable(_key_sets(waiting)) if is_rate(key, rules)}
-    starts = Counter(key for job in jobs for key in job.limit_keys if key in rates)
+    starts = Counter(dict.fromkeys(rates, 0))
+    starts.update(key for job in jobs for key in job.limit_keys if key in rates)
     full_at = after_starts(starts, buckets, rules)
     turns = after_turns(jobs, buckets.now, rules)
     if full_at or turns:
@@ -479,12 +472,6 @@ def _take_tokens(
 
 def _key_sets(jobs: Iterable[Waiting]) -> set[tuple[str, ...]]:
     return {job.limit_keys for job in jobs}
-
-
-def _is_lane_used_up(waiting: Sequence[Waiting], admitted: Collection[int], per_lane: int) -> bool:
-    """Whether all jobs that were read from some lane are admitted: the lane may have more."""
-    lanes = Counter(lane_of(job) for job in waiting if job.job_id in admitted)
-    return any(count >= per_lane for count in lanes.values())
 
 
 def rules_of(limits: Mapping[str, Limit]) -> dict[str, Rule]:

@@ -27,7 +27,7 @@ CANDIDATES = 100
 class BatchEnder(Loop):
     """The thread that ends batches.  A lock on the row lets one worker end a batch."""
 
-    first_in = again = NEVER  # each look of the rescuer that finds a batch wakes it
+    first_in = again = NEVER  # the rescuer wakes it when it finds a batch
 
     def __init__(self, engine: Engine, outage: Outage, *, notify: bool) -> None:
         super().__init__(engine, SCHEDULING, outage, name="batches")

@@ -16,7 +16,8 @@ from sqlalchemy.exc import DBAPIError
 from pgqueue import redaction
 from pgqueue.database.settings import PRUNING
 from pgqueue.repository.batches import Batches
-from pgqueue.repository.prune import Pruning, Reference, Stretch
+from pgqueue.repository.prune import Pruning
+from pgqueue.repository.references import Reference
 from pgqueue.rules.retention import Retention
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import Outage, words_of
@@ -147,22 +148,38 @@ class PruneRound:
         self._refusal: Exception | None = None
 
     def step(self, connection: Connection) -> Progress:
-        """Prune one stretch in a transaction of its own."""
+        """Prune one stretch in a transaction of its own, or a part of a batch."""
+        pruning = Pruning(connection)
+        if self._references is None:
+            with connection.begin():
+                self._references = pruning.references()
         if not self._walks:
-            return self._prune_batches(connection)
+            return self._prune_batches(connection, self._references)
         began = time.monotonic()
         try:
             with connection.begin():
-                if not Pruning(connection).try_lock():
+                if not pruning.try_lock():
                     return Progress.BUSY
-                stretch = self._prune(connection)
+                stretch = pruning.prune(
+                    self._retention,
+                    self._references,
+                    dead=self._walks[0],
+                    after=self._after,
+                    size=self._size,
+                )
         except DBAPIError as error:
             if not may_be_of_row(error):
                 raise
             return self._divide(connection, error)
-        self.deleted += stretch.deleted
+        seconds = time.monotonic() - began
         self._locked_in_row = 0
-        self._resize(time.monotonic() - began, stretch.deleted)
+        self.deleted += stretch.deleted
+        if not stretch.deleted:
+            self.reading += seconds
+        if seconds > LONGEST:
+            self._size = max(1, self._size // 2)
+        elif seconds < LONGEST / 2:
+            self._size = min(MOST, 2 * self._size)
         if stretch.up_to is None or stretch.are_young:
             return self._end_walk()
         self._after = stretch.up_to
@@ -183,38 +200,6 @@ class PruneRound:
     def _refused(self) -> tuple[int, int, str]:
         return len(self.kept), self.kept[0], str(self._refusal).strip().partition("\n")[0]
 
-    def _end_walk(self) -> Progress:
-        del self._walks[0]
-        self._after = 0
-        return Progress.MORE
-
-    def _prune_batches(self, connection: Connection) -> Progress:
-        """Delete a part of the next batch whose time is over, or step over it."""
-        rows = Batches(connection)
-        with connection.begin():
-            batch_id = rows.next_due(self._retention, after=self._after_batch)
-        if batch_id is None:
-            return Progress.DONE
-        deleted = 0
-        words = f"batch {batch_id} stays although its time is over"
-        with self._guard.row(batch_id, words), connection.begin():
-            deleted = rows.prune(batch_id, self._retention, MOST)
-        if deleted < MOST:
-            self._after_batch = batch_id
-        return Progress.MORE
-
-    def _prune(self, connection: Connection) -> Stretch:
-        pruning = Pruning(connection)
-        if self._references is None:
-            self._references = pruning.references()
-        return pruning.prune(
-            self._retention,
-            self._references,
-            dead=self._walks[0],
-            after=self._after,
-            size=self._size,
-        )
-
     def _divide(self, connection: Connection, error: DBAPIError) -> Progress:
         """Halve the stretch, or step over its only job."""
         if self._size > 1:
@@ -233,13 +218,25 @@ class PruneRound:
         self._after = job_id
         return Progress.MORE
 
-    def _resize(self, seconds: float, deleted: int) -> None:
-        if not deleted:
-            self.reading += seconds
-        if seconds > LONGEST:
-            self._size = max(1, self._size // 2)
-        elif seconds < LONGEST / 2:
-            self._size = min(MOST, 2 * self._size)
+    def _end_walk(self) -> Progress:
+        del self._walks[0]
+        self._after = 0
+        return Progress.MORE
+
+    def _prune_batches(self, connection: Connection, references: tuple[Reference, ...]) -> Progress:
+        """Delete a part of the next batch whose time is over, or step over it."""
+        rows = Batches(connection)
+        with connection.begin():
+            batch_id = rows.next_due(self._retention, references, after=self._after_batch)
+        if batch_id is None:
+            return Progress.DONE
+        deleted = 0
+        words = f"batch {batch_id} stays although its time is over"
+        with self._guard.row(batch_id, words), connection.begin():
+            deleted = rows.prune(batch_id, self._retention, MOST)
+        if deleted < MOST:
+            self._after_batch = batch_id
+        return Progress.MORE
 
 
 def _is_locked(error: DBAPIError) -> bool:

@@ -29,9 +29,9 @@ HOUSEKEEPING = {**UPKEEP, "lock_timeout": "250"}
 """The timeout is in milliseconds.  It is short, because an application may lock tables for minutes,
 and a statement that waits for the lock delays all statements that ask for it later."""
 
-LOOK_EVERY = 0.5
-"""Seconds between two looks while handlers run: a cancel reaches a handler within a second."""
-LOOKS_WHEN_IDLE = 3
+READ_EVERY = 0.5
+"""Seconds between two reads while handlers run: a cancel reaches a handler within a second."""
+SLOWER_WHEN_IDLE = 3
 """While no handler runs, the interval is this many times as long: a pause must be seen within two
 seconds."""
 FORGET_EVERY = 3600.0
@@ -41,7 +41,7 @@ FORGET_EVERY = 3600.0
 class Rescuer(Loop):
     """The rescuing thread.  Every worker has one; there is no leader."""
 
-    again = LOOK_EVERY
+    again = READ_EVERY
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Rescuer(Loop):
         ticking: Scheduler | None = None,
         ending: BatchEnder | None = None,
     ) -> None:
-        """At each look, ``ticking`` is told when the next tick is due, and ``ending`` whether a
+        """At each read, ``ticking`` is told when the next tick is due, and ``ending`` whether a
         batch may have ended."""
         super().__init__(engine, HOUSEKEEPING, outage, name="upkeep")
         self.informed = Event()
@@ -76,12 +76,12 @@ class Rescuer(Loop):
             self.wake()
 
     def sleep(self) -> bool:
-        """Sleep until the next look, which comes sooner if a handler starts."""
+        """Sleep until the next read, which comes sooner if a handler starts."""
         goes_on = super().sleep()
-        for _ in range(1, LOOKS_WHEN_IDLE):
+        for _ in range(1, SLOWER_WHEN_IDLE):
             if not goes_on or self._dead or self._running() or not self.informed.is_set():
                 break
-            self.wake(LOOK_EVERY)
+            self.wake(READ_EVERY)
             goes_on = super().sleep()
         return goes_on
 
@@ -107,7 +107,7 @@ class Rescuer(Loop):
         if time.monotonic() - self._forgot_at > FORGET_EVERY:
             self._forgot_at = time.monotonic()
             forget_dead(connection)
-        return began + LOOK_EVERY - time.monotonic()
+        return began + READ_EVERY - time.monotonic()
 
 
 SEARCH_EVERY = timedelta(seconds=2)
@@ -162,17 +162,14 @@ class Rescue:
                 if not self._may_rescue(connection, now=now):
                     return 0
                 rescued = _rescue(connection)
-            self._report(rescued)
+            for attempt in rescued:
+                if attempt.outcome == "failed":
+                    log_final_failure(attempt.job_id, attempt.task, CRASHED)
+            if rescued:
+                self._on_rescued(rescued)
         if notices.has_orphans is not None:
             self.searched_at = now
         return len(rescued)
-
-    def _report(self, rescued: Sequence[Rescued]) -> None:
-        for attempt in rescued:
-            if attempt.outcome == "failed":
-                log_final_failure(attempt.job_id, attempt.task, CRASHED)
-        if rescued:
-            self._on_rescued(rescued)
 
     def _may_rescue(self, connection: Connection, *, now: float) -> bool:
         """Whether to rescue now.

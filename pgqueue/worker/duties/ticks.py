@@ -27,7 +27,7 @@ from pgqueue.worker.rows import RowGuard, may_be_of_row
 logger = redaction.logger(__name__)
 
 AGAIN = 0.5
-"""Seconds until a tick that stays due is looked at again: it waits for the job before it, for its
+"""Seconds until a tick that stays due is tried again: it waits for the job before it, for its
 own jobs, for a lock, or for a worker that can fire it."""
 
 
@@ -132,15 +132,37 @@ class Ticks:
 
     def fire(self, connection: Connection) -> float | None:
         """Fire all due schedules; returns the seconds to the next tick, None if there is none."""
+        rows = ScheduleRows(connection)
         after: DueSchedule | None = None
         while True:
-            due = self._prepare_next(connection, after)
+            with connection.begin():
+                due = rows.due(self._task_names, after=after, limit=BATCH)
+                last_jobs = [
+                    each.state.last_job_id
+                    for each in due
+                    if each.state.overlap != Overlap.ALLOW and each.state.last_job_id is not None
+                ]
+                running = rows.unfinished(last_jobs) if last_jobs else set()
+            new = {
+                each.state.name: each
+                for each in due
+                if each.state.name not in self._preparing and not self._guard.rests(each.state.name)
+            }
+            self._preparing |= new
+            self._calls.start(
+                {
+                    name: partial(
+                        self._prepared, each, is_running=each.state.last_job_id in running
+                    )
+                    for name, each in new.items()
+                }
+            )
             self._fire_prepared(connection)
             if len(due) < BATCH:
                 break
             after = due[-1]
         with connection.begin():
-            return ScheduleRows(connection).seconds_to_next(self._task_names)
+            return rows.seconds_to_next(self._task_names)
 
     def hanging(self) -> dict[str, float]:
         """Return the schedules whose code hangs, with the seconds that it has run so far."""
@@ -149,33 +171,6 @@ class Ticks:
     def close(self) -> None:
         """Prepare no further jobs."""
         self._calls.close()
-
-    def _prepare_next(
-        self, connection: Connection, after: DueSchedule | None
-    ) -> Sequence[DueSchedule]:
-        """Read the next due schedules, and begin to prepare their jobs."""
-        with connection.begin():
-            rows = ScheduleRows(connection)
-            due = rows.due(self._task_names, after=after, limit=BATCH)
-            last_jobs = [
-                each.state.last_job_id
-                for each in due
-                if each.state.overlap != Overlap.ALLOW and each.state.last_job_id is not None
-            ]
-            running = rows.unfinished(last_jobs) if last_jobs else set()
-        new = {
-            each.state.name: each
-            for each in due
-            if each.state.name not in self._preparing and not self._guard.rests(each.state.name)
-        }
-        self._preparing |= new
-        self._calls.start(
-            {
-                name: partial(self._prepared, each, is_running=each.state.last_job_id in running)
-                for name, each in new.items()
-            }
-        )
-        return due
 
     def _prepared(self, due: DueSchedule, *, is_running: bool) -> Prepared | None:
         """Prepare the jobs of one schedule; None if its tick waits."""
@@ -222,27 +217,26 @@ class Ticks:
                 self._guard.succeeded(each.due.state.name)
 
     def _fire_all(self, connection: Connection, ready: Sequence[Prepared]) -> None:
+        """Lock these schedules, enqueue their jobs and move them to their next ticks.
+
+        Leaves out those that were changed since they were read.
+        """
         if not ready:
             return
         with connection.begin():
             rows = ScheduleRows(connection)
             locked = rows.lock(each.due.state.name for each in ready)
-            rows.move(
-                [
-                    self._fire_one(connection, each)
-                    for each in ready
-                    if (now := locked.get(each.due.state.name)) and each.due.is_same(now)
-                ]
-            )
-
-    def _fire_one(self, connection: Connection, prepared: Prepared) -> Moved:
-        """Enqueue the jobs of a locked schedule."""
-        due, firing, task, jobs = prepared
-        last_job_id = None
-        for tick, job in zip(firing.ticks, jobs, strict=True):
-            last_job_id = task.enqueue_prepared(connection, job)
-            logger.debug("schedule %s: job %d for %s", due.state.name, last_job_id, tick)
-        return Moved(due.state.name, firing, last_job_id)
+            moved = []
+            for due, firing, task, jobs in ready:
+                now = locked.get(due.state.name)
+                if now is None or not due.is_same(now):
+                    continue
+                last_job_id = None
+                for tick, job in zip(firing.ticks, jobs, strict=True):
+                    last_job_id = task.enqueue_prepared(connection, job)
+                    logger.debug("schedule %s: job %d for %s", due.state.name, last_job_id, tick)
+                moved.append(Moved(due.state.name, firing, last_job_id))
+            rows.move(moved)
 
 
 def _cannot_fire(due: DueSchedule) -> str:
