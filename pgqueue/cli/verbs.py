@@ -6,7 +6,7 @@ are printed after the commit.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -19,12 +19,12 @@ from pgqueue.cli.lists import SCHEDULES, print_list
 from pgqueue.cli.options import (
     FILTERS,
     Decorator,
+    Seconds,
     as_arguments,
     as_job_id,
-    as_seconds,
     as_time,
+    hint_at_names,
     on_database_with_json,
-    print_no_job,
     together,
     which_jobs,
 )
@@ -132,13 +132,7 @@ JOB_VERBS = (
             click.option(
                 "--priority", type=click.IntRange(0, 9), help="The new one: 0 runs first, 9 last."
             ),
-            click.option(
-                "--delay",
-                type=float,
-                metavar="SECONDS",
-                callback=as_seconds,
-                help="Not before, from now.",
-            ),
+            click.option("--delay", type=Seconds(), help="Not before, from now."),
             click.option(
                 "--run-at", type=as_time, metavar="TIME", help="Not before, as 2030-01-31T08:00Z."
             ),
@@ -223,7 +217,8 @@ def _run(
             _ask(verb, chosen, len(found))
         are_missed = _change_many(queue, verb, act, found, as_json=as_json)
         if not found and not as_json:
-            print_no_job(queue, task=chosen.task, queue_name=chosen.queue)
+            click.echo("No job fits.")
+            hint_at_names(queue, task=chosen.task, queue_name=chosen.queue)
     if are_missed:
         click.get_current_context().exit(1)
 
@@ -347,7 +342,13 @@ def _schedule_command(verb: str) -> click.Command:
             print_json({"schedules": changed})
         else:
             for one in changed:
-                click.echo(harmless(_schedule_line(one)), err=one["change"] == NOT_FOUND)
+                job = f", job {one['job_id']}" if "job_id" in one else ""
+                reason = f"; {one['reason']}" if "reason" in one else ""
+                is_missed = one["change"] == NOT_FOUND
+                line = (
+                    one["reason"] if is_missed else f"{one['name']}: {one['change']}{job}{reason}"
+                )
+                click.echo(harmless(line), err=is_missed)
         if any(one["change"] == NOT_FOUND for one in changed):
             click.get_current_context().exit(1)
 
@@ -371,14 +372,6 @@ def _change_schedule(queue: PgQueue, verb: str, name: str) -> dict[str, Any]:
             "pause it"
         )
     return result
-
-
-def _schedule_line(one: Mapping[str, Any]) -> str:
-    if one["change"] == NOT_FOUND:
-        return str(one["reason"])
-    job = f", job {one['job_id']}" if "job_id" in one else ""
-    reason = f"; {one['reason']}" if "reason" in one else ""
-    return f"{one['name']}: {one['change']}{job}{reason}"
 
 
 def _as_worker_ids(
