@@ -268,27 +268,27 @@ def _change_many(
 
 def _change_batch(queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int]) -> list[Result]:
     """Change some jobs in one transaction; jobs that have changed meanwhile stay as they are."""
+    results = []
     with opened(queue) as session:
-        results = [_change_one(queue, session, verb, act, job_id) for job_id in job_ids]
+        for job_id in job_ids:
+            reason = None
+            try:
+                change = act(queue, session, job_id)
+                word = change.name.lower()
+                if change is Change.UNCHANGED:
+                    status = Listing(session).status(job_id)
+                    is_waiting = status in verb.waiting
+                    reason = verb.reason_unchanged if is_waiting else f"its status is {status}"
+            except JobNotFound:
+                word, reason = NOT_FOUND, "no job has this id: never committed, or deleted"
+            except DuplicateJob as error:
+                holder = f"job {error.holder}" if error.holder else "another unfinished job"
+                word, reason = KEY_TAKEN, f"{holder} of its queue has its unique key"
+            except (ArgumentsError, PayloadError, UnknownTask) as error:
+                word, reason = REFUSED, one_line(error)
+            results.append(Result(job_id, word, reason))
         session.commit()
     return results
-
-
-def _change_one(queue: PgQueue, session: Session, verb: Verb, act: Act, job_id: int) -> Result:
-    try:
-        change = act(queue, session, job_id)
-    except JobNotFound:
-        return Result(job_id, NOT_FOUND, "no job has this id: never committed, or deleted")
-    except DuplicateJob as error:
-        holder = f"job {error.holder}" if error.holder else "another unfinished job"
-        return Result(job_id, KEY_TAKEN, f"{holder} of its queue has its unique key")
-    except (ArgumentsError, PayloadError, UnknownTask) as error:
-        return Result(job_id, REFUSED, one_line(error))
-    reason = None
-    if change is Change.UNCHANGED:
-        status = Listing(session).status(job_id)
-        reason = verb.reason_unchanged if status in verb.waiting else f"its status is {status}"
-    return Result(job_id, change.name.lower(), reason)
 
 
 SCHEDULE_VERBS = {
