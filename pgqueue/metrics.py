@@ -107,7 +107,18 @@ class WorkerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         if (health := self._worker.health()) is not None:
-            yield from _gauges_of(health)
+            for name, words, value in (
+                ("pgqueue_slots", "Slots of this worker.", health.slots),
+                ("pgqueue_slots_busy", "Slots that run a handler.", health.busy),
+                (
+                    "pgqueue_heartbeat_age_seconds",
+                    "Since the last heartbeat.",
+                    health.heartbeat_age,
+                ),
+                ("pgqueue_claim_age_seconds", "Since the last look for jobs.", health.claim_age),
+                ("pgqueue_attempts_stale", "Attempts whose lease had passed on.", health.stale),
+            ):
+                yield GaugeMetricFamily(name, words, value=value)
         waiting = _by_queue("pgqueue_jobs_waiting", "Jobs that wait, due or not.")
         due = _by_queue("pgqueue_jobs_due", "Jobs that are due and have not started.")
         age = _by_queue("pgqueue_oldest_due_seconds", "How long the oldest due job has been due.")
@@ -119,20 +130,18 @@ class WorkerCollector(Collector):
         yield from (waiting, due, age)
 
     def _current_depths(self) -> list[QueueDepth]:
+        """The depths, read at most once in some seconds; none if the database cannot be read."""
         with self._reading:
             if time.monotonic() - self._read_at >= DEPTHS_EVERY:
-                self._depths = self._read_depths()
+                settings = {**OWN, "statement_timeout": DEPTHS_WITHIN}
+                try:
+                    with own_connection(self._engine, settings, purpose="metrics") as connection:
+                        self._depths = largest(Health(connection).depths())
+                except SQLAlchemyError as error:
+                    logger.warning("the waiting jobs could not be counted: %s", error)
+                    self._depths = []
                 self._read_at = time.monotonic()
             return self._depths
-
-    def _read_depths(self) -> list[QueueDepth]:
-        settings = {**OWN, "statement_timeout": DEPTHS_WITHIN}
-        try:
-            with own_connection(self._engine, settings, purpose="metrics") as connection:
-                return largest(Health(connection).depths())
-        except SQLAlchemyError as error:
-            logger.warning("the waiting jobs could not be counted: %s", error)
-            return []
 
 
 def largest(depths: Iterable[QueueDepth]) -> list[QueueDepth]:
@@ -194,17 +203,6 @@ def _answer(health: WorkerHealth | None) -> tuple[str, str]:
     if health.problems:
         return "503 Service Unavailable", "; ".join(health.problems)
     return "200 OK", f"live: {health.busy} of {health.slots} slots are busy"
-
-
-def _gauges_of(health: WorkerHealth) -> Iterator[Metric]:
-    for name, words, value in (
-        ("pgqueue_slots", "Slots of this worker.", health.slots),
-        ("pgqueue_slots_busy", "Slots that run a handler.", health.busy),
-        ("pgqueue_heartbeat_age_seconds", "Since the last heartbeat.", health.heartbeat_age),
-        ("pgqueue_claim_age_seconds", "Since the last look for jobs.", health.claim_age),
-        ("pgqueue_attempts_stale", "Attempts whose lease had passed on.", health.stale),
-    ):
-        yield GaugeMetricFamily(name, words, value=value)
 
 
 def _by_queue(name: str, words: str) -> GaugeMetricFamily:

@@ -1,12 +1,11 @@
 """What commands print: tables for a terminal of any width or a pipe, and JSON for programs."""
 
-import importlib.util
 import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,11 +35,6 @@ def harmless(text: str) -> str:
 def one_line(error: object) -> str:
     """An error's message for a terminal and a log: one line, no escape sequences, no passwords."""
     return harmless(redacted(" ".join(str(error).split())))
-
-
-def is_rich() -> bool:
-    """Whether standard output is a terminal and rich is installed."""
-    return sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
 
 
 def print_json(document: Any) -> None:
@@ -78,55 +72,27 @@ def print_table(
     if otherwise and not rows:
         click.echo(otherwise)
         return
-    if is_rich():
-        _print_rich(columns, rows)
-        return
-    for line in _lines(columns, rows):
-        click.echo(line)
-
-
-def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    for index, line in enumerate(_lines(columns, rows)):
-        # Text, not str: a file name may contain rich markup.
-        console.print(Text(line, style="bold" if index == 0 else ""), overflow="crop", no_wrap=True)
-
-
-def _lines(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    texts = [list(columns), *([_as_text(value) for value in row] for row in rows)]
-    widths = [max(len(row[index]) for row in texts) for index in range(len(columns))]
-    _fit(widths, _window())
-    for row in texts:
-        cells = []
-        for index, (value, width) in enumerate(zip(row, widths, strict=True)):
-            cut = value if len(value) <= width else f"{value[: width - 3]}..."
-            cells.append(cut.rjust(width) if _is_number(rows, index) else cut.ljust(width))
-        yield GAP.join(cells).rstrip()
-
-
-def _fit(widths: list[int], window: int | None) -> None:
-    """Narrow the widest column until the row fits; a pipe has no width to fit."""
-    if window is None:
-        return
-    room = window - len(GAP) * (len(widths) - 1)
-    while sum(widths) > room and max(widths) > NARROWEST:
-        widths[widths.index(max(widths))] -= 1
-
-
-def _window() -> int | None:
+    texts = [
+        [
+            f"{cell:,}" if isinstance(cell, int) else harmless(" ".join(str(cell).split()))
+            for cell in row
+        ]
+        for row in (columns, *rows)
+    ]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    are_numbers = [
+        bool(rows) and all(isinstance(row[index], int) for row in rows)
+        for index in range(len(columns))
+    ]
+    window = None  # a pipe has no width to fit
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return shutil.get_terminal_size().columns
-    return None
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return harmless(" ".join(str(value).split()))
-
-
-def _is_number(rows: Sequence[Sequence[Any]], index: int) -> bool:
-    return bool(rows) and all(isinstance(row[index], int) for row in rows)
+        window = shutil.get_terminal_size().columns
+        room = window - len(GAP) * (len(widths) - 1)
+        while sum(widths) > room and max(widths) > NARROWEST:
+            widths[widths.index(max(widths))] -= 1
+    for number, row_texts in enumerate(texts):
+        cells = []
+        for text, width, is_number in zip(row_texts, widths, are_numbers, strict=True):
+            cut = text if len(text) <= width else f"{text[: width - 3]}..."
+            cells.append(cut.rjust(width) if is_number else cut.ljust(width))
+        click.secho(GAP.join(cells)[:window].rstrip(), bold=number == 0)

@@ -9,7 +9,7 @@ https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 try:
@@ -65,7 +65,19 @@ class Spans:
     @contextmanager
     def process(self, ctx: JobContext) -> Iterator[None]:
         """Surround an attempt with its consumer span."""
-        with self._consumer_span(ctx) as span:
+        parent = propagate.extract(_carrier(ctx.meta.get(CARRIER)))
+        sent = trace.get_current_span(parent).get_span_context()
+        about = _attributes(ctx.task, ctx.queue, "run", "process")
+        about |= {"messaging.message.id": str(ctx.job_id), "pgqueue.attempt": ctx.attempt}
+        with self._tracer.start_as_current_span(
+            f"run {ctx.queue}",
+            context=parent,
+            kind=trace.SpanKind.CONSUMER,
+            attributes=about,
+            links=[trace.Link(sent)] if sent.is_valid else [],
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
             try:
                 yield
             except (Cancel, Snooze):
@@ -74,21 +86,6 @@ class Spans:
                 has_secrets = bool(self._queue.find(ctx.task).settings.secret_args)
                 _note_error(span, error, in_full=not has_secrets)
                 raise
-
-    def _consumer_span(self, ctx: JobContext) -> AbstractContextManager[trace.Span]:
-        parent = propagate.extract(_carrier(ctx.meta.get(CARRIER)))
-        sent = trace.get_current_span(parent).get_span_context()
-        about = _attributes(ctx.task, ctx.queue, "run", "process")
-        about |= {"messaging.message.id": str(ctx.job_id), "pgqueue.attempt": ctx.attempt}
-        return self._tracer.start_as_current_span(
-            f"run {ctx.queue}",
-            context=parent,
-            kind=trace.SpanKind.CONSUMER,
-            attributes=about,
-            links=[trace.Link(sent)] if sent.is_valid else [],
-            record_exception=False,
-            set_status_on_exception=False,
-        )
 
 
 def _attributes(task: str, queue: str, operation: str, kind: str) -> dict[str, Any]:

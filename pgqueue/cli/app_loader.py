@@ -11,7 +11,6 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import reduce
 from types import ModuleType
-from typing import Any
 
 import click
 from sqlalchemy import make_url
@@ -46,7 +45,12 @@ class CliState:
         if self.queue is not None:
             return self.queue
         queue = find_queue(self.named_application())
-        url = self.url or (None if _is_bound(queue) else self.url_of_environment)
+        url = self.url
+        if url is None:
+            try:
+                queue.sessions  # noqa: B018  # raises if it has no database
+            except NotBound:
+                url = self.url_of_environment
         if url is not None:
             queue.bind(_on_postgres(url))
         return queue
@@ -89,9 +93,16 @@ def find_queue(app: str) -> PgQueue:
     module = _imported(module_name)
     if not path:
         return _only_queue_in(module)
-    found = _attribute(module, path)
+    try:
+        found = reduce(getattr, path.split("."), module)
+    except AttributeError as error:
+        raise click.ClickException(
+            f"{module_name} has no {path!r}; --app names the PgQueue in it, as in "
+            f"{module_name}:queue"
+        ) from error
     if inspect.isroutine(found):
-        found = _made_by(found, app)
+        with _application_code(f"Calling {app}"):
+            found = found()
     if _is_flask(found):
         raise _for_flask(app)
     if not isinstance(found, PgQueue):
@@ -101,12 +112,45 @@ def find_queue(app: str) -> PgQueue:
     return found
 
 
-def _is_bound(queue: PgQueue) -> bool:
+def _imported(module_name: str) -> ModuleType:
+    # As `python -m` does, so that an application in the current directory need not be installed.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    with _application_code(f"Importing {module_name}"):
+        try:
+            return importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise
+            raise click.ClickException(
+                f"There is no module {module_name!r} here; run this where `python -c 'import "
+                f"{module_name}'` works"
+            ) from error
+        except SchemaError as error:  # its own remedy is the command that imports the module
+            raise click.ClickException(
+                f"Importing {module_name} failed: it uses pgqueue's tables when it is imported, "
+                "and they are missing or of another version. Run `pgqueue --url URL upgrade`, "
+                'without --app, and move the code that uses them under `if __name__ == "__main__":`'
+            ) from error
+
+
+@contextmanager
+def _application_code(what: str) -> Iterator[None]:
+    """Print the application's output on stderr, beside no JSON, and its error in one line."""
     try:
-        queue.sessions  # noqa: B018  # raises when it is not
-    except NotBound:
-        return False
-    return True
+        with redirect_stdout(sys.stderr):
+            yield
+    except click.ClickException:
+        raise
+    except (Exception, SystemExit) as error:  # an application may raise anything
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        at = f"{where.filename}:{where.lineno}"
+        if isinstance(error, SyntaxError) and error.filename:
+            at = f"{error.filename}:{error.lineno}"
+        raise click.ClickException(
+            f"{what} failed: {type(error).__name__}: {one_line(error)} "
+            f"(in {at}; -v shows the whole traceback)"
+        ) from error
 
 
 def _on_postgres(url: str) -> str:
@@ -123,44 +167,6 @@ def _on_postgres(url: str) -> str:
             "one looks like postgresql://user@host/database"
         )
     return parsed.set(drivername=DRIVER).render_as_string(hide_password=False)
-
-
-def _imported(module_name: str) -> ModuleType:
-    # As `python -m` does, so that an application in the current directory need not be installed.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        # The application's output must not mix with the JSON that a program reads.
-        with redirect_stdout(sys.stderr):
-            return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise click.ClickException(
-                f"There is no module {module_name!r} here; run this where `python -c 'import "
-                f"{module_name}'` works"
-            ) from error
-        raise _not_imported(module_name, error) from error
-    except (Exception, SystemExit) as error:  # an application may raise anything
-        raise _not_imported(module_name, error) from error
-
-
-def _not_imported(module_name: str, error: BaseException) -> click.ClickException:
-    if isinstance(error, SchemaError):  # its own remedy is the command that imports the module
-        return click.ClickException(
-            f"Importing {module_name} failed: it uses pgqueue's tables when it is imported, and "
-            "they are missing or of another version. Run `pgqueue --url URL upgrade`, without "
-            '--app, and move the code that uses them under `if __name__ == "__main__":`'
-        )
-    return click.ClickException(f"Importing {module_name} failed: {_raised(error)}")
-
-
-def _raised(error: BaseException) -> str:
-    """The end of the application's traceback, and how to see all of it."""
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    at = f"{where.filename}:{where.lineno}"
-    if isinstance(error, SyntaxError) and error.filename:
-        at = f"{error.filename}:{error.lineno}"
-    return f"{type(error).__name__}: {one_line(error)} (in {at}; -v shows the whole traceback)"
 
 
 def _only_queue_in(module: ModuleType) -> PgQueue:
@@ -185,21 +191,3 @@ def _for_flask(app: str) -> click.ClickException:
     return click.ClickException(
         f"{app} is a Flask application: run `flask --app {app} pgqueue` with the same command"
     )
-
-
-def _attribute(module: ModuleType, path: str) -> Any:
-    try:
-        return reduce(getattr, path.split("."), module)
-    except AttributeError as error:
-        raise click.ClickException(
-            f"{module.__name__} has no {path!r}; --app names the PgQueue in it, as in "
-            f"{module.__name__}:queue"
-        ) from error
-
-
-def _made_by(factory: Any, app: str) -> Any:
-    try:
-        with redirect_stdout(sys.stderr):
-            return factory()
-    except (Exception, SystemExit) as error:  # an application may raise anything
-        raise click.ClickException(f"Calling {app} failed: {_raised(error)}") from error

@@ -13,7 +13,7 @@ from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.doctor import doctor
 from pgqueue.cli.jobs import enqueue, jobs
 from pgqueue.cli.lists import batches, health, limits, status, workers
-from pgqueue.cli.options import verbose_option
+from pgqueue.cli.options import APP, URL, verbose_option
 from pgqueue.cli.pauses import pause, resume, set_limit
 from pgqueue.cli.tables import grant, prune, revision, revoke, upgrade
 from pgqueue.cli.verbs import cancel, change, quiet, requeue, run_now, schedules
@@ -89,20 +89,8 @@ def _words_for(error: Exception) -> str | None:
 
 
 @click.group(cls=ErrorHandlingGroup, context_settings=SETTINGS, epilog=EXIT_CODES)
-@click.option(
-    "--app",
-    metavar="MODULE:QUEUE",
-    envvar="PGQUEUE_APP",
-    show_envvar=True,
-    help="Where your PgQueue is, e.g. shop.jobs:queue; a function that returns it will do.",
-)
-@click.option(
-    "--url",
-    metavar="URL",
-    envvar="PGQUEUE_URL",
-    show_envvar=True,
-    help="The database, for commands that need no app, e.g. postgresql://me@localhost/shop.",
-)
+@click.option("--app", envvar="PGQUEUE_APP", show_envvar=True, **APP)
+@click.option("--url", envvar="PGQUEUE_URL", show_envvar=True, **URL)
 @verbose_option
 @click.version_option(package_name="sqlalchemy-pgqueue", prog_name="pgqueue")
 @click.pass_context

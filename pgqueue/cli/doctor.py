@@ -1,6 +1,6 @@
 """``pgqueue doctor``: finds jobs that do not run and broken rows, and names the remedies."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -158,7 +158,11 @@ def _of_jobs(queue: PgQueue, session: Session) -> Iterator[Finding]:
     )
     yield from _warnings(
         "batches",
-        map(words_for_open_batch, _overdue(Batches(session).overdue())),
+        (
+            words_for_open_batch(one)
+            for one in Batches(session).overdue()
+            if one.unreadable or one.since > OLD  # a worker ends the others within seconds
+        ),
         sound=("batches", "none whose jobs have ended is open"),
     )
     yield from _warnings(
@@ -179,11 +183,6 @@ def _warnings(subject: str, details: Iterable[str], *, sound: tuple[str, str]) -
         yield Finding(Level.WARNING, subject, detail)
     if not found:
         yield Finding(Level.OK, *sound)
-
-
-def _overdue(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Batches whose jobs have ended, and which no worker can end, or has ended for a while."""
-    return [one for one in candidates if one.unreadable or one.since > OLD]
 
 
 def words_for_open_batch(batch: Candidate) -> str:

@@ -11,9 +11,9 @@ import click
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.lists import list_jobs, local
 from pgqueue.cli.options import (
+    Seconds,
     as_arguments,
     as_job_id,
-    as_seconds,
     complete_queue,
     complete_task,
     on_app_with_json,
@@ -115,9 +115,7 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
 @click.option("--priority", type=click.IntRange(0, 9), help="0 runs first, 9 last.")
 @click.option("--unique-key", metavar="KEY", help="Instead of the task's key.")
 @click.option("--max-attempts", type=int, metavar="N", help="Instead of the task's number.")
-@click.option(
-    "--delay", type=float, metavar="SECONDS", callback=as_seconds, default=0, help="Not before."
-)
+@click.option("--delay", type=Seconds(), default=0, help="Not before.")
 @on_app_with_json
 def enqueue(
     given: CliState,
@@ -192,16 +190,26 @@ def _redacted(queue: PgQueue, job: JobDetails) -> JobDetails:
 
 
 def _lines(job: JobDetails) -> Iterator[str]:
-    row = job.columns
-    yield f"Job {row['id']}  {row['task']}  {job.status}"
+    yield f"Job {job.columns['id']}  {job.columns['task']}  {job.status}"
     yield ""
     for name, value in _facts(job):
         first, *others = value.split("\n")
         yield f"  {name:<14}{first}"
         yield from (f"  {'':<14}{line}" for line in others)
-    first_with: dict[str, int] = {}
+    attempt_with: dict[str, int] = {}
     for attempt in job.past_attempts:
-        yield from _lines_of_attempt(attempt, first_with)
+        began = "" if attempt.started_at is None else f"{local(attempt.started_at)} to "
+        yield ""
+        yield f"Attempt {attempt.attempt}  {attempt.outcome}  {began}{local(attempt.finished_at)}"
+        if attempt.worker_id is not None:
+            yield f"  on {_worker(attempt)}"
+        # A traceback ends with the error itself.
+        error = None if attempt.error_type is None else f"{attempt.error_type}: {attempt.error}"
+        words = attempt.traceback or error or ""
+        first_attempt = attempt_with.setdefault(words, attempt.attempt)
+        if attempt.traceback and first_attempt != attempt.attempt:
+            words = f"{error}\n(with the traceback of attempt {first_attempt})"
+        yield from (f"  {line}" for line in words.rstrip().split("\n"))
 
 
 def _use(limit: LimitUse) -> str:
@@ -219,6 +227,7 @@ def _use(limit: LimitUse) -> str:
 
 
 def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
+    """What is known of a job besides its attempts, each with its name."""
     row = job.columns
     yield "queue", f"{row['queue']}, priority {row['priority']}"
     yield "arguments", _json(row["args"])
@@ -250,22 +259,6 @@ def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
         age = "" if beat is None else f", last heartbeat {beat.total_seconds():.1f} s ago"
         since = f"attempt {holder.attempt} since {local(holder.started_at)}"
         yield "runs on", f"{_worker(holder)}, {since}{age}"
-
-
-def _lines_of_attempt(attempt: PastAttempt, first_with: dict[str, int]) -> Iterator[str]:
-    """The lines of an attempt; a traceback that an earlier attempt had is not repeated."""
-    began = "" if attempt.started_at is None else f"{local(attempt.started_at)} to "
-    yield ""
-    yield f"Attempt {attempt.attempt}  {attempt.outcome}  {began}{local(attempt.finished_at)}"
-    if attempt.worker_id is not None:
-        yield f"  on {_worker(attempt)}"
-    # A traceback ends with the error itself.
-    error = None if attempt.error_type is None else f"{attempt.error_type}: {attempt.error}"
-    words = attempt.traceback or error or ""
-    first = first_with.setdefault(words, attempt.attempt)
-    if attempt.traceback and first != attempt.attempt:
-        words = f"{error}\n(with the traceback of attempt {first})"
-    yield from (f"  {line}" for line in words.rstrip().split("\n"))
 
 
 def _worker(of: Holder | PastAttempt) -> str:

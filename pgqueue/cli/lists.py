@@ -15,9 +15,11 @@ from sqlalchemy.orm import Session
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.doctor import words_for_overdue, words_for_unknown, words_for_unreadable
 from pgqueue.cli.options import (
+    Decorator,
     hint_at_names,
     on_database,
     on_database_with_json,
+    together,
     which_jobs,
 )
 from pgqueue.errors import OptionError
@@ -352,20 +354,6 @@ def status(given: CliState, exact: bool, as_json: bool) -> None:
 
 
 @click.command()
-@on_database_with_json
-def workers(given: CliState, as_json: bool) -> None:
-    """List the live workers with their ids.
-
-    \b
-    Example:  pgqueue --app shop.jobs:queue workers
-    """
-    queue = given.database()
-    with opened(queue) as session:
-        found = live_workers(session)
-    print_list(WORKERS, queue, found, as_json=as_json)
-
-
-@click.command()
 @on_database
 def health(given: CliState) -> None:
     """Exit with 0 if a worker on this host lives, with 1 if none does.
@@ -387,36 +375,40 @@ def health(given: CliState) -> None:
     click.echo(f"Live on {host}: {', '.join(live)}")
 
 
-@click.command()
-@on_database_with_json
-def limits(given: CliState, as_json: bool) -> None:
-    """List the limits: capacities, places held, and jobs that wait.
+def _list_command(
+    view: View, help: str, find: Callable[..., Iterable[Any]], *options: Decorator
+) -> click.Command:
+    """The command that prints a list; ``find`` takes the PgQueue, a Session and the options."""
+    example = f"pgqueue --app shop.jobs:queue {view.key}"
 
-    A job holds a place while it runs or is about to start.  The capacity of a rate is its starts
-    in a period.  With a limit by argument, each value has the whole capacity; the numbers are sums
-    over all values.  Reads all these jobs.
+    @click.command(view.key, help=f"{help}\n\n\b\nExample:  {example}")
+    @together(*options)
+    @on_database_with_json
+    def command(given: CliState, /, as_json: bool, **values: Any) -> None:
+        queue = given.database()
+        with opened(queue) as session:
+            found = find(queue, session, **values)
+        print_list(view, queue, found, as_json=as_json)
 
-    \b
-    Example:  pgqueue --app shop.jobs:queue limits
-    """
-    queue = given.database()
-    with opened(queue) as session:
-        found = queue.limits(session)
-    print_list(LIMITS, queue, found, as_json=as_json)
+    return command
 
 
-@click.command()
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
-@on_database_with_json
-def batches(given: CliState, as_json: bool, limit: int) -> None:
-    """List the newest batches with their progress.
-
-    Counts the jobs of those that are open.
-
-    \b
-    Example:  pgqueue --app shop.jobs:queue batches
-    """
-    queue = given.database()
-    with opened(queue) as session:
-        found = queue.batches(session, limit)
-    print_list(BATCHES, queue, found, as_json=as_json)
+workers = _list_command(
+    WORKERS,
+    "List the live workers with their ids.",
+    lambda _queue, session: live_workers(session),
+)
+limits = _list_command(
+    LIMITS,
+    "List the limits: capacities, places held, and jobs that wait.\n\n"
+    "A job holds a place while it runs or is about to start.  The capacity of a rate is its "
+    "starts in a period.  With a limit by argument, each value has the whole capacity; the "
+    "numbers are sums over all values.  Reads all these jobs.",
+    PgQueue.limits,
+)
+batches = _list_command(
+    BATCHES,
+    "List the newest batches with their progress.\n\nCounts the jobs of those that are open.",
+    PgQueue.batches,
+    click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True),
+)

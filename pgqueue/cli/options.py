@@ -28,15 +28,22 @@ def together(*decorators: Decorator) -> Decorator:
     return decorate
 
 
-def as_seconds(
-    _ctx: click.Context, _parameter: click.Parameter, value: float | None
-) -> timedelta | None:
-    """The callback of an option in seconds."""
-    if value is None:
-        return None
-    if not 0 <= value <= 86400:  # refuses nan too
-        raise click.BadParameter(f"{value:g} is not between 0 and 86400 seconds")
-    return timedelta(seconds=value)
+class Seconds(click.types.FloatParamType):
+    """Parameter type: a duration in seconds."""
+
+    name = "seconds"
+
+    def __init__(self, least: float = 0) -> None:
+        self._least = least
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        seconds = super().convert(value, parameter, ctx)
+        if not self._least <= seconds <= 86400:  # refuses nan too
+            words = f"{seconds:g} is not between {self._least} and 86400 seconds"
+            self.fail(words, parameter, ctx)
+        return timedelta(seconds=seconds)
 
 
 def as_arguments(
@@ -88,16 +95,14 @@ def _option_of_state(*names: str, **settings: Any) -> Decorator:
     return click.option(*names, expose_value=False, callback=keep, **settings)
 
 
-app_option = _option_of_state(
-    "--app",
-    metavar="MODULE:QUEUE",
-    help="Where the PgQueue is, e.g. shop.jobs:queue; a function that returns it will do.",
-)
-url_option = _option_of_state(
-    "--url",
-    metavar="URL",
-    help="The database, where no app is needed, e.g. postgresql://me@localhost/shop.",
-)
+APP: dict[str, Any] = {
+    "metavar": "MODULE:QUEUE",
+    "help": "Where your PgQueue is, e.g. shop.jobs:queue; a function that returns it will do.",
+}
+URL: dict[str, Any] = {
+    "metavar": "URL",
+    "help": "The database, for commands that need no app, e.g. postgresql://me@localhost/shop.",
+}
 verbose_option = _option_of_state(
     "-v",
     "--verbose",
@@ -110,14 +115,15 @@ _json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document for a program."
 )
 
-on_app = together(app_option, verbose_option, click.pass_obj)
+_app = _option_of_state("--app", **APP)
+_url = _option_of_state("--url", **URL)
+
+on_app = together(_app, verbose_option, click.pass_obj)
 """For commands that need the application."""
-on_app_with_json = together(app_option, verbose_option, _json_option, click.pass_obj)
-on_database = together(app_option, url_option, verbose_option, click.pass_obj)
+on_app_with_json = together(_json_option, on_app)
+on_database = together(_url, on_app)
 """For commands that need a database, with or without an application."""
-on_database_with_json = together(
-    app_option, url_option, verbose_option, _json_option, click.pass_obj
-)
+on_database_with_json = together(_json_option, on_database)
 
 
 def complete_task(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -184,9 +190,3 @@ def hint_at_names(
     if queue_name is not None and queue_name not in known:
         words = f"No task of the app uses queue {queue_name}. Is the name misspelt?"
         click.echo(harmless(words), err=True)
-
-
-def print_no_job(queue: PgQueue, *, task: str | None, queue_name: str | None) -> None:
-    """Say that no job fits, and hint at the names that were looked for."""
-    click.echo("No job fits.")
-    hint_at_names(queue, task=task, queue_name=queue_name)

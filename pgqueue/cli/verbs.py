@@ -6,7 +6,7 @@ are printed after the commit.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -19,12 +19,12 @@ from pgqueue.cli.lists import SCHEDULES, print_list
 from pgqueue.cli.options import (
     FILTERS,
     Decorator,
+    Seconds,
     as_arguments,
     as_job_id,
-    as_seconds,
     as_time,
+    hint_at_names,
     on_database_with_json,
-    print_no_job,
     together,
     which_jobs,
 )
@@ -132,13 +132,7 @@ JOB_VERBS = (
             click.option(
                 "--priority", type=click.IntRange(0, 9), help="The new one: 0 runs first, 9 last."
             ),
-            click.option(
-                "--delay",
-                type=float,
-                metavar="SECONDS",
-                callback=as_seconds,
-                help="Not before, from now.",
-            ),
+            click.option("--delay", type=Seconds(), help="Not before, from now."),
             click.option(
                 "--run-at", type=as_time, metavar="TIME", help="Not before, as 2030-01-31T08:00Z."
             ),
@@ -223,7 +217,8 @@ def _run(
             _ask(verb, chosen, len(found))
         are_missed = _change_many(queue, verb, act, found, as_json=as_json)
         if not found and not as_json:
-            print_no_job(queue, task=chosen.task, queue_name=chosen.queue)
+            click.echo("No job fits.")
+            hint_at_names(queue, task=chosen.task, queue_name=chosen.queue)
     if are_missed:
         click.get_current_context().exit(1)
 
@@ -273,27 +268,27 @@ def _change_many(
 
 def _change_batch(queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int]) -> list[Result]:
     """Change some jobs in one transaction; jobs that have changed meanwhile stay as they are."""
+    results = []
     with opened(queue) as session:
-        results = [_change_one(queue, session, verb, act, job_id) for job_id in job_ids]
+        for job_id in job_ids:
+            reason = None
+            try:
+                change = act(queue, session, job_id)
+                word = change.name.lower()
+                if change is Change.UNCHANGED:
+                    status = Listing(session).status(job_id)
+                    is_waiting = status in verb.waiting
+                    reason = verb.reason_unchanged if is_waiting else f"its status is {status}"
+            except JobNotFound:
+                word, reason = NOT_FOUND, "no job has this id: never committed, or deleted"
+            except DuplicateJob as error:
+                holder = f"job {error.holder}" if error.holder else "another unfinished job"
+                word, reason = KEY_TAKEN, f"{holder} of its queue has its unique key"
+            except (ArgumentsError, PayloadError, UnknownTask) as error:
+                word, reason = REFUSED, one_line(error)
+            results.append(Result(job_id, word, reason))
         session.commit()
     return results
-
-
-def _change_one(queue: PgQueue, session: Session, verb: Verb, act: Act, job_id: int) -> Result:
-    try:
-        change = act(queue, session, job_id)
-    except JobNotFound:
-        return Result(job_id, NOT_FOUND, "no job has this id: never committed, or deleted")
-    except DuplicateJob as error:
-        holder = f"job {error.holder}" if error.holder else "another unfinished job"
-        return Result(job_id, KEY_TAKEN, f"{holder} of its queue has its unique key")
-    except (ArgumentsError, PayloadError, UnknownTask) as error:
-        return Result(job_id, REFUSED, one_line(error))
-    reason = None
-    if change is Change.UNCHANGED:
-        status = Listing(session).status(job_id)
-        reason = verb.reason_unchanged if status in verb.waiting else f"its status is {status}"
-    return Result(job_id, change.name.lower(), reason)
 
 
 SCHEDULE_VERBS = {
@@ -347,7 +342,13 @@ def _schedule_command(verb: str) -> click.Command:
             print_json({"schedules": changed})
         else:
             for one in changed:
-                click.echo(harmless(_schedule_line(one)), err=one["change"] == NOT_FOUND)
+                job = f", job {one['job_id']}" if "job_id" in one else ""
+                reason = f"; {one['reason']}" if "reason" in one else ""
+                is_missed = one["change"] == NOT_FOUND
+                line = (
+                    one["reason"] if is_missed else f"{one['name']}: {one['change']}{job}{reason}"
+                )
+                click.echo(harmless(line), err=is_missed)
         if any(one["change"] == NOT_FOUND for one in changed):
             click.get_current_context().exit(1)
 
@@ -371,14 +372,6 @@ def _change_schedule(queue: PgQueue, verb: str, name: str) -> dict[str, Any]:
             "pause it"
         )
     return result
-
-
-def _schedule_line(one: Mapping[str, Any]) -> str:
-    if one["change"] == NOT_FOUND:
-        return str(one["reason"])
-    job = f", job {one['job_id']}" if "job_id" in one else ""
-    reason = f"; {one['reason']}" if "reason" in one else ""
-    return f"{one['name']}: {one['change']}{job}{reason}"
 
 
 def _as_worker_ids(

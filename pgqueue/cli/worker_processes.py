@@ -11,10 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from queue import Empty, SimpleQueue
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import click
@@ -58,108 +56,78 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, name="pgqueue-parent", daemon=True).start()
 
 
-class Place:
-    """One of the processes: the worker that runs there, or the time at which one is started."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self.worker: subprocess.Popen[bytes] | None = None
-        self.starts_at: float | None = time.monotonic()
-        """None while a worker runs here, and when no other is wanted."""
-        self.pause = 0.0
-        self._began = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        return self.worker is None and self.starts_at is None
-
-    def start(self, pipe: int) -> subprocess.Popen[bytes]:
-        self.starts_at, self._began = None, time.monotonic()
-        self.worker = subprocess.Popen(  # noqa: S603
-            [sys.executable, *sys.orig_argv[1:]],
-            env={**os.environ, PARENT: str(pipe), PLACE: str(self._number)},
-            pass_fds=[pipe],
-            # In a session of its own: Ctrl-C reaches only the parent, which forwards it once.
-            start_new_session=True,
-        )
-        return self.worker
-
-    def start_again(self) -> None:
-        """Plan the next start: each pause is twice the one before, except after a long run."""
-        now = time.monotonic()
-        if now - self._began > LONG_RUN:
-            self.pause = 0.0
-        self.pause = min(max(2 * self.pause, FIRST_PAUSE), LONGEST_PAUSE)
-        self.starts_at = now + self.pause
-
-
 class ProcessGroup:
-    """The parent of the workers, which run this command."""
+    """The parent of the workers, which run this command.  A thread keeps one of them running."""
 
     def __init__(self, number: int, *, until_empty: bool) -> None:
         if os.name != "posix":
             raise click.ClickException("--processes needs a POSIX system")
-        self._places = [Place(place) for place in range(number)]
+        self._number = number
         self._until_empty = until_empty
-        self._is_stopping = False
-        self._exit_code = 0
-        self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._signals: SimpleQueue[int | None] = SimpleQueue()
+        """The signals to forward; None for each place whose last worker has ended."""
+        self._is_stopping = threading.Event()
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._starting = threading.Lock()
+        """Held while a worker starts, so that a signal reaches it or prevents its start."""
         self._pipe, self._never_written = os.pipe()
 
     def run(self) -> int:
         """Run until all workers have ended; returns the exit code."""
-        with self._forwarding_signals():
-            while not all(place.is_over for place in self._places):
-                self._start_due()
-                try:
-                    self._events.get(timeout=self._next_start())()
-                except Empty:
-                    continue
-        return self._exit_code
 
-    def _start_due(self) -> None:
-        for place in self._places:
-            if place.starts_at is not None and place.starts_at <= time.monotonic():
-                worker = place.start(self._pipe)
-                wait = partial(self._wait, place, worker)
-                threading.Thread(target=wait, name=f"pgqueue-{worker.pid}", daemon=True).start()
+        def note(number: int, _frame: Any) -> None:
+            self._signals.put(number)
 
-    def _next_start(self) -> float | None:
-        starts = [place.starts_at for place in self._places if place.starts_at is not None]
-        return max(0.0, min(starts) - time.monotonic()) if starts else None
-
-    def _wait(self, place: Place, worker: subprocess.Popen[bytes]) -> None:
-        code = worker.wait()
-        self._events.put(partial(self._has_ended, place, worker.pid, code))
-
-    def _has_ended(self, place: Place, pid: int, code: int) -> None:
-        place.worker = None
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        is_done = code == 0 and self._until_empty
-        if self._is_stopping or is_done:
-            self._exit_code = max(self._exit_code, code if code >= 0 else 1)
-            logger.info("worker %d has ended %s", pid, how)
-            return
-        place.start_again()
-        message = "worker %d has ended %s; another one is started in %.0f s"
-        logger.warning(message, pid, how, place.pause)
-
-    def _stop(self, number: int) -> None:
-        """Forward a signal, and start no more workers."""
-        self._is_stopping = True
-        for place in self._places:
-            place.starts_at = None
-            if place.worker is not None:
-                place.worker.send_signal(number)
-
-    @contextmanager
-    def _forwarding_signals(self) -> Iterator[None]:
-        def forward(number: int, _frame: Any) -> None:
-            self._events.put(partial(self._stop, number))
-
-        before = {number: signal.signal(number, forward) for number in stop_signals()}
+        before = {number: signal.signal(number, note) for number in stop_signals()}
         try:
-            yield
+            with ThreadPoolExecutor(self._number) as threads:
+                places = [threads.submit(self._keep_running, n) for n in range(self._number)]
+                for place in places:
+                    place.add_done_callback(lambda _place: self._signals.put(None))
+                for _ in places:
+                    while (number := self._signals.get()) is not None:
+                        self._is_stopping.set()
+                        with self._starting:
+                            for worker in self._workers.values():
+                                worker.send_signal(number)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+        return max(place.result() for place in places)
+
+    def _keep_running(self, place: int) -> int:
+        """Start a worker, and another one whenever it ends; returns the exit code.
+
+        Each pause is twice the one before, except after a long run.
+        """
+        pause = 0.0
+        while True:
+            with self._starting:
+                if self._is_stopping.is_set():
+                    return 0
+                began = time.monotonic()
+                worker = self._workers[place] = self._started(place)
+            code = worker.wait()
+            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            if self._is_stopping.is_set() or (code == 0 and self._until_empty):
+                logger.info("worker %d has ended %s", worker.pid, how)
+                return code if code >= 0 else 1
+            if time.monotonic() - began > LONG_RUN:
+                pause = 0.0
+            pause = min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE)
+            message = "worker %d has ended %s; another one is started in %.0f s"
+            logger.warning(message, worker.pid, how, pause)
+            self._is_stopping.wait(pause)
+
+    def _started(self, place: int) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(  # noqa: S603
+                [sys.executable, *sys.orig_argv[1:]],
+                env={**os.environ, PARENT: str(self._pipe), PLACE: str(place)},
+                pass_fds=[self._pipe],
+                # In a session of its own: Ctrl-C reaches only the parent, which forwards it once.
+                start_new_session=True,
+            )
+        except OSError:  # the system starts no more processes: end all, with this error
+            self._signals.put(signal.SIGTERM)
+            raise

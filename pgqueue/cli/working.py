@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,7 +15,7 @@ import click
 
 from pgqueue import redaction
 from pgqueue.cli.app_loader import CliState
-from pgqueue.cli.options import as_seconds, on_app
+from pgqueue.cli.options import Seconds, on_app
 from pgqueue.cli.worker_processes import (
     ProcessGroup,
     end_with_parent,
@@ -38,11 +39,35 @@ FOR_EXIT = 15.0
 """Seconds for what the application does at Python's exit."""
 
 
+Queues = Sequence[str] | Mapping[str, int] | None
+
+
+def as_queues(_ctx: click.Context, _parameter: click.Parameter, queues: tuple[str, ...]) -> Queues:
+    """The callback of --queues: the names of A,B, or the weights of A=3,B=1."""
+    names = [name.strip() for listed in queues for name in listed.split(",") if name.strip()]
+    if queues and not names:
+        raise click.UsageError("--queues names no queue")
+    if not any("=" in name for name in names):
+        return names or None
+    weights: dict[str, int] = {}
+    for item in names:
+        name, _, weight = (part.strip() for part in item.partition("="))
+        if not weight.isascii() or not weight.isdigit():
+            raise click.UsageError(
+                f"--queues {item}: give each queue a weight, or none, e.g. mail=3,reports=1"
+            )
+        if name in weights:
+            raise click.UsageError(f"--queues names {name} twice; give it one weight")
+        weights[name] = int(weight)
+    return weights
+
+
 @click.command()
 @click.option(
     "--queues",
     multiple=True,
     metavar="A,B",
+    callback=as_queues,
     help="Queues to serve; all by default.  With weights: A=3,B=1.",
 )
 @click.option(
@@ -54,18 +79,14 @@ FOR_EXIT = 15.0
 )
 @click.option(
     "--grace",
-    type=float,
-    metavar="SECONDS",
-    callback=as_seconds,
+    type=Seconds(),
     default=30,
     show_default=True,
     help="How long running jobs may take to end after SIGTERM.",
 )
 @click.option(
     "--poll-interval",
-    type=click.FloatRange(min=0.01),
-    metavar="SECONDS",
-    callback=as_seconds,
+    type=Seconds(0.01),
     default=1,
     show_default=True,
     help="The longest a job waits when a wake-up is lost.",
@@ -77,9 +98,7 @@ FOR_EXIT = 15.0
 )
 @click.option(
     "--age-after",
-    type=float,
-    metavar="SECONDS",
-    callback=as_seconds,
+    type=Seconds(),
     help="A job that has waited so long counts as one priority more urgent, twice as long as two.",
 )
 @click.option(
@@ -112,7 +131,16 @@ FOR_EXIT = 15.0
     help="Where --metrics-port listens; 0.0.0.0 for other hosts.",
 )
 @on_app
-def worker(given: CliState, /, processes: int, **options: Any) -> None:
+def worker(
+    given: CliState,
+    /,
+    queues: Queues,
+    processes: int,
+    until_empty: bool,
+    metrics_port: int | None,
+    metrics_host: str,
+    **options: Any,
+) -> None:
     """Run jobs until SIGTERM or Ctrl-C; a second signal ends the grace period.
 
     After the signal, starts no more jobs and lets the running ones finish.  Logs to stderr.
@@ -120,50 +148,39 @@ def worker(given: CliState, /, processes: int, **options: Any) -> None:
     \b
     Example:  pgqueue --app shop.jobs:queue worker --queues mail,default --concurrency 20
     """
-    _log_to_stderr(given)
-    _check_command_line(given, **options)
-    if is_under_parent():
-        end_with_parent()
-    elif processes > 1:
-        group = ProcessGroup(processes, until_empty=options["until_empty"])
-        sys.exit(group.run())
-    work(given.application(), **options)
-
-
-def _check_command_line(
-    given: CliState,
-    *,
-    queues: tuple[str, ...],
-    until_empty: bool,
-    metrics_port: int | None,
-    metrics_host: str,
-    **options: Any,
-) -> None:
-    """Refuse a wrong command line before the application is loaded, and before workers start."""
-    if given.queue is None:
-        given.named_application()
-    try:
-        checked_config(_named_queues(queues) or [DEFAULT_QUEUE], **options)
-    except OptionError as error:
-        raise click.UsageError(str(error)) from error
-
-
-def _log_to_stderr(given: CliState) -> None:
-    """Log plain lines, unless the application has configured logging."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    # Plain lines, unless the application has configured logging.
+    lines = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=lines)
     if given.replaced_handler is not None:
         logger, handler = given.replaced_handler
         logger.removeHandler(handler)  # or each line of the application is written twice
     if given.is_verbose:
         logging.getLogger("pgqueue").setLevel(logging.DEBUG)
+    # A wrong command line is refused before the application is loaded, and before workers start.
+    if given.queue is None:
+        given.named_application()
+    try:
+        checked_config(queues or [DEFAULT_QUEUE], **options)
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error
+    if is_under_parent():
+        end_with_parent()
+    elif processes > 1:
+        sys.exit(ProcessGroup(processes, until_empty=until_empty).run())
+    work(
+        given.application(),
+        queues=queues,
+        until_empty=until_empty,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
+        **options,
+    )
 
 
 def work(
     queue: PgQueue,
     *,
-    queues: tuple[str, ...],
+    queues: Queues,
     until_empty: bool,
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
@@ -175,7 +192,7 @@ def work(
             "The app registers no tasks, so a worker has nothing to run: import the modules that "
             "define tasks in the module of --app"
         )
-    worker = Worker(queue, _named_queues(queues), **options)
+    worker = Worker(queue, queues or None, **options)
     logger.info("worker %d starts; number of tasks: %d", os.getpid(), len(queue.tasks))
     code = 1
     try:
@@ -191,26 +208,6 @@ def work(
         _end_for_certain(code)
     if code:
         sys.exit(code)
-
-
-def _named_queues(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
-    """The names of ``--queues A,B``, or the weights of ``--queues A=3,B=1``."""
-    names = [name.strip() for listed in queues for name in listed.split(",") if name.strip()]
-    if queues and not names:
-        raise click.UsageError("--queues names no queue")
-    if not any("=" in name for name in names):
-        return names or None
-    weights: dict[str, int] = {}
-    for item in names:
-        name, _, weight = (part.strip() for part in item.partition("="))
-        if not weight.isascii() or not weight.isdigit():
-            raise click.UsageError(
-                f"--queues {item}: give each queue a weight, or none, e.g. mail=3,reports=1"
-            )
-        if name in weights:
-            raise click.UsageError(f"--queues names {name} twice; give it one weight")
-        weights[name] = int(weight)
-    return weights
 
 
 def _serve_metrics(stack: ExitStack, worker: Worker, queue: PgQueue, host: str, port: int) -> None:

@@ -1,5 +1,6 @@
 """The steps of the demo: tables, jobs, workers, a killed worker, a summary."""
 
+import importlib.util
 import os
 import random
 import signal
@@ -21,7 +22,6 @@ from pgqueue.demo.indexer import Base, index, queue
 from pgqueue.demo.summary import show_summary
 from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.models import Job, Lease, WorkerProcess
-from pgqueue.terminal import is_rich
 
 WORKER = [sys.executable, "-m", "pgqueue", "--app", "pgqueue.demo.indexer:queue", "worker"]
 BROKEN = sorted(Path(__file__).with_name("broken").glob("*.broken"))
@@ -107,7 +107,7 @@ def watch(stack: ExitStack, processes: list[subprocess.Popen[bytes]], jobs: int)
 @contextmanager
 def progress(jobs: int) -> Iterator[Callable[[int], None]]:
     """Yield a function that shows how many jobs have ended, as a progress bar or as lines."""
-    if is_rich():
+    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich.progress import Progress
 
         with Progress(transient=True) as bar:

@@ -48,7 +48,7 @@ def session_maker(db: Any) -> sessionmaker[Session]:
 def held_session(db: Any) -> Session | None:
     """Return ``db.session`` itself, if it was used in this context."""
     place = _place_of(db)
-    return None if place is None else place.held()
+    return None if place is None else place.current()
 
 
 @contextmanager
@@ -68,22 +68,18 @@ def lent(db: Any, context: JobContext) -> Iterator[None]:
     place.put(session)
     try:
         yield
-        _refuse_loss(place.held(), session, context)
+        if place.current() is not session:  # its writes are rolled back: the job must fail
+            raise PgQueueError(
+                f"job {context.job_id} {context.task}: its handler has removed db.session, which "
+                "is the job's own session, and with it what was written; leave its end to the "
+                "worker"
+            )
     finally:
         # The worker ends the transaction that it began.  Closing an AsyncSession here would use its
         # connection in the wrong thread.
-        if place.held() is session:
+        if place.current() is session:
             place.clear()
         place.remove()
-
-
-def _refuse_loss(held: Session | None, session: Session, context: JobContext) -> None:
-    """Fail a job whose writes ``db.session.remove()`` has rolled back."""
-    if held is not session:
-        raise PgQueueError(
-            f"job {context.job_id} {context.task}: its handler has removed db.session, which is "
-            "the job's own session, and with it what was written; leave its end to the worker"
-        )
 
 
 class ScopedPlace:
@@ -95,7 +91,7 @@ class ScopedPlace:
     def put(self, session: Session) -> None:
         self._scoped.registry.set(session)
 
-    def held(self) -> Session | None:
+    def current(self) -> Session | None:
         registry = self._scoped.registry
         return registry() if registry.has() else None
 
@@ -112,9 +108,9 @@ class LitePlace:
     def put(self, session: Session) -> None:
         g.setdefault(SESSIONS_OF_LITE, {})["default"] = session
 
-    def held(self) -> Session | None:
-        held: Session | None = g.get(SESSIONS_OF_LITE, {}).get("default")
-        return held
+    def current(self) -> Session | None:
+        session: Session | None = g.get(SESSIONS_OF_LITE, {}).get("default")
+        return session
 
     def clear(self) -> None:
         g.get(SESSIONS_OF_LITE, {}).pop("default", None)

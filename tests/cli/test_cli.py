@@ -41,20 +41,49 @@ def queue(engine: Engine) -> PgQueue:
     return PgQueue(engine)
 
 
-def commands_of(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/how-to/command-line.md").read_text("utf-8")
+
+
+def commands_of(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     for name, inner in group.commands.items():
-        yield (*path, name)
+        yield (*path, name), inner
         if isinstance(inner, click.Group):
             yield from commands_of(inner, *path, name)
 
 
+def names_of(command: click.Command) -> set[str | None]:
+    return {parameter.name for parameter in command.params}
+
+
 class TestHelp:
     def test_help_of_every_command_has_an_example(self) -> None:
-        for words in commands_of(main):
+        for words, _ in commands_of(main):
             ended = command(PgQueue(), *words, "--help")
 
             assert ended.returncode == 0
             assert "Example:  pgqueue" in ended.stdout, words
+
+    def test_the_page_fits_the_commands_and_their_options(self) -> None:
+        commands = dict(commands_of(main))
+        options = {
+            option
+            for command in (main, *commands.values())
+            for parameter in command.get_params(click.Context(command))
+            for option in parameter.opts
+        }
+        documents = PAGE.partition("| command | document |")[2].partition("\n\n")[0]
+        with_document = {
+            name
+            for row in documents.splitlines()
+            for name in re.findall(r"`([\w-]+)", row.partition(" | ")[0])
+        }
+
+        named = set(re.findall(r"(?:`|pgqueue )([a-z][\w-]+)", PAGE))
+        assert {words[0] for words in commands} <= named
+        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE)) <= options
+        with_json = {words[0] for words, one in commands.items() if "as_json" in names_of(one)}
+        assert with_json <= with_document
 
     def test_help_imports_neither_alembic_nor_rich_nor_commands(self, shop: Path) -> None:
         code = (

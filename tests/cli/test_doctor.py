@@ -232,44 +232,31 @@ class TestSettings:
 
         assert (level, detail.startswith(words)) == ("wrong", True), detail
 
-    def test_a_limit_below_that_of_a_task_is_named(
-        self, queue: PgQueue, engine: Engine, session: Session
+    @pytest.mark.parametrize(
+        ("setting", "is_raised"),
+        [("statement_timeout", False), ("idle_in_transaction_session_timeout", True)],
+    )
+    def test_a_limit_below_that_of_a_task_is_named_unless_workers_raise_it(
+        self, engine: Engine, session: Session, setting: str, is_raised: bool
     ) -> None:
         queue = PgQueue(engine)
-        setting = "statement_timeout"
         queue.task(name="quick", timeout=timedelta(seconds=2))(lambda: None)
         session.execute(text(f"SET LOCAL {setting} = '5s'"))
         assert setting not in {one.subject for one in of_server(queue, Health(session))}
 
         queue.task(name="slow", timeout=timedelta(minutes=2))(lambda: None)
-        detail = warning(setting, of_server(queue, Health(session)))
+        slow = [one for one in of_server(queue, Health(session)) if one.subject == setting]
         queue.task(name="endless")(lambda: None)
         endless = warning(setting, of_server(queue, Health(session)))
 
-        assert detail.startswith("5 s for this role, and task slow runs for up to 2 minutes")
-        assert f"ALTER ROLE ... SET {setting} = 0" in detail
-        assert "task endless runs without a timeout" in endless
+        assert is_raised is not bool(slow)
+        assert all("task slow runs for up to 2 minutes" in one.detail for one in slow)
+        assert endless.startswith("5 s for this role, and task endless runs without a timeout")
+        assert f"ALTER ROLE ... SET {setting} = 0" in endless
 
-    def test_one_that_workers_raise_is_named_for_a_task_without_a_timeout(
-        self, engine: Engine, session: Session
-    ) -> None:
-        queue = PgQueue(engine)
-        setting = "idle_in_transaction_session_timeout"
-        queue.task(name="slow", timeout=timedelta(minutes=2))(lambda: None)
-        session.execute(text(f"SET LOCAL {setting} = '5s'"))
-        assert setting not in {one.subject for one in of_server(queue, Health(session))}
-
-        queue.task(name="endless")(lambda: None)
-
-        detail = warning(setting, of_server(queue, Health(session)))
-        assert detail.startswith("5 s for this role, and task endless runs without a timeout")
-
-    @pytest.mark.parametrize("value", ["1500", "1.5s"])
-    def test_a_limit_of_another_role_is_named(
-        self, queue: PgQueue, session: Session, value: str
-    ) -> None:
+    def test_a_limit_of_another_role_is_named(self, queue: PgQueue, session: Session) -> None:
         session.execute(text("CREATE ROLE hasty"))
-        session.execute(text(f"ALTER ROLE hasty SET statement_timeout = '{value}'"))
+        session.execute(text("ALTER ROLE hasty SET statement_timeout = '1.5s'"))
 
         detail = warning("statement_timeout", of_server(queue, Health(session)))
 
