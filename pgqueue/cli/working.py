@@ -25,7 +25,12 @@ from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.worker import Worker
-from pgqueue.worker.config import MAX_JOBS_PER_CHILD, MOST_JOBS_PER_CHILD, checked_config
+from pgqueue.worker.config import (
+    MAX_JOBS_PER_CHILD,
+    MOST_AHEAD,
+    MOST_JOBS_PER_CHILD,
+    checked_config,
+)
 from pgqueue.worker.worker import stop_signals
 
 logger = redaction.logger(__name__)
@@ -89,6 +94,14 @@ FOR_EXIT = 15.0
     default=MAX_JOBS_PER_CHILD,
     show_default=True,
     help="Jobs after which a child process of executor='process' is replaced.",
+)
+@click.option(
+    "--ahead",
+    type=click.IntRange(0, MOST_AHEAD),
+    metavar="JOBS",
+    default=MOST_AHEAD,
+    show_default=True,
+    help="Quick jobs to claim before a slot is free for them; 0 claims for free slots only.",
 )
 @click.option("--until-empty", is_flag=True, help="Stop when no job is due or running.")
 @click.option(

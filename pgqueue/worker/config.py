@@ -11,6 +11,7 @@ from pgqueue.worker.job_log import LogJobs
 MOST_WEIGHT = 1000
 MAX_JOBS_PER_CHILD = 10_000
 MOST_JOBS_PER_CHILD = 1_000_000_000
+MOST_AHEAD = 1000
 AGE_AFTER = (timedelta(seconds=1), timedelta(days=365))
 
 
@@ -26,6 +27,7 @@ class WorkerConfig:
     weights: Mapping[str, int] | None = None
     age_after: timedelta | None = None
     max_jobs_per_child: int = MAX_JOBS_PER_CHILD
+    ahead: int = MOST_AHEAD
 
 
 def checked_config(
@@ -36,6 +38,7 @@ def checked_config(
     log_jobs: str | None = None,
     age_after: timedelta | None = None,
     max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
+    ahead: int = MOST_AHEAD,
 ) -> WorkerConfig:
     _check_queues(queues)
     if type(concurrency) is not int or not 1 <= concurrency <= 1000:
@@ -44,6 +47,7 @@ def checked_config(
         if not isinstance(span, timedelta) or span.total_seconds() < least:
             raise OptionError(f"{option} is {span!r}; give a timedelta of {least} seconds or more")
     check_whole("", "max_jobs_per_child", max_jobs_per_child, 1, MOST_JOBS_PER_CHILD)
+    check_whole("", "ahead", ahead, 0, MOST_AHEAD)
     return WorkerConfig(
         queues=tuple(dict.fromkeys(queues)),
         slots=concurrency,
@@ -53,6 +57,7 @@ def checked_config(
         weights=dict(queues) if isinstance(queues, Mapping) else None,
         age_after=_checked_age(age_after),
         max_jobs_per_child=max_jobs_per_child,
+        ahead=ahead,
     )
 
 

@@ -24,6 +24,7 @@ from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import array_of
 from pgqueue.worker import Worker
 from pgqueue.worker.claiming.cursors import START
+from pgqueue.worker.config import MOST_AHEAD
 
 SLOTS = 4
 BACKLOG = 3000
@@ -62,22 +63,15 @@ class Starts:
         places = [place for place, each in enumerate(self.kinds) if each == kind]
         return sum(other != kind for other in self.kinds[: places[len(places) // 2]])
 
-    def after_first(self, kind: str) -> int:
-        """How many of the others have started after the first of this kind."""
-        return sum(other != kind for other in self.kinds[self.kinds.index(kind) :])
 
-
-def test_jobs_of_one_attempt_start_before_less_urgent_ones_that_came_with_them(
-    engine: Engine,
-) -> None:
+def test_urgent_jobs_of_one_attempt_wait_for_no_more_than_one_claim_ahead(engine: Engine) -> None:
     starts = Starts(engine)
     starts.enqueue("later", BACKLOG, priority=9)
     starts.enqueue("urgent", SPECIAL, priority=0, max_attempts=1)
 
     starts.run()
 
-    # The last urgent jobs are claimed before the others, and each other slot may still begin one.
-    assert starts.after_first("later") < SLOTS
+    assert starts.before_middle("urgent") < MOST_AHEAD + SLOTS
 
 
 def test_jobs_of_one_attempt_do_not_wait_for_a_backlog_of_their_priority(engine: Engine) -> None:
