@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
+from typing import Any
 
 from chaos.environment import Environment
 from chaos.mutations import Patch, mutation
@@ -21,29 +22,15 @@ SOON = timedelta(seconds=1)
 @mutation
 def suspects_start_together(patch: Patch) -> None:
     """Jobs whose worker has died start in every free slot."""
+    from pgqueue.repository import claim
     from pgqueue.worker.claiming.crash_isolation import CrashIsolation
 
+    def taken(due: Any, *, ahead: bool, suspects: bool) -> Any:
+        return only_one(due, ahead=ahead, suspects=False)
+
+    only_one = patch.set(claim, "_taken_messages", taken)
+    patch.rebuild(claim.claim)
     patch.set(CrashIsolation, "are_welcome", lambda _self: True)
-    patch.set(CrashIsolation, "admit", lambda _self, found, *, are_all: len(found))
-
-
-@mutation
-def extras_are_given_back_later(patch: Patch) -> None:
-    """Of several suspects one starts, and the others go back with what is settled next."""
-    from pgqueue.outcomes import Released
-    from pgqueue.worker.claimer import Claimer
-
-    def startable(self, _connection, claim):  # type: ignore[no-untyped-def]
-        found = [(each.message_id, each.crashes) for each in claim.rows if each.crashes]
-        admitted = self._runtime.crash_isolation.admit(found, are_all=not self._was_full)
-        extra = {message for message, _ in found[admitted:]}
-        for each in claim.rows:
-            if each.message_id in extra:
-                self._runtime.buffer.in_flight[each.message_id] = each
-                self._runtime.buffer.done(each, Released())
-        return [each for each in claim.rows if each.message_id not in extra]
-
-    patch.set(Claimer, "_startable", startable)
 
 
 @scenario(
@@ -51,9 +38,7 @@ def extras_are_given_back_later(patch: Patch) -> None:
     research="T9",
     full=Size(jobs=7, workers=2, faults=4),
     short=Size(jobs=7, workers=1, faults=2),
-    mutated=dict.fromkeys(
-        ("suspects_start_together", "extras_are_given_back_later"), "has lost more than one attempt"
-    ),
+    mutated={"suspects_start_together": "has lost more than one attempt"},
 )
 def neighbours_of_poison(environment: Environment, size: Size) -> None:
     """A poison among slow jobs with two attempts: each of them loses one at most."""

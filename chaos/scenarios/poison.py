@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sqlalchemy import ColumnElement, literal_column, null
+from sqlalchemy import ColumnElement, literal_column
 
 from chaos.environment import Environment
 from chaos.history import START
@@ -132,12 +132,11 @@ def poison_is_claimed_ahead(patch: Patch) -> None:
     def due(*, suspects: bool, registered: bool) -> Any:
         return all_due(suspects=True, registered=registered)
 
-    def taken(due: Any, *, ahead: bool) -> Any:
-        return all_taken(due, ahead=False)
+    def taken(due: Any, *, ahead: bool, suspects: bool) -> Any:
+        return all_taken(due, ahead=False, suspects=False)
 
     all_due = patch.set(claim, "_due_messages", due)
     all_taken = patch.set(claim, "_taken_messages", taken)
-    patch.set(claim, "_passed_priorities", lambda _due: null())
     patch.rebuild(claim.claim)
 
 
