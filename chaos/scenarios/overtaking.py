@@ -26,13 +26,17 @@ MARGIN = 3.0
 
 
 @mutation
-def claims_ahead_say_nothing_of_what_they_leave(patch: Patch) -> None:
-    """Jobs that must not wait in a worker are claimed when a slot happens to be free."""
-    from pgqueue.repository import claim
+def claims_ahead_go_on_beside_what_they_leave(patch: Patch) -> None:
+    """The worker fills its memory with other jobs, and no slot is free for what was left."""
+    from pgqueue.worker.claimer import Claimer
 
-    real = claim._moment
-    patch.set(claim, "_moment", lambda message, _due: real(message, message))
-    patch.rebuild(claim.claim)
+    real = Claimer._room
+
+    def room(self):  # type: ignore[no-untyped-def]
+        self._left = 0
+        return real(self)
+
+    patch.set(Claimer, "_room", room)
 
 
 @scenario(
@@ -40,7 +44,7 @@ def claims_ahead_say_nothing_of_what_they_leave(patch: Patch) -> None:
     research="T5",
     full=Size(jobs=100_000, workers=1, faults=40),
     short=Size(jobs=10_000, workers=1, faults=5),
-    mutated={"claims_ahead_say_nothing_of_what_they_leave": "before the last urgent one"},
+    mutated={"claims_ahead_go_on_beside_what_they_leave": "before the last urgent one"},
 )
 def jobs_that_must_not_wait(environment: Environment, size: Size) -> None:
     """Urgent jobs of one attempt, and rescued ones, beside a backlog: soon."""

@@ -51,8 +51,8 @@ class Starts:
             session.commit()
         return ids
 
-    def run(self) -> None:
-        worker = Worker(self.queue, concurrency=SLOTS)
+    def run(self, **options: Any) -> None:
+        worker = Worker(self.queue, concurrency=SLOTS, **options)
         worker.run_until_empty(timeout=PATIENCE)
 
     def before_middle(self, kind: str) -> int:
@@ -84,6 +84,16 @@ def test_jobs_of_one_attempt_do_not_wait_for_a_backlog_of_their_priority(engine:
 
     # A claim ahead may have brought some of those that stand behind them.
     assert starts.before_middle("one attempt") < 1.5 * BACKLOG
+
+
+def test_with_nothing_ahead_jobs_are_claimed_for_free_slots_only(engine: Engine) -> None:
+    starts = Starts(engine)
+    starts.enqueue("quick", SPECIAL)
+
+    with noted_looks() as looks:
+        starts.run(ahead=0)
+
+    assert looks.count("claim") >= SPECIAL // SLOTS
 
 
 @pytest.mark.journey

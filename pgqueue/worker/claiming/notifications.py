@@ -170,10 +170,18 @@ class Listener:
         an error ever comes, and the driver would wait for ever."""
         server = self._driver.pgconn
         deadline = time.monotonic() + DEADLINE
-        while not _has_answered(server):
+        while True:
+            server.flush()
+            server.consume_input()
+            while not server.is_busy():
+                result = server.get_result()
+                if result is None:
+                    self._keep_payloads()
+                    return
+                if result.status not in ANSWERS:
+                    raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
             if not _ready([server.socket], deadline - time.monotonic()):
                 raise psycopg.OperationalError(f"no answer for {DEADLINE:g} s")
-        self._keep_payloads()
 
     def _keep_payloads(self) -> None:
         while (note := self._driver.pgconn.notifies()) is not None:
@@ -211,19 +219,6 @@ class Listener:
     def _stop_listening(self) -> None:
         self._is_listening = self._is_armed = False
         self._retry_at = time.monotonic() + LATER
-
-
-def _has_answered(server: Any) -> bool:
-    """Whether the statement that was sent has ended; reads the results received so far."""
-    server.flush()
-    server.consume_input()
-    while not server.is_busy():
-        result = server.get_result()
-        if result is None:
-            return True
-        if result.status not in ANSWERS:
-            raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
-    return False
 
 
 def _ready(readable: list[Any], seconds: float) -> list[Any]:
