@@ -13,7 +13,7 @@ from chaos.mutations import Patch, mutation
 from chaos.plans import AUTO_EXPLAIN, Plan, plans_of, prepare_at_once
 from chaos.scenario import Size, scenario
 from pgqueue.repository import claim
-from pgqueue.repository.tables import CTID, message_queue
+from pgqueue.repository.tables import message_queue
 
 LIMIT = 7
 MOST_BUFFERS = 60 * LIMIT + 200
@@ -50,16 +50,17 @@ TABLES = ("message_queue", "jobs", "leases")
 
 @mutation
 def claims_by_subquery(patch: Patch) -> None:
-    """Deletes `WHERE ctid IN (SELECT ... LIMIT n FOR UPDATE SKIP LOCKED)`, not an array of places:
+    """Deletes `WHERE id IN (SELECT ... LIMIT n FOR UPDATE SKIP LOCKED)`, not an array of places:
     a nested loop may run the sub-query again for each outer row and then takes more.  Most of
     its plans show by reading far more than a claim has to."""
 
     def taken(_due: Any, **_: bool) -> Any:
         queue = message_queue
         due = claim._due_messages(suspects=True, registered=True).subquery("due")
-        is_due = CTID.in_(select(due.c.ctid))
-        return delete(queue).where(is_due).returning(queue).cte("message")
+        by_id = queue.c.id.in_(select(due.c.id))
+        return delete(queue).where(by_id).returning(queue).cte("message")
 
+    patch.set(claim, "CTID", message_queue.c.id)
     patch.set(claim, "_taken_messages", taken)
     patch.rebuild(claim.claim)
 

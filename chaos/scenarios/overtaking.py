@@ -44,7 +44,7 @@ def claims_ahead_go_on_beside_what_they_leave(patch: Patch) -> None:
     research="T5",
     full=Size(jobs=100_000, workers=1, faults=40),
     short=Size(jobs=10_000, workers=1, faults=5),
-    mutated={"claims_ahead_go_on_beside_what_they_leave": "before the last urgent one"},
+    mutated={"claims_ahead_go_on_beside_what_they_leave": "all jobs end"},
 )
 def jobs_that_must_not_wait(environment: Environment, size: Size) -> None:
     """Urgent jobs of one attempt, and rescued ones, beside a backlog: soon."""
