@@ -26,6 +26,7 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.worker import Worker
 from pgqueue.worker.config import (
+    AHEAD,
     MAX_JOBS_PER_CHILD,
     MOST_AHEAD,
     MOST_JOBS_PER_CHILD,
@@ -99,7 +100,7 @@ FOR_EXIT = 15.0
     "--ahead",
     type=click.IntRange(0, MOST_AHEAD),
     metavar="JOBS",
-    default=MOST_AHEAD,
+    default=AHEAD,
     show_default=True,
     help="Quick jobs to claim before a slot is free for them; 0 claims for free slots only.",
 )

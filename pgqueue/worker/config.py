@@ -11,6 +11,8 @@ from pgqueue.worker.job_log import LogJobs
 MOST_WEIGHT = 1000
 MAX_JOBS_PER_CHILD = 10_000
 MOST_JOBS_PER_CHILD = 1_000_000_000
+AHEAD = 300
+"""More save little in a drain, and an urgent job waits for the claim under way."""
 MOST_AHEAD = 1000
 AGE_AFTER = (timedelta(seconds=1), timedelta(days=365))
 
@@ -27,7 +29,7 @@ class WorkerConfig:
     weights: Mapping[str, int] | None = None
     age_after: timedelta | None = None
     max_jobs_per_child: int = MAX_JOBS_PER_CHILD
-    ahead: int = MOST_AHEAD
+    ahead: int = AHEAD
 
 
 def checked_config(
@@ -38,7 +40,7 @@ def checked_config(
     log_jobs: str | None = None,
     age_after: timedelta | None = None,
     max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
-    ahead: int = MOST_AHEAD,
+    ahead: int = AHEAD,
 ) -> WorkerConfig:
     _check_queues(queues)
     if type(concurrency) is not int or not 1 <= concurrency <= 1000:

@@ -22,7 +22,7 @@ from pgqueue.events import AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.repository.listing import Listing
-from pgqueue.worker.config import MAX_JOBS_PER_CHILD, MOST_AHEAD, checked_ahead, checked_config
+from pgqueue.worker.config import AHEAD, MAX_JOBS_PER_CHILD, checked_ahead, checked_config
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.inline.worker import InlineWorker
 from pgqueue.worker.supervisor import Supervisor
@@ -67,7 +67,7 @@ class Worker:
         log_jobs: str | None = None,
         age_after: timedelta | None = None,
         max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
-        ahead: int = MOST_AHEAD,
+        ahead: int = AHEAD,
     ) -> None:
         if not isinstance(queue, PgQueue):
             raise OptionError(

@@ -24,7 +24,7 @@ from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import array_of
 from pgqueue.worker import Worker
 from pgqueue.worker.claiming.cursors import START
-from pgqueue.worker.config import MOST_AHEAD
+from pgqueue.worker.config import AHEAD
 
 SLOTS = 4
 BACKLOG = 3000
@@ -71,7 +71,7 @@ def test_urgent_jobs_of_one_attempt_wait_for_no_more_than_one_claim_ahead(engine
 
     starts.run()
 
-    assert starts.before_middle("urgent") < MOST_AHEAD + SLOTS
+    assert starts.before_middle("urgent") < AHEAD + SLOTS
 
 
 def test_jobs_of_one_attempt_do_not_wait_for_a_backlog_of_their_priority(engine: Engine) -> None:
