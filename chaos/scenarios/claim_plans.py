@@ -60,6 +60,7 @@ def claims_by_subquery(patch: Patch) -> None:
         by_id = queue.c.id.in_(select(due.c.id))
         return delete(queue).where(by_id).returning(queue).cte("message")
 
+    patch.set(claim, "CTID", message_queue.c.id)
     patch.set(claim, "_taken_messages", taken)
     patch.rebuild(claim.claim)
 

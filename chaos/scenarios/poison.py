@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sqlalchemy import ColumnElement, literal_column, null
+from sqlalchemy import ColumnElement, literal_column
 
 from chaos.environment import Environment
 from chaos.history import START
@@ -138,12 +138,11 @@ def poison_is_claimed_ahead(patch: Patch) -> None:
     def due(*, suspects: bool, registered: bool) -> Any:
         return all_due(suspects=True, registered=registered)
 
-    def taken(due: Any, *, ahead: bool) -> Any:
-        return all_taken(due, ahead=False)
+    def taken(due: Any, *, ahead: bool, suspects: bool) -> Any:
+        return all_taken(due, ahead=False, suspects=False)
 
     all_due = patch.set(claim, "_due_messages", due)
     all_taken = patch.set(claim, "_taken_messages", taken)
-    patch.set(claim, "_passed_priorities", lambda _due: null())
     patch.rebuild(claim.claim)
 
 
@@ -227,10 +226,15 @@ def _no_good_job_lost_two_attempts_in_waiting(environment: Environment, good: li
 @mutation
 def suspects_start_together(patch: Patch) -> None:
     """Jobs whose worker has died start in every free slot."""
+    from pgqueue.repository import claim
     from pgqueue.worker.claiming.crash_isolation import CrashIsolation
 
+    def taken(due: Any, *, ahead: bool, suspects: bool) -> Any:
+        return only_one(due, ahead=ahead, suspects=False)
+
+    only_one = patch.set(claim, "_taken_messages", taken)
+    patch.rebuild(claim.claim)
     patch.set(CrashIsolation, "are_welcome", lambda _self: True)
-    patch.set(CrashIsolation, "admit", lambda _self, found, *, are_all: len(found))
 
 
 @scenario(

@@ -13,9 +13,9 @@ from chaos.proxy import Proxy
 from chaos.sample_tasks import call
 from chaos.scenario import Size, scenario
 from pgqueue.repository.tables import CHANNEL, SLEEPERS
+from pgqueue.worker.claimer import BRIEF
 from pgqueue.worker.claiming.cursors import LATEST_SWEEP
 from pgqueue.worker.claiming.notifications import DEADLINE
-from pgqueue.worker.poller import BRIEF
 
 POLL = 0.5
 LONG_POLL = 1.0

@@ -26,7 +26,13 @@ from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.worker import Worker
-from pgqueue.worker.config import MAX_JOBS_PER_CHILD, MOST_JOBS_PER_CHILD, checked_config
+from pgqueue.worker.config import (
+    AHEAD,
+    MAX_JOBS_PER_CHILD,
+    MOST_AHEAD,
+    MOST_JOBS_PER_CHILD,
+    checked_config,
+)
 from pgqueue.worker.worker import stop_signals
 
 logger = redaction.logger(__name__)
@@ -108,6 +114,14 @@ def as_queues(_ctx: click.Context, _parameter: click.Parameter, queues: tuple[st
     default=MAX_JOBS_PER_CHILD,
     show_default=True,
     help="Jobs after which a child process of executor='process' is replaced.",
+)
+@click.option(
+    "--ahead",
+    type=click.IntRange(0, MOST_AHEAD),
+    metavar="JOBS",
+    default=AHEAD,
+    show_default=True,
+    help="Quick jobs to claim before a slot is free for them; 0 claims for free slots only.",
 )
 @click.option("--until-empty", is_flag=True, help="Stop when no job is due or running.")
 @click.option(

@@ -45,21 +45,20 @@ def claim(
 ) -> sa.Executable:
     """Delete the messages, insert the leases, read the jobs.
 
-    ``ahead`` claims for slots that are not free yet.  Such a claim does not take messages whose
-    jobs must not wait in a worker, which may die; it returns their priorities.  These messages
-    count towards the limit, so that a large number of them does not slow the claim down.
+    A claim looks at the first due messages, up to its limit, and leaves those that it must not
+    take.  They count towards the limit: however many there are, the claim looks no further.
 
-    Without ``suspects``, the claim skips jobs that a worker held when it crashed.  ``meta`` reads
-    the meta of the jobs, which is NULL otherwise.  ``registered``: claim nothing for a worker that
-    was declared dead.  At least one row is returned, with the database's time; its other columns
-    are NULL if nothing was claimed.
+    - Suspects, which are jobs that a worker held when it crashed: takes one, and leaves the others.
+      Without ``suspects`` it skips them, and they do not count.
+    - ``ahead`` claims for slots that are not free yet: leaves jobs that must not wait in a worker,
+      because it may crash; suspects are among them.
+
+    ``meta`` reads the meta of the jobs, which is NULL otherwise.  ``registered``: claim nothing for
+    a worker that was declared dead.  At least one row is returned, with the database's time; its
+    other columns are NULL if nothing was claimed.
     """
-    found = _due_messages(suspects=suspects, registered=registered)
-    columns = found.selected_columns
-    # No more columns than needed: a CTE that is read twice is materialized.
-    needed = [columns.ctid, columns.priority, columns.alone] if ahead else [columns.ctid]
-    due = found.with_only_columns(*needed).cte("due")
-    message = _taken_messages(due, ahead=ahead)
+    due = _due_messages(suspects=suspects, registered=registered).cte("due")
+    message = _taken_messages(due, ahead=ahead, suspects=suspects)
     started = _unfinished_jobs_of(message, meta=meta)
     lease = _leases_for(started)
     claimed = (
@@ -69,7 +68,7 @@ def claim(
         .select_from(started.join(lease, started.c.id == lease.c.message_id))
         .subquery("claimed")
     )
-    moment = _moment(message, passed=_passed_priorities(due) if ahead else sa.null())
+    moment = _moment(message, due)
     return sa.select(moment, claimed).select_from(moment.outerjoin(claimed, sa.true()))
 
 
@@ -133,8 +132,8 @@ def ages() -> sa.Executable:
     ).select_from(pair.join(due, sa.true()))
 
 
-def _taken_messages(due: sa.CTE, *, ahead: bool) -> sa.CTE:
-    """Delete the due messages, except those that a claim ahead does not take.
+def _taken_messages(due: sa.CTE, *, ahead: bool, suspects: bool) -> sa.CTE:
+    """Delete those of the due messages that the claim may take.
 
     By ctid, which gives a Tid Scan whatever the statistics; from an array, which is read once:
     ``id IN (SELECT ... LIMIT 2 FOR UPDATE SKIP LOCKED)`` may run its sub-query once per outer
@@ -143,6 +142,10 @@ def _taken_messages(due: sa.CTE, *, ahead: bool) -> sa.CTE:
     places = sa.select(due.c.ctid)
     if ahead:
         places = places.where(~due.c.alone)
+    elif suspects:
+        suspect = sa.select(due.c.ctid).where(due.c.crashes > 0).correlate(None).limit(1)
+        is_one = due.c.ctid == suspect.scalar_subquery()
+        places = places.where(sa.or_(due.c.crashes == 0, is_one))
     return (
         sa.delete(message_queue)
         .where(among(places) == CTID)
@@ -151,15 +154,11 @@ def _taken_messages(due: sa.CTE, *, ahead: bool) -> sa.CTE:
     )
 
 
-def _passed_priorities(due: sa.CTE) -> sa.ColumnElement[Any]:
-    return sa.select(pg.array_agg(due.c.priority)).where(due.c.alone).scalar_subquery()
-
-
 def _due_messages(*, suspects: bool, registered: bool) -> sa.Select[*tuple[Any, ...]]:
     """The first due messages of the pairs, locked: LIMIT in each probe and around all."""
     pair = _pairs()
     due = (
-        sa.select(CTID, message_queue)
+        sa.select(CTID, message_queue.c.crashes, message_queue.c.alone)
         .where(
             _of_pair(pair),
             _is_after_cursor(pair),
@@ -266,15 +265,15 @@ def _leases_for(started: sa.CTE) -> sa.CTE:
     return new.returning(leases.c.message_id, leases.c.attempt, leases.c.crashes).cte("lease")
 
 
-def _moment(message: sa.CTE, *, passed: sa.ColumnElement[Any]) -> sa.Subquery:
-    """The database's time, how many messages were taken, and the priorities of those that a claim
-    ahead has left, in one row that always exists."""
+def _moment(message: sa.CTE, due: sa.CTE) -> sa.Subquery:
+    """The database's time, and how many messages were taken and how many were found, in one row
+    that always exists."""
     second_ago = pg.statement_timestamp() - sa.literal_column("interval '1 second'")
     return sa.select(
         sa.cast(pg.statement_timestamp(), sa.Text).label("read_at"),
         sa.cast(second_ago, sa.Text).label("quiet_until"),
         sa.select(count_rows()).select_from(message).scalar_subquery().label("taken"),
-        passed.label("passed"),
+        sa.select(count_rows()).select_from(due).scalar_subquery().label("found"),
     ).subquery("moment")
 
 
@@ -296,11 +295,6 @@ class Claimed(NamedTuple):
     crashes: int
     meta: str | None = None
     """Read only if the worker asks for it."""
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the job must not wait in the job buffer, as ``message_queue.alone`` says."""
-        return self.crashes > 0 or self.max_attempts == 1
 
 
 class ClaimCursor(NamedTuple):
@@ -340,12 +334,16 @@ class Claim:
 
     rows: list[Claimed]
     taken: int
-    """Messages found: more than ``rows`` if some had no unfinished job and were dropped."""
+    """Messages taken: more than ``rows`` if some had no unfinished job and were dropped."""
+    left: int
+    """Messages found and left, because the claim must not take them."""
     read_at: str
     quiet_until: str
     """One second before the claim, by the database's clock."""
-    passed: Sequence[int] = ()
-    """Priorities of the messages that a claim ahead has left, because their jobs must not wait."""
+
+    @property
+    def found(self) -> int:
+        return self.taken + self.left
 
 
 class Claims:
@@ -378,13 +376,13 @@ class Claims:
         }
         statement = claim(ahead=ahead, suspects=suspects, meta=meta, registered=registered)
         rows = fetch(self._executor, statement, parameters)
-        read_at, quiet_until, taken, passed = rows[0][:4]
+        read_at, quiet_until, taken, found = rows[0][:4]
         if rows[0][4] is None:
-            return Claim([], taken, read_at, quiet_until, passed or ())
+            return Claim([], taken, found - taken, read_at, quiet_until)
         # DELETE ... RETURNING guarantees no order, whatever the order of the probes.
         new = partial(tuple.__new__, Claimed)  # a call of the class takes twice as long
-        found: list[Claimed] = sorted([new(row[4:]) for row in rows])
-        return Claim(found, taken, read_at, quiet_until, passed or ())
+        claimed: list[Claimed] = sorted([new(row[4:]) for row in rows])
+        return Claim(claimed, taken, found - taken, read_at, quiet_until)
 
     def upcoming(self, pairs: Iterable[ClaimCursor], *, tasks: str) -> Upcoming:
         """Whether a message is due, and in how many seconds the next one will be."""

@@ -15,7 +15,7 @@ from pgqueue.outcomes import (
 )
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.rescue import Rescued
-from pgqueue.worker.buffer import Ending
+from pgqueue.worker.ledger import Ending
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)

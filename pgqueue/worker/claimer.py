@@ -1,235 +1,358 @@
-"""The claimer: keeps the job buffer supplied."""
+"""The claimer: finds due jobs, claims them, and keeps the job buffer supplied.
+
+Polls find every job; notifications are hints.  At each poll, a sleeping worker asks whether a job
+is due, and claims only if one is: the question is one read, a claim and a sweep are two writes.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from threading import Event
 
 from sqlalchemy import Connection, select
 
 from pgqueue import redaction
-from pgqueue.database.settings import CLAIMING
+from pgqueue.database.opening import READ_COMMITTED
+from pgqueue.database.settings import CLAIMING, SCHEDULING
 from pgqueue.outcomes import Released
-from pgqueue.repository.claim import Claim, Claimed
+from pgqueue.repository.claim import Claim, Claimed, Upcoming
 from pgqueue.repository.settle import Attempts
-from pgqueue.repository.tables import notify
+from pgqueue.repository.tables import lock_key, pg
 from pgqueue.repository.workers import Workers
+from pgqueue.worker.claiming.aging import Aging
+from pgqueue.worker.claiming.crash_isolation import CrashIsolation
+from pgqueue.worker.claiming.cursors import LATEST_SWEEP, ClaimCursors
+from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.claiming.prefetch import STALE, Prefetch
-from pgqueue.worker.poller import Ask, Poller
+from pgqueue.worker.claiming.shares import Shares
+from pgqueue.worker.config import WorkerConfig
+from pgqueue.worker.duties.admit import Admitter
+from pgqueue.worker.duties.batches import BatchEnds
+from pgqueue.worker.loop import Loop
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.threads import WorkerThread
+from pgqueue.worker.slot import Slot
 
 logger = redaction.logger(__name__)
 
 RECONCILE_EVERY = 30.0
 """Seconds between two comparisons of the leases in the database with the jobs in this process."""
-QUICK = 0.020
-"""Seconds that the claimer waits for a running suspect to end before it claims another."""
+BRIEF = (0.001, 0.002)
+"""Seconds of the short waits after which a worker that was busy goes to sleep."""
+FIRST_SLEEP = 0.005
+SLEEP_SHARE = 0.98
+"""Share of the poll interval to sleep: a job the last poll just missed starts in the rest."""
+FALSE_ALARMS = 10
+"""How many wake-ups in a row may find no job, because other workers have claimed it."""
+PAUSE = 0.02
+"""Seconds between further such wake-ups.  Any role that can connect can notify without limit, and
+must not make all workers claim as often."""
+UNTIL_SETTLED = 0.05
+"""Seconds between two looks for the last job of a worker that ends when no job is left."""
 
 
-class Claimer(WorkerThread):
-    """The claiming thread.  Ends when the worker stops or, if asked to, when no job is left."""
+class Claimer(Loop):
+    """The claiming thread.  Ends when the worker stops or, if asked to, when no job is left.
+
+    It waits within its steps: for a slot, or for a notification on its connection.
+    """
+
+    patience = 0.5
 
     def __init__(
         self,
         runtime: WorkerRuntime,
+        config: WorkerConfig,
+        slots: Sequence[Slot],
+        admitter: Admitter,
         *,
-        poll_interval: float,
+        listens: bool,
         until_empty: bool,
-        pace: Callable[[], tuple[int, float]],
     ) -> None:
-        super().__init__(name="claimer")
-        self._runtime = runtime
-        self._pace = pace
-        self._poller = Poller(runtime, poll_interval=poll_interval)
-        self._prefetch = Prefetch(slots=runtime.identity.slots)
-        self._until_empty = until_empty
-        self._reconnecting = ReconnectingConnection(
-            runtime.engine, CLAIMING, runtime.outage, name="claimer", stopping=runtime.stopping
+        super().__init__(
+            runtime.engine,
+            CLAIMING,
+            runtime.outage,
+            name="claimer",
+            isolation_level="AUTOCOMMIT",
+            stopping=runtime.stopping,
         )
-        self._generation = 0
-        self._reconciled_at = 0.0
+        self.finished = Event()
+        self.looked_at = time.monotonic()
+        """When this worker last looked for jobs."""
+        self._runtime = runtime
+        self._admitter = admitter
+        self._until_empty = until_empty
+        self._slots = slots
+        self._cursors = ClaimCursors(
+            config.queues,
+            shares=None if config.weights is None else Shares(config.weights),
+            aging=None if config.age_after is None else Aging(config.age_after),
+        )
+        self._tasks = runtime.task_names
+        """The tasks whose messages the last claim took."""
+        self._isolation = CrashIsolation(runtime.ledger.in_flight, self._cursors)
+        self._prefetch = Prefetch(slots=config.slots, most=config.ahead)
         self._was_full = False
         """Whether the last claim found as many messages as it asked for."""
-        self._not_taken = 0
-        """How many messages a claim ahead did not take; later claims take them for free slots."""
-        self._last_pace = (0, 0.0)
-        """The pace that was read last: jobs run, and the seconds for which slots were busy."""
-        self.finished = Event()
+        self._left = 0
+        """How many of the messages that a claim ahead has left are to be claimed for free slots."""
+        self._generation = 0
+        self._reconciled_at = float("-inf")
+        self._election_lock = lock_key("sweeper " + " ".join(sorted(config.queues)))
+        self._is_elected, self._election_at = False, float("-inf")
+        self._batches = BatchEnds(notify=listens)
+        self._listener = Listener(enabled=listens)
+        self._longest_sleep = SLEEP_SHARE * config.poll_interval.total_seconds()
+        self._empty_claims = 0
+        self._false_alarms = 0
+        self._armed_at: float | None = None
+        self._slept_through = False
+        """Whether the last sleep lasted until the next poll, without a sign of a job."""
 
-    def cancel(self) -> None:
-        """Cancel a claim that waits for a lock on a table."""
-        self._reconnecting.cancel()
+    def notify(self, behind: bool = False) -> None:
+        """Wake the claimer, from another thread: jobs may be due; ``behind``: behind its cursors
+        too."""
+        if behind:
+            self._cursors.rewind()
+        self._listener.poke()
+        self._runtime.buffer.room.set()
 
-    def work(self) -> None:
-        while not self._runtime.stopping.is_set() and not self.finished.is_set():
-            self._reconnecting.attempt(self._step)
+    def sleep(self) -> bool:
+        return not self.stopping.is_set() and not self.finished.is_set()
+
+    def end(self) -> None:
         self.finished.set()
-        self._reconnecting.close()
 
-    def _step(self, connection: Connection) -> None:
-        """Claim as many jobs as there is room for; without room, wait; without jobs, sleep."""
-        self._prepare(connection)
-        if self._poller.sleeps_on(self._upcoming_on(connection)):
-            return
-        buffer = self._runtime.buffer
-        buffer.room.clear()
-        if not self._not_taken and not buffer.let_go():
-            self._wait_for_room()
-            return
-        sweep = self._poller.is_sweep_due(connection)
-        free, ahead = buffer.waiting - len(buffer.heap), self._prefetch.ahead
-        if free > 0 and (self._not_taken or not self._was_full or not ahead):
-            room = min(free, self._not_taken or free)
-            self._claim(connection, room=room, ahead=False, sweep=sweep)
-        elif not self._not_taken and len(buffer.heap) <= ahead > 0:
-            self._claim(connection, room=ahead, ahead=True, sweep=sweep)
-        else:
-            self._wait_for_room()
+    def stop(self, *, seconds: float) -> None:
+        self.stopping.set()
+        self.notify()
+        super().stop(seconds=seconds)
 
-    def _claim(self, connection: Connection, *, room: int, ahead: bool, sweep: bool) -> None:
-        runtime = self._runtime
+    def close(self) -> None:
+        """Free what :meth:`notify` uses, when no thread calls it any more."""
+        self._listener.close()
+
+    def step(self, connection: Connection) -> float:
+        """Poll, claim, and pass the jobs to the slots; wait if no slot is free or no job is due."""
+        runtime, buffer, prefetch = self._runtime, self._runtime.buffer, self._prefetch
         worker_id = runtime.identity.worker_id
         attempts = Attempts(connection, worker_id)
-        self._poller.look_at_ages(attempts)
-        limit = self._poller.limit(room)
-        self._adapt_prefetch()
+        if self._generation != self.reconnecting.generation:
+            self._begin_on_new(connection)
+        if time.monotonic() - self._reconciled_at > RECONCILE_EVERY:
+            self._reconcile(connection)
+        if self._slept_through and (upcoming := self._poll(attempts)) is not None:
+            self._sleep(upcoming)
+            return 0.0
+        buffer.room.clear()
+        room, is_ahead = self._room()
+        if not room:
+            self._wait_for_room()
+            return 0.0
+
+        self._learn_ages(attempts)
         # Read before the claim, which leaves out suspects while one runs: the running one may end.
-        was_idle = not runtime.buffer.in_flight
-        admitted = runtime.admitter.admitted
-        suspects = runtime.crash_isolation.are_welcome()
-        claim = self._claim_once(attempts, limit=limit, ahead=ahead, sweep=sweep, suspects=suspects)
-        self._was_full = claim.taken + len(claim.passed) >= limit
+        was_idle, admitted = not runtime.ledger.in_flight, self._admitter.admitted
+        is_sweep = self._is_sweep_due(connection)
+        claim = self._claim(attempts, room, ahead=is_ahead, sweep=is_sweep)
+        if not claim.found and not is_sweep and (self._until_empty or self._cursors.is_sweep_cheap):
+            claim = self._claim(attempts, room, ahead=is_ahead, sweep=True)
         if runtime.identity.worker_id != worker_id:
-            return  # declared dead meanwhile: a rescuer releases these leases too
-        rows = self._startable(connection, claim) if suspects and not ahead else claim.rows
-        self._fill_buffer(rows, claim, limit=limit)
-        if self._was_full and runtime.buffer.waiting:
-            self._prefetch.ran_dry()
+            return 0.0  # declared dead meanwhile: a rescuer releases these leases too
+
+        prefetch.ran(sum(slot.ran for slot in self._slots), sum(slot.busy for slot in self._slots))
+        if self._was_full and buffer.free_slots > 0:
+            prefetch.ran_dry()
+        buffer.low_water = 0 if self._left else prefetch.ahead
+        if claim.rows:
+            self._isolation.start(claim.rows)
+            runtime.ledger.claimed(claim.rows)
+            buffer.put(claim.rows)
+        elif not claim.found:
+            self._after_no_message(attempts, was_idle=was_idle, admitted=admitted)
+        return 0.0
+
+    def _room(self) -> tuple[int, bool]:
+        """How many jobs to claim, and whether ahead of the slots, where not every job may wait.
+
+        A claim ahead is for free slots too: one large claim is made instead of two.  When it has
+        left jobs, nothing is claimed ahead until free slots have taken as many.
+        """
+        free, ahead = self._runtime.buffer.free_slots, self._prefetch.ahead
+        if free > 0 and (self._left or not self._was_full or not ahead):
+            return free, False
+        if not self._left and len(self._runtime.buffer.heap) <= ahead:
+            return ahead, True
+        return 0, False
+
+    def _claim(self, attempts: Attempts, room: int, *, ahead: bool, sweep: bool) -> Claim:
+        """Claim up to ``room`` jobs, from the cursors on or, in a sweep, from the start."""
+        runtime, cursors, paused = self._runtime, self._cursors, self._runtime.identity.closed
+        tasks, suspects = runtime.open_tasks, self._isolation.are_welcome()
+        if sweep or tasks != self._tasks:  # messages of a resumed task are behind the cursors
+            cursors.rewind()
+        self._tasks = tasks
+        limit, pairs = cursors.limit(room, paused=paused), cursors.pairs(paused=paused)
+        began = time.monotonic()
+        claim = attempts.claim(
+            pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects, meta=runtime.reads_meta
+        )
+        self.looked_at = time.monotonic()
+        if sweep:
+            cursors.swept(began=began, ended=self.looked_at)
+        cursors.advance(pairs, claim, limit=limit)
+        self._was_full = claim.found >= limit
+        if ahead:
+            self._left = claim.left
+        else:
+            self._left = max(self._left - claim.taken, 0) if self._was_full else 0
+        if runtime.events is not None:
+            runtime.events.read_clock(claim.read_at, began)
+        if claim.rows:
+            self._empty_claims = self._false_alarms = 0
+        if self._was_full:
+            self._listener.disarm()
+            self._armed_at = None
+        if claim.taken > limit:
+            logger.critical("a claim of %d messages took %d", limit, claim.taken)
         if claim.taken > len(claim.rows):
             logger.info("dropped %d messages of ended jobs", claim.taken - len(claim.rows))
-        if claim.taken or claim.passed:
-            return
-        if not sweep and (self._until_empty or runtime.cursors.is_sweep_cheap):
-            self._claim(connection, room=room, ahead=ahead, sweep=True)
-        else:
-            self._after_no_message(connection, was_idle=was_idle, admitted=admitted)
+        return claim
 
-    def _claim_once(
-        self, attempts: Attempts, *, limit: int, ahead: bool, sweep: bool, suspects: bool
-    ) -> Claim:
-        tasks, meta = self._runtime.open_tasks, self._runtime.reads_meta
-        return self._poller.look(
-            lambda pairs: attempts.claim(
-                pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects, meta=meta
-            ),
-            limit=limit,
-            sweep=sweep,
-        )
+    def _learn_ages(self, attempts: Attempts) -> None:
+        """Read from time to time how old the first jobs are, if jobs age."""
+        aging = self._cursors.aging
+        if aging is not None and aging.is_look_due:
+            pairs = self._cursors.pairs(paused=self._runtime.identity.closed)
+            tasks = self._runtime.open_tasks
+            aging.learn(attempts.ages(pairs, tasks=tasks, age_after=aging.age_after))
 
-    def _startable(self, connection: Connection, claim: Claim) -> list[Claimed]:
-        """Return the claimed jobs that may start now, and release the other suspects first.
-
-        The settler releases suspects whose jobs are locked: a claim must not wait for a lock.
-        """
-        suspects = [claimed for claimed in claim.rows if claimed.crashes]
-        crashes = [(claimed.message_id, claimed.crashes) for claimed in suspects]
-        extra = suspects[self._runtime.crash_isolation.admit(crashes, are_all=not self._was_full) :]
-        if not extra:
-            return claim.rows
-        attempts = Attempts(connection, self._runtime.identity.worker_id)
-        free = attempts.free_among(extra)  # to settle a locked job would wait for its lock
-        attempts.settle([(claimed, Released()) for claimed in extra if claimed.job_id in free])
-        for claimed in extra:
-            if claimed.job_id not in free:
-                self._runtime.buffer.give_back(claimed)
-        connection.execute(select(notify("rewind")))
-        released = {claimed.message_id for claimed in extra}
-        return [claimed for claimed in claim.rows if claimed.message_id not in released]
-
-    def _fill_buffer(self, rows: list[Claimed], claim: Claim, *, limit: int) -> None:
-        """Put claimed jobs into the buffer, and hold them while others must be claimed first."""
-        buffer = self._runtime.buffer
-        if claim.passed:
-            buffer.put_behind(rows, priority=min(claim.passed))
-        elif rows:
-            buffer.put(rows)
-        if rows and not self._not_taken:  # otherwise they complete an earlier claim
-            first = min([rows[0].priority, *claim.passed])
-            self._prefetch.brought(first=first, last=rows[-1].priority)
-            buffer.low_water = self._prefetch.ahead
-        self._not_taken = self._still_to_claim(rows, claim, limit=limit)
-        if not self._not_taken:
-            buffer.let_go()
-
-    def _still_to_claim(self, rows: list[Claimed], claim: Claim, *, limit: int) -> int:
-        """How many jobs the next claims must still take for free slots.
-
-        Counts the jobs that a claim ahead has left, less those claimed since.  It is 0 if a claim
-        has returned none of these jobs: other workers have claimed them, or more urgent jobs have
-        come.
-        """
-        if claim.passed:
-            return len(claim.passed)
-        if self._runtime.buffer.held and sum(claimed.crashes > 0 for claimed in rows) == 1:
-            return int(self._does_suspect_end_soon())
-        alone = sum(claimed.is_alone for claimed in claim.rows)
-        if not alone or claim.taken < limit:
-            return 0
-        return max(self._not_taken - alone, 0)
-
-    def _does_suspect_end_soon(self) -> bool:
-        """Wait up to ``QUICK`` for the suspect that has just started; returns whether it ended."""
-        room, deadline = self._runtime.buffer.room, time.monotonic() + QUICK
-        while True:
-            room.clear()
-            left = deadline - time.monotonic()
-            if left < 0 or not self._runtime.crash_isolation.seconds_left():
-                return left > 0
-            room.wait(left)
-
-    def _after_no_message(self, connection: Connection, *, was_idle: bool, admitted: int) -> None:
-        runtime = self._runtime
-        if runtime.buffer.heap or runtime.buffer.held:
-            self._wait_for_room()  # releases jobs that have waited too long
-        elif not self._until_empty:
-            self._poller.sleep(self._upcoming_on(connection))
-        elif was_idle and runtime.leaves_nothing(admitted):
-            # A job leaves in_flight after its enqueues are committed, so none of them is missed.
-            self.finished.set()
-        else:
-            runtime.buffer.room.wait(0.05)
-
-    def _upcoming_on(self, connection: Connection) -> Ask:
-        runtime = self._runtime
-        attempts = Attempts(connection, runtime.identity.worker_id)
-        return lambda pairs: attempts.upcoming(pairs, tasks=runtime.open_tasks)
+    def _is_sweep_due(self, connection: Connection) -> bool:
+        now = time.monotonic()
+        if not self._is_elected and now - self._election_at >= LATEST_SWEEP:
+            self._election_at = now
+            # Held until the connection ends; the lock only spares other workers the sweeps.
+            lock = select(pg.pg_try_advisory_lock(self._election_lock))
+            self._is_elected = bool(connection.scalar(lock))
+        cursors = self._cursors
+        return cursors.is_at_start or cursors.is_sweep_due(elected=self._is_elected)
 
     def _wait_for_room(self) -> None:
-        buffer = self._runtime.buffer
-        self._poller.hear()
+        """Wait until a slot may need a job; release the jobs that have waited here too long."""
+        buffer, prefetch = self._runtime.buffer, self._prefetch
+        self._wait_for_notification(0)
         buffer.room.wait(max(STALE - buffer.longest_wait(), 0.001))
         waited = buffer.longest_wait()
-        self._prefetch.oldest_waits(waited)
-        buffer.low_water = self._prefetch.ahead
+        prefetch.oldest_waits(waited)
+        buffer.low_water = 0 if self._left else prefetch.ahead
         if waited > STALE:
             for claimed in buffer.drain():
-                buffer.done(claimed, Released())
+                self._runtime.ledger.done(claimed, Released())
 
-    def _adapt_prefetch(self) -> None:
-        jobs, busy = self._pace()
-        if jobs - self._last_pace[0] >= self._runtime.identity.slots:
-            self._prefetch.ran(jobs - self._last_pace[0], busy=busy - self._last_pace[1])
-            self._last_pace = (jobs, busy)
+    def _after_no_message(self, attempts: Attempts, *, was_idle: bool, admitted: int) -> None:
+        runtime = self._runtime
+        if runtime.buffer.heap:
+            self._wait_for_room()
+        elif self._until_empty:
+            # A job leaves in_flight after its enqueues are committed, so none of them is missed.
+            if was_idle and self._leaves_nothing(admitted):
+                self.finished.set()
+            else:
+                runtime.buffer.room.wait(UNTIL_SETTLED)
+        else:
+            self._fall_asleep(attempts)
 
-    def _prepare(self, connection: Connection) -> None:
-        if self._generation != self._reconnecting.generation:
-            self._generation = self._reconnecting.generation
-            self._runtime.listener.share(connection)
-            self._poller.connected()
-            self._reconcile(connection)
-        elif time.monotonic() - self._reconciled_at > RECONCILE_EVERY:
-            self._reconcile(connection)
+    def _leaves_nothing(self, admitted: int) -> bool:
+        """Whether no job comes any more, for a worker that ends when no job is left.
+
+        Admits jobs that wait for room, if ``admitter.admitted`` was this number before the claim
+        that found nothing, and ends batches, whose callbacks are jobs too.
+        """
+        if self._admitter.has_admitted_since(admitted):
+            return False
+        connection = ReconnectingConnection(
+            self._runtime.engine,
+            SCHEDULING,
+            self._runtime.outage,
+            name="batches",
+            stopping=self.stopping,
+            isolation_level=READ_COMMITTED,
+        )
+        try:
+            ended = connection.attempt(partial(self._batches.end, is_over=self.stopping.is_set))
+        finally:
+            connection.close()
+        return ended == 0  # None if the database is away
+
+    def _fall_asleep(self, attempts: Attempts) -> None:
+        """Sleep after a claim that found nothing, until a job may be due."""
+        self._empty_claims += 1
+        if self._false_alarms > FALSE_ALARMS:
+            self.stopping.wait(PAUSE)
+        if self._armed_at is None and self._empty_claims <= len(BRIEF):
+            self._wait_for_notification(BRIEF[self._empty_claims - 1])
+        # At each sleep: the connection that held the sleepers' lock may have been replaced.
+        elif self._listener.arm() or self._armed_at is None:
+            # Claim once more: transactions committed before the lock did not notify.
+            self._armed_at = time.monotonic()
+        else:
+            # Jobs that are due could not be claimed: sleep only until the next one is due.
+            pairs = self._cursors.pairs(paused=self._runtime.identity.closed)
+            self._sleep(attempts.upcoming(pairs, tasks=self._runtime.open_tasks))
+
+    def _poll(self, attempts: Attempts) -> Upcoming | None:
+        """Read whether a job is due; None if a claim must find out.
+
+        Reads from the start of each pair, to find messages that were committed late.  While a
+        transaction holds an old snapshot, this takes long; then a claim looks from the cursors on.
+        """
+        cursors, self._slept_through = self._cursors, False
+        if not cursors.is_sweep_cheap and not cursors.is_sweep_due(elected=False):
+            return None
+        began = time.monotonic()
+        pairs = cursors.pairs(paused=self._runtime.identity.closed, from_start=True)
+        upcoming = attempts.upcoming(pairs, tasks=self._runtime.open_tasks)
+        self.looked_at = time.monotonic()
+        cursors.swept(began=began, ended=self.looked_at)
+        if upcoming.is_due:
+            cursors.rewind()
+        return None if upcoming.is_due else upcoming
+
+    def _sleep(self, upcoming: Upcoming) -> None:
+        """Sleep until the next poll, the next due message or the next suspect that may start."""
+        now = time.monotonic()
+        # An enqueuer that found no sleeper may commit only now.  A sleep is as long as the worker
+        # has slept so far, so the job waits no longer than its transaction took to commit.
+        lasted = now - (self._armed_at or now)
+        poll = min(max(lasted, FIRST_SLEEP), self._longest_sleep)
+        seconds = min(poll, self._isolation.seconds_left() or poll)
+        if upcoming.seconds is not None:
+            seconds = min(seconds, upcoming.seconds)
+        if self._wait_for_notification(seconds) or self.stopping.is_set():
+            return
+        # Nothing was heard: the connection may be lost.
+        has_been_armed = not self._listener.arm()
+        has_slept = seconds == poll and time.monotonic() - now >= seconds
+        self._slept_through = has_been_armed and has_slept
+
+    def _wait_for_notification(self, seconds: float) -> bool:
+        """Wait for a notification or a wake-up; returns whether a notification came."""
+        payloads = self._listener.wait(seconds)
+        if payloads:
+            self._false_alarms += 1
+            self._admitter.wake()
+        if "rewind" in payloads:
+            self._cursors.rewind()
+        return bool(payloads)
+
+    def _begin_on_new(self, connection: Connection) -> None:
+        """Forget what held only on the last connection, which has broken."""
+        self._generation = self.reconnecting.generation
+        self._listener.share(connection)
+        self._cursors.rewind()
+        self._is_elected, self._election_at = False, float("-inf")
+        self._reconciled_at = float("-inf")
 
     def _reconcile(self, connection: Connection) -> None:
         """Release leases that this process does not know: the answer to their claim was lost."""
@@ -237,11 +360,11 @@ class Claimer(WorkerThread):
         self._reconciled_at = time.monotonic()
         # Read before the query.  An attempt that is settled during the query may be in its answer,
         # but is no longer in flight afterwards.
-        in_flight = list(runtime.buffer.in_flight.values())
+        in_flight = list(runtime.ledger.in_flight.values())
         known = {(claimed.message_id, claimed.attempt) for claimed in in_flight}
         leases = Workers(connection).leases_of(runtime.identity.worker_id)
         for job_id, message_id, attempt in leases:
             if (message_id, attempt) not in known:
                 logger.warning("job %s: giving back a lease whose claim was lost", job_id)
                 lost = Claimed(0, "", message_id, job_id, "", "", "", 1, attempt, 0)
-                runtime.buffer.give_back(lost)
+                runtime.ledger.give_back(lost)

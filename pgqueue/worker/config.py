@@ -11,6 +11,9 @@ from pgqueue.worker.job_log import LogJobs
 MOST_WEIGHT = 1000
 MAX_JOBS_PER_CHILD = 10_000
 MOST_JOBS_PER_CHILD = 1_000_000_000
+AHEAD = 300
+"""More save little in a drain, and an urgent job waits for the claim under way."""
+MOST_AHEAD = 1000
 AGE_AFTER = (timedelta(seconds=1), timedelta(days=365))
 
 
@@ -26,6 +29,7 @@ class WorkerConfig:
     weights: Mapping[str, int] | None = None
     age_after: timedelta | None = None
     max_jobs_per_child: int = MAX_JOBS_PER_CHILD
+    ahead: int = AHEAD
 
 
 def checked_config(
@@ -36,6 +40,7 @@ def checked_config(
     log_jobs: str | None = None,
     age_after: timedelta | None = None,
     max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
+    ahead: int = AHEAD,
 ) -> WorkerConfig:
     if isinstance(queues, str) or not queues:
         raise OptionError(
@@ -55,6 +60,7 @@ def checked_config(
                 f"{option} is {span!r}; give a timedelta of {at_least} seconds or more"
             )
     check_whole("", "max_jobs_per_child", max_jobs_per_child, 1, MOST_JOBS_PER_CHILD)
+    check_whole("", "ahead", ahead, 0, MOST_AHEAD)
     if log_jobs is not None and log_jobs not in list(LogJobs):
         raise OptionError(f"log_jobs is {log_jobs!r}; give {', '.join(LogJobs)} or None")
     least, most = AGE_AFTER
@@ -72,6 +78,7 @@ def checked_config(
         weights=weights,
         age_after=age_after,
         max_jobs_per_child=max_jobs_per_child,
+        ahead=ahead,
     )
 
 

@@ -34,8 +34,8 @@ from pgqueue.outcomes import Cancelled, Outcome, Released, Succeeded
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts, Settled
 from pgqueue.repository.transactions import AFTER_HANDLER
-from pgqueue.worker.buffer import STALE
 from pgqueue.worker.commit_listeners import call_after_commit
+from pgqueue.worker.ledger import STALE
 from pgqueue.worker.outage import is_away, words_of
 from pgqueue.worker.reconnecting import is_lock_timeout
 from pgqueue.worker.running_attempt import RunningAttempt
@@ -155,7 +155,7 @@ class PoolTransaction(AttemptTransaction):
     def settled(self, outcome: Outcome, settled: Settled) -> None:
         self.run.ended_at = time.monotonic()
         self._runtime.note_times(self.run)
-        self._runtime.buffer.settled([(self.run.claimed, outcome)], [settled])
+        self._runtime.ledger.settled([(self.run.claimed, outcome)], [settled])
 
     def call_listeners(self) -> None:
         call_after_commit(self._runtime.around, self.run.context, self.run.session)
@@ -217,7 +217,7 @@ def _after_no_commit(
 
 def report_stale(runtime: WorkerRuntime, claimed: Claimed) -> None:
     logger.warning("job %s: its lease had passed on, its writes are undone", claimed.job_id)
-    runtime.buffer.discarded(claimed, STALE)
+    runtime.ledger.discarded(claimed, STALE)
 
 
 def after_broken_connection(

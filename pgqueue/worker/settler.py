@@ -29,8 +29,8 @@ from pgqueue.outcomes import (
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import notify
-from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.heartbeat import WorkerIdentity
+from pgqueue.worker.ledger import Ledger
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import REPEAT, Outage
 from pgqueue.worker.reconnecting import is_lock_timeout
@@ -66,7 +66,7 @@ class Settler(Loop):
     def __init__(
         self,
         engine: Engine,
-        buffer: JobBuffer,
+        ledger: Ledger,
         identity: WorkerIdentity,
         outage: Outage,
         *,
@@ -75,7 +75,7 @@ class Settler(Loop):
     ) -> None:
         """``is_kept``: whether a job stays if it has succeeded; None if all jobs do."""
         super().__init__(engine, SETTLING, outage, name="settler", isolation_level="AUTOCOMMIT")
-        self._buffer = buffer
+        self._ledger = ledger
         self._identity = identity
         self._goes_on = goes_on
         self._is_kept = is_kept
@@ -100,7 +100,7 @@ class Settler(Loop):
             is_last = self._stop_when_done.is_set() and not self._held_up
             is_near = self._held_up or self.reconnecting.is_open
             wait = 0.0 if is_last else LOOK_AGAIN if is_near else AT_REST
-            batch = self._buffer.done_batch(wait=wait)
+            batch = self._ledger.done_batch(wait=wait)
             self._are_many = len(batch) >= MUCH
             if batch:
                 self._begin(batch)
@@ -124,7 +124,7 @@ class Settler(Loop):
 
     def end(self) -> None:
         unwritten = self._held_up + [item for _, part in self._left for item in part]
-        while batch := self._buffer.done_batch(wait=0):
+        while batch := self._ledger.done_batch(wait=0):
             unwritten += batch
         if unwritten:
             logger.warning("jobs %s: their outcomes are not recorded", _named(unwritten))
@@ -132,7 +132,7 @@ class Settler(Loop):
     def stop(self, *, seconds: float) -> None:
         """Settle the rest and end; after ``seconds``, leave it to the rescuers."""
         self._stop_when_done.set()
-        self._buffer.close()
+        self._ledger.stop_waiting()
         if self.is_alive():
             self.join(seconds)
         super().stop(seconds=LOOK_AGAIN)
@@ -210,7 +210,7 @@ class Settler(Loop):
         self._looked_at = time.monotonic()
         free, self._held_up = self._parted(self._held_up, connection)
         for claimed, outcome in free:
-            self._buffer.done(claimed, outcome)
+            self._ledger.done(claimed, outcome)
 
     def _parted(
         self, batch: list[Settlement], connection: Connection
@@ -232,7 +232,7 @@ class Settler(Loop):
         # Ascending ids everywhere: two settles in opposite orders would deadlock.
         successes = sorted((claimed for claimed, _ in batch), key=attrgetter("job_id"))
         exceptions = Attempts(connection, self._identity.worker_id).settle_succeeded(successes)
-        self._buffer.settled(batch, exceptions)
+        self._ledger.settled(batch, exceptions)
 
     def _settle_deleted(self, connection: Connection, batch: list[Settlement]) -> None:
         """Delete jobs that are not kept, and settle those that cannot be deleted.
@@ -246,13 +246,13 @@ class Settler(Loop):
         with suppress(*(IntegrityError,) if len(batch) == 1 else ()):
             deleted = set(attempts.delete_succeeded(successes))
         if gone := [item for item in batch if item[0].job_id in deleted]:
-            self._buffer.settled(gone, None)
+            self._ledger.settled(gone, None)
         if left := [item for item in batch if item[0].job_id not in deleted]:
             self._settle_others(connection, left)
 
     def _settle_others(self, connection: Connection, batch: list[Settlement]) -> None:
         settled = Attempts(connection, self._identity.worker_id).settle(batch)
-        self._buffer.settled(batch, settled)
+        self._ledger.settled(batch, settled)
 
     def _wake(self, connection: Connection, batch: list[Settlement]) -> None:
         """Wake this worker for jobs that go on, and all workers if they stand behind cursors.

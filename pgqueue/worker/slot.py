@@ -68,7 +68,7 @@ class Slot(WorkerThread):
             if outcome is not None and not run.is_settled:
                 if self.runtime.events is not None:
                     self.runtime.note_times(run)
-                self.runtime.buffer.done(run.claimed, outcome)
+                self.runtime.ledger.done(run.claimed, outcome)
             return True
         return not run.is_abandoned
 

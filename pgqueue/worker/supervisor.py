@@ -9,36 +9,29 @@ from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, QueuePool
+from sqlalchemy import Connection, QueuePool
 
 from pgqueue import redaction, schema
-from pgqueue.database.handlers import check_binds, joining_sessions
+from pgqueue.database.handlers import check_binds
 from pgqueue.database.opening import isolation_of, worker_engine
 from pgqueue.database.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.job_queue import PgQueue
-from pgqueue.middleware import around_handlers, layers_of
 from pgqueue.outcomes import Interrupted, Outcome, Released
 from pgqueue.repository.rescue import Rescued
 from pgqueue.worker import timeouts
-from pgqueue.worker.attempt_events import AttemptEvents
-from pgqueue.worker.buffer import STALE, JobBuffer
 from pgqueue.worker.claimer import Claimer
-from pgqueue.worker.claiming.aging import Aging
-from pgqueue.worker.claiming.cursors import ClaimCursors
-from pgqueue.worker.claiming.notifications import Listener
-from pgqueue.worker.claiming.shares import Shares
+from pgqueue.worker.claiming.cursors import under_all_names
 from pgqueue.worker.config import WorkerConfig
+from pgqueue.worker.duties.admit import AdmissionRounds, Admitter
 from pgqueue.worker.duties.batches import BatchEnder
 from pgqueue.worker.duties.prune import Pruner
 from pgqueue.worker.duties.rescue import Rescuer
 from pgqueue.worker.duties.ticks import Scheduler
-from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.health import WorkerHealth
-from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
-from pgqueue.worker.job_log import job_log
+from pgqueue.worker.heartbeat import Heartbeat
+from pgqueue.worker.ledger import STALE
 from pgqueue.worker.loop import Loop
-from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes import ProcessPool
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.running_attempt import RunningAttempt
@@ -55,10 +48,8 @@ WATCH_AT_REST_EVERY = 0.25
 """Seconds between two checks of handlers, threads and signals; the second while no handler runs."""
 END_AGAIN = 1.0
 """Seconds between two tries to end transactions from outside of their threads."""
-LAST_CLAIM = 0.5
-"""Seconds for a claim to end before it is cancelled."""
-LAST_ANSWER = 4.0
-"""Seconds for a cancelled claim to end."""
+LAST_CLAIM = 4.5
+"""Seconds for the last claim, and for its end if it is cancelled."""
 LAST_SETTLE = 4.0
 """Seconds after the grace period for the last settles and the end of all threads, if tables are
 locked or the database does not answer.  To cancel the statements that still run takes longer."""
@@ -89,8 +80,49 @@ class Supervisor:
         self._has_interrupted = False
         self._application_engine = queue.engine
         self._engine = worker_engine(queue.engine)
-        self._runtime = runtime = _runtime_of(queue, config, self._engine, stopping, errors)
-        identity, outage = runtime.identity, runtime.outage
+        if any(task.is_transactional for task in queue.tasks.values()):
+            check_binds(queue.sessions, queue.engine)
+        self._runtime = runtime = WorkerRuntime(
+            queue, config, self._engine, stopping=stopping, errors=errors
+        )
+        identity, ledger, outage = runtime.identity, runtime.ledger, runtime.outage
+        _warn_of_small_pool(runtime)
+
+        self._slots = [Slot(runtime) for _ in range(config.slots)]
+        self._admitter = Admitter(
+            self._engine,
+            AdmissionRounds(
+                lambda: identity.served,
+                lambda: under_all_names(runtime.tasks, identity.paused),
+                lambda: runtime.open_tasks,
+                notify=queue.notify,
+                most_ready=config.slots,
+            ),
+            outage,
+            limited=queue.limited,
+            poll_interval=config.poll_interval.total_seconds(),
+            stopping=stopping,
+            on_admitted=lambda: self._claimer.notify(),
+        )
+        self._claimer = Claimer(
+            runtime,
+            config,
+            self._slots,
+            self._admitter,
+            listens=queue.notify,
+            until_empty=until_empty,
+        )
+        self._settler = Settler(
+            self._engine,
+            ledger,
+            identity,
+            outage,
+            goes_on=self._claimer.notify,
+            is_kept=runtime.is_kept if runtime.deletes_at_once else None,
+        )
+        ledger.on_suspect_settled = self._claimer.notify
+        ledger.on_all_settled = runtime.buffer.room.set
+
         # A run that ends when no job is left fires no schedule.
         self._scheduler, batch_ender = None, None
         if not until_empty:
@@ -107,29 +139,22 @@ class Supervisor:
             ticking=self._scheduler,
             ending=batch_ender,
         )
-        reap, give_up = self._rescuer.reap, self._give_up_all
-        self._heartbeat = Heartbeat(self._engine, identity, outage, on_dead=reap, on_death=give_up)
+        self._heartbeat = Heartbeat(
+            self._engine, identity, outage, on_dead=self._rescuer.reap, on_death=self._give_up_all
+        )
         pruner = Pruner(self._engine, runtime.retention, outage)
         duties = (self._heartbeat, self._rescuer, pruner, self._scheduler, batch_ender)
-        self._loops: list[Loop] = [loop for loop in duties if loop is not None]
-        """In the order of their start.  They end in the opposite order: the heartbeat protects the
-        leases until all outcomes are written."""
-        self._settler = Settler(
-            runtime.engine,
-            runtime.buffer,
-            identity,
-            outage,
-            goes_on=self._goes_on,
-            is_kept=runtime.is_kept if runtime.deletes_at_once else None,
-        )
-        self._claimer = Claimer(
-            runtime,
-            poll_interval=config.poll_interval.total_seconds(),
-            until_empty=until_empty,
-            pace=self._pace,
-        )
-        self._slots = [Slot(runtime) for _ in range(config.slots)]
-        _warn_of_small_pool(runtime)
+        self._duties: list[Loop] = [loop for loop in duties if loop is not None]
+        """The loops that run before the first claim."""
+        self._loops: list[Loop] = [
+            *self._duties,
+            runtime.progress,  # started by the first report
+            self._settler,
+            self._admitter,
+            self._claimer,
+        ]
+        """They end in the opposite order: the heartbeat protects the leases until all outcomes are
+        written."""
 
     @property
     def worker_id(self) -> UUID:
@@ -137,27 +162,22 @@ class Supervisor:
 
     def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
         """Run until ``is_over()`` or, with ``until_empty``, until no job is left."""
+        runtime = self._runtime
         try:
-            self._runtime.children.start()
+            runtime.children.start()
             self._verify(is_over)
         except BaseException:
-            self._runtime.children.close()
-            self._runtime.listener.close()
-            if self._engine is not self._application_engine:
-                self._engine.dispose()
-            self._is_closed = True  # no thread was started
+            self._close()  # no thread was started
             raise
-        for loop in self._loops:
-            loop.start()
-        if self._runtime.events is not None:
-            self._runtime.events.start()
-        # The first report starts the one; the other starts with the slots.
-        self._loops += [self._runtime.progress, self._settler]
+        for duty in self._duties:
+            duty.start()
+        if runtime.events is not None:
+            runtime.events.start()
         try:
             self._supervise(is_over)
         finally:
             self._end(grace)
-        return self._runtime.buffer.counts
+        return runtime.ledger.counts
 
     def health(self) -> WorkerHealth:
         now, identity = time.monotonic(), self._runtime.identity
@@ -165,8 +185,8 @@ class Supervisor:
             slots=identity.slots,
             busy=len(self._running_job_ids()),
             heartbeat_age=now - identity.acknowledged_at,
-            claim_age=now - self._runtime.looked_at,
-            stale=self._runtime.buffer.counts[STALE],
+            claim_age=now - self._claimer.looked_at,
+            stale=self._runtime.ledger.counts[STALE],
             hanging=() if self._scheduler is None else tuple(self._scheduler.hanging()),
         )
 
@@ -177,20 +197,18 @@ class Supervisor:
                 if is_over():
                     return
         logger.info("serving %s", ", ".join(self._config.queues))
-        if self._runtime.admitter.is_in_use:  # it must not admit jobs of paused tasks
-            self._loops.append(self._runtime.admitter)
-            self._runtime.admitter.start()
+        if self._admitter.is_in_use:  # after the rescuer: it must not admit jobs of paused tasks
+            self._runtime.ledger.on_settled = self._admitter.settled
+            self._admitter.start()
         for thread in (self._settler, *self._slots, self._claimer):
             thread.start()
-        while not is_over() and not self._claimer.finished.wait(self._watch_every):
+        while not is_over() and not self._claimer.finished.wait(
+            WATCH_EVERY if self._running_attempts() else WATCH_AT_REST_EVERY
+        ):
             timeouts.stop_cut_off(self._running_attempts())
             self._replace_overdue()
             self._end_again()
             self._check_threads()
-
-    @property
-    def _watch_every(self) -> float:
-        return WATCH_EVERY if self._running_job_ids() else WATCH_AT_REST_EVERY
 
     def _verify(self, is_over: Callable[[], bool]) -> None:
         """Wait for the database, and refuse a schema version that this code does not support."""
@@ -200,8 +218,9 @@ class Supervisor:
 
         def verify(connection: Connection) -> bool:
             schema.verify(connection)
-            self._runtime.admitter.look_for_limits(connection)
-            self._use_isolation()
+            self._admitter.look_for_limits(connection)
+            if any(task.is_transactional for task in self._runtime.tasks.values()):
+                self._runtime.isolation_level = isolation_of(self._application_engine)
             return True
 
         try:
@@ -209,21 +228,6 @@ class Supervisor:
                 pass
         finally:
             reconnecting.close()
-
-    def _use_isolation(self) -> None:
-        """Run handlers at the isolation level of the application's engine."""
-        if any(task.is_transactional for task in self._runtime.tasks.values()):
-            self._runtime.isolation_level = isolation_of(self._application_engine)
-
-    def _pace(self) -> tuple[int, float]:
-        """How many jobs have run, and for how many seconds they have kept the slots busy."""
-        return sum(slot.ran for slot in self._slots), sum(slot.busy for slot in self._slots)
-
-    def _goes_on(self, behind: bool) -> None:
-        """Wake the claimer: settles have inserted messages that may be due before it wakes."""
-        if behind:
-            self._runtime.cursors.rewind()
-        self._runtime.listener.poke()
 
     def _running_attempts(self) -> list[RunningAttempt]:
         return [run for slot in self._slots if (run := slot.current) is not None]
@@ -237,15 +241,14 @@ class Supervisor:
                 run.ask_to_stop()
 
     def _handle_rescued(self, attempts: Sequence[Rescued]) -> None:
-        self._runtime.admitter.wake()
+        self._admitter.wake()
         if self._runtime.events is not None:
             self._runtime.events.rescued(attempts)
 
     def _give_up_all(self) -> None:
         """Forget all jobs: this worker was declared dead, and others rescue its jobs."""
         self._runtime.buffer.drain()
-        self._runtime.buffer.in_flight.clear()
-        self._runtime.buffer.times.clear()
+        self._runtime.ledger.forget_all()
         for run in self._running_attempts():
             run.lose()
 
@@ -281,7 +284,7 @@ class Supervisor:
         for run, outcome in ended:
             if not run.is_settled:
                 self._runtime.note_times(run)
-                self._runtime.buffer.done(run.claimed, outcome)
+                self._runtime.ledger.done(run.claimed, outcome)
 
     def _end_transactions(self, runs: Sequence[RunningAttempt]) -> None:
         if runs:
@@ -302,16 +305,19 @@ class Supervisor:
         self._stopping.set()
         for run in self._running_attempts():
             run.notify_child()
-        runtime.listener.poke()
-        wait_until(lambda: not self._claimer.is_alive(), lambda: LAST_CLAIM)
-        if self._claimer.is_alive():
-            self._claimer.cancel()
-            self._claimer.join(LAST_ANSWER)
+        self._claimer.stop(seconds=LAST_CLAIM)
         for claimed in runtime.buffer.drain():
-            runtime.buffer.done(claimed, Released())
+            runtime.ledger.done(claimed, Released())
         runtime.buffer.close()
         wait_until(self._have_ended, grace)
-        self._warn_of_running_handlers()
+        for run in self._running_attempts():
+            logger.warning(
+                "job %d %s: its handler still runs after the grace period; the attempt is "
+                "interrupted if it does not end before the process",
+                run.claimed.job_id,
+                run.task.name,
+                extra={"job_id": run.claimed.job_id, "task": run.task.name},
+            )
         if runtime.children.interrupt():
             self._has_interrupted = True
             wait_until(lambda: all(map(_has_ended_or_is_stuck, self._slots)), lambda: FOR_KILLED)
@@ -323,16 +329,6 @@ class Supervisor:
             Thread(target=self._close_later, name="pgqueue-last-out", daemon=True).start()
             return
         self.interrupt()  # also settles the attempts of threads that an error has ended
-
-    def _warn_of_running_handlers(self) -> None:
-        for run in self._running_attempts():
-            logger.warning(
-                "job %d %s: its handler still runs after the grace period; the attempt is "
-                "interrupted if it does not end before the process",
-                run.claimed.job_id,
-                run.task.name,
-                extra={"job_id": run.claimed.job_id, "task": run.task.name},
-            )
 
     def _close_later(self) -> None:
         """Close after the last handler ends: until then, the heartbeat must protect its lease."""
@@ -347,7 +343,6 @@ class Supervisor:
         # The event loop comes before the slots: its failure ends them, and is the error to show.
         threads: tuple[WorkerThread | ProcessPool, ...] = (
             *self._loops,
-            self._claimer,
             runtime.children,
             runtime.loop,
             *self._slots,
@@ -382,26 +377,24 @@ class Supervisor:
         return self._has_interrupted
 
     def _close(self, seconds: float = LAST_SETTLE) -> None:
-        with self._closing:
-            if not self._is_closed:
-                self._close_all(seconds)
-                self._is_closed = True
-
-    def _close_all(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
 
         def left() -> float:
             return max(deadline - time.monotonic(), 0.1)
 
-        for loop in reversed(self._loops):
-            loop.stop(seconds=left())
-        if self._runtime.events is not None:
-            self._runtime.events.finish(seconds=left())
-        self._runtime.loop.stop()
-        self._runtime.children.close()
-        self._runtime.listener.close()
-        if self._engine is not self._application_engine:
-            self._engine.dispose()
+        with self._closing:
+            if self._is_closed:
+                return
+            for loop in reversed(self._loops):
+                loop.stop(seconds=left())
+            if self._runtime.events is not None:
+                self._runtime.events.finish(seconds=left())
+            self._runtime.loop.stop()
+            self._runtime.children.close()
+            self._claimer.close()
+            if self._engine is not self._application_engine:
+                self._engine.dispose()
+            self._is_closed = True
 
 
 _outlived: set[Supervisor] = set()
@@ -442,53 +435,3 @@ def _has_ended_or_is_stuck(slot: Slot) -> bool:
     """Whether a slot has ended, or runs a handler in its own thread, which cannot be stopped."""
     run = slot.current
     return not slot.is_alive() or (run is not None and not run.task.in_process)
-
-
-def _events_of(queue: PgQueue, config: WorkerConfig) -> AttemptEvents | None:
-    callbacks = [*queue.attempt_callbacks]
-    if config.log_jobs is not None:
-        callbacks.append(job_log(config.log_jobs))
-    return AttemptEvents(callbacks) if callbacks else None
-
-
-def _cursors_of(config: WorkerConfig) -> ClaimCursors:
-    return ClaimCursors(
-        config.queues,
-        shares=None if config.weights is None else Shares(config.weights),
-        aging=None if config.age_after is None else Aging(config.age_after),
-    )
-
-
-def _runtime_of(
-    queue: PgQueue,
-    config: WorkerConfig,
-    engine: Engine,
-    stopping: Event,
-    errors: HandlerErrors | None = None,
-) -> WorkerRuntime:
-    around = queue.around_jobs()
-    if any(task.is_transactional for task in queue.tasks.values()):
-        check_binds(queue.sessions, queue.engine)
-    return WorkerRuntime(
-        engine=engine,
-        sessions=joining_sessions(queue.sessions, queue.engine),
-        around=around if errors is None else errors.around(around),
-        middlewares=queue.middlewares,
-        tasks=dict(queue.tasks),
-        retention=queue.retention,
-        identity=WorkerIdentity(queues=config.queues, slots=config.slots),
-        buffer=JobBuffer(),
-        outage=Outage(),
-        cursors=_cursors_of(config),
-        listener=Listener(engine, enabled=queue.notify),
-        loop=EventLoop(engine),
-        children=ProcessPool(
-            queue.tasks,
-            around_handlers(layers_of(around, queue.middlewares)),
-            max_jobs=config.max_jobs_per_child,
-        ),
-        stopping=stopping,
-        limited=queue.limited,
-        poll_interval=config.poll_interval.total_seconds(),
-        events=_events_of(queue, config),
-    )

@@ -21,7 +21,7 @@ from pgqueue.events import AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.repository.listing import Listing
-from pgqueue.worker.config import MAX_JOBS_PER_CHILD, checked_ahead, checked_config
+from pgqueue.worker.config import AHEAD, MAX_JOBS_PER_CHILD, checked_ahead, checked_config
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.inline.worker import InlineWorker
 from pgqueue.worker.supervisor import Supervisor
@@ -52,6 +52,7 @@ class Worker:
     running handlers may take to end after the worker is stopped.  ``log_jobs`` logs the end of
     each attempt, at the level ``"info"`` or ``"debug"``.  After ``max_jobs_per_child`` jobs
     a child process is replaced, for handlers with ``executor="process"`` that leak memory.
+    ``ahead`` is how many quick jobs may be claimed before a slot is free for them; with 0, none is.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Worker:
         log_jobs: str | None = None,
         age_after: timedelta | None = None,
         max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
+        ahead: int = AHEAD,
     ) -> None:
         if not isinstance(queue, PgQueue):
             raise OptionError(
@@ -82,6 +84,7 @@ class Worker:
             log_jobs,
             age_after,
             max_jobs_per_child,
+            ahead,
         )
         for name in sorted(set(self._config.queues) - named - {DEFAULT_QUEUE}):
             logger.warning(

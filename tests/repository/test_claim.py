@@ -141,44 +141,58 @@ class TestTheLimit:
 
 
 class TestAhead:
-    def test_a_claim_ahead_says_what_it_has_left_and_looks_no_further_than_its_limit(
+    def test_a_claim_ahead_leaves_what_must_not_wait_and_looks_no_further_than_its_limit(
         self, engine: Engine
     ) -> None:
         """Else it would read all of those that must not wait, each time, to get behind them."""
         with engine.begin() as connection:
             first = enqueue(connection, priority=1)
-            enqueue_many(connection, 3, priority=2, max_attempts=1)
+            alone = enqueue_many(connection, 3, priority=2, max_attempts=1)
             second = enqueue(connection, priority=7)
-            enqueue(connection, priority=9)
+            last = enqueue(connection, priority=9)
         with workers_at(engine, 1) as [worker]:
-            few, all_but_one = worker.look(3, ahead=True), worker.look(4, ahead=True)
+            few, more = worker.look(3, ahead=True), worker.look(4, ahead=True)
 
-            assert ([row.job_id for row in few.rows], few.taken, list(few.passed)) == (
-                [first],
-                1,
-                [2, 2],
-            )
-            assert [row.job_id for row in all_but_one.rows] == [second]
-            assert list(all_but_one.passed) == [2, 2, 2]
-            assert list(worker.look(9).passed) == []
+            assert ([row.job_id for row in few.rows], few.taken, few.left) == ([first], 1, 2)
+            assert ([row.job_id for row in more.rows], more.taken, more.left) == ([second], 1, 3)
+            rest = worker.look(9)
+            assert [row.job_id for row in rest.rows] == [*alone, last]
+            assert rest.left == 0
 
 
-class TestWithoutSuspects:
-    def test_what_a_crash_has_left_is_passed_by_and_the_fragile_is_not(
-        self, engine: Engine
-    ) -> None:
-        suspect = enqueue(engine)
-        with workers_at(engine, 2) as [crashed, living]:
-            crashed.claim()
+class TestSuspects:
+    """Jobs that a worker held when it crashed."""
+
+    @pytest.fixture
+    def suspects(self, engine: Engine) -> list[int]:
+        ids = enqueue_many(engine, 3)
+        with workers_at(engine, 1) as [crashed]:
+            crashed.claim(3)
             crashed.crash(engine)
             declare_dead(engine, crashed)
             rescue(engine)
-            fragile = enqueue(engine, max_attempts=1)
+        return ids
 
-            found = living.claim(9, suspects=False)
-            assert [row.job_id for row in found] == [fragile]
-            [row] = living.claim(1)
-            assert (row.job_id, row.crashes) == (suspect, 1)
+    def test_a_claim_takes_one_of_them_with_the_others_that_are_due(
+        self, engine: Engine, suspects: list[int]
+    ) -> None:
+        other = enqueue(engine)
+        with workers_at(engine, 1) as [worker]:
+            claim = worker.look(9)
+
+        assert [row.job_id for row in claim.rows] == [suspects[0], other]
+        assert claim.rows[0].crashes == 1
+        assert claim.left == 2
+
+    def test_while_one_runs_the_others_are_skipped_and_jobs_of_one_attempt_are_not(
+        self, engine: Engine, suspects: list[int]
+    ) -> None:
+        fragile = enqueue(engine, max_attempts=1)
+        with workers_at(engine, 1) as [worker]:
+            claim = worker.look(2, suspects=False)
+
+        assert [row.job_id for row in claim.rows] == [fragile]
+        assert claim.left == 0
 
 
 class TestTogether:

@@ -22,7 +22,7 @@ from chaos.interleavings.logical_workers import violations
 from chaos.workers import PATIENCE
 from pgqueue import Job, JobStatus, PgQueue, SchemaMissing, Worker
 from pgqueue.repository.tables import CHANNEL
-from pgqueue.worker.poller import FALSE_ALARMS, HUSH
+from pgqueue.worker.claimer import FALSE_ALARMS, PAUSE
 
 PACKAGE = Path(pgqueue.__file__).parent
 
@@ -163,7 +163,7 @@ def test_a_flood_of_notifications_wakes_a_worker_no_more_often_than_is_bounded(
         assert done.wait(PATIENCE)
 
     # One look for the notification, and one behind the frontiers.
-    allowed = 2 * (FALSE_ALARMS + 5 + seconds / HUSH)
+    allowed = 2 * (FALSE_ALARMS + 5 + seconds / PAUSE)
     assert during <= allowed
     assert violations(queue.engine) == []
     rogue.dispose()

@@ -24,6 +24,7 @@ from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import array_of
 from pgqueue.worker import Worker
 from pgqueue.worker.claiming.cursors import START
+from pgqueue.worker.config import AHEAD
 
 SLOTS = 4
 BACKLOG = 3000
@@ -50,8 +51,8 @@ class Starts:
             session.commit()
         return ids
 
-    def run(self) -> None:
-        worker = Worker(self.queue, concurrency=SLOTS)
+    def run(self, **options: Any) -> None:
+        worker = Worker(self.queue, concurrency=SLOTS, **options)
         worker.run_until_empty(timeout=PATIENCE)
 
     def before_middle(self, kind: str) -> int:
@@ -62,22 +63,15 @@ class Starts:
         places = [place for place, each in enumerate(self.kinds) if each == kind]
         return sum(other != kind for other in self.kinds[: places[len(places) // 2]])
 
-    def after_first(self, kind: str) -> int:
-        """How many of the others have started after the first of this kind."""
-        return sum(other != kind for other in self.kinds[self.kinds.index(kind) :])
 
-
-def test_jobs_of_one_attempt_start_before_less_urgent_ones_that_came_with_them(
-    engine: Engine,
-) -> None:
+def test_urgent_jobs_of_one_attempt_wait_for_no_more_than_one_claim_ahead(engine: Engine) -> None:
     starts = Starts(engine)
     starts.enqueue("later", BACKLOG, priority=9)
     starts.enqueue("urgent", SPECIAL, priority=0, max_attempts=1)
 
     starts.run()
 
-    # The last urgent jobs are claimed before the others, and each other slot may still begin one.
-    assert starts.after_first("later") < SLOTS
+    assert starts.before_middle("urgent") < AHEAD + SLOTS
 
 
 def test_jobs_of_one_attempt_do_not_wait_for_a_backlog_of_their_priority(engine: Engine) -> None:
@@ -90,6 +84,16 @@ def test_jobs_of_one_attempt_do_not_wait_for_a_backlog_of_their_priority(engine:
 
     # A claim ahead may have brought some of those that stand behind them.
     assert starts.before_middle("one attempt") < 1.5 * BACKLOG
+
+
+def test_with_nothing_ahead_jobs_are_claimed_for_free_slots_only(engine: Engine) -> None:
+    starts = Starts(engine)
+    starts.enqueue("quick", SPECIAL)
+
+    with noted_looks() as looks:
+        starts.run(ahead=0)
+
+    assert looks.count("claim") >= SPECIAL // SLOTS
 
 
 @pytest.mark.journey

@@ -29,7 +29,6 @@ from pgqueue.worker.config import checked_config
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.settler import Settler
-from pgqueue.worker.supervisor import _runtime_of
 
 MANY = 50
 DIGITS = [1] * 500_000
@@ -42,12 +41,11 @@ def crew_on(engine: Engine) -> Iterator[WorkerRuntime]:
     plan = checked_config(["default"], 1, timedelta(1), timedelta(1))
     queue = PgQueue(engine)
     queue.task(name="tests.task")(lambda: None)
-    shared = _runtime_of(queue, plan, worker_engine(engine), threading.Event())
+    shared = WorkerRuntime(queue, plan, worker_engine(engine), stopping=threading.Event())
     with autocommitting(engine) as connection:
         name = shared.identity.worker_id
         Workers(connection).register(name, hostname="here", pid=1, queues=["default"], slots=1)
     yield shared
-    shared.listener.close()
 
 
 def claimed_by(logical_workers: WorkerRuntime, engine: Engine, count: int) -> list[Claimed]:
@@ -62,10 +60,10 @@ def test_more_results_than_the_server_takes_at_once_are_all_kept(engine: Engine)
         enqueue_many(connection, MANY)
     with crew_on(engine) as shared:
         settler = Settler(
-            shared.engine, shared.buffer, shared.identity, shared.outage, goes_on=lambda _: None
+            shared.engine, shared.ledger, shared.identity, shared.outage, goes_on=lambda _: None
         )
         for claimed in claimed_by(shared, engine, MANY):
-            shared.buffer.done(claimed, Succeeded(DIGITS))
+            shared.ledger.done(claimed, Succeeded(DIGITS))
 
         settler.start()
         settler.stop(seconds=60)
@@ -82,13 +80,13 @@ def test_what_a_settler_has_not_written_when_it_gives_up_is_named(
         enqueue_many(connection, 3)
     with crew_on(engine) as shared:
         settler = Settler(
-            shared.engine, shared.buffer, shared.identity, shared.outage, goes_on=lambda _: None
+            shared.engine, shared.ledger, shared.identity, shared.outage, goes_on=lambda _: None
         )
         jobs = claimed_by(shared, engine, 3)
         with engine.connect() as migration:
             migration.execute(text("LOCK TABLE pgqueue.jobs"))
             for claimed, result in zip(jobs, (None, None, "kept"), strict=True):
-                shared.buffer.done(claimed, Succeeded(result))
+                shared.ledger.done(claimed, Succeeded(result))
             settler.start()
             settler.stop(seconds=0.1)
             settler.join(60)

@@ -99,21 +99,20 @@ class ClaimCursors:
         """Record a claim that began at the head of every pair."""
         self._swept_at, self._sweep_took = ended, ended - began
 
-    def advance(
-        self,
-        pairs: Sequence[ClaimCursor],
-        claim: Claim,
-        *,
-        limit: int,
-    ) -> None:
+    def advance(self, pairs: Sequence[ClaimCursor], claim: Claim, *, limit: int) -> None:
         """Move each cursor past the rows that the claim has read of its pair.
 
         The claim read the pairs in order until the batch was full: the pair of the last row may
-        hold more, the pairs before it are exhausted, those after it were not read.  A claim ahead
-        that has left messages moves no cursor: the next claim for free slots begins there.
+        hold more, the pairs before it are exhausted, those after it were not read.  A claim that
+        has left messages moves no cursor: a later claim, which may take them, begins there.
         """
-        self._record(pairs, claim, limit=limit)
-        if claim.passed:
+        if self.aging is not None:
+            self.aging.took(claim.rows)
+        if self._shares is not None:
+            order = list(dict.fromkeys(pair.queue for pair in pairs))
+            jobs = Counter(row.queue for row in claim.rows)
+            self._shares.took(order, jobs, is_full=claim.found >= limit)
+        if claim.left:
             return
         last: dict[tuple[str, int], tuple[str, int]] = {}
         for row in claim.rows:
@@ -130,14 +129,6 @@ class ClaimCursors:
                 key = max(key, (claim.quiet_until, 0))
             # Ahead of the database's clock: it was set back, or another server took over.
             self._keys[name] = START if key[0] > claim.read_at else key
-
-    def _record(self, pairs: Sequence[ClaimCursor], claim: Claim, *, limit: int) -> None:
-        if self.aging is not None:
-            self.aging.took(claim.rows)
-        if self._shares is not None:
-            order = list(dict.fromkeys(pair.queue for pair in pairs))
-            is_full = claim.taken + len(claim.passed) >= limit
-            self._shares.took(order, Counter(row.queue for row in claim.rows), is_full=is_full)
 
 
 def open_tasks(tasks: Mapping[str, Task[..., Any]], paused: Paused) -> str:

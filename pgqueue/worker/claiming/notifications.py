@@ -4,17 +4,16 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
 from psycopg.pq import ExecStatus
-from sqlalchemy import Connection, Engine, Select, select
+from sqlalchemy import Connection, Select, select
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
-from pgqueue.database.opening import driver_connection, own_connection
-from pgqueue.database.settings import OWN
+from pgqueue.database.opening import driver_connection
 from pgqueue.repository.tables import CHANNEL, SLEEPERS, notify, pg
 from pgqueue.repository.transactions import listen
 
@@ -32,29 +31,26 @@ ANSWERS = (
 )
 
 
-def _in_words(statement: Select[Any]) -> str:
+def _as_text(statement: Select[Any]) -> str:
     return str(statement.compile(compile_kwargs={"literal_binds": True}))
 
 
-LOCK = _in_words(select(pg.pg_advisory_lock_shared(SLEEPERS)))
-UNLOCK = _in_words(select(pg.pg_advisory_unlock_shared(SLEEPERS)))
-TEST = _in_words(select(notify("test")))
+LOCK = _as_text(select(pg.pg_advisory_lock_shared(SLEEPERS)))
+UNLOCK = _as_text(select(pg.pg_advisory_unlock_shared(SLEEPERS)))
+TEST = _as_text(select(notify("test")))
 
 
 class Listener:
-    """Listens for notifications, on a connection of its own or on that of the claims.
+    """Listens for notifications on the connection of the claims.
 
     While it is *armed* it holds the sleepers' lock in shared mode; enqueuers notify only while a
     listener holds it.  Used by one thread; only :meth:`poke` may be called from others.
     """
 
-    def __init__(self, engine: Engine, *, enabled: bool) -> None:
-        self._engine = engine
-        self.enabled = enabled
-        self._resources = ExitStack()
-        self._own: Connection | None = None
-        self._driver: Any = None
-        """The driver's connection: its own, or the one that it shares."""
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._driver: Any
+        """The driver's connection, which is shared with the claims."""
         self._is_listening = False
         self._is_armed = False
         self._retry_at = 0.0
@@ -66,8 +62,6 @@ class Listener:
         self._doorbell.setblocking(False)
 
     def close(self) -> None:
-        if not self._is_shared:  # else it belongs to the thread that claims
-            self._disconnect()
         self._inbox.close()
         self._doorbell.close()
 
@@ -79,7 +73,7 @@ class Listener:
             return  # full: the thread is waking up already; closed: it has stopped
 
     def share(self, connection: Connection) -> None:
-        """Listen on the connection on which the same thread claims; it is in autocommit.
+        """Listen on this connection, on which the same thread claims; it is in autocommit.
 
         Must be called for each new connection of that thread.
         """
@@ -91,8 +85,8 @@ class Listener:
     def arm(self) -> bool:
         """Make enqueuers notify from now on; True if they did not before.
 
-        The caller must then look for messages committed before.  When this returns, a shared
-        connection has answered or is closed.
+        The caller must then look for messages committed before.  When this returns, the connection
+        has answered or is closed.
         """
         if self._is_armed or not self._listens():
             self._probe()
@@ -104,18 +98,17 @@ class Listener:
 
     def disarm(self) -> None:
         """Spare enqueuers the notification again."""
-        if not self._is_armed:
-            return
-        self._is_armed = False
-        with self._surviving():
-            self._ask(UNLOCK)
+        if self._is_armed:
+            self._is_armed = False
+            with self._surviving():
+                self._ask(UNLOCK)
 
     def wait(self, seconds: float) -> set[str]:
         """Wait for a notification, a poke or the end of the time; returns the payloads."""
         readable: list[Any] = [self._inbox]
         try:
             if self._listens():
-                self._keep_words()  # notifications after the answer to a claim
+                self._keep_payloads()  # notifications after the answer to a claim
                 readable.append(self._driver)
             if self._kept:
                 return self._taken()
@@ -124,33 +117,25 @@ class Listener:
             self._disconnect()  # the server has closed the connection
             return set()
         if self._inbox in ready:
-            self._empty_inbox()
-        if len(ready) > (self._inbox in ready):
-            return self._words()
-        self._test_now_and_then()
-        return set()
-
-    @property
-    def _is_shared(self) -> bool:
-        return self._driver is not None and self._own is None
-
-    def _words(self) -> set[str]:
-        with self._surviving():
-            self._driver.pgconn.consume_input()
-            self._keep_words()
-            self._heard_at = time.monotonic()
+            with suppress(BlockingIOError):
+                self._inbox.recv(4096)
+        if self._driver in ready:
+            with self._surviving():
+                self._driver.pgconn.consume_input()
+                self._keep_payloads()
+                self._heard_at = time.monotonic()
+        elif self._is_listening and time.monotonic() - self._heard_at >= TEST_EVERY:
+            self._test()
         return self._taken()
 
-    def _test_now_and_then(self) -> None:
+    def _test(self) -> None:
         """Notify itself: half-open connections and poolers lose notifications silently."""
-        if not self._is_listening or time.monotonic() - self._heard_at < TEST_EVERY:
-            return
         with self._surviving():
             self._ask(TEST)
             deadline = time.monotonic() + DEADLINE
             while not self._kept and _ready([self._driver], deadline - time.monotonic()):
                 self._driver.pgconn.consume_input()
-                self._keep_words()
+                self._keep_payloads()
             if self._kept:
                 self._heard_at = time.monotonic()
                 return
@@ -164,11 +149,11 @@ class Listener:
         self._await_answer()
 
     def _probe(self) -> None:
-        """Close a shared connection that does not answer: claims on it would wait very long.
+        """Close a connection that does not answer: claims on it would wait very long.
 
         A Sync alone begins no transaction; an empty query does.
         """
-        if not self._is_shared or self._driver.closed:
+        if self._driver.closed:
             return
         with self._surviving():
             if not psycopg.Pipeline.is_supported():
@@ -185,36 +170,37 @@ class Listener:
         an error ever comes, and the driver would wait for ever."""
         server = self._driver.pgconn
         deadline = time.monotonic() + DEADLINE
-        while not _has_answered(server):
+        while True:
+            server.flush()
+            server.consume_input()
+            while not server.is_busy():
+                result = server.get_result()
+                if result is None:
+                    self._keep_payloads()
+                    return
+                if result.status not in ANSWERS:
+                    raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
             if not _ready([server.socket], deadline - time.monotonic()):
                 raise psycopg.OperationalError(f"no answer for {DEADLINE:g} s")
-        self._keep_words()
 
-    def _keep_words(self) -> None:
+    def _keep_payloads(self) -> None:
         while (note := self._driver.pgconn.notifies()) is not None:
             self._kept.add(note.extra.decode(errors="replace"))
 
     def _taken(self) -> set[str]:
-        words, self._kept = self._kept, set()
-        return words
+        payloads, self._kept = self._kept, set()
+        return payloads
 
     def _listens(self) -> bool:
         if self._is_listening:
             return True
-        if not self.enabled or time.monotonic() < self._retry_at:
+        if not self._enabled or time.monotonic() < self._retry_at:
             return False
         with self._surviving():
-            if self._driver is None:
-                self._open()
             self._ask(listen(CHANNEL))
             self._is_listening = True
             self._heard_at = time.monotonic()
         return self._is_listening
-
-    def _open(self) -> None:
-        opened = own_connection(self._engine, OWN, purpose="listener")
-        self._own = self._resources.enter_context(opened)
-        self._driver = driver_connection(self._own)
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -226,42 +212,13 @@ class Listener:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        """Give the connection up.  The thread that shares it finds it closed and opens another."""
+        """Close the connection.  The claimer finds it closed and opens another."""
         self._stop_listening()
-        if self._driver is not None:
-            self._driver.close()
-        if self._own is None:
-            return
-        if not self._own.closed and not self._own.invalidated:
-            self._own.invalidate()  # or SQLAlchemy would send a ROLLBACK, which may get no answer
-        self._own = self._driver = None
-        try:
-            self._resources.close()
-        except DBAPIError:
-            logger.debug("the listening connection was gone already", exc_info=True)
+        self._driver.close()
 
     def _stop_listening(self) -> None:
         self._is_listening = self._is_armed = False
         self._retry_at = time.monotonic() + LATER
-
-    def _empty_inbox(self) -> None:
-        try:
-            self._inbox.recv(4096)
-        except BlockingIOError:
-            return
-
-
-def _has_answered(server: Any) -> bool:
-    """Whether the statement that was sent has ended; reads the results received so far."""
-    server.flush()
-    server.consume_input()
-    while not server.is_busy():
-        result = server.get_result()
-        if result is None:
-            return True
-        if result.status not in ANSWERS:
-            raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
-    return False
 
 
 def _ready(readable: list[Any], seconds: float) -> list[Any]:

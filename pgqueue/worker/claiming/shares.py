@@ -52,12 +52,9 @@ class Shares:
         total, share = jobs.total(), self._open(order)
         for queue in order:
             self._credits[queue] += total * share[queue] - jobs[queue]
+        # The queues before the last one served are empty: the others get their credit.
         last = max((place for place, queue in enumerate(order) if jobs[queue]), default=0)
-        self._forfeit(order[:last], order[last:], share)
-
-    def _forfeit(
-        self, empty: Sequence[str], others: Sequence[str], share: Mapping[str, float]
-    ) -> None:
+        empty, others = order[:last], order[last:]
         lost = sum(max(self._credits[queue], 0.0) for queue in empty)
         for queue in empty:
             self._credits[queue] = min(self._credits[queue], 0.0)

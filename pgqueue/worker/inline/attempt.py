@@ -47,9 +47,9 @@ from pgqueue.repository.tables import CRASHED
 from pgqueue.repository.transactions import CHECK_CONSTRAINTS
 from pgqueue.tasks import Task
 from pgqueue.tasks.duplicates import running_job
-from pgqueue.worker.buffer import STALE
 from pgqueue.worker.event_loop import run_alone
 from pgqueue.worker.finishing import Finishing
+from pgqueue.worker.ledger import STALE
 from pgqueue.worker.progress import row_of_progress
 from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.transactional_attempt import FAILURES, AttemptTransaction, run_in_transaction

@@ -30,7 +30,7 @@ def row(run_at: str, message_id: int, *, queue: str = "a", priority: int = 0) ->
 
 def claim(*rows: Claimed, taken: int | None = None, read_at: str = NOW) -> Claim:
     count = len(rows) if taken is None else taken
-    return Claim(sorted(rows), taken=count, read_at=read_at, quiet_until=A_SECOND_AGO)
+    return Claim(sorted(rows), count, left=0, read_at=read_at, quiet_until=A_SECOND_AGO)
 
 
 def keys(cursors: ClaimCursors) -> dict[tuple[str, int], tuple[str, int]]:
@@ -140,7 +140,7 @@ class TestAdvance:
 
         cursors.advance(
             cursors.pairs(),
-            Claim([], taken=0, read_at=set_back, quiet_until="2026-01-01 11:58:59+00"),
+            Claim([], taken=0, left=0, read_at=set_back, quiet_until="2026-01-01 11:58:59+00"),
             limit=1,
         )
 
@@ -172,11 +172,11 @@ class TestAdvance:
         assert keys(cursors) == {}
 
 
-class TestAhead:
+class TestLeft:
     def test_a_claim_that_has_left_messages_moves_nothing_on(self) -> None:
-        """The next claim for free slots has to find them."""
+        """A later claim must find them."""
         cursors = ClaimCursors(["a"])
-        found = replace(claim(row(A_SECOND_AGO, 9)), passed=[0])
+        found = replace(claim(row(A_SECOND_AGO, 9)), left=1)
 
         cursors.advance(cursors.pairs(), found, limit=2)
 

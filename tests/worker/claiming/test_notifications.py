@@ -35,7 +35,7 @@ def test_what_comes_together_with_a_claim_or_after_it_is_heard(
     engine: Engine, claiming: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "DEADLINE", PATIENCE)
-    with closing(Listener(engine, enabled=True)) as listener, engine.connect() as other:
+    with closing(Listener(enabled=True)) as listener, engine.connect() as other:
         listener.share(claiming)
         assert listener.arm()
 
@@ -59,7 +59,7 @@ def test_a_shared_connection_that_does_not_answer_is_closed(
 ) -> None:
     monkeypatch.setattr(notifications, "DEADLINE", PATIENCE)
     monkeypatch.setattr(psycopg.Pipeline, "is_supported", lambda: has_pipelines)
-    with closing(Listener(engine, enabled=True)) as listener:
+    with closing(Listener(enabled=True)) as listener:
         listener.share(claiming)
         assert [listener.arm() for _ in range(3)] == [True, False, False]
         assert claiming.scalar(text("SELECT 1")) == 1
@@ -75,7 +75,7 @@ def test_a_connection_that_is_shared_is_probed_where_nobody_notifies_too(
     engine: Engine, proxy: Proxy, claiming: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "DEADLINE", 0.2)
-    with closing(Listener(engine, enabled=False)) as listener:
+    with closing(Listener(enabled=False)) as listener:
         listener.share(claiming)
         proxy.hold()
 

@@ -1,0 +1,145 @@
+"""The ledger: the attempts of this worker that are not settled, and the outcomes to settle."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from threading import Event
+from typing import NamedTuple
+
+from pgqueue import redaction
+from pgqueue.events import AttemptOutcome
+from pgqueue.execution.ended import log_job_failure, word_of
+from pgqueue.outcomes import Outcome, Released
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Settled
+
+logger = redaction.logger(__name__)
+
+BATCH = 2000
+STALE = "stale"
+
+
+class Ending(NamedTuple):
+    """An outcome that is committed."""
+
+    claimed: Claimed
+    outcome: Outcome
+    job_outcome: str | None
+    """How the job has ended; None if it goes on."""
+    times: tuple[float, float] | None
+    """When the handler started and ended; None if it has not run."""
+
+
+class Ledger:
+    """Shared by the claimer, the slots and the settler.
+
+    The outcomes are handed over without a lock: ``append`` and ``popleft`` are atomic under the
+    GIL.
+    """
+
+    def __init__(self) -> None:
+        self.in_flight: dict[int, Claimed] = {}
+        """Every job claimed and not yet settled: the leases that the worker knows of.
+
+        Keyed by message, because a job that is retried at once is claimed again before its last
+        attempt is forgotten.
+        """
+        self.counts: Counter[str] = Counter()
+        self.times: dict[int, tuple[float, float]] = {}
+        """When the handlers of unsettled attempts ran, by message; only for :attr:`on_end`."""
+        self.on_end: Callable[[Ending], object] | None = None
+        """Called for each outcome that is committed, if anybody wants to know."""
+        self.on_settled: Callable[[Iterable[Claimed]], object] | None = None
+        """Called with jobs whose settle is committed, if limits are in use."""
+        self.on_suspect_settled: Callable[[], object] = lambda: None
+        """The claimer may sleep, and the next suspect may start."""
+        self.on_all_settled: Callable[[], object] = lambda: None
+        self._done: deque[tuple[Claimed, Outcome]] = deque()
+        self._has_done = Event()
+
+    def claimed(self, jobs: Iterable[Claimed]) -> None:
+        """Record jobs before a slot can take them."""
+        self.in_flight.update((job.message_id, job) for job in jobs)
+
+    def knows(self, claimed: Claimed) -> bool:
+        """Whether an attempt is still this worker's: one that was declared dead has forgotten all
+        its attempts."""
+        return self.in_flight.get(claimed.message_id) is claimed
+
+    def done(self, claimed: Claimed, outcome: Outcome) -> None:
+        """Pass an outcome to the settler."""
+        self._done.append((claimed, outcome))
+        if not self._has_done.is_set():
+            self._has_done.set()
+
+    def give_back(self, claimed: Claimed) -> None:
+        """Release a lease that no slot knows of; it stays in flight until it is settled."""
+        self.in_flight[claimed.message_id] = claimed
+        self.done(claimed, Released())
+
+    def done_batch(self, *, wait: float) -> list[tuple[Claimed, Outcome]]:
+        """Take a batch of outcomes to settle; waits up to ``wait`` seconds for the first."""
+        self._has_done.wait(wait)
+        self._has_done.clear()
+        batch: list[tuple[Claimed, Outcome]] = []
+        while len(batch) < BATCH:
+            try:
+                batch.append(self._done.popleft())
+            except IndexError:
+                return batch
+        self._has_done.set()
+        return batch
+
+    def settled(
+        self, batch: Sequence[tuple[Claimed, Outcome]], settled: list[Settled] | None
+    ) -> None:
+        """Forget and count attempts whose settle is committed; ``settled`` is None if all have
+        succeeded.
+
+        Every outcome of this worker that is accepted passes here.
+        """
+        if settled is None and self.on_end is None:
+            self.counts["succeeded"] += len(batch)
+        else:
+            ended: dict[int, str | None] = dict(settled or ())
+            if settled is None:
+                ended = dict.fromkeys((job.job_id for job, _ in batch), AttemptOutcome.SUCCEEDED)
+            for claimed, outcome in batch:
+                if claimed.job_id not in ended:
+                    self.counts[STALE] += 1
+                    logger.warning("job %s: its result is not kept: too late", claimed.job_id)
+                    continue
+                job_outcome = ended[claimed.job_id]
+                self.counts[str(word_of(outcome, job_outcome))] += 1
+                if job_outcome == AttemptOutcome.FAILED:
+                    log_job_failure(claimed, outcome)
+                if self.on_end is not None:
+                    times = self.times.get(claimed.message_id)
+                    self.on_end(Ending(claimed, outcome, job_outcome, times))
+        if self.on_settled is not None:
+            self.on_settled(claimed for claimed, _ in batch)
+        self._forget([claimed for claimed, _ in batch])
+
+    def discarded(self, claimed: Claimed, word: str) -> None:
+        """Forget and count an attempt whose outcome is not accepted, or not known."""
+        self.counts[word] += 1
+        self._forget([claimed])
+
+    def forget_all(self) -> None:
+        """Forget all attempts: others rescue them."""
+        self.in_flight.clear()
+        self.times.clear()
+
+    def stop_waiting(self) -> None:
+        """End the settler's wait for an outcome."""
+        self._has_done.set()
+
+    def _forget(self, jobs: Iterable[Claimed]) -> None:
+        has_suspect = False
+        for job in jobs:
+            self.in_flight.pop(job.message_id, None)
+            self.times.pop(job.message_id, None)
+            has_suspect = has_suspect or job.crashes > 0
+        if has_suspect:
+            self.on_suspect_settled()
+        if not self.in_flight:
+            self.on_all_settled()

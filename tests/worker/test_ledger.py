@@ -1,0 +1,33 @@
+"""The ledger forgets what is settled, and tells the claimer when the next suspect may start."""
+
+import pytest
+
+from pgqueue.outcomes import Succeeded
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Settled
+from pgqueue.worker.ledger import Ledger
+
+
+def claimed(number: int, *, crashes: int = 0) -> Claimed:
+    run_at = f"2026-01-01 00:00:{number:02}+00"
+    return Claimed(5, run_at, number, number, "q", "t", "{}", 1, 1, crashes)
+
+
+@pytest.mark.parametrize("how", ["all succeeded", "one was too late", "discarded"])
+@pytest.mark.parametrize("crashes", [0, 1])
+def test_the_claimer_is_told_when_a_suspect_is_settled(how: str, crashes: int) -> None:
+    ledger = Ledger()
+    told: list[str] = []
+    ledger.on_suspect_settled = lambda: told.append(how)
+    suspect = claimed(1, crashes=crashes)
+    ledger.claimed([suspect, claimed(2)])
+
+    if how == "all succeeded":
+        ledger.settled([(suspect, Succeeded()), (claimed(2), Succeeded())], None)
+    elif how == "one was too late":
+        ledger.settled([(suspect, Succeeded())], [Settled(2, None)])
+    else:
+        ledger.discarded(suspect, "stale")
+
+    assert told == [how] * crashes
+    assert suspect.message_id not in ledger.in_flight
