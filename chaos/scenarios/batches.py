@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from chaos.environment import Environment
 from chaos.history import END, START
 from chaos.mutations import Patch, mutation
-from chaos.sample_tasks import AT_ONCE, EFFECT, effect, note, queue
+from chaos.sample_tasks import AT_ONCE, EFFECT, FIRST, effect, note, queue
 from pgqueue import JobContext
 from pgqueue.repository import batches
 
@@ -50,7 +50,7 @@ EARLY = """
 """
 
 
-@queue.task(retry=AT_ONCE, max_attempts=1000)
+@queue.task(retry=AT_ONCE, max_attempts=1000, priority=FIRST)
 def pay_piece(session: Session, ctx: JobContext, batch_id: int, left: int = 0) -> int:
     """A row of the application, and two more jobs of the batch, in the commit of its end."""
     note(START, ctx)
@@ -62,7 +62,7 @@ def pay_piece(session: Session, ctx: JobContext, batch_id: int, left: int = 0) -
     return ctx.attempt
 
 
-@queue.task(retry=AT_ONCE, max_attempts=1000)
+@queue.task(retry=AT_ONCE, max_attempts=1000, priority=FIRST)
 def pay_batch(session: Session, ctx: JobContext, batch_id: int) -> int:
     """The callback of a batch."""
     note(START, ctx)
