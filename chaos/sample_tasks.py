@@ -109,7 +109,7 @@ def keep_newest(ctx: JobContext, key: int, version: int) -> int:
 @queue.task(
     retry=AT_ONCE,
     priority=FIRST,
-    max_attempts=1000,
+    max_attempts=100,
     unique=Unique(by=("chain",), until="started"),
 )
 def go_on(ctx: JobContext, chain: int, left: int) -> int:
