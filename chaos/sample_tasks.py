@@ -24,6 +24,8 @@ queue = PgQueue()
 
 AT_ONCE = Retry.constant(timedelta(0))
 LOOK_EVERY = 0.02
+FIRST = 2
+"""The priority of jobs that must not wait for a backlog, or no worker would be killed amid them."""
 AT_A_GATE = 0.05
 """Seconds between the starts of two jobs that a crash has left, where all wait for the scenario.
 In the product it is two, for each of those that do not end before."""
@@ -91,7 +93,11 @@ async def call_async(ctx: JobContext, milliseconds: float = 0) -> int:
     return await attend_async(ctx, asyncio.sleep(milliseconds / 1000))
 
 
-@queue.task(retry=AT_ONCE, unique=Unique(by=("key",), until="started", on_conflict="replace"))
+@queue.task(
+    retry=AT_ONCE,
+    priority=FIRST,
+    unique=Unique(by=("key",), until="started", on_conflict="replace"),
+)
 def keep_newest(ctx: JobContext, key: int, version: int) -> int:
     """What is enqueued again and again with newer arguments, while it waits and while it runs."""
     note(START, ctx, version=version)
@@ -100,7 +106,12 @@ def keep_newest(ctx: JobContext, key: int, version: int) -> int:
     return ctx.attempt
 
 
-@queue.task(retry=AT_ONCE, max_attempts=100, unique=Unique(by=("chain",), until="started"))
+@queue.task(
+    retry=AT_ONCE,
+    priority=FIRST,
+    max_attempts=100,
+    unique=Unique(by=("chain",), until="started"),
+)
 def go_on(ctx: JobContext, chain: int, left: int) -> int:
     """Enqueues its successor under its own key."""
     note(START, ctx, left=left)

@@ -98,7 +98,7 @@ ENDED = "SELECT count(*) FROM pgqueue.jobs WHERE finished_at > :began"
         "additions_without_lock": f"batches have ended before their last job|{SAMPLED}",
         "changes_jobs_that_have_started": "was asked for last",
         "keeps_the_key_at_the_start": "chains have stopped early",
-        "prunes_by_age_alone": "were pruned, with|acknowledged jobs are gone|F8",
+        "prunes_by_age_alone": "old jobs are left|acknowledged jobs are gone|F8|sampled",
     },
     alone=True,
 )

@@ -12,13 +12,13 @@ from sqlalchemy import Boolean, cast, null
 from chaos.environment import Environment
 from chaos.history import END, START, Event
 from chaos.mutations import Patch, mutation
-from chaos.sample_tasks import AT_ONCE, note, queue
+from chaos.sample_tasks import AT_ONCE, FIRST, note, queue
 from pgqueue import JobContext, Limit
 
 KEYS = ("red", "green", "blue", "grey")
 OF_A_KEY, OF_ALL = 1, 3
 SECOND = timedelta(seconds=1)
-MOST_OF_A_KEY, MOST_OF_ALL = 10 + 2 * 2 - 1, 30 + 2 * 3 - 1
+MOST_OF_A_KEY, MOST_OF_ALL = 5 + 2 * 2 - 1, 10 + 2 * 3 - 1
 """Starts in any second: the rate, and twice its burst but one."""
 STARTS = """
     SELECT args ->> 'key' AS key, extract(epoch FROM start.started_at) AS at
@@ -33,7 +33,7 @@ STARTS = """
 """By the database's clock."""
 
 
-@queue.task(retry=AT_ONCE, limit=(Limit(OF_A_KEY, by="key"), Limit(OF_ALL)))
+@queue.task(retry=AT_ONCE, priority=FIRST, limit=(Limit(OF_A_KEY, by="key"), Limit(OF_ALL)))
 def call_in_turn(ctx: JobContext, key: str, milliseconds: float = 0) -> None:
     """Something of which one may run for each key, and three in all."""
     note(START, ctx, key=key)
@@ -43,9 +43,10 @@ def call_in_turn(ctx: JobContext, key: str, milliseconds: float = 0) -> None:
 
 @queue.task(
     retry=AT_ONCE,
+    priority=FIRST,
     limit=(
-        Limit(10, by="key", per=SECOND, burst=2, name="starts_of_key"),
-        Limit(30, per=SECOND, burst=3, name="starts"),
+        Limit(5, by="key", per=SECOND, burst=2, name="starts_of_key"),
+        Limit(10, per=SECOND, burst=3, name="starts"),
     ),
 )
 def call_at_a_rate(ctx: JobContext, key: str) -> None:
@@ -87,7 +88,10 @@ def retries_take_no_token(patch: Patch) -> None:
 
 
 @queue.task(
-    retry=AT_ONCE, max_attempts=1000, limit=Limit(1, by="key", order="strict", name="in_order")
+    retry=AT_ONCE,
+    priority=FIRST,
+    max_attempts=1000,
+    limit=Limit(1, by="key", order="strict", name="in_order"),
 )
 def call_in_order(ctx: JobContext, key: str, number: int) -> None:
     """Something that waits for the one before it, and that fails the first time now and then."""
@@ -110,9 +114,7 @@ class LimitedJobs:
         )
         rows = [(key, number) for number in range(2 * faults) for key in KEYS]
         self._ordered = environment.enqueue(call_in_order, rows)
-        self._rated = environment.enqueue(
-            rated, [(key,) for _ in range(2 * faults) for key in KEYS]
-        )
+        self._rated = environment.enqueue(rated, [(key,) for _ in range(faults) for key in KEYS])
 
     def succeeded(self) -> int:
         return len(self._limited) + len(self._ordered) + len(self._rated)

@@ -8,9 +8,9 @@ import pytest
 pytestmark = pytest.mark.chaos
 
 
-@pytest.mark.parametrize(("plant", "code"), [(None, 0), ("rescue_loses_the_message", 1)])
+@pytest.mark.parametrize(("plant", "code"), [(None, 0), ("payload_decoded_in_the_claim", 1)])
 def test_a_scenario_holds_and_breaks_with_a_planted_bug(plant: str | None, code: int) -> None:
-    command = [sys.executable, "-m", "chaos", "play", "kills", "--short"]
+    command = [sys.executable, "-m", "chaos", "play", "damaged_rows", "--short"]
 
     ended = subprocess.run([*command, *(["--plant", plant] if plant else [])])
 
