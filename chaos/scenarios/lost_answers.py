@@ -59,9 +59,9 @@ def settles_are_not_repeated(patch: Patch) -> None:
 @mutation
 def unknown_commits_count(patch: Patch) -> None:
     """A COMMIT without an answer is taken for carried out; nobody looks at the rows."""
-    from pgqueue.worker import handler_transactions
+    from pgqueue.worker import pool_transaction
 
-    patch.set(handler_transactions, "was_committed", lambda *_, **__: True)
+    patch.set(pool_transaction, "was_committed", lambda *_, **__: True)
 
 
 @scenario(

@@ -132,12 +132,12 @@ async def look_and_pay_async(session: AsyncSession, ctx: JobContext, after: str)
 @mutation
 def sessions_join_without_savepoint(patch: Patch) -> None:
     """A handler's session joins its transaction so that its commit() is that of the transaction."""
-    from pgqueue.worker import transactional_attempt
+    from pgqueue.handler import transaction
 
     def fully(sessions, connection, **_):  # type: ignore[no-untyped-def]
         return sessions(bind=connection, join_transaction_mode="control_fully")
 
-    patch.set(transactional_attempt, "joined_session", fully)
+    patch.set(transaction, "joined_session", fully)
 
 
 @mutation

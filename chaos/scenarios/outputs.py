@@ -133,20 +133,20 @@ def go_wrong(ctx: JobContext, name: str) -> Any:
 @mutation
 def errors_are_stored_as_they_are(patch: Patch) -> None:
     """An error's words are stored without a limit, and with characters that no text can hold."""
-    from pgqueue.execution import attempt
+    from pgqueue.handler import outcome
 
     def as_it_is(error: BaseException) -> ErrorReport:
         return ErrorReport(type(error).__name__, str(error), repr(error))
 
-    patch.set(attempt, "report", as_it_is)
+    patch.set(outcome, "report", as_it_is)
 
 
 @mutation
 def results_are_stored_as_they_are(patch: Patch) -> None:
     """A result is handed to the settle without a look."""
-    from pgqueue.execution import attempt
+    from pgqueue.handler import outcome
 
-    patch.set(attempt, "storable_result", lambda result: result)
+    patch.set(outcome, "storable_result", lambda result: result)
 
 
 @scenario(

@@ -11,8 +11,7 @@ from pgqueue.errors import ArgumentsError, PgQueueError
 from pgqueue.job_queue import PgQueue, queues_with_tasks
 from pgqueue.models import Job
 from pgqueue.repository.due_times import DueTimes
-from pgqueue.worker.inline.attempt import Ended
-from pgqueue.worker.inline.worker import InlineWorker
+from pgqueue.worker.inline_worker import InlineWorker
 
 QUEUE = "pgqueue.testing.queue"
 """The name in ``session.info`` of the queue that a fixture has chosen."""
@@ -39,15 +38,17 @@ def run_jobs(
     With an AsyncSession: ``await session.run_sync(run_jobs)``.
     """
     session, connection = joined_connection(session)
-    ended: list[Ended] = []
+    job_ids: list[int] = []
     worker = InlineWorker(queue_of(session, queue), connection)
     try:
         worker.run_until_empty(
-            ended.append, ahead=_seconds(connection, until), raise_errors=raise_errors
+            lambda attempt: job_ids.append(attempt.claimed.job_id),
+            ahead=_seconds(connection, until),
+            raise_errors=raise_errors,
         )
     finally:
         expire(session)
-    return [session.get_one(Job, each.claimed.job_id) for each in ended]
+    return [session.get_one(Job, job_id) for job_id in job_ids]
 
 
 def joined_connection(session: "Session | scoped_session[Any]") -> tuple[Session, Connection]:

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 from pgqueue import redaction
 from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome
-from pgqueue.execution.ended import CRASH, event_of, since_due
+from pgqueue.handler.ended import CRASH, event_of, since_due
 from pgqueue.outcomes import (
     AttemptEnd,
 )

@@ -8,8 +8,8 @@ from threading import Condition, Event
 from typing import NamedTuple
 
 from pgqueue import redaction
-from pgqueue.events import AttemptOutcome
-from pgqueue.execution.ended import log_job_failure, word_of
+from pgqueue.events import AttemptOutcome, attempt_outcome
+from pgqueue.handler.ended import log_job_failure
 from pgqueue.outcomes import (
     Outcome,
     Released,
@@ -202,7 +202,7 @@ class JobBuffer:
         self._has_done.set()
 
     def _accept(self, claimed: Claimed, outcome: Outcome, job_outcome: str | None) -> None:
-        self.counts[str(word_of(outcome, job_outcome))] += 1
+        self.counts[str(attempt_outcome(outcome, job_outcome))] += 1
         if job_outcome == AttemptOutcome.FAILED:
             log_job_failure(claimed, outcome)
         if self.on_end is not None:

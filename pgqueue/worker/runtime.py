@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from pgqueue.context import Around
 from pgqueue.database.opening import READ_COMMITTED
 from pgqueue.database.settings import SCHEDULING
+from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.middleware import (
     AsyncAround,
     around_async_handlers,
@@ -39,7 +40,6 @@ from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes import ProcessPool
 from pgqueue.worker.progress import ProgressWriter
 from pgqueue.worker.reconnecting import ReconnectingConnection
-from pgqueue.worker.running_attempt import RunningAttempt
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class WorkerRuntime:
             self.tasks[claimed.task],
             worker_id=self.identity.worker_id,
             stopping=self.stopping,
-            progress=self.progress,
+            report=self.progress.report,
         )
 
     def note_times(self, run: RunningAttempt) -> None:
