@@ -41,7 +41,7 @@ class AttemptOutcome(StrEnum):
     them."""
 
 
-_OF_ITSELF: dict[type[Outcome], AttemptOutcome] = {
+_RECORDED_AS: dict[type[Outcome], AttemptOutcome] = {
     Succeeded: AttemptOutcome.SUCCEEDED,
     Retried: AttemptOutcome.RETRIED,
     Failed: AttemptOutcome.FAILED,
@@ -57,7 +57,7 @@ _OF_ITSELF: dict[type[Outcome], AttemptOutcome] = {
 
 def attempt_outcome(outcome: Outcome, ended: str | None = None) -> AttemptOutcome:
     """The outcome as the tables record it; ``ended``: how the job has ended, if it has."""
-    return AttemptOutcome(ended or _OF_ITSELF[type(outcome)])
+    return AttemptOutcome(ended or _RECORDED_AS[type(outcome)])
 
 
 @dataclass(frozen=True, slots=True)

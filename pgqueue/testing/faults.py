@@ -76,8 +76,12 @@ def _claimed(session: AnySession, job: Job, queue: PgQueue | None) -> Iterator[C
     worker.admit()
     find = select(MessageQueue).where(MessageQueue.target_id == job.id)
     message = session.scalars(find).one_or_none()
+    place: list[ClaimCursor] = []
+    if message is not None:
+        # The cursor after which a claim finds this message first.
+        run_at = message.run_at.isoformat()
+        place.append(ClaimCursor(message.queue, message.priority, run_at, message.id - 1))
     try:
-        place = () if message is None else (_just_before(message),)
         claimed = worker.claim(place)
         if claimed is None or claimed.job_id != job.id:
             raise PgQueueError(
@@ -87,9 +91,3 @@ def _claimed(session: AnySession, job: Job, queue: PgQueue | None) -> Iterator[C
         yield worker, claimed, connection
     finally:
         expire(session)
-
-
-def _just_before(message: MessageQueue) -> ClaimCursor:
-    """The cursor after which a claim finds this message first."""
-    run_at = message.run_at.isoformat()
-    return ClaimCursor(message.queue, message.priority, run_at, message.id - 1)

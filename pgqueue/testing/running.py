@@ -61,8 +61,10 @@ def joined_connection(session: "Session | scoped_session[Any]") -> tuple[Session
 def queue_of(session: Session, queue: PgQueue | None) -> PgQueue:
     """Return the queue that was given, or chosen by a fixture, or the only one."""
     chosen = queue or session.info.get(QUEUE)
+    if isinstance(chosen, PgQueue):
+        return chosen
     if chosen is not None:
-        return _checked(chosen)
+        raise ArgumentsError(f"queue is {type(chosen).__name__}; give the PgQueue of the tasks")
     queues = queues_with_tasks()
     if len(queues) != 1:
         raise PgQueueError(
@@ -76,12 +78,6 @@ def expire(session: Session) -> None:
     """Let the session read anew what handlers have written, as after a commit of its own."""
     if session.expire_on_commit:
         session.expire_all()
-
-
-def _checked(queue: Any) -> PgQueue:
-    if not isinstance(queue, PgQueue):
-        raise ArgumentsError(f"queue is {type(queue).__name__}; give the PgQueue of the tasks")
-    return queue
 
 
 def _seconds(connection: Connection, until: datetime | timedelta | None) -> float:

@@ -160,12 +160,18 @@ class InlineAttempt(RunningAttempt):
 
     def _run_handler(self) -> Outcome | None:
         """Run the handler, if it may start; None if nothing is left to settle."""
+        # With an async connection, in the greenlet of ``run_sync``, on the test's own loop.
+        needs_loop = self.task.is_async and not self.connection.dialect.is_async
+        if needs_loop and asyncio._get_running_loop() is not None:
+            raise ArgumentsError(
+                f"{self._name} is async and cannot run here, inside of an event loop: with an "
+                "AsyncSession, `await session.run_sync(run_jobs)`; or make the test a plain "
+                "function"
+            )
         try:
-            if not self.task.is_async or self.connection.dialect.is_async:
-                # An async handler runs in the greenlet of ``run_sync``, on the test's own loop.
-                return run_attempt(self, self)
-            self._refuse_running_loop()
-            return run_alone(run_async_attempt(self, self))
+            if needs_loop:
+                return run_alone(run_async_attempt(self, self))
+            return run_attempt(self, self)
         except FAILURES as error:
             if not self.has_begun:
                 raise
@@ -179,16 +185,6 @@ class InlineAttempt(RunningAttempt):
     def _write(self, outcome: Outcome) -> None:
         settle_in_transaction(self._attempts, self.claimed, outcome, is_kept=self._is_kept)
         self.outcome = outcome
-
-    def _refuse_running_loop(self) -> None:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        raise ArgumentsError(
-            f"{self._name} is async and cannot run here, inside of an event loop: with an "
-            "AsyncSession, `await session.run_sync(run_jobs)`; or make the test a plain function"
-        )
 
     @property
     def _name(self) -> str:
