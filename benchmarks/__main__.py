@@ -16,6 +16,7 @@ import psycopg
 from benchmarks import report
 from benchmarks.arena import Spoiled
 from benchmarks.case import CASES, Bench, Case
+from benchmarks.contests import playing
 from pgqueue.embedded import EmbeddedPostgres
 
 SETTINGS = {
@@ -75,6 +76,17 @@ def main(
         report.write(results, about)
     if any(result.failure for result in results):
         raise SystemExit(1)
+
+
+@main.command("contests")
+@click.option("--write", is_flag=True, help="Put the table into docs/explanation/reliability.md.")
+def show_contests(write: bool) -> None:
+    """Play three contests with other queues: kill -9, a zombie, a poison job."""
+    with server_for(None) as server:
+        figures = playing.compete(server)
+    playing.show(figures)
+    if write:
+        playing.write(figures)
 
 
 @main.command("list")

@@ -1,4 +1,4 @@
-"""The environments of other queues, for the benchmarks and for the contests of ``chaos``.
+"""The environments of other queues, for the benchmarks and the contests.
 
 Each queue has one of its own, which both use; none is installed beside pgqueue.
 """

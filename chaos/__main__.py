@@ -20,16 +20,11 @@ from pathlib import Path
 import click
 
 from chaos import report
-from chaos.peers import contest
 from chaos.running import Verdict, play
 from chaos.scenario import Scenario, load
-from pgqueue.embedded import EmbeddedPostgres
 
 LONGEST = 3600.0
 """Seconds after which a run is given up: a scenario bounds each of its waits itself."""
-
-TCP = {"listen_addresses": "127.0.0.1", "port": "5639", "max_connections": "200"}
-"""Not every driver of the other queues connects through a socket of the file system."""
 
 BESIDE = 2
 """Scenarios that mostly wait, and run at the same time."""
@@ -115,25 +110,6 @@ def play_one(
         click.echo(verdict.broken)
     if verdict.broken is not None:
         raise SystemExit(1)
-
-
-@main.command("peers")
-@click.option("--write", is_flag=True, help="Put the table into docs/explanation/reliability.md.")
-@click.option(
-    "--environments",
-    type=click.Path(path_type=Path),
-    default=Path(".peers"),
-    help="Where the other queues are installed.  [default: .peers]",
-)
-def show_peers(write: bool, environments: Path) -> None:
-    """Play three contests with other queues: kill -9, a zombie, a poison job."""
-    with _folder() as folder, EmbeddedPostgres(folder / "postgres", settings=TCP) as server:
-        port = f"127.0.0.1:{TCP['port']}"
-        figures = contest.compete(f"postgresql+psycopg://postgres@{port}/postgres", environments)
-        server.stop()
-    report.show_peers(figures)
-    if write:
-        report.write_peers(figures)
 
 
 def _chosen(only: tuple[str, ...], size: str) -> list[Scenario]:

@@ -20,6 +20,7 @@ class CheckedRun(Run, Protocol):
 
     acknowledged: set[int]
     counts: Counter[str]
+    requeued: Counter[int]
     queue: PgQueue
     sampler: Sampler
 
@@ -108,16 +109,16 @@ class Checker:
         """
         interrupted = self._run.interruptions()
         most = {r[0]: r[1] for r in self._run.rows("SELECT id, max_attempts FROM pgqueue.jobs")}
-        requeued = self._run.counts["requeues"]
+        requeued = self._run.requeued
         starts = Counter(event.job for event in self._starts)
         starts.subtract(Counter(job for job, _ in interrupted.elements()))
-        over = [job for job, n in starts.items() if n > most.get(job, n) * (1 + requeued)]
+        over = [job for job, n in starts.items() if n > most.get(job, n) * (1 + requeued[job])]
         if over:
             self._wrong.append(f"F5: started more often than max_attempts: {over[:5]}")
-        if not requeued and not self._run.counts["server crashes"]:
+        if not self._run.counts["server crashes"]:
             numbers = Counter((event.job, event.attempt) for event in self._starts)
             numbers.subtract(interrupted)
-            twice = [number for number, n in numbers.items() if n > 1]
+            twice = [one for one, n in numbers.items() if n > 1 and not requeued[one[0]]]
             if twice:
                 self._wrong.append(f"F5: (job, attempt) has started twice: {twice[:5]}")
 
@@ -138,7 +139,7 @@ class Checker:
             if earlier is None or (earlier.job, earlier.attempt) in failed:
                 continue
             duplicates += 1
-            if earlier.worker not in harmed and not self._run.counts["requeues"]:
+            if earlier.worker not in harmed and not self._run.requeued[event.job]:
                 self._wrong.append(
                     f"F6: job {event.job} started again although {earlier.worker} was well"
                 )

@@ -1,4 +1,4 @@
-"""The stage of one run: a database, its workers, the ledger of what was acknowledged, the judge."""
+"""What a run works with: a database, workers, the ledger of acknowledged jobs, the judge."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Environment:
         url: str,
         directory: Path,
         *,
-        seed: int,
+        seed: int = 0,
         mutation: str | None = None,
         server: EmbeddedPostgres | None = None,
     ) -> None:
@@ -64,6 +64,8 @@ class Environment:
         self.counts: Counter[str] = Counter()
         self.members: list[Member] = []
         self.acknowledged: set[int] = set()
+        self.requeued: Counter[int] = Counter()
+        """How often each job has begun anew."""
         self._server = server
         # A scenario may take the server away between two looks.
         self.engine: Engine = _engine(url)
@@ -164,6 +166,12 @@ class Environment:
             self.acknowledged.update(new)
         self.count("jobs", len(ids))
         return ids
+
+    def requeue(self, job: int) -> None:
+        with self.queue.session() as session, session.begin():
+            self.queue.requeue(session, job)
+        self.requeued[job] += 1
+        self.count("requeues")
 
     def open(self, gate: str) -> None:
         """Let the handlers that wait for this gate go on."""
@@ -279,25 +287,25 @@ class Environment:
 
         self.until(ended, seconds=seconds, what=f"{count} jobs have ended")
 
-    def until_started(self, *jobs: int, attempt: int = 1, seconds: float = PATIENCE) -> None:
-        """Wait until these jobs have started this attempt."""
+    def until_started(self, *jobs: int, attempt: int = 1, seconds: float = PATIENCE) -> float:
+        """Wait until these jobs have started this attempt; the time of the last start."""
 
-        def have_started() -> bool:
-            starts = {e.job for e in self.history(history.START) if e.attempt == attempt}
-            return starts >= set(jobs)
+        def started() -> float | None:
+            starts = {e.job: e.at for e in self.history(history.START) if e.attempt == attempt}
+            return max(starts[job] for job in jobs) if starts.keys() >= set(jobs) else None
 
-        self.until(have_started, seconds=seconds, what=f"attempt {attempt} of {jobs} starts")
+        at = self.until(started, seconds=seconds, what=f"attempt {attempt} of {jobs} starts")
+        assert at is not None, "it is waited for"
+        return at
 
     def expect(self, holds: bool, words: str) -> None:
         """Say what was broken unless it holds."""
         if not holds:
             raise Broken(words)
 
-    def check(self, **outcomes: int) -> Checker:
+    def judge(self, **outcomes: int) -> None:
         """Judge the tables and the histories.  Outcomes: how many jobs have ended how."""
-        check = Checker(self)
-        check.all(outcomes or {"succeeded": len(self.acknowledged)})
-        return check
+        Checker(self).all(outcomes or {"succeeded": len(self.acknowledged)})
 
     def _last_lines(self) -> str:
         parts = []

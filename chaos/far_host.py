@@ -57,7 +57,7 @@ class FarHost:
 
 @contextmanager
 def reachable(environment: Environment, host: FarHost) -> Iterator[str]:
-    """Have the stage's own server listen to this host too; its URL from there."""
+    """Have the environment's own server listen to this host too; its URL from there."""
     environment.server.stop()
     directory = environment.server.directory
     with (directory / "data" / "pg_hba.conf").open("a") as rules:

@@ -31,7 +31,8 @@ class Machine:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def __str__(self) -> str:
         late, write = map(max, zip(*self._looks or [(0.0, 0.0)], strict=True))

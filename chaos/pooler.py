@@ -1,4 +1,4 @@
-"""PgBouncer in front of the stage's own server, in transaction pooling."""
+"""PgBouncer in front of the environment's own server, in transaction pooling."""
 
 from __future__ import annotations
 

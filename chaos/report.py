@@ -1,4 +1,4 @@
-"""What the battery has shown: lines while it runs, a table at its end, the same in the docs."""
+"""What the battery has shown: a line for each scenario, their sum, and a table in the docs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from chaos.running import Verdict
 from chaos.scenario import load
 
 PAGE = Path(__file__).parent.parent / "docs/explanation/reliability.md"
-BEGIN_PEERS = "<!-- written by `python -m chaos peers` -->\n"
 BEGIN = {
     "full": "<!-- written by `make chaos` -->\n",
     "long": "<!-- written by `make chaos` in its long form -->\n",
@@ -84,20 +82,6 @@ def show_line(verdict: Verdict) -> None:
 
 
 def show(summary: Summary) -> None:
-    """The table."""
-    scenarios = load()
-    table = Table("scenario", "promises", "jobs", "faults", "second starts", "seconds", "")
-    for verdict in sorted(summary.verdicts, key=lambda verdict: verdict.scenario):
-        table.add_row(
-            verdict.scenario,
-            scenarios[verdict.scenario].promises,
-            f"{verdict.counts.get('jobs', 0):,}",
-            _faults(verdict),
-            f"{verdict.counts.get('second starts', 0):,}",
-            f"{verdict.seconds:.0f}",
-            "holds" if verdict.broken is None else "BROKEN",
-        )
-    console.print(table)
     for name, missing in summary.left_out.items():
         console.print(f"left out: {name} needs {', '.join(missing)}")
     console.print(summary.words(), f"Seed {summary.seed}.", markup=False)
@@ -106,24 +90,6 @@ def show(summary: Summary) -> None:
 def write(summary: Summary) -> None:
     """Replace what an earlier run has written into the page."""
     _replace(BEGIN[summary.size], _markdown(summary))
-
-
-def show_peers(figures: dict[str, dict[str, str]]) -> None:
-    table = Table("", *figures)
-    for row in _rows_of(figures):
-        table.add_row(*row)
-    console.print(table)
-
-
-def write_peers(figures: dict[str, dict[str, str]]) -> None:
-    lines = [f"| | {' | '.join(figures)} |", "|---" * (len(figures) + 1) + "|"]
-    lines += [f"| {' | '.join(row)} |" for row in _rows_of(figures)]
-    _replace(BEGIN_PEERS, "\n".join([f"Run of {datetime.now(UTC).date()}:", "", *lines, "", ""]))
-
-
-def _rows_of(figures: dict[str, dict[str, str]]) -> list[list[str]]:
-    questions = next(iter(figures.values()))
-    return [[question, *(found[question] for found in figures.values())] for question in questions]
 
 
 def _replace(begin: str, new: str) -> None:

@@ -40,7 +40,8 @@ class Sampler:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def pause(self) -> None:
         """The scenario damages rows itself."""

@@ -40,7 +40,6 @@ class Scenario:
     title: str
     run: Callable[[Environment, Size], None]
     promises: str
-    research: str
     full: Size
     short: Size
     long: Size | None
@@ -74,7 +73,6 @@ SCENARIOS: dict[str, Scenario] = {}
 def scenario(
     *,
     promises: str,
-    research: str,
     full: Size,
     short: Size,
     mutated: dict[str, str],
@@ -95,7 +93,6 @@ def scenario(
             title=(run.__doc__ or "").strip().splitlines()[0],
             run=run,
             promises=promises,
-            research=research,
             full=full,
             short=short,
             long=long,

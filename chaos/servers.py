@@ -40,7 +40,7 @@ class Disk:
 
 @contextmanager
 def small_disk(environment: Environment) -> Iterator[Disk]:
-    """Move the stage's own server to a small disk, in memory.  Needs root."""
+    """Move the environment's own server to a small disk, in memory.  Needs root."""
     server, account = environment.server, server_account()
     server.stop()
     data = server.directory / "data"
@@ -62,7 +62,7 @@ def small_disk(environment: Environment) -> Iterator[Disk]:
 
 
 class Standby:
-    """A copy of the stage's own server, which follows it until it is promoted."""
+    """A copy of the environment's own server, which follows it until it is promoted."""
 
     def __init__(self, environment: Environment) -> None:
         self._account = server_account()

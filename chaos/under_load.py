@@ -86,7 +86,7 @@ def load(
     workers.stop()
     found = environment.scalar("SELECT count(*) FROM pgqueue.jobs")
     environment.count("unacknowledged", found - len(environment.acknowledged))
-    environment.check(succeeded=found)
+    environment.judge(succeeded=found)
 
 
 @contextmanager
@@ -115,9 +115,10 @@ def _nothing_has_happened(environment: Environment, pids: list[int]) -> None:
 
 def all_run(environment: Environment, members: list[Member]) -> None:
     for member in members:
-        environment.expect(
-            member.is_running, f"{member.name} has ended by itself: {member.exit_code}"
+        ended = (
+            "" if member.is_running else f"{member.name} has ended by itself: {member.exit_code()}"
         )
+        environment.expect(not ended, ended)
 
 
 def goes_on(environment: Environment) -> None:

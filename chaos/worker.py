@@ -1,4 +1,8 @@
-"""What a worker process of a scenario runs, forked from a process that has imported it all."""
+"""What a worker process runs, forked from a process that has imported it all.
+
+Its options are those of a Worker, with spans in seconds, and what is popped from them below.
+``set`` replaces constants of pgqueue, named ``module:NAME``.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from sqlalchemy import create_engine
 
 from chaos import mutations
 from chaos.sample_tasks import queue
+from pgqueue import Worker
 from pgqueue.cli.working import work
 from pgqueue.database import keepalive, settings
 from pgqueue.worker import liveness, settler
@@ -63,8 +68,11 @@ def _work(options: dict[str, Any]) -> None:
     bugs = mutations.load()  # and with them the tasks of the scenarios
     if bug := os.environ.get("CHAOS_PLANT"):
         bugs[bug](mutations.Patch())
-    for name in options.pop("imports", ()):
+    for name in options.pop("modules", ()):
         importlib.import_module(name)
+    for place, value in options.pop("set", {}).items():
+        module, _, name = place.partition(":")
+        setattr(importlib.import_module(module), name, value)
     if (grace := options.pop("slow_grace", None)) is not None:
         liveness.SLOW_GRACE = timedelta(seconds=grace)
     if (grace := options.pop("fast_grace", None)) is not None:
@@ -82,7 +90,10 @@ def _work(options: dict[str, Any]) -> None:
         name: timedelta(seconds=options.pop(name, default)) for name, default in SPANS
     }
     queues = tuple(options.pop("queues", ()))
-    work(queue, queues=queues, until_empty=False, **spans, **options)
+    if options.pop("by_command", True):
+        work(queue, queues=queues, until_empty=False, **spans, **options)
+    else:
+        Worker(queue, queues or None, **spans, **options).run()
 
 
 def _move_to(host: str) -> None:

@@ -114,8 +114,7 @@ class Member:
     def is_running(self) -> bool:
         return self._process.is_alive()
 
-    @property
-    def exit_code(self) -> int | None:
+    def _code(self) -> int | None:
         """None while it runs; a signal is a negative number."""
         return self._process.exitcode
 
@@ -142,14 +141,19 @@ class Member:
         """kill -9; returns when the process is gone."""
         self.was_harmed = True
         self.send(signal.SIGKILL)
-        self.wait()
+        self.exit_code()
 
-    def wait(self, *, seconds: float = PATIENCE) -> int:
-        """Wait for its end; the exit code."""
+    def exit_code(self, *, seconds: float = PATIENCE) -> int:
+        """Wait for its end; a signal is a negative number."""
         wait_until(lambda: not self.is_running, seconds=seconds, what=f"{self.name} ends")
-        code = self.exit_code
+        code = self._code()
         assert code is not None, "it has ended"
         return code
+
+    def terminate(self, *, seconds: float = PATIENCE) -> int:
+        """SIGTERM; returns the exit code."""
+        self.send(signal.SIGTERM)
+        return self.exit_code(seconds=seconds)
 
 
 class Program(Member):
@@ -162,18 +166,16 @@ class Program(Member):
         url: str,
         options: dict[str, Any],
         *,
-        before: tuple[str, ...] = (),
-        **variables: str,
+        before: tuple[str, ...],
     ) -> None:
         self._before = before
-        self._more = variables
         super().__init__(run, name, url, options)
 
     def _start(self) -> None:
         command = [*self._before, sys.executable, "-m", "chaos.worker", str(self.log)]
         self._popen = subprocess.Popen(
             [*command, json.dumps(self._options)],
-            env={**os.environ, **self.variables, **self._more},
+            env={**os.environ, **self.variables},
             cwd=Path(__file__).parent.parent,
             stdin=subprocess.DEVNULL,
         )
@@ -186,8 +188,7 @@ class Program(Member):
     def is_running(self) -> bool:
         return self._popen.poll() is None
 
-    @property
-    def exit_code(self) -> int | None:
+    def _code(self) -> int | None:
         return self._popen.poll()
 
 
@@ -209,10 +210,21 @@ class Workers:
             url or self._run.url,
             {**self.options, **options},
         )
-        return self.take(member)
+        return self._take(member)
 
-    def take(self, member: Member) -> Member:
-        """Make a process that was started otherwise one of this fleet."""
+    def add_program(self, *before: str) -> Member:
+        """Start one more in a process of its own, with these words before its command."""
+        run = self._run
+        return self._take(Program(run, run.next_name(), run.url, self.options, before=before))
+
+    def add_with_clock(self, kind: str, offset: str) -> Member:
+        """Start one more whose clock is wrong: all of a kind have one, a file that may change."""
+        clock = self._run.directory / f"clock-{kind}"
+        if not clock.exists():  # or another worker would find it empty for a moment
+            clock.write_text(offset)
+        return self.add_program(sys.executable, "-m", "chaos.wrong_clock", str(clock))
+
+    def _take(self, member: Member) -> Member:
         self.members.append(member)
         self._run.members.append(member)
         return member
@@ -256,7 +268,7 @@ class Workers:
         for member in self.members:
             member.send(signal.SIGTERM)
         for member in self.members:
-            code = member.wait(seconds=seconds)
+            code = member.exit_code(seconds=seconds)
             was_young = code == -signal.SIGTERM and "serving" not in member.log.read_text()
             if code != 0 and not was_young:
                 raise Broken(f"{member.name} was stopped and ended with {code}")

@@ -9,29 +9,17 @@ has to come before everything that imports ``datetime``, and so does as little a
 import datetime
 import runpy
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PRELOADED = "preloaded"
-"""In place of the file: the clock is wrong for the whole process, C included."""
-
 
 def main() -> None:
     _self, offset, _python, _m, module, *arguments = sys.argv
-    if offset == PRELOADED:
-        # libfaketime takes what Python sleeps until for a time on the wall, and refuses it.
-        time.sleep = _sleep  # type: ignore[assignment]  # of whole and broken numbers
-    else:
-        put_wrong(offset_of(Path(offset)))
+    put_wrong(offset_of(Path(offset)))
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def _sleep(seconds: float) -> None:
-    threading.Event().wait(seconds)
 
 
 def offset_of(file: Path) -> Callable[[], float]:

@@ -59,6 +59,7 @@ from pgqueue.redaction import Secret
 from pgqueue.repository.admit import LimitState
 from pgqueue.repository.batches import BatchState
 from pgqueue.repository.invariants import Violation
+from pgqueue.repository.job_state import JobState
 from pgqueue.repository.jobs import Change
 from pgqueue.repository.schedules import ScheduleState
 from pgqueue.rules.limits import Limit
@@ -110,6 +111,7 @@ __all__ = [
     "BatchJob",
     # results of operators' calls
     "Change",
+    "JobState",
     "LimitState",
     "Violation",
     # claims

@@ -113,6 +113,7 @@ class NewBatch(OpenBatch):
         meta: Mapping[str, Any] | None,
         on_success: Task[..., Any] | None,
         on_failure: Task[..., Any] | None,
+        on_cancelled: Task[..., Any] | None,
         application: str,
     ) -> None:
         super().__init__(session, f"batch {name}" if name else "batch")
@@ -120,34 +121,25 @@ class NewBatch(OpenBatch):
         self._application = application
         where = f"{self._where}: "
         self._meta = meta_text(where, checked_meta(where, meta)) if meta else None
-        self._tasks = (on_success, on_failure)
-        self._callbacks: tuple[Callback | None, Callback | None] = (None, None)
+        tasks = {"on_success": on_success, "on_failure": on_failure, "on_cancelled": on_cancelled}
+        self._tasks = {name: task for name, task in tasks.items() if task is not None}
+        self._callbacks: dict[str, Callback] = {}
 
     def _begin(self, rows: Batches) -> int:
         batch_id = rows.add(self._name, self._meta, self._application)
-        succeeded, failed = self._tasks
-        self._callbacks = (
-            self._callback("on_success", succeeded, batch_id),
-            self._callback("on_failure", failed, batch_id),
-        )
+        for parameter, task in self._tasks.items():
+            try:
+                self._callbacks[parameter] = task.callback(batch_id)
+            except ArgumentsError as error:
+                raise ArgumentsError(
+                    f"{self._where}: {parameter} gets the id of the batch, an int, as its one "
+                    f"argument: {error}"
+                ) from error
         return batch_id
 
-    def _callback(
-        self, parameter: str, task: Task[..., Any] | None, batch_id: int
-    ) -> Callback | None:
-        if task is None:
-            return None
-        try:
-            return task.callback(batch_id)
-        except ArgumentsError as error:
-            raise ArgumentsError(
-                f"{self._where}: {parameter} gets the id of the batch, an int, as its one "
-                f"argument: {error}"
-            ) from error
-
     def _end(self, rows: Batches) -> None:
-        if any(self._callbacks):
-            rows.set_callbacks(self.id, *self._callbacks)
+        if self._callbacks:
+            rows.set_callbacks(self.id, self._callbacks)
 
 
 class ExtendedBatch(OpenBatch):

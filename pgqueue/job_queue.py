@@ -1,7 +1,7 @@
 """``PgQueue``, the object that an application holds: its tasks, its database and its operations."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from inspect import isasyncgenfunction, isgeneratorfunction
@@ -43,14 +43,17 @@ from pgqueue.database.opening import DRIVER, connection_parameters, worker_engin
 from pgqueue.errors import ArgumentsError, NotBound, OptionError, TaskDefinitionError, UnknownTask
 from pgqueue.events import AttemptCallback
 from pgqueue.middleware import Middleware, as_context_manager, layers_of
-from pgqueue.models import DEFAULT_QUEUE
+from pgqueue.models import DEFAULT_QUEUE, JobStatus
 from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
 from pgqueue.repository.admit import Admissions, LimitState
 from pgqueue.repository.batches import Batches, BatchState
-from pgqueue.repository.health import StatusCount
+from pgqueue.repository.cancel import Cancels
+from pgqueue.repository.health import Health, StatusCount
 from pgqueue.repository.invariants import Violation
+from pgqueue.repository.job_state import JobState, JobStates
 from pgqueue.repository.jobs import Change, Jobs
+from pgqueue.repository.listing import UNFINISHED, JobConditions, JobFilter
 from pgqueue.repository.workers import Workers
 from pgqueue.rules.limits import (
     Limit,
@@ -479,20 +482,27 @@ class PgQueue:
         *,
         on_success: Task[..., Any] | None = None,
         on_failure: Task[..., Any] | None = None,
+        on_cancelled: Task[..., Any] | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> OpenBatch:
         """Return a ``with`` block whose jobs are one batch; ``async with`` for an AsyncSession.
 
         All jobs that the block enqueues through ``session`` belong to the batch.  When the last of
         them has ended, one job is enqueued: of the task ``on_failure`` if a job has failed, else of
-        ``on_success``.  Its one argument is the id of the batch, an int.  A cancelled job does not
-        count as failed.  :meth:`get_batch` returns ``name`` and ``meta`` (a dict of JSON data).
+        ``on_cancelled`` if one was cancelled (of ``on_failure`` if that is not given), else of
+        ``on_success``.  Its one argument is the id of the batch, an int.  :meth:`get_batch` returns
+        ``name`` and ``meta`` (a dict of JSON data).
 
         Joins the caller's transaction and commits nothing.  Raises OptionError, ArgumentsError or
         PayloadError for a task that cannot be called so.
         """
         where = f"batch {shown(name)}" if name else "batch"
-        for parameter, task in (("on_success", on_success), ("on_failure", on_failure)):
+        callbacks = {
+            "on_success": on_success,
+            "on_failure": on_failure,
+            "on_cancelled": on_cancelled,
+        }
+        for parameter, task in callbacks.items():
             if task is not None and (not isinstance(task, Task) or task.owner is not self):
                 raise TaskDefinitionError(
                     f"{where}: {parameter} is {task!r}; give a task of this queue"
@@ -501,8 +511,7 @@ class PgQueue:
             session,
             name,
             meta=meta,
-            on_success=on_success,
-            on_failure=on_failure,
+            **callbacks,
             application=self.application,
         )
 
@@ -519,6 +528,16 @@ class PgQueue:
         return ExtendedBatch(session, _checked_id(batch_id, "batch"))
 
     @translated_errors()
+    def job_state(
+        self, session: "Session | Connection | scoped_session[Any]", job_id: int
+    ) -> JobState:
+        """Return the state of a job by one statement, without loading a :class:`Job`.
+
+        For pages that ask often whether a job has ended.  Raises JobNotFound.
+        """
+        return JobStates(executor(session)).of(_checked_id(job_id))
+
+    @translated_errors()
     def get_batch(
         self, session: "Session | Connection | scoped_session[Any]", batch_id: int
     ) -> BatchState:
@@ -527,6 +546,18 @@ class PgQueue:
         Raises BatchNotFound.
         """
         return Batches(executor(session)).state(_checked_id(batch_id, "batch"))
+
+    @translated_errors()
+    def progress_of(
+        self, session: "Session | Connection | scoped_session[Any]", batch_id: int
+    ) -> BatchState:
+        """Return a batch as a worker has last counted it: one row, however many jobs it has.
+
+        While jobs of the batch end, a worker counts every second, or more rarely if a count takes
+        longer than 20 ms: counts take at most a fiftieth of the time.  While nothing changes, it
+        counts once a minute.  :meth:`get_batch` counts exactly.  Raises BatchNotFound.
+        """
+        return Batches(executor(session)).progress(_checked_id(batch_id, "batch"))
 
     @translated_errors()
     def batches(
@@ -547,6 +578,47 @@ class PgQueue:
         """
         job_id = _checked_id(job_id)
         return Jobs(in_transaction(session, f"cancel of job {job_id}")).cancel(job_id)
+
+    @translated_errors()
+    def cancel_where(
+        self,
+        session: "Session | Connection | scoped_session[Any]",
+        *,
+        status: JobStatus | str | Collection[JobStatus | str] = UNFINISHED,
+        **conditions: Unpack[JobConditions],
+    ) -> dict[Change, int]:
+        """Cancel all jobs that match, in the caller's transaction; returns how many, by the result.
+
+        - ``status``: one or several of pending, blocked and running; all three by default.
+        - ``task``, ``queue``, ``tag``: by name; ``batch``: by the id of a batch.
+        - ``limit_key``: a key under which the jobs count, as in ``Job.limit_keys``.
+        - ``unique_key``: as in ``Job.unique_key``; two queues may each have a job with it.
+
+        At least one condition besides ``status`` is needed, and all must hold.  Jobs that wait end
+        first, the newest before the others, by one statement for each thousand.  Then each job
+        that a worker has claimed is asked to stop, as :meth:`cancel` does.  The rows of the jobs
+        stay locked until the transaction ends, so commit soon.  The command ``pgqueue cancel``
+        commits after each thousand.
+
+        Raises OptionError without a condition, and for a status of jobs that have ended.
+        """
+        statuses = [status] if isinstance(status, str) else list(status)
+        if wrong := [one for one in statuses if one not in UNFINISHED]:
+            raise OptionError(
+                f"cancel_where: status {wrong[0]!r} is none of {', '.join(UNFINISHED)}: jobs that "
+                "have ended cannot be cancelled"
+            )
+        if not any(value is not None for value in conditions.values()):
+            raise OptionError("cancel_where: which jobs? give a task, a queue, a batch or the like")
+        which = JobFilter(frozenset(map(JobStatus, statuses)), **conditions)
+        return dict(Cancels(in_transaction(session, "cancel of several jobs")).all_of(which))
+
+    @translated_errors()
+    def cancel_batch(
+        self, session: "Session | Connection | scoped_session[Any]", batch_id: int
+    ) -> dict[Change, int]:
+        """Cancel the jobs of a batch that have not ended, as :meth:`cancel_where` does."""
+        return self.cancel_where(session, batch=_checked_id(batch_id, "batch"))
 
     @translated_errors()
     def requeue(
@@ -731,8 +803,13 @@ class PgQueue:
 
     @translated_errors()
     def counts(self, session: "Session | Connection | scoped_session[Any]") -> list[StatusCount]:
-        """Return the number of jobs by queue and status.  Reads all jobs."""
-        return Jobs(executor(session)).counts()
+        """Return the number of jobs by queue and status.
+
+        Each status is counted in the table that has its jobs; only the succeeded ones are counted
+        in ``jobs``, which reads all of it.  A job that stands in no table, which :meth:`check`
+        reports, is not counted.
+        """
+        return Health(executor(session)).counts(succeeded=True)
 
     def __repr__(self) -> str:
         """Name the database without its password."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from pgqueue import (
 )
 from pgqueue.repository.batches import Batches
 from pgqueue.testing import run_jobs
+from pgqueue.worker.duties.batches import BatchEnds
 from pgqueue.worker.duties.prune import Progress, PruneRound
 
 AT_ONCE = timedelta(0)
@@ -134,22 +136,71 @@ def test_a_batch_fails_if_a_job_of_it_has_failed_and_says_so_at_its_end(
     assert shop.queue.get_batch(session, batch.id).outcome == "failed"
 
 
-def test_a_cancelled_job_has_not_failed(shop: Shop, session: Session) -> None:
-    with shop.queue.batch(session, **shop.callbacks()) as batch:
+@pytest.mark.parametrize("has_own", [True, False], ids=["on_cancelled", "else on_failure"])
+def test_a_batch_with_cancelled_jobs_says_so(shop: Shop, session: Session, has_own: bool) -> None:
+    callbacks = shop.callbacks()
+    if has_own:
+        callbacks |= {"on_cancelled": shop.done, "on_success": shop.broken}
+    with shop.queue.batch(session, **callbacks) as batch:
+        shop.mail.enqueue(session, 0)
         shop.queue.cancel(session, shop.mail.enqueue(session, 1).id)
         shop.unwanted.enqueue(session)
     session.commit()
     shop.work()
 
-    assert shop.told == [("done", batch.id)]
+    assert shop.told == [("done" if has_own else "broken", batch.id)]
     state = shop.queue.get_batch(session, batch.id)
-    assert (state.outcome, state.cancelled) == ("succeeded", 2)
+    assert (state.outcome, state.total, state.cancelled) == ("cancelled", 3, 2)
+    assert shop.queue.progress_of(session, batch.id) == state
+    assert shop.queue.check(session) == []
+
+
+def test_a_batch_with_a_failed_job_has_failed_also_if_others_were_cancelled(
+    shop: Shop, session: Session
+) -> None:
+    with shop.queue.batch(session, on_cancelled=shop.done, on_failure=shop.broken) as batch:
+        shop.fail.enqueue(session)
+        shop.unwanted.enqueue(session)
+    session.commit()
+    shop.work()
+
+    assert shop.told == [("broken", batch.id)]
+
+
+def test_the_progress_is_read_from_the_row_of_the_batch(
+    shop: Shop, engine: Engine, session: Session
+) -> None:
+    """It is that of the last count.  Before the first one, the jobs are counted."""
+    with shop.queue.batch(session) as batch:
+        first = shop.mail.enqueue(session, 1).id
+        shop.mail.options(delay=timedelta(hours=1)).enqueue(session, 2)
+    session.commit()
+    progress = partial(shop.queue.progress_of, session, batch.id)
+    assert (progress().total, progress().ended) == (2, 0)
+
+    with engine.connect() as connection:
+        count(connection, batch.id)
+        shop.queue.cancel(session, first)
+        session.commit()
+        assert progress().ended == 0
+        count(connection, batch.id)
+
+    assert (progress().total, progress().ended, progress().cancelled) == (2, 1, 1)
+    assert shop.queue.get_batch(session, batch.id) == progress()
+
+
+def count(connection: Connection, batch_id: int) -> None:
+    """Let a worker count this batch now, whose last count was long ago."""
+    with connection.begin():
+        long_ago = text("UPDATE pgqueue.batches SET count_at = '2001-01-01Z' WHERE id = :id")
+        connection.execute(long_ago, {"id": batch_id})
+    BatchEnds(notify=False).end(connection)
 
 
 def test_a_failed_job_that_is_requeued_before_the_end_counts_as_it_ends_then(
     shop: Shop, engine: Engine, session: Session
 ) -> None:
-    with shop.queue.batch(session, **shop.callbacks()) as batch:
+    with shop.queue.batch(session, **shop.callbacks(), on_cancelled=shop.done) as batch:
         job_id = shop.fail.enqueue(session).id
         later = shop.mail.options(delay=timedelta(hours=1)).enqueue(session, 1)
     session.commit()

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from contextvars import ContextVar
 from typing import Any
 
-import cells
+import process_tasks
 import pytest
 from sqlalchemy import Engine, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -144,9 +144,9 @@ def test_what_is_no_context_manager_is_refused(queue: PgQueue, kind: str) -> Non
 def test_handlers_in_child_processes_are_surrounded_too(database_url: str, tmp_path: Any) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session, session.begin():
-            task = cells.surrounded.options(meta={"tenant": "acme"})
+            task = process_tasks.surrounded.options(meta={"tenant": "acme"})
             job_id = task.enqueue(session).id
-        rig.start(modules=["cells"])
+        rig.start(modules=["process_tasks"])
         rig.until_ended(job_id)
 
         with rig.session() as session:

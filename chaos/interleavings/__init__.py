@@ -1,1 +1,1 @@
-"""Every order of the statements of a few actors."""
+"""Every order of the statements of a few sessions."""

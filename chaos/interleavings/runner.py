@@ -1,4 +1,4 @@
-"""Puts plays on, one after the other, and judges them in batches.
+"""Runs pairs of scripts, one after the other, and judges them in batches.
 
 Each has its job in a queue of its own, so that a few hundred can stand beside each other as
 they ended, and one look at the tables judges them all.
@@ -14,10 +14,10 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from chaos.broken import Broken
-from chaos.interleavings.actors import Actor, Scene
 from chaos.interleavings.logical_workers import TASKS, enqueue, pairs, worker_settings
-from chaos.interleavings.scheduler import Player, Scheduler, raise_errors, run_in_order
-from chaos.interleavings.scripts import OPENINGS, SCRIPTS, Play
+from chaos.interleavings.scheduler import Scheduler, Stepper, raise_errors, run_in_order
+from chaos.interleavings.scripts import OPENINGS, SCRIPTS, Pair
+from chaos.interleavings.sessions import ScriptedJob, ScriptedSession
 from pgqueue import PgQueue
 from pgqueue.outcomes import Exhausted, Succeeded
 from pgqueue.repository.settle import Attempts
@@ -43,52 +43,52 @@ ALLOWED_OF_DELETED = ("a message has a job", "a lease has a job")
 
 
 class ScriptRunner:
-    """Two actors for every part, one for the openings, and a stagehand behind them."""
+    """Two sessions for the scripts, one for the openings, and a connection to prepare jobs."""
 
     def __init__(self, url: str, engine: Engine) -> None:
         self._engine = engine
         self._workers = worker_settings(url)
         with engine.begin() as connection:
             connection.exec_driver_sql(RECORD_ENDINGS)
-        self._actors = [Actor(name, self._workers) for name in ("first", "second")]
-        self._opener = Actor("opener", self._workers)
-        self._stagehand = self._workers.connect().execution_options(isolation_level="AUTOCOMMIT")
+        self._sessions = [ScriptedSession(name, self._workers) for name in ("first", "second")]
+        self._opener = ScriptedSession("opener", self._workers)
+        self._connection = self._workers.connect().execution_options(isolation_level="AUTOCOMMIT")
         self._monitor = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        self._played: dict[int, Scene] = {}
+        self._ran: dict[int, ScriptedJob] = {}
         self._count = 0
         self.orders = 0
 
     def close(self) -> None:
-        for actor in (*self._actors, self._opener):
-            actor.close()
-        self._stagehand.close()
+        for session in (*self._sessions, self._opener):
+            session.close()
+        self._connection.close()
         self._monitor.close()
         self._workers.dispose()
 
-    def put_on(self, play: Play, director: Scheduler) -> None:
-        """Play it once, in the order that the director gives."""
-        scene = self._set(play)
-        for actor in (self._opener, *self._actors):
-            actor.enter(scene, self._stagehand)
-        OPENINGS[play.opening](self._opener)
-        scripts = [SCRIPTS[play.first], SCRIPTS[play.second]]
-        players = [
-            Player(actor.name, partial(script, actor), actor.pids)
-            for actor, script in zip(self._actors, scripts, strict=True)
+    def run(self, pair: Pair, scheduler: Scheduler) -> None:
+        """Run both scripts once, in the order that the scheduler gives."""
+        job = self._set(pair)
+        for session in (self._opener, *self._sessions):
+            session.take(job, self._connection)
+        OPENINGS[pair.opening](self._opener)
+        scripts = [SCRIPTS[pair.first], SCRIPTS[pair.second]]
+        steppers = [
+            Stepper(session.name, partial(script, session), session.pids)
+            for session, script in zip(self._sessions, scripts, strict=True)
         ]
-        for actor, player in zip(self._actors, players, strict=True):
-            actor.player = player
-        scene.order = run_in_order(players, director, self._monitor)
-        for actor in (self._opener, *self._actors):
-            actor.leave()
-        raise_errors(players, str(scene))
-        self._played[scene.job_id] = scene
+        for session, stepper in zip(self._sessions, steppers, strict=True):
+            session.stepper = stepper
+        job.order = run_in_order(steppers, scheduler, self._monitor)
+        for session in (self._opener, *self._sessions):
+            session.leave()
+        raise_errors(steppers, str(job))
+        self._ran[job.job_id] = job
         self.orders += 1
-        if len(self._played) == BATCH:
+        if len(self._ran) == BATCH:
             self.check()
 
     def check(self) -> None:
-        """Judge what was played since the last time, and drive it to its end."""
+        """Judge what was run since the last time, and drive it to its end."""
         self._raise_if(self._changed_after_the_end())
         self._raise_if(self._told_twice())
         self._raise_if(self._violations(of_deleted=False))
@@ -97,18 +97,18 @@ class ScriptRunner:
         self._raise_if(self._unfinished())
         self._raise_if(self._changed_after_the_end())
         self._raise_if(self._foreign_results())
-        self._played.clear()
+        self._ran.clear()
 
-    def _set(self, play: Play) -> Scene:
+    def _set(self, pair: Pair) -> ScriptedJob:
         self._count += 1
         queue = f"q{self._count}"
-        job_id = enqueue(self._stagehand, queue=queue, max_attempts=play.max_attempts)
-        return Scene(play.name, queue, job_id)
+        job_id = enqueue(self._connection, queue=queue, max_attempts=pair.max_attempts)
+        return ScriptedJob(pair.name, queue, job_id)
 
     def _raise_if(self, wrong: Iterable[tuple[int | None, str]]) -> None:
         for job_id, words in wrong:
-            scene = self._played.get(job_id) if job_id is not None else None
-            raise Broken(f"{scene or job_id}: {words}")
+            job = self._ran.get(job_id) if job_id is not None else None
+            raise Broken(f"{job or job_id}: {words}")
 
     def _told_twice(self) -> Iterable[tuple[int, str]]:
         """An attempt is given out once, and at most one outcome of it is accepted."""
@@ -118,10 +118,10 @@ class ScriptRunner:
         )
         endings = Counter(tuple(row) for row in crashed)
         starts: Counter[tuple[int, ...]] = Counter()
-        for scene in self._played.values():
-            endings.update(scene.accepted)
-            if not scene.is_deleted:  # with the job goes the memory of its attempts
-                starts.update(scene.started)
+        for job in self._ran.values():
+            endings.update(job.accepted)
+            if not job.is_deleted:  # with the job goes the memory of its attempts
+                starts.update(job.started)
         for attempt, count in endings.items():
             if count > 1:
                 yield attempt[0], f"{count} outcomes of {attempt} were accepted"
@@ -133,8 +133,8 @@ class ScriptRunner:
         with self._engine.connect() as connection:
             violations = PgQueue().check(connection)
         for one in violations:
-            scene = self._played.get(one.job_id or 0)
-            is_deleted = scene is not None and scene.is_deleted
+            job = self._ran.get(one.job_id or 0)
+            is_deleted = job is not None and job.is_deleted
             if of_deleted or not is_deleted or one.rule not in ALLOWED_OF_DELETED:
                 yield one.job_id, f"{one.rule}; {one.detail}"
 
@@ -145,9 +145,9 @@ class ScriptRunner:
             while Workers(connection).rescue():
                 pass
         last = self._opener
-        last.enter(Scene("the last", "none", 0), self._stagehand)
-        attempts = Attempts(self._stagehand, last.worker_id)
-        everywhere = [pair for scene in self._played.values() for pair in pairs(scene.queue, [5])]
+        last.take(ScriptedJob("the last", "none", 0), self._connection)
+        attempts = Attempts(self._connection, last.worker_id)
+        everywhere = [pair for job in self._ran.values() for pair in pairs(job.queue, [5])]
         while (claim := attempts.claim(everywhere, tasks=TASKS, limit=BATCH)).taken:
             for one in claim.rows:
                 over = one.attempt > one.max_attempts
@@ -168,7 +168,7 @@ class ScriptRunner:
                 yield job_id, f"it had ended, and was {word}"
             requeues[job_id] += 1
         for job_id, count in requeues.items():
-            if count != self._played[job_id].requeues:
+            if count != self._ran[job_id].requeues:
                 yield job_id, f"it began again {count} times, not as often as it was requeued"
 
     def _foreign_results(self) -> Iterable[tuple[int, str]]:
@@ -177,10 +177,10 @@ class ScriptRunner:
             " AND jsonb_typeof(result) = 'string'"
         )
         for job_id, result in self._rows(kept):
-            if result not in self._played[job_id].successes:
+            if result not in self._ran[job_id].successes:
                 yield job_id, f"its result is {result!r}, and nobody was told that it was kept"
 
     def _rows(self, statement: str) -> list[Any]:
         with self._engine.connect() as connection:
-            of_these = {"ids": list(self._played)} if ":ids" in statement else {}
+            of_these = {"ids": list(self._ran)} if ":ids" in statement else {}
             return list(connection.execute(text(statement), of_these))

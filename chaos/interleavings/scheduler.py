@@ -1,8 +1,8 @@
 """Two sessions, every order of their statements.
 
-Each player runs a script in a thread of its own and stops before each statement that it sends,
-COMMIT and ROLLBACK included; a director says who goes on.  A statement that waits for a lock
-really waits: its player is left out until the other has moved far enough to let it through, so
+Each stepper runs a script in a thread of its own and stops before each statement that it sends,
+COMMIT and ROLLBACK included; a scheduler says who goes on.  A statement that waits for a lock
+really waits: its stepper is left out until the other has moved far enough to let it through, so
 that the server looks at the changed row again, as it does in earnest.
 """
 
@@ -25,7 +25,7 @@ PATIENCE = 60.0
 BLOCKED = text("SELECT bool_or(cardinality(pg_blocking_pids(pid)) > 0) FROM unnest(:pids) AS pid")
 
 
-class Player:
+class Stepper:
     """One session's script, run one statement at a time."""
 
     def __init__(self, name: str, script: Callable[[], None], pids: Sequence[int]) -> None:
@@ -44,7 +44,7 @@ class Player:
         self._is_back.acquire()
 
     def pause(self) -> None:
-        """Called before each statement, in the player's thread."""
+        """Called before each statement, in the stepper's thread."""
         if threading.current_thread() is self._thread:
             self._is_back.release()
             self._may_go.acquire()
@@ -85,7 +85,7 @@ def stop_before_statements(connection: Connection, pause: Callable[[], None]) ->
 
 
 class Scheduler(Protocol):
-    """Says which of the players that can go on does."""
+    """Says which of the steppers that can go on does."""
 
     def choose(self, count: int) -> int: ...
 
@@ -95,7 +95,7 @@ class EveryOrder:
 
     def __init__(self) -> None:
         self._choices: list[list[int]] = []
-        """At each step: which player was chosen, and of how many."""
+        """At each step: which stepper was chosen, and of how many."""
         self._step = 0
 
     def choose(self, count: int) -> int:
@@ -133,7 +133,7 @@ class SomeOrder:
 
 
 class GivenOrder:
-    """An order written down: of two players who can go on, the first (0) or the second (1)."""
+    """An order written down: of two steppers who can go on, the first (0) or the second (1)."""
 
     def __init__(self, order: str) -> None:
         self._left = iter(order)
@@ -142,38 +142,38 @@ class GivenOrder:
         return min(int(next(self._left, "0")), count - 1)
 
 
-def run_in_order(players: Sequence[Player], director: Scheduler, monitor: Connection) -> str:
+def run_in_order(steppers: Sequence[Stepper], scheduler: Scheduler, monitor: Connection) -> str:
     """Run the scripts to their ends; who was chosen at each step, as :class:`GivenOrder` reads
     it back."""
     order = ""
-    for player in players:
-        player.start()
-    blocked: list[Player] = []
-    while not all(player.is_over for player in players):
-        able = [player for player in players if not player.is_over and player not in blocked]
+    for stepper in steppers:
+        stepper.start()
+    blocked: list[Stepper] = []
+    while not all(stepper.is_over for stepper in steppers):
+        able = [stepper for stepper in steppers if not stepper.is_over and stepper not in blocked]
         if not able:
             blocked = _wait_for_deadlock(blocked)
             continue
-        choice = director.choose(len(able)) if len(able) > 1 else 0
+        choice = scheduler.choose(len(able)) if len(able) > 1 else 0
         order += str(choice) if len(able) > 1 else ""
         able[choice].go_on()
         blocked = [one for one in (able[choice], *blocked) if not one.comes_back(monitor)]
     return order
 
 
-def _wait_for_deadlock(blocked: list[Player]) -> list[Player]:
+def _wait_for_deadlock(blocked: list[Stepper]) -> list[Stepper]:
     """All wait: the server, or the lock timeout, ends one of them, which then has its error."""
-    back: list[Player] = []
+    back: list[Stepper] = []
 
     def one_is_back() -> bool:
-        back.extend(player for player in blocked if player.is_back_now())
+        back.extend(stepper for stepper in blocked if stepper.is_back_now())
         return bool(back)
 
     wait_until(one_is_back, seconds=PATIENCE, what="one of two sessions that wait goes on")
-    return [player for player in blocked if player not in back]
+    return [stepper for stepper in blocked if stepper not in back]
 
 
-def raise_errors(players: Sequence[Player], words: str) -> None:
-    for player in players:
-        if player.error is not None:
-            raise Broken(f"{words}: {player.name} failed: {player.error}") from player.error
+def raise_errors(steppers: Sequence[Stepper], words: str) -> None:
+    for stepper in steppers:
+        if stepper.error is not None:
+            raise Broken(f"{words}: {stepper.name} failed: {stepper.error}") from stepper.error

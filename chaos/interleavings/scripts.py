@@ -6,10 +6,10 @@ from collections.abc import Callable
 from itertools import combinations_with_replacement
 from typing import NamedTuple
 
-from chaos.interleavings.actors import AGAIN, FAIL, Actor
+from chaos.interleavings.sessions import AGAIN, FAIL, ScriptedSession
 from pgqueue.outcomes import Outcome, Released, Succeeded
 
-Script = Callable[[Actor], None]
+Script = Callable[[ScriptedSession], None]
 
 SUCCEED = Succeeded()
 
@@ -17,81 +17,81 @@ SUCCEED = Succeeded()
 def lease(outcome: Outcome) -> Script:
     """A worker: claim, settle."""
 
-    def script(actor: Actor) -> None:
-        for claimed in actor.claim():
-            actor.settle(claimed, outcome)
+    def script(session: ScriptedSession) -> None:
+        for claimed in session.claim():
+            session.settle(claimed, outcome)
 
     return script
 
 
-def lease_leanly(actor: Actor) -> None:
+def lease_leanly(session: ScriptedSession) -> None:
     """The same, settled by the statement of plain successes."""
-    for claimed in actor.claim():
-        actor.settle_leanly(claimed)
+    for claimed in session.claim():
+        session.settle_leanly(claimed)
 
 
-def lose_the_claim(actor: Actor) -> None:
+def lose_the_claim(session: ScriptedSession) -> None:
     """The answer to the claim is lost; a reconcile finds the lease."""
-    actor.claim()
-    actor.reconcile()
+    session.claim()
+    session.reconcile()
 
 
 def hold(outcome: Outcome) -> Script:
     """Claim, settle and commit in one transaction, as ``queue.claim()`` does."""
 
-    def script(actor: Actor) -> None:
-        for claimed in actor.claim_in_transaction():
-            actor.settle_in_transaction(claimed, outcome)
+    def script(session: ScriptedSession) -> None:
+        for claimed in session.claim_in_transaction():
+            session.settle_in_transaction(claimed, outcome)
             return
-        actor.main.rollback()
+        session.main.rollback()
 
     return script
 
 
-def crash_in_transaction(actor: Actor) -> None:
+def crash_in_transaction(session: ScriptedSession) -> None:
     """Claim in a transaction that the server ends."""
-    actor.claim_in_transaction()
-    actor.main.rollback()
+    session.claim_in_transaction()
+    session.main.rollback()
 
 
-def settle_too_late(actor: Actor) -> None:
+def settle_too_late(session: ScriptedSession) -> None:
     """The transaction of a claim breaks; its claimer settles all the same, in a new one."""
-    for claimed in actor.claim_in_transaction():
-        actor.main.rollback()
-        actor.settle_in_transaction(claimed, SUCCEED)
+    for claimed in session.claim_in_transaction():
+        session.main.rollback()
+        session.settle_in_transaction(claimed, SUCCEED)
 
 
-def cancel(actor: Actor) -> None:
-    actor.cancel()
+def cancel(session: ScriptedSession) -> None:
+    session.cancel()
 
 
-def cancel_and_requeue(actor: Actor) -> None:
-    actor.cancel()
-    actor.requeue()
+def cancel_and_requeue(session: ScriptedSession) -> None:
+    session.cancel()
+    session.requeue()
 
 
-def begin_again(actor: Actor) -> None:
+def begin_again(session: ScriptedSession) -> None:
     """Requeue, and the first attempt of the next message: the numbers of attempts come again."""
-    actor.requeue()
-    lease(SUCCEED)(actor)
+    session.requeue()
+    lease(SUCCEED)(session)
 
 
-def requeue(actor: Actor) -> None:
-    actor.requeue()
+def requeue(session: ScriptedSession) -> None:
+    session.requeue()
 
 
-def delete(actor: Actor) -> None:
-    actor.delete()
+def delete(session: ScriptedSession) -> None:
+    session.delete()
 
 
-def rescue(actor: Actor) -> None:
+def rescue(session: ScriptedSession) -> None:
     """Declare all others dead, who go on as zombies, and give back what they held."""
-    actor.rescue()
+    session.rescue()
 
 
-def rescue_and_lease(actor: Actor) -> None:
-    actor.rescue()
-    lease(SUCCEED)(actor)
+def rescue_and_lease(session: ScriptedSession) -> None:
+    session.rescue()
+    lease(SUCCEED)(session)
 
 
 SCRIPTS: dict[str, Script] = {
@@ -114,17 +114,17 @@ SCRIPTS: dict[str, Script] = {
 }
 
 
-def ready(_actor: Actor) -> None:
+def ready(_session: ScriptedSession) -> None:
     """A message, and nobody has it."""
 
 
-def leased_by_the_dead(actor: Actor) -> None:
+def leased_by_the_dead(session: ScriptedSession) -> None:
     """The worker that claimed it is gone, and not yet declared dead."""
-    actor.claim()
+    session.claim()
 
 
-def failed(actor: Actor) -> None:
-    lease(FAIL)(actor)
+def failed(session: ScriptedSession) -> None:
+    lease(FAIL)(session)
 
 
 OPENINGS: dict[str, Script] = {
@@ -134,7 +134,7 @@ OPENINGS: dict[str, Script] = {
 }
 
 
-class Play(NamedTuple):
+class Pair(NamedTuple):
     """Where a job stands when two sessions come to it, and what they do."""
 
     opening: str
@@ -153,12 +153,12 @@ AFTER_A_DEATH = ["rescue", "rescue and lease", "cancel", "delete", "hold and suc
 AFTER_THE_END = ["cancel", "begin again", "cancel and requeue", "delete", "hold and retry"]
 
 
-def repertoire() -> list[Play]:
+def all_pairs() -> list[Pair]:
     """Every two of the moves from every state in which they can do something."""
-    plays = [Play("ready", *two) for two in combinations_with_replacement(MOVES, 2)]
-    plays += [
-        Play("leased by the dead", *two) for two in combinations_with_replacement(AFTER_A_DEATH, 2)
+    found = [Pair("ready", *two) for two in combinations_with_replacement(MOVES, 2)]
+    found += [
+        Pair("leased by the dead", *two) for two in combinations_with_replacement(AFTER_A_DEATH, 2)
     ]
-    plays += [Play("failed", *two) for two in combinations_with_replacement(AFTER_THE_END, 2)]
+    found += [Pair("failed", *two) for two in combinations_with_replacement(AFTER_THE_END, 2)]
     # Two deletions by two Sessions: SQLAlchemy itself warns the second.
-    return [play for play in plays if (play.first, play.second) != ("delete", "delete")]
+    return [pair for pair in found if (pair.first, pair.second) != ("delete", "delete")]

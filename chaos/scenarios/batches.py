@@ -1,18 +1,27 @@
-"""Workers that die while batches end, and additions that come at the last moment."""
+"""Batches that end while workers die, and additions that come at the last moment."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from chaos.environment import Environment
+from chaos.history import END, START
 from chaos.mutations import Patch, mutation
-from chaos.scenario import Size, scenario
+from chaos.sample_tasks import AT_ONCE, EFFECT, effect, note, queue
+from pgqueue import JobContext
 from pgqueue.repository import batches
 
 LEFT = 2
 ROOTS = 2
 PIECES = ROOTS * (2 ** (LEFT + 1) - 1)
 """The jobs of a batch, each of which but the last ones adds two."""
+TAIL = 180.0
+"""Seconds for the jobs of a batch, behind all others that wait."""
+OF_A_ROUND = 3
+"""Batches that are made together."""
 
 OTHERS_HAVE_ENDED = """
     SELECT count(*) = 0 FROM pgqueue.jobs JOIN pgqueue.batch_jobs ON job_id = jobs.id
@@ -41,6 +50,27 @@ EARLY = """
 """
 
 
+@queue.task(retry=AT_ONCE, max_attempts=1000)
+def pay_piece(session: Session, ctx: JobContext, batch_id: int, left: int = 0) -> int:
+    """A row of the application, and two more jobs of the batch, in the commit of its end."""
+    note(START, ctx)
+    session.execute(EFFECT, effect(ctx))
+    if left:
+        with queue.extend_batch(session, batch_id):
+            pay_piece.enqueue_many(session, [(batch_id, left - 1)] * 2)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE, max_attempts=1000)
+def pay_batch(session: Session, ctx: JobContext, batch_id: int) -> int:
+    """The callback of a batch."""
+    note(START, ctx)
+    session.execute(EFFECT, effect(ctx))
+    note(END, ctx)
+    return ctx.attempt
+
+
 def _without_lock(statement: Any) -> Any:
     unlocked = statement._generate()
     unlocked._for_update_arg = None
@@ -65,59 +95,52 @@ SAMPLED = "added to a batch after its end"
 """What the sampler says, if it finds the bug first."""
 
 
-@scenario(
-    promises="P14",
-    research="L2",
-    full=Size(jobs=200, workers=8, faults=40),
-    short=Size(jobs=24, workers=4, faults=4),
-    mutated={
-        "ends_without_lock": f"batches have two callbacks|{SAMPLED}",
-        "additions_without_lock": f"batches have ended before their last job|{SAMPLED}",
-    },
-    alone=True,
-)
-def ends_of_batches(environment: Environment, size: Size) -> None:
-    """kill -9 amid batches, and additions up to the end: one callback each, after the last job."""
-    from chaos.batch_tasks import pay_batch, pay_piece  # here: no other scenario has batches
+class Batches:
+    """Batches whose jobs add others; of each few, the last has an addition at its end."""
 
-    options = {"concurrency": 4, "poll_interval": 0.1, "imports": ["chaos.batch_tasks"]}
-    workers = environment.workers(size.workers, **options)
-    queue, made, added = environment.queue, 0, 0
-    for _ in range(size.faults):
-        with queue.session() as session, session.begin():
-            for _ in range(size.jobs // size.faults):
-                with queue.batch(session, on_success=pay_batch) as batch:
-                    pay_piece.enqueue_many(session, [(batch.id, LEFT)] * ROOTS)
-                made += 1
-        with queue.session() as session, session.begin(), queue.extend_batch(session, batch.id):
-            pay_piece.enqueue(session, batch.id)
-            added += 1
-            workers.kill_one()
-            _until_the_end_is_near(environment, batch.id)
-        environment.count("late additions")
-    everything = made * (PIECES + 1) + added
-    environment.until_ended_are(everything)
-    workers.stop()
-    counts = {
-        "batches have two callbacks": environment.scalar(TWICE),
-        "batches have no callback": environment.scalar(WITHOUT),
-        "batches have ended before their last job": environment.scalar(EARLY),
-    }
-    wrong = [f"{count} {words}" for words, count in counts.items() if count]
-    environment.expect(not wrong, ", ".join(wrong))
-    environment.check(succeeded=everything)
+    def __init__(self, environment: Environment, faults: int) -> None:
+        self._environment = environment
+        self._rounds = faults
+        self.clients: list[Callable[[], None]] = [self._make_batches]
 
+    def succeeded(self) -> int:
+        return int(self._rounds * (OF_A_ROUND * (PIECES + 1) + 1))
 
-def _until_the_end_is_near(environment: Environment, batch: int) -> None:
-    """Wait until the other jobs of a batch have ended and workers have looked at the batch: one
-    that has been made after them has ended."""
-    environment.until(
-        lambda: bool(environment.scalar(OTHERS_HAVE_ENDED, batch=batch)),
-        what="the other jobs of the batch have ended",
-    )
-    queue = environment.queue
-    with queue.session() as session, session.begin(), queue.batch(session) as other:
-        pass
-    environment.until(
-        lambda: bool(environment.scalar(LOOKED_AT, other=other.id)), what="another batch has ended"
-    )
+    def _make_batches(self) -> None:
+        queue = self._environment.queue
+        for _ in range(self._rounds):
+            with queue.session() as session, session.begin():
+                for _ in range(OF_A_ROUND):
+                    with queue.batch(session, on_success=pay_batch) as batch:
+                        pay_piece.enqueue_many(session, [(batch.id, LEFT)] * ROOTS)
+            with queue.session() as session, session.begin(), queue.extend_batch(session, batch.id):
+                pay_piece.enqueue(session, batch.id)
+                self._until_the_end_is_near(batch.id)
+            self._environment.count("late additions")
+
+    def _until_the_end_is_near(self, batch: int) -> None:
+        """Wait until the other jobs of a batch have ended and workers have looked at the batch: one
+        that has been made after them has ended."""
+        environment = self._environment
+        environment.until(
+            lambda: bool(environment.scalar(OTHERS_HAVE_ENDED, batch=batch)),
+            seconds=TAIL,
+            what="the other jobs of the batch have ended",
+        )
+        queue = environment.queue
+        with queue.session() as session, session.begin(), queue.batch(session) as other:
+            pass
+        environment.until(
+            lambda: bool(environment.scalar(LOOKED_AT, other=other.id)),
+            seconds=TAIL,
+            what="another batch has ended",
+        )
+
+    def judge(self) -> None:
+        counts = {
+            "batches have two callbacks": self._environment.scalar(TWICE),
+            "batches have no callback": self._environment.scalar(WITHOUT),
+            "batches have ended before their last job": self._environment.scalar(EARLY),
+        }
+        wrong = [f"{count} {words}" for words, count in counts.items() if count]
+        self._environment.expect(not wrong, ", ".join(wrong))

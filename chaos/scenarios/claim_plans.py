@@ -66,7 +66,6 @@ def claims_by_subquery(patch: Patch) -> None:
 
 @scenario(
     promises="P1 P6",
-    research="T5",
     full=Size(jobs=1_000_000, faults=15),
     short=Size(jobs=20_000, faults=2),
     mutated={"claims_by_subquery": "claim of 7 took|pages were read, .* at most"},

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,18 +11,28 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from sqlalchemy import bindparam
+from sqlalchemy import bindparam, null, text, true
 from sqlalchemy.orm import Session
 
 from chaos.environment import Environment
 from chaos.history import END, START
 from chaos.mutations import Patch, mutation
-from chaos.sample_tasks import AT_ONCE, EFFECT, call, effect, note, pay, queue, wait
+from chaos.sample_tasks import (
+    AT_ONCE,
+    EFFECT,
+    attend,
+    call,
+    effect,
+    note,
+    pay,
+    queue,
+    until_open,
+)
 from chaos.scenario import Size, scenario
-from chaos.workers import Program, Workers
-from chaos.wrong_clock import PRELOADED
-from pgqueue import JobContext, Retry, Snooze
-from pgqueue.repository import settle
+from chaos.workers import Workers
+from pgqueue import JobContext, Limit, Retry, Snooze
+from pgqueue.repository import deadlines, settle
+from pgqueue.repository.settle import Attempts
 from pgqueue.worker import liveness
 
 OFFSETS = {"ahead": "+3600", "behind": "-3600"}
@@ -37,6 +45,57 @@ KINDS = (*OFFSETS, STEPPING, *FAST)
 SET_EVERY = 0.3
 LATER = timedelta(seconds=0.5)
 PAUSE = timedelta(seconds=0.3)
+SOON = timedelta(milliseconds=200)
+HALF_AN_HOUR = timedelta(minutes=30)
+BRIEF_PAUSE = timedelta(milliseconds=50)
+AT_MOST = timedelta(seconds=1)
+MARGIN = timedelta(seconds=0.5)
+"""Between two times that one statement takes from the clock, on a machine that does much else."""
+LATE = "SELECT count(*) FROM pgqueue.jobs WHERE clock_timestamp() <= run_at + interval '200 ms'"
+MOVED = "UPDATE pgqueue.jobs SET run_at = run_at - interval '1 hour' WHERE id = :id"
+MOVED_BACK = "UPDATE pgqueue.jobs SET run_at = created_at WHERE task = :task"
+EXPIRED = """
+    SELECT count(*) FROM pgqueue.jobs WHERE outcome = 'cancelled' AND task NOT LIKE '%late%'
+"""
+TRIED = """
+    SELECT finished_at, min(started_at) OVER job AS began,
+           lead(attempt) OVER (job ORDER BY attempt) IS NOT NULL AS was_retried
+    FROM pgqueue.job_attempts
+    WHERE job_id IN (SELECT id FROM pgqueue.jobs WHERE outcome = 'failed')
+    WINDOW job AS (PARTITION BY job_id)
+"""
+TRIED_TOO_LONG = f"""
+    SELECT count(*) FROM ({TRIED}) AS attempt
+    WHERE was_retried AND finished_at + :pause > began + :at_most + :margin
+"""
+GIVEN_UP_EARLY = f"""
+    SELECT count(*) FROM ({TRIED}) AS attempt
+    WHERE NOT was_retried AND finished_at + :pause < began + :at_most - :margin
+"""
+
+
+@queue.task(retry=AT_ONCE, expires_in=SOON)
+def too_late(ctx: JobContext) -> int:
+    note(START, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE, expires_in=SOON, limit=Limit(1))
+def too_late_by_a_limit(ctx: JobContext) -> int:
+    """Its ``run_at`` is that of its admission when a worker looks at it."""
+    note(START, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE, expires_in=HALF_AN_HOUR)
+def due_in_time(ctx: JobContext, gate: str = "") -> int:
+    return attend(ctx, lambda: until_open(gate) if gate else None)
+
+
+@queue.task(retry=Retry.constant(BRIEF_PAUSE).for_at_most(AT_MOST), max_attempts=100)
+def give_up(ctx: JobContext) -> None:
+    note(START, ctx)
+    raise ValueError("planned")
 
 
 @queue.task(retry=Retry.constant(PAUSE))
@@ -92,74 +151,73 @@ def settles_by_its_own_clock(patch: Patch) -> None:
     patch.rebuild(*(one for one in vars(settle).values() if hasattr(one, "cache_clear")))
 
 
-PLANTED = {
-    "rescuer_compares_clocks": "were declared dead, . were killed",
-    "settles_by_its_own_clock": "outside .* of the server",
-}
-FULL = Size(jobs=2500, workers=8, faults=3)
-LONG = Size(jobs=5000, workers=8, faults=6)
-SHORT = Size(jobs=60, workers=4, faults=1)
+@mutation
+def deadlines_by_own_clock(patch: Patch) -> None:
+    """Whether a job has expired is decided by the worker's clock."""
+
+    def has_expired(self: Any, claimed: Any, expires_in: timedelta) -> bool:
+        due = text("SELECT run_at FROM pgqueue.jobs WHERE id = :id")
+        run_at = self._executor.execute(due, {"id": claimed.job_id}).scalar_one()
+        return bool(claimed.attempt == 1 and datetime.now(UTC) > run_at + expires_in)
+
+    patch.set(Attempts, "has_expired", has_expired)
 
 
-@scenario(promises="P4 P11", research="T29", full=FULL, long=LONG, short=SHORT, mutated=PLANTED)
-def wrong_clocks(environment: Environment, size: Size) -> None:
-    """Clocks an hour ahead or behind, set to and fro, or too fast: all is as if they were right."""
-    _work_by_wrong_clocks(environment, size, _in_python)
+@mutation
+def jobs_expire_after_their_start(patch: Patch) -> None:
+    """A job that has started before, and whose worker was killed, expires."""
+    patch.set(deadlines, "_has_never_started", true)
+    patch.rebuild(deadlines.has_expired)
+
+
+@mutation
+def retries_without_end(patch: Patch) -> None:
+    """``for_at_most`` ends no retries."""
+    patch.set(settle, "_is_too_late", lambda *_: null())
+    patch.rebuild(settle.settle)
 
 
 @scenario(
     promises="P4 P11",
-    research="T29",
-    full=FULL,
-    long=LONG,
-    short=SHORT,
-    mutated=PLANTED,
-    programs=("linux", "faketime"),
+    full=Size(jobs=2500, workers=8, faults=3),
+    long=Size(jobs=5000, workers=8, faults=6),
+    short=Size(jobs=100, workers=4, faults=1),
+    mutated={
+        "rescuer_compares_clocks": "were declared dead, . were killed",
+        "settles_by_its_own_clock": "outside .* of the server",
+        "deadlines_by_own_clock": "had time left|were started too late",
+        "jobs_expire_after_their_start": "had time left",
+        "retries_without_end": "were retried for too long",
+    },
 )
-def wrong_clocks_of_processes(environment: Environment, size: Size) -> None:
-    """The same with clocks that are wrong for the libraries in C as well."""
-    _work_by_wrong_clocks(environment, size, _in_the_whole_process)
-
-
-def _in_python(file: Path) -> tuple[str, ...]:
-    return (sys.executable, "-m", "chaos.wrong_clock", str(file))
-
-
-def _in_the_whole_process(file: Path) -> tuple[str, ...]:
-    settings = {
-        "FAKETIME_TIMESTAMP_FILE": str(file),
-        "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
-    # The program itself waits for what it starts, and would get the signals.
-    library = subprocess.check_output(["faketime", "-m", "-f", "+0", "printenv", "LD_PRELOAD"])
-    settings["LD_PRELOAD"] = library.decode().strip()
-    said = [f"{name}={value}" for name, value in settings.items()]
-    return ("env", *said, sys.executable, "-m", "chaos.wrong_clock", PRELOADED)
-
-
-def _work_by_wrong_clocks(
-    environment: Environment, size: Size, before: Callable[[Path], tuple[str, ...]]
-) -> None:
+def wrong_clocks(environment: Environment, size: Size) -> None:
+    """Clocks an hour off, set to and fro, too fast: jobs start in time, and not if it is over."""
     began = environment.scalar("SELECT clock_timestamp()")
-    victims = [_victim(environment) for _ in range(size.faults)]
-    workers = environment.workers(0)
+    late = environment.enqueue(too_late, [()] * (size.jobs // 5))
+    late += environment.enqueue(too_late_by_a_limit, [()] * (size.jobs // 20))
+    environment.until(lambda: environment.scalar(LATE) == 0, what="they are too late")
+    queues = [f"victim-{number}" for number in range(size.faults)]
+    victims = [_victim(environment, name) for name in queues]
+    workers = environment.workers(0, queues=["default", *queues])
     for number in range(size.workers):
         kind = KINDS[number % len(KINDS)]
-        _join(environment, workers, before(_clock(environment, kind)))
+        workers.add_with_clock(kind, {**OFFSETS, **FAST}.get(kind, "+0"))
     with _set_to_and_fro(environment):
         environment.until(
             partial(_have_come, environment, workers), what="all workers are registered"
         )
-        total = _enqueue(environment, size)
-        environment.until(partial(_are_left, environment, total - size.jobs // 3), what="they work")
+        in_time = _enqueue(environment, size.jobs)
+        tired = environment.enqueue(give_up, [()] * (size.jobs // 20))
+        environment.until(partial(_are_left, environment, in_time // 2), what="they work")
         for victim in victims:
             victim.kill(victim.some())
         environment.open("go")
         environment.until(partial(_are_left, environment, 0), what="all jobs end")
         workers.stop()
+    environment.execute(MOVED_BACK, task=due_in_time.name)
     _times_are_of_the_server(environment, began)
-    environment.check(succeeded=total)
+    _nothing_ran_too_late(environment, set(late))
+    environment.judge(succeeded=in_time + size.faults, cancelled=len(late), failed=len(tired))
     environment.expect(
         environment.counts["second starts"] == size.faults, "not each victim was rescued"
     )
@@ -187,36 +245,24 @@ def _expect_nobody_misled(environment: Environment) -> None:
     environment.expect(late == 0, f"{late} jobs wait for a time outside that of the server")
 
 
-def _clock(environment: Environment, kind: str) -> Path:
-    file = environment.directory / f"clock-{kind}"
-    if not file.exists():  # or another worker would find it empty for a moment
-        file.write_text({**OFFSETS, **FAST}.get(kind, "+0"))
-    return file
-
-
-def _join(environment: Environment, workers: Workers, before: tuple[str, ...]) -> None:
-    options = workers.options
-    workers.take(
-        Program(environment, environment.next_name(), environment.url, options, before=before)
-    )
-
-
-def _victim(environment: Environment) -> Workers:
-    """A worker that holds a job until it is killed: one whose jobs have to be rescued."""
-    [job] = environment.enqueue(wait, [("go",)])
-    workers = environment.workers(1, concurrency=1)
+def _victim(environment: Environment, name: str) -> Workers:
+    """A worker that runs a job whose deadline passes before the worker is killed."""
+    workers = environment.workers(1, concurrency=1, queues=[name])
+    [job] = environment.enqueue(due_in_time.options(queue=name), [("go",)])
     environment.until_started(job)
+    environment.execute(MOVED, id=job)
     return workers
 
 
-def _enqueue(environment: Environment, size: Size) -> int:
-    share = size.jobs // 5
-    for task in (pay, fail_once_and_pay, call.options(delay=LATER)):
+def _enqueue(environment: Environment, count: int) -> int:
+    """How many jobs will succeed: those of the last task enqueue others."""
+    share = count // 5
+    for task in (pay, fail_once_and_pay, call.options(delay=LATER), due_in_time):
         environment.enqueue(task, [()] * share)
     soon = environment.scalar("SELECT clock_timestamp()") + LATER
     environment.enqueue(pay.options(run_at=soon), [()] * share)
     environment.enqueue(snooze_and_follow, [()] * share)
-    return len(environment.acknowledged) + share
+    return 7 * share
 
 
 @contextmanager
@@ -259,3 +305,16 @@ def _times_are_of_the_server(environment: Environment, began: datetime) -> None:
             environment.expect(outside == 0, words)
     early = environment.scalar("SELECT count(*) FROM pgqueue.jobs WHERE started_at < run_at")
     environment.expect(early == 0, f"{early} jobs have started before their time")
+
+
+def _nothing_ran_too_late(environment: Environment, late: set[int]) -> None:
+    spans = {"pause": BRIEF_PAUSE, "at_most": AT_MOST, "margin": MARGIN}
+    started = {event.job for event in environment.history(START)}
+    counts = {
+        "were started too late": len(late & started),
+        "have expired and had time left": environment.scalar(EXPIRED),
+        "were retried for too long": environment.scalar(TRIED_TOO_LONG, **spans),
+        "were given up too early": environment.scalar(GIVEN_UP_EARLY, **spans),
+    }
+    wrong = [f"{count} jobs {words}" for words, count in counts.items() if count]
+    environment.expect(not wrong, ", ".join(wrong))

@@ -26,31 +26,14 @@ def enqueues_keys_in_any_order(patch: Patch) -> None:
     patch.set(task, "_enqueue_unique", in_given_order)
 
 
-@mutation
-def goes_back_for_freed_keys(patch: Patch) -> None:
-    """A key whose holder has ended meanwhile is inserted while later ones are held."""
-
-    def go_back(self: Any, new: Any, rows: Any) -> list[Any]:
-        ids = self._enqueue_unless_taken(new, rows)
-        while missing := [n for n, id in enumerate(ids) if id is None]:
-            again = self._enqueue_unless_taken(new, [rows[n] for n in missing])
-            for n, id in zip(missing, again, strict=True):
-                ids[n] = id
-        return [id for id in ids if id is not None]
-
-    patch.set(Enqueues, "_enqueue_in_order", go_back)
-
-
 @scenario(
     promises="P1 P2 P6",
-    research="T25",
     full=Size(faults=20, seconds=15),
     long=Size(faults=160, seconds=120),
     short=Size(faults=4, seconds=2),
-    mutated=dict.fromkeys(
-        ("enqueues_keys_in_any_order", "goes_back_for_freed_keys"),
-        "deadlock detected|has ended [1-9][0-9]* deadlocks",
-    ),
+    mutated={
+        "enqueues_keys_in_any_order": "deadlock detected|has ended [1-9][0-9]* deadlocks",
+    },
     alone=True,
 )
 def deadlocks(environment: Environment, size: Size) -> None:

@@ -114,7 +114,6 @@ def only_its_own_tables_will_do(patch: Patch) -> None:
 
 @scenario(
     promises="P1 P6",
-    research="T22",
     full=Size(jobs=5000, workers=4),
     short=Size(jobs=300, workers=1),
     mutated={
@@ -130,7 +129,7 @@ def two_releases_at_once(environment: Environment, size: Size) -> None:
     unknown = environment.enqueue(new["wave"], greetings)
     titled = [(name, "Dr.") for (name,) in greetings]
     unreadable = environment.enqueue(new["greet"], titled)
-    workers = environment.workers(size.workers, imports=["chaos.releases.one"], poll_interval=0.1)
+    workers = environment.workers(size.workers, modules=["chaos.releases.one"], poll_interval=0.1)
     left = len(unknown) + len(unreadable)
     _until_left(environment, workers, left, unreadable=unreadable)
     started = {event.job for event in environment.history(START)}
@@ -139,13 +138,13 @@ def two_releases_at_once(environment: Environment, size: Size) -> None:
         not started & {*unknown, *unreadable}, "an old worker has run a job it does not know"
     )
     again = environment.enqueue(old["greet"], greetings)
-    younger = environment.workers(size.workers, imports=["chaos.releases.two"])
+    younger = environment.workers(size.workers, modules=["chaos.releases.two"])
     environment.until_started(*again)  # by either release
     workers.stop()
     environment.count("restarts", size.workers)
     environment.enqueue(new["greet"], titled)
     environment.finish(younger)
-    environment.check()
+    environment.judge()
 
 
 def _until_left(
@@ -171,7 +170,6 @@ def _until_left(
 
 @scenario(
     promises="P1 P12",
-    research="T32",
     full=Size(jobs=10_000, workers=4),
     short=Size(jobs=400, workers=1),
     mutated={
@@ -204,7 +202,7 @@ def tables_upgraded_under_load(environment: Environment, size: Size) -> None:
     )
     environment.finish(workers, late)
     _refuses_unknown_tables(environment)
-    environment.check()
+    environment.judge()
 
 
 def _kill_an_upgrade(environment: Environment, newer: Path) -> None:

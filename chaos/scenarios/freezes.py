@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 
-from sqlalchemy import bindparam, delete, text
+from sqlalchemy import and_, delete, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -21,25 +22,38 @@ from chaos.sample_tasks import (
     LOOK_EVERY,
     attend,
     attend_async,
+    directory,
     effect,
     is_open,
     queue,
     until_open,
+    worker_name,
 )
 from chaos.scenario import Size, scenario
 from chaos.workers import Member, Workers
 from pgqueue import JobContext
+from pgqueue.worker import liveness
 
 LATE = ("its result is not kept: too late", "its lease had passed on")
 HOLD_HEARTBEATS = text("LOCK TABLE pgqueue.workers IN SHARE ROW EXCLUSIVE MODE")
 """Not the row alone: the beat of one that was declared dead finds none, and waits for no lock."""
 PATIENT_FOR = 3.0
+CLAIMABLE = 5.0
+"""Seconds after the grace: 35 are promised in all."""
+SIGNED = "SELECT id FROM pgqueue.jobs WHERE id = ANY(:ids) AND result #>> '{}' = ANY(:names)"
 MANY = {"max_connections": "600"}
 
 
 def gate_of(ctx: JobContext, turn: int) -> str:
-    """The first attempt of a job ends when the scenario says so, and the next when it says so."""
-    return f"{turn}-{min(ctx.attempt, 2)}"
+    """The first run of a job ends when the scenario says so, and all others when it says so.
+
+    Not by the number of the attempt, which begins anew with a requeue.
+    """
+    try:
+        (directory() / f"began-{ctx.job_id}").touch(exist_ok=False)
+    except FileExistsError:
+        return f"{turn}-again"
+    return f"{turn}-first"
 
 
 async def until_open_async(gate: str) -> None:
@@ -69,31 +83,34 @@ async def outlast_and_pay_async(session: AsyncSession, ctx: JobContext, turn: in
     return await attend_async(ctx, until_open_async(gate_of(ctx, turn)))
 
 
-TASKS = (outlast, outlast_async, outlast_and_pay, outlast_and_pay_async)
+@queue.task(retry=AT_ONCE, max_attempts=1)
+def outlast_once(ctx: JobContext, turn: int) -> str:
+    """Gives the name of the worker that ran it."""
+    attend(ctx, lambda: until_open(gate_of(ctx, turn)))
+    return worker_name()
+
+
+TASKS = (outlast, outlast_async, outlast_and_pay, outlast_and_pay_async, outlast_once)
 
 
 @mutation
-def settles_any_lease_of_the_job(patch: Patch) -> None:
-    """A settle takes whatever lease its job has: not by message, attempt, worker.
-
-    The message is left out with the other two, because a rescue always makes a new one.
-    """
+def fence_on_attempts(patch: Patch) -> None:
+    """The fence compares the number of the attempt, which begins anew with a requeue, and not
+    message and worker."""
     from pgqueue.repository import fence, settle
     from pgqueue.repository.tables import leases
 
-    def any_lease_of_one():  # type: ignore[no-untyped-def]
-        of_the_job = leases.c.target_id == bindparam("job_id")
-        gone = delete(leases).where(of_the_job)
-        return gone.returning(*fence.lease_columns()).cte("gone")
-
-    def any_lease(given):  # type: ignore[no-untyped-def]
+    def by_attempt(given):  # type: ignore[no-untyped-def]
+        the_attempt = and_(
+            leases.c.target_id == given.c.target_id, leases.c.attempt == given.c.attempt
+        )
         return (
             delete(leases)
-            .where(leases.c.target_id == given.c.target_id)
+            .where(the_attempt)
             .returning(
                 leases.c.target_id,
                 given.c.message_id,
-                given.c.attempt,
+                leases.c.attempt,
                 leases.c.crashes,
                 leases.c.worker_id,
                 leases.c.started_at,
@@ -101,32 +118,39 @@ def settles_any_lease_of_the_job(patch: Patch) -> None:
             .cte("gone")
         )
 
-    patch.set(fence, "deleted_leases", any_lease)
-    patch.set(fence, "deleted_lease", any_lease_of_one)
-    patch.rebuild(settle.settle, settle.settle_succeeded, settle.settle_one_success)
+    patch.set(fence, "deleted_leases", by_attempt)
+    patch.rebuild(settle.settle, settle.settle_succeeded)
 
 
 @scenario(
-    promises="P2 P3",
-    research="T4",
-    full=Size(jobs=1000, workers=8, faults=100),
-    long=Size(jobs=1500, workers=8, faults=150),
-    short=Size(jobs=16, workers=3, faults=2),
-    mutated={"settles_any_lease_of_the_job": "a late result has ended"},
+    promises="P2 P3 P4",
+    full=Size(jobs=1000, workers=8, faults=100, seconds=5),
+    long=Size(jobs=1500, workers=8, faults=150, seconds=liveness.SLOW_GRACE.total_seconds()),
+    short=Size(jobs=20, workers=3, faults=2, seconds=1.5),
+    mutated={"fence_on_attempts": "a late result has ended"},
     settings=MANY,
 )
 def zombies(environment: Environment, size: Size) -> None:
-    """SIGSTOP past the death, SIGCONT: a late result changes nothing."""
+    """SIGSTOP past the death, SIGCONT: jobs run elsewhere in time, a late result changes nothing.
+
+    Of jobs with one attempt the first attempt runs elsewhere again: they are requeued.
+    """
     frozen = max(1, size.workers * 5 // 8)
     jobs = size.jobs * frozen // size.faults
     workers = environment.workers(
-        size.workers, concurrency=2 * jobs // 3 + 2, alone_for=AT_A_GATE, slow_grace=1.5
+        size.workers, concurrency=2 * jobs // 3 + 2, alone_for=AT_A_GATE, slow_grace=size.seconds
     )
     workers.until_registered()
     expected = 0
     for turn in _turns(environment, size):
         stopped, theirs = _freeze_in_handlers(environment, workers, turn, jobs, frozen)
-        environment.open(f"{turn}-1")
+        environment.until(
+            lambda stopped=stopped: not any(map(environment.leases_of, stopped)),  # type: ignore[misc]
+            seconds=size.seconds + CLAIMABLE,
+            what="what the frozen workers held is claimable",
+        )
+        environment.open(f"{turn}-first")
+        _requeue_failed(environment, theirs)
         _until_taken_over(environment, theirs)
         expected += len(theirs)
         with environment.engine.begin() as connection:
@@ -134,13 +158,27 @@ def zombies(environment: Environment, size: Size) -> None:
             connection.execute(HOLD_HEARTBEATS)
             _come_back_late(environment, stopped, theirs, refused=expected)
         workers.until_registered()
-        environment.open(f"{turn}-2")
+        environment.open(f"{turn}-again")
         environment.until_ended()
+        names = [zombie.name for zombie in stopped]
+        wrong = environment.rows(SIGNED, ids=theirs, names=names)
+        environment.expect(not wrong, f"a late result has ended {wrong[:5]}")
     workers.stop()
     refused = _refused(environment)
     environment.count("late results refused", refused)
     environment.expect(refused > 0, "no late result was counted as stale")
-    environment.check()
+    environment.judge()
+
+
+def _requeue_failed(environment: Environment, theirs: list[int]) -> None:
+    """Those whose only attempt has crashed, when it has."""
+    once = "SELECT id FROM pgqueue.jobs WHERE id = ANY(:ids) AND max_attempts = 1"
+    jobs = [row[0] for row in environment.rows(once, ids=theirs)]
+    environment.until(
+        lambda: len(_ended_of(environment, jobs)) == len(jobs), what="the only attempts crash"
+    )
+    for job in jobs:
+        environment.requeue(job)
 
 
 def _turns(environment: Environment, size: Size) -> Iterator[int]:
@@ -172,12 +210,12 @@ def _freeze_in_handlers(
 
 def _until_taken_over(environment: Environment, theirs: list[int]) -> None:
     """Until each runs elsewhere; a busy machine may cost it more than one attempt on the way."""
-    environment.until(
-        lambda: (
-            {each.job for each in environment.history(START) if each.attempt > 1} >= set(theirs)
-        ),
-        what="the jobs of the zombies are taken over",
-    )
+
+    def run_elsewhere() -> bool:
+        starts = Counter(event.job for event in environment.history(START))
+        return all(starts[job] > 1 for job in theirs)
+
+    environment.until(run_elsewhere, what="the jobs of the zombies are taken over")
     for member in environment.members:
         member.was_harmed = True  # so short a grace may also be too short for one that is well
 

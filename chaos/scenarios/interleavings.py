@@ -11,18 +11,18 @@ from sqlalchemy import bindparam, delete, exists, select, update
 from chaos.environment import Environment
 from chaos.interleavings.runner import ScriptRunner
 from chaos.interleavings.scheduler import GivenOrder, SomeOrder
-from chaos.interleavings.scripts import Play, repertoire
+from chaos.interleavings.scripts import Pair, all_pairs
 from chaos.mutations import Patch, mutation
 from chaos.scenario import Size, scenario
 from pgqueue.repository import fence, jobs, rescue, settle
 from pgqueue.repository.tables import leases, stands_at_place_of
 
 KNOWN = [
-    (Play("ready", "lease and succeed", "rescue and lease"), "00111111100"),
-    (Play("ready", "lease and fail", "delete"), "001011"),
-    (Play("ready", "lease and retry", "cancel and requeue"), "011111101111111"),
-    (Play("ready", "hold and succeed", "rescue"), "1000101111"),
-    (Play("ready", "lease and succeed", "cancel"), "0100"),
+    (Pair("ready", "lease and succeed", "rescue and lease"), "00111111100"),
+    (Pair("ready", "lease and fail", "delete"), "001011"),
+    (Pair("ready", "lease and retry", "cancel and requeue"), "011111101111111"),
+    (Pair("ready", "hold and succeed", "rescue"), "1000101111"),
+    (Pair("ready", "lease and succeed", "cancel"), "0100"),
 ]
 """Orders that have shown a bug, of the product or a planted one."""
 
@@ -83,7 +83,6 @@ def requeue_asks_for_messages_only(patch: Patch) -> None:
 
 @scenario(
     promises="P1 P2 P3",
-    research="T6",
     full=Size(jobs=1000),
     short=Size(jobs=60),
     mutated={
@@ -97,12 +96,12 @@ def interleavings(environment: Environment, size: Size) -> None:
     """Two sessions at one job, in every order of their statements: it ends once, and it ends."""
     runner = ScriptRunner(environment.url, environment.engine)
     try:
-        for play, order in KNOWN:
-            runner.put_on(play, GivenOrder(order))
+        for pair, order in KNOWN:
+            runner.run(pair, GivenOrder(order))
         runner.check()
-        plays = repertoire()
-        for play in environment.dice.sample(plays * -(-size.jobs // len(plays)), size.jobs):
-            runner.put_on(play, SomeOrder(environment.dice))
+        every = all_pairs()
+        for pair in environment.dice.sample(every * -(-size.jobs // len(every)), size.jobs):
+            runner.run(pair, SomeOrder(environment.dice))
         runner.check()
     finally:
         runner.close()

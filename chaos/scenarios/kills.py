@@ -1,18 +1,21 @@
-"""kill -9, again and again, while handlers write."""
+"""kill -9, again and again, amid work of every kind."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from functools import partial
+from typing import Protocol
 
 from sqlalchemy import text
 
 from chaos.environment import Environment
+from chaos.interleavings.logical_workers import run_together
 from chaos.mutations import Patch, mutation
-from chaos.sample_tasks import call, pay, pay_and_follow, pay_async, wait
+from chaos.sample_tasks import call, pay, pay_and_follow, pay_async
 from chaos.scenario import Size, scenario
-from pgqueue.worker import liveness
+from chaos.scenarios.batches import SAMPLED, Batches
+from chaos.scenarios.limits import LimitedJobs
+from chaos.scenarios.pruning import FAILED, OldJobs
+from chaos.scenarios.unique_keys import ReplacedJobs
 
 
 @mutation
@@ -47,71 +50,82 @@ def rescue_loses_the_message(patch: Patch) -> None:
     patch.set(Workers, "rescue", rescue)
 
 
+class Load(Protocol):
+    """Work of one kind, enqueued by its constructor."""
+
+    clients: list[Callable[[], None]]
+    """What goes on while workers are killed, each in a thread of its own."""
+
+    def succeeded(self) -> int:
+        """How many of its jobs have to succeed."""
+
+    def judge(self) -> None:
+        """Look for what is wrong with it at the end."""
+
+
+class Payments:
+    """Handlers that write, and some that enqueue another in the same commit."""
+
+    def __init__(self, environment: Environment, size: Size) -> None:
+        self.clients: list[Callable[[], None]] = []
+        # Where few are killed, each death has to meet a handler between its write and its end.
+        row = (8 if size.faults < 50 else 1,)
+        share = size.jobs // 4
+        for task in (pay, pay_async, call):
+            environment.enqueue(task.options(max_attempts=1000), [row] * share)
+        parents = pay_and_follow.options(max_attempts=1000)
+        self._jobs = 3 * share + 2 * len(environment.enqueue(parents, [row] * (share // 2)))
+
+    def succeeded(self) -> int:
+        return self._jobs
+
+    def judge(self) -> None:
+        """The checker knows all rules of payments."""
+
+
+ENDED = "SELECT count(*) FROM pgqueue.jobs WHERE finished_at > :began"
+
+
 @scenario(
-    promises="P1 P2 P3 P4 P5",
-    research="T2",
-    full=Size(jobs=50_000, workers=8, faults=200),
-    short=Size(jobs=400, workers=3, faults=8),
+    promises="P1 P2 P3 P4 P5 P8 P13 P14",
+    full=Size(jobs=30_000, workers=8, faults=100),
+    short=Size(jobs=400, workers=4, faults=5),
     mutated={
         "rescue_loses_the_message": "no worker will ever run it",
         "writes_outside_the_transaction": "F3: .* break it",
+        "admissions_beside_each_other": "ran at once",
+        "retries_take_no_token": "within a second",
+        "ends_without_lock": f"batches have two callbacks|{SAMPLED}",
+        "additions_without_lock": f"batches have ended before their last job|{SAMPLED}",
+        "changes_jobs_that_have_started": "was asked for last",
+        "keeps_the_key_at_the_start": "chains have stopped early",
+        "prunes_by_age_alone": "were pruned, with|acknowledged jobs are gone|F8",
     },
     alone=True,
 )
 def kills(environment: Environment, size: Size) -> None:
-    """kill -9: what the dead held is rescued, and no job is lost or done twice."""
-    share = size.jobs // 4
-    # Where few are killed, each death has to meet a handler between its write and its end.
-    milliseconds = 8 if size.faults < 100 else 1
-    for task in (pay, pay_async, call):
-        environment.enqueue(task.options(max_attempts=1000), [(milliseconds,)] * share)
-    parents = environment.enqueue(
-        pay_and_follow.options(max_attempts=1000), [(milliseconds,)] * (share // 2)
-    )
-    total = environment.unfinished() + len(parents)
+    """kill -9 amid work of every kind: no job is lost or done twice, and each rule holds."""
+    loads: list[Load] = [Payments(environment, size)]
+    loads += [kind(environment, size.faults) for kind in (LimitedJobs, Batches, ReplacedJobs)]
+    loads.append(OldJobs(environment, size.faults))  # the last: all that waits is as old
+    waiting = environment.unfinished()
+    began = environment.scalar("SELECT clock_timestamp()")
     workers = environment.workers(size.workers, concurrency=4, poll_interval=0.1)
-    for number in range(size.faults):
-        # Not by what is left: while jobs enqueue others, that stays the same.
-        environment.until_ended_are((number + 1) * total // (size.faults + 2))
-        workers.kill_one()
+
+    def kill() -> None:
+        for number in range(size.faults):
+            # Not by what is left: while jobs enqueue others, that stays the same.
+            share = (number + 1) * waiting // (size.faults + 2)
+            environment.until(
+                lambda share=share: environment.scalar(ENDED, began=began) >= share,  # type: ignore[misc]
+                what=f"{share} jobs have ended",
+            )
+            workers.kill_one()
+
+    run_together(*(client for load in loads for client in load.clients), kill)
     environment.finish(workers)
-    environment.check(succeeded=total)
-
-
-@mutation
-def death_is_noticed_late(patch: Patch) -> None:
-    """The grace of a worker whose connection is gone is as long as that of a frozen one."""
-    patch.set(liveness, "FAST_GRACE", liveness.SLOW_GRACE)
-
-
-@scenario(
-    promises="P4",
-    research="T2",
-    full=Size(jobs=400, faults=10),
-    short=Size(jobs=40, faults=1),
-    mutated={"death_is_noticed_late": "claimable again after|not within"},
-)
-def recovery_after_a_kill(environment: Environment, size: Size) -> None:
-    """kill -9 of a worker that holds jobs: all of them are claimable within two seconds."""
-    for number in range(size.faults):
-        jobs = environment.enqueue(wait, [(f"go{number}",)] * (size.jobs // size.faults))
-        victim = environment.workers(1, concurrency=2, poll_interval=0.1).members[0]
-        environment.until_started(*jobs[:1])
-        watcher = environment.workers(1, concurrency=2, poll_interval=0.1)
-        watcher.until_registered()
-        held = partial(environment.leases_of, victim)
-        environment.until(held, what="it holds leases")
-        environment.kill(victim)
-        began = time.monotonic()
-        environment.until(partial(_is_none, held), seconds=5, what="its jobs are claimable")
-        took = time.monotonic() - began
-        environment.expect(
-            took <= 2, f"its jobs are claimable again after {took:.2f} s, promised are 2"
-        )
-        environment.open(f"go{number}")
-        environment.finish(watcher)
-    environment.check()
-
-
-def _is_none(count: Callable[[], int]) -> bool:
-    return count() == 0
+    for load in loads:
+        load.judge()
+    environment.judge(
+        succeeded=sum(load.succeeded() for load in loads), failed=environment.scalar(FAILED)
+    )

@@ -70,27 +70,51 @@ def unknown_commits_count(patch: Patch) -> None:
 
 
 @scenario(
-    promises="P1",
-    research="T12",
-    full=Size(jobs=500, workers=2, faults=250),
-    short=Size(jobs=40, workers=1, faults=20),
-    mutated={"unique_keys_are_not_held": "a repeat made a second job"},
+    promises="P1 P2 P3",
+    full=Size(jobs=500, workers=4, faults=250),
+    short=Size(jobs=120, workers=1, faults=12),
+    mutated={
+        "unique_keys_are_not_held": "a repeat made a second job",
+        "claims_are_not_reconciled": "not within .* all jobs end",
+        "settles_are_not_repeated": "not within .* all jobs end",
+        "unknown_commits_count": "not within .* all jobs end",
+    },
 )
-def lost_answers_to_enqueuers(environment: Environment, size: Size) -> None:
-    """Answers to an enqueuer are lost: it is told, and a repeat with the same key finds the job."""
+def lost_answers(environment: Environment, size: Size) -> None:
+    """Answers to enqueues, claims, settles, COMMITs are lost: each job is there once, ends once."""
+    _lose_answers_to_enqueues(environment, 2 * size.faults)
+    environment.finish(environment.workers(1))
+    points: list[Point] = [(CLAIM, b"", ALL), (SETTLE, b"", (call,)), (COMMIT, EFFECT, PAYING)]
+    with Proxy(environment.url) as proxy:
+        workers = environment.workers(0, engine=UNPREPARED, poll_interval=0.1, concurrency=2)
+        for _ in range(size.workers):
+            workers.add(url=proxy.url).was_harmed = True
+        share = max(size.jobs // size.faults, 3)
+        for number in range(size.faults):
+            at, after, tasks = points[number // 2 % len(points)]
+            # Or the answer to one of theirs would be lost, which somebody else asks for.
+            environment.until_ended_of([task for task in ALL if task not in tasks], seconds=4)
+            proxy.cut(at=at, after=after, forwarding=number % 2 == 0)
+            for task in tasks:
+                environment.enqueue(task.options(max_attempts=1000), [(1,)] * (share // len(tasks)))
+            environment.until(lambda: proxy.is_idle, what=f"{at!r} is sent")
+        environment.count("cuts", proxy.cuts)
+        environment.until_ended(seconds=4)
+        workers.stop()
+    environment.judge(succeeded=environment.scalar("SELECT count(*) FROM pgqueue.jobs"))
+
+
+def _lose_answers_to_enqueues(environment: Environment, jobs: int) -> None:
+    """Every second one.  The enqueuer is told, and a repeat with the same key finds the job."""
     with Proxy(environment.url) as proxy:
         engine = create_engine(proxy.url, poolclass=NullPool, **UNPREPARED)
-        for number in range(size.jobs):
-            is_cut = number < size.faults
-            if is_cut:
-                at = COMMIT if number % 4 < 2 else ENQUEUE
-                proxy.cut(at=at, forwarding=number % 2 == 0)
+        for number in range(jobs):
+            if number % 2:
+                at = COMMIT if number % 8 < 4 else ENQUEUE
+                proxy.cut(at=at, forwarding=number % 4 < 2)
             _enqueue_once(environment, engine, number, with_key=number % 3 > 0)
             environment.expect(proxy.is_idle, "the enqueuer was not told that its answer was lost")
         environment.count("cuts", proxy.cuts)
-    workers = environment.workers(size.workers)
-    environment.finish(workers)
-    environment.check(succeeded=environment.scalar("SELECT count(*) FROM pgqueue.jobs"))
 
 
 def _enqueue_once(environment: Environment, engine: Engine, number: int, *, with_key: bool) -> None:
@@ -117,36 +141,3 @@ def _enqueue(
         job = task.enqueue(session, number / 1000).id
         session.commit()
     return job
-
-
-@scenario(
-    promises="P1 P2 P3",
-    research="T12",
-    full=Size(jobs=500, workers=4, faults=250),
-    short=Size(jobs=120, workers=1, faults=12),
-    mutated={
-        "claims_are_not_reconciled": "not within .* all jobs end",
-        "settles_are_not_repeated": "not within .* all jobs end",
-        "unknown_commits_count": "not within .* all jobs end",
-    },
-)
-def lost_answers_to_workers(environment: Environment, size: Size) -> None:
-    """Answers to claims, settles and COMMITs are lost: each job ends once, and no lease is left."""
-    points: list[Point] = [(CLAIM, b"", ALL), (SETTLE, b"", (call,)), (COMMIT, EFFECT, PAYING)]
-    with Proxy(environment.url) as proxy:
-        workers = environment.workers(0, engine=UNPREPARED, poll_interval=0.1, concurrency=2)
-        for _ in range(size.workers):
-            workers.add(url=proxy.url).was_harmed = True
-        share = max(size.jobs // size.faults, 3)
-        for number in range(size.faults):
-            at, after, tasks = points[number // 2 % len(points)]
-            # Or the answer to one of theirs would be lost, which somebody else asks for.
-            environment.until_ended_of([task for task in ALL if task not in tasks], seconds=4)
-            proxy.cut(at=at, after=after, forwarding=number % 2 == 0)
-            for task in tasks:
-                environment.enqueue(task.options(max_attempts=1000), [(1,)] * (share // len(tasks)))
-            environment.until(lambda: proxy.is_idle, what=f"{at!r} is sent")
-        environment.count("cuts", proxy.cuts)
-        environment.until_ended(seconds=4)
-        workers.stop()
-    environment.check()

@@ -62,7 +62,6 @@ def rescue_writes_two_messages(patch: Patch) -> None:
 
 @scenario(
     promises="P1 P4",
-    research="T11",
     full=Size(jobs=20_000, workers=4),
     short=Size(jobs=1500, workers=2),
     mutated={
@@ -101,7 +100,7 @@ def thousands_of_orphans(environment: Environment, size: Size) -> None:
         session.commit()
     environment.finish(workers)
     _the_log_is_quiet(environment)
-    environment.check()
+    environment.judge()
 
 
 def _claim_all_and_die(environment: Environment, jobs: int) -> None:

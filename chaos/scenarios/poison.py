@@ -31,6 +31,12 @@ CHUNK = 8 * 1024 * 1024
 EATING = threading.Lock()
 """One at a time: the limit is the process's, and who has eaten enough lifts it for the others."""
 THOUGHT = 0.1
+SLOW = 2000 * THOUGHT
+"""Milliseconds: they still run when their neighbour kills."""
+DEATHS = 3
+SOON = timedelta(seconds=1)
+BESIDE = 7
+"""Jobs that run while their neighbour kills."""
 
 
 def kill_itself() -> None:
@@ -143,7 +149,6 @@ def poison_is_claimed_ahead(patch: Patch) -> None:
 
 @scenario(
     promises="P1 P5",
-    research="T9",
     full=Size(jobs=2000, workers=4, faults=20),
     short=Size(jobs=60, workers=2, faults=1),
     mutated={"crashes_cost_no_attempt": "starts the same attempt again"},
@@ -169,8 +174,8 @@ def poison_among_good_jobs(environment: Environment, size: Size) -> None:
     for member in workers.members:
         member.was_harmed = True  # a neighbour of a poison may have started twice
         member.send(signal.SIGTERM)
-        member.wait()  # whatever its code is: one without memory may be about to end by itself
-    environment.check(succeeded=len(good), failed=len(bad))
+        member.exit_code()  # whatever its code is: one without memory may be about to end by itself
+    environment.judge(succeeded=len(good), failed=len(bad))
 
 
 def _until_ended_under_a_supervisor(environment: Environment, workers: Workers) -> None:
@@ -210,7 +215,7 @@ def _no_good_job_lost_two_attempts_in_waiting(environment: Environment, good: li
     environment.count("attempts lost by neighbours", len(lost))
     # A death may strike between the claim and the handler; not two for one job,
     # but for the few that had their slot at that very moment.  Who only waits never pays twice:
-    # that is shown by one_poison_among_the_prefetched.
+    # that is shown by neighbours_of_poison.
     waiting = Counter(job for job, attempt in lost if (job, attempt) not in started)
     again = sum(times - 1 for times in waiting.values())
     deaths = environment.counts["deaths"]
@@ -219,42 +224,86 @@ def _no_good_job_lost_two_attempts_in_waiting(environment: Environment, good: li
     )
 
 
+@mutation
+def suspects_start_together(patch: Patch) -> None:
+    """Jobs whose worker has died start in every free slot."""
+    from pgqueue.worker.claiming.crash_isolation import CrashIsolation
+
+    patch.set(CrashIsolation, "are_welcome", lambda _self: True)
+    patch.set(CrashIsolation, "admit", lambda _self, found, *, are_all: len(found))
+
+
 @scenario(
     promises="P5",
-    research="T9",
-    full=Size(jobs=2000, workers=1, faults=3),
-    short=Size(jobs=499, workers=1, faults=1),
-    mutated={"poison_is_claimed_ahead": "innocent jobs have failed"},
+    full=Size(jobs=2000, workers=2, faults=4),
+    short=Size(jobs=500, workers=1, faults=2),
+    mutated=dict.fromkeys(
+        ("suspects_start_together", "poison_is_claimed_ahead"), "has lost more than one attempt"
+    ),
 )
-def one_poison_among_the_prefetched(environment: Environment, size: Size) -> None:
-    """One poison among jobs claimed ahead, with two attempts each: none of them fails."""
-    share = size.jobs // (size.faults + 1)
-    innocent = environment.enqueue(call.options(max_attempts=2), [()] * share)
-    bad: list[int] = []
-    for _ in range(size.faults):
-        bad += environment.enqueue(think_and_kill, [()])
-        innocent += environment.enqueue(call.options(max_attempts=2), [()] * share)
-    fast = call.options(max_attempts=1000, priority=0)
+def neighbours_of_poison(environment: Environment, size: Size) -> None:
+    """A poison among jobs of two attempts, which run or wait beside it: each loses one at most."""
+    workers = environment.workers(0, concurrency=BESIDE + 1, poll_interval=0.1)
+    for number in range(size.faults):
+        # Claimed together.
+        at = {"run_at": environment.scalar("SELECT clock_timestamp()") + SOON}
+        good = call.options(max_attempts=2, **at)
+        if number % 2:  # the first of them, which kills before anything else can be done
+            environment.enqueue(
+                poison.options(max_attempts=DEATHS, **at), [(kill_itself.__name__,)]
+            )
+            environment.enqueue(good, [(SLOW,)] * BESIDE)
+        else:
+            environment.enqueue(good, [(SLOW,)] * (BESIDE // 2))
+            environment.enqueue(think_and_kill.options(max_attempts=DEATHS, **at), [()])
+            environment.enqueue(good, [(SLOW,)] * (BESIDE - BESIDE // 2))
+        while len(workers.members) < size.workers:
+            workers.add()
+        environment.until_ended(meanwhile=lambda: _replace_the_dead(environment, workers))
+    workers.stop()
+    found = environment.counts["deaths"]
+    environment.expect(found == DEATHS * size.faults, f"{found} workers have died")
+    _poison_the_prefetched(environment, size.jobs)
+    failed = environment.scalar("SELECT count(*) FROM pgqueue.jobs WHERE outcome = 'failed'")
+    environment.expect(failed == size.faults + 1, f"{failed} jobs have failed, innocent ones too")
+    environment.judge(succeeded=len(environment.acknowledged) - failed, failed=failed)
+
+
+def _poison_the_prefetched(environment: Environment, jobs: int) -> None:
+    """One poison among many jobs that its worker has claimed ahead."""
+    lost_before = environment.counts["attempts lost by neighbours"]
+    innocent = call.options(max_attempts=2)
+    environment.enqueue(innocent, [()] * (jobs // 2))
+    environment.enqueue(think_and_kill, [()])
+    environment.enqueue(innocent, [()] * (jobs // 2))
+    quick = call.options(max_attempts=1000, priority=0)
     workers = environment.workers(0, concurrency=1, poll_interval=0.1)
 
     def is_over() -> bool:
-        if workers.replace_ended():
-            environment.count("deaths")
-        elif workers.members:
+        if not _replace_the_dead(environment, workers) and workers.members:
             return environment.unfinished() == 0
         # Quick jobs that come first teach the worker to claim far ahead.
-        environment.enqueue(fast, [()] * 300)
+        environment.enqueue(quick, [()] * 300)
         if not workers.members:
             workers.add()
         return False
 
     environment.until(is_over, seconds=120, what="all jobs end")
     workers.stop()
-    lost = "SELECT count(*) FROM pgqueue.job_attempts WHERE job_id = ANY(:jobs)"
-    unlucky = environment.scalar(lost, jobs=innocent)
-    environment.count("attempts lost by neighbours", unlucky)
-    environment.expect(unlucky > 0, "nothing was claimed ahead with the poison: this shows nothing")
-    failed = "SELECT count(*) FROM pgqueue.jobs WHERE id = ANY(:jobs) AND outcome = 'failed'"
-    victims = environment.scalar(failed, jobs=innocent)
-    environment.expect(victims == 0, f"{victims} innocent jobs have failed")
-    environment.check(succeeded=len(environment.acknowledged) - len(bad), failed=len(bad))
+    lost = environment.counts["attempts lost by neighbours"] - lost_before
+    environment.expect(lost > 0, "nothing was claimed ahead with the poison: this shows nothing")
+
+
+def _replace_the_dead(environment: Environment, workers: Workers) -> int:
+    ended = workers.replace_ended()
+    if ended:
+        environment.count("deaths", ended)
+    crashed = """
+        SELECT job_id FROM pgqueue.job_attempts JOIN pgqueue.jobs ON jobs.id = job_id
+        WHERE job_attempts.outcome = 'crashed' AND max_attempts = 2 AND jobs.task = :task
+    """
+    lost = Counter(job for (job,) in environment.rows(crashed, task=call.name))
+    environment.counts["attempts lost by neighbours"] = sum(lost.values())
+    twice = [job for job, times in lost.items() if times > 1]
+    environment.expect(not twice, f"job {twice[:1]} has lost more than one attempt to one poison")
+    return ended

@@ -19,7 +19,6 @@ P4 = 35.0
 
 @scenario(
     promises="P1 P2 P4 P5",
-    research="T23",
     full=Size(jobs=3000, workers=2, faults=6, seconds=liveness.SLOW_GRACE.total_seconds()),
     long=Size(jobs=10_000, workers=4, faults=20, seconds=liveness.SLOW_GRACE.total_seconds()),
     short=Size(jobs=120, workers=1, faults=1, seconds=2),
@@ -51,7 +50,7 @@ def behind_a_pooler(environment: Environment, size: Size) -> None:
         _kill_one_that_works(environment, workers)
         environment.finish(workers)
         environment.lead_to(direct)
-        environment.check()
+        environment.judge()
 
 
 def _kill_one_that_works(environment: Environment, workers: Workers) -> None:

@@ -1,14 +1,13 @@
-"""Pruning beside enqueues, kills and foreign keys."""
+"""Old jobs, which several prune at once beside the work."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from datetime import timedelta
 
 from chaos.environment import Environment
 from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import call, pay
-from chaos.scenario import Size, scenario
 from pgqueue import Keep
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import PRUNING
@@ -38,9 +37,18 @@ TABLES = """
     CREATE INDEX ON strict (job);
     CREATE INDEX ON hidden (job);
 """
+KEPT = """
+    SELECT (SELECT count(*) FROM strict)
+        + (SELECT count(*) FROM hidden WHERE job NOT IN (SELECT job FROM strict))
+"""
+FAILED = "SELECT count(*) FROM pgqueue.jobs WHERE outcome = 'failed'"
+ORPHANS = """
+    SELECT count(*) FROM pgqueue.job_attempts
+    WHERE NOT EXISTS (SELECT FROM pgqueue.jobs WHERE id = job_id)
+"""
 REFERENCES = """
-    INSERT INTO strict SELECT id FROM pgqueue.jobs WHERE id % 7 = 0;
-    INSERT INTO follows SELECT id FROM pgqueue.jobs WHERE id % 5 = 0;
+    INSERT INTO strict SELECT id FROM pgqueue.jobs WHERE id % 7 = 0 AND outcome IS NOT NULL;
+    INSERT INTO follows SELECT id FROM pgqueue.jobs WHERE id % 5 = 0 AND outcome IS NOT NULL;
     INSERT INTO hidden SELECT job FROM follows WHERE job % 65 = 0;
 """
 
@@ -53,56 +61,46 @@ def prunes_by_age_alone(patch: Patch) -> None:
     patch.rebuild(pruning.prune)
 
 
-@scenario(
-    promises="P1 P13",
-    research="retention",
-    full=Size(jobs=20_000, workers=4, faults=60),
-    short=Size(jobs=400, workers=2, faults=4),
-    mutated={"prunes_by_age_alone": "were pruned, with|acknowledged jobs are gone|F8"},
-)
-def pruning_beside_work(environment: Environment, size: Size) -> None:
-    """Several prune at once beside enqueues, kills and foreign keys: only what is due goes."""
-    environment.execute(OLD, task=call.name, number=2 * size.jobs)
-    for statement in (TABLES, REFERENCES):
-        environment.execute(statement)
-    kept = environment.scalar("SELECT count(*) FROM strict") + environment.scalar(
-        "SELECT count(*) FROM hidden WHERE job NOT IN (SELECT job FROM strict)"
-    )
-    environment.enqueue(pay, [()] * (size.jobs // 2))
-    environment.execute("UPDATE pgqueue.jobs SET created_at = '2020-01-01' WHERE outcome IS NULL")
-    workers = environment.workers(size.workers)
-    workers.until_registered()
-    with ThreadPoolExecutor(PRUNERS) as pool:
-        rounds = [pool.submit(_prune, environment) for _ in range(PRUNERS)]
-        for _ in range(size.faults):
-            environment.enqueue(call, [()] * (size.jobs // 2 // size.faults))
-            workers.kill_one()
-        deleted = sum(one.result() for one in rounds)
-    environment.finish(workers)
-    environment.count("jobs pruned", deleted)
-    environment.expect(
-        deleted == 2 * size.jobs - kept, f"{deleted} were pruned, with {kept} kept by their rows"
-    )
-    orphans = environment.scalar(
-        "SELECT count(*) FROM pgqueue.job_attempts WHERE NOT EXISTS"
-        " (SELECT FROM pgqueue.jobs WHERE id = job_id)"
-    )
-    environment.expect(orphans == 0, f"{orphans} records of pruned jobs are left")
-    failed = environment.scalar("SELECT count(*) FROM pgqueue.jobs WHERE outcome = 'failed'")
-    succeeded = len(environment.acknowledged) + kept - failed
-    environment.check(succeeded=succeeded, failed=failed)
+class OldJobs:
+    """Jobs that ended long ago.  Foreign keys keep some of them."""
 
+    def __init__(self, environment: Environment, faults: int) -> None:
+        self._environment = environment
+        self._old = 100 * faults
+        self._deleted: list[int] = []
+        environment.execute(OLD, task=call.name, number=self._old)
+        for statement in (TABLES, REFERENCES):
+            environment.execute(statement)
+        self._kept = environment.scalar(KEPT)
+        # What is not to be pruned is as old.
+        environment.execute(
+            "UPDATE pgqueue.jobs SET created_at = '2020-01-01' WHERE outcome IS NULL"
+        )
+        self.clients: list[Callable[[], None]] = [self._prune] * PRUNERS
 
-def _prune(environment: Environment) -> int:
-    """Rounds until one has deleted nothing and was refused only what is kept."""
-    deleted = 0
-    while True:
-        prune_round = PruneRound(RULES)
-        with own_connection(
-            environment.engine, PRUNING, isolation_level="READ COMMITTED", purpose="prune"
-        ) as connection:
-            while prune_round.step(connection) is not Progress.DONE:
-                pass
-        deleted += prune_round.deleted
-        if not prune_round.deleted:
-            return deleted
+    def succeeded(self) -> int:
+        return int(self._kept - self._environment.scalar(FAILED))
+
+    def _prune(self) -> None:
+        """Rounds until one has deleted nothing and was refused only what is kept."""
+        while True:
+            prune_round = PruneRound(RULES)
+            with own_connection(
+                self._environment.engine, PRUNING, isolation_level="READ COMMITTED", purpose="prune"
+            ) as connection:
+                while prune_round.step(connection) is not Progress.DONE:
+                    pass
+            self._deleted.append(prune_round.deleted)
+            if not prune_round.deleted:
+                return
+
+    def judge(self) -> None:
+        environment = self._environment
+        deleted = sum(self._deleted)
+        environment.count("jobs pruned", deleted)
+        environment.expect(
+            deleted == self._old - self._kept,
+            f"{deleted} were pruned, with {self._kept} kept by their rows",
+        )
+        orphans = environment.scalar(ORPHANS)
+        environment.expect(orphans == 0, f"{orphans} records of pruned jobs are left")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from chaos.history import END, START
 from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import AT_ONCE, EFFECT, effect, note, queue, worker_name
 from chaos.scenario import Size, scenario
-from chaos.workers import Program, Workers
+from chaos.workers import Workers
 from pgqueue import JobContext
 from pgqueue.repository import schedules as statements
 from pgqueue.repository.schedules import Moved, ScheduleRows
@@ -105,7 +104,6 @@ def ticks_by_own_clock(patch: Patch) -> None:
 
 @scenario(
     promises="P9 P11",
-    research="T29",
     full=Size(jobs=40, workers=8, faults=90),
     short=Size(jobs=8, workers=4, faults=9),
     mutated={
@@ -118,8 +116,8 @@ def ticks_of_schedules(environment: Environment, size: Size) -> None:
     """kill -9 amid ticks, lost connections, wrong clocks: each tick has one job, and no more."""
     began = _add_schedules(environment, size.jobs)
     workers = environment.workers(0)
-    for kind in CLOCKS:
-        _join(environment, workers, kind)
+    for kind, offset in CLOCKS.items():
+        workers.add_with_clock(kind, offset)
         _until_fired_on(environment)  # the first does it alone, the second with the first
     while len(workers.members) < size.workers:
         workers.add()
@@ -135,7 +133,7 @@ def ticks_of_schedules(environment: Environment, size: Size) -> None:
     _each_tick_has_one_job(environment, began)
     total = environment.scalar("SELECT count(*) FROM pgqueue.jobs")
     environment.count("jobs", total)
-    environment.check(succeeded=total)
+    environment.judge(succeeded=total)
 
 
 def _add_schedules(environment: Environment, number: int) -> datetime:
@@ -148,15 +146,6 @@ def _add_schedules(environment: Environment, number: int) -> datetime:
     # All begin at the same tick, so that the ticks can be counted.
     environment.execute("UPDATE pgqueue.schedules SET next_at = :first", first=first)
     return first
-
-
-def _join(environment: Environment, workers: Workers, kind: str) -> None:
-    clock = environment.directory / f"clock-{kind}"
-    clock.write_text(CLOCKS[kind])
-    options = workers.options
-    before = (sys.executable, "-m", "chaos.wrong_clock", str(clock))
-    name = environment.next_name()
-    workers.take(Program(environment, name, environment.url, options, before=before))
 
 
 def _until_fired_on(environment: Environment) -> None:

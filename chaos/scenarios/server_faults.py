@@ -1,4 +1,4 @@
-"""The server crashes, refuses to write, or is another one: workers wait and go on."""
+"""The server crashes, refuses to write, has no room left, or is another one: workers go on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from typing import Any
 
 from sqlalchemy import text
 
-from chaos.enqueuer import EVERY, Enqueuer
+from chaos.enqueuer import Enqueuer
 from chaos.environment import Environment
 from chaos.mutations import Patch, mutation
+from chaos.proxy import Proxy
 from chaos.scenario import Server, Size, scenario
+from chaos.servers import hot_standby, small_disk
 from chaos.under_load import (
     PATIENT,
     all_run,
+    call_slowly,
     ends_of_logs,
     goes_on,
     load,
@@ -99,142 +102,146 @@ def interrupt(environment: Environment, frozen: Member, interruption: Callable[[
     frozen.thaw()
 
 
-def _again_and_again(
-    environment: Environment, size: Size, fault: Callable[[Enqueuer], None], *, every: float = EVERY
-) -> None:
-    with load(environment, size, every=every, stock=size.jobs) as (workers, enqueuer):
-        interrupt(environment, workers.members[0], lambda: fault(enqueuer))
-        goes_on(environment)
-        for _ in range(size.faults - 1):
-            fault(enqueuer)
-            goes_on(environment)
-        said_briefly(environment, size.faults)
+def crash(environment: Environment, enqueuer: Enqueuer) -> None:
+    with standing_still(environment.members):
+        enqueuer.until_acknowledged()
+        environment.server.crash()
+    environment.count("server crashes")
+    environment.server.start()
+
+
+def crash_a_backend(environment: Environment, _enqueuer: Enqueuer) -> None:
+    """One process of the server is killed, and it ends all connections."""
+    named = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'w%' ORDER BY pid"
+    ours = Path(f"/proc/{environment.scalar('SELECT pg_backend_pid()')}")
+    os.kill(environment.dice.choice(environment.rows(named))[0], signal.SIGKILL)
+    # Until the server has noticed, it answers as if nothing had happened.
+    environment.until(lambda: not ours.exists(), what="the server has reset all")
+    environment.count("server crashes")
+    environment.until(lambda: environment.scalar("SELECT 1"), what="the server is back")
+
+
+def restart(environment: Environment, _enqueuer: Enqueuer) -> None:
+    environment.server.stop()
+    environment.count("server restarts")
+    environment.server.start()
+
+
+END_ALL = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid != pg_backend_pid()"
+)
+
+
+def refuse_to_write(environment: Environment, _enqueuer: Enqueuer) -> None:
+    """Until each worker has said so."""
+    name = environment.scalar("SELECT current_database()")
+    since = ends_of_logs(environment)
+    environment.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    environment.rows(END_ALL)
+    until_all_say(environment, "read-only", since=since)
+    with environment.engine.connect() as connection:
+        connection.execute(text("SET TRANSACTION READ WRITE"))
+        connection.execute(text(f"ALTER DATABASE {name} RESET ALL"))
+        connection.commit()
+    environment.count("outages")
+    environment.rows(END_ALL)
+
+
+FAULTS = (crash_a_backend, restart, refuse_to_write, crash)
+TERMINATED = 20
+"""Connections of workers, one after the other, in each fault of the last kind."""
 
 
 @scenario(
     promises="P1 P2 P4 P5",
-    research="T18",
-    full=Size(jobs=50_000, workers=4, faults=10),
-    short=Size(jobs=200, workers=1, faults=3),
+    full=Size(jobs=20_000, workers=4, faults=20, seconds=0.05),
+    long=Size(jobs=20_000, workers=4, faults=60, seconds=0.2),
+    short=Size(jobs=200, workers=1, faults=3, seconds=0.05),
     mutated={
         "commits_are_acknowledged_early": "F1: .* acknowledged jobs are gone",
         "witness_outlives_its_connection": "declared dead, and all were well",
+        "loops_end_with_their_connection": "has ended by itself",
+        "loops_survive_only_lost_connections": "has ended by itself",
     },
     server=Server.OWN,
     settings=LATE_TO_DISK,
-    alone=True,
-)
-def crashes_of_the_server(environment: Environment, size: Size) -> None:
-    """The server crashes under load: nothing acknowledged is lost, and nobody taken for dead."""
-
-    def crash(enqueuer: Enqueuer) -> None:
-        with standing_still(environment.members):
-            enqueuer.until_acknowledged()
-            environment.server.crash()
-        environment.count("server crashes")
-        environment.server.start()
-
-    _again_and_again(environment, size, crash, every=0.005)
-
-
-@scenario(
-    promises="P1 P2 P4 P5",
-    research="T18",
-    full=Size(jobs=10_000, workers=4, faults=10),
-    short=Size(jobs=200, workers=1, faults=2),
-    mutated={"witness_outlives_its_connection": "declared dead, and all were well"},
-    server=Server.OWN,
     programs=("linux",),
     alone=True,
 )
-def crashes_of_a_backend(environment: Environment, size: Size) -> None:
-    """One process of the server is killed, and it resets all: workers go on within 5 seconds."""
-
-    def crash(_enqueuer: Enqueuer) -> None:
-        named = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'w%' ORDER BY pid"
-        ours = Path(f"/proc/{environment.scalar('SELECT pg_backend_pid()')}")
-        os.kill(environment.dice.choice(environment.rows(named))[0], signal.SIGKILL)
-        # Until the server has noticed, it answers as if nothing had happened.
-        environment.until(lambda: not ours.exists(), what="the server has reset all")
-        environment.count("server crashes")
-        environment.until(lambda: environment.scalar("SELECT 1"), what="the server is back")
-
-    _again_and_again(environment, size, crash)
-
-
-@scenario(
-    promises="P1 P2 P4 P5",
-    research="T18",
-    full=Size(jobs=10_000, workers=4, faults=5),
-    short=Size(jobs=200, workers=1, faults=2),
-    mutated={
-        "loops_end_with_their_connection": "has ended by itself",
-        "witness_outlives_its_connection": "declared dead, and all were well",
-    },
-    server=Server.OWN,
-    alone=True,
-)
-def restarts_of_the_server(environment: Environment, size: Size) -> None:
-    """The server is shut down and started again: all wait, say so, and go on in 5 seconds."""
-
-    def restart(_enqueuer: Enqueuer) -> None:
-        environment.server.stop()
-        environment.count("server restarts")
-        environment.server.start()
-
-    _again_and_again(environment, size, restart)
-
-
-@scenario(
-    promises="P1 P2 P4 P5",
-    research="T18",
-    full=Size(workers=3, faults=200, seconds=0.05),
-    long=Size(workers=3, faults=600, seconds=0.2),
-    short=Size(workers=1, faults=20, seconds=0.05),
-    mutated={"loops_end_with_their_connection": "has ended by itself"},
-)
-def storms_of_terminated_connections(environment: Environment, size: Size) -> None:
-    """Connections are terminated at random, twenty a second: workers open others and go on."""
-    end_one = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-        " AND application_name LIKE 'w%' ORDER BY random() LIMIT 1"
-    )
-    with load(environment, size) as (workers, _):
-        for _ in range(size.faults):
-            environment.rows(end_one)
+def server_faults(environment: Environment, size: Size) -> None:
+    """The server crashes, restarts, refuses to write, ends connections: workers go on in 5 s."""
+    with load(environment, size, every=0.005, stock=size.jobs) as (workers, enqueuer):
+        interrupt(environment, workers.members[0], lambda: crash(environment, enqueuer))
+        goes_on(environment)
+        for number in range(size.faults):
+            FAULTS[number % len(FAULTS)](environment, enqueuer)
+            goes_on(environment)
+        said_briefly(environment, size.faults + 1)
+        for _ in range(TERMINATED * size.faults):
+            environment.rows(END_ONE)
             environment.count("terminated connections")
             time.sleep(size.seconds)  # the pace of the storm
             all_run(environment, workers.members)
         goes_on(environment)
 
 
+END_ONE = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND application_name LIKE 'w%' ORDER BY random() LIMIT 1"
+)
+
+
 @scenario(
     promises="P1 P2 P4 P5",
-    research="T18",
-    full=Size(workers=2, faults=3, seconds=3),
-    long=Size(workers=2, faults=3, seconds=20),
-    short=Size(workers=1, faults=1, seconds=0.5),
-    mutated={"loops_survive_only_lost_connections": "has ended by itself"},
+    full=Size(jobs=1000, workers=2, faults=3, seconds=3),
+    short=Size(jobs=300, workers=1, faults=1, seconds=0.3),
+    mutated={"loops_end_with_their_connection": "has ended by itself"},
+    server=Server.OWN,
+    programs=("linux", "root", "mount"),
 )
-def read_only_for_a_while(environment: Environment, size: Size) -> None:
-    """The database refuses to write for a while: workers wait, say so, and go on."""
-    name = environment.scalar("SELECT current_database()")
-    end_all = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND pid != pg_backend_pid()"
-    )
-    with load(environment, size):
+def disk_full(environment: Environment, size: Size) -> None:
+    """The disk is full for a while: workers wait, say so, and go on when there is room."""
+    with small_disk(environment) as disk, load(environment, size):
         for _ in range(size.faults):
+            # Settled meanwhile, their rows need room; enqueuers are refused.
+            environment.enqueue(call_slowly.options(max_attempts=1000), [()] * size.jobs)
             since = ends_of_logs(environment)
-            environment.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-            environment.rows(end_all)
-            until_all_say(environment, "read-only", since=since)
+            disk.fill()
+            until_all_say(environment, "No space left on device", since=since)
             time.sleep(size.seconds)  # the outage
-            with environment.engine.connect() as connection:
-                connection.execute(text("SET TRANSACTION READ WRITE"))
-                connection.execute(text(f"ALTER DATABASE {name} RESET ALL"))
-                connection.commit()
+            disk.free()
             environment.count("outages")
-            environment.rows(end_all)
             goes_on(environment)
+        said_briefly(environment, size.faults, few=30)  # each connection tells what it is refused
+
+
+@scenario(
+    promises="P1 P2 P4 P5",
+    full=Size(workers=3, faults=1),
+    short=Size(workers=1, faults=1),
+    mutated={"commits_are_acknowledged_early": "F1: .* acknowledged jobs are gone"},
+    server=Server.OWN,
+    settings=LATE_TO_DISK,
+)
+def promotion_of_a_standby(environment: Environment, size: Size) -> None:
+    """A synchronous standby takes over: nothing acknowledged is lost, nobody taken for dead."""
+    with (
+        hot_standby(environment) as standby,
+        Proxy(environment.url) as proxy,
+        load(environment, size, url=proxy.url, every=0.005) as (workers, enqueuer),
+    ):
+
+        def take_over() -> None:
+            with standing_still(environment.members):
+                enqueuer.until_acknowledged()
+                environment.server.crash()
+            environment.count("server crashes")
+            standby.promote()
+            proxy.lead_to(standby.url)
+            environment.lead_to(standby.url)
+
+        interrupt(environment, workers.members[0], take_over)
+        environment.count("promotions")
+        goes_on(environment)
         said_briefly(environment, size.faults)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from chaos import sample_tasks
@@ -31,7 +32,6 @@ GROWTH = 1.25
 
 @scenario(
     promises="P1 P2 P3 P4 P5 P10",
-    research="T36",
     full=Size(workers=3, seconds=1800),
     short=Size(workers=2, seconds=4),
     mutated={"rescue_loses_the_message": "no worker will ever run it"},
@@ -53,7 +53,7 @@ def soak(environment: Environment, size: Size) -> None:
     workers.stop()
     _nothing_grows(environment, sizes)
     count = "SELECT outcome, count(*) FROM pgqueue.jobs WHERE outcome IS NOT NULL GROUP BY 1"
-    environment.check(**{row[0]: row[1] for row in environment.rows(count)})
+    environment.judge(**{row[0]: row[1] for row in environment.rows(count)})
 
 
 def _enqueue_some(environment: Environment) -> None:
@@ -92,14 +92,13 @@ def _do_harm(environment: Environment, workers: Workers, spared: list[Member]) -
 
 def _change_some_job(environment: Environment, how: str) -> None:
     job = environment.dice.choice(sorted(environment.acknowledged)[-500:])
-    with environment.queue.session() as session:
-        try:
-            change = environment.queue.cancel if how == "cancel" else environment.queue.requeue
-            change(session, job)
-            session.commit()
-        except DuplicateJob:
-            return
-    environment.count(f"{how}s")
+    if how == "requeue":
+        with suppress(DuplicateJob):
+            environment.requeue(job)
+        return
+    with environment.queue.session() as session, session.begin():
+        environment.queue.cancel(session, job)
+    environment.count("cancels")
 
 
 def _size_of(environment: Environment, members: list[Member]) -> tuple[int, int]:

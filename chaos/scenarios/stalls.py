@@ -17,8 +17,6 @@ from chaos.sample_tasks import (
     AT_ONCE,
     attend,
     call,
-    call_async,
-    pay,
     queue,
     until_open,
     wait,
@@ -34,19 +32,6 @@ from pgqueue.worker import liveness
 async def block_the_loop(ctx: JobContext, gate: str) -> int:
     """Waits without giving the event loop back, as a call of a blocking library does."""
     return attend(ctx, lambda: until_open(gate))  # the fault
-
-
-@mutation
-def heart_beats_by_the_claims(patch: Patch) -> None:
-    """The heartbeats of some workers ask the table of messages first, as a claim does."""
-    from pgqueue.repository.workers import Workers
-
-    def beat(self, worker_id):  # type: ignore[no-untyped-def]
-        if worker_name() == "w1":
-            self._executor.execute(text("SELECT id FROM pgqueue.message_queue LIMIT 1"))
-        return alone(self, worker_id)
-
-    alone = patch.set(Workers, "beat", beat)
 
 
 @mutation
@@ -91,30 +76,6 @@ def time_not_seen_counts(patch: Patch) -> None:
     patch.set(liveness, "LONGEST_STEP", float("inf"))
 
 
-@scenario(
-    promises="P1 P4",
-    research="T16",
-    full=Size(jobs=2000, workers=3, seconds=5),
-    long=Size(jobs=2000, workers=3, seconds=60),
-    short=Size(jobs=100, workers=1, seconds=2),
-    mutated={"heart_beats_by_the_claims": "were declared dead, and all were well"},
-)
-def claims_wedged(environment: Environment, size: Size) -> None:
-    """Nobody can claim for longer than the grace: nobody is taken for dead, and all goes on."""
-    workers = environment.workers(2 * size.workers, slow_grace=size.seconds)
-    workers.until_registered()
-    with environment.engine.connect() as connection:
-        connection.execute(text("LOCK TABLE pgqueue.message_queue IN ACCESS EXCLUSIVE MODE"))
-        environment.count("wedges")
-        environment.let_pass(size.seconds + 1.5)
-        connection.rollback()
-    _nobody_is_dead(environment)
-    for task in (call, call_async, pay):
-        environment.enqueue(task, [(1,)] * (size.jobs // 3))
-    environment.finish(workers)
-    environment.check()
-
-
 LOCKS = tuple(
     (table, mode, behind_reader)
     for mode, behind_reader in (
@@ -129,24 +90,33 @@ LOCKS = tuple(
 )
 """What a migration, a VACUUM FULL or a CREATE INDEX takes; and waits for, behind a report."""
 WORST = (("jobs", "ACCESS EXCLUSIVE", True), ("workers", "SHARE", False))
+"""In the short size: what a heartbeat might read, and what it writes."""
+
+
+DEAD = "were declared dead, and all were well"
 
 
 @scenario(
-    promises="P1 P4",
-    research="T16",
+    promises="P1 P3 P4",
     full=Size(jobs=20, faults=len(LOCKS), seconds=2),
     long=Size(jobs=20, faults=len(LOCKS), seconds=liveness.SLOW_GRACE.total_seconds()),
-    short=Size(jobs=6, faults=len(WORST), seconds=1.5),
-    mutated={"hearts_of_some_look_for_cancels": "were declared dead, and all were well"},
+    short=Size(jobs=6, faults=len(WORST), seconds=2),
+    mutated={
+        "hearts_of_some_look_for_cancels": DEAD,
+        "heart_beats_on_the_event_loop": DEAD,
+        "time_not_seen_counts": DEAD,
+    },
 )
-def tables_locked(environment: Environment, size: Size) -> None:
-    """Each of our tables is locked for longer than the grace: nobody dies, nothing starts twice.
+def standstills(environment: Environment, size: Size) -> None:
+    """A blocked event loop, locked tables, frozen workers: none is dead, nothing starts twice.
 
     One worker is busy, another idle, and jobs are in each state of their lives.
     """
     workers = environment.workers(2, slow_grace=size.seconds)
     workers.until_registered()
-    environment.until_started(*environment.enqueue(wait, [("go",)] * 6))
+    environment.until_started(
+        *environment.enqueue(wait, [("go",)] * 5), *environment.enqueue(block_the_loop, [("go",)])
+    )
     locks = WORST if size.faults == len(WORST) else LOCKS
     for table, mode, behind_reader in locks:
         jobs = environment.enqueue(call, [(100,)] * size.jobs)
@@ -156,13 +126,28 @@ def tables_locked(environment: Environment, size: Size) -> None:
             environment.let_pass(size.seconds + 1.5)
         _nobody_is_dead(environment)
         _are_done(environment, jobs)
+    _stand_still_together(environment, size.seconds + 1)
+    _nobody_is_dead(environment)
     environment.open("go")
     environment.until_ended()
     starts = Counter(event.job for event in environment.history(START))
     again = [job for job, times in starts.items() if times > 1]
     environment.expect(not again, f"jobs {again} have started more than once")
     workers.stop()
-    environment.check()
+    environment.judge()
+
+
+def _stand_still_together(environment: Environment, seconds: float) -> None:
+    """As on a machine that is suspended: they go on one after the other."""
+    first, last = environment.members
+    environment.freeze(first)
+    environment.let_pass(0.5)  # the last has seen its last heartbeat
+    environment.freeze(last)
+    environment.let_pass(seconds)
+    last.thaw()
+    environment.let_pass(0.2)
+    first.thaw()
+    environment.let_pass(1.0)
 
 
 @contextmanager
@@ -197,63 +182,6 @@ def _lock(connection: Connection, statement: str) -> None:
         connection.execute(text(statement))
 
 
-@scenario(
-    promises="P1 P4",
-    research="T4",
-    full=Size(workers=3, faults=4, seconds=3),
-    short=Size(workers=2, faults=1, seconds=2),
-    mutated={"time_not_seen_counts": "were declared dead, and all were well"},
-)
-def frozen_together(environment: Environment, size: Size) -> None:
-    """A machine stands still for longer than the grace, with all its workers: none is dead.
-
-    They come back one after the other, and each has a moment for its beat.
-    """
-    workers = environment.workers(2 * size.workers, slow_grace=size.seconds)
-    workers.until_registered()
-    environment.let_pass(1.0)  # each has seen each other
-    for _ in range(size.faults):
-        for member in environment.members:
-            environment.freeze(member)
-        environment.let_pass(size.seconds + 1)
-        for member in environment.members:
-            member.thaw()
-            environment.let_pass(0.1)
-        environment.let_pass(1.0)
-        _nobody_is_dead(environment)
-    jobs = environment.enqueue(call, [(1,)] * 10)
-    _are_done(environment, jobs)
-    workers.stop()
-    environment.check()
-
-
-@scenario(
-    promises="P1 P3 P4",
-    research="T17",
-    full=Size(workers=2, faults=4, seconds=3),
-    long=Size(workers=2, faults=10, seconds=10),
-    short=Size(workers=1, faults=1, seconds=2),
-    mutated={"heart_beats_on_the_event_loop": "were declared dead, and all were well"},
-)
-def event_loop_blocked(environment: Environment, size: Size) -> None:
-    """A handler blocks the event loop for long: its worker is not taken for dead.
-
-    Which of the workers is left to chance.
-    """
-    workers = environment.workers(2 * size.workers, slow_grace=size.seconds)
-    workers.until_registered()
-    for number in range(size.faults):
-        environment.until_started(*environment.enqueue(block_the_loop, [(f"round{number}",)]))
-        environment.count("wedges")
-        environment.let_pass(size.seconds + 1.5)
-        _nobody_is_dead(environment)
-        _are_done(environment, environment.enqueue(call, [(1,)] * 10))
-        environment.open(f"round{number}")
-        environment.until_ended()
-    workers.stop()
-    environment.check()
-
-
 def _are_done(environment: Environment, jobs: list[int]) -> None:
     def done() -> bool:
         return {event.job for event in environment.history(END)} >= set(jobs)
@@ -264,4 +192,4 @@ def _are_done(environment: Environment, jobs: list[int]) -> None:
 def _nobody_is_dead(environment: Environment) -> None:
     for member in environment.members:
         log = member.log.read_text(errors="replace")
-        environment.expect(" is dead: " not in log, "workers were declared dead, and all were well")
+        environment.expect(" is dead: " not in log, f"workers {DEAD}")

@@ -97,21 +97,6 @@ def interruptions_use_up_attempts(patch: Patch) -> None:
 
 
 @mutation
-def interruptions_wait_for_executors(patch: Patch) -> None:
-    """What still runs is given back at the exit of Python, which waits for executors first."""
-    import atexit
-
-    from pgqueue.worker import Worker, supervisor
-
-    class Outlived(set):  # type: ignore[type-arg]
-        def add(self, one):  # type: ignore[no-untyped-def]
-            atexit.register(one.interrupt)
-
-    patch.set(Worker, "interrupt", lambda _self: False)
-    patch.set(supervisor, "_outlived", Outlived())
-
-
-@mutation
 def stop_does_not_wait(patch: Patch) -> None:
     """A stopped worker closes at once, whatever its handlers do."""
     from pgqueue.worker.supervisor import Supervisor
@@ -120,14 +105,33 @@ def stop_does_not_wait(patch: Patch) -> None:
 
 
 @scenario(
-    promises="P10",
-    research="T13",
+    promises="P5 P10",
     full=Size(jobs=20_000, workers=4, faults=30),
     short=Size(jobs=2400, workers=2, faults=3),
-    mutated={"stop_keeps_what_has_not_started": "F6|crashed|left claimed"},
+    mutated={
+        "stop_keeps_what_has_not_started": "F6|crashed|left claimed",
+        "interruptions_are_not_recorded": "recorded as|left claimed|ended with 0",
+        "interruptions_use_up_attempts": "interruptions have used up",
+        "stop_does_not_wait": "stopped and ended with 3|recorded as|left claimed",
+    },
+    alone=True,
 )
-def rolling_restarts(environment: Environment, size: Size) -> None:
-    """SIGTERM and SIGINT at any moment: nothing is left claimed or burned."""
+def stops(environment: Environment, size: Size) -> None:
+    """SIGTERM, SIGINT, SIGHUP at any moment: no job is left claimed, no attempt is used up."""
+    _restart_all_the_while(environment, size)
+    cases = [_Case(environment, size.faults, *case) for case in CASES]
+    for case in cases:
+        environment.until_started(*case.jobs)
+    for case in cases:
+        case.stop()
+    last = environment.workers(1, queues=[case.queue for case in cases])
+    environment.finish(last)
+    for case in cases:
+        case.was_recorded()
+    environment.judge()
+
+
+def _restart_all_the_while(environment: Environment, size: Size) -> None:
     # Most are so quick that a worker claims many ahead, and holds them when it is stopped.
     for task, share in ((call, 6), (pay, 1), (pay_async, 1), (call_async, 1), (call, 3)):
         environment.enqueue(task.options(max_attempts=2), [(0,)] * (size.jobs * share // 12))
@@ -144,7 +148,6 @@ def rolling_restarts(environment: Environment, size: Size) -> None:
     environment.finish(workers)
     bad = {row[0]: row[1] for row in environment.rows(BAD)}
     environment.expect(not bad, f"stops have cost attempts: {bad}, such as crashed ones")
-    environment.check()
 
 
 def _stop(
@@ -159,7 +162,7 @@ def _stop(
         member.send(number)
         if place < len(signals):  # two at once would be one
             environment.until(lambda: STOPPING in member.log.read_text(), what="it stops")
-    code = member.wait()
+    code = member.exit_code()
     took = time.monotonic() - began
     environment.count("stops")
     # One that has only begun does not heed signals yet, and ends as any program does.
@@ -179,54 +182,25 @@ def _left_nothing(environment: Environment, member: Member) -> None:
     environment.expect(left == 0, f"{member.name} has ended with {left} jobs left claimed")
 
 
-@scenario(
-    promises="P5 P10",
-    research="T13",
-    full=Size(jobs=10),
-    short=Size(jobs=1),
-    mutated={
-        "interruptions_are_not_recorded": "recorded as|left claimed|ended with 0",
-        "interruptions_use_up_attempts": "interruptions have used up",
-        "interruptions_wait_for_executors": "recorded as|left claimed|ended with 0",
-        "stop_does_not_wait": "recorded as|left claimed",
-    },
-    alone=True,
-)
-def stops_while_handlers_run(environment: Environment, size: Size) -> None:
-    """Handlers within the grace, past it, a second signal: no attempt is used up."""
-    cases = [_Case(environment, size, *case) for case in CASES]
-    for case in cases:
-        environment.until_started(*case.jobs)
-    for case in cases:
-        case.stop()
-    last = environment.workers(1, queues=[case.queue for case in cases])
-    environment.finish(last)
-    for case in cases:
-        case.was_recorded()
-    environment.check()
-
-
 class _Case:
     """A worker with a queue and handlers of its own, and how it is stopped."""
 
     def __init__(
         self,
         environment: Environment,
-        size: Size,
+        count: int,
         grace: float,
         signals: tuple[signal.Signals, ...],
         end: str | None,
     ) -> None:
         self._environment, self._signals, self._end = environment, signals, end
         self.queue = f"{end}-{len(signals)}"
-        slots = len(WAITERS) * size.jobs
+        slots = len(WAITERS) * count
         self._workers = environment.workers(1, concurrency=slots, queues=[self.queue], grace=grace)
         self.jobs = [
             job
             for task in WAITERS
-            for job in environment.enqueue(
-                task.options(queue=self.queue), [(self.queue,)] * size.jobs
-            )
+            for job in environment.enqueue(task.options(queue=self.queue), [(self.queue,)] * count)
         ]
 
     def stop(self) -> None:
@@ -235,7 +209,7 @@ class _Case:
             member.send(self._signals[0])
             self._environment.until(lambda: STOPPING in member.log.read_text(), what="it stops")
             self._environment.open(self.queue)
-            member.wait()
+            member.exit_code()
             self._environment.count("stops")
         else:
             member.was_harmed = True

@@ -150,7 +150,6 @@ IN_WORKER = (overstay, overstay_and_pay, overstay_async, overstay_and_pay_async)
 
 @scenario(
     promises="P2 P5",
-    research="T19",
     full=Size(jobs=2),
     short=Size(jobs=1),
     mutated={
@@ -179,7 +178,7 @@ def handlers_past_their_timeout(environment: Environment, size: Size) -> None:
     environment.until_ended()
     _coroutines_were_cancelled(environment)
     workers.stop()
-    environment.check(succeeded=good, failed=late)
+    environment.judge(succeeded=good, failed=late)
 
 
 def _until_timed_out(environment: Environment, jobs: int, *, within: float) -> None:
@@ -214,7 +213,6 @@ OPEN = """
 
 @scenario(
     promises="P2 P5",
-    research="T19",
     full=Size(jobs=8, seconds=10),
     short=Size(jobs=2, seconds=10),
     mutated={"timeouts_are_tried_once": "not within|recorded as"},
@@ -254,7 +252,7 @@ def timeouts_without_connections(environment: Environment, size: Size) -> None:
     environment.open("return")
     workers.stop()
     environment.execute(f"DROP ROLE {role}")
-    environment.check(succeeded=slots, failed=len(late))
+    environment.judge(succeeded=slots, failed=len(late))
 
 
 def _are_timeouts(environment: Environment, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Unique jobs that are replaced while workers start them, and die."""
+"""Unique jobs, which are replaced while workers start them and die."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from sqlalchemy.orm import Session
 
 from chaos.environment import Environment
 from chaos.history import START
-from chaos.interleavings.logical_workers import run_together
 from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import go_on, keep_newest
-from chaos.scenario import Size, scenario
 
-CLIENTS = 8
+CLIENTS = 4
 KEYS = 4
 CHAINS = 3
 ASKED = "CREATE TABLE asked (id serial PRIMARY KEY, job bigint NOT NULL, version int NOT NULL)"
 ASK = text("INSERT INTO asked (job, version) VALUES (:job, :version)")
+COUNT = "SELECT count(*) FROM pgqueue.jobs WHERE task = ANY(:tasks)"
 LAST_ASKED = """
     SELECT DISTINCT ON (job) job, version, (args ->> 'version')::int
     FROM asked JOIN pgqueue.jobs ON jobs.id = job ORDER BY job, asked.id DESC
@@ -62,65 +61,50 @@ def keeps_the_key_at_the_start(patch: Patch) -> None:
     patch.set(Attempts, "free_key", lambda *_, **__: True)
 
 
-@scenario(
-    promises="P1 P5",
-    research="T25",
-    full=Size(jobs=400, workers=3, faults=30),
-    short=Size(jobs=40, workers=1, faults=3),
-    mutated={
-        "changes_jobs_that_have_started": "was asked for last",
-        "keeps_the_key_at_the_start": "chains have stopped early",
-    },
-    alone=True,
-)
-def replaced_jobs(environment: Environment, size: Size) -> None:
-    """Jobs are replaced while workers start them and are killed: the last arguments are run."""
-    environment.execute(ASKED)
-    chains = [go_on.delay(chain, size.jobs // 4) for chain in range(CHAINS)]
-    environment.acknowledged.update(chain.id for chain in chains)
-    workers = environment.workers(2 * size.workers, concurrency=2, poll_interval=0.05)
-    workers.until_registered()
+class ReplacedJobs:
+    """Jobs that clients replace by newer ones, and chains of jobs that enqueue their successor."""
 
-    def kill() -> None:
-        for number in range(size.faults):
-            environment.until_ended_are(number * size.jobs // (size.faults + 1))
-            workers.kill_one()
+    def __init__(self, environment: Environment, faults: int) -> None:
+        self._environment = environment
+        self._asks = 5 * faults
+        environment.execute(ASKED)
+        chains = [go_on.delay(chain, faults) for chain in range(CHAINS)]
+        environment.acknowledged.update(chain.id for chain in chains)
+        seeds = [environment.dice.random() for _ in range(CLIENTS)]
+        self.clients: list[Callable[[], None]] = [partial(self._ask, seed) for seed in seeds]
 
-    seeds = [environment.dice.random() for _ in range(CLIENTS)]
-    run_together(*(partial(_ask, environment, size, seed) for seed in seeds), kill)
-    environment.finish(workers)
-    _judge(environment)
-    environment.check(succeeded=environment.scalar("SELECT count(*) FROM pgqueue.jobs"))
+    def succeeded(self) -> int:
+        return int(self._environment.scalar(COUNT, tasks=[go_on.name, keep_newest.name]))
 
+    def _ask(self, seed: float) -> None:
+        """Enqueue newer and newer versions, and write down which job took each."""
+        environment = self._environment
+        chance = random.Random(seed)
+        for _ in range(self._asks):
+            key, version = chance.randrange(KEYS), chance.randrange(10**9)
+            soon = timedelta(milliseconds=chance.choice((0, 0, 5)))
+            with Session(environment.engine) as session, session.begin():
+                task = keep_newest.options(delay=soon, max_attempts=1000)
+                job = task.enqueue(session, key, version)
+                session.execute(ASK, {"job": job.id, "version": version})
+                id, is_new = job.id, job.is_new
+            environment.acknowledged.add(id)
+            environment.counts["replaced"] += not is_new
 
-def _ask(environment: Environment, size: Size, seed: float) -> None:
-    """Enqueue newer and newer versions, and write down which job took each."""
-    chance = random.Random(seed)
-    for _ in range(size.jobs):
-        key, version = chance.randrange(KEYS), chance.randrange(10**9)
-        soon = timedelta(milliseconds=chance.choice((0, 0, 5)))
-        with Session(environment.engine) as session, session.begin():
-            job = keep_newest.options(delay=soon).enqueue(session, key, version)
-            session.execute(ASK, {"job": job.id, "version": version})
-            id, is_new = job.id, job.is_new
-        environment.acknowledged.add(id)
-        environment.counts["replaced"] += not is_new
-
-
-def _judge(environment: Environment) -> None:
-    ran: dict[int, list[int]] = defaultdict(list)
-    for event in environment.history(START):
-        if "version" in event.details:
-            ran[event.job].append(event.details["version"])
-    rows = environment.rows(LAST_ASKED)
-    environment.count("jobs replaced or not", len(rows))
-    for job, asked, stored in rows:
-        last = ran[job][-1] if ran[job] else None
+    def judge(self) -> None:
+        environment = self._environment
+        ran: dict[int, list[int]] = defaultdict(list)
+        starts = environment.history(START)
+        for event in starts:
+            if "version" in event.details:
+                ran[event.job].append(event.details["version"])
+        for job, asked, stored in environment.rows(LAST_ASKED):
+            last = ran[job][-1] if ran[job] else None
+            environment.expect(
+                asked == stored == last,
+                f"job {job} ran version {last} and has {stored}, and {asked} was asked for last",
+            )
+        ends = {event.job for event in starts if event.details.get("left", 1) == 0}
         environment.expect(
-            asked == stored == last,
-            f"job {job} ran version {last} and has {stored}, and {asked} was asked for last",
+            len(ends) >= CHAINS, f"chains have stopped early: {len(ends)} of {CHAINS} have ended"
         )
-    ends = {event.job for event in environment.history(START) if event.details.get("left", 1) == 0}
-    environment.expect(
-        len(ends) >= CHAINS, f"chains have stopped early: {len(ends)} of {CHAINS} have ended"
-    )

@@ -60,46 +60,25 @@ def frontiers_are_never_rewound(patch: Patch) -> None:
 
 @scenario(
     promises="P7",
-    research="T15",
-    full=Size(jobs=FLOOD, faults=10),
+    full=Size(jobs=FLOOD, faults=5),
     long=Size(jobs=FLOOD, faults=25),
     short=Size(jobs=FLOOD, faults=1),
-    mutated={"waits_for_notifications_only": "not within .* attempt 1 .* starts"},
-)
-def listeners_terminated(environment: Environment, size: Size) -> None:
-    """Listeners flooded, then terminated, beside one stuck in a transaction: a poll at the most."""
-
-    def terminate() -> None:
-        with environment.engine.begin() as connection:
-            flood = f"SELECT pg_notify('{CHANNEL}', 'x' || n) FROM generate_series(1, :n) AS n"
-            connection.execute(text(flood), {"n": size.jobs})
-        for sleeper in _sleepers(environment):
-            environment.execute("SELECT pg_terminate_backend(:pid, 5000)", pid=sleeper)
-            environment.count("terminated connections")
-
-    with environment.engine.connect() as stranger:
-        stranger.execute(text(f"LISTEN {CHANNEL}"))
-        stranger.commit()
-        stranger.execute(text("SELECT 1"))  # and stays: the server keeps all that it has not heard
-        _pick_up_in_time(environment, size, terminate)
-        usage = environment.scalar("SELECT pg_notification_queue_usage()")
-        environment.expect(
-            0 < usage < 0.01, f"{usage:.0%} of the server's notification queue is used"
-        )
-
-
-@scenario(
-    promises="P7",
-    research="T15",
-    full=Size(faults=5),
-    short=Size(faults=1),
     mutated={
         "waits_for_notifications_only": "not within .* attempt 1 .* starts",
         "silence_is_waited_out": "not within .* attempt 1 .* starts",
     },
 )
-def listeners_half_open(environment: Environment, size: Size) -> None:
-    """The network swallows what listening connections say: pick-up takes a poll and a second."""
+def lost_notifications(environment: Environment, size: Size) -> None:
+    """Listeners flooded and terminated, cut off, and switched off: pick-up takes a poll."""
+    with environment.engine.connect() as stranger:
+        stranger.execute(text(f"LISTEN {CHANNEL}"))
+        stranger.commit()
+        stranger.execute(text("SELECT 1"))  # and stays: the server keeps all that it has not heard
+        _pick_up_in_time(environment, size, lambda: _flood_and_terminate(environment, size.jobs))
+        usage = environment.scalar("SELECT pg_notification_queue_usage()")
+        environment.expect(
+            0 < usage < 0.01, f"{usage:.0%} of the server's notification queue is used"
+        )
     with Proxy(environment.url) as proxy:
 
         def hold() -> None:
@@ -116,19 +95,18 @@ def listeners_half_open(environment: Environment, size: Size) -> None:
             poll=LONG_POLL,
             slower_by=DEADLINE + RECONNECT,
         )
-
-
-@scenario(
-    promises="P7",
-    research="T15",
-    full=Size(faults=5),
-    short=Size(faults=1),
-    mutated={"waits_for_notifications_only": "not within .* attempt 1 .* starts"},
-)
-def notifications_switched_off(environment: Environment, size: Size) -> None:
-    """Nobody notifies and nobody listens: pick-up takes a poll at the most."""
     environment.queue.notify = False
     _pick_up_in_time(environment, size, lambda: None, listens=False)
+    environment.judge()
+
+
+def _flood_and_terminate(environment: Environment, count: int) -> None:
+    with environment.engine.begin() as connection:
+        flood = f"SELECT pg_notify('{CHANNEL}', 'x' || n) FROM generate_series(1, :n) AS n"
+        connection.execute(text(flood), {"n": count})
+    for sleeper in _sleepers(environment):
+        environment.execute("SELECT pg_terminate_backend(:pid, 5000)", pid=sleeper)
+        environment.count("terminated connections")
 
 
 def _pick_up_in_time(
@@ -153,7 +131,6 @@ def _pick_up_in_time(
             _pick_up(environment, jobs, seconds=poll + slower_by + MARGIN)
         relent()
         workers.stop()
-    environment.check()
 
 
 def _pick_up(environment: Environment, jobs: int, *, seconds: float) -> None:
@@ -195,7 +172,6 @@ def _sleepers(environment: Environment) -> list[int]:
 
 @scenario(
     promises="P7",
-    research="T15",
     full=Size(jobs=300, workers=2, faults=3),
     short=Size(jobs=30, workers=1, faults=1),
     mutated={"frontiers_are_never_rewound": "not within .* attempt 1 .* starts"},
@@ -216,7 +192,7 @@ def late_commits(environment: Environment, size: Size) -> None:
         environment.timed(began)
         environment.until_ended()
     workers.stop()
-    environment.check()
+    environment.judge()
 
 
 def _overtake(environment: Environment) -> None:

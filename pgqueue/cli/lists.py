@@ -113,7 +113,7 @@ def _queues(queue: PgQueue, session: Session, *, are_all_counted: bool) -> list[
     is_paused = QueueSettings.paused_at.is_not(None)
     paused = set(session.scalars(select(QueueSettings.name).where(is_paused)))
     jobs: dict[str, dict[str, int]] = {name: {} for name in paused}
-    for count in queue.counts(session) if are_all_counted else health.counts_but_succeeded():
+    for count in health.counts(succeeded=are_all_counted):
         jobs.setdefault(count.queue, {})[JobStatus(count.status).value] = count.jobs
     # No narrow table lists the succeeded.
     uncounted = {} if are_all_counted else {JobStatus.SUCCEEDED.value: None}

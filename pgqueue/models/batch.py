@@ -27,6 +27,7 @@ class Batch(Base):
 
     on_success: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     on_failure: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    on_cancelled: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     """The values of the callback: any worker can enqueue it, also one without its task."""
 
     created_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
@@ -35,7 +36,8 @@ class Batch(Base):
     """A job that was unfinished when a worker last looked: while it is, the batch has not ended."""
 
     outcome: Mapped[str | None]
-    """NULL until the batch ends, then succeeded, or failed if a job of it has failed."""
+    """NULL until the batch ends, then failed if a job of it has failed, else cancelled if one was
+    cancelled, else succeeded."""
     total: Mapped[int | None] = mapped_column(BigInteger)
     """How many jobs the batch had when it ended; NULL before, as the two below."""
     failed: Mapped[int | None] = mapped_column(BigInteger)
@@ -43,12 +45,16 @@ class Batch(Base):
     callback_id: Mapped[int | None] = mapped_column(BigInteger)
     """The job that the end has enqueued; it may have been deleted since."""
     ended_at: Mapped[datetime | None]
+    counted: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    """The progress of an open batch when a worker last counted it."""
+    count_at: Mapped[datetime | None]
+    """When a worker is to count it again; NULL before the first time."""
     application: Mapped[str] = mapped_column(server_default=text("''"))
     """The application whose workers delete the batch; empty for one without a name."""
 
     __table_args__ = (
-        CheckConstraint(times_in_range("created_at", "ended_at"), name="batches_times"),
-        CheckConstraint("outcome IN ('succeeded', 'failed')", name="batches_outcome"),
+        CheckConstraint(times_in_range("created_at", "ended_at", "count_at"), name="batches_times"),
+        CheckConstraint("outcome IN ('succeeded', 'failed', 'cancelled')", name="batches_outcome"),
         CheckConstraint("(outcome IS NULL) = (ended_at IS NULL)", name="batches_ended_at"),
         Index("batches_open", "id", postgresql_where=text("ended_at IS NULL")),
     )

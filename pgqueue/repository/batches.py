@@ -6,6 +6,7 @@ costs one probe by key at each look.
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -41,6 +42,9 @@ from pgqueue.rules.retention import Retention
 BATCH = sa.bindparam("batch_id", type_=sa.BigInteger)
 AFTER = sa.bindparam("after", type_=sa.BigInteger)
 IS_OPEN = batches.c.ended_at.is_(None)
+NOW = pg.statement_timestamp()
+FIRST_COUNT = batches.c.created_at + sa.literal_column("interval '1 second'")
+LONGEST: sa.ColumnElement[Any] = sa.literal_column("interval '1 minute'")
 A_DAY = sa.literal_column("86400::double precision", sa.Float)
 """An ended batch stays so long at least: its callback reads it."""
 
@@ -58,8 +62,8 @@ def add_batch(*, named: bool) -> sa.Executable:
 
 
 @cache
-def set_callbacks() -> sa.Executable:
-    values = {name: json_parameter(name) for name in ("on_success", "on_failure")}
+def set_callbacks(names: tuple[str, ...]) -> sa.Executable:
+    values = {name: json_parameter(name) for name in names}
     return sa.update(batches).where(batches.c.id == BATCH).values(values)
 
 
@@ -99,21 +103,31 @@ def may_have_ended() -> sa.ColumnElement[bool]:
     return sa.and_(IS_OPEN, ~_is_unfinished(batches.c.waits_for))
 
 
+def is_count_due() -> sa.ColumnElement[bool]:
+    """Whether a batch, if it is open, is to be counted again."""
+    return sa.func.coalesce(batches.c.count_at, FIRST_COUNT) <= NOW
+
+
+def is_wanted() -> sa.ColumnElement[bool]:
+    """Whether a batch may have ended, or is to be counted."""
+    return sa.and_(IS_OPEN, sa.or_(is_count_due(), ~_is_unfinished(batches.c.waits_for)))
+
+
 def has_candidates() -> sa.ColumnElement[bool]:
-    """Whether a batch may have ended; one probe for each open batch.
+    """Whether a batch may have ended, or is to be counted; one probe for each open batch.
 
     The order makes the planner read the index of the open batches, and not those that have ended.
     """
-    first = sa.select(batches.c.id).where(may_have_ended()).order_by(batches.c.id)
+    first = sa.select(batches.c.id).where(is_wanted()).order_by(batches.c.id)
     return first.limit(sa.literal_column("1")).scalar_subquery().is_not(None)
 
 
 @cache
 def candidates() -> sa.Executable:
-    """The first batches that may have ended, after another id."""
+    """The first batches after another id that may have ended or are to be counted."""
     return (
-        sa.select(batches.c.id)
-        .where(may_have_ended(), batches.c.id > AFTER)
+        sa.select(batches.c.id, may_have_ended(), is_count_due())
+        .where(is_wanted(), batches.c.id > AFTER)
         .order_by(batches.c.id)
         .limit(sa.bindparam("limit", type_=sa.BigInteger))
     )
@@ -125,9 +139,8 @@ def lock_candidate() -> sa.Executable:
 
     No row if a transaction adds jobs to it, or another worker looks at it.
     """
-    callbacks = (sa.cast(batches.c.on_success, sa.Text), sa.cast(batches.c.on_failure, sa.Text))
     return (
-        sa.select(batches.c.waits_for, *callbacks)
+        sa.select(batches.c.waits_for, *_callbacks())
         .where(may_have_ended(), batches.c.id == BATCH)
         .with_for_update(skip_locked=True)
     )
@@ -143,8 +156,7 @@ def candidates_in_full() -> sa.Executable:
     return (
         sa.select(
             batches.c.id,
-            sa.cast(batches.c.on_success, sa.Text),
-            sa.cast(batches.c.on_failure, sa.Text),
+            *_callbacks(),
             pg.statement_timestamp() - since,
         )
         .where(may_have_ended())
@@ -189,6 +201,49 @@ def end_batch() -> sa.Executable:
         .where(batches.c.id == BATCH, IS_OPEN)
         .values(**values, waits_for=sa.null(), ended_at=clock())
     )
+
+
+@cache
+def begin_count() -> sa.Executable:
+    """Let no other worker count a batch for a minute; no row if another one does.
+
+    Locks no key, so that jobs can be added meanwhile.
+    """
+    return (
+        sa.update(batches)
+        .where(batches.c.id == BATCH, IS_OPEN, is_count_due())
+        .values(count_at=NOW + LONGEST)
+        .returning(batches.c.counted)
+    )
+
+
+@cache
+def write_count() -> sa.Executable:
+    wait = seconds(sa.cast(sa.bindparam("wait", type_=sa.Double), sa.Double))
+    return (
+        sa.update(batches)
+        .where(batches.c.id == BATCH, IS_OPEN)
+        .values(counted=json_parameter("counts"), count_at=clock() + wait)
+    )
+
+
+@cache
+def progress_of_batch() -> sa.Executable:
+    """A batch as it was last counted: one row, however many jobs it has."""
+    columns = batches.c
+    counted = [
+        sa.func.coalesce(columns[name], sa.cast(columns.counted.op("->>")(name), sa.BigInteger))
+        for name in ("total", "failed", "cancelled")
+    ]
+    total, failed, cancelled = counted
+    ended = sa.func.coalesce(
+        columns.total, sa.cast(columns.counted.op("->>")("ended"), sa.BigInteger)
+    )
+    return sa.select(
+        *(columns.id, columns.name, sa.cast(columns.meta, sa.Text), total, ended, failed),
+        *(cancelled, columns.outcome, columns.callback_id),
+        *(moment(columns.created_at), moment(columns.ended_at)),
+    ).where(columns.id == BATCH)
 
 
 @cache
@@ -297,6 +352,11 @@ def _count_if(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
     return count_rows().filter(condition)
 
 
+def _callbacks() -> list[sa.ColumnElement[Any]]:
+    names = ("on_success", "on_failure", "on_cancelled")
+    return [sa.cast(batches.c[name], sa.Text) for name in names]
+
+
 def _is_unfinished(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     """One probe by key for each row: the OFFSET keeps the planner from reading all jobs."""
     unfinished = sa.select(jobs.c.id).where(jobs.c.id == job_id, jobs.c.outcome.is_(None))
@@ -379,7 +439,8 @@ class BatchState:
     failed: int
     cancelled: int
     outcome: str | None
-    """None while the batch is open, then "succeeded", or "failed" if a job of it has failed."""
+    """None while the batch is open, then "failed" if a job of it has failed, else "cancelled" if
+    one was cancelled, else "succeeded"."""
     callback_id: int | None
     """The job that the end has enqueued."""
     created_at: datetime
@@ -419,15 +480,10 @@ class Batches:
         statement = add_batch(named=bool(application))
         return int(self._executor.execute(statement, row).scalar_one())
 
-    def set_callbacks(
-        self, batch_id: int, on_success: Callback | None, on_failure: Callback | None
-    ) -> None:
-        parameters = {
-            "batch_id": batch_id,
-            "on_success": on_success and on_success.document(),
-            "on_failure": on_failure and on_failure.document(),
-        }
-        self._executor.execute(set_callbacks(), parameters)
+    def set_callbacks(self, batch_id: int, callbacks: Mapping[str, Callback]) -> None:
+        """``callbacks``: by the names of their columns."""
+        documents = {name: callback.document() for name, callback in callbacks.items()}
+        self._run(set_callbacks(tuple(sorted(documents))), batch_id, **documents)
 
     def keep_open(self, batch_id: int) -> None:
         """Keep a batch from ending before this transaction does.
@@ -449,10 +505,45 @@ class Batches:
             part = list(job_ids[start : start + JOBS_IN_A_STATEMENT])
             self._executor.execute(add_jobs(), {"batch_id": batch_id, "job_ids": part})
 
-    def candidates(self, *, after: int, limit: int) -> list[int]:
-        """The first batches after an id that may have ended.  Locks nothing."""
+    def candidates(self, *, after: int, limit: int) -> list[tuple[int, bool, bool]]:
+        """The first batches after an id that may have ended or are to be counted: the id, whether
+        it may have ended, whether it is to be counted.  Locks nothing."""
         parameters = {"after": after, "limit": limit}
-        return list(self._executor.execute(candidates(), parameters).scalars())
+        rows = self._executor.execute(candidates(), parameters)
+        return [(row[0], row[1], row[2]) for row in rows]
+
+    def begin_count(self, batch_id: int) -> Mapping[str, Any] | None:
+        """Take the next count of a batch; returns the last one, None if another worker counts."""
+        row = self._run(begin_count(), batch_id).first()
+        return None if row is None else row[0] or {}
+
+    def count(self, batch_id: int, last: Mapping[str, Any]) -> None:
+        """Count the jobs of an open batch, and write the progress into its row.
+
+        The next count is in a second, later if nothing has changed, and so that counts take at most
+        a fiftieth of the time.
+        """
+        began = time.monotonic()
+        counts = Counts(*self._run(count_jobs(), batch_id).one())
+        took = time.monotonic() - began
+        new = {
+            "total": counts.total,
+            "ended": counts.total - counts.unfinished,
+            "failed": counts.failed,
+            "cancelled": counts.cancelled,
+        }
+        has_changed = any(last.get(name) != value for name, value in new.items())
+        wait = 1.0 if has_changed else min(2 * last.get("wait", 0.5), 60.0)
+        wait = max(wait, 50 * took)
+        self._run(write_count(), batch_id, counts=json.dumps({**new, "wait": wait}), wait=wait)
+
+    def progress(self, batch_id: int) -> BatchState:
+        """A batch as it was last counted, exactly before the first count; raises BatchNotFound."""
+        row = self._run(progress_of_batch(), batch_id).first()
+        if row is None:
+            raise not_found(batch_id)
+        state = _state_of(row)
+        return self.state(batch_id) if state.total is None else state
 
     def overdue(self) -> list[Candidate]:
         """All batches that may have ended."""
@@ -469,7 +560,7 @@ class Batches:
         row = self._run(lock_candidate(), batch_id).first()
         if row is None:
             return None
-        waited_for, *callbacks = row
+        waited_for, on_success, on_failure, on_cancelled = row
         counts = Counts(0, 0, 0, 0, self._next_unfinished(batch_id, waited_for or 0))
         if counts.first_unfinished is None:
             # Once more from the first job on: one may have been requeued, or added behind.
@@ -477,7 +568,13 @@ class Batches:
         if counts.first_unfinished is not None:
             self._run(wait_for(), batch_id, job_id=counts.first_unfinished)
             return False
-        self._end(batch_id, counts, callbacks[bool(counts.failed)], notify=notify)
+        if counts.failed:
+            outcome, callback = JobStatus.FAILED, on_failure
+        elif counts.cancelled:
+            outcome, callback = JobStatus.CANCELLED, on_cancelled or on_failure
+        else:
+            outcome, callback = JobStatus.SUCCEEDED, on_success
+        self._end(batch_id, counts, outcome, callback, notify=notify)
         return True
 
     def state(self, batch_id: int) -> BatchState:
@@ -507,7 +604,15 @@ class Batches:
         found: int | None = self._run(next_unfinished(), batch_id, after=after).scalar()
         return found
 
-    def _end(self, batch_id: int, counts: Counts, document: str | None, *, notify: bool) -> None:
+    def _end(
+        self,
+        batch_id: int,
+        counts: Counts,
+        outcome: JobStatus,
+        document: str | None,
+        *,
+        notify: bool,
+    ) -> None:
         callback_id = None
         if document is not None:
             callback = Callback.of(document, notify=notify)
@@ -519,7 +624,7 @@ class Batches:
         self._run(
             end_batch(),
             batch_id,
-            outcome=JobStatus.FAILED.value if counts.failed else JobStatus.SUCCEEDED.value,
+            outcome=outcome.value,
             total=counts.total,
             failed=counts.failed,
             cancelled=counts.cancelled,

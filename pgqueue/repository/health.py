@@ -9,9 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 from sqlalchemy.orm import Session
 
-from pgqueue.models import SCHEMA, Job, JobStatus
+from pgqueue.models import SCHEMA, JobStatus
 from pgqueue.repository.reading import Moment, span
 from pgqueue.repository.tables import (
+    SUCCEEDED,
     count_rows,
     dead_letters,
     jobs,
@@ -25,16 +26,11 @@ from pgqueue.repository.tables import (
 
 
 @cache
-def count_jobs() -> sa.Executable:
-    """By queue and status.  Reads all jobs."""
-    by = (Job.queue, Job.status)
-    return sa.select(*by, count_rows().label("count")).group_by(*by).order_by(*by)
+def count_jobs(*, succeeded: bool) -> sa.Executable:
+    """By queue and status, each from the table that has its jobs.
 
-
-@cache
-def count_jobs_but_succeeded() -> sa.Executable:
-    """The same without succeeded jobs, which are the most: reads only the narrow tables."""
-
+    ``succeeded``: count these jobs too, which are the most, and for which all jobs are read.
+    """
     leased = sa.exists().where(leases.c.target_id == message_queue.c.target_id)
     pending = _count(message_queue.c.queue, "pending").where(~leased)
     running = _count(jobs.c.queue, "running").join_from(
@@ -42,7 +38,10 @@ def count_jobs_but_succeeded() -> sa.Executable:
     )
     blocked = _count(waiting_messages.c.queue, "blocked")
     by = (dead_letters.c.queue, dead_letters.c.outcome)
-    return sa.union_all(pending, running, blocked, sa.select(*by, count_rows()).group_by(*by))
+    counts = [pending, running, blocked, sa.select(*by, count_rows()).group_by(*by)]
+    if succeeded:
+        counts.append(_count(jobs.c.queue, "succeeded").where(jobs.c.outcome == SUCCEEDED))
+    return sa.union_all(*counts)
 
 
 def _count(queue: sa.ColumnElement[str], status: str) -> sa.Select[str, str, int]:
@@ -333,10 +332,11 @@ class Health:
     def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
 
-    def counts_but_succeeded(self) -> list[StatusCount]:
-        """The number of jobs by queue and status, without succeeded jobs."""
-        rows = self._executor.execute(count_jobs_but_succeeded())
-        return [StatusCount(queue, JobStatus(status), count) for queue, status, count in rows]
+    def counts(self, *, succeeded: bool) -> list[StatusCount]:
+        """The number of jobs by queue and status; ``succeeded``: of these too."""
+        rows = self._executor.execute(count_jobs(succeeded=succeeded))
+        counts = (StatusCount(queue, JobStatus(status), count) for queue, status, count in rows)
+        return sorted(counts)
 
     def about_jobs(self) -> int:
         """The approximate number of jobs, from the server's statistics."""

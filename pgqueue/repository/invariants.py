@@ -192,7 +192,11 @@ def _of_batches() -> list[sa.Select[*tuple[Any, ...]]]:
     size = _sizes_of_batches()
     batch = batches.c
     known = size.outerjoin(batches, batch.id == size.c.batch_id)
-    document = sa.case((batch.outcome == FAILED, batch.on_failure), else_=batch.on_success)
+    document = sa.case(
+        (batch.outcome == FAILED, batch.on_failure),
+        (batch.outcome == CANCELLED, sa.func.coalesce(batch.on_cancelled, batch.on_failure)),
+        else_=batch.on_success,
+    )
     has_no_callback = sa.and_(batch.ended_at.is_not(None), batch.callback_id.is_(None))
     named = pg.concat("batch ", batch.id)
     return [

@@ -15,11 +15,10 @@ from sqlalchemy.orm import Session
 
 from pgqueue.errors import DuplicateJob, JobNotFound
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository import health, invariants
+from pgqueue.repository import invariants
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.enqueue import KeyHolder, holders
 from pgqueue.repository.fast_path import fetch
-from pgqueue.repository.health import StatusCount
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.messages import (
     DISPATCHED,
@@ -121,11 +120,18 @@ def delete_lease_of_ended_job() -> sa.Executable:
 
 @cache
 def request_cancel() -> sa.Executable:
-    """Flag a running job.  Its worker reads the flag, and each settle of the job obeys it."""
+    """Flag a running job.  Its worker reads the flag, and each settle of the job obeys it.
+
+    Its unique key is free from then on: an enqueue makes a new job, and does not hand back one that
+    can only end cancelled.
+    """
     return (
         sa.update(jobs)
         .where(jobs.c.id == JOB, jobs.c.outcome.is_(None))
-        .values(cancel_requested_at=sa.func.coalesce(jobs.c.cancel_requested_at, clock()))
+        .values(
+            cancel_requested_at=sa.func.coalesce(jobs.c.cancel_requested_at, clock()),
+            held_unique_key=sa.null(),
+        )
     )
 
 
@@ -542,9 +548,6 @@ class Jobs:
         return [
             Violation(*row) for row in self._executor.execute(invariants.invariant_violations())
         ]
-
-    def counts(self) -> list[StatusCount]:
-        return [StatusCount(*row) for row in self._executor.execute(health.count_jobs())]
 
     def _run(self, statement: Any, job_id: int) -> Any:
         return self._executor.execute(statement, {"job_id": job_id})

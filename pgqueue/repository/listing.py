@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -23,7 +23,9 @@ from pgqueue.repository.admit import Admissions
 from pgqueue.repository.reading import moment, readable, span
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
+    NEWLINE,
     SUCCEEDED,
+    batch_jobs,
     clock,
     dead_letters,
     job_attempts,
@@ -43,6 +45,20 @@ from pgqueue.rules.limits import SEPARATOR
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
 
 
+UNFINISHED = (JobStatus.PENDING, JobStatus.BLOCKED, JobStatus.RUNNING)
+
+
+class JobConditions(TypedDict, total=False):
+    """What an application says to select jobs; all of it must hold."""
+
+    task: str | None
+    queue: str | None
+    tag: str | None
+    batch: int | None
+    limit_key: str | None
+    unique_key: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class JobFilter:
     """A filter for jobs; a job matches if all conditions given here hold."""
@@ -57,6 +73,12 @@ class JobFilter:
     """Only jobs with a larger id: newer ones."""
     tag: str | None = None
     """Only jobs with this tag; no index finds them, so every other condition helps."""
+    batch: int | None = None
+    """Only jobs of this batch."""
+    limit_key: str | None = None
+    """Only jobs that count under this key of a limit."""
+    unique_key: str | None = None
+    """Only jobs with this unique key."""
     are_waiting: bool = False
     """Of the pending jobs, only those that are not due yet."""
 
@@ -67,18 +89,33 @@ class JobFilter:
             None if self.queue is None else table.c.queue == sa.cast(self.queue, sa.Text),
             None if self.before is None else id < self.before,
             None if self.after is None else id > self.after,
-            None if self.tag is None else _has_tag(self.tag, table, id),
+            None if self.batch is None else _is_in_batch(self.batch, id),
         ]
-        return [condition for condition in found if condition is not None]
+        of_job: list[sa.ColumnElement[bool] | None] = [
+            None if self.tag is None else jobs.c.tags.has_key(sa.cast(self.tag, sa.Text)),
+            None if self.limit_key is None else has_limit_key(self.limit_key),
+            None
+            if self.unique_key is None
+            else jobs.c.unique_key == sa.cast(self.unique_key, sa.Text),
+        ]
+        words: list[sa.ColumnElement[bool]] = [
+            sa.type_coerce(word, sa.Boolean) for word in of_job if word is not None
+        ]
+        if words and table is not jobs:
+            # One probe by key for each row; an EXISTS could become a join that reads all jobs.
+            each = sa.select(sa.and_(*words)).where(jobs.c.id == id).correlate_except(jobs)
+            words = [each.scalar_subquery().is_(sa.true())]
+        return [condition for condition in found if condition is not None] + words
 
 
-def _has_tag(tag: str, table: sa.Table, id: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    if table is jobs:
-        return sa.type_coerce(jobs.c.tags.has_key(sa.cast(tag, sa.Text)), sa.Boolean)
-    # One probe by key for each row; an EXISTS could become a join that reads all jobs.
-    tagged = jobs.alias("tagged")
-    has_it = sa.select(tagged.c.tags.has_key(sa.cast(tag, sa.Text))).where(tagged.c.id == id)
-    return has_it.scalar_subquery().is_(sa.true())
+def _is_in_batch(batch: int, id: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    return id.in_(sa.select(batch_jobs.c.job_id).where(batch_jobs.c.batch_id == batch))
+
+
+def has_limit_key(key: str) -> sa.ColumnElement[bool]:
+    """Whether a job counts under a key: it is one of the lines of ``limit_keys``."""
+    keys = pg.string_to_array(jobs.c.limit_keys, NEWLINE, type_=sa.ARRAY(sa.Text))
+    return sa.cast(key, sa.Text) == sa.any_(keys)
 
 
 SHOWN: tuple[Any, ...] = (

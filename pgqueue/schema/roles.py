@@ -46,7 +46,7 @@ ENQUEUE: Rights = {
     "batches": {
         "INSERT": "name, meta, application",
         "SELECT": "id, ended_at",
-        "UPDATE": "on_success, on_failure",
+        "UPDATE": "on_success, on_failure, on_cancelled",
     },
     "batch_jobs": {"INSERT": ALL_OF_IT},
 }

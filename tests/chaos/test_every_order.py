@@ -5,22 +5,22 @@ from sqlalchemy import Engine
 
 from chaos.interleavings.runner import ScriptRunner
 from chaos.interleavings.scheduler import EveryOrder
-from chaos.interleavings.scripts import OPENINGS, repertoire
+from chaos.interleavings.scripts import OPENINGS, all_pairs
 
 
 @pytest.mark.battery
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_a_job_ends_once_in_every_order(engine: Engine, database_url: str, opening: str) -> None:
-    theatre = ScriptRunner(database_url, engine)
+    runner = ScriptRunner(database_url, engine)
     try:
-        for play in repertoire():
+        for pair in all_pairs():
             every = EveryOrder()
-            while play.opening == opening:
-                theatre.put_on(play, every)
+            while pair.opening == opening:
+                runner.run(pair, every)
                 if not every.turn():
                     break
-        theatre.check()
+        runner.check()
     finally:
-        theatre.close()
-        print(f"{theatre.orders:,} orders from {opening!r}")
+        runner.close()
+        print(f"{runner.orders:,} orders from {opening!r}")

@@ -5,10 +5,10 @@ import signal
 import threading
 from typing import Any
 
-from chores import AT_ONCE, EFFECT, effect, note, queue, until_open
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
+from chaos.sample_tasks import AT_ONCE, EFFECT, effect, note, queue, until_open
 from pgqueue import JobContext
 
 _thread = threading.local()

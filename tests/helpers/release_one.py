@@ -1,7 +1,6 @@
 """What a worker of the first release of an application imports."""
 
-from chores import note, queue
-
+from chaos.sample_tasks import note, queue
 from pgqueue import JobContext
 
 

@@ -1,7 +1,6 @@
 """What a worker of the second release imports: each task has one more parameter."""
 
-from chores import note, queue
-
+from chaos.sample_tasks import note, queue
 from pgqueue import JobContext
 
 

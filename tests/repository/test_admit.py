@@ -633,7 +633,7 @@ class TestRates:
         admit(engine)
         hasty = worker_settings(engine.url, lock_timeout="1ms")
         with engine.begin() as connection:
-            connection.execute(text("LOCK pgqueue.limit_buckets, pgqueue.rules.limits"))
+            connection.execute(text("LOCK pgqueue.limit_buckets, pgqueue.limits"))
             assert len(put_some(hasty, 3, "api")) == 3
 
 
@@ -653,7 +653,7 @@ STARTED = """
     ORDER BY gone.run_at, gone.id
 """
 ALL_BUT_ONE_PAUSED = """
-    INSERT INTO pgqueue.rules.limits (name, declared, capacity, is_fair)
+    INSERT INTO pgqueue.limits (name, declared, capacity, is_fair)
     SELECT limit_keys, 1000000, 0, true FROM pgqueue.waiting_messages WHERE limit_keys <> 'fair 1'
 """
 

@@ -35,7 +35,11 @@ def told(batch_id: int) -> None: ...
 def batch_id(engine: Engine) -> int:
     """A batch whose only job has ended."""
     queue.bind(engine)
-    with Session(engine) as session, session.begin(), queue.batch(session, on_success=told) as new:
+    with (
+        Session(engine) as session,
+        session.begin(),
+        queue.batch(session, on_cancelled=told) as new,
+    ):
         queue.cancel(session, piece.enqueue(session).id)
     return new.id
 
@@ -49,7 +53,7 @@ def ending(engine: Engine) -> Iterator[Connection]:
 
 def end(connection: Connection) -> bool | None:
     """Look at the batch in an open transaction: whether it has ended, None if it is skipped."""
-    for batch_id in Batches(connection).candidates(after=0, limit=1):
+    for batch_id, *_ in Batches(connection).candidates(after=0, limit=1):
         return Batches(connection).end(batch_id, notify=False)
     return None
 

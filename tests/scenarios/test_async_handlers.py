@@ -7,8 +7,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-import chores
 import pytest
+import worker_tasks
 from sqlalchemy import Engine, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from worker_rig import Rig
@@ -28,7 +28,7 @@ def test_a_handler_that_blocks_the_event_loop_does_not_stop_the_heartbeat(
     with Rig(database_url, tmp_path) as rig:
         blocked = rig.start()
         with rig.session() as session:
-            job = chores.block_the_loop.enqueue(session, "go").id
+            job = worker_tasks.block_the_loop.enqueue(session, "go").id
             session.commit()
         rig.until_started(job)
         rig.start()
@@ -38,7 +38,7 @@ def test_a_handler_that_blocks_the_event_loop_does_not_stop_the_heartbeat(
 
         assert rig.declared_dead() == 0
         with rig.session() as session:
-            others = [chores.quick.enqueue(session).id for _ in range(4)]
+            others = [worker_tasks.quick.enqueue(session).id for _ in range(4)]
             session.commit()
         rig.until_ended(*others)
         rig.open("go")

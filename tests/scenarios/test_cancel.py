@@ -5,16 +5,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import chores
 import pytest
+import worker_tasks
 from worker_rig import Rig, promised
 
 from pgqueue import Change
 
 pytestmark = pytest.mark.journey
 
-HEEDERS = [chores.heed, chores.heed_and_pay, chores.heed_async]
-DEAF = [chores.wait, chores.wait_and_pay, chores.wait_async]
+HEEDERS = [worker_tasks.heed, worker_tasks.heed_and_pay, worker_tasks.heed_async]
+DEAF = [worker_tasks.wait, worker_tasks.wait_and_pay, worker_tasks.wait_async]
 
 
 @pytest.mark.timed
@@ -75,7 +75,7 @@ def test_a_job_cancelled_while_its_worker_dies_is_not_run_again(
     with Rig(database_url, tmp_path) as rig:
         killed = rig.start()
         with rig.session() as session:
-            job = chores.wait_and_pay.enqueue(session, "go").id
+            job = worker_tasks.wait_and_pay.enqueue(session, "go").id
             session.commit()
         rig.until_started(job)
         with rig.session() as session:
@@ -98,8 +98,8 @@ def test_a_cancelled_and_requeued_job_is_not_ended_by_its_old_run(
     with Rig(database_url, tmp_path) as rig:
         rig.start()
         with rig.session() as session:
-            job = chores.wait.options(delay=None).enqueue(session, "go").id
-            waiting = [chores.wait.enqueue(session, "go").id for _ in range(6)]
+            job = worker_tasks.wait.options(delay=None).enqueue(session, "go").id
+            waiting = [worker_tasks.wait.enqueue(session, "go").id for _ in range(6)]
             session.commit()
         rig.until_started(job)
         with rig.session() as session:
@@ -132,7 +132,7 @@ def test_a_handler_may_cancel_its_own_job_in_its_own_transaction(
     with Rig(database_url, tmp_path) as rig:
         rig.start()
         with rig.session() as session:
-            job = chores.cancel_from_within.enqueue(session).id
+            job = worker_tasks.cancel_from_within.enqueue(session).id
             session.commit()
 
         rig.until_ended(job)

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import chores
 import pytest
+import worker_tasks
 from sqlalchemy import select
 from worker_rig import Rig, promised
 
@@ -24,7 +24,9 @@ def locked(rig: Rig, job: int) -> Iterator[None]:
         session.rollback()
 
 
-@pytest.mark.parametrize("task", [chores.block, chores.wait], ids=["plain", "with a result"])
+@pytest.mark.parametrize(
+    "task", [worker_tasks.block, worker_tasks.wait], ids=["plain", "with a result"]
+)
 def test_the_outcomes_of_others_are_written_meanwhile(
     database_url: str, tmp_path: Path, task: Any
 ) -> None:
@@ -38,8 +40,8 @@ def test_the_outcomes_of_others_are_written_meanwhile(
         with locked(rig, job):
             rig.open("a")
             with rig.session() as session:
-                others = chores.quick.enqueue_many(session, [()] * 20)
-                others += chores.wait.enqueue_many(session, [("a",)] * 5)
+                others = worker_tasks.quick.enqueue_many(session, [()] * 20)
+                others += worker_tasks.wait.enqueue_many(session, [("a",)] * 5)
                 session.commit()
             rig.until_ended(*others)
             rig.until(lambda: f"jobs {job}: other tr" in worker.log.read_text())
@@ -57,7 +59,7 @@ def test_the_jobs_of_a_dead_worker_are_rescued_meanwhile(database_url: str, tmp_
     with Rig(database_url, tmp_path) as rig:
         dies = rig.start(concurrency=2)
         with rig.session() as session:
-            job, other = chores.wait.enqueue_many(session, [("a",)] * 2)
+            job, other = worker_tasks.wait.enqueue_many(session, [("a",)] * 2)
             session.commit()
         rig.until_started(job, other)
         lives = rig.start(concurrency=2)
@@ -79,7 +81,7 @@ def test_what_a_crash_has_left_is_claimed_meanwhile(database_url: str, tmp_path:
     with Rig(database_url, tmp_path) as rig:
         dies = rig.start(concurrency=2)
         with rig.session() as session:
-            first, second = chores.wait.enqueue_many(session, [("a",)] * 2)
+            first, second = worker_tasks.wait.enqueue_many(session, [("a",)] * 2)
             session.commit()
         rig.until_started(first, second)
         rig.start(queues=["another"])
@@ -89,7 +91,7 @@ def test_what_a_crash_has_left_is_claimed_meanwhile(database_url: str, tmp_path:
         with locked(rig, second):
             rig.start(concurrency=4)
             with rig.session() as session:
-                others = chores.quick.enqueue_many(session, [()] * 5)
+                others = worker_tasks.quick.enqueue_many(session, [()] * 5)
                 session.commit()
             rig.until_ended(*others)
             rig.until_started(first, attempt=2)
@@ -104,13 +106,13 @@ def test_the_timeouts_of_others_are_heeded_meanwhile(database_url: str, tmp_path
     with Rig(database_url, tmp_path) as rig:
         rig.start(concurrency=6)
         with rig.session() as session:
-            job = chores.overrun_late.enqueue(session, "a").id
+            job = worker_tasks.overrun_late.enqueue(session, "a").id
             session.commit()
         rig.until_started(job)
 
         with locked(rig, job), rig.session() as session:
             rig.until(lambda: rig.notes("cancelled", job=job))
-            other = chores.overrun.enqueue(session, "a").id
+            other = worker_tasks.overrun.enqueue(session, "a").id
             session.commit()
             rig.until(lambda: rig.bad_attempts(other)[:1] == ["timeout"], seconds=promised(8))
 

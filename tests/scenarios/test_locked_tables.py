@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
-import chores
 import pytest
+import worker_tasks
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 from worker_rig import Rig, WorkerProgram, promised
@@ -58,7 +58,7 @@ def test_a_worker_whose_handlers_outlive_the_grace_ends_in_seconds(
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(grace=GRACE, concurrency=8, by_command=True)
         with rig.session() as session:
-            tasks = (chores.wait, chores.wait_and_pay, chores.wait_async) * 2
+            tasks = (worker_tasks.wait, worker_tasks.wait_and_pay, worker_tasks.wait_async) * 2
             jobs = [task.enqueue(session, "go").id for task in tasks]
             session.commit()
         rig.until_started(*jobs)
@@ -72,7 +72,7 @@ def test_a_worker_whose_handlers_outlive_the_grace_ends_in_seconds(
         rig.start(concurrency=8)
         rig.until_ended()
         assert rig.outcomes() == {"succeeded": len(jobs)}
-        assert rig.effects() == tasks.count(chores.wait_and_pay)
+        assert rig.effects() == tasks.count(worker_tasks.wait_and_pay)
         assert set(rig.bad_attempts()) <= {"interrupted", "crashed"}
         assert rig.check() == []
 

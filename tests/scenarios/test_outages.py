@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import chores
 import pytest
+import worker_tasks
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
-from worker_rig import Rig, WorkerProgram, promised
+from worker_rig import Rig, promised
 
 from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.worker.liveness import FAST_GRACE
@@ -35,27 +34,10 @@ def server(server_directory: Path) -> Iterator[EmbeddedPostgres]:
     server.stop()
 
 
-@pytest.mark.battery  # as a chaos scenario
-@pytest.mark.parametrize("how", ["restart", "crash"])
-def test_a_restart_of_the_server_under_load_costs_no_job_and_no_worker(
-    server: EmbeddedPostgres, tmp_path: Path, how: str
-) -> None:
-    with Rig(server.url, tmp_path) as rig:
-        workers = _two_at_work(rig)
-
-        rig.until(lambda: rig.unfinished() <= JOBS * 3 // 4)
-        if how == "crash":
-            server.crash()
-            server.start()
-        else:
-            server.restart()
-
-        _all_is_well(rig, workers)
-
-
 @pytest.mark.timed
 @pytest.mark.parametrize(
-    "task", [chores.heed_and_pay, chores.heed_and_pay_async, chores.heed_after_mistake]
+    "task",
+    [worker_tasks.heed_and_pay, worker_tasks.heed_and_pay_async, worker_tasks.heed_after_mistake],
 )
 def test_a_handler_hears_that_its_transaction_has_ended(
     database_url: str, tmp_path: Path, task: Any
@@ -108,7 +90,7 @@ def test_nobody_is_declared_dead_after_an_outage_of_seconds(
             assert worker.log.read_text().count("waiting for the database") == 1
             assert worker.log.read_text().count(AGAIN) == 1
         with rig.session() as session:
-            chores.quick.enqueue_many(session, [()] * 50)
+            worker_tasks.quick.enqueue_many(session, [()] * 50)
             session.commit()
         rig.until_ended()
         assert [worker.terminate() for worker in workers] == [0] * 4
@@ -122,7 +104,7 @@ def test_an_outage_is_not_told_for_each_job_that_was_claimed_before(
         rig.queue.upgrade()
         worker = rig.start(concurrency=8)
         with rig.session() as session:
-            chores.pay.enqueue_many(session, [(1,)] * 2000)
+            worker_tasks.pay.enqueue_many(session, [(1,)] * 2000)
             session.commit()
         rig.until(lambda: rig.unfinished() <= 1800)
 
@@ -143,7 +125,7 @@ def test_a_worker_that_finds_no_server_waits_for_it(server_directory: Path, tmp_
     with EmbeddedPostgres(server_directory) as server, Rig(server.url, tmp_path) as rig:
         rig.queue.upgrade()
         with rig.session() as session:
-            job = chores.quick.enqueue(session).id
+            job = worker_tasks.quick.enqueue(session).id
             session.commit()
         server.crash()
         worker = rig.start(waits=False)
@@ -171,38 +153,13 @@ def test_a_worker_that_finds_no_server_can_be_stopped(
         assert rig.check() == []
 
 
-@pytest.mark.battery  # as a chaos scenario
-def test_a_database_that_is_read_only_for_a_while_costs_no_job(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        workers = _two_at_work(rig)
-        name = rig.scalar("SELECT current_database()")
-        rig.until(lambda: rig.unfinished() < JOBS * 3 // 4)
-
-        with rig.raw() as connection:
-            others = (
-                "pg_stat_activity WHERE application_name LIKE 'worker-%%'"
-                " AND datname = current_database()"
-            )
-            connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only=1")
-            connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM {others}")
-            rig.until(lambda: all("read-only" in worker.log.read_text() for worker in workers))
-            connection.exec_driver_sql("SET default_transaction_read_only = off")
-            connection.exec_driver_sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
-            connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM {others}")
-
-        rig.engine.dispose()
-        _all_is_well(rig, workers)
-
-
 def test_a_worker_survives_the_end_of_each_of_its_connections(
     database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(concurrency=2)
         with rig.session() as session:
-            once = chores.pay.enqueue(session).id
+            once = worker_tasks.pay.enqueue(session).id
             session.commit()
         rig.until_ended(once)
 
@@ -210,7 +167,10 @@ def test_a_worker_survives_the_end_of_each_of_its_connections(
             for backend in rig.backends(worker):
                 rig.run("SELECT pg_terminate_backend(:pid)", pid=backend)
                 with rig.session() as session:
-                    jobs = [task.enqueue(session).id for task in (chores.pay, chores.pay_async)]
+                    jobs = [
+                        task.enqueue(session).id
+                        for task in (worker_tasks.pay, worker_tasks.pay_async)
+                    ]
                     session.commit()
                 rig.until_ended(*jobs)
             assert round_ == 0 or worker.is_running
@@ -221,30 +181,13 @@ def test_a_worker_survives_the_end_of_each_of_its_connections(
         assert rig.check() == []
 
 
-@pytest.mark.battery  # as a chaos scenario
-def test_connections_ended_at_random_cost_no_job(database_url: str, tmp_path: Path) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        workers = _two_at_work(rig)
-
-        any_backend = """
-            SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-            WHERE application_name LIKE 'worker-%' AND datname = current_database()
-            ORDER BY random() LIMIT 1
-        """
-        for left in range(JOBS - 15, JOBS // 5, -15):
-            rig.until(lambda left=left: rig.unfinished() <= left)  # type: ignore[misc]
-            rig.run(any_backend)
-
-        _all_is_well(rig, workers)
-
-
 def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
     database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(pool_size=1)
+        worker = rig.start(engine={"pool_size": 1, "max_overflow": 0})
         with rig.session() as session:
-            hog = chores.hog_the_pool.enqueue(session, "go").id
+            hog = worker_tasks.hog_the_pool.enqueue(session, "go").id
             session.commit()
         rig.until_started(hog)
 
@@ -258,7 +201,7 @@ def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
         rig.start()
 
         with rig.session() as session:
-            job = chores.quick.enqueue(session).id
+            job = worker_tasks.quick.enqueue(session).id
             session.commit()
         rig.until_ended(job)
         ends_at = time.monotonic() + 3
@@ -270,37 +213,7 @@ def test_handlers_that_use_up_the_pool_do_not_starve_the_worker(
         assert rig.check() == []
 
 
-def _two_at_work(rig: Rig) -> list[WorkerProgram]:
-    rig.queue.upgrade()
-    with rig.session() as session:
-        endless = chores.pay.options(max_attempts=1000)
-        endless.enqueue_many(session, [(10,)] * (JOBS // 2))
-        chores.brief.options(max_attempts=1000).enqueue_many(session, [(10,)] * (JOBS // 2))
-        session.commit()
-    return [rig.start(concurrency=2) for _ in range(2)]
-
-
-def _all_is_well(rig: Rig, workers: list[WorkerProgram]) -> None:
-    """The same workers go on, do all jobs, and nobody was taken for dead meanwhile."""
-
-    def is_over() -> bool:
-        try:
-            return rig.unfinished() == 0
-        except DBAPIError:
-            return False
-
-    rig.until(is_over, seconds=40, what="all jobs end")
-    assert rig.outcomes() == {"succeeded": JOBS}
-    with_effect = "task = 'chores.pay' AND outcome = 'succeeded'"
-    assert rig.effects() == rig.scalar(f"SELECT count(*) FROM pgqueue.jobs WHERE {with_effect}")
-    assert rig.scalar("SELECT count(DISTINCT job) FROM effects") == rig.effects()
-    assert rig.declared_dead() == 0
-    assert [worker.terminate() for worker in workers] == [0] * len(workers)
-    assert rig.scalar("SELECT count(*) FROM pgqueue.leases") == 0
-    assert rig.check() == []
-
-
-@pytest.mark.parametrize("task", [chores.pay, chores.pay_async])
+@pytest.mark.parametrize("task", [worker_tasks.pay, worker_tasks.pay_async])
 def test_a_connection_that_died_in_the_pool_costs_no_attempt(
     database_url: str, tmp_path: Path, task: Any
 ) -> None:

@@ -1,73 +1,24 @@
 """A job that kills whoever runs it: it ends, and its neighbours do not pay for it twice."""
 
-from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
-import chores
 import pytest
+import worker_tasks
 from worker_rig import Rig, promised
 
 pytestmark = pytest.mark.journey
-
-
-@pytest.mark.battery  # as a chaos scenario
-def test_a_poison_job_starts_max_attempts_times_and_its_neighbours_succeed(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        with rig.session() as session:
-            before = chores.brief.enqueue_many(session, [(5,)] * 15)
-            poison = chores.poison.enqueue(session).id
-            after = chores.brief.enqueue_many(session, [(5,)] * 15)
-            session.commit()
-
-        deaths = _run_until_ended(rig, concurrency=4)
-
-        assert deaths == 3
-        assert len(rig.notes("start", job=poison)) == 3
-        assert rig.outcome(poison) == "failed"
-        assert rig.bad_attempts(poison) == ["crashed"] * 3
-        assert {rig.outcome(job) for job in before + after} == {"succeeded"}
-        assert rig.check() == []
-
-
-@pytest.mark.battery  # as a chaos scenario
-def test_a_poison_job_burns_the_attempts_of_those_claimed_with_it_once(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        # One slot: nobody runs beside the poison, but many are claimed with it.
-        with rig.session() as session:
-            neighbours = chores.quick.enqueue_many(session, [()] * 300)
-            poison = chores.poison.enqueue(session).id
-            neighbours += chores.quick.enqueue_many(session, [()] * 300)
-            session.commit()
-
-        deaths = _run_until_ended(rig, concurrency=1)
-
-        crashed = Counter(
-            row[0]
-            for row in rig.rows("SELECT job_id FROM pgqueue.job_attempts WHERE outcome = 'crashed'")
-        )
-        assert deaths == 3
-        assert crashed.pop(poison) == 3
-        print(f"{len(crashed)} neighbours lost an attempt")
-        # At each later death, the job before it may have run and not been settled yet.
-        assert sum(count - 1 for count in crashed.values()) <= 2
-        assert {rig.outcome(job) for job in neighbours} == {"succeeded"}
-        assert rig.check() == []
 
 
 def test_a_job_of_one_attempt_never_dies_of_its_neighbour_before_it_started(
     database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        only_once = chores.quick.options(max_attempts=1)
+        only_once = worker_tasks.quick.options(max_attempts=1)
         with rig.session() as session:
-            chores.quick.enqueue_many(session, [()] * 200)
+            worker_tasks.quick.enqueue_many(session, [()] * 200)
             fragile = only_once.enqueue_many(session, [()] * 20)
-            poison = chores.poison.enqueue(session).id
+            poison = worker_tasks.poison.enqueue(session).id
             fragile += only_once.enqueue_many(session, [()] * 20)
             session.commit()
 
@@ -102,10 +53,10 @@ def test_jobs_that_are_not_claimed_ahead_do_not_wait_for_a_sweep(
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
-            chores.quick.enqueue_many(session, [()] * 300)
-            only_once = chores.quick.options(max_attempts=1)
+            worker_tasks.quick.enqueue_many(session, [()] * 300)
+            only_once = worker_tasks.quick.options(max_attempts=1)
             only_once.enqueue_many(session, [()] * 300)
-            chores.quick.enqueue_many(session, [()] * 300)
+            worker_tasks.quick.enqueue_many(session, [()] * 300)
             session.commit()
         old = "SELECT count(*) FROM pgqueue.message_queue WHERE run_at > clock_timestamp() - :age"
         rig.until(lambda: rig.scalar(old, age=timedelta(seconds=2)) == 0)

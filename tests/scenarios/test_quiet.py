@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 from uuid import UUID, uuid4
 
-import chores
 import pytest
+import worker_tasks
 from worker_rig import Rig, WorkerProgram
 
 from pgqueue import ArgumentsError
@@ -19,13 +19,13 @@ def test_it_ends_its_jobs_and_leaves_the_others_to_others(
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(poll_interval=0.2)
         with rig.session() as session:
-            running = chores.wait.enqueue(session, "mine").id
+            running = worker_tasks.wait.enqueue(session, "mine").id
             session.commit()
         rig.until_started(running)
 
         _make_quiet(rig, worker)
         with rig.session() as session:
-            left = chores.quick.enqueue(session).id
+            left = worker_tasks.quick.enqueue(session).id
             session.commit()
         rig.open("mine")
         rig.until_ended(running)

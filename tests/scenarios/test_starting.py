@@ -5,8 +5,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import chores
 import pytest
+import worker_tasks
 from sqlalchemy import Engine, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -132,9 +132,9 @@ def test_a_job_whose_worker_is_killed_after_the_start_runs_beside_the_next_one(
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         killed = rig.start()
-        first = chores.wait_alone.delay("go")
+        first = worker_tasks.wait_alone.delay("go")
         rig.until_started(first.id)
-        second = chores.wait_alone.options(delay=HOUR).delay("go")
+        second = worker_tasks.wait_alone.options(delay=HOUR).delay("go")
         assert second.is_new
 
         killed.kill()
@@ -143,7 +143,7 @@ def test_a_job_whose_worker_is_killed_after_the_start_runs_beside_the_next_one(
 
         key = "SELECT held_unique_key IS NULL FROM pgqueue.jobs WHERE id = :id"
         assert rig.scalar(key, id=first.id)
-        assert not chores.wait_alone.delay("go").is_new
+        assert not worker_tasks.wait_alone.delay("go").is_new
         with rig.session() as session, session.begin():
             rig.queue.run_now(session, second.id)
         rig.open("go")
@@ -158,7 +158,7 @@ def test_a_job_whose_row_is_locked_starts_later_and_loses_no_attempt(
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         rig.open("go")
-        job = chores.wait_alone.delay("go").id
+        job = worker_tasks.wait_alone.delay("go").id
         with rig.session() as session:
             session.execute(select(Job.id).where(Job.id == job).with_for_update())
             worker = rig.start()
@@ -296,7 +296,7 @@ def test_a_job_of_a_process_expires_and_gives_its_key_back(
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         rig.start()
-        job = chores.alone_in_process.delay(2).id
+        job = worker_tasks.alone_in_process.delay(2).id
         rig.until(lambda: rig.outcomes() == {"succeeded": 3}, what="it and its successors end")
         assert rig.outcome(job) == "succeeded"
 

@@ -5,9 +5,9 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import chores
 import psycopg
 import pytest
+import worker_tasks
 from sqlalchemy import make_url
 from worker_rig import PATIENCE, Rig, WorkerProgram, promised
 
@@ -32,7 +32,7 @@ def test_a_sleeping_worker_starts_a_new_job_in_less_than_a_second(
             _until_asleep(rig)
             began = time.monotonic()
             with rig.session() as session:
-                job = chores.quick.enqueue(session).id
+                job = worker_tasks.quick.enqueue(session).id
                 session.commit()
             took.append(rig.until_started(job, seconds=promised(1)) - began)
 
@@ -49,7 +49,7 @@ def test_a_sleeping_worker_starts_a_job_whose_transaction_stayed_open_a_while(
         rig.start(poll_interval=FOREVER)
         _until_asleep(rig)
         with rig.session() as session:
-            job = chores.quick.enqueue(session).id
+            job = worker_tasks.quick.enqueue(session).id
             session.flush()
             _let_pass(rig, 2.0)
             assert rig.notes("start") == []
@@ -67,7 +67,7 @@ def test_a_job_enqueued_before_the_worker_slept_and_committed_after_is_found_in_
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
-            job = chores.quick.enqueue(session).id  # nobody sleeps: it notifies nobody
+            job = worker_tasks.quick.enqueue(session).id  # nobody sleeps: it notifies nobody
             started_at = time.monotonic()
             rig.start(poll_interval=FOREVER)
             _until_asleep(rig)
@@ -87,7 +87,7 @@ def test_the_follow_up_of_a_failed_job_notifies_as_an_enqueue_does(
 ) -> None:
     with Rig(database_url, tmp_path) as rig, _listening(database_url) as heard:
         with rig.session() as session:
-            chores.fail.enqueue_many(session, [()] * 3)
+            worker_tasks.fail.enqueue_many(session, [()] * 3)
             session.commit()
         heard.execute("SELECT pg_advisory_lock_shared(%s)", [SLEEPERS])  # for other queues
         rig.start()
@@ -97,46 +97,19 @@ def test_the_follow_up_of_a_failed_job_notifies_as_an_enqueue_does(
         assert {note.payload for note in heard.notifies(timeout=10, stop_after=1)} == {"enqueued"}
 
 
-@pytest.mark.battery  # as a chaos scenario
-def test_jobs_that_commit_late_behind_the_frontier_are_found_in_seconds(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        rig.start(poll_interval=0.5, concurrency=2)
-        with rig.session() as late:
-            jobs = chores.quick.enqueue_many(late, [()] * 300)
-            for _ in range(3):  # others overtake, and the frontier with them
-                with rig.session() as session:
-                    ahead = chores.brief.enqueue_many(session, [(20,)] * 20)
-                    session.commit()
-                rig.until_ended(*ahead)
-            _let_pass(rig, 2.0)
-            with rig.session() as session:
-                chores.brief.enqueue_many(session, [(20,)] * 200)
-                session.commit()
-
-            began = time.monotonic()
-            late.commit()
-
-        took = rig.until_started(*jobs, seconds=8) - began
-        print(f"300 late jobs had started {took:.2f} s after their commit")
-        rig.until_ended()
-        assert rig.check() == []
-
-
 def test_nobody_is_notified_while_nobody_sleeps(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig, _listening(database_url) as heard:
         with rig.session() as session:
-            chores.wait.enqueue(session, "go")
+            worker_tasks.wait.enqueue(session, "go")
             session.commit()
         worker = rig.start(concurrency=1)
         rig.until(lambda: rig.notes("start"))
         rig.until(lambda: not _is_asleep(rig))
 
         with rig.session() as session:
-            chores.quick.enqueue(session)
-            session.add(chores.quick.job())
-            chores.quick.enqueue_many(session, [()] * 3)
+            worker_tasks.quick.enqueue(session)
+            session.add(worker_tasks.quick.job())
+            worker_tasks.quick.enqueue_many(session, [()] * 3)
             session.commit()
 
         assert list(heard.notifies(timeout=0.2)) == []
@@ -153,9 +126,9 @@ def test_a_sleeper_is_notified_once_for_each_transaction(database_url: str, tmp_
         list(heard.notifies(timeout=0.1))
 
         with rig.session() as session:
-            chores.quick.enqueue(session)
-            session.add(chores.quick.job())
-            chores.quick.enqueue_many(session, [()] * 300)
+            worker_tasks.quick.enqueue(session)
+            session.add(worker_tasks.quick.job())
+            worker_tasks.quick.enqueue_many(session, [()] * 300)
             session.commit()
 
         notes = list(heard.notifies(timeout=PATIENCE, stop_after=1)) + list(
@@ -164,48 +137,6 @@ def test_a_sleeper_is_notified_once_for_each_transaction(database_url: str, tmp_
         assert {note.payload for note in notes} == {"enqueued"}
         assert len(notes) == 1
         rig.until_ended()
-        assert rig.check() == []
-
-
-@pytest.mark.battery  # as a chaos scenario
-def test_without_notifications_a_job_is_found_at_the_next_poll(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig, _listening(database_url) as heard:
-        rig.queue.notify = False
-        rig.start(poll_interval=0.5, notify=False)
-        _let_pass(rig, 1.0)
-
-        began = time.monotonic()
-        with rig.session() as session:
-            job = chores.quick.options().enqueue(session).id
-            session.commit()
-        took = rig.until_started(job, seconds=3) - began
-
-        assert took < 1.5
-        assert list(heard.notifies(timeout=0.1)) == []
-        rig.until_ended()
-        assert rig.check() == []
-
-
-@pytest.mark.battery  # as a chaos scenario
-def test_a_worker_whose_listening_connection_has_ended_still_polls(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(poll_interval=0.5)
-        _until_asleep(rig)
-
-        _end_listening(rig, worker)
-
-        for _ in range(3):
-            began = time.monotonic()
-            with rig.session() as session:
-                job = chores.quick.enqueue(session).id
-                session.commit()
-            assert rig.until_started(job, seconds=3) - began < 1.5
-        rig.until_ended()
-        assert worker.terminate() == 0
         assert rig.check() == []
 
 
@@ -222,7 +153,7 @@ def test_a_worker_whose_listening_connection_has_ended_soon_hears_again(
 
         rig.until(lambda: _is_asleep(rig), what="it holds the sleepers' lock again")
         with rig.session() as session:
-            job = chores.quick.enqueue(session).id
+            job = worker_tasks.quick.enqueue(session).id
             session.commit()
         rig.until_ended(job)
         assert rig.check() == []
@@ -237,7 +168,7 @@ def test_a_delayed_job_starts_at_its_time(database_url: str, tmp_path: Path) -> 
         took = []
         for delay in (0.7, 0.3):
             began = time.monotonic()
-            later = chores.quick.options(delay=timedelta(seconds=delay))
+            later = worker_tasks.quick.options(delay=timedelta(seconds=delay))
             with rig.session() as session:
                 job = later.enqueue(session).id
                 session.commit()
@@ -256,7 +187,7 @@ def test_a_retry_does_not_wait_for_the_poll(database_url: str, tmp_path: Path) -
         _until_asleep(rig)
 
         with rig.session() as session:
-            job = chores.fail_twice.enqueue(session).id  # retried after 0.2 s
+            job = worker_tasks.fail_twice.enqueue(session).id  # retried after 0.2 s
             session.commit()
 
         rig.until_started(job, attempt=3)
@@ -274,7 +205,7 @@ def test_what_a_stopped_worker_gives_back_is_run_by_a_sleeping_one(
         stopped = rig.start(poll_interval=FOREVER, grace=0)
         _until_asleep(rig)
         with rig.session() as session:
-            job = chores.wait.enqueue(session, "go").id
+            job = worker_tasks.wait.enqueue(session, "go").id
             session.commit()
         rig.until_started(job)
         rig.start(poll_interval=FOREVER)

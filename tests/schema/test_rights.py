@@ -440,7 +440,7 @@ NOT_ENQUEUE = [
     "INSERT INTO pgqueue.queues (name, paused_at) VALUES ('mail', now())",
     "SELECT * FROM pgqueue.waiting_messages",
     "DELETE FROM pgqueue.waiting_messages",
-    "INSERT INTO pgqueue.rules.limits (name, declared) VALUES ('bank', 9)",
+    "INSERT INTO pgqueue.limits (name, declared) VALUES ('bank', 9)",
     "DELETE FROM pgqueue.limit_places",
     "SELECT * FROM pgqueue.batches",
     "UPDATE pgqueue.batches SET ended_at = now()",
@@ -477,7 +477,7 @@ NOT_DASHBOARD = [
     "UPDATE pgqueue.workers SET dead_at = now()",
     "DELETE FROM pgqueue.workers",
     "UPDATE pgqueue.job_attempts SET error = ''",
-    "UPDATE pgqueue.rules.limits SET declared = 9",
+    "UPDATE pgqueue.limits SET declared = 9",
 ]
 NOT_WITHOUT_PRUNING = ["DELETE FROM pgqueue.jobs", "DELETE FROM pgqueue.job_attempts"]
 FORBIDDEN = [

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import limited_chores
+import limited_tasks
 import pytest
 from sqlalchemy import Engine, text
 from worker_rig import Rig
@@ -14,7 +14,7 @@ from pgqueue.repository.admit import Admissions
 
 pytestmark = pytest.mark.journey
 
-OPTIONS: dict[str, Any] = {"modules": ["limited_chores"], "poll_interval": 0.2, "concurrency": 6}
+OPTIONS: dict[str, Any] = {"modules": ["limited_tasks"], "poll_interval": 0.2, "concurrency": 6}
 
 
 def started(rig: Rig) -> int:
@@ -23,14 +23,14 @@ def started(rig: Rig) -> int:
 
 def enqueue(rig: Rig, *gates: str, key: str = "red") -> list[int]:
     with rig.session() as session:
-        jobs = limited_chores.gated.enqueue_many(session, [(key, gate) for gate in gates])
+        jobs = limited_tasks.gated.enqueue_many(session, [(key, gate) for gate in gates])
         session.commit()
         return jobs
 
 
 def set_limit(rig: Rig, capacity: int | None) -> None:
     with rig.session() as session:
-        rig.queue.set_limit(session, "limited_chores.gated:key", capacity)
+        rig.queue.set_limit(session, "limited_tasks.gated:key", capacity)
         session.commit()
 
 
@@ -101,12 +101,12 @@ def test_the_places_of_a_worker_that_ends_are_used_by_others(
 def test_a_worker_that_ends_when_no_job_is_left_admits_the_last_one_first(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CHORES_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("CHAOS_DIRECTORY", str(tmp_path))
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
             rows = [(key, 0) for _ in range(10) for key in ("red", "green")]
-            limited_chores.one_of_a_key.enqueue_many(session, rows)
-            limited_chores.one_of_a_key.options(queue="elsewhere").enqueue(session, "red")
+            limited_tasks.one_of_a_key.enqueue_many(session, rows)
+            limited_tasks.one_of_a_key.options(queue="elsewhere").enqueue(session, "red")
             session.commit()
 
         counts = Worker(rig.queue, ["default"]).run_until_empty(timeout=60)
@@ -120,14 +120,14 @@ def test_jobs_of_a_limit_that_the_code_has_no_more_are_admitted(
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session:
-            limited_chores.one_of_a_key.enqueue_many(session, [("red", 0)] * 3)
+            limited_tasks.one_of_a_key.enqueue_many(session, [("red", 0)] * 3)
             session.commit()
         declared = rig.queue.limited.limits.values()
         with rig.engine.begin() as connection:
             Admissions(connection).declare(declared)
 
         later = PgQueue(rig.engine)
-        later.task(name=limited_chores.one_of_a_key.name)(lambda key, milliseconds=1: None)
+        later.task(name=limited_tasks.one_of_a_key.name)(lambda key, milliseconds=1: None)
 
         assert Worker(later).run_until_empty(timeout=60) == {"succeeded": 3}
 
@@ -176,7 +176,7 @@ def test_a_job_that_a_rate_blocks_starts_when_its_token_comes_not_at_the_next_po
     with Rig(database_url, tmp_path) as rig:
         rig.start(**{**OPTIONS, "poll_interval": 3600})
         with rig.session() as session:
-            limited_chores.spaced.enqueue_many(session, [()] * 5)
+            limited_tasks.spaced.enqueue_many(session, [()] * 5)
             session.commit()
 
         rig.until_ended()
@@ -223,13 +223,13 @@ def test_one_job_of_a_key_starts_before_the_backlog_of_another(
         rig.start(**{**OPTIONS, "concurrency": 2})
         with rig.session() as session:
             rows = [("red", f"red{number}") for number in range(9)]
-            limited_chores.in_turns.enqueue_many(session, rows)
+            limited_tasks.in_turns.enqueue_many(session, rows)
             session.commit()
         rig.until(lambda: started(rig) == 2, what="two start")
         ready = "SELECT count(DISTINCT job_id) FROM pgqueue.limit_places"
         rig.until(lambda: rig.rows(ready) == [(4,)], what="two are ready")
         with rig.session() as session:
-            limited_chores.in_turns.enqueue(session, "green", "green")
+            limited_tasks.in_turns.enqueue(session, "green", "green")
             session.commit()
 
         for number in range(3):
@@ -252,7 +252,7 @@ def test_all_slots_of_all_workers_are_used_though_only_a_few_jobs_are_ready(
             rig.start(**{**OPTIONS, "concurrency": 4, "poll_interval": 60})
         with rig.session() as session:
             rows = [(f"key{number % 3}", "gate") for number in range(20)]
-            limited_chores.in_turns.enqueue_many(session, rows)
+            limited_tasks.in_turns.enqueue_many(session, rows)
             session.commit()
 
         rig.until(lambda: started(rig) == 12, what="all slots are busy")

@@ -188,7 +188,7 @@ def stop_at_end_of(queue: PgQueue, job_id: int, worker: Worker) -> None:
 
 @pytest.fixture
 def rig(database_url: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.setenv("CHORES_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("CHAOS_DIRECTORY", str(tmp_path))
     with Rig(database_url, tmp_path) as rig:
         yield rig
 

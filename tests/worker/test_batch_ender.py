@@ -25,7 +25,7 @@ def ending(engine: Engine) -> Iterator[Connection]:
     told = queue.task(name="tests.told")(lambda batch_id: None)
     with queue.session() as session, session.begin():
         for _ in range(2):
-            with queue.batch(session, on_success=told):
+            with queue.batch(session, on_cancelled=told):
                 queue.cancel(session, piece.enqueue(session).id)
     with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
         yield connection
@@ -37,28 +37,28 @@ def ended(connection: Connection) -> list[int]:
         return list(connection.scalars(statement))
 
 
-def change_first(connection: Connection, on_success: str) -> None:
+def change_first(connection: Connection, on_cancelled: str) -> None:
     with connection.begin():
         connection.execute(
-            text(f"UPDATE pgqueue.batches SET on_success = {on_success} WHERE id = 1")
+            text(f"UPDATE pgqueue.batches SET on_cancelled = {on_cancelled} WHERE id = 1")
         )
 
 
 UNREADABLE = [
-    """on_success || '{"colour": "red"}'""",
-    "on_success - 'priority'",
-    """on_success || '{"priority": "high"}'""",
+    """on_cancelled || '{"colour": "red"}'""",
+    "on_cancelled - 'priority'",
+    """on_cancelled || '{"priority": "high"}'""",
     "'[]'",
 ]
 
 
-@pytest.mark.parametrize("on_success", UNREADABLE)
+@pytest.mark.parametrize("on_cancelled", UNREADABLE)
 def test_an_unreadable_callback_waits_for_code_that_reads_it_and_stops_no_other(
-    ending: Connection, on_success: str, caplog: pytest.LogCaptureFixture
+    ending: Connection, on_cancelled: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = ending.scalar(text("SELECT on_success FROM pgqueue.batches WHERE id = 1"))
+    before = ending.scalar(text("SELECT on_cancelled FROM pgqueue.batches WHERE id = 1"))
     ending.rollback()
-    change_first(ending, on_success)
+    change_first(ending, on_cancelled)
     ends = BatchEnds(notify=False)
 
     assert [ends.end(ending) for _ in range(3)] == [1, 0, 0]
@@ -70,17 +70,17 @@ def test_an_unreadable_callback_waits_for_code_that_reads_it_and_stops_no_other(
         [candidate] = Batches(ending).overdue()
         assert candidate.unreadable
         assert candidate.unreadable in told
-        ending.execute(update(Batch).values(on_success=before).where(Batch.id == 1))
+        ending.execute(update(Batch).values(on_cancelled=before).where(Batch.id == 1))
     assert BatchEnds(notify=False).end(ending) == 1
     assert ended(ending) == [1, 2]
 
 
-@pytest.mark.parametrize("refusal", ["""on_success || '{"priority": 99}'""", "on_success"])
+@pytest.mark.parametrize("refusal", ["""on_cancelled || '{"priority": 99}'""", "on_cancelled"])
 def test_a_batch_whose_end_the_database_refuses_stops_no_other(
     ending: Connection, refusal: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     change_first(ending, refusal)
-    if refusal == "on_success":
+    if refusal == "on_cancelled":
         with ending.begin():
             ending.exec_driver_sql(REFUSING)
     ends = BatchEnds(notify=False)

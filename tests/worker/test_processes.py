@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import cells
+import process_tasks
 import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import scoped_session, sessionmaker
@@ -415,10 +415,10 @@ def test_a_thread_that_a_handler_leaves_does_not_keep_the_worker(queue: PgQueue)
 @pytest.mark.journey
 def test_no_child_outlives_a_killed_worker(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(modules=["cells"])
+        worker = rig.start(modules=["process_tasks"])
         with rig.session() as session, session.begin():
-            jobs = [cells.wait_in_cell.enqueue(session, "never").id]
-            jobs.append(cells.spin.enqueue(session).id)
+            jobs = [process_tasks.wait_in_process.enqueue(session, "never").id]
+            jobs.append(process_tasks.spin.enqueue(session).id)
         rig.until_started(*jobs)
         notes = rig.notes("start")
         pids = {note[name] for note in notes for name in ("pid", "server")}
@@ -434,9 +434,9 @@ def test_no_child_outlives_a_killed_worker(database_url: str, tmp_path: Path) ->
 def test_a_signal_to_all_processes_lets_a_handler_finish(database_url: str, tmp_path: Path) -> None:
     """As Ctrl-C in a terminal, and as a supervisor that stops a whole group."""
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(grace=60, modules=["cells"])
+        worker = rig.start(grace=60, modules=["process_tasks"])
         with rig.session() as session, session.begin():
-            job = cells.wait_in_cell.enqueue(session, "go").id
+            job = process_tasks.wait_in_process.enqueue(session, "go").id
         rig.until_started(job)
         [note] = rig.notes("start")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cells
+import process_tasks
 import pytest
 from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -75,8 +75,8 @@ def test_a_child_process_reports_to_its_worker(
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
         with rig.session() as session, session.begin():
-            job_id = cells.report.enqueue(session, 3).id
-        rig.start(modules=["cells"])
+            job_id = process_tasks.report.enqueue(session, 3).id
+        rig.start(modules=["process_tasks"])
 
         wait_until(lambda: read(job_id) == told(0, 3, "begun"), what="the first report")
         rig.open("report")

@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import chores
 import pytest
+import worker_tasks
 from worker_rig import Rig, promised
 
 from pgqueue import Worker
@@ -32,7 +32,7 @@ def rig(database_url: str, tmp_path: Path) -> Iterator[Rig]:
         yield rig
 
 
-def add(rig: Rig, name: str, task: Any = chores.quick, **given: Any) -> None:
+def add(rig: Rig, name: str, task: Any = worker_tasks.quick, **given: Any) -> None:
     with rig.session() as session, session.begin():
         rig.queue.schedules.add(
             session, task, name=name, **{"every": SECOND, "catch_up": 1000, **given}
@@ -59,7 +59,7 @@ def test_a_schedule_that_is_added_while_workers_sleep_is_noticed(rig: Rig) -> No
 @pytest.mark.timed
 def test_ticks_are_fired_within_a_second_while_all_slots_are_busy(rig: Rig) -> None:
     with rig.session() as session, session.begin():
-        blocked = chores.wait.enqueue_many(session, [("go",)] * 2)
+        blocked = worker_tasks.wait.enqueue_many(session, [("go",)] * 2)
     rig.start(concurrency=2)
     rig.until_started(*blocked)
     add(rig, "mine")
@@ -94,13 +94,13 @@ def test_an_outage_is_caught_up(rig: Rig) -> None:
 
 def test_the_schedules_of_the_code_are_written_when_workers_start(rig: Rig) -> None:
     for _ in range(3):
-        rig.start(modules=["scheduled_chores"])
+        rig.start(modules=["scheduled_tasks"])
     rig.until(lambda: len(rig.notes("tick")) >= 2, what="two ticks have run")
 
     [row] = rig.rows("SELECT name, declared_in FROM pgqueue.schedules")
 
-    assert tuple(row) == ("scheduled_chores.tick", "scheduled_chores")
-    assert_each_second_has_one(ticks(rig, "scheduled_chores.tick"))
+    assert tuple(row) == ("scheduled_tasks.tick", "scheduled_tasks")
+    assert_each_second_has_one(ticks(rig, "scheduled_tasks.tick"))
 
 
 def test_a_run_until_empty_fires_nothing(rig: Rig) -> None:
@@ -137,7 +137,7 @@ def test_a_locked_table_of_schedules_stops_no_job_and_declares_no_worker_dead(ri
     with rig.raw() as connection:
         connection.exec_driver_sql("BEGIN; LOCK TABLE pgqueue.schedules")
         with rig.session() as session, session.begin():
-            job = chores.quick.enqueue(session).id
+            job = worker_tasks.quick.enqueue(session).id
         rig.until_ended(job)
         connection.exec_driver_sql("ROLLBACK")
     seen = len(ticks(rig, "mine"))

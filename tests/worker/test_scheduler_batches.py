@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import batch_chores
+import batch_tasks
 import pytest
 from sqlalchemy import text
 from worker_rig import Rig, promised
@@ -18,7 +18,7 @@ WAITING_ENDS = (
     " WHERE NOT granted AND relation = CAST('pgqueue.batches' AS regclass)"
     " AND application_name LIKE '% batches'"
 )
-MODULES: dict[str, Any] = {"modules": ["batch_chores"], "poll_interval": 0.2}
+MODULES: dict[str, Any] = {"modules": ["batch_tasks"], "poll_interval": 0.2}
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def rig(database_url: str, tmp_path: Path) -> Iterator[Rig]:
 
 def add_batch(rig: Rig, *, jobs: int = 1, left: int = 0) -> int:
     with rig.session() as session, session.begin():
-        with rig.queue.batch(session, on_success=batch_chores.told) as batch:
-            batch_chores.piece.enqueue_many(session, [(batch.id, left)] * jobs)
+        with rig.queue.batch(session, on_success=batch_tasks.told) as batch:
+            batch_tasks.piece.enqueue_many(session, [(batch.id, left)] * jobs)
         return batch.id
 
 
@@ -79,9 +79,9 @@ def test_a_killed_job_leaves_its_batch_open_until_it_has_run_again(rig: Rig) -> 
     with (
         rig.session() as session,
         session.begin(),
-        rig.queue.batch(session, on_success=batch_chores.told) as batch,
+        rig.queue.batch(session, on_success=batch_tasks.told) as batch,
     ):
-        job = batch_chores.gated.enqueue(session, batch.id, "go").id
+        job = batch_tasks.gated.enqueue(session, batch.id, "go").id
     rig.until_started(job)
     first.kill()
     rig.start(**MODULES)
@@ -98,7 +98,7 @@ def test_a_killed_job_leaves_its_batch_open_until_it_has_run_again(rig: Rig) -> 
 def test_a_worker_that_ends_when_no_job_is_left_runs_the_callback_first(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CHORES_DIRECTORY", str(rig.directory))
+    monkeypatch.setenv("CHAOS_DIRECTORY", str(rig.directory))
     batch = add_batch(rig, jobs=3, left=1)
 
     counts = Worker(rig.queue).run_until_empty(timeout=60)

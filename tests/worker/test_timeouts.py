@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import chores
 import pytest
+import worker_tasks
 from worker_rig import Rig
 
 pytestmark = pytest.mark.journey
 
-OVERRUNS = [chores.overrun, chores.overrun_and_pay]
-ASYNC_OVERRUNS = [chores.overrun_async, chores.overrun_and_pay_async]
+OVERRUNS = [worker_tasks.overrun, worker_tasks.overrun_and_pay]
+ASYNC_OVERRUNS = [worker_tasks.overrun_async, worker_tasks.overrun_and_pay_async]
 
 
 @pytest.mark.parametrize("task", OVERRUNS)
@@ -30,7 +30,7 @@ def test_a_thread_past_its_timeout_is_told_and_its_slot_runs_other_jobs(
         assert rig.bad_attempts(job) == ["timeout"]
         rig.until(lambda: rig.notes("cancelled", job=job), what="the handler is told")
         with rig.session() as session:
-            both_slots = [chores.wait.enqueue(session, "both").id for _ in range(2)]
+            both_slots = [worker_tasks.wait.enqueue(session, "both").id for _ in range(2)]
             session.commit()
         rig.until_started(*both_slots)
         rig.open("both")
@@ -74,7 +74,7 @@ def test_an_async_handler_that_blocks_its_loop_past_its_timeout_loses_its_job(
     with Rig(database_url, tmp_path) as rig:
         rig.start()
         with rig.session() as session:
-            job = chores.block_past_timeout.enqueue(session, "go").id
+            job = worker_tasks.block_past_timeout.enqueue(session, "go").id
             session.commit()
 
         rig.until_ended(job)
@@ -91,13 +91,13 @@ def test_an_overdue_job_needs_no_connection_of_the_application_to_end(
     database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        rig.start(pool_size=1)
+        rig.start(engine={"pool_size": 1, "max_overflow": 0})
         with rig.session() as session:
-            hog = chores.hog_the_pool.enqueue(session, "hog").id
+            hog = worker_tasks.hog_the_pool.enqueue(session, "hog").id
             session.commit()
         rig.until_started(hog)
         with rig.session() as session:
-            job = chores.overrun.options(max_attempts=1).enqueue(session, "go").id
+            job = worker_tasks.overrun.options(max_attempts=1).enqueue(session, "go").id
             session.commit()
 
         rig.until_ended(job)
@@ -116,7 +116,7 @@ def test_a_worker_whose_threads_are_all_stuck_ends_with_an_error(
         worker = rig.start(concurrency=2)
         with rig.session() as session:
             stuck = [
-                chores.overrun.options(max_attempts=1).enqueue(session, "never").id
+                worker_tasks.overrun.options(max_attempts=1).enqueue(session, "never").id
                 for _ in range(2)
             ]
             session.commit()
@@ -138,7 +138,7 @@ def test_a_worker_that_ends_over_stuck_threads_lets_the_others_finish(
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(concurrency=2, grace=60)
         jobs = []
-        for task in (chores.overrun, chores.wait, chores.overrun):
+        for task in (worker_tasks.overrun, worker_tasks.wait, worker_tasks.overrun):
             with rig.session() as session:
                 jobs.append(task.options(max_attempts=1).enqueue(session, "go").id)
                 session.commit()
@@ -158,7 +158,7 @@ def test_a_worker_that_ends_over_stuck_threads_lets_the_others_finish(
 
 def _still_works(rig: Rig) -> None:
     with rig.session() as session:
-        jobs = [chores.pay.enqueue(session).id, chores.pay_async.enqueue(session).id]
+        jobs = [worker_tasks.pay.enqueue(session).id, worker_tasks.pay_async.enqueue(session).id]
         session.commit()
     rig.until_ended(*jobs)
     assert [rig.effects(job) for job in jobs] == [1, 1]

@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-import chores
 import pytest
+import worker_tasks
 from worker_rig import Rig
 
 from chaos.proxy import Proxy
 
 pytestmark = pytest.mark.journey
 
-WITH_SESSION: list[Any] = [chores.pay, chores.pay_async]
-AT_END: list[Any] = [chores.pay_at_end, chores.pay_at_end_async]
+WITH_SESSION: list[Any] = [worker_tasks.pay, worker_tasks.pay_async]
+AT_END: list[Any] = [worker_tasks.pay_at_end, worker_tasks.pay_at_end_async]
 
 
 @pytest.mark.parametrize("task", WITH_SESSION + AT_END)
@@ -71,14 +71,14 @@ def test_claims_and_settles_whose_answers_are_lost_lose_no_job(
     with Proxy(database_url) as proxy, Rig(database_url, tmp_path, worker_url=proxy.url) as rig:
         worker = rig.start(concurrency=2)
         with rig.session() as session:
-            chores.quick.enqueue_many(session, [()] * 300)
+            worker_tasks.quick.enqueue_many(session, [()] * 300)
             session.commit()
 
         for answers in range(6):
             proxy.cut(at=b"message_queue" if answers % 2 else b"leases", forwarding=True)
             rig.until(lambda: proxy.is_idle or rig.unfinished() == 0)
             with rig.session() as session:
-                chores.quick.enqueue_many(session, [()] * 50)
+                worker_tasks.quick.enqueue_many(session, [()] * 50)
                 session.commit()
 
         rig.until_ended(seconds=40)

@@ -1,8 +1,9 @@
-"""The end of batches: enqueues the callback of a batch whose last job has ended.
+"""The end of batches: enqueues the callback of a batch whose last job has ended, and counts the
+jobs of those that are open.
 
 It has its own thread and connection, so that the count of a million jobs holds up no tick and no
-rescue.  The rescuer tells it when a batch may have ended.  Without batches, the thread sleeps and
-has no connection.  Every worker ends batches; there is no leader.
+rescue.  The rescuer tells it when a batch may have ended or is to be counted.  Without batches, the
+thread sleeps and has no connection.  Every worker ends batches; there is no leader.
 """
 
 from collections.abc import Callable
@@ -63,17 +64,25 @@ class BatchEnds:
         while not is_over():
             with begin():
                 found = rows.candidates(after=after, limit=CANDIDATES)
-            for batch_id in found:
+            for batch_id, may_have_ended, is_count_due in found:
                 if is_over() or self._guard.rests(batch_id):
                     continue
                 words = f"batch {batch_id} cannot be ended, and stays open"
                 has_ended: bool | None = False
-                with self._guard.row(batch_id, words), begin():
-                    has_ended = rows.end(batch_id, notify=self._notify)
+                with self._guard.row(batch_id, words):
+                    if may_have_ended:
+                        with begin():
+                            has_ended = rows.end(batch_id, notify=self._notify)
+                    if is_count_due and not has_ended:
+                        with begin():
+                            last = rows.begin_count(batch_id)
+                        if last is not None:
+                            with begin():
+                                rows.count(batch_id, last)
                 if has_ended:
                     ended += 1
                     logger.info("batch %d has ended", batch_id)
             if len(found) < CANDIDATES:
                 break
-            after = found[-1]
+            after = found[-1][0]
         return ended

@@ -93,10 +93,10 @@ job AS
     lease.error AS lease_error, lease.traceback AS lease_traceback, lease.waits AS lease_waits,
     lease.delay AS lease_delay, lease.burned AS lease_burned, lease.ending AS lease_ending,
     lease."end" AS lease_end, CASE WHEN (pgqueue.jobs.limit_keys IS NOT NULL) THEN (SELECT
-    pg_catalog.bool_or(pgqueue.rules.limits.period IS NOT NULL) AND NOT
-    pg_catalog.bool_or(pgqueue.rules.limits.is_strict) AS anon_2
-FROM pgqueue.rules.limits
-WHERE pgqueue.rules.limits.name = ANY (array((SELECT pg_catalog.split_part(key, CAST(' ' AS TEXT), 1) AS
+    pg_catalog.bool_or(pgqueue.limits.period IS NOT NULL) AND NOT
+    pg_catalog.bool_or(pgqueue.limits.is_strict) AS anon_2
+FROM pgqueue.limits
+WHERE pgqueue.limits.name = ANY (array((SELECT pg_catalog.split_part(key, CAST(' ' AS TEXT), 1) AS
     split_part_1
 FROM pg_catalog.unnest(pg_catalog.string_to_array(pgqueue.jobs.limit_keys, pg_catalog.chr(10))) AS
     key)))) END AS next_start_counts),

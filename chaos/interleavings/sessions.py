@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import ERROR, TASKS, pairs, settle_in
-from chaos.interleavings.scheduler import Player, stop_before_statements
+from chaos.interleavings.scheduler import Stepper, stop_before_statements
 from pgqueue import Job, PgQueue
 from pgqueue.database.opening import driver_connection
 from pgqueue.errors import JobNotFound
@@ -35,14 +35,14 @@ REGISTER = text(
 
 
 @dataclass
-class Scene:
+class ScriptedJob:
     """One order of two scripts about one job, which is alone in a queue of its own."""
 
     name: str
     queue: str
     job_id: int
     order: str = ""
-    cast: list[SeenWorker] = field(default_factory=list)
+    workers: list[SeenWorker] = field(default_factory=list)
     started: list[Attempt] = field(default_factory=list)
     accepted: list[Attempt] = field(default_factory=list)
     successes: set[str] = field(default_factory=set)
@@ -54,7 +54,7 @@ class Scene:
         return f"{self.name}, order {self.order or '(only one)'}, job {self.job_id}"
 
 
-class Actor:
+class ScriptedSession:
     """One session of a worker or an operator: T, and the connection beside it.
 
     Every statement of a worker is followed by a COMMIT of its own, although a worker commits
@@ -63,7 +63,7 @@ class Actor:
 
     def __init__(self, name: str, engine: Engine) -> None:
         self.name = name
-        self.player: Player | None = None
+        self.stepper: Stepper | None = None
         self.main = engine.connect()
         self.side = engine.connect()
         self.pids = [driver_connection(one).info.backend_pid for one in (self.main, self.side)]
@@ -73,15 +73,15 @@ class Actor:
             stop_before_statements(connection, self._pause)
         self._queue = PgQueue()
 
-    def enter(self, scene: Scene, stagehand: Connection) -> None:
+    def take(self, job: ScriptedJob, connection: Connection) -> None:
         """Come to a job as a worker that nobody has seen before."""
-        self.scene = scene
+        self.job = job
         self.worker_id = uuid.uuid4()
-        heartbeat_at: datetime = stagehand.execute(REGISTER, {"id": self.worker_id}).scalar_one()
-        scene.cast.append(SeenWorker(self.worker_id, heartbeat_at, is_locked=False))
+        heartbeat_at: datetime = connection.execute(REGISTER, {"id": self.worker_id}).scalar_one()
+        job.workers.append(SeenWorker(self.worker_id, heartbeat_at, is_locked=False))
 
     def leave(self) -> None:
-        self.player = None
+        self.stepper = None
         self.main.rollback()
         self.side.rollback()
 
@@ -90,14 +90,14 @@ class Actor:
         self.side.close()
 
     def _pause(self) -> None:
-        if self.player is not None:
-            self.player.pause()
+        if self.stepper is not None:
+            self.stepper.pause()
 
     # Workers
 
     def claim(self) -> list[Claimed]:
         attempts = Attempts(self.side, self.worker_id)
-        claimed = attempts.claim(pairs(self.scene.queue, [5]), tasks=TASKS, limit=1).rows
+        claimed = attempts.claim(pairs(self.job.queue, [5]), tasks=TASKS, limit=1).rows
         self.side.commit()
         self._started(claimed)
         return claimed
@@ -131,7 +131,7 @@ class Actor:
 
     def claim_in_transaction(self) -> list[Claimed]:
         attempts = Attempts(self.main, self.worker_id)
-        return attempts.claim(pairs(self.scene.queue, [5]), tasks=TASKS, limit=1).rows
+        return attempts.claim(pairs(self.job.queue, [5]), tasks=TASKS, limit=1).rows
 
     def settle_in_transaction(self, claimed: Claimed, outcome: Outcome) -> None:
         outcome = self._possible(claimed, outcome)
@@ -152,26 +152,26 @@ class Actor:
             self.main.rollback()
             return Change.UNCHANGED
         self.main.commit()
-        self.scene.requeues += change is Change.REQUEUED
+        self.job.requeues += change is Change.REQUEUED
         return change
 
     def cancel(self) -> Change:
-        return self.operate(lambda jobs: jobs.cancel(self.scene.job_id))
+        return self.operate(lambda jobs: jobs.cancel(self.job.job_id))
 
     def requeue(self) -> Change:
-        return self.operate(lambda jobs: jobs.requeue(self.scene.job_id, notify=False))
+        return self.operate(lambda jobs: jobs.requeue(self.job.job_id, notify=False))
 
     def delete(self) -> None:
         with Session(self.main, join_transaction_mode="control_fully") as session:
-            job = session.get(Job, self.scene.job_id)
+            job = session.get(Job, self.job.job_id)
             if job is not None:
                 session.delete(job)
             session.commit()
-        self.scene.is_deleted = True
+        self.job.is_deleted = True
 
     def declare_dead(self) -> None:
-        """Everybody else in this scene."""
-        for member in self.scene.cast:
+        """All other workers of this job."""
+        for member in self.job.workers:
             if member.id != self.worker_id:
                 Workers(self.side).declare_dead(member)
         self.side.commit()
@@ -182,12 +182,12 @@ class Actor:
         self.side.commit()
 
     def _started(self, claimed: list[Claimed]) -> None:
-        self.scene.started += [(one.job_id, one.message_id, one.attempt) for one in claimed]
+        self.job.started += [(one.job_id, one.message_id, one.attempt) for one in claimed]
 
     def _accepted(self, claimed: Claimed, outcome: Outcome) -> None:
-        self.scene.accepted.append((claimed.job_id, claimed.message_id, claimed.attempt))
+        self.job.accepted.append((claimed.job_id, claimed.message_id, claimed.attempt))
         if isinstance(outcome, Succeeded) and outcome.result is not None:
-            self.scene.successes.add(str(outcome.result))
+            self.job.successes.add(str(outcome.result))
 
     def _possible(self, claimed: Claimed, outcome: Outcome) -> Outcome:
         """An attempt after the last may only find the job exhausted."""

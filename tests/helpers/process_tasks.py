@@ -3,8 +3,7 @@
 import os
 from collections.abc import Iterator
 
-from chores import AT_ONCE, note, queue, until_open
-
+from chaos.sample_tasks import AT_ONCE, note, queue, until_open
 from pgqueue import JobContext
 
 tenants: list[str] = []
@@ -23,7 +22,7 @@ def surrounded() -> list[str]:
 
 
 @queue.task(executor="process", retry=AT_ONCE, max_attempts=2)
-def wait_in_cell(ctx: JobContext, gate: str) -> str:
+def wait_in_process(ctx: JobContext, gate: str) -> str:
     note("start", ctx, server=os.getppid())
     until_open(gate)
     return gate

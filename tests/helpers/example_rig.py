@@ -1,4 +1,4 @@
-"""Where examples are played: a database of their own, and processes that can be killed at work.
+"""A database of its own for an example, and processes that a test kills while they work.
 
 Work is held up by the database itself: the test inserts the row that the work is about to insert,
 and does not commit, so that the work waits inside its INSERT.  The examples know nothing of it.
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["pgqueue", "sqlalchemy.dialects.postgresql.psycopg"])
-OF_ACTOR = "split_part(application_name, ' ', 1) = :name"
+OF_PROCESS = "split_part(application_name, ' ', 1) = :name"
 """A worker says behind its name what a connection is for."""
 
 
-class Actor:
-    """A process that plays a part of an example."""
+class ExampleProcess:
+    """A process that runs a part of an example."""
 
     def __init__(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
         self.name = name
@@ -45,13 +45,13 @@ class Actor:
         assert self._process.exitcode == 0, f"{self.name} ended with {self._process.exitcode}"
 
 
-class Stage:
+class ExampleRig:
     """A database with the shop's tables, and the processes that work on it."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.engine = create_engine(url, poolclass=NullPool)
-        self.actors: list[Actor] = []
+        self.processes: list[ExampleProcess] = []
         self._environment = pytest.MonkeyPatch()
 
     def __enter__(self) -> Self:
@@ -60,8 +60,8 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for actor in self.actors:
-            actor.kill()
+        for process in self.processes:
+            process.kill()
         self._environment.undo()
 
     def enqueue_by_hand(self, example: Any, *order_ids: int) -> None:
@@ -76,24 +76,24 @@ class Stage:
         with queue.session() as session, session.begin():
             task.enqueue_many(session, [(order_id,) for order_id in order_ids])
 
-    def start_by_hand(self, module: str, function: str = "work_until_empty") -> Actor:
+    def start_by_hand(self, module: str, function: str = "work_until_empty") -> ExampleProcess:
         """Start a process that runs one function of a hand-written example."""
-        return self._start(_play_by_hand, module, function)
+        return self._start(_run_by_hand, module, function)
 
-    def start_worker(self, module: str, **options: Any) -> Actor:
+    def start_worker(self, module: str, **options: Any) -> ExampleProcess:
         """Start a process that runs a worker of pgqueue for the tasks of an example."""
         return self._start(_run_worker, module, options)
 
     def drain(self, module: str, *, processes: int = 1, **options: Any) -> None:
         """Have worker processes run all that is due, and end by themselves."""
-        actors = [self._start(_run_until_empty, module, options) for _ in range(processes)]
-        for actor in actors:
-            actor.until_ended()
+        started = [self._start(_run_until_empty, module, options) for _ in range(processes)]
+        for process in started:
+            process.until_ended()
 
-    def _start(self, target: Callable[..., None], *arguments: Any) -> Actor:
-        actor = Actor(f"actor-{len(self.actors) + 1}", target, self.url, *arguments)
-        self.actors.append(actor)
-        return actor
+    def _start(self, target: Callable[..., None], *arguments: Any) -> ExampleProcess:
+        process = ExampleProcess(f"process-{len(self.processes) + 1}", target, self.url, *arguments)
+        self.processes.append(process)
+        return process
 
     @contextmanager
     def held_up(self, table: str, *, order_id: int) -> Iterator[None]:
@@ -108,23 +108,25 @@ class Stage:
             yield
             connection.rollback()
 
-    def until_held_up(self, actor: Actor) -> None:
+    def until_held_up(self, process: ExampleProcess) -> None:
         """Wait until a process is in the middle of its work."""
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND "
-        self.until(lambda: self.scalar(waits + OF_ACTOR, name=actor.name))
+        self.until(lambda: self.scalar(waits + OF_PROCESS, name=process.name))
 
-    def until_forgotten(self, actor: Actor) -> None:
+    def until_forgotten(self, process: ExampleProcess) -> None:
         """Wait until the server has ended all that a killed process had begun."""
-        left = f"SELECT count(*) FROM pg_stat_activity WHERE {OF_ACTOR}"
-        self.until(lambda: self.scalar(left, name=actor.name) == 0)
+        left = f"SELECT count(*) FROM pg_stat_activity WHERE {OF_PROCESS}"
+        self.until(lambda: self.scalar(left, name=process.name) == 0)
 
-    def kill_at_work(self, start: Callable[[], Actor], table: str, *, order_id: int) -> None:
+    def kill_at_work(
+        self, start: Callable[[], ExampleProcess], table: str, *, order_id: int
+    ) -> None:
         """Start a process and kill it in the middle of one order."""
         with self.held_up(table, order_id=order_id):
-            actor = start()
-            self.until_held_up(actor)
-            actor.kill()
-        self.until_forgotten(actor)
+            process = start()
+            self.until_held_up(process)
+            process.kill()
+        self.until_forgotten(process)
 
     def rows(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
         with self.engine.connect() as connection:
@@ -160,19 +162,19 @@ class Stage:
         return wait_until(condition, seconds=seconds)
 
 
-def _play_by_hand(name: str, url: str, module: str, function: str) -> None:
+def _run_by_hand(name: str, url: str, module: str, function: str) -> None:
     os.environ.update(DATABASE_URL=url, PGAPPNAME=name)
     getattr(importlib.import_module(module), function)(create_engine(database_url()))
 
 
 def _run_worker(name: str, url: str, module: str, options: dict[str, Any]) -> None:
-    _hire(name, url, module, options).run()
+    _worker(name, url, module, options).run()
 
 
 def _run_until_empty(name: str, url: str, module: str, options: dict[str, Any]) -> None:
-    _hire(name, url, module, options).run_until_empty()
+    _worker(name, url, module, options).run_until_empty()
 
 
-def _hire(name: str, url: str, module: str, options: dict[str, Any]) -> Worker:
+def _worker(name: str, url: str, module: str, options: dict[str, Any]) -> Worker:
     os.environ.update(DATABASE_URL=url, PGAPPNAME=name)
     return Worker(importlib.import_module(module).queue, **options)

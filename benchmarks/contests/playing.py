@@ -1,4 +1,4 @@
-"""The contests: kill -9, a zombie, a poison job; what each queue makes of them, in figures."""
+"""Plays the contests, and shows in figures how each queue has come through them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
 from sqlalchemy import NullPool, create_engine, make_url, text
 
-from benchmarks.environments import python_with, version_in
+from benchmarks.environments import ENVIRONMENTS, python_with, version_in
 from chaos.broken import Broken
 from chaos.workers import wait_until
 
 HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs/explanation/reliability.md"
+BEGIN = "<!-- written by `python -m benchmarks contests` -->\n"
+END = "<!-- end -->\n"
 LOOK_EVERY = 0.1
 
 JOBS, WORKERS, KILLS = 2000, 4, 20
@@ -175,21 +181,44 @@ def poisoned(arena: Arena) -> dict[str, str]:
 CONTESTS: tuple[Callable[[Arena], dict[str, str]], ...] = (killed, frozen, poisoned)
 
 
-def compete(server_url: str, environments: Path) -> dict[str, dict[str, str]]:
+def compete(server_url: str) -> dict[str, dict[str, str]]:
     """All contests for all queues, one after the other; the figures by queue."""
     figures: dict[str, dict[str, str]] = {}
     for peer in PEERS:
-        python, name = _python_of(peer, environments)
+        python, name = _python_of(peer)
         figures[name] = {}
         for contest in CONTESTS:
             figures[name] |= _play(contest, peer, python, server_url)
     return figures
 
 
+def show(figures: dict[str, dict[str, str]]) -> None:
+    table = Table("", *figures)
+    for row in _rows_of(figures):
+        table.add_row(*row)
+    Console().print(table)
+
+
+def write(figures: dict[str, dict[str, str]]) -> None:
+    """Replace what an earlier run has written into the page."""
+    lines = [f"| | {' | '.join(figures)} |", "|---" * (len(figures) + 1) + "|"]
+    lines += [f"| {' | '.join(row)} |" for row in _rows_of(figures)]
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    new = "\n".join([f"Run of {datetime.now(UTC).date()}:", "", *lines, "", ""])
+    PAGE.write_text(f"{before}{BEGIN}{new}{END}{after}")
+
+
+def _rows_of(figures: dict[str, dict[str, str]]) -> list[list[str]]:
+    questions = next(iter(figures.values()))
+    return [[question, *(found[question] for found in figures.values())] for question in questions]
+
+
 def _play(
-    contest: Callable[[Arena], dict[str, str]], peer: Peer, python: Path, server_url: str
+    contest: Callable[[Arena], dict[str, str]], peer: Peer, python: Path, given_url: str
 ) -> dict[str, str]:
-    url = make_url(server_url).set(database=f"contest_{os.getpid()}_{time.monotonic_ns()}")
+    server_url = make_url(given_url).set(drivername="postgresql+psycopg")
+    url = server_url.set(database=f"contest_{os.getpid()}_{time.monotonic_ns()}")
     server = create_engine(server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with server.connect() as connection:
         connection.execute(text(f"CREATE DATABASE {url.database}"))
@@ -205,11 +234,11 @@ def _play(
                 connection.execute(text(f"DROP DATABASE {url.database} WITH (FORCE)"))
 
 
-def _python_of(peer: Peer, environments: Path) -> tuple[Path, str]:
+def _python_of(peer: Peer) -> tuple[Path, str]:
     """The interpreter of a queue's environment, made when it is missing, and its version."""
     if not peer.requirements:
         return Path(sys.executable), f"pgqueue {version('sqlalchemy-pgqueue')}"
-    folder = environments / peer.adapter.removesuffix("_.py")
+    folder = ENVIRONMENTS / peer.adapter.removesuffix("_.py")
     python = python_with(["psycopg[binary]", *peer.requirements], folder=folder)
     return python, f"{peer.name} {version_in(python, peer.name)}"
 

@@ -1,10 +1,10 @@
-"""Batches beside the tasks of chores; a worker process imports this module if asked."""
+"""Batches and their callbacks; a worker process imports this module if asked."""
 
 import time
 
-from chores import AT_ONCE, note, queue, until_open
 from sqlalchemy.orm import Session
 
+from chaos.sample_tasks import AT_ONCE, note, queue, until_open
 from pgqueue import JobContext
 
 

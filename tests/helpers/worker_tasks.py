@@ -1,54 +1,26 @@
-"""The application whose jobs the worker processes of these tests run.
+"""Tasks for tests with worker processes, beside those of ``chaos.sample_tasks``.
 
-Handlers write down what happens to them in a ledger, a file that survives the death of its
-writer, and wait for files that the test makes: nobody sleeps in the hope that it was enough.
+Handlers write down what happens to them, and wait for files that the test makes: nobody sleeps in
+the hope that it was enough.
 """
 
 import asyncio
-import json
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from pgqueue import JobContext, PgQueue, Retry, Snooze, Unique
-
-queue = PgQueue(os.environ.get("CHORES_URL"))
-
-AT_ONCE = Retry.constant(timedelta(0))
-LOOK_EVERY = 0.02
-EFFECT = text("INSERT INTO effects (job, attempt, pid) VALUES (:job, :attempt, :pid)")
-
-
-def directory() -> Path:
-    return Path(os.environ["CHORES_DIRECTORY"])
-
-
-def note(word: str, ctx: JobContext, **details: Any) -> None:
-    """Write a line that is there whatever happens to this process next."""
-    line = {"word": word, "job": ctx.job_id, "attempt": ctx.attempt, "pid": os.getpid()}
-    written = json.dumps({**line, "at": time.monotonic(), **details}) + "\n"
-    ledger = os.open(directory() / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.write(ledger, written.encode())
-    os.close(ledger)
-
-
-def is_open(gate: str) -> bool:
-    return (directory() / f"gate-{gate}").exists()
-
-
-def until_open(gate: str) -> None:
-    while not is_open(gate):
-        time.sleep(LOOK_EVERY)
+from chaos.sample_tasks import AT_ONCE, EFFECT, LOOK_EVERY, effect, is_open, note, queue, until_open
+from chaos.sample_tasks import EFFECTS as EFFECTS
+from chaos.sample_tasks import pay as pay
+from chaos.sample_tasks import pay_async as pay_async
+from pgqueue import JobContext, Retry, Snooze, Unique
 
 
 def until_cancelled(ctx: JobContext) -> None:
@@ -64,10 +36,6 @@ def until_stopping(ctx: JobContext) -> Snooze:
     return Snooze(timedelta(0))
 
 
-def effect(ctx: JobContext) -> dict[str, int]:
-    return {"job": ctx.job_id, "attempt": ctx.attempt, "pid": os.getpid()}
-
-
 @queue.task(retry=AT_ONCE)
 def quick(ctx: JobContext, n: int = 0) -> None:
     note("start", ctx)
@@ -76,27 +44,6 @@ def quick(ctx: JobContext, n: int = 0) -> None:
 @queue.task(retry=AT_ONCE, max_attempts=1, on_failed=quick.options(queue="alerts"))
 def fail(ctx: JobContext) -> None:
     raise ValueError("for good")
-
-
-@queue.task(retry=AT_ONCE)
-def brief(ctx: JobContext, milliseconds: int) -> None:
-    note("start", ctx)
-    time.sleep(milliseconds / 1000)
-    note("end", ctx)
-
-
-@queue.task(retry=AT_ONCE)
-def pay(session: Session, ctx: JobContext, milliseconds: int = 0) -> None:
-    note("start", ctx)
-    session.execute(EFFECT, effect(ctx))
-    time.sleep(milliseconds / 1000)
-
-
-@queue.task(retry=AT_ONCE)
-async def pay_async(session: AsyncSession, ctx: JobContext, milliseconds: int = 0) -> None:
-    note("start", ctx)
-    await session.execute(EFFECT, effect(ctx))
-    await asyncio.sleep(milliseconds / 1000)
 
 
 @queue.task(retry=AT_ONCE)
@@ -152,19 +99,6 @@ def wait_twice(ctx: JobContext, gate: str) -> None:
 def wait_and_pay(session: Session, ctx: JobContext, gate: str) -> str:
     session.execute(EFFECT, effect(ctx))
     return wait.function(ctx, gate)
-
-
-@queue.task(retry=AT_ONCE)
-def wait_for_pool(ctx: JobContext, gate: str) -> None:
-    note("start", ctx)
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(until_open, gate).result()
-
-
-@queue.task(retry=AT_ONCE)
-async def wait_for_thread(ctx: JobContext, gate: str) -> None:
-    note("start", ctx)
-    await asyncio.to_thread(until_open, gate)
 
 
 @queue.task(retry=AT_ONCE)
@@ -309,14 +243,6 @@ def fail_twice(ctx: JobContext) -> None:
     note("start", ctx)
     if ctx.attempt < 3:
         raise RuntimeError(f"attempt {ctx.attempt}")
-
-
-@queue.task(retry=AT_ONCE)
-def chain(session: Session, ctx: JobContext, links: int) -> None:
-    """Enqueues its successor in its own transaction."""
-    note("start", ctx)
-    if links > 1:
-        chain.enqueue(session, links - 1)
 
 
 @queue.task(retry=AT_ONCE)

@@ -1,9 +1,8 @@
-"""A schedule of the code, for workers that import this module besides chores."""
+"""A schedule of the code; a worker process imports this module if asked."""
 
 from datetime import timedelta
 
-from chores import AT_ONCE, note, queue
-
+from chaos.sample_tasks import AT_ONCE, note, queue
 from pgqueue import JobContext
 
 

@@ -1,0 +1,123 @@
+"""The state of one job, for a page that asks often: one statement, plain columns."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from pgqueue.errors import JobNotFound
+from pgqueue.models import Job, JobStatus
+from pgqueue.repository.reading import moment
+from pgqueue.repository.tables import count_rows, jobs, leases, message_queue, pg
+
+MOST_AHEAD = 1000
+"""The largest position: to count a million jobs would take long."""
+
+
+@cache
+def state_of_job() -> sa.Executable:
+    """A job with its status, its attempt and its position; no row if it does not exist."""
+    lease = leases.alias("lease")
+    each = pg.generate_series(sa.literal_column("0"), jobs.c.priority)
+    priority = each.table_valued(sa.column("priority", sa.Integer)).render_derived(name="each")
+    first = (
+        sa.select(message_queue.c.priority, message_queue.c.run_at, message_queue.c.target_id)
+        .where(
+            message_queue.c.queue == jobs.c.queue,
+            message_queue.c.priority == sa.cast(priority.c.priority, sa.SmallInteger),
+            message_queue.c.run_at <= pg.statement_timestamp(),
+        )
+        .order_by(message_queue.c.run_at, message_queue.c.id)
+        .limit(sa.literal_column(str(MOST_AHEAD)))
+        .correlate(jobs, priority)
+        .lateral("first")
+    )
+    names = ("priority", "run_at")
+    is_before = sa.tuple_(*(first.c[name] for name in names), first.c.target_id) < sa.tuple_(
+        *(jobs.c[name] for name in names), jobs.c.id
+    )
+    ahead = sa.select(sa.func.least(count_rows(), sa.literal_column(str(MOST_AHEAD)))).select_from(
+        priority.join(first, sa.true())
+    )
+    position = ahead.where(is_before).correlate(jobs).scalar_subquery()
+    waits = sa.and_(
+        jobs.c.outcome.is_(None),
+        lease.c.attempt.is_(None),
+        jobs.c.run_at <= pg.statement_timestamp(),
+    )
+    return (
+        sa.select(
+            jobs.c.id,
+            Job.status.expression,
+            jobs.c.attempts,
+            jobs.c.max_attempts,
+            jobs.c.progress,
+            jobs.c.result,
+            jobs.c.last_error,
+            jobs.c.cancel_requested_at.is_not(None),
+            sa.case((waits, position)),
+            lease.c.attempt,
+            *(moment(jobs.c[name]) for name in ("run_at", "started_at", "finished_at")),
+        )
+        .select_from(jobs)
+        .outerjoin(lease, lease.c.target_id == jobs.c.id)
+        .where(jobs.c.id == sa.bindparam("job_id", type_=sa.BigInteger))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """The state of a job, as read by :meth:`PgQueue.job_state`."""
+
+    id: int
+    status: JobStatus
+    attempt: int
+    """The attempt that runs, or the number of attempts that have run."""
+    max_attempts: int
+    progress: Any
+    """What the handler last reported: ``done``, ``total`` and ``note``; None if nothing."""
+    result: Any
+    error: str | None
+    """The error of the attempt that failed last."""
+    is_cancel_requested: bool
+    position: int | None
+    """How many jobs of its queue are claimed before this one, at most 1000; None if it is not due,
+    does not wait, or waits for room in a limit."""
+    run_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED)
+
+
+class JobStates:
+    """The states of jobs behind one Session or Connection."""
+
+    def __init__(self, executor: Session | sa.Connection) -> None:
+        self._executor = executor
+
+    def of(self, job_id: int) -> JobState:
+        """Raises JobNotFound."""
+        row = self._executor.execute(state_of_job(), {"job_id": job_id}).one_or_none()
+        if row is None:
+            raise JobNotFound(f"job {job_id} does not exist: never committed, or deleted")
+        id, status, attempts, most, progress, result, error, cancel, position, running, *times = row
+        if status != JobStatus.PENDING:
+            position = None
+        return JobState(
+            id,
+            JobStatus(status),
+            running or attempts,
+            most,
+            progress,
+            result,
+            error,
+            cancel,
+            position,
+            *times,
+        )

@@ -1,0 +1,109 @@
+"""Many jobs are cancelled at once: those that wait end, the others are asked."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from chaos.interleavings.logical_workers import LogicalWorker, enqueue
+from pgqueue import Change, Job, JobStatus, Limit, OptionError, PgQueue
+from pgqueue.outcomes import Succeeded
+from pgqueue.repository.cancel import Cancels
+from pgqueue.repository.listing import JobFilter
+
+queue = PgQueue()
+
+
+@queue.task(queue="mail")
+def send(n: int) -> None: ...
+
+
+@queue.task(limit=Limit(1, by="customer"))
+def sync(customer: int) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def bound(engine: Engine) -> None:
+    queue.bind(engine)
+
+
+def cancel(engine: Engine, **conditions: Any) -> dict[Change, int]:
+    with Session(engine) as session, session.begin():
+        return queue.cancel_where(session, **conditions)
+
+
+def statuses(engine: Engine) -> dict[int, JobStatus]:
+    with Session(engine) as session:
+        assert queue.check(session) == []
+        return {job.id: job.status for job in session.query(Job)}
+
+
+def test_each_condition_selects_its_jobs(engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        with queue.batch(session, "all") as batch:
+            in_batch = send.enqueue(session, 1).id
+        others = {
+            "tag": send.options(tags=["vip"]).enqueue(session, 2).id,
+            "unique_key": send.options(unique_key="seven").enqueue(session, 3).id,
+            "limit_key": sync.enqueue(session, 7).id,
+            "queue": send.options(queue="letters").enqueue(session, 4).id,
+            "task": sync.enqueue(session, 8).id,
+        }
+        kept = send.options(delay=timedelta(days=1)).enqueue(session, 5).id
+        limit_key = session.get_one(Job, others["limit_key"]).limit_keys
+    values = {"tag": "vip", "unique_key": "seven", "limit_key": limit_key, "queue": "letters"}
+
+    assert cancel(engine, batch=batch.id) == {Change.CANCELLED: 1}
+    assert statuses(engine)[in_batch] == JobStatus.CANCELLED
+    for name, job_id in others.items():
+        assert cancel(engine, **{name: values.get(name, sync.name)}) == {Change.CANCELLED: 1}, name
+        assert statuses(engine)[job_id] == JobStatus.CANCELLED, name
+    assert statuses(engine)[kept] == JobStatus.PENDING
+
+
+def test_a_claimed_job_is_asked_to_stop(engine: Engine, worker: LogicalWorker) -> None:
+    first = enqueue(engine)
+    worker.claim()
+    second = enqueue(engine)
+
+    assert cancel(engine, queue="default") == {Change.CANCELLED: 1, Change.CANCEL_REQUESTED: 1}
+    assert statuses(engine) == {first: JobStatus.RUNNING, second: JobStatus.CANCELLED}
+
+
+def test_a_job_that_is_locked_is_left_by_the_statement(engine: Engine) -> None:
+    """So that it never waits while it holds the rows of a thousand others."""
+    ids = [send.delay(n).id for n in range(3)]
+    which = JobFilter(frozenset({JobStatus.PENDING}), queue="mail")
+    with engine.connect() as changing, engine.begin() as connection:
+        changing.execute(
+            text("SELECT 1 FROM pgqueue.jobs WHERE id = :id FOR UPDATE"), {"id": ids[1]}
+        )
+        [chunk] = Cancels(connection).waiting(which)
+
+        assert chunk.job_ids == ids[::-1]
+        assert Cancels(connection).end(chunk) == {ids[0], ids[2]}
+    assert statuses(engine)[ids[1]] == JobStatus.PENDING
+
+
+def test_jobs_that_have_ended_and_all_jobs_are_refused(engine: Engine) -> None:
+    with pytest.raises(OptionError, match="'failed' is none of pending, blocked, running"):
+        cancel(engine, status="failed", queue="mail")
+    with pytest.raises(OptionError, match="which jobs"):
+        cancel(engine)
+
+
+def test_the_key_of_a_job_that_is_being_cancelled_is_free(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    """The next enqueue makes a new job, and not one that can only end cancelled."""
+    first = enqueue(engine, key="seven")
+    [claimed] = worker.claim()
+
+    assert cancel(engine, unique_key="seven") == {Change.CANCEL_REQUESTED: 1}
+    second = enqueue(engine, key="seven")
+
+    assert second != first
+    assert worker.settle(claimed, Succeeded())
+    assert statuses(engine) == {first: JobStatus.CANCELLED, second: JobStatus.PENDING}
