@@ -18,7 +18,7 @@ PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
 REPOSITORY := claim enqueue fence settle
 LONG := metrics middleware schedules tracing unique
-QUICK := tests/arguments tests/execution tests/worker/claiming \
+QUICK := tests/arguments tests/handler tests/worker/claiming \
   $(filter-out $(LONG:%=tests/test_%.py),$(wildcard tests/test_*.py)) \
   $(REPOSITORY:%=tests/repository/test_%.py)
 

@@ -16,15 +16,16 @@ from typing import Any
 from sqlalchemy import Connection, event, select
 from sqlalchemy.orm import Session
 
-from pgqueue import execution, redaction
+from pgqueue import redaction
 from pgqueue.context import JobContext
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
 from pgqueue.errors import PayloadError, PgQueueError
-from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome
-from pgqueue.execution import CancelWins, Stale
-from pgqueue.execution.ended import event_of, log_job_failure, since_due, word_of
+from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome, attempt_outcome
+from pgqueue.handler.ended import event_of, log_job_failure, since_due
+from pgqueue.handler.outcome import after_error, obstacle, outcome_of, unreadable
+from pgqueue.handler.transaction import CancelWins, Stale, settle_in_transaction
 from pgqueue.meta import read_meta
 from pgqueue.middleware import around_async_handlers, around_handlers
 from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
@@ -190,7 +191,7 @@ class OpenClaim:
                 if session.get_transaction() is not transaction:
                     raise PgQueueError("nothing was settled")
                 session.flush()
-                outcome = execution.outcome_of(job.task, claimed, job.result)
+                outcome = outcome_of(job.task, claimed, job.result)
                 settled = self._complete(attempts, claimed, outcome)
         except Exception as error:
             if session.get_transaction() is not transaction:
@@ -204,7 +205,7 @@ class OpenClaim:
             is_cancelled = isinstance(error, CancelWins | Stale)
             outcome = Cancelled("")
             if not is_cancelled:
-                outcome = execution.after_error(job.task, claimed, error)
+                outcome = after_error(job.task, claimed, error)
             [settled] = attempts.settle([(claimed, outcome)]) or [Settled(job.job_id, "cancelled")]
         except BaseException:
             # The caller rolls back.  If it commits all the same, the job must not stay leased.
@@ -213,7 +214,7 @@ class OpenClaim:
             raise
         ran = timedelta(seconds=time.monotonic() - began)
         self._ended(session, connection, claimed, outcome, settled, waited=waited, ran=ran)
-        job.outcome = word_of(outcome, settled.outcome)
+        job.outcome = attempt_outcome(outcome, settled.outcome)
 
     def _next(
         self, session: Session, connection: Connection, attempts: Attempts
@@ -237,21 +238,22 @@ class OpenClaim:
                 return None
             for claimed in claim.rows:
                 task, waited = self._tasks[claimed.task], since_due(claimed, claim.read_at)
-                obstacle = Exhausted() if claimed.attempt > claimed.max_attempts else None
-                outcome = obstacle or execution.obstacle(
-                    task, attempts, claimed, in_own_transaction=False
-                )
+                outcome: Outcome | None
+                if claimed.attempt > claimed.max_attempts:
+                    outcome = Exhausted()
+                else:
+                    outcome = obstacle(task, attempts, claimed, in_own_transaction=False)
                 if outcome is None:
                     try:
                         return claimed, task.payload.loads(claimed.args), waited
                     except PayloadError as error:
-                        outcome = execution.unreadable(task, claimed, error)
+                        outcome = unreadable(task, claimed, error)
                 for settled in attempts.settle([(claimed, outcome)]):
                     self._ended(session, connection, claimed, outcome, settled)
 
     def _complete(self, attempts: Attempts, claimed: Claimed, outcome: Outcome) -> Settled:
         is_kept = not self._retention.deletes_at_once(claimed.task, claimed.queue)
-        return execution.complete(attempts, claimed, outcome, is_kept=is_kept)
+        return settle_in_transaction(attempts, claimed, outcome, is_kept=is_kept)
 
     def _ended(
         self,

@@ -63,7 +63,7 @@ class JobContext:
     """The data given by ``task.options(meta=...)`` and ``queue.on_enqueue`` at enqueue."""
     stopping: Callable[[], bool] = field(default=_never, repr=False)
     reporting: Callable[[Progress], None] = field(default=_ignore, repr=False)
-    finishing: Callable[[], Finishing] | None = field(default=None, repr=False)
+    finishing: Finishing | None = field(default=None, repr=False)
 
     def is_cancelled(self) -> bool:
         """Return whether the handler should stop.
@@ -109,7 +109,7 @@ class JobContext:
     @property
     def is_finished(self) -> bool:
         """Whether :meth:`finish` has ended the job."""
-        return self.finishing is not None and self.finishing().is_done
+        return self.finishing is not None and self.finishing.is_done
 
     def _finishing(self) -> Finishing:
         where = f"job {self.job_id} {self.task}: ctx.finish()"
@@ -119,8 +119,12 @@ class JobContext:
                 "committed with the end of its job when the handler returns"
             )
         if self.finishing is None:
-            raise PgQueueError(f"{where} needs a worker: this JobContext was not made by one")
-        return self.finishing()
+            raise PgQueueError(
+                f"{where} needs a thread of a worker, which neither a child process nor a "
+                "JobContext made by hand has: leave executor='process' away, or open "
+                "queue.session() in the handler"
+            )
+        return self.finishing
 
 
 def checked_progress(done: Any, total: Any, note: Any, *, where: str) -> Progress:

@@ -5,7 +5,21 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from pgqueue.outcomes import AttemptEnd, ErrorReport
+from pgqueue.outcomes import (
+    AttemptEnd,
+    Cancelled,
+    ErrorReport,
+    Exhausted,
+    Expired,
+    Failed,
+    Interrupted,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+    Unreadable,
+)
 
 
 class AttemptOutcome(StrEnum):
@@ -25,6 +39,25 @@ class AttemptOutcome(StrEnum):
     UNREADABLE = "unreadable"
     """The arguments belong to another version of the task; the job waits for a worker that can read
     them."""
+
+
+_RECORDED_AS: dict[type[Outcome], AttemptOutcome] = {
+    Succeeded: AttemptOutcome.SUCCEEDED,
+    Retried: AttemptOutcome.RETRIED,
+    Failed: AttemptOutcome.FAILED,
+    Exhausted: AttemptOutcome.FAILED,
+    Expired: AttemptOutcome.CANCELLED,
+    Cancelled: AttemptOutcome.CANCELLED,
+    Snoozed: AttemptOutcome.SNOOZED,
+    Released: AttemptOutcome.RELEASED,
+    Unreadable: AttemptOutcome.UNREADABLE,
+    Interrupted: AttemptOutcome.INTERRUPTED,
+}
+
+
+def attempt_outcome(outcome: Outcome, ended: str | None = None) -> AttemptOutcome:
+    """The outcome as the tables record it; ``ended``: how the job has ended, if it has."""
+    return AttemptOutcome(ended or _RECORDED_AS[type(outcome)])
 
 
 @dataclass(frozen=True, slots=True)

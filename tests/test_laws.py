@@ -23,7 +23,7 @@ STATEMENT = re.compile(
     r"|NOTIFY|LOCK|DO|WITH|CREATE|ALTER|DROP|GRANT|REVOKE|TRUNCATE)\s+[\w{$(*]"
 )
 
-CARRIERS = ("database", "execution", "worker")
+CARRIERS = ("database", "handler", "worker")
 """Between the enqueue of a job and its handler; most of them do not look at its arguments."""
 SCHEDULER = "worker/duties/ticks.py"
 """Enqueues with the arguments of a schedule."""

@@ -20,7 +20,7 @@ import pytest
 import pgqueue
 from pgqueue import PgQueue, Secret, redaction
 from pgqueue.errors import OptionError, TaskDefinitionError
-from pgqueue.execution.error_reports import MAX_MESSAGE_BYTES, report, storable_words
+from pgqueue.handler.error_reports import MAX_MESSAGE_BYTES, report, storable_words
 from pgqueue.outcomes import ErrorReport
 from pgqueue.redaction import MASK, is_secret, redacted, redacted_data, secrets_among
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from chaos.workers import wait_until as wait_until  # for its users, too
 from pgqueue import Job, JobStatus, PgQueue, Violation
 from pgqueue.database.settings import CLAIMING
-from pgqueue.execution import CancelWins, Stale, complete
+from pgqueue.handler.transaction import CancelWins, Stale, settle_in_transaction
 from pgqueue.outcomes import Cancelled, ErrorReport, Exhausted, Outcome
 from pgqueue.repository.claim import Claim, ClaimCursor, Claimed
 from pgqueue.repository.enqueue import Enqueues, NewJob
@@ -124,7 +124,7 @@ def settle_in(
 ) -> bool:
     """Settle in the transaction of a connection; False: undo all of it."""
     try:
-        complete(Attempts(connection, worker_id), claimed, outcome)
+        settle_in_transaction(Attempts(connection, worker_id), claimed, outcome)
     except CancelWins:
         return True
     except Stale:

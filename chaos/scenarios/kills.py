@@ -21,15 +21,16 @@ from chaos.scenarios.unique_keys import ReplacedJobs
 @mutation
 def writes_outside_the_transaction(patch: Patch) -> None:
     """A transactional handler's session commits by itself, apart from the job's completion."""
-    from pgqueue.worker import handler_transactions, transactional_attempt
+    from pgqueue.handler import transaction
+    from pgqueue.worker.pool_transaction import PoolTransaction
 
     def apart(sessions, connection, **_):  # type: ignore[no-untyped-def]
         engine = connection.engine.execution_options(isolation_level="AUTOCOMMIT")
         return sessions(bind=engine)
 
     # A session apart has no listeners.
-    patch.set(handler_transactions, "call_after_commit", lambda *_: None)
-    patch.set(transactional_attempt, "joined_session", apart)
+    patch.set(PoolTransaction, "call_listeners", lambda *_: None)
+    patch.set(transaction, "joined_session", apart)
 
 
 @mutation

@@ -49,19 +49,24 @@ def settles_are_not_repeated(patch: Patch) -> None:
     """A settler tells the database once how an attempt has ended, whatever comes back."""
     from pgqueue.worker.settler import Settler
 
-    def once(self, connection):  # type: ignore[no-untyped-def]
-        settle, part = self._left.pop(0)
-        self._try(settle, part, connection)
+    tried = Settler._try
 
-    patch.set(Settler, "_settle_next", once)
+    def once(self, settle, batch, connection):  # type: ignore[no-untyped-def]
+        try:
+            return tried(self, settle, batch, connection)
+        except BaseException:
+            del self._left[0]
+            raise
+
+    patch.set(Settler, "_try", once)
 
 
 @mutation
 def unknown_commits_count(patch: Patch) -> None:
     """A COMMIT without an answer is taken for carried out; nobody looks at the rows."""
-    from pgqueue.worker import handler_transactions
+    from pgqueue.worker import pool_transaction
 
-    patch.set(handler_transactions, "was_committed", lambda *_, **__: True)
+    patch.set(pool_transaction, "was_committed", lambda *_, **__: True)
 
 
 @scenario(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
@@ -42,7 +42,11 @@ def sessions_of_jobs(sessions: sessionmaker[Session], engine: Engine) -> session
             if bind is self.bind or _is_engine_of_jobs(bind, engine):
                 return self.bind
             if self.bind.dialect.is_async:
-                _refuse_to_block(bind)
+                raise ArgumentsError(
+                    "an AsyncSession of the queue cannot use another engine, here "
+                    f"{redaction.redacted(str(bind.engine.url))}: it would block the event loop; "
+                    "use that engine in a plain function, or by an AsyncSession of your own"
+                )
             return bind
 
     return sessionmaker(**{**sessions.kw, "class_": OfJobs, "bind": engine})
@@ -115,14 +119,6 @@ def _is_engine_of_jobs(bind: Any, engine: Engine) -> bool:
         f"{', '.join(sorted(changed))}; in a handler this would be another transaction than that "
         "of the job. Bind the sessionmaker to that engine as a whole, or have the Session choose "
         "the queue's and begin the handler with session.connection(execution_options={...})"
-    )
-
-
-def _refuse_to_block(bind: Any) -> NoReturn:
-    raise ArgumentsError(
-        f"an AsyncSession of the queue cannot use another engine, here "
-        f"{redaction.redacted(str(bind.engine.url))}: it would block the event loop; "
-        "use that engine in a plain function, or by an AsyncSession of your own"
     )
 
 

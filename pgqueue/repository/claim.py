@@ -18,6 +18,7 @@ from sqlalchemy.dialects.postgresql import array
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.orm import Session
 
+from pgqueue.redaction import secrets_among
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
@@ -295,6 +296,10 @@ class Claimed(NamedTuple):
     crashes: int
     meta: str | None = None
     """Read only if the worker asks for it."""
+
+    def secrets(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the values of its secret arguments, which have these names."""
+        return secrets_among(self.args, names)
 
 
 class ClaimCursor(NamedTuple):

@@ -617,7 +617,7 @@ class Task(Generic[P, R]):
             queue=self._options.queue,
             task=self.name,
             session=session,
-            finishing=lambda: PlainFinishing(self.owner.session, self.owner.async_session),
+            finishing=PlainFinishing(self.owner.session, self.owner.async_session),
         )
 
 

@@ -12,14 +12,13 @@ from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue.database.callers import translated_errors
 from pgqueue.errors import PgQueueError
-from pgqueue.execution import after_error, too_late
+from pgqueue.handler.outcome import after_timeout
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import Job, MessageQueue
-from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository.claim import ClaimCursor, Claimed
 from pgqueue.repository.workers import Workers
 from pgqueue.testing.running import expire, joined_connection, queue_of
-from pgqueue.worker.inline.worker import InlineWorker
+from pgqueue.worker.inline_worker import InlineWorker
 
 AnySession = Session | scoped_session[Any]
 
@@ -32,7 +31,7 @@ def crash_job(session: AnySession, job: Job, *, queue: PgQueue | None = None) ->
     the job is due again, or has failed if that was its last attempt.
     """
     with _claimed(session, job, queue) as (worker, claimed, connection):
-        worker.attempt(claimed).run(is_lost=True)
+        worker.attempt(claimed).run(is_dropped=True)
         Workers(connection).rescue()  # its worker has no row, as one that was forgotten
 
 
@@ -46,10 +45,9 @@ def time_out_job(session: AnySession, job: Job, *, queue: PgQueue | None = None)
     with _claimed(session, job, queue) as (worker, claimed, _):
         attempt = worker.attempt(claimed)
         attempt.ask_to_stop()
-        attempt.run(is_lost=True)
+        attempt.run(is_dropped=True)
         if not attempt.is_settled:
-            error = too_late(attempt.task)
-            attempt.settle(after_error(attempt.task, claimed, error, end=AttemptEnd.TIMEOUT))
+            attempt.settle(after_timeout(attempt.task, claimed))
 
 
 @translated_errors()
@@ -78,8 +76,12 @@ def _claimed(session: AnySession, job: Job, queue: PgQueue | None) -> Iterator[C
     worker.admit()
     find = select(MessageQueue).where(MessageQueue.target_id == job.id)
     message = session.scalars(find).one_or_none()
+    place: list[ClaimCursor] = []
+    if message is not None:
+        # The cursor after which a claim finds this message first.
+        run_at = message.run_at.isoformat()
+        place.append(ClaimCursor(message.queue, message.priority, run_at, message.id - 1))
     try:
-        place = () if message is None else (_just_before(message),)
         claimed = worker.claim(place)
         if claimed is None or claimed.job_id != job.id:
             raise PgQueueError(
@@ -89,9 +91,3 @@ def _claimed(session: AnySession, job: Job, queue: PgQueue | None) -> Iterator[C
         yield worker, claimed, connection
     finally:
         expire(session)
-
-
-def _just_before(message: MessageQueue) -> ClaimCursor:
-    """The cursor after which a claim finds this message first."""
-    run_at = message.run_at.isoformat()
-    return ClaimCursor(message.queue, message.priority, run_at, message.id - 1)

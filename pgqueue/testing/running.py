@@ -11,8 +11,7 @@ from pgqueue.errors import ArgumentsError, PgQueueError
 from pgqueue.job_queue import PgQueue, queues_with_tasks
 from pgqueue.models import Job
 from pgqueue.repository.due_times import DueTimes
-from pgqueue.worker.inline.attempt import Ended
-from pgqueue.worker.inline.worker import InlineWorker
+from pgqueue.worker.inline_worker import InlineWorker
 
 QUEUE = "pgqueue.testing.queue"
 """The name in ``session.info`` of the queue that a fixture has chosen."""
@@ -39,15 +38,17 @@ def run_jobs(
     With an AsyncSession: ``await session.run_sync(run_jobs)``.
     """
     session, connection = joined_connection(session)
-    ended: list[Ended] = []
+    job_ids: list[int] = []
     worker = InlineWorker(queue_of(session, queue), connection)
     try:
         worker.run_until_empty(
-            ended.append, ahead=_seconds(connection, until), raise_errors=raise_errors
+            lambda attempt: job_ids.append(attempt.claimed.job_id),
+            ahead=_seconds(connection, until),
+            raise_errors=raise_errors,
         )
     finally:
         expire(session)
-    return [session.get_one(Job, each.claimed.job_id) for each in ended]
+    return [session.get_one(Job, job_id) for job_id in job_ids]
 
 
 def joined_connection(session: "Session | scoped_session[Any]") -> tuple[Session, Connection]:
@@ -60,8 +61,10 @@ def joined_connection(session: "Session | scoped_session[Any]") -> tuple[Session
 def queue_of(session: Session, queue: PgQueue | None) -> PgQueue:
     """Return the queue that was given, or chosen by a fixture, or the only one."""
     chosen = queue or session.info.get(QUEUE)
+    if isinstance(chosen, PgQueue):
+        return chosen
     if chosen is not None:
-        return _checked(chosen)
+        raise ArgumentsError(f"queue is {type(chosen).__name__}; give the PgQueue of the tasks")
     queues = queues_with_tasks()
     if len(queues) != 1:
         raise PgQueueError(
@@ -75,12 +78,6 @@ def expire(session: Session) -> None:
     """Let the session read anew what handlers have written, as after a commit of its own."""
     if session.expire_on_commit:
         session.expire_all()
-
-
-def _checked(queue: Any) -> PgQueue:
-    if not isinstance(queue, PgQueue):
-        raise ArgumentsError(f"queue is {type(queue).__name__}; give the PgQueue of the tasks")
-    return queue
 
 
 def _seconds(connection: Connection, until: datetime | timedelta | None) -> float:

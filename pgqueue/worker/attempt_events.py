@@ -9,11 +9,10 @@ from queue import SimpleQueue
 
 from pgqueue import redaction
 from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome
-from pgqueue.execution.ended import CRASH, event_of, since_due
+from pgqueue.handler.ended import CRASH, event_of, since_due
 from pgqueue.outcomes import (
     AttemptEnd,
 )
-from pgqueue.repository.claim import Claimed
 from pgqueue.repository.rescue import Rescued
 from pgqueue.worker.ledger import Ending
 from pgqueue.worker.threads import WorkerThread
@@ -54,10 +53,18 @@ class AttemptEvents(WorkerThread):
 
     def ended(self, ending: Ending) -> None:
         """Tell the end of an attempt of this worker."""
-        claimed, outcome, job_outcome, times = ending
-        waited = None if times is None else self._waited(claimed, times[0])
-        ran = None if times is None else timedelta(seconds=times[1] - times[0])
-        self._put(event_of(claimed, outcome, job_outcome, waited=waited, ran=ran))
+        claimed, outcome, ended, times = ending
+        waited = ran = None
+        if times is not None:
+            started_at, ended_at = times
+            ran = timedelta(seconds=ended_at - started_at)
+            if self._read_at is not None:
+                # By the clock of the last claim: PostgreSQL's and this machine's need not agree.
+                read_at, began = self._read_at
+                due_for = since_due(claimed, read_at)
+                if due_for is not None:
+                    waited = max(due_for + timedelta(seconds=started_at - began), timedelta(0))
+        self._put(event_of(claimed, outcome, ended, waited=waited, ran=ran))
 
     def rescued(self, attempts: Iterable[Rescued]) -> None:
         """Tell the crashes of other workers that this worker has recorded."""
@@ -81,16 +88,6 @@ class AttemptEvents(WorkerThread):
             self._waiting.put(event)
         else:
             self._dropped += 1
-
-    def _waited(self, claimed: Claimed, started_at: float) -> timedelta | None:
-        """By the clock of the last claim: PostgreSQL's and this machine's need not agree."""
-        if self._read_at is None:
-            return None
-        read_at, began = self._read_at
-        waited = since_due(claimed, read_at)
-        if waited is None:
-            return None
-        return max(waited + timedelta(seconds=started_at - began), timedelta(0))
 
 
 def _call(callback: AttemptCallback, event: AttemptEnded) -> None:

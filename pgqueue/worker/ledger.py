@@ -6,8 +6,8 @@ from threading import Event
 from typing import NamedTuple
 
 from pgqueue import redaction
-from pgqueue.events import AttemptOutcome
-from pgqueue.execution.ended import log_job_failure, word_of
+from pgqueue.events import AttemptOutcome, attempt_outcome
+from pgqueue.handler.ended import log_job_failure
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Settled
@@ -109,7 +109,7 @@ class Ledger:
                     logger.warning("job %s: its result is not kept: too late", claimed.job_id)
                     continue
                 job_outcome = ended[claimed.job_id]
-                self.counts[str(word_of(outcome, job_outcome))] += 1
+                self.counts[str(attempt_outcome(outcome, job_outcome))] += 1
                 if job_outcome == AttemptOutcome.FAILED:
                     log_job_failure(claimed, outcome)
                 if self.on_end is not None:

@@ -26,17 +26,24 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Lock, Timer
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.util import ThreadLocalRegistry
 
-from pgqueue import execution
 from pgqueue.context import Around, JobContext, Progress
 from pgqueue.database.keepalive import leave_to_parent
-from pgqueue.errors import PgQueueError
-from pgqueue.execution.attempt import logger as attempts_logger
+from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.call import call
+from pgqueue.handler.outcome import (
+    after_crash,
+    after_error,
+    after_timeout,
+    log_failure,
+    log_waiting,
+)
+from pgqueue.handler.outcome import logger as attempts_logger
 from pgqueue.meta import read_meta
 from pgqueue.outcomes import (
     AttemptEnd,
@@ -59,31 +66,6 @@ FORK = b"f"
 
 Tasks = Mapping[str, Task[..., Any]]
 RunJobs = Callable[[Connection, Connection], None]
-
-
-class ProcessAttempt(Protocol):
-    """The part of a running attempt that a child process needs."""
-
-    child: "Child | None"
-
-    @property
-    def claimed(self) -> Claimed: ...
-
-    @property
-    def task(self) -> Task[..., Any]: ...
-
-    @property
-    def deadline(self) -> float | None: ...
-
-    def begin(self) -> None: ...
-
-    def begin_in(self, child: "Child") -> None: ...
-
-    def is_cancelled(self) -> bool: ...
-
-    def is_stopping(self) -> bool: ...
-
-    def report(self, progress: Progress) -> None: ...
 
 
 class ProcessPool:
@@ -126,12 +108,12 @@ class ProcessPool:
             return None
         return ChildProcessError("it has ended; its children, if any, were killed")
 
-    def run(self, run: ProcessAttempt) -> Outcome:
+    def run(self, run: RunningAttempt) -> Outcome:
         """Run one attempt in a child."""
         try:
             child = self._taken()
         except OSError as error:  # no more processes or files
-            return execution.after_error(run.task, run.claimed, error)
+            return after_error(run.task, run.claimed, error)
         if child is None:
             return Released()
         run.begin_in(child)
@@ -222,7 +204,7 @@ class Child:
         """Whether it can run another job."""
         return self._pid is not None and self.killed_for is None and self._jobs_left > 0
 
-    def run(self, run: ProcessAttempt) -> Outcome:
+    def run(self, run: RunningAttempt) -> Outcome:
         """Run one attempt; returns by its timeout, whatever the handler does."""
         self._jobs_left -= 1
         run.begin()
@@ -236,7 +218,7 @@ class Child:
                 run.report(message)
         return self._after_death(run)
 
-    def notify(self, run: ProcessAttempt) -> None:
+    def notify(self, run: RunningAttempt) -> None:
         """Tell the handler whether it is cancelled, and whether the worker stops.
 
         Never waits, because the heartbeat calls it: a child reads these messages before each job.
@@ -273,25 +255,24 @@ class Child:
             return False
         return self._jobs in ready
 
-    def _after_answer(self, run: ProcessAttempt, outcome: Outcome) -> Outcome:
+    def _after_answer(self, run: RunningAttempt, outcome: Outcome) -> Outcome:
         if isinstance(outcome, Retried | Failed) and outcome.end is not AttemptEnd.DISCARDED:
-            execution.log_failure(run.task, run.claimed, outcome)
+            log_failure(run.task, run.claimed, outcome)
             if outcome.error.type == "MemoryError":
                 self._jobs_left = 0  # its memory may not be enough for the next job
         if isinstance(outcome, Unreadable):
-            execution.log_waiting(outcome.error.message)
+            log_waiting(outcome.error.message)
         return outcome
 
-    def _after_death(self, run: ProcessAttempt) -> Outcome:
+    def _after_death(self, run: RunningAttempt) -> Outcome:
         status = self._exit_status()
         match self.killed_for:
             case AttemptEnd.TIMEOUT:
-                late = execution.too_late(run.task)
-                return execution.after_error(run.task, run.claimed, late, end=AttemptEnd.TIMEOUT)
+                return after_timeout(run.task, run.claimed)
             case AttemptEnd.INTERRUPTED:
                 return Interrupted(run.task.settings.max_interruptions)
         reason = f"the handler's process {_reason_of(status)}"
-        return execution.after_crash(run.task, run.claimed, reason)
+        return after_crash(run.task, run.claimed, reason)
 
     def _exit_status(self) -> int | None:
         """The exit status of a child that has ended, or that is killed if it does not end."""
@@ -480,30 +461,15 @@ def _run_jobs(tasks: Tasks, around: Around, jobs: Connection, signals: Connectio
             meta=read_meta(claimed.meta),
             stopping=notices.is_stopping,
             reporting=reports.report,
-            finishing=_NoFinishing,
         )
         task = tasks[claimed.task]
         try:
             with _limited_memory(task):
-                outcome = execution.run(task, claimed, context, around=around)
+                outcome = call(task, claimed, context, around=around)
         except MemoryError as error:
-            outcome = execution.after_error(task, claimed, error)
+            outcome = after_error(task, claimed, error)
         _flush()
         reports.end(outcome)
-
-
-class _NoFinishing:
-    """Refuses ``ctx.finish()``: the worker settles a job on its own connection."""
-
-    is_done = False
-
-    def begin(self, _result: Any) -> NoReturn:
-        raise PgQueueError(
-            "ctx.finish() does not work in a child process: leave executor='process' away, or open "
-            "queue.session() in the handler"
-        )
-
-    begin_async = begin
 
 
 class _Notices:

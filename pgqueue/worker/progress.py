@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
@@ -11,8 +11,9 @@ from sqlalchemy import Connection, Engine
 from pgqueue import redaction
 from pgqueue.context import LONGEST_NOTE, Progress
 from pgqueue.database.settings import CLAIMING
-from pgqueue.execution import secrets_of
-from pgqueue.execution.error_reports import storable_words
+from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.error_reports import storable_words
+from pgqueue.handler.outcome import secrets_of
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.jobs import Jobs
 from pgqueue.tasks import Task
@@ -30,27 +31,11 @@ LAST_TRIES = 5
 LOCKED = "its row is locked, or a later attempt runs"
 
 
-class Reporter(Protocol):
-    """The part of a running attempt that its progress needs."""
-
-    worker_id: UUID
-    is_lost: bool
-
-    @property
-    def claimed(self) -> Claimed: ...
-
-    @property
-    def task(self) -> Task[..., Any]: ...
-
-    @property
-    def has_ended(self) -> bool: ...
-
-
 @dataclass(slots=True)
 class Report:
     """The last progress of one attempt."""
 
-    run: Reporter
+    run: RunningAttempt
     progress: Progress
     tries_left: int = LAST_TRIES
 
@@ -89,7 +74,7 @@ class ProgressWriter(Loop):
         self._reports: dict[int, Report] = {}
         """The reports to write, by job."""
 
-    def report(self, run: Reporter, progress: Progress) -> None:
+    def report(self, run: RunningAttempt, progress: Progress) -> None:
         """Keep the progress of an attempt until it is written.  Called by its handler."""
         if run.is_lost:
             return

@@ -7,6 +7,7 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 
 from pgqueue.database.handlers import joining_sessions
 from pgqueue.database.opening import READ_COMMITTED
+from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.job_queue import PgQueue
 from pgqueue.middleware import around_async_handlers, around_handlers, layers_of
 from pgqueue.outcomes import Released
@@ -23,7 +24,6 @@ from pgqueue.worker.ledger import Ledger
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes import ProcessPool
 from pgqueue.worker.progress import ProgressWriter
-from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.until_empty import HandlerErrors
 
 
@@ -93,7 +93,7 @@ class WorkerRuntime:
             self.tasks[claimed.task],
             worker_id=self.identity.worker_id,
             stopping=self.stopping,
-            progress=self.progress,
+            report=self.progress.report,
         )
 
     def note_times(self, run: RunningAttempt) -> None:

@@ -45,7 +45,7 @@ SETTLING = {**CLAIMING, "lock_timeout": "500"}
 LOOK_AGAIN = 0.5
 """Seconds until the next look at jobs whose rows were locked for longer."""
 AT_REST = 5.0
-"""Seconds to wait for an outcome when no job is held up; each outcome ends the wait."""
+"""Seconds to wait for an outcome when no job is locked; each outcome ends the wait."""
 LINGER = 0.002
 """Seconds to wait for more outcomes under load: a commit costs more than a row."""
 MUCH = 20
@@ -54,6 +54,8 @@ FEW = 10
 MOST = 200
 """Outcomes with details in one statement.  Each may have megabytes, and the server closes the
 connection at a gigabyte."""
+GOES_ON = Retried | Snoozed | Unreadable | Failed
+"""Outcomes after which there may be a new message: a failed job may have a follow-up."""
 TOO_LARGE = (ProgramLimitExceeded, InternalError_)
 """Errors for a statement whose details exceed 256 megabytes in the server's own format."""
 
@@ -79,7 +81,7 @@ class Settler(Loop):
         self._identity = identity
         self._goes_on = goes_on
         self._is_kept = is_kept
-        self._held_up: list[Settlement] = []
+        self._locked: list[Settlement] = []
         """Outcomes of jobs that another transaction has locked: they must not delay others."""
         self._left: list[tuple[Settle, list[Settlement]]] = []
         """The rest of the batch that is being settled."""
@@ -97,8 +99,8 @@ class Settler(Loop):
         while not self.stopping.is_set() and not self._left:
             if self._are_many:
                 time.sleep(LINGER)
-            is_last = self._stop_when_done.is_set() and not self._held_up
-            is_near = self._held_up or self.reconnecting.is_open
+            is_last = self._stop_when_done.is_set() and not self._locked
+            is_near = self._locked or self.reconnecting.is_open
             wait = 0.0 if is_last else LOOK_AGAIN if is_near else AT_REST
             batch = self._ledger.done_batch(wait=wait)
             self._are_many = len(batch) >= MUCH
@@ -106,24 +108,36 @@ class Settler(Loop):
                 self._begin(batch)
             elif is_last:
                 return False
-            elif self._held_up:
+            elif self._locked:
                 break
             else:
                 self.reconnecting.rest()
         return not self.stopping.is_set()
 
     def step(self, connection: Connection) -> float:
-        """Settle a batch.  What is left when the database fails is settled by the next step."""
-        if self._held_up and time.monotonic() - self._looked_at >= LOOK_AGAIN:
-            self._look_again(connection)
+        """Settle a batch, and wake workers for jobs that go on.
+
+        What is left when the database fails is settled by the next step.
+        """
+        if self._locked and time.monotonic() - self._looked_at >= LOOK_AGAIN:
+            self._looked_at = time.monotonic()
+            free, self._locked = self._parted(self._locked, connection)
+            for claimed, outcome in free:
+                self._ledger.done(claimed, outcome)
         while self._left and not self.stopping.is_set():
-            self._settle_next(connection)
+            settle, part = self._left[0]
+            self._left[:1] = [(settle, each) for each in self._try(settle, part, connection)]
+        # Apart from the settles, which may be repeated; a woken worker may find no work left.
         with_details, self._with_details = self._with_details, []
-        self._wake(connection, with_details)
+        behind = any(_keeps_its_place(outcome) for _, outcome in with_details)
+        if behind or any(isinstance(outcome, GOES_ON) for _, outcome in with_details):
+            self._goes_on(behind)
+        if behind:
+            connection.execute(select(notify("rewind")))
         return 0.0
 
     def end(self) -> None:
-        unwritten = self._held_up + [item for _, part in self._left for item in part]
+        unwritten = self._locked + [item for _, part in self._left for item in part]
         while batch := self._ledger.done_batch(wait=0):
             unwritten += batch
         if unwritten:
@@ -139,29 +153,22 @@ class Settler(Loop):
 
     def _begin(self, batch: list[Settlement]) -> None:
         """Part a batch by the statements that settle it."""
-        if self._is_kept is not None:
-            batch = self._without_deleted(batch, self._is_kept)
-        plain = [item for item in batch if is_plain_success(item[1])]
-        self._with_details = [item for item in batch if not is_plain_success(item[1])]
-        self._left += [(self._settle_plain, plain)] if plain else []
-        self._left += [(self._settle_others, part) for part in _parts(self._with_details, MOST)]
-
-    def _without_deleted(
-        self, batch: list[Settlement], is_kept: Callable[[Claimed], bool]
-    ) -> list[Settlement]:
-        """Set apart the successes whose jobs are deleted; returns the other outcomes."""
         deleted: list[Settlement] = []
+        plain: list[Settlement] = []
         others: list[Settlement] = []
+        is_kept = self._is_kept
         for item in batch:
-            is_deleted = isinstance(item[1], Succeeded) and not is_kept(item[0])
-            (deleted if is_deleted else others).append(item)
-        if deleted:
-            self._left.append((self._settle_deleted, deleted))
-        return others
-
-    def _settle_next(self, connection: Connection) -> None:
-        settle, part = self._left[0]
-        self._left[:1] = [(settle, each) for each in self._try(settle, part, connection)]
+            claimed, outcome = item
+            if is_kept is not None and isinstance(outcome, Succeeded) and not is_kept(claimed):
+                deleted.append(item)
+            elif is_plain_success(outcome):
+                plain.append(item)
+            else:
+                others.append(item)
+        self._with_details = others
+        self._left += [(self._settle_deleted, deleted)] if deleted else []
+        self._left += [(self._settle_plain, plain)] if plain else []
+        self._left += [(self._settle_others, part) for part in _parts(others, MOST)]
 
     def _try(
         self, settle: Settle, batch: list[Settlement], connection: Connection
@@ -197,20 +204,13 @@ class Settler(Loop):
                 "jobs is written down when those have ended",
                 _named(locked),
             )
-        self._held_up += locked
+        self._locked += locked
         # Not the first time: the transaction that locked a row may have ended before the look.
         self._waits = 0 if locked else self._waits + 1
         if self._waits > 1 and time.monotonic() - self._logged_at >= REPEAT:
             self._logged_at = time.monotonic()
             logger.warning("settler: waiting for a lock on the tables, or on a lease")
         return [free] if free else []
-
-    def _look_again(self, connection: Connection) -> None:
-        """Settle held-up outcomes with the next batch, if their jobs are free by now."""
-        self._looked_at = time.monotonic()
-        free, self._held_up = self._parted(self._held_up, connection)
-        for claimed, outcome in free:
-            self._ledger.done(claimed, outcome)
 
     def _parted(
         self, batch: list[Settlement], connection: Connection
@@ -253,18 +253,6 @@ class Settler(Loop):
     def _settle_others(self, connection: Connection, batch: list[Settlement]) -> None:
         settled = Attempts(connection, self._identity.worker_id).settle(batch)
         self._ledger.settled(batch, settled)
-
-    def _wake(self, connection: Connection, batch: list[Settlement]) -> None:
-        """Wake this worker for jobs that go on, and all workers if they stand behind cursors.
-
-        Apart from the settles, which may be repeated; a woken worker may find no work left.
-        """
-        behind = any(_keeps_its_place(outcome) for _, outcome in batch)
-        goes_on = Retried | Snoozed | Unreadable | Failed  # a failed job may have a follow-up
-        if behind or any(isinstance(outcome, goes_on) for _, outcome in batch):
-            self._goes_on(behind)
-        if behind:
-            connection.execute(select(notify("rewind")))
 
 
 def _parts(batch: list[Settlement], size: int) -> list[list[Settlement]]:

@@ -1,29 +1,31 @@
 """The slots: the threads that run handlers."""
 
 import asyncio
-from functools import partial
 
-from sqlalchemy.util import greenlet_spawn
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from pgqueue import execution, redaction
-from pgqueue.context import Finishing as AnyFinishing
-from pgqueue.context import JobContext, nothing_around
-from pgqueue.outcomes import Exhausted, Outcome
+from pgqueue import redaction
+from pgqueue.database.autocommit import autocommitting
+from pgqueue.database.unit_of_work import server_error
+from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.outcome import after_error, obstacle
+from pgqueue.handler.run import run_async_attempt, run_attempt
+from pgqueue.handler.transaction import FAILURES, AttemptTransaction, Stale
+from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
-from pgqueue.worker.finishing import Finishing
-from pgqueue.worker.handler_transactions import (
-    PoolTransaction,
-    obstacle,
-    run_in_pool_transaction,
-)
-from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.repository.settle import Attempts
+from pgqueue.worker.ledger import STALE
+from pgqueue.worker.outage import is_away, words_of
+from pgqueue.worker.pool_transaction import PoolTransaction
+from pgqueue.worker.reconnecting import is_lock_timeout
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
 
-NO_CONTEXT = JobContext(0, 0, 0, "", "")
-"""For handlers that ask for no context, if nothing around them asks for one."""
+WAIT_FOR_CONNECTION = 0.5
+"""Seconds after which a job that has found no connection is released."""
 
 
 class Slot(WorkerThread):
@@ -32,6 +34,8 @@ class Slot(WorkerThread):
     def __init__(self, runtime: WorkerRuntime) -> None:
         super().__init__(name="slot")
         self.runtime = runtime
+        self.around = runtime.around_handlers
+        self.around_async = runtime.around_async_handlers
         self.current: RunningAttempt | None = None
         self.ran = 0
         self.busy = 0.0
@@ -42,49 +46,28 @@ class Slot(WorkerThread):
         while (claimed := self._next()) is not None:
             if not self.runtime.may_start(claimed):
                 continue
-            run = self._begin(claimed)
-            if run.task.is_async:
-                is_ours = self.runtime.loop.wait_for(self._work_on_loop(run))
+            attempt = self._begin(claimed)
+            if attempt.task.is_async:
+                is_ours = self.runtime.loop.wait_for(self._work_on_loop(attempt))
             else:
-                is_ours = self._end(run, self._outcome_of(run))
+                try:
+                    outcome = run_attempt(attempt, self)
+                except Exception as error:
+                    outcome = self._after_no_commit(attempt, error)
+                is_ours = self._end(attempt, outcome)
             if not is_ours:
                 return  # another thread has taken this slot
 
-    def _next(self) -> Claimed | None:
-        claimed, self._brought_back = self._brought_back, None
-        return claimed or self.runtime.buffer.take()
-
-    def _begin(self, claimed: Claimed) -> RunningAttempt:
-        run = self.current = self.runtime.run_of(claimed)
-        return run
-
-    def _end(self, run: RunningAttempt, outcome: Outcome | None) -> bool:
-        """Pass an attempt's outcome to the settler; False if another thread has the slot now."""
-        self.current = None
-        is_first = run.finish()
-        self.ran += 1
-        self.busy += run.ended_at - run.started_at
-        if is_first:
-            if outcome is not None and not run.is_settled:
-                if self.runtime.events is not None:
-                    self.runtime.note_times(run)
-                self.runtime.ledger.done(run.claimed, outcome)
-            return True
-        return not run.is_abandoned
-
-    def _outcome_of(self, run: RunningAttempt) -> Outcome | None:
-        try:
-            return run_handler(self.runtime, run)
-        except Exception as error:
-            return _after_mistake(run, error)
-
-    async def _work_on_loop(self, run: RunningAttempt) -> bool:
+    async def _work_on_loop(self, attempt: RunningAttempt) -> bool:
         """Run an async job, and those that come next: waking two threads for each job would
         take longer than a quick handler."""
         while True:
             # One asyncio task for each job: a job must not see context variables of another.
-            outcome = await asyncio.create_task(self._outcome_of_async(run))
-            if not self._end(run, outcome):
+            try:
+                outcome = await asyncio.create_task(run_async_attempt(attempt, self))
+            except Exception as error:
+                outcome = await asyncio.to_thread(self._after_no_commit, attempt, error)
+            if not self._end(attempt, outcome):
                 return False
             claimed = self.runtime.buffer.take_now()
             if claimed is None:
@@ -94,60 +77,78 @@ class Slot(WorkerThread):
             ):
                 self._brought_back = claimed
                 return True
-            run = self._begin(claimed)
+            attempt = self._begin(claimed)
 
-    async def _outcome_of_async(self, run: RunningAttempt) -> Outcome | None:
+    def _next(self) -> Claimed | None:
+        claimed, self._brought_back = self._brought_back, None
+        return claimed or self.runtime.buffer.take()
+
+    def _begin(self, claimed: Claimed) -> RunningAttempt:
+        attempt = self.current = self.runtime.run_of(claimed)
+        return attempt
+
+    def _end(self, attempt: RunningAttempt, outcome: Outcome | None) -> bool:
+        """Pass an attempt's outcome to the settler; False if another thread has the slot now."""
+        self.current = None
+        is_first = attempt.finish()
+        self.ran += 1
+        self.busy += attempt.ended_at - attempt.started_at
+        if is_first:
+            if outcome is not None and not attempt.is_settled:
+                if self.runtime.events is not None:
+                    self.runtime.note_times(attempt)
+                self.runtime.ledger.done(attempt.claimed, outcome)
+            return True
+        return not attempt.is_abandoned
+
+    def _after_no_commit(self, attempt: RunningAttempt, error: Exception) -> Outcome | None:
+        """The outcome after an error outside of the handler; None if nothing is left to settle.
+
+        An error of a handler is an outcome itself.
+        """
+        claimed = attempt.claimed
+        if isinstance(error, Stale):
+            logger.warning("job %s: its lease had passed on, its writes are undone", claimed.job_id)
+            self.runtime.ledger.discarded(claimed, STALE)
+            return None
+        if isinstance(error, DBAPIError | PoolTimeout) and not attempt.has_begun:
+            if isinstance(error, DBAPIError) and is_away(error):
+                # A connection from the pool may have broken in an outage that is over.
+                opened_at = float("-inf") if error.connection_invalidated else attempt.started_at
+                # Logs an outage once, not for each job that was claimed before it.
+                name = f"job {claimed.job_id}"
+                self.runtime.outage.is_met(error, name=name, opened_at=opened_at)
+            else:
+                reason = words_of(error)
+                logger.warning("job %s: no connection for its handler: %s", claimed.job_id, reason)
+            # Without a pause the job would be claimed again in a loop.
+            self.runtime.stopping.wait(WAIT_FOR_CONNECTION)
+            return Released()
+        if not (attempt.has_begun and isinstance(error, FAILURES)):
+            # An error in pgqueue itself must not end the slot.
+            logger.exception("job %s: the worker failed around its handler", claimed.job_id)
+        return after_error(attempt.task, claimed, server_error(error))
+
+    def ask_before_start(self, attempt: RunningAttempt) -> Outcome | None:
+        """Ask in a short transaction, committed before the handler is called.
+
+        A job whose row another transaction keeps locked is released, and claimed again later.
+        """
         try:
-            return await run_async_handler(self.runtime, run)
-        except Exception as error:
-            return _after_mistake(run, error)
+            with autocommitting(self.runtime.engine) as connection:
+                attempts = Attempts(connection, attempt.worker_id)
+                return obstacle(attempt.task, attempts, attempt.claimed, in_own_transaction=True)
+        except DBAPIError as error:
+            if not is_lock_timeout(error):
+                raise
+            logger.info(
+                "job %d: another transaction has locked its row, so it starts later",
+                attempt.claimed.job_id,
+            )
+            return Released()
 
+    def run_in_child(self, attempt: RunningAttempt) -> Outcome:
+        return self.runtime.children.run(attempt)
 
-def run_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
-    """Run one attempt; None if it is settled already."""
-    task, claimed = run.task, run.claimed
-    if claimed.attempt > claimed.max_attempts:
-        return Exhausted()
-    if task.asks_before_start and (outcome := obstacle(runtime, run)) is not None:
-        return outcome
-    if task.in_process:
-        return runtime.children.run(run)
-    if task.is_transactional:
-        return run_in_pool_transaction(runtime, run)
-    context = _context_of(runtime, run)
-    return execution.run(task, claimed, context, around=runtime.around_handlers)
-
-
-async def run_async_handler(runtime: WorkerRuntime, run: RunningAttempt) -> Outcome | None:
-    """Like :func:`run_handler`, for an async handler on the event loop."""
-    task, claimed = run.task, run.claimed
-    if claimed.attempt > claimed.max_attempts:
-        return Exhausted()
-    if task.asks_before_start:
-        outcome = await asyncio.to_thread(obstacle, runtime, run)
-        if outcome is not None:
-            return outcome
-    if task.is_transactional:
-        return await greenlet_spawn(run_in_pool_transaction, runtime, run)
-    context = _context_of(runtime, run)
-    around = runtime.around_async_handlers
-    return await execution.run_async(task, claimed, context, around=around)
-
-
-def _context_of(runtime: WorkerRuntime, run: RunningAttempt) -> JobContext:
-    is_asked_for = run.task.injection.parameters or runtime.around_handlers is not nothing_around
-    if not is_asked_for:
-        return NO_CONTEXT
-    return run.context(finishing=partial(_finishing_of, runtime, run))
-
-
-def _finishing_of(runtime: WorkerRuntime, run: RunningAttempt) -> AnyFinishing:
-    if run.finishing is None:
-        run.finishing = Finishing(PoolTransaction(runtime, run))
-    return run.finishing
-
-
-def _after_mistake(run: RunningAttempt, error: Exception) -> Outcome:
-    """Fail the attempt after an error in pgqueue itself, which must not end the slot."""
-    logger.exception("job %s: the worker failed around its handler", run.claimed.job_id)
-    return execution.after_error(run.task, run.claimed, error)
+    def transaction(self, attempt: RunningAttempt) -> AttemptTransaction:
+        return PoolTransaction(self.runtime, attempt)

@@ -16,6 +16,7 @@ from pgqueue.database.handlers import check_binds
 from pgqueue.database.opening import isolation_of, worker_engine
 from pgqueue.database.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
+from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.job_queue import PgQueue
 from pgqueue.outcomes import Interrupted, Outcome, Released
 from pgqueue.repository.rescue import Rescued
@@ -34,7 +35,6 @@ from pgqueue.worker.ledger import STALE
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.processes import ProcessPool
 from pgqueue.worker.reconnecting import ReconnectingConnection
-from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.settler import Settler
 from pgqueue.worker.slot import Slot

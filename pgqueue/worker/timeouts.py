@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 from pgqueue import redaction
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import OWN
-from pgqueue.execution import after_error, too_late
-from pgqueue.outcomes import AttemptEnd, Outcome, Succeeded
+from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.outcome import after_timeout
+from pgqueue.outcomes import Outcome, Succeeded
 from pgqueue.repository.workers import Workers
 from pgqueue.worker.reconnecting import BROKEN
-from pgqueue.worker.running_attempt import RunningAttempt
 from pgqueue.worker.runtime import WorkerRuntime
 
 logger = redaction.logger(__name__)
@@ -50,8 +50,7 @@ def late(run: RunningAttempt) -> Outcome:
     )
     if run.is_settled:
         return Succeeded()  # by ctx.finish(): nothing is left to settle
-    error = too_late(run.task)
-    return after_error(run.task, run.claimed, error, end=AttemptEnd.TIMEOUT)
+    return after_timeout(run.task, run.claimed)
 
 
 def end_transactions(

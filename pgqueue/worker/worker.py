@@ -17,13 +17,15 @@ from sqlalchemy.orm import configure_mappers
 
 from pgqueue import redaction
 from pgqueue.errors import AttemptFailed, OptionError, PgQueueError, UsedAcrossFork, WorkerBroken
-from pgqueue.events import AttemptOutcome
+from pgqueue.events import AttemptOutcome, attempt_outcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.repository.listing import Listing
 from pgqueue.worker.config import AHEAD, MAX_JOBS_PER_CHILD, checked_ahead, checked_config
 from pgqueue.worker.health import WorkerHealth
-from pgqueue.worker.inline.worker import InlineWorker
+from pgqueue.worker.inline_attempt import InlineAttempt
+from pgqueue.worker.inline_worker import InlineWorker
+from pgqueue.worker.ledger import STALE
 from pgqueue.worker.supervisor import Supervisor
 from pgqueue.worker.until_empty import HandlerErrors, drain_ahead
 
@@ -138,9 +140,13 @@ class Worker:
         seconds = checked_ahead(ahead)
         counts: Counter[str] = Counter()
         if (connection := self._queue.connection) is not None:
-            InlineWorker(self._queue, connection, self._config.queues).run_until_empty(
-                lambda ended: counts.update([ended.word]), ahead=seconds, raise_errors=raise_errors
-            )
+
+            def count(attempt: InlineAttempt) -> None:
+                outcome = attempt.outcome
+                counts[STALE if outcome is None else attempt_outcome(outcome)] += 1
+
+            worker = InlineWorker(self._queue, connection, self._config.queues)
+            worker.run_until_empty(count, ahead=seconds, raise_errors=raise_errors)
             return dict(counts)
         deadline = None if timeout is None else time.monotonic() + timeout
         errors = HandlerErrors() if raise_errors else None

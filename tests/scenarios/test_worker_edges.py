@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
@@ -20,13 +20,15 @@ from chaos.interleavings.logical_workers import (
 from pgqueue import Job, PgQueue
 from pgqueue.database.autocommit import autocommitting
 from pgqueue.database.opening import worker_engine
+from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.outcome import after_error
 from pgqueue.outcomes import Retried, Succeeded
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.workers import Workers
-from pgqueue.worker import handler_transactions, unknown_commits
+from pgqueue.worker import unknown_commits
 from pgqueue.worker.config import checked_config
-from pgqueue.worker.running_attempt import RunningAttempt
+from pgqueue.worker.pool_transaction import PoolTransaction
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.settler import Settler
 
@@ -52,6 +54,15 @@ def claimed_by(logical_workers: WorkerRuntime, engine: Engine, count: int) -> li
     with autocommitting(engine) as connection:
         attempts = Attempts(connection, logical_workers.identity.worker_id)
         return attempts.claim(pairs(), tasks=TASKS, limit=count).rows
+
+
+@contextmanager
+def broken_transaction(engine: Engine) -> Iterator[Connection]:
+    """A transaction whose server process has ended."""
+    with engine.connect() as connection, engine.connect() as other:
+        pid = connection.scalar(text("SELECT pg_backend_pid()"))
+        other.execute(text("SELECT pg_terminate_backend(:pid, 10000)"), {"pid": pid})
+        yield connection
 
 
 @pytest.mark.battery
@@ -108,7 +119,13 @@ class TestAfterACommitWhoseAnswerWasLost:
             attempts = Attempts(connection, shared.identity.worker_id)
             attempts.settle([(carried_out, Succeeded())])
             for claimed in (not_carried_out, carried_out):
-                outcome = handler_transactions._after_unknown_commit(shared, shared.run_of(claimed))
+                attempt = shared.run_of(claimed)
+                with (
+                    broken_transaction(shared.engine) as broken,
+                    pytest.raises(ConnectionError, match="not carried out") as raised,
+                ):
+                    PoolTransaction(shared, attempt).commit_writes(broken)
+                outcome = after_error(attempt.task, claimed, raised.value)
                 assert isinstance(outcome, Retried)
                 attempts.settle([(claimed, outcome)])
 

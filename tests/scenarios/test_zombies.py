@@ -24,7 +24,7 @@ def test_a_worker_frozen_between_its_settle_and_its_commit_does_not_keep_its_lea
     sooner = AFTER_HANDLER.replace("= 20000", "= 1000")  # the grace below is shorter, too
     hasty = {
         "modules": ["freezers"],
-        "set": {"pgqueue.worker.handler_transactions:AFTER_HANDLER": sooner},
+        "set": {"pgqueue.worker.pool_transaction:AFTER_HANDLER": sooner},
         **HASTY,
     }
     with Rig(database_url, tmp_path) as rig:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, select
 
 from pgqueue import redaction
 from pgqueue.database.settings import UPKEEP
-from pgqueue.execution import log_final_failure
+from pgqueue.handler.outcome import log_final_failure
 from pgqueue.repository.rescue import Rescued, SeenWorker
 from pgqueue.repository.tables import CRASHED, lock_key, notify, pg
 from pgqueue.repository.workers import Notices, Workers

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from sqlalchemy import Engine
 
 from pgqueue import Job, PgQueue, Retry, Worker
-from pgqueue.execution.error_reports import MAX_RESULT_BYTES, storable_result
+from pgqueue.handler.error_reports import MAX_RESULT_BYTES, storable_result
 
 
 class Colour(Enum):

@@ -4,20 +4,20 @@ As for a transactional handler, the settle runs in the transaction, right before
 lease has passed on meanwhile, the settle finds no row and the transaction is rolled back.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
 
-from pgqueue.database.unit_of_work import CommitUnknown, write_pending
+from pgqueue.database.handlers import listeners_to_commit
+from pgqueue.database.unit_of_work import write_pending
 from pgqueue.errors import LeaseLost, PgQueueError
-from pgqueue.execution import CancelWins, Stale
-from pgqueue.execution.error_reports import storable_result
+from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.error_reports import storable_result
+from pgqueue.handler.transaction import AttemptTransaction, CancelWins, Stale, call_listener
 from pgqueue.outcomes import Cancel, Succeeded
-from pgqueue.worker.commit_listeners import call_listeners
-from pgqueue.worker.transactional_attempt import AttemptTransaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -26,9 +26,14 @@ if TYPE_CHECKING:
 class Finishing:
     """The end of one job, in a block of its handler."""
 
-    def __init__(self, transaction: AttemptTransaction) -> None:
+    def __init__(
+        self,
+        attempt: RunningAttempt,
+        new_transaction: Callable[[RunningAttempt], AttemptTransaction],
+    ) -> None:
         self.is_done = False
-        self._transaction = transaction
+        self._attempt = attempt
+        self._new_transaction = new_transaction
         self._is_open = False
 
     def begin(self, result: Any) -> AbstractContextManager[Session]:
@@ -49,58 +54,46 @@ class Finishing:
 
     @contextmanager
     def _block(self, result: Any, *, is_async: bool) -> Iterator[Any]:
-        self._refuse(is_async=is_async)
-        outcome = Succeeded(storable_result(result))
-        transaction, run = self._transaction, self._transaction.run
-        self._is_open = True
-        try:
-            with transaction.connection() as connection:
-                transaction.begin(connection)
-                with transaction.session(connection) as (session, own):
-                    yield session
-                    write_pending(own)
-                try:
-                    if transaction.is_lost:
-                        raise Stale
-                    settled = transaction.settle(connection, outcome)
-                except Stale as error:
-                    raise LeaseLost(
-                        f"{self._where}: this attempt has lost its job, which another worker may "
-                        "run now, so nothing was committed; end the handler"
-                    ) from error
-                except CancelWins as error:
-                    raise Cancel from error
-                try:
-                    transaction.commit_writes(connection)
-                except CommitUnknown as error:
-                    if not transaction.was_committed():
-                        raise ConnectionError(
-                            f"{self._where}: the connection broke during COMMIT, which was not "
-                            "carried out"
-                        ) from error
-                self.is_done = True
-                transaction.settled(outcome, settled)
-                call_listeners(run.claimed.job_id, own)
-        finally:
-            self._is_open = False
-
-    def _refuse(self, *, is_async: bool) -> None:
-        is_for_loop = self._transaction.run.task.is_async
-        if is_for_loop and not is_async:
+        claimed, task = self._attempt.claimed, self._attempt.task
+        where = f"job {claimed.job_id} {task.name}"
+        if task.is_async and not is_async:
             raise PgQueueError(
-                f"{self._where}: ctx.finish() would block the event loop that all async handlers "
-                "share; write `async with ctx.finish_async() as session:`"
+                f"{where}: ctx.finish() would block the event loop that all async handlers share; "
+                "write `async with ctx.finish_async() as session:`"
             )
-        if is_async and not is_for_loop:
+        if is_async and not task.is_async:
             raise PgQueueError(
-                f"{self._where}: ctx.finish_async() is for async handlers; "
+                f"{where}: ctx.finish_async() is for async handlers; "
                 "write `with ctx.finish() as session:`"
             )
         if self._is_open or self.is_done:
             state = "has ended already" if self.is_done else "is inside a block of ctx.finish()"
-            raise PgQueueError(f"{self._where}: the job {state}; call ctx.finish() once")
-
-    @property
-    def _where(self) -> str:
-        run = self._transaction.run
-        return f"job {run.claimed.job_id} {run.task.name}"
+            raise PgQueueError(f"{where}: the job {state}; call ctx.finish() once")
+        outcome = Succeeded(storable_result(result))
+        transaction = self._new_transaction(self._attempt)
+        self._is_open = True
+        try:
+            with transaction.connection() as connection:
+                transaction.begin(connection)
+                with transaction.session(connection) as session:
+                    yield session
+                    own: Session = getattr(session, "sync_session", session)
+                    write_pending(own)
+                try:
+                    if self._attempt.is_lost:
+                        raise Stale
+                    settled = transaction.settle(connection, outcome)
+                except Stale as error:
+                    raise LeaseLost(
+                        f"{where}: this attempt has lost its job, which another worker may run "
+                        "now, so nothing was committed; end the handler"
+                    ) from error
+                except CancelWins as error:
+                    raise Cancel from error
+                transaction.commit_writes(connection)
+                self.is_done = True
+                transaction.settled(outcome, settled)
+                for listener in listeners_to_commit(own):
+                    call_listener(listener, claimed.job_id, own)
+        finally:
+            self._is_open = False

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgqueue import PgQueue
-from pgqueue.execution.error_reports import MAX_MESSAGE_BYTES, MAX_TRACEBACK_BYTES, report
+from pgqueue.handler.error_reports import MAX_MESSAGE_BYTES, MAX_TRACEBACK_BYTES, report
 from pgqueue.outcomes import ErrorReport
 
 

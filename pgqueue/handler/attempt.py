@@ -1,14 +1,16 @@
-"""One attempt while its handler runs."""
+"""One attempt while its handler runs, as its own thread and others see it."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Lock
-from typing import Any
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
 
 from pgqueue.context import Finishing, JobContext, Progress
 from pgqueue.database.keepalive import has_ended
@@ -17,11 +19,19 @@ from pgqueue.meta import read_meta
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository.claim import Claimed
 from pgqueue.tasks import Task
-from pgqueue.worker.processes import Child
-from pgqueue.worker.progress import ProgressWriter
+
+T = TypeVar("T")
 
 CANCEL_WITHIN = 1.0
 """Seconds a cancelled async handler has to end."""
+
+
+class Child(Protocol):
+    """A child process, as the attempt sees whose handler runs in it."""
+
+    def notify(self, attempt: "RunningAttempt") -> None: ...
+
+    def kill(self, end: AttemptEnd) -> None: ...
 
 
 class RunningAttempt:
@@ -29,6 +39,7 @@ class RunningAttempt:
 
     # Defaults of the class, not assignments in __init__, which would cost every job.
     finishing: Finishing | None = None
+    """The ``ctx.finish()`` of its handler, if it has one."""
     has_begun = False
     """Whether its transactional handler has been called."""
     cancel_requested = False
@@ -52,17 +63,18 @@ class RunningAttempt:
         *,
         worker_id: UUID,
         stopping: Event,
-        progress: ProgressWriter | None = None,
+        report: Callable[["RunningAttempt", Progress], object] | None = None,
     ) -> None:
+        """``report``: keeps what the handler reports of its progress; it must not block."""
         self.claimed = claimed
         self.task = task
         self.worker_id = worker_id
         """The worker id of its lease: a worker that is declared dead takes another id."""
         self.stopping = stopping
-        self.progress_writer = progress
         self.started_at = self.ended_at = time.monotonic()
         self.leaving = Lock()
         """Held by a thread that settles the attempt from outside of its own thread."""
+        self._report = report
         self._unfinished = [True]
 
     @contextmanager
@@ -73,8 +85,16 @@ class RunningAttempt:
         try:
             yield
         finally:
-            with self.leaving:
-                self.backend_pid = None
+            self.leave_connection()
+
+    def leave_connection(self) -> None:
+        """Forget the connection: its transaction has ended."""
+        with self.leaving:
+            self.backend_pid = None
+
+    def wait_for(self, function: Callable[[], T]) -> T:
+        """Call a function that blocks; for an async handler in a thread: its loop goes on."""
+        return await_only(asyncio.to_thread(function)) if self.task.is_async else function()
 
     def begin(self) -> None:
         """Start the clock: the handler is called now.
@@ -141,9 +161,9 @@ class RunningAttempt:
         return not self._unfinished
 
     def report(self, progress: Progress) -> None:
-        """Pass on what the handler reports of its progress; never waits for the database."""
-        if self.progress_writer is not None:
-            self.progress_writer.report(self, progress)
+        """Pass on what the handler reports of its progress."""
+        if self._report is not None:
+            self._report(self, progress)
 
     @property
     def server_process(self) -> int | None:
@@ -183,9 +203,7 @@ class RunningAttempt:
         """Whether its handler has ended the job with ``ctx.finish()``, and perhaps still runs."""
         return self.finishing is not None and self.finishing.is_done
 
-    def context(
-        self, session: Any = None, finishing: Callable[[], Finishing] | None = None
-    ) -> JobContext:
+    def context(self, session: Any = None) -> JobContext:
         claimed = self.claimed
         return JobContext(
             job_id=claimed.job_id,
@@ -198,5 +216,5 @@ class RunningAttempt:
             meta=read_meta(claimed.meta),
             stopping=self.is_stopping,
             reporting=self.report,
-            finishing=finishing,
+            finishing=self.finishing,
         )

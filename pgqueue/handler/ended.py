@@ -1,22 +1,17 @@
-"""What is told of an attempt that has ended: its word, its event, its line in the log."""
+"""What is told of an attempt that is settled: its event, and the line of a job that has failed."""
 
 from datetime import datetime, timedelta
 
-from pgqueue.events import AttemptEnded, AttemptOutcome
-from pgqueue.execution.attempt import log_final_failure
+from pgqueue.events import AttemptEnded, attempt_outcome
+from pgqueue.handler.outcome import log_final_failure
 from pgqueue.outcomes import (
     AttemptEnd,
-    Cancelled,
     ErrorReport,
     Exhausted,
-    Expired,
     Failed,
     Interrupted,
     Outcome,
-    Released,
     Retried,
-    Snoozed,
-    Succeeded,
     Unreadable,
 )
 from pgqueue.repository.claim import Claimed
@@ -24,44 +19,37 @@ from pgqueue.repository.tables import CRASHED
 
 CRASH = ErrorReport("WorkerCrashed", CRASHED, "")
 
-WORDS: dict[type[Outcome], AttemptOutcome] = {
-    Succeeded: AttemptOutcome.SUCCEEDED,
-    Retried: AttemptOutcome.RETRIED,
-    Failed: AttemptOutcome.FAILED,
-    Exhausted: AttemptOutcome.FAILED,
-    Expired: AttemptOutcome.CANCELLED,
-    Cancelled: AttemptOutcome.CANCELLED,
-    Snoozed: AttemptOutcome.SNOOZED,
-    Released: AttemptOutcome.RELEASED,
-    Unreadable: AttemptOutcome.UNREADABLE,
-    Interrupted: AttemptOutcome.INTERRUPTED,
-}
-
-
-def word_of(outcome: Outcome, job_outcome: str | None) -> AttemptOutcome:
-    """The outcome of an attempt in one word; ``job_outcome``: how its job has ended, if it has."""
-    return AttemptOutcome(job_outcome or WORDS[type(outcome)])
-
 
 def event_of(
     claimed: Claimed,
     outcome: Outcome,
-    job_outcome: str | None,
+    ended: str | None,
     *,
     waited: timedelta | None,
     ran: timedelta | None,
 ) -> AttemptEnded:
-    """The event of an attempt that has ended."""
+    """The event of an attempt that is settled; ``ended``: how its job has ended, if it has."""
+    end: AttemptEnd | None = None
+    error: ErrorReport | None = None
+    match outcome:
+        case Exhausted():
+            end, error = AttemptEnd.CRASHED, CRASH
+        case Interrupted():
+            end = AttemptEnd.INTERRUPTED
+        case Retried() | Failed():
+            end, error = outcome.end, outcome.error
+        case Unreadable():
+            error = outcome.error
     return AttemptEnded(
         job_id=claimed.job_id,
         task=claimed.task,
         queue=claimed.queue,
         attempt=min(claimed.attempt, claimed.max_attempts),
         max_attempts=claimed.max_attempts,
-        outcome=word_of(outcome, job_outcome),
-        is_final=job_outcome is not None,
-        end=_end_of(outcome),
-        error=_error_of(outcome),
+        outcome=attempt_outcome(outcome, ended),
+        is_final=ended is not None,
+        end=end,
+        error=error,
         waited=waited,
         ran=ran,
     )
@@ -89,23 +77,3 @@ def log_job_failure(claimed: Claimed, outcome: Outcome) -> None:
         case _:
             reason = CRASHED
     log_final_failure(claimed.job_id, claimed.task, reason)
-
-
-def _end_of(outcome: Outcome) -> AttemptEnd | None:
-    match outcome:
-        case Exhausted():
-            return AttemptEnd.CRASHED
-        case Interrupted():
-            return AttemptEnd.INTERRUPTED
-        case Retried(_, _, end) | Failed(_, end):
-            return end
-    return None
-
-
-def _error_of(outcome: Outcome) -> ErrorReport | None:
-    match outcome:
-        case Exhausted():
-            return CRASH
-        case Retried() | Failed() | Unreadable():
-            return outcome.error
-    return None

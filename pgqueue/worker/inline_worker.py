@@ -18,7 +18,7 @@ from pgqueue.repository.workers import Paused, Workers
 from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks, under_all_names
 from pgqueue.worker.duties.admit import AdmissionRounds, rules_of
 from pgqueue.worker.duties.batches import BatchEnds
-from pgqueue.worker.inline.attempt import Ended, InlineAttempt, raise_error
+from pgqueue.worker.inline_attempt import InlineAttempt
 from pgqueue.worker.until_empty import run_ahead
 
 
@@ -56,16 +56,17 @@ class InlineWorker:
         )
 
     def run_until_empty(
-        self, on_end: Callable[[Ended], None], *, ahead: float = 0.0, raise_errors: bool
+        self, on_end: Callable[[InlineAttempt], object], *, ahead: float = 0.0, raise_errors: bool
     ) -> None:
         """Run what is due or becomes due within ``ahead`` seconds, with the jobs it enqueues."""
 
         def drain() -> None:
             while (claimed := self._next()) is not None:
-                ended = self.attempt(claimed).run()
-                on_end(ended)
+                attempt = self.attempt(claimed)
+                attempt.run()
+                on_end(attempt)
                 if raise_errors:
-                    raise_error(ended)
+                    attempt.raise_error()
 
         def upcoming() -> Upcoming:
             pairs = self._pairs()
@@ -77,12 +78,11 @@ class InlineWorker:
         """Claim the first job that is due; if there is none, admit jobs, then end batches, and
         look again."""
         claimed = self.claim(self._pairs())
-        while claimed is None and (self.admit() or self._end_batches()):
+        while claimed is None and (
+            self.admit() or self._batches.end(self._connection, begin=self._connection.begin_nested)
+        ):
             claimed = self.claim(self._pairs())
         return claimed
-
-    def _end_batches(self) -> int:
-        return self._batches.end(self._connection, begin=self._connection.begin_nested)
 
     def admit(self) -> bool:
         """Admit jobs that wait for room in their limits; returns whether there were any."""
@@ -107,7 +107,7 @@ class InlineWorker:
 
     def attempt(self, claimed: Claimed) -> InlineAttempt:
         """The attempt of a claimed job, whose handler has not started yet."""
-        attempt = InlineAttempt(
+        return InlineAttempt(
             self._connection,
             claimed,
             self._tasks[claimed.task],
@@ -116,8 +116,6 @@ class InlineWorker:
             layers=self._layers,
             is_kept=not self._retention.deletes_at_once(claimed.task, claimed.queue),
         )
-        attempt.ask_before_start(self.attempts)
-        return attempt
 
     def _pairs(self) -> list[ClaimCursor]:
         return ClaimCursors(self._served()).pairs(paused=self._paused().queues, from_start=True)

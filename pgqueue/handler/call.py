@@ -1,0 +1,121 @@
+"""Calls the handler of one attempt: decodes its arguments, and makes an outcome of its return."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from pgqueue.context import Around, JobContext, nothing_around
+from pgqueue.errors import PayloadError
+from pgqueue.handler.error_reports import report
+from pgqueue.handler.outcome import (
+    after_error,
+    log_error_after_finish,
+    outcome_of,
+    secrets_of,
+    too_late,
+    unreadable,
+)
+from pgqueue.middleware import AsyncAround
+from pgqueue.outcomes import AttemptEnd, Failed, Outcome
+from pgqueue.repository.claim import Claimed
+from pgqueue.tasks import Task
+from pgqueue.tasks.duplicates import running_job
+
+
+def never(_: BaseException) -> bool:
+    return False
+
+
+def call(
+    task: Task[..., Any],
+    claimed: Claimed,
+    context: JobContext,
+    *,
+    around: Around = nothing_around,
+    write_pending: Callable[[], None] | None = None,
+    is_replayed: Callable[[BaseException], bool] = never,
+) -> Outcome:
+    """Call a handler in this thread, and flush what it left pending in its session.
+
+    Raises only an error after which the attempt goes on with a replay.
+    """
+    try:
+        arguments = _begin(task, claimed)
+    except PayloadError as error:
+        return unreadable(task, claimed, error)
+    try:
+        with around(context):
+            injected = task.injection.values(session=context.session, context=context)
+            outcome = outcome_of(task, claimed, task.function(*injected, **arguments))
+            if write_pending is not None:
+                write_pending()  # a flush runs the application's own event handlers
+        return outcome
+    except BaseException as error:  # the one broad except: a user's task may raise anything
+        if is_replayed(error):
+            raise
+        return _after_raised(task, claimed, context, error)
+
+
+async def call_async(
+    task: Task[..., Any],
+    claimed: Claimed,
+    context: JobContext,
+    *,
+    around: AsyncAround = nothing_around,
+    write_pending: Callable[[], Awaitable[None]] | None = None,
+    is_replayed: Callable[[BaseException], bool] = never,
+) -> Outcome:
+    """Like :func:`call` for an async handler, on this event loop, within its timeout."""
+    try:
+        arguments = _begin(task, claimed)
+    except PayloadError as error:
+        return unreadable(task, claimed, error)
+    timeout = task.settings.timeout
+    clock = asyncio.timeout(None if timeout is None else timeout.total_seconds())
+    try:
+        async with around(context):
+            injected = task.injection.values(session=context.session, context=context)
+            async with clock:
+                returned = await task.function(*injected, **arguments)
+            await _raise_own_cancellation()
+            outcome = outcome_of(task, claimed, returned)
+            if write_pending is not None:
+                await write_pending()
+        return outcome
+    except BaseException as error:  # the one broad except: a user's task may raise anything
+        with suppress(asyncio.CancelledError):
+            await _raise_own_cancellation()
+        if is_replayed(error):
+            raise
+        if isinstance(error, TimeoutError) and clock.expired():
+            error.args = error.args or too_late(task).args  # asyncio gives no message
+            return _after_raised(task, claimed, context, error, AttemptEnd.TIMEOUT)
+        return _after_raised(task, claimed, context, error)
+
+
+def _begin(task: Task[..., Any], claimed: Claimed) -> dict[str, Any]:
+    """Decode the arguments.  Enqueues of the handler read ``running_job``."""
+    running_job.set(claimed)
+    return task.payload.loads(claimed.args)
+
+
+def _after_raised(
+    task: Task[..., Any],
+    claimed: Claimed,
+    context: JobContext,
+    error: BaseException,
+    end: AttemptEnd = AttemptEnd.FAILED,
+) -> Outcome:
+    if not context.is_finished:
+        return after_error(task, claimed, error, end=end)
+    reported = report(error, secrets=secrets_of(task, claimed))
+    log_error_after_finish(task, claimed, reported)
+    return Failed(reported)  # ctx.finish() has ended the job
+
+
+async def _raise_own_cancellation() -> None:
+    """Raise a handler's own cancellation inside its attempt, if no await has raised it."""
+    own = asyncio.current_task()
+    if own is not None and own.cancelling():
+        await asyncio.sleep(0)

@@ -1,0 +1,234 @@
+"""What one attempt has come to: decides its outcome, and logs it where it is bad."""
+
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Generator
+from dataclasses import replace
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+from pgqueue import redaction
+from pgqueue.arguments import OtherVersion
+from pgqueue.errors import PayloadError, TaskDefinitionError
+from pgqueue.handler.error_reports import UNKEPT, report, storable_result, storable_words
+from pgqueue.outcomes import (
+    AttemptEnd,
+    Cancel,
+    Cancelled,
+    Discard,
+    ErrorReport,
+    Expired,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Snooze,
+    Snoozed,
+    Succeeded,
+    Unreadable,
+)
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Attempts
+from pgqueue.tasks import Task
+
+logger = redaction.logger(__name__)
+
+LONGEST_LINE = 300
+"""Characters of an error's message in a log line."""
+
+NOTHING_RETURNED = Succeeded()
+
+
+def obstacle(
+    task: Task[..., Any], attempts: Attempts, claimed: Claimed, *, in_own_transaction: bool
+) -> Outcome | None:
+    """Return the outcome of an attempt whose handler must not start; None if it may start.
+
+    ``in_own_transaction``: each statement commits itself.
+    """
+    expires_in = task.settings.expires_in
+    if expires_in is not None and attempts.has_expired(claimed, expires_in):
+        reason = "expired: it was not started within its expires_in"
+        logger.warning("job %d %s is cancelled: %s", claimed.job_id, task.name, reason)
+        return Expired(reason)
+    if task.settings.frees_key_at_start and not attempts.free_key(
+        claimed, in_own_transaction=in_own_transaction
+    ):
+        return Released()
+    return None
+
+
+def unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> Outcome:
+    """Let a job wait if its arguments are of another version, and fail it if they are damaged."""
+    reported = report(error, secrets=secrets_of(task, claimed))
+    if isinstance(error, OtherVersion):
+        log_waiting(reported.message)
+        return Unreadable(reported, task.settings.max_unreadable)
+    failed = Failed(reported)
+    log_failure(task, claimed, failed, error)
+    return failed
+
+
+def outcome_of(task: Task[..., Any], claimed: Claimed, returned: Any) -> Outcome:
+    """Return the outcome of an attempt whose handler has returned."""
+    if returned is None:
+        return NOTHING_RETURNED
+    if isinstance(returned, Cancel | Discard | Snooze):
+        return replace(_requested_outcome(returned, secrets_of(task, claimed)), keeps_writes=True)
+    if inspect.iscoroutine(returned):
+        returned.close()
+        raise TaskDefinitionError(
+            f"task {task.name} returned a coroutine that nobody awaits; make it `async def`"
+        )
+    if isinstance(returned, Generator | AsyncGenerator):
+        raise TaskDefinitionError(
+            f"task {task.name} returned a generator, none of which has run: a decorator hides a "
+            "function that uses `yield`; iterate over it in the task"
+        )
+    result = storable_result(returned)
+    if isinstance(result, dict) and UNKEPT in result:
+        logger.warning(
+            "job %d %s: it has succeeded, and its result is not kept: %s",
+            claimed.job_id,
+            task.name,
+            result[UNKEPT],
+        )
+    return Succeeded(result)
+
+
+def after_error(
+    task: Task[..., Any],
+    claimed: Claimed,
+    error: BaseException,
+    *,
+    end: AttemptEnd = AttemptEnd.FAILED,
+) -> Outcome:
+    """Return the outcome of an attempt whose handler raised, or could not start."""
+    secrets = secrets_of(task, claimed)
+    if isinstance(error, Cancel | Discard | Snooze):
+        return _requested_outcome(error, secrets)
+    outcome = task.settings.retry.after_failure(
+        attempt=claimed.attempt,
+        max_attempts=claimed.max_attempts,
+        error=error,
+        report=report(error, secrets=secrets),
+        end=end,
+        task_name=task.name,
+    )
+    log_failure(task, claimed, outcome, error)
+    return outcome
+
+
+def after_timeout(task: Task[..., Any], claimed: Claimed) -> Outcome:
+    """Return the outcome of an attempt that was ended at its timeout, from outside."""
+    return after_error(task, claimed, too_late(task), end=AttemptEnd.TIMEOUT)
+
+
+def too_late(task: Task[..., Any]) -> TimeoutError:
+    return TimeoutError(f"the handler ran longer than {task.settings.timeout}")
+
+
+def after_crash(task: Task[..., Any], claimed: Claimed, reason: str) -> Outcome:
+    """Return the outcome of an attempt whose child process has died.
+
+    If the job has attempts left, it is retried at once, as after the crash of a worker; the task's
+    retry policy does not apply.
+    """
+    error = ErrorReport("HandlerDied", reason, "")
+    outcome: Retried | Failed = Retried(None, error, AttemptEnd.CRASHED)
+    if claimed.attempt >= claimed.max_attempts:
+        outcome = Failed(error, AttemptEnd.CRASHED)
+    log_failure(task, claimed, outcome)
+    return outcome
+
+
+def _requested_outcome(
+    request: Cancel | Discard | Snooze, secrets: tuple[str, ...]
+) -> Cancelled | Failed | Snoozed:
+    match request:
+        case Cancel(reason=reason):
+            return Cancelled(storable_words(reason, secrets=secrets))
+        case Discard(reason=reason):
+            words = storable_words(reason, secrets=secrets)
+            return Failed(ErrorReport("Discard", words, ""), AttemptEnd.DISCARDED)
+        case Snooze(delay=delay):
+            return Snoozed(delay)
+
+
+def secrets_of(task: Task[..., Any], claimed: Claimed) -> tuple[str, ...]:
+    """Return the secret arguments of this job, which no error or log line may quote."""
+    return claimed.secrets(task.settings.secret_args)
+
+
+def log_failure(
+    task: Task[..., Any],
+    claimed: Claimed,
+    outcome: Retried | Failed,
+    error: BaseException | None = None,
+) -> None:
+    """Log a failed attempt with its error and its traceback, as they are stored.
+
+    The log record has the exception itself, for tools that collect errors, unless the task has
+    secret arguments, which the exception may quote.
+    """
+    is_safe = error is not None and not secrets_of(task, claimed)
+    logger.log(
+        logging.WARNING if isinstance(outcome, Retried) else logging.ERROR,
+        "job %d %s: attempt %d of %d: %s: %s; %s",
+        claimed.job_id,
+        task.name,
+        claimed.attempt,
+        claimed.max_attempts,
+        outcome.error.type,
+        _first_line(outcome.error.message),
+        "it is retried" if isinstance(outcome, Retried) else "the job has failed",
+        exc_info=error if is_safe else None,
+        extra={
+            "job_id": claimed.job_id,
+            "task": task.name,
+            "queue": claimed.queue,
+            "attempt": claimed.attempt,
+            redaction.TRACEBACK: outcome.error.traceback.rstrip(),
+        },
+    )
+
+
+def log_error_after_finish(task: Task[..., Any], claimed: Claimed, error: ErrorReport) -> None:
+    """Log an error after the end of its job: no row is left to store it."""
+    logger.error(
+        "job %d %s: it has succeeded in ctx.finish(), and its handler has raised afterwards: %s",
+        claimed.job_id,
+        task.name,
+        error.traceback,
+    )
+
+
+def log_final_failure(job_id: int, task_name: str, reason: str) -> None:
+    """Log that a job has failed for good for another reason than an error of its handler."""
+    logger.error(
+        "job %d %s has failed: %s",
+        job_id,
+        task_name,
+        _first_line(reason),
+        extra={"job_id": job_id, "task": task_name},
+    )
+
+
+def _first_line(message: str) -> str:
+    line = message.strip().partition("\n")[0]
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}..."
+
+
+def log_waiting(reason: str) -> None:
+    """Log a reason for which jobs wait: once, not for each job and each claim."""
+    with _waiting_lock:  # the cache alone would let two threads log the same reason
+        _log_waiting(reason)
+
+
+@lru_cache(maxsize=1000)
+def _log_waiting(reason: str) -> None:
+    logger.warning("%s; its jobs wait for a worker that can read them (pgqueue status)", reason)
+
+
+_waiting_lock = Lock()

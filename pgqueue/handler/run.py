@@ -1,0 +1,145 @@
+"""Runs one attempt, in order: connect, begin, Session, handler, flush, settle, COMMIT."""
+
+from functools import partial
+from typing import Protocol
+
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from pgqueue.context import Around, JobContext, nothing_around
+from pgqueue.database.unit_of_work import write_pending
+from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.call import call, call_async
+from pgqueue.handler.finishing import Finishing
+from pgqueue.handler.transaction import (
+    AttemptTransaction,
+    CancelWins,
+    is_conflict,
+    prepare_replay,
+)
+from pgqueue.middleware import AsyncAround
+from pgqueue.outcomes import Cancelled, Exhausted, Outcome
+
+NO_CONTEXT = JobContext(0, 0, 0, "", "")
+"""For handlers that ask for no context, if nothing around them asks for one."""
+
+
+class Host(Protocol):
+    """What an attempt takes from the slot that runs it: a slot of a worker, or that of a test."""
+
+    around: Around
+    """What to enter around each handler."""
+    around_async: AsyncAround
+
+    def ask_before_start(self, attempt: RunningAttempt) -> Outcome | None:
+        """Ask the database whether a handler may start, as the options of its task demand.
+
+        Returns the outcome if it may not.
+        """
+
+    def run_in_child(self, attempt: RunningAttempt) -> Outcome:
+        """Run a handler in a child process."""
+
+    def transaction(self, attempt: RunningAttempt) -> AttemptTransaction:
+        """A transaction for a handler, which begins when it is used."""
+
+
+def run_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
+    """Run one attempt.  Returns its outcome, to be settled; None if nothing is left to settle.
+
+    For an async handler, call it by ``greenlet_spawn``.  Raises Stale, and what the database raises
+    outside of the handler.
+    """
+    task, claimed = attempt.task, attempt.claimed
+    if claimed.attempt > claimed.max_attempts:
+        return Exhausted()
+    if task.asks_before_start:
+        outcome = attempt.wait_for(partial(host.ask_before_start, attempt))
+        if outcome is not None:
+            return outcome
+    if task.in_process:
+        return host.run_in_child(attempt)
+    if task.is_transactional:
+        try:
+            return run_in_transaction(attempt, host)
+        except CancelWins:
+            return Cancelled("")
+    context = _context(attempt, host)
+    if task.is_async:
+        return await_only(call_async(task, claimed, context, around=host.around_async))
+    return call(task, claimed, context, around=host.around)
+
+
+async def run_async_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
+    """:func:`run_attempt` for an async handler, on its event loop; without a greenlet if it needs
+    none."""
+    task, claimed = attempt.task, attempt.claimed
+    asks = task.is_transactional or task.asks_before_start
+    if asks or claimed.attempt > claimed.max_attempts:
+        return await greenlet_spawn(run_attempt, attempt, host)
+    context = _context(attempt, host)
+    return await call_async(task, claimed, context, around=host.around_async)
+
+
+def _context(attempt: RunningAttempt, host: Host) -> JobContext:
+    if not attempt.task.injection.parameters and host.around is nothing_around:
+        return NO_CONTEXT
+    attempt.finishing = Finishing(attempt, host.transaction)
+    return attempt.context()
+
+
+def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:
+    """Run a handler in a transaction and commit it with its outcome.
+
+    Returns an outcome for which nothing was committed; None if nothing is left to settle.  Raises
+    Stale or CancelWins.
+    """
+    task, claimed = attempt.task, attempt.claimed
+    transaction, replays = host.transaction(attempt), 0
+
+    def is_replayed(error: BaseException) -> bool:
+        return replays < transaction.max_replays and is_conflict(error) and not attempt.is_lost
+
+    with transaction.connection() as connection:
+        while True:
+            try:
+                transaction.begin(connection)
+                with transaction.session(connection) as session:
+                    attempt.begin()
+                    context = attempt.context(session)
+                    if task.is_async:
+                        running = call_async(
+                            task,
+                            claimed,
+                            context,
+                            around=host.around_async,
+                            write_pending=partial(session.run_sync, write_pending),
+                            is_replayed=is_replayed,
+                        )
+                        outcome = await_only(running)
+                    else:
+                        outcome = call(
+                            task,
+                            claimed,
+                            context,
+                            around=host.around,
+                            write_pending=partial(write_pending, session),
+                            is_replayed=is_replayed,
+                        )
+                    if not outcome.keeps_writes or session.in_transaction():
+                        attempt.forget_session()  # else it stays open: listeners may read from it
+                if not outcome.keeps_writes:
+                    return outcome
+                if attempt.is_lost:
+                    return None  # another thread settles the attempt
+                settled = transaction.settle(connection, outcome)
+                transaction.commit_writes(connection)
+            except Exception as error:
+                if not is_replayed(error):
+                    raise
+                replays += 1
+                prepare_replay(attempt, connection, error, replays, transaction.max_replays)
+                continue
+            transaction.settled(outcome, settled)
+            if attempt.session is not None:
+                transaction.call_listeners(attempt.session)
+            return None

@@ -1,0 +1,177 @@
+"""The transaction in which a handler writes and its job is settled.
+
+A transactional handler has one COMMIT for its writes, the jobs it enqueues and its outcome.  The
+settle runs inside the handler's transaction, right before its COMMIT.  If the lease has passed on
+meanwhile, the settle finds no row and all writes of the handler are rolled back.
+"""
+
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.orm import Session, sessionmaker
+
+from pgqueue import redaction
+from pgqueue.database.async_sessions import joined_session as joined_async_session
+from pgqueue.database.handlers import joined_session, options_of
+from pgqueue.database.unit_of_work import TransactionEnded
+from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.outcomes import Cancelled, Outcome, Succeeded, is_plain_success
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.settle import Attempts, Settled
+from pgqueue.tasks.delaying import handler_session
+
+logger = redaction.logger(__name__)
+
+SERIALIZATION_FAILURE = "40001"
+DEADLOCK = "40P01"
+FIRST_PAUSE = 0.02
+"""Seconds; doubles with each replay."""
+
+FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError, ConnectionError)
+"""Raised at the settle for what a handler has left: a deferred constraint, an ended savepoint.  And
+at the COMMIT."""
+
+
+class Stale(Exception):
+    """The lease has passed to another worker: no write of this attempt may be kept."""
+
+
+class CancelWins(Exception):
+    """The job has been cancelled meanwhile: no write of this attempt may be kept."""
+
+
+class AttemptTransaction(ABC):
+    """The transaction of one attempt: of a connection of its own, or a savepoint of a test."""
+
+    max_replays = 0
+    """How often it may begin again after a serialization failure or a deadlock."""
+
+    def __init__(
+        self, attempt: RunningAttempt, sessions: sessionmaker[Session], *, is_kept: bool
+    ) -> None:
+        """``is_kept``: whether the job's row stays if it has succeeded."""
+        self.attempt = attempt
+        self._sessions = sessions
+        self._is_kept = is_kept
+
+    @abstractmethod
+    def connection(self) -> AbstractContextManager[Connection]:
+        """A connection for the transaction; what is not committed at the end is rolled back."""
+
+    @abstractmethod
+    def begin(self, connection: Connection) -> None:
+        """Begin it; also begin it again after a rollback by the handler's Session."""
+
+    @abstractmethod
+    def end_handler(self, connection: Connection) -> None:
+        """Prepare for the settle; raises TransactionEnded if the handler has ended it."""
+
+    @abstractmethod
+    def commit_writes(self, connection: Connection) -> None:
+        """Commit it; raises ConnectionError if the connection broke and it was not committed."""
+
+    @abstractmethod
+    def settled(self, outcome: Outcome, settled: Settled) -> None:
+        """Note that the attempt is settled and committed."""
+
+    @abstractmethod
+    def call_listeners(self, session: Session) -> None:
+        """Call the ``after_commit`` listeners of the handler's Session, after the COMMIT."""
+
+    @contextmanager
+    def session(self, connection: Connection) -> Iterator[Any]:
+        """Join the handler's Session, or AsyncSession, to the transaction, with the options of the
+        application's engine, and let ``delay()`` know of it.
+
+        The Session itself is ``attempt.session`` until :meth:`connection` ends.
+        """
+        join = joined_async_session if self.attempt.task.is_async else joined_session
+        with options_of(self._sessions.kw["bind"], connection):
+            session: Any = join(self._sessions, connection, begin_again=self.begin)
+            self.attempt.session = getattr(session, "sync_session", session)
+            handler_session.set(self.attempt.session)
+            try:
+                yield session
+            finally:
+                handler_session.set(None)
+
+    def settle(self, connection: Connection, outcome: Outcome) -> Settled:
+        """Settle the attempt after its handler; raises Stale, CancelWins or TransactionEnded."""
+        self.end_handler(connection)
+        attempts = Attempts(connection, self.attempt.worker_id)
+        return settle_in_transaction(attempts, self.attempt.claimed, outcome, is_kept=self._is_kept)
+
+
+def settle_in_transaction(
+    attempts: Attempts, claimed: Claimed, outcome: Outcome, *, is_kept: bool = True
+) -> Settled:
+    """Settle an attempt inside the handler's transaction; the caller commits.
+
+    ``is_kept``: whether the row of a succeeded job stays.  Raises Stale or CancelWins.
+    """
+    is_deleted = not is_kept and isinstance(outcome, Succeeded)
+    if is_deleted and attempts.delete_one_success(claimed):
+        return Settled(claimed.job_id, "succeeded")
+    if is_plain_success(outcome):
+        settled = attempts.settle_one_success(claimed)
+    else:
+        settled = attempts.settle([(claimed, outcome)])
+    if not settled:
+        raise Stale
+    if settled[0].outcome == "cancelled" and not isinstance(outcome, Cancelled):
+        raise CancelWins
+    return settled[0]
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether a transaction that failed with this error may succeed if it begins again."""
+    state = getattr(getattr(error, "orig", None), "sqlstate", None)
+    return state in (SERIALIZATION_FAILURE, DEADLOCK)
+
+
+def prepare_replay(
+    attempt: RunningAttempt, connection: Connection, error: Exception, number: int, limit: int
+) -> None:
+    """End the failed transaction before the next begins; raises Stale or CancelWins.
+
+    A REPEATABLE READ transaction fails at rows that others have changed since it began.  The change
+    may be the rescue of the attempt's lease or the cancel of its job: the handler must then not run
+    again.
+    """
+    attempt.forget_session()
+    connection.rollback()
+    is_cancelled = Attempts(connection, attempt.worker_id).is_cancelled(attempt.claimed)
+    connection.rollback()
+    if is_cancelled is None:
+        raise Stale
+    if is_cancelled:
+        raise CancelWins
+    logger.info(
+        "job %d %s: attempt %d begins again (%d of %d): %s",
+        attempt.claimed.job_id,
+        attempt.task.name,
+        attempt.claimed.attempt,
+        number,
+        limit,
+        getattr(error, "orig", error),
+    )
+    # A pause, so that the conflicting transactions do not meet again.
+    pause = FIRST_PAUSE * 2.0**number * random.uniform(0.25, 0.5)  # noqa: S311  # no secret
+    attempt.wait_for(partial(time.sleep, pause))
+
+
+def call_listener(listener: Callable[[Session], None], job_id: int, session: Session) -> None:
+    """Call an ``after_commit`` listener of a Session after the COMMIT; its error is only logged."""
+    try:
+        listener(session)
+    except BaseException:  # a listener may raise anything, as a handler may
+        logger.exception(
+            "job %d: it is committed, and a listener to after_commit has failed", job_id
+        )

@@ -1,1 +1,0 @@
-"""A worker in the thread and the transaction of a test."""

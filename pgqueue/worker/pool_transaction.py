@@ -1,0 +1,110 @@
+"""The transaction of a handler on a connection of the pool."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from pgqueue import redaction
+from pgqueue.database.handlers import listeners_to_commit
+from pgqueue.database.opening import leave_autocommit, let_server_notice_loss
+from pgqueue.database.unit_of_work import (
+    CommitUnknown,
+    TransactionEnded,
+    begin_for_handler,
+    commit,
+    set_now,
+    time_limits,
+)
+from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.transaction import AttemptTransaction, call_listener
+from pgqueue.outcomes import Outcome
+from pgqueue.repository.settle import Settled
+from pgqueue.repository.transactions import AFTER_HANDLER
+from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.unknown_commits import was_committed
+
+logger = redaction.logger(__name__)
+
+MOST_REPLAYS = 5
+
+
+class PoolTransaction(AttemptTransaction):
+    """A transaction on a connection of the engine's pool.
+
+    It begins again after a serialization failure or a deadlock.  A job with ``max_attempts=1`` is
+    not replayed: its handler must not start twice.
+    """
+
+    def __init__(self, runtime: WorkerRuntime, attempt: RunningAttempt) -> None:
+        super().__init__(attempt, runtime.sessions, is_kept=runtime.is_kept(attempt.claimed))
+        self._runtime = runtime
+        self.max_replays = MOST_REPLAYS if attempt.claimed.max_attempts > 1 else 0
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        runtime, attempt = self._runtime, self.attempt
+        engine = runtime.loop.engine.sync_engine if attempt.task.is_async else runtime.engine
+        with engine.connect() as connection:
+            if attempt.task.is_async:
+                # The BEGIN that the worker sends itself, with the level, is for plain connections.
+                connection.execution_options(isolation_level=runtime.isolation_level)
+            else:
+                leave_autocommit(connection)
+            let_server_notice_loss(connection)
+            try:
+                with attempt.on(connection):
+                    yield connection
+                    if (left := connection.get_transaction()) is not None:
+                        left.rollback()
+            finally:
+                if attempt.session is not None:
+                    attempt.session.close()
+                # Another thread may have ended the server process of a lost attempt.
+                if attempt.is_lost and not connection.closed and not connection.invalidated:
+                    connection.invalidate()
+
+    def begin(self, connection: Connection) -> None:
+        limits = time_limits(self.attempt.task.settings.timeout, connection)
+        level = self._runtime.isolation_level
+        begin_for_handler(connection, limits, isolation_level=level)
+
+    def end_handler(self, connection: Connection) -> None:
+        if connection.get_transaction() is None or connection.invalidated:
+            raise TransactionEnded("by the handler, or with its connection")
+        set_now(connection, AFTER_HANDLER)
+
+    def commit_writes(self, connection: Connection) -> None:
+        try:
+            commit(connection)
+        except CommitUnknown as error:
+            runtime, attempt = self._runtime, self.attempt
+            attempt.leave_connection()
+            ask = partial(was_committed, runtime.engine, attempt.worker_id, attempt.claimed)
+            if not attempt.wait_for(partial(ask, stopping=runtime.stopping)):
+                # If it was carried out after all, the lease is gone and the outcome is dropped.
+                raise ConnectionError(
+                    "the connection broke during COMMIT, which was not carried out"
+                ) from error
+
+    def settled(self, outcome: Outcome, settled: Settled) -> None:
+        self.attempt.ended_at = time.monotonic()
+        self._runtime.note_times(self.attempt)
+        self._runtime.ledger.settled([(self.attempt.claimed, outcome)], [settled])
+
+    def call_listeners(self, session: Session) -> None:
+        """Call them inside what a framework puts around handlers."""
+        listeners = listeners_to_commit(session)
+        if not listeners:
+            return
+        context = self.attempt.context(session)
+        try:
+            with self._runtime.around(context):
+                for listener in listeners:
+                    call_listener(listener, context.job_id, session)
+        except BaseException:  # ``around`` is the application's code
+            logger.exception("job %d: around its after_commit listeners", context.job_id)
+        session.close()
