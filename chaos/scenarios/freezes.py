@@ -94,6 +94,21 @@ TASKS = (outlast, outlast_async, outlast_and_pay, outlast_and_pay_async, outlast
 
 
 @mutation
+def writes_outside_the_transaction(patch: Patch) -> None:
+    """A transactional handler's session commits by itself, apart from the job's completion."""
+    from pgqueue.handler import transaction
+    from pgqueue.worker.pool_transaction import PoolTransaction
+
+    def apart(sessions, connection, **_):  # type: ignore[no-untyped-def]
+        engine = connection.engine.execution_options(isolation_level="AUTOCOMMIT")
+        return sessions(bind=engine)
+
+    # A session apart has no listeners.
+    patch.set(PoolTransaction, "call_listeners", lambda *_: None)
+    patch.set(transaction, "joined_session", apart)
+
+
+@mutation
 def fence_on_attempts(patch: Patch) -> None:
     """The fence compares the number of the attempt, which begins anew with a requeue, and not
     message and worker."""
@@ -127,7 +142,10 @@ def fence_on_attempts(patch: Patch) -> None:
     full=Size(jobs=1000, workers=8, faults=100, seconds=5),
     long=Size(jobs=1500, workers=8, faults=150, seconds=liveness.SLOW_GRACE.total_seconds()),
     short=Size(jobs=20, workers=3, faults=2, seconds=1.5),
-    mutated={"fence_on_attempts": "a late result has ended"},
+    mutated={
+        "fence_on_attempts": "a late result has ended",
+        "writes_outside_the_transaction": "F3: .* break it",
+    },
     settings=MANY,
 )
 def zombies(environment: Environment, size: Size) -> None:

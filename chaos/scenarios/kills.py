@@ -19,21 +19,6 @@ from chaos.scenarios.unique_keys import ReplacedJobs
 
 
 @mutation
-def writes_outside_the_transaction(patch: Patch) -> None:
-    """A transactional handler's session commits by itself, apart from the job's completion."""
-    from pgqueue.handler import transaction
-    from pgqueue.worker.pool_transaction import PoolTransaction
-
-    def apart(sessions, connection, **_):  # type: ignore[no-untyped-def]
-        engine = connection.engine.execution_options(isolation_level="AUTOCOMMIT")
-        return sessions(bind=engine)
-
-    # A session apart has no listeners.
-    patch.set(PoolTransaction, "call_listeners", lambda *_: None)
-    patch.set(transaction, "joined_session", apart)
-
-
-@mutation
 def rescue_loses_the_message(patch: Patch) -> None:
     """A rescuer takes a dead worker's leases away and writes no new messages."""
     from pgqueue.repository.workers import Workers
@@ -92,7 +77,6 @@ ENDED = "SELECT count(*) FROM pgqueue.jobs WHERE finished_at > :began"
     short=Size(jobs=400, workers=4, faults=5),
     mutated={
         "rescue_loses_the_message": "no worker will ever run it",
-        "writes_outside_the_transaction": "F3: .* break it",
         "admissions_beside_each_other": "ran at once",
         "retries_take_no_token": "within a second",
         "ends_without_lock": f"batches have two callbacks|{SAMPLED}",

@@ -211,7 +211,7 @@ class TestPruning:
     @pytest.mark.parametrize("dead", [False, True], ids=["all", "dead"])
     def test_a_stretch_is_read_and_deleted_by_key(self, worker: LogicalWorker, dead: bool) -> None:
         outcome: Outcome = Failed(ERROR) if dead else Succeeded({"sum": 3})
-        claimed = worker.claim(BATCH)
+        claimed = worker.claim(BATCH, suspects=False)
         worker.attempts.settle([(one, outcome) for one in claimed])
         first = min(one.job_id for one in claimed)
         with plans_of(worker.line) as plans:
