@@ -20,6 +20,7 @@ from pgqueue.repository import listing
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.messages import Start
 from pgqueue.repository.references import Reference
+from pgqueue.repository.tables import message_queue, waiting_messages
 from pgqueue.schema import Roles, grant_statements, revoke_statements
 
 SIMILAR = {
@@ -81,6 +82,8 @@ def _arguments(build: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     others: dict[str, list[Any]] = {"start": list(Start), "references": [(), REFERENCES]}
     others["names"] = [("args", "next_at"), ("cron", "every", "paused_at")]
     others["columns"] = [("priority", "run_at"), ("args", "unique_key")]
+    others["callbacks"] = [("on_failure", "on_success"), ("on_cancelled",)]
+    others["table"] = [message_queue, waiting_messages]
     values = [others.get(name, [False, True]) for name in names]
     for chosen in itertools.product(*values):
         yield dict(zip(names, chosen, strict=True))
