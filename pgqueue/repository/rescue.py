@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
-from pgqueue.repository.settle import free_among, write_verdicts
+from pgqueue.repository.settle import free_among, write_outcomes
 from pgqueue.repository.tables import clock, crash_words, leases, workers
 
 LIMIT = sa.bindparam("limit", type_=sa.Integer)
@@ -75,7 +75,7 @@ def rescue_leases() -> sa.Executable:
         )
         .cte("lease")
     )
-    return write_verdicts(lease, "task", "queue", "lease_attempt", "max_attempts")
+    return write_outcomes(lease, "task", "queue", "lease_attempt", "max_attempts")
 
 
 def catalog(name: str, *columns: str) -> sa.TableClause:
