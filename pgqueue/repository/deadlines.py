@@ -34,16 +34,22 @@ def has_expired() -> sa.Executable:
 
     A job that has started before, even if it was snoozed or interrupted, is never too late.
     """
-    job = sa.bindparam("job_id", type_=sa.BigInteger)
-    late = _epoch(pg.clock_timestamp()) > _due() + _expires_in()
+    counts = (jobs.c.attempts, jobs.c.snoozes, jobs.c.interruptions)
+    has_never_started = sa.and_(*(count == sa.literal_column("0") for count in counts))
+    # The job's own value, if it has one.  Meta may be written by hand: a number too large for a
+    # timestamp counts as a hundred years.
+    own = pg.jsonb_extract_path_text(jobs.c.meta, _KEY, type_=sa.Text)
+    kind = pg.jsonb_typeof(pg.jsonb_extract_path(jobs.c.meta, _KEY))
+    number = sa.func.least(sa.func.greatest(sa.cast(own, sa.Numeric), _ZERO), _LONGEST)
+    expires_in = sa.case(
+        (kind == _NUMBER, sa.cast(number, sa.Float)),
+        (kind == _NULL, sa.null()),
+        else_=sa.cast(sa.bindparam("expires_in", type_=sa.Float), sa.Float),
+    )
+    late = _epoch(pg.clock_timestamp()) > _due() + expires_in
     return sa.select(
-        sa.func.coalesce(sa.and_(_has_never_started(), late), sa.literal_column("false"))
-    ).where(jobs.c.id == job)
-
-
-def _has_never_started() -> sa.ColumnElement[bool]:
-    counts = ("attempts", "snoozes", "interruptions")
-    return sa.and_(*(jobs.c[name] == sa.literal_column("0") for name in counts))
+        sa.func.coalesce(sa.and_(has_never_started, late), sa.literal_column("false"))
+    ).where(jobs.c.id == sa.bindparam("job_id", type_=sa.BigInteger))
 
 
 def meta_after_admission(admitted: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
@@ -71,15 +77,3 @@ def _due() -> sa.ColumnElement[float]:
 
 def _epoch(moment: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
     return sa.cast(sa.extract("epoch", moment), sa.Float)
-
-
-def _expires_in() -> sa.ColumnElement[float | None]:
-    """The job's own value, if it has one.  Meta may be written by hand: a number too large for a
-    timestamp counts as a hundred years."""
-    own = pg.jsonb_extract_path_text(jobs.c.meta, _KEY, type_=sa.Text)
-    kind = pg.jsonb_typeof(pg.jsonb_extract_path(jobs.c.meta, _KEY))
-    number = sa.func.least(sa.func.greatest(sa.cast(own, sa.Numeric), _ZERO), _LONGEST)
-    of_task = sa.cast(sa.bindparam("expires_in", type_=sa.Float), sa.Float)
-    return sa.case(
-        (kind == _NUMBER, sa.cast(number, sa.Float)), (kind == _NULL, sa.null()), else_=of_task
-    )
