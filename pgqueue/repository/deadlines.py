@@ -34,8 +34,6 @@ def has_expired() -> sa.Executable:
 
     A job that has started before, even if it was snoozed or interrupted, is never too late.
     """
-    counts = (jobs.c.attempts, jobs.c.snoozes, jobs.c.interruptions)
-    has_never_started = sa.and_(*(count == sa.literal_column("0") for count in counts))
     # The job's own value, if it has one.  Meta may be written by hand: a number too large for a
     # timestamp counts as a hundred years.
     own = pg.jsonb_extract_path_text(jobs.c.meta, _KEY, type_=sa.Text)
@@ -48,8 +46,13 @@ def has_expired() -> sa.Executable:
     )
     late = _epoch(pg.clock_timestamp()) > _due() + expires_in
     return sa.select(
-        sa.func.coalesce(sa.and_(has_never_started, late), sa.literal_column("false"))
+        sa.func.coalesce(sa.and_(_has_never_started(), late), sa.literal_column("false"))
     ).where(jobs.c.id == sa.bindparam("job_id", type_=sa.BigInteger))
+
+
+def _has_never_started() -> sa.ColumnElement[bool]:
+    counts = ("attempts", "snoozes", "interruptions")
+    return sa.and_(*(jobs.c[name] == sa.literal_column("0") for name in counts))
 
 
 def meta_after_admission(admitted: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

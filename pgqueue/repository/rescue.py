@@ -71,16 +71,7 @@ def rescue_leases() -> sa.Executable:
             (leases.c.crashes + 1).label("crashes"),
             leases.c.worker_id,
             leases.c.started_at,
-            # The outcome of every rescued attempt, in the columns that settle() uses.
-            sa.false().label("waits"),
-            sa.cast(sa.null(), sa.Text).label("ending"),
-            sa.cast(sa.null(), sa.Float).label("delay"),
-            sa.literal_column("1").label("burned"),
-            sa.literal_column("0").label("snoozed"),
-            sa.cast(sa.null(), sa.SmallInteger).label("max_interruptions"),
-            sa.cast(sa.null(), JSONB).label("result"),
-            *crash_words(),
-            sa.cast(sa.null(), sa.Text).label("traceback"),
+            *_crashed(),
         )
         .cte("lease")
     )
@@ -97,6 +88,21 @@ def forget_workers() -> sa.Executable:
     day_ago = clock() - sa.literal_column("interval '1 day'")
     holds = sa.exists().where(leases.c.worker_id == workers.c.id)
     return sa.delete(workers).where(workers.c.dead_at < day_ago, ~holds)
+
+
+def _crashed() -> list[Any]:
+    """The outcome of every rescued attempt, in the columns that :func:`settle.settle` uses."""
+    return [
+        sa.false().label("waits"),
+        sa.cast(sa.null(), sa.Text).label("ending"),
+        sa.cast(sa.null(), sa.Float).label("delay"),
+        sa.literal_column("1").label("burned"),
+        sa.literal_column("0").label("snoozed"),
+        sa.cast(sa.null(), sa.SmallInteger).label("max_interruptions"),
+        sa.cast(sa.null(), JSONB).label("result"),
+        *crash_words(),
+        sa.cast(sa.null(), sa.Text).label("traceback"),
+    ]
 
 
 class Rescued(NamedTuple):
