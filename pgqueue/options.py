@@ -230,7 +230,11 @@ class Options:
 
     @classmethod
     def of_task(cls, name: str, options: Mapping[str, Any]) -> "Options":
-        _check_task_name(name)
+        if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
+            raise OptionError(
+                f"the name of a task is {repr(name)[:60]}; use 1 to 200 characters without spaces, "
+                "or omit it to have it named by its module and function"
+            )
         _refuse_unknown(f"task {name}", options, TaskOptions, JobOptions)
         given = {key: value for key, value in options.items() if key != "name"}
         if "keep" in given:
@@ -244,7 +248,12 @@ class Options:
         where = f"task {self.task}: "
         _refuse_unknown(f"task {self.task}", options, JobOptions, TaskOptions)
         given = self._in_unique(options)
-        changed = replace(self._without_uniqueness(given), **given)
+        # A unique or unique_key of the enqueue replaces what the task says of uniqueness.
+        if "unique" in given:
+            given = {"unique_key": None, "on_duplicate": DEFAULT_ON_DUPLICATE, **given}
+        elif "unique_key" in given:
+            given = {"unique": None, **given}
+        changed = replace(self, **given)
         changed._check()
         _check_known_to_workers(where, self, changed)
         meta, tags = checked_meta(where, changed.meta), checked_tags(where, changed.tags)
@@ -280,12 +289,6 @@ class Options:
         others = {name: value for name, value in options.items() if name != "on_duplicate"}
         return others | {"unique": unique}
 
-    def _without_uniqueness(self, options: Mapping[str, Any]) -> "Options":
-        """These options without those that ``unique`` or ``unique_key`` of an enqueue replaces."""
-        if "unique" in options:
-            return replace(self, unique_key=None, on_duplicate=DEFAULT_ON_DUPLICATE)
-        return replace(self, unique=None) if "unique_key" in options else self
-
     def hiding(self, names: Iterable[str]) -> "Options":
         """Return these options, with more secret arguments."""
         return replace(self, secret_args=(*self.secret_args, *names))
@@ -298,7 +301,15 @@ class Options:
             raise OptionError(f"{where}aliases has its own name; give names that it had before")
         check_start(where, self.delay, self.run_at)
         _check_executor(where, self)
-        _check_uniqueness(where, self)
+        key, unique = self.unique_key, self.unique
+        if unique is not None and (key is not None or self.on_duplicate != DEFAULT_ON_DUPLICATE):
+            raise OptionError(
+                f"{where}both unique and unique_key or on_duplicate are given; say it all in "
+                "unique, as in Unique(key=..., on_conflict='raise')"
+            )
+        own = key if unique is None else unique.key
+        if isinstance(own, str):
+            storable_key(own, self.task)
 
 
 OPTIONS = tuple(each for each in fields(Options) if each.name != "task")
@@ -333,43 +344,18 @@ def refuse_wrong_renames(options: Options, parameters: Sequence[str]) -> None:
 def _refuse_unknown(where: str, options: Mapping[str, Any], known: type, others: type) -> None:
     for name in options:
         if name not in known.__annotations__:
-            hint = _hint(name, known, others)
+            hint = f"; known are {', '.join(known.__annotations__)}"
+            if name in others.__annotations__:
+                hint = _BELONGS_TO[others].format(name=name)
+            elif near := difflib.get_close_matches(name, known.__annotations__, n=1):
+                hint = f"; did you mean {near[0]!r}?"
             raise UnknownOption(f"{where}: there is no option {name!r}{hint}")
-
-
-def _hint(name: str, known: type, others: type) -> str:
-    if name in others.__annotations__:
-        return _BELONGS_TO[others].format(name=name)
-    if near := difflib.get_close_matches(name, known.__annotations__, n=1):
-        return f"; did you mean {near[0]!r}?"
-    return f"; known are {', '.join(known.__annotations__)}"
 
 
 _BELONGS_TO = {
     TaskOptions: " for one enqueue; give it to the task: @queue.task({name}=...)",
     JobOptions: " for a task; give it to one enqueue: task.options({name}=...)",
 }
-
-
-def _check_task_name(name: Any) -> None:
-    if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
-        raise OptionError(
-            f"the name of a task is {repr(name)[:60]}; use 1 to 200 characters without spaces, or "
-            "omit it to have it named by its module and function"
-        )
-
-
-def _check_uniqueness(where: str, options: Options) -> None:
-    key = options.unique_key
-    unique = options.unique
-    if unique is not None and (key is not None or options.on_duplicate != DEFAULT_ON_DUPLICATE):
-        raise OptionError(
-            f"{where}both unique and unique_key or on_duplicate are given; say it all in unique, "
-            "as in Unique(key=..., on_conflict='raise')"
-        )
-    own = key if unique is None else unique.key
-    if isinstance(own, str):
-        storable_key(own, options.task)
 
 
 def _check_known_to_workers(where: str, of_task: Options, of_job: Options) -> None:

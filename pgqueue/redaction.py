@@ -172,7 +172,10 @@ class _Redacting(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         # Log aggregators group records by template, so template and arguments stay separate.
         if record.args:
-            record.args = _masked_all(record.args)
+            if isinstance(record.args, Mapping):  # for a template with names
+                record.args = {name: _masked(value) for name, value in record.args.items()}
+            else:
+                record.args = tuple(map(_masked, record.args))
         else:
             record.msg = redacted(record.getMessage())
         # A formatter prints exc_text, if it is set, as the traceback.
@@ -200,12 +203,6 @@ class _Masked:
 
     def __repr__(self) -> str:
         return redacted(repr(self._value))
-
-
-def _masked_all(args: Any) -> Any:
-    if isinstance(args, dict):  # for a template with names
-        return {name: _masked(value) for name, value in args.items()}
-    return tuple(map(_masked, args))
 
 
 def _masked(value: Any) -> Any:

@@ -158,7 +158,13 @@ class Schedules:
             "overlap": checked_overlap(where, _given_or(overlap, state.overlap), number),
         }
         if args is not None or options:
-            values |= self._changed_call(rows, name, args, options)
+            call = rows.call(name)
+            task = self._find(call.task)
+            if args is not None:
+                values["args"] = task.stored(args)
+            if options:
+                merged = {**json.loads(call.options), **checked_options(task, name, options)}
+                values["options"] = json.dumps(merged)
         if rule != Rule(state.cron, state.every, state.timezone):
             values["next_at"] = next_after(rule, state.read_at, state.last_tick_at)
         rows.change(name, values)
@@ -293,23 +299,6 @@ class Schedules:
             "application": self._application,
             "next_at": next_after(new.rule, now, None),
         }
-
-    def _changed_call(
-        self,
-        rows: ScheduleRows,
-        name: str,
-        args: tuple[Any, ...] | Mapping[str, Any] | None,
-        options: ScheduleOptions,
-    ) -> dict[str, Any]:
-        call = rows.call(name)
-        task = self._find(call.task)
-        values: dict[str, Any] = {}
-        if args is not None:
-            values["args"] = task.stored(args)
-        if options:
-            merged = {**json.loads(call.options), **checked_options(task, name, options)}
-            values["options"] = json.dumps(merged)
-        return values
 
 
 def declaration(

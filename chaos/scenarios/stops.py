@@ -86,14 +86,14 @@ def interruptions_use_up_attempts(patch: Patch) -> None:
     from pgqueue.outcomes import AttemptEnd, ErrorReport, Interrupted, Retried
     from pgqueue.repository import settle
 
-    real = settle._verdict
+    real = settle._row_of
 
-    def verdict(claimed, outcome):  # type: ignore[no-untyped-def]
+    def row_of(claimed, outcome):  # type: ignore[no-untyped-def]
         if isinstance(outcome, Interrupted):
             outcome = Retried(None, ErrorReport("Interrupted", "", ""), AttemptEnd.INTERRUPTED)
         return real(claimed, outcome)
 
-    patch.set(settle, "_verdict", verdict)
+    patch.set(settle, "_row_of", row_of)
 
 
 @mutation

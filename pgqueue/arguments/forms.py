@@ -141,7 +141,9 @@ def array_of(kind: Any, item: Form) -> Form:
     stored = core.list_schema(item.schema, strict=True, fail_fast=True)
     if kind is list:
         return Form(stored)
-    write: Schema = core.chain_schema([_items_of(kind), stored])
+    # The __iter__ of the base type: that of a subclass may run any code.
+    items = after(lambda value: list(kind.__iter__(value)), core.is_instance_schema(kind))
+    write: Schema = core.chain_schema([items, stored])
     if kind in (set, frozenset):
         write = after(_sorted, write)
     return _two_ways(write, after(kind, stored))
@@ -156,11 +158,6 @@ def tuple_of(items: Sequence[Form]) -> Form:
 
 def dict_of(item: Form) -> Form:
     return Form(core.dict_schema(_TEXT, item.schema, strict=True))
-
-
-def _items_of(kind: Any) -> Schema:
-    # The __iter__ of the base type: that of a subclass may run any code.
-    return after(lambda value: list(kind.__iter__(value)), core.is_instance_schema(kind))
 
 
 def _sorted(items: list[Any]) -> list[Any]:

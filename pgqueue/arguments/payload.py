@@ -91,7 +91,13 @@ class Payload:
         if "\\u0000" in text:  # an escaped backslash may look like a NUL
             self._find_fault(encoded)
         if size > max_bytes:
-            raise self._too_large(encoded, size, max_bytes)
+            sizes = {name: len(json_text.write(value)) for name, value in encoded.items()}
+            largest = max(sizes, key=lambda name: sizes[name], default="")
+            raise PayloadError(
+                f"task {self.task_name}: the arguments are {size:,} bytes as JSON, over the limit "
+                f"of {max_bytes:,}; the largest is {largest!r}: keep it in a table and pass its "
+                "id, or raise the limit with PgQueue(max_payload_bytes=...)"
+            )
         return text
 
     def dumps_many(
@@ -217,15 +223,6 @@ class Payload:
 
     def _damaged(self, what: str) -> PayloadError:
         return PayloadError(f"{self._stored} {what}")
-
-    def _too_large(self, encoded: dict[str, Any], size: int, max_bytes: int) -> PayloadError:
-        sizes = {name: len(json_text.write(value)) for name, value in encoded.items()}
-        largest = max(sizes, key=lambda name: sizes[name], default="")
-        return PayloadError(
-            f"task {self.task_name}: the arguments are {size:,} bytes as JSON, over the limit of "
-            f"{max_bytes:,}; the largest is {largest!r}: keep it in a table and pass its id, or "
-            "raise the limit with PgQueue(max_payload_bytes=...)"
-        )
 
 
 def in_batch(error: Exception, index: int) -> str:

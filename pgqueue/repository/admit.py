@@ -12,7 +12,7 @@ Only an admission writes the token buckets of rates.  It reads them after the pl
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -226,7 +226,17 @@ def send_back() -> sa.Executable:
         gone, job, job.c.id == gone.c.target_id
     )
     waiting = sa.insert(waiting_messages).from_select(["limit_keys", *names], rows).cte("waiting")
-    return sa.select(gone.c.target_id).add_cte(waiting, _places_left_by(gone, job))
+    key = pg.unnest(pg.string_to_array(job.c.limit_keys, NEWLINE)).label("limit_key")
+    left = (
+        sa.select(key, job.c.id)
+        .join_from(gone, job, job.c.id == gone.c.target_id)
+        .subquery("left_")
+    )
+    place = limit_places.c
+    places = sa.delete(limit_places).where(
+        place.limit_key == left.c.limit_key, place.job_id == left.c.id
+    )
+    return sa.select(gone.c.target_id).add_cte(waiting, places.cte("places"))
 
 
 @cache
@@ -259,7 +269,13 @@ def admit(*, notify: bool) -> sa.Executable:
     columns = [*("target_id" if name == "id" else name for name in names), "alone"]
     message = sa.insert(message_queue).from_select(columns, rows).cte("message")
     woken = sa.select(wake_up_call() if notify else sa.true()).scalar_subquery()
-    return sa.select(job.c.id, woken).add_cte(message, _places_of(taken))
+    key = pg.unnest(pg.string_to_array(taken.c.limit_keys, NEWLINE))
+    places = insert_or_skip(limit_places).from_select(
+        ["limit_key", "job_id"], sa.select(key, taken.c.target_id)
+    )
+    return sa.select(job.c.id, woken).add_cte(
+        message, places.on_conflict_do_nothing().cte("places")
+    )
 
 
 @cache
@@ -478,28 +494,6 @@ def _message_of(job: sa.CTE, column: sa.ColumnElement[Any]) -> sa.Select[*tuple[
     )
 
 
-def _places_of(taken: sa.CTE) -> sa.CTE:
-    key = pg.unnest(pg.string_to_array(taken.c.limit_keys, NEWLINE))
-    rows = sa.select(key, taken.c.target_id)
-    places = insert_or_skip(limit_places).from_select(["limit_key", "job_id"], rows)
-    return places.on_conflict_do_nothing().cte("places")
-
-
-def _places_left_by(gone: sa.CTE, job: sa.CTE) -> sa.CTE:
-    key = pg.unnest(pg.string_to_array(job.c.limit_keys, NEWLINE)).label("limit_key")
-    left = (
-        sa.select(key, job.c.id)
-        .join_from(gone, job, job.c.id == gone.c.target_id)
-        .subquery("left_")
-    )
-    place = limit_places.c
-    return (
-        sa.delete(limit_places)
-        .where(sa.and_(place.limit_key == left.c.limit_key, place.job_id == left.c.id))
-        .cte("places")
-    )
-
-
 class LaneKey(NamedTuple):
     """The jobs that are admitted in the order of their times."""
 
@@ -686,7 +680,12 @@ class Admissions:
     def all(self) -> list[LimitState]:
         """All limits that were declared.  Reads all places and waiting messages."""
         rows = self._executor.execute(all_limits()).all()
-        held, waiting = self._held({row.name for row in rows if row.is_fair}), self._waiting()
+        fair = {row.name for row in rows if row.is_fair}
+        held: Counter[str] = Counter()
+        for key, count in self._executor.execute(held_by_key(), _pause_of(NOTHING_PAUSED)):
+            if key not in fair:  # skips second places, under the names of fair limits
+                held.update(dict.fromkeys({key, name_of(key)}, count))
+        waiting = self._waiting()
         return [
             LimitState(name, declared, capacity, is_set, held[name], waiting[name], *kind)
             for name, declared, capacity, is_set, *kind in rows
@@ -699,15 +698,6 @@ class Admissions:
         return {
             name: count for name, count in waiting if name not in declared and name_of(name) == name
         }
-
-    def _held(self, fair: Collection[str]) -> Counter[str]:
-        """How many jobs hold places, by name and by key."""
-        held: Counter[str] = Counter()
-        parameters = _pause_of(NOTHING_PAUSED)
-        for key, count in self._executor.execute(held_by_key(), parameters):
-            if key not in fair:  # skips second places, under the names of fair limits
-                held.update(dict.fromkeys({key, name_of(key)}, count))
-        return held
 
     def _waiting(self) -> Counter[str]:
         """How many jobs wait for each limit, by name and by key."""

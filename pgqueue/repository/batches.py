@@ -562,8 +562,9 @@ class Batches:
         if row is None:
             return None
         waited_for, on_success, on_failure, on_cancelled = row
-        counts = Counts(0, 0, 0, 0, self._next_unfinished(batch_id, waited_for or 0))
-        if counts.first_unfinished is None:
+        unfinished = self._run(next_unfinished(), batch_id, after=waited_for or 0).scalar()
+        counts = Counts(0, 0, 0, 0, unfinished)
+        if unfinished is None:
             # Once more from the first job on: one may have been requeued, or added behind.
             counts = Counts(*self._run(count_jobs(), batch_id).one())
         if counts.first_unfinished is not None:
@@ -602,10 +603,6 @@ class Batches:
         """Delete up to ``size`` rows of a batch whose time is over; returns how many."""
         found = self._run(prune_batch(), batch_id, **_rules_of(retention), size=size)
         return int(found.scalar_one())
-
-    def _next_unfinished(self, batch_id: int, after: int) -> int | None:
-        found: int | None = self._run(next_unfinished(), batch_id, after=after).scalar()
-        return found
 
     def _end(
         self,

@@ -34,11 +34,20 @@ def has_expired() -> sa.Executable:
 
     A job that has started before, even if it was snoozed or interrupted, is never too late.
     """
-    job = sa.bindparam("job_id", type_=sa.BigInteger)
-    late = _epoch(pg.clock_timestamp()) > _due() + _expires_in()
+    # The job's own value, if it has one.  Meta may be written by hand: a number too large for a
+    # timestamp counts as a hundred years.
+    own = pg.jsonb_extract_path_text(jobs.c.meta, _KEY, type_=sa.Text)
+    kind = pg.jsonb_typeof(pg.jsonb_extract_path(jobs.c.meta, _KEY))
+    number = sa.func.least(sa.func.greatest(sa.cast(own, sa.Numeric), _ZERO), _LONGEST)
+    expires_in = sa.case(
+        (kind == _NUMBER, sa.cast(number, sa.Float)),
+        (kind == _NULL, sa.null()),
+        else_=sa.cast(sa.bindparam("expires_in", type_=sa.Float), sa.Float),
+    )
+    late = _epoch(pg.clock_timestamp()) > _due() + expires_in
     return sa.select(
         sa.func.coalesce(sa.and_(_has_never_started(), late), sa.literal_column("false"))
-    ).where(jobs.c.id == job)
+    ).where(jobs.c.id == sa.bindparam("job_id", type_=sa.BigInteger))
 
 
 def _has_never_started() -> sa.ColumnElement[bool]:
@@ -71,15 +80,3 @@ def _due() -> sa.ColumnElement[float]:
 
 def _epoch(moment: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
     return sa.cast(sa.extract("epoch", moment), sa.Float)
-
-
-def _expires_in() -> sa.ColumnElement[float | None]:
-    """The job's own value, if it has one.  Meta may be written by hand: a number too large for a
-    timestamp counts as a hundred years."""
-    own = pg.jsonb_extract_path_text(jobs.c.meta, _KEY, type_=sa.Text)
-    kind = pg.jsonb_typeof(pg.jsonb_extract_path(jobs.c.meta, _KEY))
-    number = sa.func.least(sa.func.greatest(sa.cast(own, sa.Numeric), _ZERO), _LONGEST)
-    of_task = sa.cast(sa.bindparam("expires_in", type_=sa.Float), sa.Float)
-    return sa.case(
-        (kind == _NUMBER, sa.cast(number, sa.Float)), (kind == _NULL, sa.null()), else_=of_task
-    )

@@ -328,15 +328,10 @@ class Enqueues:
         period = None if new.unique is None else new.unique.period
         if period is None or not any(keys):
             return list(keys)
-        begins_at = self._period_of_start(new, period)
-        return [None if key is None else f"{KEY_OF_PERIOD}{begins_at}:{key}" for key in keys]
-
-    def _period_of_start(self, new: NewJob, period: timedelta) -> int:
-        """Return when the period begins in which a new job is due, in seconds since 1970."""
         times = {name: new.parameters()[name] for name in ("run_at", "delay") if getattr(new, name)}
         parameters = {"period": period.total_seconds(), **times}
-        [row] = fetch(self._executor, period_of_start(new.start), parameters)
-        return int(row[0])
+        [(begins_at,)] = fetch(self._executor, period_of_start(new.start), parameters)
+        return [None if key is None else f"{KEY_OF_PERIOD}{begins_at}:{key}" for key in keys]
 
     def enqueue(
         self, new: NewJob, *, args: str, unique_key: str | None, limit_keys: str | None = None
@@ -465,7 +460,13 @@ def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> 
     unchanged.
     """
     unique = new.unique or Unique()
-    placed = _at_bound(executor, new, unique, rows)
+    placed: dict[str, Placed] = {}
+    if unique.at_most is not None and unique.on_conflict == "postpone":
+        # Waiting jobs that cannot be postponed further are not locked, so a worker can claim them
+        # however many callers try to postpone them.
+        parameters = {**_names_and_documents(new, rows), "at_most": unique.at_most}
+        at_bound = executor.execute(unique_keys.holders_at_bound(), parameters)
+        placed = {key: Placed(id, is_new=False, is_changed=True) for id, key in at_bound}
     unplaced = [row for row in rows if row.unique_key not in placed]
     without_key = _insert_or_lock(executor, new, unplaced, placed)
     taken = _missing(unplaced, placed)
@@ -473,7 +474,8 @@ def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> 
         placed |= _changed(executor, new, unique, taken)
         started = _missing(taken, placed)
         if started and unique.until == "started":
-            freed = _freed(executor, new, started)
+            parameters = _names_and_documents(new, started)
+            freed = set(executor.execute(unique_keys.free_keys(), parameters).scalars())
             # We have locked the jobs that had these keys, so no other caller can take the keys.
             _insert_or_lock(
                 executor, new, [row for row in started if row.unique_key in freed], placed
@@ -487,20 +489,6 @@ def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> 
 
 def _missing(rows: Sequence[Row], placed: dict[str, Placed]) -> list[Row]:
     return [row for row in rows if row.unique_key is not None and row.unique_key not in placed]
-
-
-def _at_bound(
-    executor: Executor, new: NewJob, unique: Unique, rows: Sequence[Row]
-) -> dict[str, Placed]:
-    """Return the waiting jobs that cannot be postponed further.
-
-    They are not locked, so a worker can claim them however many callers try to postpone them.
-    """
-    if unique.at_most is None or unique.on_conflict != "postpone":
-        return {}
-    parameters = {**_names_and_documents(new, rows), "at_most": unique.at_most}
-    at_bound = executor.execute(unique_keys.holders_at_bound(), parameters)
-    return {key: Placed(id, is_new=False, is_changed=True) for id, key in at_bound}
 
 
 def _insert_or_lock(
@@ -535,11 +523,6 @@ def _changed(
     parameters = {**named, **_documents(rows), **bound}
     changed = executor.execute(statement, parameters)
     return {key: Placed(id, is_new=False, is_changed=True) for id, key, _ in changed}
-
-
-def _freed(executor: Executor, new: NewJob, rows: Sequence[Row]) -> set[str]:
-    parameters = _names_and_documents(new, rows)
-    return set(executor.execute(unique_keys.free_keys(), parameters).scalars())
 
 
 def _names_and_documents(new: NewJob, rows: Sequence[Row]) -> dict[str, Any]:

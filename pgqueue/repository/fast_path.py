@@ -40,13 +40,33 @@ def fetch(
         with driver.cursor(row_factory=tuple_row) as cursor:
             rows = cursor.execute(words, {**constants, **parameters}).fetchall()
     except psycopg.Error as error:
-        raise _as_sqlalchemy_says(executor, words, parameters, driver, error) from error
+        if driver.closed:
+            # SQLAlchemy must see the error itself: it then also discards the pool's other
+            # connections.
+            with suppress(DBAPIError):
+                executor.exec_driver_sql(NOTHING)
+        raise DBAPIError.instance(
+            words,
+            dict(parameters),
+            error,
+            psycopg.Error,
+            hide_parameters=executor.engine.hide_parameters,
+            connection_invalidated=driver.closed,
+            dialect=executor.dialect,
+        ) from error
     except Exception:
         raise  # nothing was sent yet: psycopg cannot adapt a value, for example
     except BaseException:
         executor.invalidate()  # interrupted: the server may still send data
         raise
-    return rows if readers is None else [_read(row, readers) for row in rows]
+    if readers is None:
+        return rows
+    return [
+        tuple(
+            value if read is None else read(value) for value, read in zip(row, readers, strict=True)
+        )
+        for row in rows
+    ]
 
 
 def is_listened_to(target: sa.Engine | sa.Connection) -> bool:
@@ -95,30 +115,3 @@ def _in_words_of_driver(
         each.process_result_value if isinstance(each, Moment | Span) else None for each in types
     ]
     return compiled.string, constants, readers if any(readers) else None
-
-
-def _read(row: Sequence[Any], readers: Sequence[Callable[[Any], Any] | None]) -> Sequence[Any]:
-    pairs = zip(row, readers, strict=True)
-    return tuple(value if read is None else read(value) for value, read in pairs)
-
-
-def _as_sqlalchemy_says(
-    connection: sa.Connection,
-    words: str,
-    parameters: Parameters,
-    driver: "psycopg.Connection[Any]",
-    error: psycopg.Error,
-) -> BaseException:
-    if driver.closed:
-        # SQLAlchemy must see the error itself: it then also discards the pool's other connections.
-        with suppress(DBAPIError):
-            connection.exec_driver_sql(NOTHING)
-    return DBAPIError.instance(
-        words,
-        dict(parameters),
-        error,
-        psycopg.Error,
-        hide_parameters=connection.engine.hide_parameters,
-        connection_invalidated=driver.closed,
-        dialect=connection.dialect,
-    )

@@ -34,17 +34,11 @@ def follow_up_messages(job: sa.CTE) -> sa.CTE:
 
     Wakes a sleeping worker, as an enqueue does.
     """
-    follow_up = _follow_ups(job)
-    return (
-        sa.insert(message_queue)
-        .from_select(MESSAGE_COLUMNS, message_rows(follow_up))
-        .returning(wake_up_call())
-        .cte("follow_up_message")
-    )
-
-
-def _follow_ups(job: sa.CTE) -> sa.CTE:
     task, queue, argument = (_setting(job, name) for name in ("task", "queue", "argument"))
+    meta: sa.ColumnElement[Any] = job.c.meta
+    for name in (ON_FAILED, EXPIRES_IN, DUE):  # what pgqueue has noted about the failed job itself
+        key = sa.cast(sa.literal_column(f"'{name}'", sa.Text), sa.Text)
+        meta = meta.op("-", return_type=JSONB())(key)
     values: dict[str, sa.ColumnElement[Any]] = {
         "queue": queue,
         "task": task,
@@ -52,7 +46,7 @@ def _follow_ups(job: sa.CTE) -> sa.CTE:
         "priority": _number(_setting(job, "priority"), _PRIORITY, DEFAULT_PRIORITY),
         "max_attempts": _number(_setting(job, "max_attempts"), _MAX_ATTEMPTS, DEFAULT_MAX_ATTEMPTS),
         "run_at": clock(),
-        "meta": _without(job.c.meta, ON_FAILED, EXPIRES_IN, DUE),
+        "meta": meta,
     }
     rows = sa.select(*values.values()).where(
         job.c.outcome == FAILED,
@@ -60,16 +54,15 @@ def _follow_ups(job: sa.CTE) -> sa.CTE:
         queue.regexp_match(_QUEUE_NAME),
         argument.is_not(None),
     )
-    inserted = sa.insert(jobs).from_select(list(values), rows).returning(*DISPATCHED)
-    return inserted.cte("follow_up")
-
-
-def _without(meta: sa.ColumnElement[Any], *names: str) -> sa.ColumnElement[Any]:
-    """The meta without what pgqueue has noted about the failed job itself."""
-    for name in names:
-        key = sa.cast(sa.literal_column(f"'{name}'", sa.Text), sa.Text)
-        meta = meta.op("-", return_type=JSONB())(key)
-    return meta
+    follow_up = (
+        sa.insert(jobs).from_select(list(values), rows).returning(*DISPATCHED).cte("follow_up")
+    )
+    return (
+        sa.insert(message_queue)
+        .from_select(MESSAGE_COLUMNS, message_rows(follow_up))
+        .returning(wake_up_call())
+        .cte("follow_up_message")
+    )
 
 
 def _setting(job: sa.CTE, name: str) -> sa.ColumnElement[str]:

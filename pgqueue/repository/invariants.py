@@ -86,25 +86,20 @@ def _of_messages() -> list[sa.Select[*tuple[Any, ...]]]:
     orphan = pg.concat("message ", message_queue.c.id, " points at no job")
     without_job = ~sa.exists(jobs.c.id).where(jobs.c.id == target)
     always: sa.ColumnElement[bool] = sa.literal_column("true")
+    copied = ("queue", "priority", "run_at", "task")
+    differs = sa.or_(*(message_queue.c[name] != jobs.c[name] for name in copied))
+    number = pg.concat("message ", message_queue.c.id)
     return [
         _broken("a message has a job", target, orphan, message_queue, without_job),
         _broken("a job has at most one message", twins.c.job_id, count, twins, always),
-        *_of_places(),
-    ]
-
-
-def _of_places() -> list[sa.Select[*tuple[Any, ...]]]:
-    copied = ("queue", "priority", "run_at", "task")
-    differs = sa.or_(*(message_queue.c[name] != jobs.c[name] for name in copied))
-    leased = sa.exists().where(leases.c.target_id == message_queue.c.target_id)
-    rules = {
-        "a message stands where its job says": differs,
-        "a message beside a lease is the one the lease holds": leased,
-    }
-    number = pg.concat("message ", message_queue.c.id)
-    return [
-        _broken(rule, message_queue.c.target_id, number, _unfinished(), condition)
-        for rule, condition in rules.items()
+        _broken("a message stands where its job says", target, number, _unfinished(), differs),
+        _broken(
+            "a message beside a lease is the one the lease holds",
+            target,
+            number,
+            _unfinished(),
+            sa.exists().where(leases.c.target_id == target),
+        ),
     ]
 
 
@@ -171,6 +166,16 @@ def _of_waiting_jobs() -> list[sa.Select[*tuple[Any, ...]]]:
     ).subquery("admitted")
     detail = pg.concat("waits for ", pg.replace(keys, NEWLINE, ", "))
     always: sa.ColumnElement[bool] = sa.literal_column("true")
+
+    each_key = pg.unnest(pg.string_to_array(jobs.c.limit_keys, NEWLINE))
+    each = each_key.table_valued(sa.column("key", sa.Text)).render_derived(name="each_key")
+    place = ("limit_keys", "queue", "priority", "run_at")
+    waits = sa.exists().where(
+        *(waiting_messages.c[name] == jobs.c[name] for name in place), target == jobs.c.id
+    )
+    placed = sa.exists().where(
+        limit_places.c.limit_key == each.c.key, limit_places.c.job_id == jobs.c.id
+    )
     return [
         _broken(
             "a waiting message has an unfinished job", target, detail, waiting_messages, without_job
@@ -183,14 +188,24 @@ def _of_waiting_jobs() -> list[sa.Select[*tuple[Any, ...]]]:
             waiting_messages.join(admitted, admitted.c.target_id == target),
             always,
         ),
-        _without_place(),
+        _broken(
+            "an admitted job has a place in each of its limits",
+            jobs.c.id,
+            pg.concat("no place in ", each.c.key),
+            jobs.join(each, always),
+            sa.and_(jobs.c.outcome.is_(None), jobs.c.limit_keys.is_not(None), ~waits, ~placed),
+        ),
     ]
 
 
 def _of_batches() -> list[sa.Select[*tuple[Any, ...]]]:
     """Rules about batches, in one pass over their jobs.  The view does not have them."""
-    size = _sizes_of_batches()
-    batch = batches.c
+    part, batch = batch_jobs.c, batches.c
+    size = (
+        sa.select(part.batch_id, count_rows().label("count"), pg.max(part.job_id).label("last"))
+        .group_by(part.batch_id)
+        .subquery("size")
+    )
     known = size.outerjoin(batches, batch.id == size.c.batch_id)
     document = sa.case(
         (batch.outcome == FAILED, batch.on_failure),
@@ -222,36 +237,6 @@ def _of_batches() -> list[sa.Select[*tuple[Any, ...]]]:
             sa.and_(has_no_callback, document.is_not(None)),
         ),
     ]
-
-
-def _sizes_of_batches() -> sa.Subquery:
-    part = batch_jobs.c
-    return (
-        sa.select(part.batch_id, count_rows().label("count"), pg.max(part.job_id).label("last"))
-        .group_by(part.batch_id)
-        .subquery("size")
-    )
-
-
-def _without_place() -> sa.Select[*tuple[Any, ...]]:
-    keys = pg.unnest(pg.string_to_array(jobs.c.limit_keys, NEWLINE))
-    each = keys.table_valued(sa.column("key", sa.Text)).render_derived(name="each_key")
-    waits = sa.exists().where(
-        *(waiting_messages.c[name] == jobs.c[name] for name in ("limit_keys", "queue")),
-        *(waiting_messages.c[name] == jobs.c[name] for name in ("priority", "run_at")),
-        waiting_messages.c.target_id == jobs.c.id,
-    )
-    placed = sa.exists().where(
-        limit_places.c.limit_key == each.c.key, limit_places.c.job_id == jobs.c.id
-    )
-    missing = pg.concat("no place in ", each.c.key)
-    return _broken(
-        "an admitted job has a place in each of its limits",
-        jobs.c.id,
-        missing,
-        jobs.join(each, sa.literal_column("true")),
-        sa.and_(jobs.c.outcome.is_(None), jobs.c.limit_keys.is_not(None), ~waits, ~placed),
-    )
 
 
 def _broken(

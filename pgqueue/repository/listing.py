@@ -39,7 +39,7 @@ from pgqueue.repository.tables import (
     workers,
 )
 from pgqueue.repository.workers import NOTHING_PAUSED
-from pgqueue.rules.admission import Buckets, Rules, next_token, rule_of
+from pgqueue.rules.admission import next_token, rule_of
 from pgqueue.rules.limits import SEPARATOR
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
@@ -84,12 +84,13 @@ class JobFilter:
 
     def words(self, table: sa.Table, id: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
         """The conditions, without the status, for a table with columns task and queue."""
+        of_batch = sa.select(batch_jobs.c.job_id).where(batch_jobs.c.batch_id == self.batch)
         found = [
             None if self.task is None else table.c.task == sa.cast(self.task, sa.Text),
             None if self.queue is None else table.c.queue == sa.cast(self.queue, sa.Text),
             None if self.before is None else id < self.before,
             None if self.after is None else id > self.after,
-            None if self.batch is None else _is_in_batch(self.batch, id),
+            None if self.batch is None else id.in_(of_batch),
         ]
         of_job: list[sa.ColumnElement[bool] | None] = [
             None if self.tag is None else jobs.c.tags.has_key(sa.cast(self.tag, sa.Text)),
@@ -106,10 +107,6 @@ class JobFilter:
             each = sa.select(sa.and_(*words)).where(jobs.c.id == id).correlate_except(jobs)
             words = [each.scalar_subquery().is_(sa.true())]
         return [condition for condition in found if condition is not None] + words
-
-
-def _is_in_batch(batch: int, id: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    return id.in_(sa.select(batch_jobs.c.job_id).where(batch_jobs.c.batch_id == batch))
 
 
 def has_limit_key(key: str) -> sa.ColumnElement[bool]:
@@ -256,7 +253,24 @@ def _standing_in(
     """The ids of the jobs of one status, and the column that orders them."""
     match status:
         case JobStatus.PENDING:
-            return _pending(which, newest_first=newest_first)
+            # From the messages: the backlog limits their number, and nothing limits that of jobs.
+            target = message_queue.c.target_id
+            leased = sa.exists().where(leases.c.target_id == target)
+            messages = sa.select(target).where(~leased, *which.words(message_queue, target))
+            if which.are_waiting:
+                messages = messages.where(message_queue.c.run_at > pg.statement_timestamp())
+            order = target.desc() if newest_first else target
+            ordered = messages.order_by(order).subquery("messages")
+            # OFFSET 0 makes the planner read each job by its key, while messages are read in their
+            # order; otherwise it would hash all of `jobs` to find twenty rows.
+            unfinished = (
+                sa.select(jobs.c.id)
+                .where(jobs.c.id == ordered.c.target_id, jobs.c.outcome.is_(None))
+                .offset(AS_IT_STANDS)
+                .lateral("unfinished")
+            )
+            ids = sa.select(ordered.c.target_id.label("id")).join(unfinished, sa.true())
+            return ids, ordered.c.target_id
         case JobStatus.FAILED | JobStatus.CANCELLED:
             letter = dead_letters.c.job_id
             died = dead_letters.c.outcome == sa.literal_column(f"'{status.value}'")
@@ -267,30 +281,6 @@ def _standing_in(
         case _:
             words = [Job.status == status, *which.words(jobs, jobs.c.id)]
     return sa.select(jobs.c.id).where(*words), jobs.c.id
-
-
-def _pending(
-    which: JobFilter, *, newest_first: bool
-) -> tuple[sa.Select[*tuple[Any, ...]], sa.ColumnElement[int]]:
-    """Reads messages: the backlog limits their number, and nothing limits that of jobs.
-
-    OFFSET 0 makes the planner read each job by its key, while messages are read in their order;
-    otherwise it would hash all of ``jobs`` to find twenty rows.
-    """
-    target = message_queue.c.target_id
-    leased = sa.exists().where(leases.c.target_id == target)
-    messages = sa.select(target).where(~leased, *which.words(message_queue, target))
-    if which.are_waiting:
-        messages = messages.where(message_queue.c.run_at > pg.statement_timestamp())
-    ordered = messages.order_by(target.desc() if newest_first else target).subquery("messages")
-    unfinished = (
-        sa.select(jobs.c.id)
-        .where(jobs.c.id == ordered.c.target_id, jobs.c.outcome.is_(None))
-        .offset(AS_IT_STANDS)
-        .lateral("unfinished")
-    )
-    ids = sa.select(ordered.c.target_id.label("id")).join(unfinished, sa.true())
-    return ids, ordered.c.target_id
 
 
 @cache
@@ -455,15 +445,15 @@ class Listing:
         places = admissions.places_under(keys, paused=NOTHING_PAUSED)
         held = Counter(place.key for place in places if place.is_held)
         buckets = admissions.buckets(keys)
-        return [_use_of(key, held[key], buckets, rules) for key in keys]
-
-
-def _use_of(key: str, held: int, buckets: Buckets, rules: Rules) -> LimitUse:
-    rule = rule_of(key, rules)
-    if rule is None:
-        return LimitUse(key, held, None)
-    if rule.period is None:
-        return LimitUse(key, held, rule.capacity, is_fair=rule.is_fair)
-    wait = next_token([key], buckets, rules)
-    seconds = None if wait is None else wait.total_seconds()
-    return LimitUse(key, held, rule.capacity, rule.period, seconds)
+        uses = []
+        for key in keys:
+            rule = rule_of(key, rules)
+            if rule is None:
+                uses.append(LimitUse(key, held[key], None))
+            elif rule.period is None:
+                uses.append(LimitUse(key, held[key], rule.capacity, is_fair=rule.is_fair))
+            else:
+                wait = next_token([key], buckets, rules)
+                seconds = None if wait is None else wait.total_seconds()
+                uses.append(LimitUse(key, held[key], rule.capacity, rule.period, seconds))
+        return uses

@@ -51,7 +51,16 @@ def prune(references: tuple[Reference, ...], *, dead: bool) -> sa.Executable:
     deleted.  NULL as the id: there are no more jobs.  A job that is requeued or referred to by
     another transaction meanwhile is skipped.
     """
-    first = _first(dead=dead)
+    youth = clock() - seconds(sa.cast(sa.bindparam("shortest", type_=sa.Float), sa.Float))
+    id = dead_letters.c.job_id if dead else jobs.c.id
+    is_young = sa.false() if dead else jobs.c.created_at > youth
+    first = (
+        sa.select(id.label("id"), is_young.label("is_young"))
+        .where(id > AFTER)
+        .order_by(id)
+        .limit(sa.bindparam("size", type_=sa.Integer))
+        .cte("first")
+    )
     ids = among(sa.select(first.c.id))
     due = delete_unlocked(jobs, jobs.c.id == ids, _is_due(references))
     gone = due.returning(jobs.c.id).cte("gone")
@@ -78,17 +87,6 @@ def next_job(*, dead: bool) -> sa.Executable:
     return sa.select(id).where(id > AFTER).order_by(id).limit(1)
 
 
-def _first(*, dead: bool) -> sa.CTE:
-    youth = clock() - seconds(sa.cast(sa.bindparam("shortest", type_=sa.Float), sa.Float))
-    is_young = jobs.c.created_at > youth
-    id = jobs.c.id
-    if dead:
-        id, is_young = dead_letters.c.job_id, sa.false()
-    size = sa.bindparam("size", type_=sa.Integer)
-    first = sa.select(id.label("id"), is_young.label("is_young"))
-    return first.where(id > AFTER).order_by(id).limit(size).cte("first")
-
-
 def _is_due(references: tuple[Reference, ...]) -> sa.ColumnElement[bool]:
     """Whether a job has ended, its time is over, and no other row needs it.
 
@@ -97,8 +95,9 @@ def _is_due(references: tuple[Reference, ...]) -> sa.ColumnElement[bool]:
     """
     of_task = _rules("keep_of_tasks").op("->")(jobs.c.task)
     of_queue = _rules("keep_of_queues").op("->")(jobs.c.queue)
-    kept = (_seconds_of(keep) for keep in (of_task, of_queue, _rules("keep_of_others")))
-    span = sa.cast(sa.func.coalesce(*kept), sa.Float)
+    kept = (of_task, of_queue, _rules("keep_of_others"))
+    of_outcome = (keep.op("->>")(jobs.c.outcome) for keep in kept)
+    span = sa.cast(sa.func.coalesce(*of_outcome), sa.Float)
     place = status_of(
         jobs.c.id, sa.null(), jobs.c.queue, jobs.c.priority, jobs.c.run_at, jobs.c.limit_keys
     )
@@ -116,10 +115,6 @@ def _is_due(references: tuple[Reference, ...]) -> sa.ColumnElement[bool]:
 def _rules(name: str) -> sa.ColumnElement[Any]:
     """A document, in a sub-select: a generic plan would read a parameter again for each row."""
     return sa.select(json_parameter(name)).scalar_subquery()
-
-
-def _seconds_of(keep: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    return keep.op("->>")(jobs.c.outcome)
 
 
 class Stretch(NamedTuple):

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
-from pgqueue.repository.settle import free_among, write_verdicts
+from pgqueue.repository.settle import free_among, write_outcomes
 from pgqueue.repository.tables import clock, crash_words, leases, workers
 
 LIMIT = sa.bindparam("limit", type_=sa.Integer)
@@ -47,7 +47,7 @@ def orphaned_leases() -> sa.Select[Any]:
     return (
         sa.select(leases.c.target_id)
         .select_from(leases.outerjoin(workers, workers.c.id == leases.c.worker_id))
-        .where(_is_orphan())
+        .where(sa.or_(workers.c.id.is_(None), workers.c.dead_at.is_not(None)))
     )
 
 
@@ -75,7 +75,7 @@ def rescue_leases() -> sa.Executable:
         )
         .cte("lease")
     )
-    return write_verdicts(lease, "task", "queue", "lease_attempt", "max_attempts")
+    return write_outcomes(lease, "task", "queue", "lease_attempt", "max_attempts")
 
 
 def catalog(name: str, *columns: str) -> sa.TableClause:
@@ -88,10 +88,6 @@ def forget_workers() -> sa.Executable:
     day_ago = clock() - sa.literal_column("interval '1 day'")
     holds = sa.exists().where(leases.c.worker_id == workers.c.id)
     return sa.delete(workers).where(workers.c.dead_at < day_ago, ~holds)
-
-
-def _is_orphan() -> sa.ColumnElement[bool]:
-    return sa.or_(workers.c.id.is_(None), workers.c.dead_at.is_not(None))
 
 
 def _crashed() -> list[Any]:

@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.sql.selectable import LateralFromClause
 
 from pgqueue.checks import LONGEST_DELAY
 from pgqueue.outcomes import (
@@ -78,7 +77,7 @@ KEPT = sa.cast(sa.literal_column("0"), sa.SmallInteger)
 ONE = sa.literal_column("1", sa.Integer)
 SPACE = sa.cast(sa.literal_column("' '", sa.Text), sa.Text)
 """After the name of a limit in a key."""
-VERDICT = (
+SETTLEMENT = (
     sa.column("target_id", sa.BigInteger),
     sa.column("message_id", sa.BigInteger),
     sa.column("attempt", sa.SmallInteger),
@@ -103,19 +102,47 @@ LAST_INTERRUPTION = sa.literal_column("' The job has reached max_interruptions =
 
 @cache
 def settle() -> sa.Executable:
-    """Settle a batch of attempts, each as its document says; returns those that were ours."""
-    given = document("verdicts", *VERDICT)
+    """Settle a batch of attempts, each as its document says; returns those that were ours.
+
+    The document says that an unreadable job fails.  Until ``max_unreadable`` has passed, the job
+    waits instead: half of the time it has been unreadable, from 5 seconds to a minute.
+    """
+    given = document("verdicts", *SETTLEMENT)
     gone = fence.deleted_leases(given)
-    same_lease = sa.and_(*equal(given, gone, ("target_id", "message_id", "attempt")))
-    # A crash of the child process counts as a crash of the worker: the job is then claimed alone.
-    crashes = (gone.c.crashes + given.c.crashed).label("crashes")
-    others = [column for column in gone.c if column.name != "crashes"]
-    unreadable = _unreadable_since(given)
-    too_late = _is_too_late(given, gone)
-    as_given = (given.c[name] for name in ("snoozed", "max_interruptions", "result", *ERROR))
-    verdict = (*as_given, *_verdict_or_wait(given, unreadable.c.since, too_late))
-    ours = gone.join(given, same_lease).outerjoin(unreadable, sa.true())
-    return write_verdicts(sa.select(*others, crashes, *verdict).select_from(ours).cte("lease"))
+    # OFFSET keeps the planner from joining in another order: one probe by key for each such job.
+    unreadable = (
+        sa.select(unreadable_jobs.c.since)
+        .where(unreadable_jobs.c.job_id == given.c.target_id, given.c.max_unreadable.is_not(None))
+        .offset(AS_IT_STANDS)
+        .lateral("met")
+    )
+    now = pg.statement_timestamp()
+    waited = now - sa.func.coalesce(unreadable.c.since, now)
+    waits = waited < seconds(given.c.max_unreadable)
+    half = sa.cast(sa.extract("epoch", waited), sa.Float) * HALF
+    pause = sa.func.least(sa.func.greatest(half, SHORTEST_PAUSE), LONGEST_PAUSE)
+    ended = sa.case((waits, sa.null()), (_is_too_late(given, gone), FAILED), else_=given.c.ending)
+    lease = (
+        sa.select(
+            *(column for column in gone.c if column.name != "crashes"),
+            # A crash of the child process counts as a crash of the worker: the job is then
+            # claimed alone.
+            (gone.c.crashes + given.c.crashed).label("crashes"),
+            *(given.c[name] for name in ("snoozed", "max_interruptions", "result", *ERROR)),
+            waits.label("waits"),
+            sa.case((waits, pause), else_=given.c.delay).label("delay"),
+            sa.case((waits, KEPT), else_=given.c.burned).label("burned"),
+            ended.label("ending"),
+            sa.case((waits, sa.null()), else_=given.c.end).label("end"),
+        )
+        .select_from(
+            gone.join(
+                given, sa.and_(*equal(given, gone, ("target_id", "message_id", "attempt")))
+            ).outerjoin(unreadable, sa.true())
+        )
+        .cte("lease")
+    )
+    return write_outcomes(lease)
 
 
 @cache
@@ -242,7 +269,7 @@ def _succeeded_jobs(lease: sa.CTE) -> sa.CTE:
     )
 
 
-def write_verdicts(lease: sa.CTE, *more: str) -> sa.Executable:
+def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
     """Apply the outcomes of these deleted leases: the only place where they are written.
 
     Returns each job and its outcome, and ``more`` of its columns.
@@ -252,20 +279,57 @@ def write_verdicts(lease: sa.CTE, *more: str) -> sa.Executable:
     job; and a job that goes on gets a message here, or a waiting message if its next start counts
     under a rate.  The follow-up of a job that fails is enqueued here.
     """
+    interruptions = sa.cast(jobs.c.interruptions, sa.Integer) + ONE
+    # NULL, which counts as false, if the attempt was not interrupted.
+    is_last_interruption = interruptions >= lease.c.max_interruptions
+    used_up = sa.and_(lease.c.burned == BURNED, lease.c.attempt >= jobs.c.max_attempts)
+    ending = sa.case(
+        (jobs.c.cancel_requested_at.is_not(None), CANCELLED),
+        (lease.c.ending.is_not(None), lease.c.ending),
+        (used_up, FAILED),
+        (is_last_interruption, FAILED),
+    )
     job = (
         sa.update(jobs)
         .where(jobs.c.id == lease.c.target_id, jobs.c.outcome.is_(None))
         .values(
-            outcome=_ending(lease),
-            attempts=_attempts(lease),
-            snoozes=_snoozes(lease),
-            interruptions=_interruptions(lease),
-            run_at=_next_run_at(lease),
+            outcome=ending,
+            # At most max_attempts: the attempt that only finds the job exhausted may crash too.
+            attempts=sa.func.least(lease.c.attempt - 1 + lease.c.burned, jobs.c.max_attempts),
+            # Limited: a job that snoozes for ever must not fail when the counter is at its maximum.
+            snoozes=sa.func.least(
+                sa.cast(jobs.c.snoozes, sa.Integer) + lease.c.snoozed, MOST_SNOOZES
+            ),
+            interruptions=sa.case(
+                (lease.c.max_interruptions.is_not(None), interruptions),
+                else_=jobs.c.interruptions,
+            ),
+            # Without a delay the job keeps its run_at: a new one would put it behind the backlog.
+            run_at=sa.case(
+                (
+                    sa.and_(ending.is_(None), lease.c.delay.is_not(None)),
+                    clock() + seconds(lease.c.delay),
+                ),
+                else_=jobs.c.run_at,
+            ),
             result=lease.c.result,
-            last_error=_last_error(lease),
+            # NULL after a successful attempt; earlier attempts keep their errors on record.
+            last_error=sa.func.coalesce(
+                sa.case(
+                    (
+                        is_last_interruption,
+                        pg.concat(lease.c.error, LAST_INTERRUPTION, lease.c.max_interruptions),
+                    )
+                ),
+                lease.c.error,
+                sa.case((lease.c.ending.is_distinct_from(SUCCEEDED), jobs.c.last_error)),
+            ),
             started_at=sa.case((lease.c.burned == BURNED, lease.c.started_at)),
-            finished_at=sa.case((_ending(lease).is_not(None), clock())),
-            held_unique_key=_held_key(lease),
+            finished_at=sa.case((ending.is_not(None), clock())),
+            held_unique_key=sa.case(
+                (ending.is_(None), jobs.c.held_unique_key),
+                (ending == SUCCEEDED, key_after_success()),
+            ),
         )
         .returning(
             *jobs.c,
@@ -274,91 +338,61 @@ def write_verdicts(lease: sa.CTE, *more: str) -> sa.Executable:
         )
         .cte("job")
     )
+
+    # The messages of jobs that go on.  A job that crashed before, has only one attempt, or has
+    # places in limits is not claimed ahead of a slot.
+    moved = (*PLACE, "id", "task", "attempts", "lease_crashes")
+    alone = sa.or_(job.c.lease_crashes > 0, job.c.max_attempts == 1, job.c.limit_keys.is_not(None))
+    next_message = sa.insert(message_queue).from_select(
+        [*PLACE, "target_id", "task", "attempt", "crashes", "alone"],
+        sa.select(*(job.c[name] for name in moved), alone).where(
+            job.c.outcome.is_(None), job.c.next_start_counts.is_not(sa.true())
+        ),
+    )
+    waiting_message = sa.insert(waiting_messages).from_select(
+        ["limit_keys", *PLACE, "target_id", "task", "attempt", "crashes"],
+        sa.select(job.c.limit_keys, *(job.c[name] for name in moved)).where(
+            job.c.outcome.is_(None), job.c.next_start_counts
+        ),
+    )
+
+    recorded = ("message_id", "attempt", "end", *ERROR, "worker_id", "started_at")
+    bad_attempt = insert_or_skip(job_attempts).from_select(
+        [
+            "job_id",
+            *("outcome" if name == "end" else name for name in recorded),
+            "finished_at",
+        ],
+        sa.select(job.c.id, *(job.c[f"lease_{name}"] for name in recorded), clock()).where(
+            job.c.lease_end.is_not(None)
+        ),
+    )
+
+    # A job that was recorded as unreadable before keeps its time.
+    unreadable = insert_or_skip(unreadable_jobs).from_select(
+        ["job_id", "task", "reason"],
+        sa.select(job.c.id, job.c.task, job.c.lease_error).where(
+            job.c.lease_waits, job.c.outcome.is_(None)
+        ),
+    )
+    # No longer unreadable: an attempt has started, or the job has ended.  Probes by key: a join
+    # might read the whole table.
+    readable = sa.select(job.c.id).where(
+        sa.or_(
+            sa.or_(job.c.lease_burned == BURNED, job.c.lease_snoozed == ONE),
+            job.c.lease_max_interruptions.is_not(None),
+            job.c.outcome.is_not(None),
+        )
+    )
+    forgotten = sa.delete(unreadable_jobs).where(unreadable_jobs.c.job_id == among(readable))
+
     return (
         sa.select(job.c.id, job.c.outcome, *(job.c[name] for name in more))
-        .add_cte(_next_messages_of(job), _waiting_messages_of(job))
-        .add_cte(_bad_attempts_of(job), _dead_letters_of(job))
+        .add_cte(next_message.cte("next_message"), waiting_message.cte("waiting_message"))
+        .add_cte(bad_attempt.on_conflict_do_nothing().cte("bad_attempt"), _dead_letters_of(job))
         .add_cte(follow_up_messages(job))
-        .add_cte(_unreadable_jobs_of(job), _readable_jobs_of(job))
+        .add_cte(unreadable.on_conflict_do_nothing().cte("unreadable"), forgotten.cte("readable"))
     )
-
-
-def _ending(lease: sa.CTE) -> sa.ColumnElement[Any]:
-    used_up = sa.and_(lease.c.burned == BURNED, lease.c.attempt >= jobs.c.max_attempts)
-    return sa.case(
-        (jobs.c.cancel_requested_at.is_not(None), CANCELLED),
-        (lease.c.ending.is_not(None), lease.c.ending),
-        (used_up, FAILED),
-        (_is_last_interruption(lease), FAILED),
-    )
-
-
-def _held_key(lease: sa.CTE) -> sa.ColumnElement[Any]:
-    ending = _ending(lease)
-    return sa.case(
-        (ending.is_(None), jobs.c.held_unique_key), (ending == SUCCEEDED, key_after_success())
-    )
-
-
-def _is_last_interruption(lease: sa.CTE) -> sa.ColumnElement[bool]:
-    """NULL, which counts as false, if the attempt was not interrupted."""
-    return sa.cast(jobs.c.interruptions, sa.Integer) + ONE >= lease.c.max_interruptions
-
-
-def _attempts(lease: sa.CTE) -> sa.ColumnElement[Any]:
-    """At most max_attempts: the attempt that only finds the job exhausted may crash too."""
-    return sa.func.least(lease.c.attempt - 1 + lease.c.burned, jobs.c.max_attempts)
-
-
-def _last_error(lease: sa.CTE) -> sa.ColumnElement[Any]:
-    """NULL after a successful attempt; earlier attempts keep their errors on record."""
-    kept = sa.case((lease.c.ending.is_distinct_from(SUCCEEDED), jobs.c.last_error))
-    interrupted = pg.concat(lease.c.error, LAST_INTERRUPTION, lease.c.max_interruptions)
-    return sa.func.coalesce(
-        sa.case((_is_last_interruption(lease), interrupted)), lease.c.error, kept
-    )
-
-
-def _snoozes(lease: sa.CTE) -> sa.ColumnElement[Any]:
-    """Limited: a job that snoozes for ever must not fail when the counter reaches its maximum."""
-    return sa.func.least(sa.cast(jobs.c.snoozes, sa.Integer) + lease.c.snoozed, MOST_SNOOZES)
-
-
-def _interruptions(lease: sa.CTE) -> sa.ColumnElement[Any]:
-    return sa.case(
-        (lease.c.max_interruptions.is_not(None), sa.cast(jobs.c.interruptions, sa.Integer) + ONE),
-        else_=jobs.c.interruptions,
-    )
-
-
-def _next_run_at(lease: sa.CTE) -> sa.ColumnElement[Any]:
-    """Without a delay the job keeps its run_at: a new one would put it behind the backlog."""
-    again = sa.and_(_ending(lease).is_(None), lease.c.delay.is_not(None))
-    return sa.case((again, clock() + seconds(lease.c.delay)), else_=jobs.c.run_at)
-
-
-def _next_messages_of(job: sa.CTE) -> sa.CTE:
-    """The messages of jobs that go on.
-
-    A job that crashed before, has only one attempt, or has places in limits is not claimed ahead
-    of a slot.
-    """
-    alone = sa.or_(job.c.lease_crashes > 0, job.c.max_attempts == 1, job.c.limit_keys.is_not(None))
-    names = (*PLACE, "id", "task", "attempts", "lease_crashes")
-    rows = sa.select(*(job.c[name] for name in names), alone).where(
-        job.c.outcome.is_(None), job.c.next_start_counts.is_not(sa.true())
-    )
-    columns = [*PLACE, "target_id", "task", "attempt", "crashes", "alone"]
-    return sa.insert(message_queue).from_select(columns, rows).cte("next_message")
-
-
-def _waiting_messages_of(job: sa.CTE) -> sa.CTE:
-    names = ("limit_keys", *PLACE, "id", "task", "attempts", "lease_crashes")
-    rows = sa.select(*(job.c[name] for name in names)).where(
-        job.c.outcome.is_(None), job.c.next_start_counts
-    )
-    columns = [*names[:4], "target_id", "task", "attempt", "crashes"]
-    return sa.insert(waiting_messages).from_select(columns, rows).cte("waiting_message")
 
 
 def _next_start_counts() -> sa.ColumnElement[bool | None]:
@@ -374,17 +408,6 @@ def _next_start_counts() -> sa.ColumnElement[bool | None]:
     return sa.case((jobs.c.limit_keys.is_not(None), known.scalar_subquery()))
 
 
-def _bad_attempts_of(job: sa.CTE) -> sa.CTE:
-    names = ("message_id", "attempt", "end", *ERROR, "worker_id", "started_at")
-    rows = sa.select(job.c.id, *(job.c[f"lease_{name}"] for name in names), clock()).where(
-        job.c.lease_end.is_not(None)
-    )
-    columns = ["outcome" if name == "end" else name for name in names]
-    attempts = insert_or_skip(job_attempts).from_select(["job_id", *columns, "finished_at"], rows)
-    attempts = attempts.on_conflict_do_nothing()
-    return attempts.cte("bad_attempt")
-
-
 def _dead_letters_of(job: sa.CTE) -> sa.CTE:
     rows = sa.select(job.c.id, job.c.outcome, job.c.queue, job.c.task, job.c.finished_at).where(
         job.c.outcome.in_([FAILED, CANCELLED])
@@ -392,39 +415,6 @@ def _dead_letters_of(job: sa.CTE) -> sa.CTE:
     columns = ["job_id", "outcome", "queue", "task", "finished_at"]
     letters = insert_or_skip(dead_letters).from_select(columns, rows).on_conflict_do_nothing()
     return letters.cte("letter")
-
-
-def _unreadable_jobs_of(job: sa.CTE) -> sa.CTE:
-    """Record that jobs wait because they are unreadable; a job recorded before keeps its time."""
-    rows = sa.select(job.c.id, job.c.task, job.c.lease_error).where(
-        job.c.lease_waits, job.c.outcome.is_(None)
-    )
-    unreadable = insert_or_skip(unreadable_jobs).from_select(["job_id", "task", "reason"], rows)
-    return unreadable.on_conflict_do_nothing().cte("unreadable")
-
-
-def _readable_jobs_of(job: sa.CTE) -> sa.CTE:
-    """Forget that jobs were unreadable, once an attempt has started or the job has ended.
-
-    Probes by key: a join might read the whole table.
-    """
-    has_started = sa.or_(job.c.lease_burned == BURNED, job.c.lease_snoozed == ONE)
-    was_interrupted = job.c.lease_max_interruptions.is_not(None)
-    ids = sa.select(job.c.id).where(
-        sa.or_(has_started, was_interrupted, job.c.outcome.is_not(None))
-    )
-    return sa.delete(unreadable_jobs).where(unreadable_jobs.c.job_id == among(ids)).cte("readable")
-
-
-def _unreadable_since(given: Any) -> LateralFromClause:
-    """Since when the arguments of a job have been unreadable, if that is recorded.
-
-    OFFSET keeps the planner from joining in another order: one probe by key for each such job.
-    """
-    row = sa.select(unreadable_jobs.c.since).where(
-        unreadable_jobs.c.job_id == given.c.target_id, given.c.max_unreadable.is_not(None)
-    )
-    return row.offset(AS_IT_STANDS).lateral("met")
 
 
 def _is_too_late(given: Any, lease: sa.CTE) -> sa.ColumnElement[bool]:
@@ -442,28 +432,6 @@ def _is_too_late(given: Any, lease: sa.CTE) -> sa.ColumnElement[bool]:
     )
     late = clock() + seconds(given.c.delay) > began + seconds(given.c.give_up_after)
     return sa.case((given.c.give_up_after.is_not(None), late))
-
-
-def _verdict_or_wait(
-    given: Any, since: sa.ColumnElement[Any], too_late: sa.ColumnElement[bool]
-) -> list[sa.ColumnElement[Any]]:
-    """The rest of the verdict, or a wait if the job is unreadable.
-
-    The document says that an unreadable job fails.  Until ``max_unreadable`` has passed, the job
-    waits instead: half of the time it has been unreadable, from 5 seconds to a minute.
-    """
-    now = pg.statement_timestamp()
-    waited = now - sa.func.coalesce(since, now)
-    waits = waited < seconds(given.c.max_unreadable)
-    half = sa.cast(sa.extract("epoch", waited), sa.Float) * HALF
-    pause = sa.func.least(sa.func.greatest(half, SHORTEST_PAUSE), LONGEST_PAUSE)
-    return [
-        waits.label("waits"),
-        sa.case((waits, pause), else_=given.c.delay).label("delay"),
-        sa.case((waits, KEPT), else_=given.c.burned).label("burned"),
-        sa.case((waits, sa.null()), (too_late, FAILED), else_=given.c.ending).label("ending"),
-        sa.case((waits, sa.null()), else_=given.c.end).label("end"),
-    ]
 
 
 class Settled(NamedTuple):
@@ -497,9 +465,11 @@ class Attempts(Claims):
 
     def settle(self, settlements: Sequence[tuple[Claimed, Outcome]]) -> list[Settled]:
         """Write outcomes; returns the attempts that were still this worker's."""
-        verdicts = [_verdict(claimed, outcome) for claimed, outcome in settlements]
-        verdicts.sort(key=lambda verdict: verdict["target_id"])
-        parameters = {"verdicts": json.dumps(verdicts), "worker_id": self._worker_id}
+        rows_given = sorted(
+            (_row_of(claimed, outcome) for claimed, outcome in settlements),
+            key=lambda row: row["target_id"],
+        )
+        parameters = {"verdicts": json.dumps(rows_given), "worker_id": self._worker_id}
         rows = fetch(self._executor, settle(), parameters)
         return [Settled(row[0], row[1]) for row in rows]
 
@@ -582,57 +552,44 @@ def _array(numbers: list[int]) -> str:
     return f"{{{str(numbers)[1:-1]}}}"
 
 
-def _verdict(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:
+def _row_of(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:  # noqa: C901  # one case each
     """Return one attempt and its outcome, as the row that the settle statement reads."""
-    return {
+    row: dict[str, Any] = {
         "target_id": claimed.job_id,
         "message_id": claimed.message_id,
         "attempt": claimed.attempt,
         "burned": 1,
         "crashed": 0,
         "snoozed": 0,
-        **_fields_of(outcome),
     }
-
-
-def _fields_of(outcome: Outcome) -> dict[str, Any]:
+    unburned = {**row, "burned": 0}  # uses up no attempt
     match outcome:
         case Succeeded(result):
-            return {"ending": "succeeded", "result": result}
+            return {**row, "ending": "succeeded", "result": result}
         case Retried(delay, error, end, limit):
-            crashed = int(end is AttemptEnd.CRASHED)
             times = {"delay": _seconds(delay), "give_up_after": _seconds(limit)}
-            return {**times, "crashed": crashed, **_error(error, end)}
+            crashed = int(end is AttemptEnd.CRASHED)
+            return {**row, **times, "crashed": crashed, **_error(error, end)}
         case Failed(error, end):
-            return {"ending": "failed", **_error(error, end)}
-        case Cancelled(reason):
-            return {"ending": "cancelled", "end": AttemptEnd.CANCELLED, "error": reason or None}
-        case Interrupted(most):
-            report = ErrorReport("Interrupted", INTERRUPTED, "")
-            return {
-                "burned": 0,
-                "max_interruptions": most,
-                **_error(report, AttemptEnd.INTERRUPTED),
-            }
+            return {**row, "ending": "failed", **_error(error, end)}
         case Unreadable(error, longest):
             failed = {"ending": "failed", **_error(error, AttemptEnd.FAILED)}
-            return {**failed, "max_unreadable": _seconds(longest)}
-        case Snoozed() | Released() | Exhausted() | Expired():
-            return {"burned": 0, **_fields_without_attempt(outcome)}
-    assert_never(outcome)
-
-
-def _fields_without_attempt(outcome: Snoozed | Released | Exhausted | Expired) -> dict[str, Any]:
-    """The same for an outcome that uses up no attempt, and of which no record is kept."""
-    match outcome:
+            return {**row, **failed, "max_unreadable": _seconds(longest)}
+        case Cancelled(reason):
+            cancelled = {"ending": "cancelled", "end": AttemptEnd.CANCELLED}
+            return {**row, **cancelled, "error": reason or None}
+        case Interrupted(most):
+            report = ErrorReport("Interrupted", INTERRUPTED, "")
+            interrupted = _error(report, AttemptEnd.INTERRUPTED)
+            return {**unburned, "max_interruptions": most, **interrupted}
         case Snoozed(delay):
-            return {"snoozed": 1, "delay": _seconds(delay)}
+            return {**unburned, "snoozed": 1, "delay": _seconds(delay)}
         case Released():
-            return {}
+            return unburned
         case Exhausted():
-            return {"ending": "failed", "error": CRASHED}
+            return {**unburned, "ending": "failed", "error": CRASHED}
         case Expired(reason):
-            return {"ending": "cancelled", "error": reason}
+            return {**unburned, "ending": "cancelled", "error": reason}
     assert_never(outcome)
 
 

@@ -234,13 +234,13 @@ def to_send_back(places: Iterable[Place], rules: Rules) -> list[int]:
     The first job of a strict limit keeps its place, and so blocks the others, unless the limit
     skips failed jobs.  A job under a limit that no worker has declared keeps its place too.
     """
-    return sorted(
-        {
-            place.job_id
-            for place in places
-            if place.is_held and place.may_go_back and not _blocks(place.limit_keys, rules)
-        }
-    )
+    sent_back = set()
+    for place in places:
+        if place.is_held and place.may_go_back:
+            declared = [rule_of(key, rules) for key in place.limit_keys]
+            if all(rule and (rule.skips_failed or not rule.is_strict) for rule in declared):
+                sent_back.add(place.job_id)
+    return sorted(sent_back)
 
 
 def to_admit(
@@ -340,11 +340,6 @@ def _group_of(job: Waiting, terms: _Terms) -> TurnGroup | None:
 
 def _declared_rule(key: str, rules: Rules) -> Rule:
     return rules.get(key) or rules[name_of(key)]
-
-
-def _blocks(limit_keys: Iterable[str], rules: Rules) -> bool:
-    job_rules = (rule_of(key, rules) for key in limit_keys)
-    return any(rule is None or (rule.is_strict and not rule.skips_failed) for rule in job_rules)
 
 
 def _start_order(due: _Due) -> tuple[int, datetime, int]:

@@ -192,7 +192,13 @@ def limits_of_task(
         )
     if len(given) > MOST_LIMITS:
         raise OptionError(f"task {task_name}: {len(given)} limits; give at most {MOST_LIMITS}")
-    turns = _fair_limits_of(fair_by, task_name)
+    try:
+        turns = [] if fair_by in ((), [], None) else [FairLimit(LARGEST_CAPACITY, by=fair_by)]
+    except OptionError as error:
+        raise OptionError(
+            f"task {task_name}: fair_by is {fair_by!r}; give the name of a parameter, as in "
+            'fair_by="tenant_id", or a tuple of names'
+        ) from error
     for one in (*given, *turns):
         for name in one.by:
             if name not in parameters:
@@ -210,18 +216,6 @@ def limits_of_task(
                 "another name=..."
             )
     return named
-
-
-def _fair_limits_of(fair_by: Any, task_name: str) -> list[FairLimit]:
-    if fair_by in ((), [], None):
-        return []
-    try:
-        return [FairLimit(LARGEST_CAPACITY, by=fair_by)]
-    except OptionError as error:
-        raise OptionError(
-            f"task {task_name}: fair_by is {fair_by!r}; give the name of a parameter, as in "
-            'fair_by="tenant_id", or a tuple of names'
-        ) from error
 
 
 def limits_of_queues(limits: Any) -> dict[str, tuple[Limit, ...]]:

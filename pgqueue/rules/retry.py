@@ -63,17 +63,15 @@ class Exponential:
     jitter: bool
 
     def delay_after(self, attempt: int, random: Callable[[], float]) -> timedelta:
-        delay = _at_most(self.cap, seconds=self._seconds_after(attempt))
+        seconds = self.base.total_seconds()
+        if seconds:  # 0 * inf would be NaN
+            try:
+                seconds *= float(self.factor) ** (attempt - 1)
+            except OverflowError:
+                seconds = math.inf
+        delay = _at_most(self.cap, seconds=seconds)
         # Full jitter, so that jobs that failed at the same time are not retried at the same time.
         return delay * random() if self.jitter else delay
-
-    def _seconds_after(self, attempt: int) -> float:
-        if not self.base:
-            return 0.0
-        try:
-            return self.base.total_seconds() * float(self.factor) ** (attempt - 1)
-        except OverflowError:
-            return math.inf
 
     def __str__(self) -> str:
         return (
@@ -179,7 +177,8 @@ class Retry:
         task_name: str = "",
     ) -> Retried | Failed:
         """Return the outcome of a failed attempt.  The first attempt has the number 1."""
-        if attempt >= max_attempts or not self._retries(error):
+        is_retried = not self.retried or isinstance(error, self.retried)
+        if attempt >= max_attempts or not is_retried or isinstance(error, self.given_up):
             return Failed(report, end)
         match self.schedule:
             case Never():
@@ -190,11 +189,6 @@ class Retry:
                 asked = _asked(function, attempt, error, task_name)
                 delay = _DEFAULT.delay_after(attempt, random) if asked is None else asked
         return Retried(delay, report, end, give_up_after=self.longest)
-
-    def _retries(self, error: BaseException) -> bool:
-        if isinstance(error, self.given_up):
-            return False
-        return not self.retried or isinstance(error, self.retried)
 
     def __repr__(self) -> str:
         text = f"Retry({_name_of(self.schedule)})"
@@ -217,9 +211,11 @@ def _asked(
     except BaseException as raised:  # an application's error must not stop the worker
         what = f"raised {type(raised).__name__}"
     else:
-        delay = _usable(answer)
-        if delay is not None:
-            return delay
+        seconds = answer.total_seconds() if isinstance(answer, timedelta) else answer
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        # Written so that NaN is refused too: every comparison with NaN is false.
+        if is_number and 0 <= seconds <= MAX_DELAY.total_seconds():
+            return timedelta(seconds=seconds)
         what = f"returned a {type(answer).__name__} that is no delay"
     logger.warning(
         "Task %s: its retry function %s; the default delay is used. "
@@ -228,15 +224,6 @@ def _asked(
         f"{_name_of(function)} {what}",
     )
     return None
-
-
-def _usable(answer: Any) -> timedelta | None:
-    """Return the answer as a delay; None if it is not a number, NaN, negative or too large."""
-    seconds = answer.total_seconds() if isinstance(answer, timedelta) else answer
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    # Written so that NaN is refused too: every comparison with NaN is false.
-    is_usable = is_number and 0 <= seconds <= MAX_DELAY.total_seconds()
-    return timedelta(seconds=seconds) if is_usable else None
 
 
 def _refuse_other_signatures(function: Any) -> None:

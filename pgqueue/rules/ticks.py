@@ -73,7 +73,8 @@ class Rule:
             # Counted from the epoch, so that the start of a worker does not move the ticks.
             return EPOCH + ((after - EPOCH) // self.every + 1) * self.every
         local = after.astimezone(ZoneInfo(self.timezone))
-        if self._hour != "*":
+        _, hour, *_ = str(self.cron).split()
+        if hour != "*":
             return next((tick for tick in self._once(local) if tick > after), None)
         found = [next((tick for tick in self._passing(local) if tick > after), None)]
         if length := _left_of_first_pass(local):
@@ -95,10 +96,6 @@ class Rule:
             if len(found) >= most or start == after:
                 return found[-most:]
             span *= 8
-
-    @property
-    def _hour(self) -> str:
-        return str(self.cron).split()[1]
 
     def _walls(self, local: datetime, back: timedelta = timedelta(0)) -> Iterator[datetime]:
         """Yield the wall-clock times of the expression after a local time."""

@@ -122,7 +122,8 @@ def storable_key(key: Any, task_name: str) -> str | None:
             f"task {task_name}: unique_key gave {key!r}; it must give a str of at least one "
             "character, or None for a job that is not unique"
         )
-    if "\x00" in key or (not key.isprintable() and _has_surrogate(key)):
+    has_surrogate = not key.isprintable() and any("\ud800" <= each <= "\udfff" for each in key)
+    if "\x00" in key or has_surrogate:
         raise PayloadError(
             f"task {task_name}: unique_key {key!r} holds a character PostgreSQL cannot store; "
             "remove NUL characters and lone surrogates"
@@ -143,10 +144,6 @@ def split_period(stored_key: str) -> tuple[str, str]:
         return "", stored_key
     begins, _, key = stored_key.removeprefix(KEY_OF_PERIOD).partition(":")
     return f"{KEY_OF_PERIOD}{begins}:", key
-
-
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _check_names(by: Any) -> None:

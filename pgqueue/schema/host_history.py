@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from pgqueue.errors import SchemaError, SchemaTooNew
 from pgqueue.models.base import SCHEMA
@@ -74,7 +74,22 @@ def _version_found(verb: str, *, to: int, base: int | None, offline_default: int
     from alembic import op
 
     if not op.get_context().as_sql:
-        return _version_in_database(op.get_bind())
+        connection = op.get_bind()
+        wait_for_other_upgrades(connection)
+        found = read_state(connection)
+        if damage := found.damage():
+            raise damage
+        if found.revision is not None:
+            # Leave the tables to the host's history: two would each run the next revision.
+            connection.execute(
+                text(
+                    f"""
+                    DELETE FROM "{SCHEMA}".alembic_version
+                    WHERE pg_catalog.starts_with(version_num, 'pgqueue_')
+                    """  # noqa: S608  # the schema name is checked where it is read
+                )
+            )
+        return found.version or 0
     if base is not None:
         _refuse_unknown(base, lowest=0)
         return base
@@ -84,28 +99,6 @@ def _version_found(verb: str, *, to: int, base: int | None, offline_default: int
             f"database to ask for the first: say pgqueue.schema.{verb}(to={to}, base=...)."
         )
     return offline_default
-
-
-def _version_in_database(connection: Connection) -> int:
-    wait_for_other_upgrades(connection)
-    found = read_state(connection)
-    if damage := found.damage():
-        raise damage
-    if found.revision is not None:
-        _take_over(connection)
-    return found.version or 0
-
-
-def _take_over(connection: Connection) -> None:
-    """Leave the tables to the host's history: two histories would each run the next revision."""
-    connection.execute(
-        text(
-            f"""
-            DELETE FROM "{SCHEMA}".alembic_version
-            WHERE pg_catalog.starts_with(version_num, 'pgqueue_')
-            """  # noqa: S608  # the schema name is checked where it is read
-        )
-    )
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The stand-alone way: pgqueue's revisions in their own history."""
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
-from pgqueue.schema.state import SCHEMA_VERSION, State, read_state, verify, wait_for_other_upgrades
+from pgqueue.schema.state import SCHEMA_VERSION, read_state, verify, wait_for_other_upgrades
 
 
 def upgrade_database(engine: Engine) -> None:
@@ -15,23 +15,15 @@ def upgrade_database(engine: Engine) -> None:
         wait_for_other_upgrades(connection)
         found = read_state(connection)
         if found.version is None or found.version < SCHEMA_VERSION:
-            _refuse_other_histories(found)
-            _upgrade_to_head(connection)
+            if damage := found.damage():
+                raise damage
+            if found.version is not None and found.revision is None:
+                raise found.too_old()  # the tables are in the application's own history
+            from alembic import command
+            from alembic.config import Config
+
+            config = Config()
+            config.set_main_option("script_location", "pgqueue:migrations")
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
         verify(connection)
-
-
-def _refuse_other_histories(found: State) -> None:
-    if damage := found.damage():
-        raise damage
-    if found.version is not None and found.revision is None:
-        raise found.too_old()
-
-
-def _upgrade_to_head(connection: Connection) -> None:
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", "pgqueue:migrations")
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")

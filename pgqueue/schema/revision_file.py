@@ -34,7 +34,13 @@ def write_revision(
         path = _write(scripts, config, message=message, head=head)
     except CommandError as error:
         raise SchemaError(f"Alembic wrote no revision: {error}") from error
-    _refuse_empty(path)
+    # Templates for several databases have one function for each and none for all.
+    if "pgqueue.schema.upgrade" not in path.read_text("utf-8"):
+        raise SchemaError(
+            f"The template of {path} has no place for the call. In the functions for the database "
+            f"that holds the jobs, write pgqueue.schema.upgrade(to={SCHEMA_VERSION}) and "
+            "pgqueue.schema.downgrade(to=0)."
+        )
     return path
 
 
@@ -59,7 +65,9 @@ def _write(scripts: ScriptDirectory, config: Config, *, message: str, head: str)
             f"{scripts.dir} is pgqueue's own history. Run this where your application's "
             "alembic.ini is, or name that file."
         )
-    base = _version_brought_by(scripts)
+    sources = [Path(script.path).read_text("utf-8") for script in scripts.walk_revisions()]
+    calls = re.findall(r"\bschema\.upgrade\(\s*to=(\d+)", "\n".join(sources))
+    base = max(map(int, calls), default=0)
     if base >= SCHEMA_VERSION:
         raise SchemaError(
             f"A revision in {scripts.dir} already calls pgqueue.schema.upgrade(to={base}), and "
@@ -76,19 +84,3 @@ def _write(scripts: ScriptDirectory, config: Config, *, message: str, head: str)
     )
     assert script is not None  # None is for files that are no revision
     return Path(script.path)
-
-
-def _version_brought_by(scripts: ScriptDirectory) -> int:
-    sources = [Path(script.path).read_text("utf-8") for script in scripts.walk_revisions()]
-    calls = re.findall(r"\bschema\.upgrade\(\s*to=(\d+)", "\n".join(sources))
-    return max(map(int, calls), default=0)
-
-
-def _refuse_empty(path: Path) -> None:
-    """Refuse templates for several databases: they have one function for each and none for all."""
-    if "pgqueue.schema.upgrade" not in path.read_text("utf-8"):
-        raise SchemaError(
-            f"The template of {path} has no place for the call. In the functions for the database "
-            f"that holds the jobs, write pgqueue.schema.upgrade(to={SCHEMA_VERSION}) and "
-            "pgqueue.schema.downgrade(to=0)."
-        )

@@ -22,7 +22,12 @@ def verify(connection: Connection) -> None:
     """Raise an error that says what to run if this code cannot work with the tables."""
     found = read_state(connection)
     if found.version is None or found.oldest_code is None:
-        raise found.damage() or _no_tables()
+        raise found.damage() or SchemaMissing(
+            f"There are no pgqueue tables in schema {SCHEMA} of this database. "
+            f"Run `{_UPGRADE_COMMAND}`, in a Flask application `flask pgqueue upgrade`. Or write a "
+            "revision in your application's own Alembic history with `pgqueue revision`, which "
+            f"calls `pgqueue.schema.upgrade(to={SCHEMA_VERSION})`, and run it."
+        )
     if found.version < SCHEMA_VERSION:
         raise found.too_old()
     if found.oldest_code > SCHEMA_VERSION:
@@ -131,12 +136,3 @@ _REVISION = text(
     WHERE pg_catalog.starts_with(version_num, 'pgqueue_')
     """  # noqa: S608  # the schema name is checked where it is read
 )
-
-
-def _no_tables() -> SchemaMissing:
-    return SchemaMissing(
-        f"There are no pgqueue tables in schema {SCHEMA} of this database. "
-        f"Run `{_UPGRADE_COMMAND}`, in a Flask application `flask pgqueue upgrade`. Or write a "
-        "revision in your application's own Alembic history with `pgqueue revision`, which calls "
-        f"`pgqueue.schema.upgrade(to={SCHEMA_VERSION})`, and run it."
-    )

@@ -78,8 +78,12 @@ class Arguments:
         bound = [self._bound(row, index) for index, row in enumerate(rows)]
         encoded = self._payload.encode_many(bound)
         texts = self._payload.dumps_chunks(encoded, rows=CHUNK, max_bytes=max_bytes)
-        calls = enumerate(zip(bound, encoded, strict=True))
-        keys = [self._key_of_row(*call, index) for index, call in calls]
+        keys: list[str | None] = []
+        for index, (values, stored) in enumerate(zip(bound, encoded, strict=True)):
+            try:
+                keys.append(self._unique_keys.of(values, stored))
+            except (ArgumentsError, OptionError, PayloadError) as error:
+                raise type(error)(in_batch(error, index)) from error
         is_small = sum(map(len, texts)) <= LARGEST_TEXT
         sure_to_fit = min(CHUNK, max(1, LARGEST_TEXT // max_bytes))
         limit_keys = [limits.of(each) for each in encoded]
@@ -97,14 +101,6 @@ class Arguments:
             f"{self._where}: row {index} of enqueue_many is {type(row).__name__}; give a tuple "
             "of positional arguments, as (7,), or a dict of arguments by name"
         )
-
-    def _key_of_row(
-        self, values: Mapping[str, Any], encoded: Mapping[str, Any], index: int
-    ) -> str | None:
-        try:
-            return self._unique_keys.of(values, encoded)
-        except (ArgumentsError, OptionError, PayloadError) as error:
-            raise type(error)(in_batch(error, index)) from error
 
 
 class UniqueKeys:
@@ -126,7 +122,9 @@ class UniqueKeys:
             self._names = tuple(names_wanted_by(self._unique.key, options.task, names))
         elif self._unique.key is None:
             self._names = self._names_of(self._unique)
-            self._defaults = self._encoded_defaults()
+            for name, value in payload.with_defaults({}).items():
+                with suppress(ArgumentsError, PayloadError):  # refused as arguments too
+                    self._defaults |= payload.encode({name: value})
 
     def of(self, values: Mapping[str, Any], encoded: Mapping[str, Any]) -> str | None:
         """Return the key of a call, from its arguments and their stored form.
@@ -138,9 +136,23 @@ class UniqueKeys:
             return None
         key: Any = unique.key
         if key is None:
-            key = self._key_from_arguments(encoded)
+            key = f"{self._task_name}({','.join(self._names)})"
+            if self._names:
+                known = {**self._defaults, **encoded}
+                named = {name: known[name] for name in self._names if name in known}
+                # A digest and not the values: a role may read keys but not arguments.
+                digest = sha256(canonical_text(named).encode()).hexdigest()
+                key = f"{key}:{digest[:DIGITS_OF_DIGEST]}"
         elif callable(key):
-            key = self._key_from_function(key, values)
+            known = self._payload.with_defaults(values)
+            try:
+                key = key(**{name: known[name] for name in self._names})
+            except Exception as error:  # the application's code
+                raise OptionError(
+                    f"task {self._task_name}: its unique_key function raised "
+                    f"{type(error).__name__}; let it return a str, or None for a job that is not "
+                    "unique"
+                ) from error
         return storable_key(key, self._task_name)
 
     def _names_of(self, unique: Unique) -> tuple[str, ...]:
@@ -152,33 +164,6 @@ class UniqueKeys:
                     f"the task; it may have {', '.join(self._payload.names) or 'nothing'}"
                 )
         return tuple(sorted(set(names)))
-
-    def _encoded_defaults(self) -> dict[str, Any]:
-        """The defaults in their stored form, except those that would be refused as arguments."""
-        encoded: dict[str, Any] = {}
-        for name, value in self._payload.with_defaults({}).items():
-            with suppress(ArgumentsError, PayloadError):
-                encoded |= self._payload.encode({name: value})
-        return encoded
-
-    def _key_from_arguments(self, encoded: Mapping[str, Any]) -> str:
-        """Contains a digest and not the values, because a role may read keys but not arguments."""
-        what = f"{self._task_name}({','.join(self._names)})"
-        if not self._names:
-            return what
-        known = {**self._defaults, **encoded}
-        text = canonical_text({name: known[name] for name in self._names if name in known})
-        return f"{what}:{sha256(text.encode()).hexdigest()[:DIGITS_OF_DIGEST]}"
-
-    def _key_from_function(self, function: Any, values: Mapping[str, Any]) -> Any:
-        known = self._payload.with_defaults(values)
-        try:
-            return function(**{name: known[name] for name in self._names})
-        except Exception as error:  # the application's code
-            raise OptionError(
-                f"task {self._task_name}: its unique_key function raised {type(error).__name__}; "
-                "let it return a str, or None for a job that is not unique"
-            ) from error
 
 
 def canonical_text(stored: Any) -> str:

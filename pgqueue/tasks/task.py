@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
@@ -108,22 +108,19 @@ class Task(Generic[P, R]):
         hints = self.injection.hints
         secret = [name for name in self.payload.names if is_secret(hints.get(name))]
         hidden = {*secret, *options.secret_args}
-        self._refuse_unmaskable(hints, options.secret_args)
-        # Jobs that were enqueued before a renaming have the argument under its old name.
-        old = [name for name, new in options.renamed.items() if new in hidden]
-        self._own_meta: dict[str, Any] = {}
-        """What pgqueue itself notes in the meta of each job of this task."""
-        self._set_options(options.hiding([*secret, *old]))
-
-    def _refuse_unmaskable(self, hints: Mapping[str, Any], secret_args: Collection[str]) -> None:
         for name in self.payload.names:
-            kind = unmaskable(hints.get(name), is_inside=name in secret_args)
+            kind = unmaskable(hints.get(name), is_inside=name in options.secret_args)
             if kind is not None:
                 raise TaskDefinitionError(
                     f"{self._where}: the secret argument {name!r} has values of the type "
                     f"{kind.__name__}, which errors quote in forms that cannot be masked; declare "
                     "text, a number, or a list or a dataclass of such, and convert it in the task"
                 )
+        # Jobs that were enqueued before a renaming have the argument under its old name.
+        old = [name for name, new in options.renamed.items() if new in hidden]
+        self._own_meta: dict[str, Any] = {}
+        """What pgqueue itself notes in the meta of each job of this task."""
+        self._set_options(options.hiding([*secret, *old]))
 
     @property
     def _where(self) -> str:
@@ -196,7 +193,13 @@ class Task(Generic[P, R]):
             with translated_errors():
                 row = self._insert(Enqueues(connection), new, written)
             if isinstance(row, Enqueued):
-                return self._added_job(target, row, written, new)
+                collect(target, [row.id])
+                job = self._loaded_job(row, written, new)
+                # The row is written and needs no flush, so a mapper event may enqueue too:
+                # SQLAlchemy warns of an add there, because the flush would miss new or changed
+                # objects.
+                Session.add(target, job, _warn=False)
+                return job
             check_holder(self._options, row.id, written.unique_key)
             if (held := held_job(target, row)) is not None:
                 collect(target, [held.id])
@@ -237,7 +240,19 @@ class Task(Generic[P, R]):
         connection = joined(target, self._where)
         refuse_autocommit(connection, f"{self._where}: enqueue_many")
         with translated_errors():
-            job_ids = self._insert_many(connection, written)
+            enqueues, new = Enqueues(connection), self._new_on(connection)
+            if self._options.uniqueness is None and not self._limits:
+                job_ids = [
+                    id
+                    for text in written.texts
+                    for id in enqueues.enqueue_chunk(new, documents=text)
+                ]
+            else:
+                keys = enqueues.held_keys(new, written.unique_keys)
+                written = replace(written, unique_keys=keys)
+                raises = self._options.conflict != "return"
+                with connection.begin_nested() if raises else nullcontext():
+                    job_ids = _enqueue_unique(enqueues, new, written, self._options)
         collect(target, job_ids)
         return job_ids
 
@@ -294,7 +309,15 @@ class Task(Generic[P, R]):
         """
         warn_of_open_transaction(self.name, self.owner.session_of_caller())
         if self._new.changes_holder:
-            return self._delay_or_change(*args, **kwargs)
+            with self.owner.session() as session, session.begin():
+                # At a stricter level PostgreSQL refuses to change a job that another transaction
+                # has just changed, and the caller has no transaction to repeat.
+                if isinstance(session.get_bind(mapper=Job), Engine):
+                    options = {"isolation_level": "READ COMMITTED"}
+                    session.connection(bind_arguments={"mapper": Job}, execution_options=options)
+                changed = self.enqueue(session, *args, **kwargs)
+                session.expunge(changed)  # as loaded: the COMMIT would expire it
+                return changed
         without_period, new = self._written(args, kwargs), self._new_now()
         for _ in range(TRIES_FOR_A_KEY):
             # In autocommit one statement is one transaction, which saves two round trips.
@@ -310,20 +333,6 @@ class Task(Generic[P, R]):
                     session.expunge(job)
                     return job
         raise key_never_free(new, written.unique_key)
-
-    def _delay_or_change(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """:meth:`delay` in a transaction of several statements.
-
-        The level is READ COMMITTED.  At a stricter level, PostgreSQL refuses to change a job that
-        another transaction has just changed, and the caller has no transaction to repeat.
-        """
-        with self.owner.session() as session, session.begin():
-            if isinstance(session.get_bind(mapper=Job), Engine):
-                options = {"isolation_level": "READ COMMITTED"}
-                session.connection(bind_arguments={"mapper": Job}, execution_options=options)
-            job = self.enqueue(session, *args, **kwargs)
-            session.expunge(job)  # as loaded: the COMMIT would expire it
-            return job
 
     def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
         """Return the same task with other options for the jobs enqueued through it.
@@ -428,7 +437,12 @@ class Task(Generic[P, R]):
             secret=options.secret_args,
             defaults=lambda: self.payload.encode(self.payload.with_defaults({})),
         )
-        self._refuse_changes_under_limits()
+        if self._limits and options.uniqueness is not None and options.uniqueness.changes_holder:
+            raise OptionError(
+                f"{self._where}: on_conflict={options.conflict!r} changes a job that waits "
+                "for its time, and not one that waits for a limit; omit the limit, or give "
+                "on_conflict='return' or 'raise'"
+            )
         if options.expires_in is not None and self._limits:
             self._own_meta[DUE] = None
         if options.on_failed is not None:
@@ -450,15 +464,6 @@ class Task(Generic[P, R]):
         """Whether the keys of this limit contain secret arguments of the task."""
         secret = frozenset(self._options.secret_args)
         return any(limit.name == name and limit.is_secret(secret) for limit in self.own_limits)
-
-    def _refuse_changes_under_limits(self) -> None:
-        unique = self._options.uniqueness
-        if self._limits and unique is not None and unique.changes_holder:
-            raise OptionError(
-                f"{self._where}: on_conflict={self._options.conflict!r} changes a job that waits "
-                "for its time, and not one that waits for a limit; omit the limit, or give "
-                "on_conflict='return' or 'raise'"
-            )
 
     def _follow_up_values(self, follow_up: Any) -> dict[str, Any]:
         """Return the values of the follow-up; each job of this task keeps them in its meta."""
@@ -520,15 +525,6 @@ class Task(Generic[P, R]):
             limit_keys=written.limit_keys,
         )
 
-    def _insert_many(self, connection: Connection, written: WrittenRows) -> list[int]:
-        enqueues, new = Enqueues(connection), self._new_on(connection)
-        if self._options.uniqueness is not None or self._limits:
-            written = replace(written, unique_keys=enqueues.held_keys(new, written.unique_keys))
-            raises = self._options.conflict != "return"
-            with connection.begin_nested() if raises else nullcontext():
-                return _enqueue_unique(enqueues, new, written, self._options)
-        return [id for text in written.texts for id in enqueues.enqueue_chunk(new, documents=text)]
-
     def _in_period(self, connection: Connection, new: NewJob, written: Written) -> Written:
         if new.unique is None or new.unique.period is None:
             return written
@@ -548,16 +544,6 @@ class Task(Generic[P, R]):
         for source in self.owner.meta_sources:
             meta |= checked_meta(where, source(self) or {})
         return replace(self._new, meta=meta_text(where, {**meta, **of_task}))
-
-    def _added_job(
-        self, session: Session, enqueued: Enqueued, written: Written, new: NewJob
-    ) -> Job:
-        collect(session, [enqueued.id])
-        job = self._loaded_job(enqueued, written, new)
-        # The row is written and needs no flush, so a mapper event may enqueue too: SQLAlchemy warns
-        # of an add there, because the flush would miss new or changed objects.
-        Session.add(session, job, _warn=False)
-        return job
 
     def _loaded_job(self, enqueued: Enqueued, written: Written, new: NewJob) -> Job:
         return loaded_job(
