@@ -232,14 +232,15 @@ def write_count() -> sa.Executable:
 def progress_of_batch() -> sa.Executable:
     """A batch as it was last counted: one row, however many jobs it has."""
     columns = batches.c
-    counted = [
-        sa.func.coalesce(columns[name], sa.cast(columns.counted.op("->>")(name), sa.BigInteger))
-        for name in ("total", "failed", "cancelled")
-    ]
-    total, failed, cancelled = counted
-    ended = sa.func.coalesce(
-        columns.total, sa.cast(columns.counted.op("->>")("ended"), sa.BigInteger)
+
+    def counted(name: str) -> sa.ColumnElement[Any]:
+        key = sa.cast(sa.literal_column(f"'{name}'"), sa.Text)
+        return sa.cast(columns.counted.op("->>")(key), sa.BigInteger)
+
+    total, failed, cancelled = (
+        sa.func.coalesce(columns[name], counted(name)) for name in ("total", "failed", "cancelled")
     )
+    ended = sa.func.coalesce(columns.total, counted("ended"))
     return sa.select(
         *(columns.id, columns.name, sa.cast(columns.meta, sa.Text), total, ended, failed),
         *(cancelled, columns.outcome, columns.callback_id),
