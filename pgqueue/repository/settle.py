@@ -379,7 +379,8 @@ def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
     # might read the whole table.
     readable = sa.select(job.c.id).where(
         sa.or_(
-            sa.or_(job.c.lease_burned == BURNED, job.c.lease_snoozed == ONE),
+            job.c.lease_burned == BURNED,
+            job.c.lease_snoozed == ONE,
             job.c.lease_max_interruptions.is_not(None),
             job.c.outcome.is_not(None),
         )
@@ -465,11 +466,11 @@ class Attempts(Claims):
 
     def settle(self, settlements: Sequence[tuple[Claimed, Outcome]]) -> list[Settled]:
         """Write outcomes; returns the attempts that were still this worker's."""
-        rows_given = sorted(
+        given = sorted(
             (_row_of(claimed, outcome) for claimed, outcome in settlements),
             key=lambda row: row["target_id"],
         )
-        parameters = {"verdicts": json.dumps(rows_given), "worker_id": self._worker_id}
+        parameters = {"verdicts": json.dumps(given), "worker_id": self._worker_id}
         rows = fetch(self._executor, settle(), parameters)
         return [Settled(row[0], row[1]) for row in rows]
 
