@@ -37,7 +37,7 @@ async def block_the_loop(ctx: JobContext, gate: str) -> int:
 @mutation
 def heart_beats_on_the_event_loop(patch: Patch) -> None:
     """A heartbeat goes by the event loop that runs the async handlers."""
-    from pgqueue.worker import supervisor
+    from pgqueue.worker import runtime
     from pgqueue.worker.event_loop import EventLoop
     from pgqueue.worker.heartbeat import Heartbeat
 
@@ -53,7 +53,7 @@ def heart_beats_on_the_event_loop(patch: Patch) -> None:
 
         return loops[0].wait_for(beat())
 
-    apart = patch.set(supervisor, "EventLoop", event_loop)
+    apart = patch.set(runtime, "EventLoop", event_loop)
     by_thread = patch.set(Heartbeat, "step", step)
 
 
