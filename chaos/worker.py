@@ -89,7 +89,7 @@ def _work(options: dict[str, Any]) -> None:
     spans: dict[str, Any] = {
         name: timedelta(seconds=options.pop(name, default)) for name, default in SPANS
     }
-    queues = tuple(options.pop("queues", ()))
+    queues = options.pop("queues", ())
     if options.pop("by_command", True):
         work(queue, queues=queues, until_empty=False, **spans, **options)
     else:

@@ -94,7 +94,7 @@ def order_under_kills(environment: Environment, size: Size) -> None:
         size.workers,
         concurrency=SLOTS,
         poll_interval=0.1,
-        queues=[f"busy={SHARE - 1},quiet=1,turns=2"],
+        queues={"busy": SHARE - 1, "quiet": 1, "turns": 2},
         age_after=AGE_AFTER,
     )
     singles = []
