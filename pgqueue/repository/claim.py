@@ -46,8 +46,8 @@ def claim(
 ) -> sa.Executable:
     """Delete the messages, insert the leases, read the jobs.
 
-    A claim looks at the first due messages, up to its limit, and leaves those that it must not
-    take.  They count towards the limit: however many there are, the claim looks no further.
+    A claim looks at the first due messages, up to its limit, and leaves the messages that it must
+    not take.  These count towards the limit too, so that a claim never scans far.
 
     - Suspects, which are jobs that a worker held when it crashed: takes one, and leaves the others.
       Without ``suspects`` it skips them, and they do not count.
@@ -156,7 +156,7 @@ def _taken_messages(due: sa.CTE, *, ahead: bool, suspects: bool) -> sa.CTE:
 
 
 def _due_messages(*, suspects: bool, registered: bool) -> sa.Select[*tuple[Any, ...]]:
-    """The first due messages of the pairs, locked: LIMIT in each probe and around all."""
+    """The first due messages of the pairs, locked.  LIMIT applies to each pair and to all."""
     pair = _pairs()
     due = (
         sa.select(CTID, message_queue.c.crashes, message_queue.c.alone)
@@ -252,8 +252,10 @@ def _meta_of(rows: sa.FromClause) -> list[sa.ColumnElement[Any]]:
 
 
 def _leases_for(started: sa.CTE) -> sa.CTE:
-    """Insert one lease for each job.  If the data are damaged and a job has a lease already, or two
-    messages, the other message gets no lease."""
+    """Insert one lease for each job.
+
+    In damaged data a job may have two messages, or a lease already: then a message gets no lease.
+    """
     rows = sa.select(
         started.c.target_id,
         started.c.id,

@@ -146,7 +146,7 @@ class ProcessPool:
         control.close()
 
     def _taken(self) -> "Child | None":
-        """A child for a job; None when the worker stops, or when there is no server any more."""
+        """Take an idle child, or start one; None when the worker stops or the server has ended."""
         with self._lock:
             while self._idle and self._idle[-1].has_ended:
                 self._idle.pop().close()
@@ -184,10 +184,10 @@ class Child:
         self._control = control
         self._jobs_left = max_jobs
         self._jobs, jobs = Pipe()
-        """Jobs to the child; progress and outcomes from it."""
+        """Carries jobs to the child, and progress and outcomes from it."""
         self._signals, signals = Pipe()
-        """Cancels and stops to the child.  From the server: its pid, or why there is none; and when
-        it has ended, its exit status."""
+        """Carries cancels and stops to the child.  From the server come the child's pid, or the
+        error of the fork, and later the child's exit status."""
         with jobs, signals:
             socket.send_fds(control, [FORK], [jobs.fileno(), signals.fileno()])
         started = self._signals.recv()
@@ -349,7 +349,8 @@ class _Server:
 
     def serve(self, worker: int) -> None:
         """Fork children until the worker has ended or closes the control socket."""
-        # Sent when the thread of the worker ends that has forked this process, or its successor.
+        # The kernel sends it when the thread that forked this process ends, or the thread that
+        # inherits it.  The worker may go on then, so the loop asks for the parent.
         _signal_at_end_of_parent(signal.SIGCHLD)
         while os.getppid() == worker:
             ready = wait([self._control, self._wake_up])
@@ -503,8 +504,7 @@ class _Notices:
 
 
 class _Reports:
-    """What a child tells its worker: how a job has ended, and before that its progress, once a
-    second."""
+    """What a child tells its worker: the progress of a job, once a second, and then its outcome."""
 
     def __init__(self, jobs: Connection) -> None:
         self._jobs = jobs
