@@ -124,9 +124,9 @@ class Ledger:
             self.on_settled(claimed for claimed, _ in batch)
         self._forget([claimed for claimed, _ in batch])
 
-    def discarded(self, claimed: Claimed, counted_as: str) -> None:
-        """Count and forget an attempt whose outcome is not accepted, or not known."""
-        self.counts[counted_as] += 1
+    def stale(self, claimed: Claimed) -> None:
+        """Count and forget an attempt whose lease had passed to another worker."""
+        self.counts[STALE] += 1
         self._forget([claimed])
 
     def forget_all(self) -> None:

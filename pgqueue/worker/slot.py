@@ -15,7 +15,6 @@ from pgqueue.handler.transaction import FAILURES, AttemptTransaction, Stale
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts
-from pgqueue.worker.ledger import STALE
 from pgqueue.worker.outage import is_away, words_of
 from pgqueue.worker.pool_transaction import PoolTransaction
 from pgqueue.worker.reconnecting import is_lock_timeout
@@ -110,7 +109,7 @@ class Slot(WorkerThread):
         claimed = attempt.claimed
         if isinstance(error, Stale):
             logger.warning("job %s: its lease had passed on, its writes are undone", claimed.job_id)
-            self.runtime.ledger.discarded(claimed, STALE)
+            self.runtime.ledger.stale(claimed)
             return None
         if isinstance(error, DBAPIError | PoolTimeout) and not attempt.has_begun:
             if isinstance(error, DBAPIError) and is_away(error):

@@ -192,25 +192,19 @@ class Supervisor:
             hanging=() if self._scheduler is None else tuple(self._scheduler.hanging()),
         )
 
-    def _supervise(self, is_over: Callable[[], bool]) -> None:
-        for ready in (self._heartbeat.registered, self._rescuer.informed):
-            while not ready.wait(WATCH_EVERY):
-                self._check_threads()
-                if is_over():
-                    return
-        logger.info("serving %s", ", ".join(self._config.queues))
-        if self._admitter.is_in_use:  # after the rescuer: it must not admit jobs of paused tasks
-            self._runtime.ledger.on_settled = self._admitter.settled
-            self._admitter.start()
-        for thread in (self._settler, *self._slots, self._claimer):
-            thread.start()
-        while not is_over() and not self._claimer.finished.wait(
-            WATCH_EVERY if self._running_attempts() else WATCH_AT_REST_EVERY
-        ):
-            timeouts.stop_cut_off(self._running_attempts())
-            self._replace_overdue()
-            self._end_again()
-            self._check_threads()
+    def interrupt(self) -> bool:
+        """Settle running attempts as ``interrupted`` and close.
+
+        Returns whether this run has interrupted any attempt.
+        """
+        began = time.monotonic()
+        with timeouts.staying(runs := self._running_attempts()):
+            lost = [run for run in runs if run.lose()]
+            outcomes = [(run, Interrupted(run.task.settings.max_interruptions)) for run in lost]
+            self._settle_for_threads(outcomes)
+        self._has_interrupted = self._has_interrupted or bool(lost)
+        self._close(LAST_SETTLE - (time.monotonic() - began))
+        return self._has_interrupted
 
     def _verify(self, is_over: Callable[[], bool]) -> None:
         """Wait for the database, refuse a schema version that this code does not support, and read
@@ -231,6 +225,26 @@ class Supervisor:
                 pass
         finally:
             reconnecting.close()
+
+    def _supervise(self, is_over: Callable[[], bool]) -> None:
+        for ready in (self._heartbeat.registered, self._rescuer.informed):
+            while not ready.wait(WATCH_EVERY):
+                self._check_threads()
+                if is_over():
+                    return
+        logger.info("serving %s", ", ".join(self._config.queues))
+        if self._admitter.is_in_use:  # after the rescuer: it must not admit jobs of paused tasks
+            self._runtime.ledger.on_settled = self._admitter.settled
+            self._admitter.start()
+        for thread in (self._settler, *self._slots, self._claimer):
+            thread.start()
+        while not is_over() and not self._claimer.finished.wait(
+            WATCH_EVERY if self._running_attempts() else WATCH_AT_REST_EVERY
+        ):
+            timeouts.stop_cut_off(self._running_attempts())
+            self._replace_overdue()
+            self._end_again()
+            self._check_threads()
 
     def _running_attempts(self) -> list[RunningAttempt]:
         return [run for slot in self._slots if (run := slot.current) is not None]
@@ -364,20 +378,6 @@ class Supervisor:
 
     def _are_alive(self) -> bool:
         return any(slot.is_alive() for slot in self._slots)
-
-    def interrupt(self) -> bool:
-        """Settle running attempts as ``interrupted`` and close.
-
-        Returns whether this run has interrupted any attempt.
-        """
-        began = time.monotonic()
-        with timeouts.staying(runs := self._running_attempts()):
-            lost = [run for run in runs if run.lose()]
-            outcomes = [(run, Interrupted(run.task.settings.max_interruptions)) for run in lost]
-            self._settle_for_threads(outcomes)
-        self._has_interrupted = self._has_interrupted or bool(lost)
-        self._close(LAST_SETTLE - (time.monotonic() - began))
-        return self._has_interrupted
 
     def _close(self, seconds: float = LAST_SETTLE) -> None:
         deadline = time.monotonic() + seconds
