@@ -124,15 +124,15 @@ class ClaimCursors:
             last[row.queue, row.priority] = (row.run_at, row.message_id)
         unfinished = len(pairs)
         if claim.taken >= limit:
-            taken = [i for i, pair in enumerate(pairs) if (pair.queue, pair.priority) in last]
-            unfinished = max(taken, default=0)
+            reached = [i for i, pair in enumerate(pairs) if (pair.queue, pair.priority) in last]
+            unfinished = max(reached, default=0)
         for index, pair in enumerate(pairs[: unfinished + 1]):
             name = (pair.queue, pair.priority)
             key = max(last.get(name, START), (pair.run_at, pair.message_id))
             if index < unfinished:
                 # A second back: a transaction about to commit may have inserted a row due now.
                 key = max(key, (claim.quiet_until, 0))
-            # Ahead of the database's clock: it was set back, or another server took over.
+            # A key later than the database's clock: it was set back, or another server took over.
             self._keys[name] = START if key[0] > claim.read_at else key
 
 

@@ -441,6 +441,16 @@ class AdmissionRounds:
             admissions.serialize()
 
 
+def rules_of(limits: Mapping[str, Limit]) -> dict[str, Rule]:
+    """Return the limits of the code as rules, as if a worker had declared them."""
+    return {
+        name: Rule(
+            limit.capacity, limit.is_strict, limit.failed_head == "skip", is_fair=limit.is_fair
+        )
+        for name, limit in limits.items()
+    }
+
+
 def _take_tokens(
     admissions: Admissions,
     waiting: Sequence[Waiting],
@@ -473,13 +483,3 @@ def _take_tokens(
 
 def _key_sets(jobs: Iterable[Waiting]) -> set[tuple[str, ...]]:
     return {job.limit_keys for job in jobs}
-
-
-def rules_of(limits: Mapping[str, Limit]) -> dict[str, Rule]:
-    """Return the limits of the code as rules, as if a worker had declared them."""
-    return {
-        name: Rule(
-            limit.capacity, limit.is_strict, limit.failed_head == "skip", is_fair=limit.is_fair
-        )
-        for name, limit in limits.items()
-    }
