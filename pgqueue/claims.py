@@ -134,6 +134,7 @@ class OpenClaim:
         notify: bool,
     ) -> None:
         self._given = session
+        """A Session, an AsyncSession, or a registry of them."""
         self._queues = queues
         self._tasks = tasks
         self._retention = retention
@@ -219,10 +220,10 @@ class OpenClaim:
     def _next(
         self, session: Session, connection: Connection, attempts: Attempts
     ) -> tuple[Claimed, dict[str, Any], timedelta | None] | None:
-        """Claim the first due job that can run, and end those that cannot.
+        """Claim the first due job that can run, and settle the due jobs before it that cannot.
 
-        Such a job may be too late to start, have used up all attempts by crashes, or have arguments
-        that cannot be decoded.
+        A job cannot run if it is too late to start, if crashes have used up its attempts, or if its
+        arguments cannot be decoded.
         """
         paused = Workers(connection).notices(running=[], search=False).paused
         names = [

@@ -24,6 +24,7 @@ from pgqueue.tasks.duplicates import running_job
 
 
 def never(_: BaseException) -> bool:
+    """The ``is_replayed`` of an attempt without a transaction."""
     return False
 
 
@@ -36,9 +37,9 @@ def call(
     write_pending: Callable[[], None] | None = None,
     is_replayed: Callable[[BaseException], bool] = never,
 ) -> Outcome:
-    """Call a handler in this thread, and flush what it left pending in its session.
+    """Call a handler in this thread, and flush the changes that are pending in its Session.
 
-    Raises only an error after which the attempt goes on with a replay.
+    Raises only errors for which ``is_replayed`` is true.
     """
     try:
         arguments = _begin(task, claimed)
@@ -95,7 +96,7 @@ async def call_async(
 
 
 def _begin(task: Task[..., Any], claimed: Claimed) -> dict[str, Any]:
-    """Decode the arguments.  Enqueues of the handler read ``running_job``."""
+    """Set ``running_job``, which the handler's enqueues read, and decode the arguments."""
     running_job.set(claimed)
     return task.payload.loads(claimed.args)
 

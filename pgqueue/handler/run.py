@@ -46,8 +46,8 @@ class Host(Protocol):
 def run_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
     """Run one attempt.  Returns its outcome, to be settled; None if nothing is left to settle.
 
-    For an async handler, call it by ``greenlet_spawn``.  Raises Stale, and what the database raises
-    outside of the handler.
+    For an async handler, call this function by ``greenlet_spawn``.  Raises Stale, and errors of the
+    database outside of the handler.
     """
     task, claimed = attempt.task, attempt.claimed
     if claimed.attempt > claimed.max_attempts:
@@ -70,11 +70,13 @@ def run_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
 
 
 async def run_async_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
-    """:func:`run_attempt` for an async handler, on its event loop; without a greenlet if it needs
-    none."""
+    """Run one attempt of an async handler, on its event loop, as :func:`run_attempt` does.
+
+    Uses a greenlet only if the attempt needs the database.
+    """
     task, claimed = attempt.task, attempt.claimed
-    asks = task.is_transactional or task.asks_before_start
-    if asks or claimed.attempt > claimed.max_attempts:
+    needs_database = task.is_transactional or task.asks_before_start
+    if needs_database or claimed.attempt > claimed.max_attempts:
         return await greenlet_spawn(run_attempt, attempt, host)
     context = _context(attempt, host)
     return await call_async(task, claimed, context, around=host.around_async)
@@ -126,7 +128,7 @@ def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:
                             is_replayed=is_replayed,
                         )
                     if not outcome.keeps_writes or session.in_transaction():
-                        attempt.forget_session()  # else it stays open: listeners may read from it
+                        attempt.forget_session()  # otherwise ``after_commit`` listeners may use it
                 if not outcome.keeps_writes:
                     return outcome
                 if attempt.is_lost:

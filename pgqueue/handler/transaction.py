@@ -35,8 +35,8 @@ FIRST_PAUSE = 0.02
 """Seconds; doubles with each replay."""
 
 FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError, ConnectionError)
-"""Raised at the settle for what a handler has left: a deferred constraint, an ended savepoint.  And
-at the COMMIT."""
+"""Errors of the settle and of the COMMIT.  A handler causes errors of the settle, for example by a
+violated deferred constraint or an ended savepoint."""
 
 
 class Stale(Exception):
@@ -67,15 +67,15 @@ class AttemptTransaction(ABC):
 
     @abstractmethod
     def begin(self, connection: Connection) -> None:
-        """Begin it; also begin it again after a rollback by the handler's Session."""
+        """Begin the transaction; begin it again after a rollback by the handler's Session."""
 
     @abstractmethod
     def end_handler(self, connection: Connection) -> None:
-        """Prepare for the settle; raises TransactionEnded if the handler has ended it."""
+        """Prepare for the settle; raises TransactionEnded if the handler ended the transaction."""
 
     @abstractmethod
     def commit_writes(self, connection: Connection) -> None:
-        """Commit it; raises ConnectionError if the connection broke and it was not committed."""
+        """Commit the transaction; raises ConnectionError if it was lost with the connection."""
 
     @abstractmethod
     def settled(self, outcome: Outcome, settled: Settled) -> None:

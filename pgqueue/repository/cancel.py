@@ -56,8 +56,8 @@ def waiting_jobs(which: JobFilter, table: sa.Table) -> sa.Executable:
 def cancel_waiting(table: sa.Table) -> sa.Executable:
     """End these jobs as cancelled; returns those that it has ended.
 
-    Locks the row of a job first and its message then, as every change of a job does, and waits for
-    neither: a job that another transaction holds, or a worker has claimed, stays as it is.
+    Locks the row of a job first and then its message, as every change of a job does.  Waits for
+    neither: a job that another transaction has locked, or a worker has claimed, stays as it is.
     """
     found = document("found", *(sa.column(name, table.c[name].type) for name in KEYS[table]))
     locked = (
@@ -131,8 +131,8 @@ class Cancels:
     def all_of(self, which: JobFilter) -> Counter[Change]:
         """Cancel all jobs of the filter in this transaction; returns how many, by the result.
 
-        Those that wait come first.  Then each job that has started meanwhile, or is running, is
-        asked to stop; this may wait for the transaction that has locked its row.
+        First ends the jobs that wait.  Then cancels the others one by one: those that run, and
+        those that have started meanwhile.  This may wait for transactions that have locked rows.
         """
         counts: Counter[Change] = Counter()
         left: list[int] = []

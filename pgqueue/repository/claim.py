@@ -46,8 +46,8 @@ def claim(
 ) -> sa.Executable:
     """Delete the messages, insert the leases, read the jobs.
 
-    A claim looks at the first due messages, up to its limit, and leaves those that it must not
-    take.  They count towards the limit: however many there are, the claim looks no further.
+    A claim looks at the first due messages, up to its limit, and leaves the messages that it must
+    not take.  These count towards the limit too, so that a claim never scans far.
 
     - Suspects, which are jobs that a worker held when it crashed: takes one, and leaves the others.
       Without ``suspects`` it skips them, and they do not count.
@@ -133,30 +133,8 @@ def ages() -> sa.Executable:
     ).select_from(pair.join(due, sa.true()))
 
 
-def _taken_messages(due: sa.CTE, *, ahead: bool, suspects: bool) -> sa.CTE:
-    """Delete those of the due messages that the claim may take.
-
-    By ctid, which gives a Tid Scan whatever the statistics; from an array, which is read once:
-    ``id IN (SELECT ... LIMIT 2 FOR UPDATE SKIP LOCKED)`` may run its sub-query once per outer
-    row, and would then delete far more than two.
-    """
-    places = sa.select(due.c.ctid)
-    if ahead:
-        places = places.where(~due.c.alone)
-    elif suspects:
-        suspect = sa.select(due.c.ctid).where(due.c.crashes > 0).correlate(None).limit(1)
-        is_one = due.c.ctid == suspect.scalar_subquery()
-        places = places.where(sa.or_(due.c.crashes == 0, is_one))
-    return (
-        sa.delete(message_queue)
-        .where(among(places) == CTID)
-        .returning(message_queue)
-        .cte("message")
-    )
-
-
 def _due_messages(*, suspects: bool, registered: bool) -> sa.Select[*tuple[Any, ...]]:
-    """The first due messages of the pairs, locked: LIMIT in each probe and around all."""
+    """The first due messages of the pairs, locked.  LIMIT applies to each pair and to all."""
     pair = _pairs()
     due = (
         sa.select(CTID, message_queue.c.crashes, message_queue.c.alone)
@@ -206,6 +184,28 @@ def _worker_is_alive() -> sa.ColumnElement[bool]:
     return this_worker.scalar_subquery()
 
 
+def _taken_messages(due: sa.CTE, *, ahead: bool, suspects: bool) -> sa.CTE:
+    """Delete those of the due messages that the claim may take.
+
+    By ctid, which gives a Tid Scan whatever the statistics; from an array, which is read once:
+    ``id IN (SELECT ... LIMIT 2 FOR UPDATE SKIP LOCKED)`` may run its sub-query once per outer
+    row, and would then delete far more than two.
+    """
+    places = sa.select(due.c.ctid)
+    if ahead:
+        places = places.where(~due.c.alone)
+    elif suspects:
+        suspect = sa.select(due.c.ctid).where(due.c.crashes > 0).correlate(None).limit(1)
+        is_one = due.c.ctid == suspect.scalar_subquery()
+        places = places.where(sa.or_(due.c.crashes == 0, is_one))
+    return (
+        sa.delete(message_queue)
+        .where(among(places) == CTID)
+        .returning(message_queue)
+        .cte("message")
+    )
+
+
 def _unfinished_jobs_of(message: sa.CTE, *, meta: bool) -> sa.CTE:
     """Each message with its job.  Messages without an unfinished job are not among them.
 
@@ -236,24 +236,15 @@ def _unfinished_jobs_of(message: sa.CTE, *, meta: bool) -> sa.CTE:
     return started.cte("started")
 
 
-def _claimed_columns(started: sa.CTE) -> list[sa.ColumnElement[Any]]:
-    """The first three columns are the order in which jobs start, so plain rows sort in it."""
-    names = ["priority", "run_at", "id", "target_id", "queue", "task", "args", "max_attempts"]
-    return [started.c[name] for name in names]
-
-
-def _meta_column(started: sa.CTE) -> sa.ColumnElement[Any]:
-    """The column ``meta``, NULL if it is not read: all rows then have the same columns."""
-    return started.c.meta if "meta" in started.c else sa.null().label("meta")
-
-
 def _meta_of(rows: sa.FromClause) -> list[sa.ColumnElement[Any]]:
     return [rows.c.meta] if "meta" in rows.c else []
 
 
 def _leases_for(started: sa.CTE) -> sa.CTE:
-    """Insert one lease for each job.  If the data are damaged and a job has a lease already, or two
-    messages, the other message gets no lease."""
+    """Insert one lease for each job.
+
+    In damaged data a job may have two messages, or a lease already: then a message gets no lease.
+    """
     rows = sa.select(
         started.c.target_id,
         started.c.id,
@@ -264,6 +255,17 @@ def _leases_for(started: sa.CTE) -> sa.CTE:
     columns = ["target_id", "message_id", "attempt", "crashes", "worker_id"]
     new = insert_or_skip(leases).from_select(columns, rows).on_conflict_do_nothing()
     return new.returning(leases.c.message_id, leases.c.attempt, leases.c.crashes).cte("lease")
+
+
+def _claimed_columns(started: sa.CTE) -> list[sa.ColumnElement[Any]]:
+    """The first three columns are the order in which jobs start, so plain rows sort in it."""
+    names = ["priority", "run_at", "id", "target_id", "queue", "task", "args", "max_attempts"]
+    return [started.c[name] for name in names]
+
+
+def _meta_column(started: sa.CTE) -> sa.ColumnElement[Any]:
+    """The column ``meta``, NULL if it is not read: all rows then have the same columns."""
+    return started.c.meta if "meta" in started.c else sa.null().label("meta")
 
 
 def _moment(message: sa.CTE, due: sa.CTE) -> sa.Subquery:

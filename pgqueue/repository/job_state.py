@@ -14,15 +14,15 @@ from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import count_rows, jobs, leases, message_queue, pg
 
 MOST_AHEAD = 1000
-"""The largest position: to count a million jobs would take long."""
+"""The largest position: counting a million jobs would take long."""
 
 
 @cache
 def state_of_job() -> sa.Executable:
     """A job with its status, its attempt and its position; no row if it does not exist."""
     lease = leases.alias("lease")
-    each = pg.generate_series(sa.literal_column("0"), jobs.c.priority)
-    priority = each.table_valued(sa.column("priority", sa.Integer)).render_derived(name="each")
+    series = pg.generate_series(sa.literal_column("0"), jobs.c.priority)
+    priority = series.table_valued(sa.column("priority", sa.Integer)).render_derived(name="each")
     first = (
         sa.select(message_queue.c.priority, message_queue.c.run_at, message_queue.c.target_id)
         .where(

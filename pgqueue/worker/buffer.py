@@ -9,12 +9,13 @@ from threading import Condition, Event
 from pgqueue.repository.claim import Claimed
 
 FEW = 10
+"""After so few jobs at once, the claimer lets the slots run first."""
 
 
 class JobBuffer:
     """The claimer puts jobs in, the slots take them out, the most urgent first.
 
-    The heap is handed over without a lock: ``extend``, ``heapify``, ``heappop`` and ``pop`` on
+    The heap is shared without a lock: ``extend``, ``heapify``, ``heappop`` and ``pop`` on
     tuples of numbers and strings are atomic under the GIL.
     """
 
@@ -23,9 +24,11 @@ class JobBuffer:
         self.room = Event()
         """Set when the claimer should look: the heap is low, or all jobs are settled."""
         self.low_water = 0
+        """The number of jobs in the heap at which the claimer should look; the claimer sets it."""
         self._waiting = 0
         """Number of slots that wait for a job."""
         self._put = 0
+        """How many jobs have been put in so far."""
         self._fills: deque[tuple[float, int]] = deque()
         """When the jobs still here were put in, and how many had been put in by then."""
         self._arrived = Condition()
@@ -82,7 +85,7 @@ class JobBuffer:
         return time.monotonic() - self._fills[0][0] if self._fills else 0.0
 
     def drain(self) -> list[Claimed]:
-        """Take back all jobs that no slot has taken."""
+        """Remove and return all jobs that no slot has taken."""
         taken: list[Claimed] = []
         while True:
             try:

@@ -41,12 +41,14 @@ BRIEF = (0.001, 0.002)
 """Seconds of the short waits after which a worker that was busy goes to sleep."""
 FIRST_SLEEP = 0.005
 SLEEP_SHARE = 0.98
-"""Share of the poll interval to sleep: a job the last poll just missed starts in the rest."""
+"""Share of the poll interval to sleep.  The rest of the interval is for the claim and the start of
+a job that became due right after the last poll."""
 FALSE_ALARMS = 10
-"""How many wake-ups in a row may find no job, because other workers have claimed it."""
+"""How many wake-ups in a row may find no job before the worker pauses after each further one.  A
+few are normal: other workers have claimed the job."""
 PAUSE = 0.02
-"""Seconds between further such wake-ups.  Any role that can connect can notify without limit, and
-must not make all workers claim as often."""
+"""Seconds of this pause.  Any role that can connect can notify without limit, and must not make all
+workers claim as often."""
 UNTIL_SETTLED = 0.05
 """Seconds between two looks for the last job of a worker that ends when no job is left."""
 
@@ -96,17 +98,20 @@ class Claimer(Loop):
         self._was_full = False
         """Whether the last claim found as many messages as it asked for."""
         self._left = 0
-        """How many of the messages that a claim ahead has left are to be claimed for free slots."""
+        """Messages that the last claim ahead has left and free slots have not claimed yet."""
         self._generation = 0
+        """The number of the connection that the last step used."""
         self._reconciled_at = float("-inf")
         self._election_lock = lock_key("sweeper " + " ".join(sorted(config.queues)))
         self._is_elected, self._election_at = False, float("-inf")
+        """Whether this worker sweeps for all workers of its queues, and when it last asked."""
         self._batches = BatchEnds(notify=listens)
         self._listener = Listener(enabled=listens)
         self._longest_sleep = SLEEP_SHARE * config.poll_interval.total_seconds()
         self._empty_claims = 0
         self._false_alarms = 0
         self._armed_at: float | None = None
+        """Since when enqueuers notify this worker; None while it is busy."""
         self._slept_through = False
         """Whether the last sleep lasted until the next poll, without a sign of a job."""
 
@@ -143,7 +148,7 @@ class Claimer(Loop):
         if time.monotonic() - self._reconciled_at > RECONCILE_EVERY:
             self._reconcile(connection)
         if self._slept_through and (upcoming := self._poll(attempts)) is not None:
-            self._sleep(upcoming)
+            self._sleep_until_due(upcoming)
             return 0.0
         buffer.room.clear()
         room, is_ahead = self._room()
@@ -152,14 +157,14 @@ class Claimer(Loop):
             return 0.0
 
         self._learn_ages(attempts)
-        # Read before the claim, which leaves out suspects while one runs: the running one may end.
+        # Read before the claim: it skips suspects while one runs, which may end during the claim.
         was_idle, admitted = not runtime.ledger.in_flight, self._admitter.admitted
         is_sweep = self._is_sweep_due(connection)
         claim = self._claim(attempts, room, ahead=is_ahead, sweep=is_sweep)
         if not claim.found and not is_sweep and (self._until_empty or self._cursors.is_sweep_cheap):
             claim = self._claim(attempts, room, ahead=is_ahead, sweep=True)
         if runtime.identity.worker_id != worker_id:
-            return 0.0  # declared dead meanwhile: a rescuer releases these leases too
+            return 0.0  # this worker was declared dead: a rescuer releases these leases too
 
         prefetch.ran(sum(slot.ran for slot in self._slots), sum(slot.busy for slot in self._slots))
         if self._was_full and buffer.free_slots > 0:
@@ -174,10 +179,10 @@ class Claimer(Loop):
         return 0.0
 
     def _room(self) -> tuple[int, bool]:
-        """How many jobs to claim, and whether ahead of the slots, where not every job may wait.
+        """How many jobs to claim, and whether to claim them ahead of the slots.
 
-        A claim ahead is for free slots too: one large claim is made instead of two.  When it has
-        left jobs, nothing is claimed ahead until free slots have taken as many.
+        A claim ahead also serves free slots: one large claim replaces two.  It leaves jobs that
+        must not wait in a worker; free slots claim as many jobs before the next claim ahead.
         """
         free, ahead = self._runtime.buffer.free_slots, self._prefetch.ahead
         if free > 0 and (self._left or not self._was_full or not ahead):
@@ -241,7 +246,7 @@ class Claimer(Loop):
     def _wait_for_room(self) -> None:
         """Wait until a slot may need a job; release the jobs that have waited here too long."""
         buffer, prefetch = self._runtime.buffer, self._prefetch
-        self._wait_for_notification(0)
+        self._wait_for_notification(0)  # takes those that have come: one may wake the admitter
         buffer.room.wait(max(STALE - buffer.longest_wait(), 0.001))
         waited = buffer.longest_wait()
         prefetch.oldest_waits(waited)
@@ -264,10 +269,10 @@ class Claimer(Loop):
             self._fall_asleep(attempts)
 
     def _leaves_nothing(self, admitted: int) -> bool:
-        """Whether no job comes any more, for a worker that ends when no job is left.
+        """Admit waiting jobs and end batches; whether neither has made a job.
 
-        Admits jobs that wait for room, if ``admitter.admitted`` was this number before the claim
-        that found nothing, and ends batches, whose callbacks are jobs too.
+        ``admitted``: the value of ``admitter.admitted`` before the claim that found nothing.  The
+        callbacks of batches are jobs too.
         """
         if self._admitter.has_admitted_since(admitted):
             return False
@@ -283,7 +288,7 @@ class Claimer(Loop):
             ended = connection.attempt(partial(self._batches.end, is_over=self.stopping.is_set))
         finally:
             connection.close()
-        return ended == 0  # None if the database is away
+        return ended == 0  # ``ended`` is None if the database is away
 
     def _fall_asleep(self, attempts: Attempts) -> None:
         """Sleep after a claim that found nothing, until a job may be due."""
@@ -292,14 +297,14 @@ class Claimer(Loop):
             self.stopping.wait(PAUSE)
         if self._armed_at is None and self._empty_claims <= len(BRIEF):
             self._wait_for_notification(BRIEF[self._empty_claims - 1])
-        # At each sleep: the connection that held the sleepers' lock may have been replaced.
+        # Arm at each sleep: the connection that held the sleepers' lock may have been replaced.
         elif self._listener.arm() or self._armed_at is None:
             # Claim once more: transactions committed before the lock did not notify.
             self._armed_at = time.monotonic()
         else:
             # Jobs that are due could not be claimed: sleep only until the next one is due.
             pairs = self._cursors.pairs(paused=self._runtime.identity.closed)
-            self._sleep(attempts.upcoming(pairs, tasks=self._runtime.open_tasks))
+            self._sleep_until_due(attempts.upcoming(pairs, tasks=self._runtime.open_tasks))
 
     def _poll(self, attempts: Attempts) -> Upcoming | None:
         """Read whether a job is due; None if a claim must find out.
@@ -319,11 +324,11 @@ class Claimer(Loop):
             cursors.rewind()
         return None if upcoming.is_due else upcoming
 
-    def _sleep(self, upcoming: Upcoming) -> None:
+    def _sleep_until_due(self, upcoming: Upcoming) -> None:
         """Sleep until the next poll, the next due message or the next suspect that may start."""
         now = time.monotonic()
-        # An enqueuer that found no sleeper may commit only now.  A sleep is as long as the worker
-        # has slept so far, so the job waits no longer than its transaction took to commit.
+        # An enqueuer that found no sleeper may commit only now.  Each sleep is as long as all
+        # sleeps before it, so the job waits no longer than its transaction took to commit.
         lasted = now - (self._armed_at or now)
         poll = min(max(lasted, FIRST_SLEEP), self._longest_sleep)
         seconds = min(poll, self._isolation.seconds_left() or poll)
@@ -331,7 +336,7 @@ class Claimer(Loop):
             seconds = min(seconds, upcoming.seconds)
         if self._wait_for_notification(seconds) or self.stopping.is_set():
             return
-        # Nothing was heard: the connection may be lost.
+        # No notification came: the connection may be lost.  To arm an armed listener tests it.
         has_been_armed = not self._listener.arm()
         has_slept = seconds == poll and time.monotonic() - now >= seconds
         self._slept_through = has_been_armed and has_slept
@@ -347,7 +352,7 @@ class Claimer(Loop):
         return bool(payloads)
 
     def _begin_on_new(self, connection: Connection) -> None:
-        """Forget what held only on the last connection, which has broken."""
+        """Forget the state that belonged to the last connection, which has broken."""
         self._generation = self.reconnecting.generation
         self._listener.share(connection)
         self._cursors.rewind()
@@ -358,13 +363,24 @@ class Claimer(Loop):
         """Release leases that this process does not know: the answer to their claim was lost."""
         runtime = self._runtime
         self._reconciled_at = time.monotonic()
-        # Read before the query.  An attempt that is settled during the query may be in its answer,
+        # Read before the query.  An attempt that is settled during the query may be in the answer,
         # but is no longer in flight afterwards.
         in_flight = list(runtime.ledger.in_flight.values())
         known = {(claimed.message_id, claimed.attempt) for claimed in in_flight}
         leases = Workers(connection).leases_of(runtime.identity.worker_id)
         for job_id, message_id, attempt in leases:
             if (message_id, attempt) not in known:
-                logger.warning("job %s: giving back a lease whose claim was lost", job_id)
-                lost = Claimed(0, "", message_id, job_id, "", "", "", 1, attempt, 0)
-                runtime.ledger.give_back(lost)
+                logger.warning("job %s: releasing a lease whose claim was lost", job_id)
+                lost = Claimed(
+                    priority=0,
+                    run_at="",
+                    message_id=message_id,
+                    job_id=job_id,
+                    queue="",
+                    task="",
+                    args="",
+                    max_attempts=1,
+                    attempt=attempt,
+                    crashes=0,
+                )
+                runtime.ledger.release_unknown(lost)

@@ -14,8 +14,10 @@ from pgqueue.repository.settle import Settled
 
 logger = redaction.logger(__name__)
 
-BATCH = 2000
+MAX_BATCH = 2000
+"""Outcomes that the settler takes at once."""
 STALE = "stale"
+"""Counts attempts whose lease had passed to another worker before they were settled."""
 
 
 class Ending(NamedTuple):
@@ -32,7 +34,7 @@ class Ending(NamedTuple):
 class Ledger:
     """Shared by the claimer, the slots and the settler.
 
-    The outcomes are handed over without a lock: ``append`` and ``popleft`` are atomic under the
+    The outcomes are shared without a lock: ``append`` and ``popleft`` are atomic under the
     GIL.
     """
 
@@ -47,12 +49,13 @@ class Ledger:
         self.times: dict[int, tuple[float, float]] = {}
         """When the handlers of unsettled attempts ran, by message; only for :attr:`on_end`."""
         self.on_end: Callable[[Ending], object] | None = None
-        """Called for each outcome that is committed, if anybody wants to know."""
+        """Called for each outcome that is committed, if the application has callbacks."""
         self.on_settled: Callable[[Iterable[Claimed]], object] | None = None
         """Called with jobs whose settle is committed, if limits are in use."""
         self.on_suspect_settled: Callable[[], object] = lambda: None
-        """The claimer may sleep, and the next suspect may start."""
+        """Called when the next suspect may start: the claimer may be asleep."""
         self.on_all_settled: Callable[[], object] = lambda: None
+        """Called when no attempt is in flight any more."""
         self._done: deque[tuple[Claimed, Outcome]] = deque()
         self._has_done = Event()
 
@@ -61,8 +64,10 @@ class Ledger:
         self.in_flight.update((job.message_id, job) for job in jobs)
 
     def knows(self, claimed: Claimed) -> bool:
-        """Whether an attempt is still this worker's: one that was declared dead has forgotten all
-        its attempts."""
+        """Whether an attempt is still this worker's.
+
+        A worker that was declared dead has forgotten all its attempts.
+        """
         return self.in_flight.get(claimed.message_id) is claimed
 
     def done(self, claimed: Claimed, outcome: Outcome) -> None:
@@ -71,8 +76,8 @@ class Ledger:
         if not self._has_done.is_set():
             self._has_done.set()
 
-    def give_back(self, claimed: Claimed) -> None:
-        """Release a lease that no slot knows of; it stays in flight until it is settled."""
+    def release_unknown(self, claimed: Claimed) -> None:
+        """Release a lease that was not in flight; it is in flight until it is settled."""
         self.in_flight[claimed.message_id] = claimed
         self.done(claimed, Released())
 
@@ -81,7 +86,7 @@ class Ledger:
         self._has_done.wait(wait)
         self._has_done.clear()
         batch: list[tuple[Claimed, Outcome]] = []
-        while len(batch) < BATCH:
+        while len(batch) < MAX_BATCH:
             try:
                 batch.append(self._done.popleft())
             except IndexError:
@@ -92,10 +97,10 @@ class Ledger:
     def settled(
         self, batch: Sequence[tuple[Claimed, Outcome]], settled: list[Settled] | None
     ) -> None:
-        """Forget and count attempts whose settle is committed; ``settled`` is None if all have
-        succeeded.
+        """Count and forget attempts whose settle is committed.
 
-        Every outcome of this worker that is accepted passes here.
+        ``settled`` is None if all have succeeded.  Called for every outcome of this worker that
+        the database has accepted.
         """
         if settled is None and self.on_end is None:
             self.counts["succeeded"] += len(batch)
@@ -119,13 +124,13 @@ class Ledger:
             self.on_settled(claimed for claimed, _ in batch)
         self._forget([claimed for claimed, _ in batch])
 
-    def discarded(self, claimed: Claimed, word: str) -> None:
-        """Forget and count an attempt whose outcome is not accepted, or not known."""
-        self.counts[word] += 1
+    def stale(self, claimed: Claimed) -> None:
+        """Count and forget an attempt whose lease had passed to another worker."""
+        self.counts[STALE] += 1
         self._forget([claimed])
 
     def forget_all(self) -> None:
-        """Forget all attempts: others rescue them."""
+        """Forget all attempts: other workers rescue them."""
         self.in_flight.clear()
         self.times.clear()
 

@@ -108,17 +108,17 @@ class ProcessPool:
             return None
         return ChildProcessError("it has ended; its children, if any, were killed")
 
-    def run(self, run: RunningAttempt) -> Outcome:
+    def run(self, attempt: RunningAttempt) -> Outcome:
         """Run one attempt in a child."""
         try:
             child = self._taken()
         except OSError as error:  # no more processes or files
-            return after_error(run.task, run.claimed, error)
+            return after_error(attempt.task, attempt.claimed, error)
         if child is None:
             return Released()
-        run.begin_in(child)
-        outcome = child.run(run)
-        run.child = None
+        attempt.begin_in(child)
+        outcome = child.run(attempt)
+        attempt.child = None
         self._put_back(child)
         return outcome
 
@@ -146,7 +146,7 @@ class ProcessPool:
         control.close()
 
     def _taken(self) -> "Child | None":
-        """A child for a job; None when the worker stops, or when there is no server any more."""
+        """Take an idle child, or start one; None when the worker stops or the server has ended."""
         with self._lock:
             while self._idle and self._idle[-1].has_ended:
                 self._idle.pop().close()
@@ -184,10 +184,10 @@ class Child:
         self._control = control
         self._jobs_left = max_jobs
         self._jobs, jobs = Pipe()
-        """Jobs to the child; progress and outcomes from it."""
+        """Carries jobs to the child, and progress and outcomes from it."""
         self._signals, signals = Pipe()
-        """Cancels and stops to the child.  From the server: its pid, or why there is none; and when
-        it has ended, its exit status."""
+        """Carries cancels and stops to the child.  From the server come the child's pid, or the
+        error of the fork, and later the child's exit status."""
         with jobs, signals:
             socket.send_fds(control, [FORK], [jobs.fileno(), signals.fileno()])
         started = self._signals.recv()
@@ -204,29 +204,29 @@ class Child:
         """Whether it can run another job."""
         return self._pid is not None and self.killed_for is None and self._jobs_left > 0
 
-    def run(self, run: RunningAttempt) -> Outcome:
+    def run(self, attempt: RunningAttempt) -> Outcome:
         """Run one attempt; returns by its timeout, whatever the handler does."""
         self._jobs_left -= 1
-        run.begin()
+        attempt.begin()
         with suppress(EOFError, OSError):  # it has died, or has closed its connection
-            self._jobs.send(run.claimed)
-            self.notify(run)
-            while self._answers(until=run.deadline):
+            self._jobs.send(attempt.claimed)
+            self.notify(attempt)
+            while self._answers(until=attempt.deadline):
                 message = self._jobs.recv()
                 if not isinstance(message, Progress):
-                    return self._after_answer(run, message)
-                run.report(message)
-        return self._after_death(run)
+                    return self._after_answer(attempt, message)
+                attempt.report(message)
+        return self._after_death(attempt)
 
-    def notify(self, run: RunningAttempt) -> None:
+    def notify(self, attempt: RunningAttempt) -> None:
         """Tell the handler whether it is cancelled, and whether the worker stops.
 
         Never waits, because the heartbeat calls it: a child reads these messages before each job.
         """
         with suppress(OSError):  # the child has died
-            if run.is_cancelled():
-                self._signals.send(run.claimed.message_id)
-            if run.is_stopping():
+            if attempt.is_cancelled():
+                self._signals.send(attempt.claimed.message_id)
+            if attempt.is_stopping():
                 self._signals.send(None)
 
     def kill(self, end: AttemptEnd | None = None) -> None:
@@ -255,24 +255,24 @@ class Child:
             return False
         return self._jobs in ready
 
-    def _after_answer(self, run: RunningAttempt, outcome: Outcome) -> Outcome:
+    def _after_answer(self, attempt: RunningAttempt, outcome: Outcome) -> Outcome:
         if isinstance(outcome, Retried | Failed) and outcome.end is not AttemptEnd.DISCARDED:
-            log_failure(run.task, run.claimed, outcome)
+            log_failure(attempt.task, attempt.claimed, outcome)
             if outcome.error.type == "MemoryError":
                 self._jobs_left = 0  # its memory may not be enough for the next job
         if isinstance(outcome, Unreadable):
             log_waiting(outcome.error.message)
         return outcome
 
-    def _after_death(self, run: RunningAttempt) -> Outcome:
+    def _after_death(self, attempt: RunningAttempt) -> Outcome:
         status = self._exit_status()
         match self.killed_for:
             case AttemptEnd.TIMEOUT:
-                return after_timeout(run.task, run.claimed)
+                return after_timeout(attempt.task, attempt.claimed)
             case AttemptEnd.INTERRUPTED:
-                return Interrupted(run.task.settings.max_interruptions)
+                return Interrupted(attempt.task.settings.max_interruptions)
         reason = f"the handler's process {_reason_of(status)}"
-        return after_crash(run.task, run.claimed, reason)
+        return after_crash(attempt.task, attempt.claimed, reason)
 
     def _exit_status(self) -> int | None:
         """The exit status of a child that has ended, or that is killed if it does not end."""
@@ -349,7 +349,8 @@ class _Server:
 
     def serve(self, worker: int) -> None:
         """Fork children until the worker has ended or closes the control socket."""
-        # Sent when the thread of the worker ends that has forked this process, or its successor.
+        # The kernel sends it when the thread that forked this process ends, or the thread that
+        # inherits it.  The worker may go on then, so the loop asks for the parent.
         _signal_at_end_of_parent(signal.SIGCHLD)
         while os.getppid() == worker:
             ready = wait([self._control, self._wake_up])
@@ -503,8 +504,7 @@ class _Notices:
 
 
 class _Reports:
-    """What a child tells its worker: how a job has ended, and before that its progress, once a
-    second."""
+    """What a child tells its worker: the progress of a job, once a second, and then its outcome."""
 
     def __init__(self, jobs: Connection) -> None:
         self._jobs = jobs

@@ -43,15 +43,15 @@ Settle = Callable[[Connection, list[Settlement]], None]
 SETTLING = {**CLAIMING, "lock_timeout": "500"}
 """Milliseconds to wait for a transaction that has locked the row of a job."""
 LOOK_AGAIN = 0.5
-"""Seconds until the next look at jobs whose rows were locked for longer."""
+"""Seconds between two looks at the jobs whose rows are locked."""
 AT_REST = 5.0
 """Seconds to wait for an outcome when no job is locked; each outcome ends the wait."""
 LINGER = 0.002
-"""Seconds to wait for more outcomes under load: a commit costs more than a row."""
-MUCH = 20
-FEW = 10
+"""Seconds to wait for more outcomes after a large batch: a commit costs more than a row."""
+LARGE_BATCH = 20
+MAX_NAMED = 10
 """Jobs to name in one log message."""
-MOST = 200
+MAX_WITH_DETAILS = 200
 """Outcomes with details in one statement.  Each may have megabytes, and the server closes the
 connection at a gigabyte."""
 GOES_ON = Retried | Snoozed | Unreadable | Failed
@@ -75,7 +75,8 @@ class Settler(Loop):
         goes_on: Callable[[bool], None],
         is_kept: Callable[[Claimed], bool] | None = None,
     ) -> None:
-        """``is_kept``: whether a job stays if it has succeeded; None if all jobs do."""
+        """``goes_on``: called after jobs have got new messages; with True if these are behind the
+        cursors.  ``is_kept``: whether a job stays if it has succeeded; None if all jobs do."""
         super().__init__(engine, SETTLING, outage, name="settler", isolation_level="AUTOCOMMIT")
         self._ledger = ledger
         self._identity = identity
@@ -86,7 +87,7 @@ class Settler(Loop):
         self._left: list[tuple[Settle, list[Settlement]]] = []
         """The rest of the batch that is being settled."""
         self._with_details: list[Settlement] = []
-        """The outcomes of this batch that are no plain successes."""
+        """The outcomes of this batch that are not plain successes."""
         self._are_many = False
         """Whether the last batch was large."""
         self._waits = 0
@@ -95,7 +96,7 @@ class Settler(Loop):
         self._stop_when_done = Event()
 
     def sleep(self) -> bool:
-        """Wait for outcomes; False when all are written, or when they are to be left."""
+        """Wait for outcomes; False when all are written, or when this thread must end at once."""
         while not self.stopping.is_set() and not self._left:
             if self._are_many:
                 time.sleep(LINGER)
@@ -103,7 +104,7 @@ class Settler(Loop):
             is_near = self._locked or self.reconnecting.is_open
             wait = 0.0 if is_last else LOOK_AGAIN if is_near else AT_REST
             batch = self._ledger.done_batch(wait=wait)
-            self._are_many = len(batch) >= MUCH
+            self._are_many = len(batch) >= LARGE_BATCH
             if batch:
                 self._begin(batch)
             elif is_last:
@@ -117,7 +118,7 @@ class Settler(Loop):
     def step(self, connection: Connection) -> float:
         """Settle a batch, and wake workers for jobs that go on.
 
-        What is left when the database fails is settled by the next step.
+        If the database fails, the next step settles the rest of the batch.
         """
         if self._locked and time.monotonic() - self._looked_at >= LOOK_AGAIN:
             self._looked_at = time.monotonic()
@@ -127,7 +128,7 @@ class Settler(Loop):
         while self._left and not self.stopping.is_set():
             settle, part = self._left[0]
             self._left[:1] = [(settle, each) for each in self._try(settle, part, connection)]
-        # Apart from the settles, which may be repeated; a woken worker may find no work left.
+        # Once, after all settles: a settle may be repeated.
         with_details, self._with_details = self._with_details, []
         behind = any(_keeps_its_place(outcome) for _, outcome in with_details)
         if behind or any(isinstance(outcome, GOES_ON) for _, outcome in with_details):
@@ -152,7 +153,7 @@ class Settler(Loop):
         super().stop(seconds=LOOK_AGAIN)
 
     def _begin(self, batch: list[Settlement]) -> None:
-        """Part a batch by the statements that settle it."""
+        """Divide a batch by the statements that settle it."""
         deleted: list[Settlement] = []
         plain: list[Settlement] = []
         others: list[Settlement] = []
@@ -168,7 +169,7 @@ class Settler(Loop):
         self._with_details = others
         self._left += [(self._settle_deleted, deleted)] if deleted else []
         self._left += [(self._settle_plain, plain)] if plain else []
-        self._left += [(self._settle_others, part) for part in _parts(others, MOST)]
+        self._left += [(self._settle_others, part) for part in _parts(others, MAX_WITH_DETAILS)]
 
     def _try(
         self, settle: Settle, batch: list[Settlement], connection: Connection
@@ -200,12 +201,12 @@ class Settler(Loop):
         free, locked = self._parted(batch, connection)
         if locked:
             logger.warning(
-                "jobs %s: other transactions have locked their rows; what has become of these "
-                "jobs is written down when those have ended",
+                "jobs %s: other transactions have locked their rows; the outcomes of these jobs "
+                "are recorded when these transactions have ended",
                 _named(locked),
             )
         self._locked += locked
-        # Not the first time: the transaction that locked a row may have ended before the look.
+        # No warning the first time: the transaction that locked a row may have ended by now.
         self._waits = 0 if locked else self._waits + 1
         if self._waits > 1 and time.monotonic() - self._logged_at >= REPEAT:
             self._logged_at = time.monotonic()
@@ -237,13 +238,14 @@ class Settler(Loop):
     def _settle_deleted(self, connection: Connection, batch: list[Settlement]) -> None:
         """Delete jobs that are not kept, and settle those that cannot be deleted.
 
-        Such a job is to be cancelled, or a row of the application refers to it.  If the database
-        refuses a batch, its jobs are tried one by one.
+        A job cannot be deleted if its cancel was requested, or if a row of the application refers
+        to it.  If the database refuses a batch, its jobs are tried one by one.
         """
         successes = sorted((claimed for claimed, _ in batch), key=attrgetter("job_id"))
         attempts = Attempts(connection, self._identity.worker_id)
         deleted: set[int] = set()
-        with suppress(*(IntegrityError,) if len(batch) == 1 else ()):
+        refused = (IntegrityError,) if len(batch) == 1 else ()
+        with suppress(*refused):
             deleted = set(attempts.delete_succeeded(successes))
         if gone := [item for item in batch if item[0].job_id in deleted]:
             self._ledger.settled(gone, None)
@@ -260,7 +262,7 @@ def _parts(batch: list[Settlement], size: int) -> list[list[Settlement]]:
 
 
 def _keeps_its_place(outcome: Outcome) -> bool:
-    """Whether the next message keeps the old time, and so stands behind the cursors."""
+    """Whether the next message keeps the time of the last, and so is behind the cursors."""
     if isinstance(outcome, Retried):
         return outcome.delay is None
     return isinstance(outcome, Released | Interrupted)
@@ -268,12 +270,13 @@ def _keeps_its_place(outcome: Outcome) -> bool:
 
 def _named(batch: list[Settlement]) -> str:
     """The ids of the first few jobs."""
-    more = len(batch) - FEW
-    ids = ", ".join(str(claimed.job_id) for claimed, _ in batch[:FEW])
+    more = len(batch) - MAX_NAMED
+    ids = ", ".join(str(claimed.job_id) for claimed, _ in batch[:MAX_NAMED])
     return f"{ids} and {more} more" if more > 0 else ids
 
 
 def _bare(outcome: Outcome) -> Outcome:
+    """The outcome without its details, such as the result or the error's text."""
     if isinstance(outcome, Succeeded):
         return Succeeded({"unserialisable_result": "the database refused it"})
     if isinstance(outcome, Retried | Failed | Unreadable):

@@ -15,7 +15,6 @@ from pgqueue.handler.transaction import FAILURES, AttemptTransaction, Stale
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts
-from pgqueue.worker.ledger import STALE
 from pgqueue.worker.outage import is_away, words_of
 from pgqueue.worker.pool_transaction import PoolTransaction
 from pgqueue.worker.reconnecting import is_lock_timeout
@@ -38,9 +37,11 @@ class Slot(WorkerThread):
         self.around_async = runtime.around_async_handlers
         self.current: RunningAttempt | None = None
         self.ran = 0
+        """Number of jobs that have run in this slot."""
         self.busy = 0.0
         """Seconds spent on the jobs that have run in this slot."""
         self._brought_back: Claimed | None = None
+        """A job that was taken on the event loop and must begin in this thread."""
 
     def work(self) -> None:
         while (claimed := self._next()) is not None:
@@ -59,8 +60,10 @@ class Slot(WorkerThread):
                 return  # another thread has taken this slot
 
     async def _work_on_loop(self, attempt: RunningAttempt) -> bool:
-        """Run an async job, and those that come next: waking two threads for each job would
-        take longer than a quick handler."""
+        """Run an async job, and the async jobs after it; False if another thread has the slot now.
+
+        Waking two threads for each job would take longer than a quick handler.
+        """
         while True:
             # One asyncio task for each job: a job must not see context variables of another.
             try:
@@ -102,14 +105,11 @@ class Slot(WorkerThread):
         return not attempt.is_abandoned
 
     def _after_no_commit(self, attempt: RunningAttempt, error: Exception) -> Outcome | None:
-        """The outcome after an error outside of the handler; None if nothing is left to settle.
-
-        An error of a handler is an outcome itself.
-        """
+        """The outcome after an error outside of the handler; None if nothing is left to settle."""
         claimed = attempt.claimed
         if isinstance(error, Stale):
             logger.warning("job %s: its lease had passed on, its writes are undone", claimed.job_id)
-            self.runtime.ledger.discarded(claimed, STALE)
+            self.runtime.ledger.stale(claimed)
             return None
         if isinstance(error, DBAPIError | PoolTimeout) and not attempt.has_begun:
             if isinstance(error, DBAPIError) and is_away(error):

@@ -49,10 +49,10 @@ WATCH_AT_REST_EVERY = 0.25
 END_AGAIN = 1.0
 """Seconds between two tries to end transactions from outside of their threads."""
 LAST_CLAIM = 4.5
-"""Seconds for the last claim, and for its end if it is cancelled."""
+"""Seconds to wait for the end of the last claim, which may have to be cancelled."""
 LAST_SETTLE = 4.0
 """Seconds after the grace period for the last settles and the end of all threads, if tables are
-locked or the database does not answer.  To cancel the statements that still run takes longer."""
+locked or the database does not answer.  Cancelling the running statements may take longer."""
 FOR_KILLED = 2.5
 """Seconds to wait for slots whose child processes were killed."""
 
@@ -72,12 +72,14 @@ class Supervisor:
         self._config = config
         self._stopping = stopping
         self._stuck: list[Slot] = []
+        """Slots that were replaced, whose handlers have not returned."""
         self._not_ended: list[RunningAttempt] = []
         """Attempts whose transactions could not be ended from outside of their threads."""
         self._tried_to_end_at = float("-inf")
         self._closing = Lock()
         self._is_closed = False
         self._has_interrupted = False
+        """Whether any attempt was interrupted."""
         self._application_engine = queue.engine
         self._engine = worker_engine(queue.engine)
         if any(task.is_transactional for task in queue.tasks.values()):
@@ -190,6 +192,40 @@ class Supervisor:
             hanging=() if self._scheduler is None else tuple(self._scheduler.hanging()),
         )
 
+    def interrupt(self) -> bool:
+        """Settle running attempts as ``interrupted`` and close.
+
+        Returns whether this run has interrupted any attempt.
+        """
+        began = time.monotonic()
+        with timeouts.staying(runs := self._running_attempts()):
+            lost = [run for run in runs if run.lose()]
+            outcomes = [(run, Interrupted(run.task.settings.max_interruptions)) for run in lost]
+            self._settle_for_threads(outcomes)
+        self._has_interrupted = self._has_interrupted or bool(lost)
+        self._close(LAST_SETTLE - (time.monotonic() - began))
+        return self._has_interrupted
+
+    def _verify(self, is_over: Callable[[], bool]) -> None:
+        """Wait for the database, refuse a schema version that this code does not support, and read
+        what the run needs to know: limits in use, and the isolation level of handlers."""
+        reconnecting = ReconnectingConnection(
+            self._engine, OWN, self._runtime.outage, name="start", stopping=self._stopping
+        )
+
+        def verify(connection: Connection) -> bool:
+            schema.verify(connection)
+            self._admitter.look_for_limits(connection)
+            if any(task.is_transactional for task in self._runtime.tasks.values()):
+                self._runtime.isolation_level = isolation_of(self._application_engine)
+            return True
+
+        try:
+            while not is_over() and not reconnecting.attempt(verify):
+                pass
+        finally:
+            reconnecting.close()
+
     def _supervise(self, is_over: Callable[[], bool]) -> None:
         for ready in (self._heartbeat.registered, self._rescuer.informed):
             while not ready.wait(WATCH_EVERY):
@@ -209,25 +245,6 @@ class Supervisor:
             self._replace_overdue()
             self._end_again()
             self._check_threads()
-
-    def _verify(self, is_over: Callable[[], bool]) -> None:
-        """Wait for the database, and refuse a schema version that this code does not support."""
-        reconnecting = ReconnectingConnection(
-            self._engine, OWN, self._runtime.outage, name="start", stopping=self._stopping
-        )
-
-        def verify(connection: Connection) -> bool:
-            schema.verify(connection)
-            self._admitter.look_for_limits(connection)
-            if any(task.is_transactional for task in self._runtime.tasks.values()):
-                self._runtime.isolation_level = isolation_of(self._application_engine)
-            return True
-
-        try:
-            while not is_over() and not reconnecting.attempt(verify):
-                pass
-        finally:
-            reconnecting.close()
 
     def _running_attempts(self) -> list[RunningAttempt]:
         return [run for slot in self._slots if (run := slot.current) is not None]
@@ -361,20 +378,6 @@ class Supervisor:
 
     def _are_alive(self) -> bool:
         return any(slot.is_alive() for slot in self._slots)
-
-    def interrupt(self) -> bool:
-        """Settle running attempts as ``interrupted`` and close.
-
-        Returns whether this run has interrupted any attempt.
-        """
-        began = time.monotonic()
-        with timeouts.staying(runs := self._running_attempts()):
-            lost = [run for run in runs if run.lose()]
-            outcomes = [(run, Interrupted(run.task.settings.max_interruptions)) for run in lost]
-            self._settle_for_threads(outcomes)
-        self._has_interrupted = self._has_interrupted or bool(lost)
-        self._close(LAST_SETTLE - (time.monotonic() - began))
-        return self._has_interrupted
 
     def _close(self, seconds: float = LAST_SETTLE) -> None:
         deadline = time.monotonic() + seconds

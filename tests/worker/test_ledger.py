@@ -13,7 +13,7 @@ def claimed(number: int, *, crashes: int = 0) -> Claimed:
     return Claimed(5, run_at, number, number, "q", "t", "{}", 1, 1, crashes)
 
 
-@pytest.mark.parametrize("how", ["all succeeded", "one was too late", "discarded"])
+@pytest.mark.parametrize("how", ["all succeeded", "one was too late", "stale"])
 @pytest.mark.parametrize("crashes", [0, 1])
 def test_the_claimer_is_told_when_a_suspect_is_settled(how: str, crashes: int) -> None:
     ledger = Ledger()
@@ -27,7 +27,7 @@ def test_the_claimer_is_told_when_a_suspect_is_settled(how: str, crashes: int) -
     elif how == "one was too late":
         ledger.settled([(suspect, Succeeded())], [Settled(2, None)])
     else:
-        ledger.discarded(suspect, "stale")
+        ledger.stale(suspect)
 
     assert told == [how] * crashes
     assert suspect.message_id not in ledger.in_flight

@@ -24,7 +24,9 @@ START = ("-infinity", 0)
 SWEEP_SHARE = 50
 """Sweeps may take a fiftieth of the time: each steps over every dead index entry."""
 SOONEST_SWEEP = 1.0
+"""Seconds after a sweep before the elected worker sweeps again; more if sweeps take long."""
 LATEST_SWEEP = 5.0
+"""Seconds after a sweep when every worker sweeps again."""
 
 
 class ClaimCursors:
@@ -41,9 +43,11 @@ class ClaimCursors:
         self._shares = shares
         self.aging = aging
         self._keys: dict[tuple[str, int], tuple[str, int]] = {}
+        """The cursors: for each (queue, priority), the (run_at, message_id) of the last row."""
         self._swept_at = float("-inf")
         self._sweep_took = 0.0
         self._turn = 0
+        """Counts the calls of :meth:`pairs`: the queues take turns to be first."""
 
     def pairs(self, *, paused: Collection[str] = (), from_start: bool = False) -> list[ClaimCursor]:
         """All pairs, the most urgent first; queues of one priority take turns to be first.
@@ -85,10 +89,11 @@ class ClaimCursors:
     def is_sweep_due(self, *, elected: bool) -> bool:
         """Whether it is time to look behind the cursors.
 
-        One of many workers is elected to look often; the others look rarely, in case it is stuck.
+        One of many workers is elected to look often.  The others look rarely, in case the elected
+        one is stuck.
         """
-        wait = min(max(SOONEST_SWEEP, SWEEP_SHARE * self._sweep_took), LATEST_SWEEP)
-        return time.monotonic() - self._swept_at >= (wait if elected else LATEST_SWEEP)
+        often = min(max(SOONEST_SWEEP, SWEEP_SHARE * self._sweep_took), LATEST_SWEEP)
+        return time.monotonic() - self._swept_at >= (often if elected else LATEST_SWEEP)
 
     @property
     def is_sweep_cheap(self) -> bool:
@@ -102,9 +107,9 @@ class ClaimCursors:
     def advance(self, pairs: Sequence[ClaimCursor], claim: Claim, *, limit: int) -> None:
         """Move each cursor past the rows that the claim has read of its pair.
 
-        The claim read the pairs in order until the batch was full: the pair of the last row may
-        hold more, the pairs before it are exhausted, those after it were not read.  A claim that
-        has left messages moves no cursor: a later claim, which may take them, begins there.
+        The claim read the pairs in order until the batch was full.  The pair of the last row may
+        hold more; the pairs before it are exhausted; the pairs after it were not read.  A claim
+        that has left messages moves no cursor, so that a later claim can take them.
         """
         if self.aging is not None:
             self.aging.took(claim.rows)
@@ -119,15 +124,15 @@ class ClaimCursors:
             last[row.queue, row.priority] = (row.run_at, row.message_id)
         unfinished = len(pairs)
         if claim.taken >= limit:
-            taken = [i for i, pair in enumerate(pairs) if (pair.queue, pair.priority) in last]
-            unfinished = max(taken, default=0)
+            reached = [i for i, pair in enumerate(pairs) if (pair.queue, pair.priority) in last]
+            unfinished = max(reached, default=0)
         for index, pair in enumerate(pairs[: unfinished + 1]):
             name = (pair.queue, pair.priority)
             key = max(last.get(name, START), (pair.run_at, pair.message_id))
             if index < unfinished:
                 # A second back: a transaction about to commit may have inserted a row due now.
                 key = max(key, (claim.quiet_until, 0))
-            # Ahead of the database's clock: it was set back, or another server took over.
+            # A key later than the database's clock: it was set back, or another server took over.
             self._keys[name] = START if key[0] > claim.read_at else key
 
 

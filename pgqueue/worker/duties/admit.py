@@ -54,8 +54,8 @@ logger = redaction.logger(__name__)
 
 SWEEP_EVERY = 10.0
 """Seconds between two sweeps, which delete free places."""
-MOMENT = 0.2
-"""Seconds that a worker which ends waits for a statement before it cancels the statement."""
+CANCEL_AFTER = 0.2
+"""Seconds for which a stopping worker waits for a statement before it cancels the statement."""
 LAST_ROUND = 10.0
 """Seconds for which a worker that ends when no job is left waits for a round."""
 
@@ -66,7 +66,7 @@ class Admitter(Loop):
     A step of the loop is a round.
     """
 
-    patience = MOMENT
+    patience = CANCEL_AFTER
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class Admitter(Loop):
         self._poll_interval = poll_interval
         self._on_admitted = on_admitted
         self._are_declared = not limited.limits
+        """Whether the limits of this application are in the database."""
         self._begun = self._ended = 0
         """The numbers of the rounds that have begun and ended last."""
         self._swept_at = time.monotonic()
@@ -151,7 +152,7 @@ MOST = 1000
 MOST_OF_LANE = 100
 """Jobs of one lane that one transaction reads."""
 KEYS_FOR_ONE_MORE = 10
-"""For so many lanes, one more job of a fair limit may be ready, because a round takes longer."""
+"""For each so many lanes, one more job of a fair limit may be ready: the round takes longer."""
 SWEPT_AT_ONCE = 1000
 """Places that one step of a sweep reads."""
 NO_BUCKETS = Buckets(datetime.min, {})
@@ -214,9 +215,9 @@ class Round:
 class AdmissionRounds:
     """Admits jobs of some queues and tasks.  Call :meth:`step` until it was the last of the round.
 
-    A step reads the next lanes and admits from them.  If the lanes are more than one step reads,
-    those of fair limits are set aside: only when all are known, the keys that have waited longest
-    can be given their turns.  A round that an error ends begins again with the first lane.
+    A step reads the next lanes and admits from them.  If there are more lanes than one step reads,
+    the lanes of fair limits are set aside until all lanes are read: only then is it known which
+    keys have waited longest.  A round that an error ends begins again with the first lane.
 
     ``most_ready``: how many jobs of a fair limit may be admitted and not started.
     ``own``: limits that are in force although no worker has declared them, as in a test.
@@ -440,6 +441,16 @@ class AdmissionRounds:
             admissions.serialize()
 
 
+def rules_of(limits: Mapping[str, Limit]) -> dict[str, Rule]:
+    """Return the limits of the code as rules, as if a worker had declared them."""
+    return {
+        name: Rule(
+            limit.capacity, limit.is_strict, limit.failed_head == "skip", is_fair=limit.is_fair
+        )
+        for name, limit in limits.items()
+    }
+
+
 def _take_tokens(
     admissions: Admissions,
     waiting: Sequence[Waiting],
@@ -472,13 +483,3 @@ def _take_tokens(
 
 def _key_sets(jobs: Iterable[Waiting]) -> set[tuple[str, ...]]:
     return {job.limit_keys for job in jobs}
-
-
-def rules_of(limits: Mapping[str, Limit]) -> dict[str, Rule]:
-    """Return the limits of the code as rules, as if a worker had declared them."""
-    return {
-        name: Rule(
-            limit.capacity, limit.is_strict, limit.failed_head == "skip", is_fair=limit.is_fair
-        )
-        for name, limit in limits.items()
-    }
