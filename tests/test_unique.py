@@ -407,19 +407,6 @@ def test_a_holder_that_the_session_hides_is_looked_up_some_times_and_not_for_eve
     mine.dispose()
 
 
-def test_a_rollback_leaves_the_waiting_job_as_it_was(session: Session) -> None:
-    job = in_an_hour(show).enqueue(session, 1, "first")
-    session.commit()
-    run_at = job.run_at
-
-    show.enqueue(session, 1, "rolled back")
-    session.rollback()
-
-    message = message_of(session, job)
-    assert message is not None
-    assert (job.args["text"], job.run_at, message.run_at) == ("first", run_at, run_at)
-
-
 def test_an_enqueue_waits_for_another_transaction_no_longer_than_lock_timeout(
     session: Session, engine: Engine
 ) -> None:
@@ -577,8 +564,3 @@ def test_on_duplicate_of_one_enqueue_takes_the_place_of_on_conflict(of_task: Any
         task.options(on_duplicate="raise").delay(2)
     with queue.session() as session:
         assert session.get_one(Job, first.id).args == {"page": 1}
-
-
-def test_on_duplicate_of_one_enqueue_has_its_two_values_only() -> None:
-    with pytest.raises(OptionError, match="on_duplicate is 'replace'; give 'return' or 'raise'"):
-        show.options(on_duplicate="replace")  # type: ignore[arg-type]  # as a caller may
