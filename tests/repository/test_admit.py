@@ -30,7 +30,6 @@ from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
 from pgqueue import Change, Job, JobStatus, Limit, PgQueue
 from pgqueue.errors import OptionError
 from pgqueue.outcomes import (
-    Cancelled,
     Failed,
     Outcome,
     Released,
@@ -127,9 +126,7 @@ ENDINGS: dict[str, Outcome] = {
     "succeeded": Succeeded(),
     "succeeded with a result": Succeeded({"sum": 3}),
     "failed": Failed(ERROR),
-    "cancelled by its handler": Cancelled("no need"),
     "retried later": Retried(HOUR, ERROR),
-    "snoozed": Snoozed(HOUR),
 }
 
 
