@@ -185,12 +185,13 @@ def _in_a_child(say: Callable[[], str]) -> str:
         ({"queues": {"a b": 3}}, "a queue name has 1 to 64"),
         ({"queues": {}}, "or a weight for each queue"),
         ({"queues": [("mail", 3)]}, "a queue name has 1 to 64"),
+        ({"poll_interval": timedelta(0)}, "0.01 seconds or more"),
         ({"max_jobs_per_child": 0}, "max_jobs_per_child is 0; give a whole number from 1"),
         ({"age_after": 600}, "age_after is 600; give a timedelta of 1 second to 365 days, or None"),
         ({"age_after": timedelta(milliseconds=999)}, "give a timedelta of 1 second"),
         ({"age_after": timedelta(days=366)}, "give a timedelta of 1 second"),
     ],
 )
-def test_bad_weights_and_ages_are_refused(options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
         Worker(PgQueue(), **options)
