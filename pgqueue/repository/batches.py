@@ -232,14 +232,15 @@ def write_count() -> sa.Executable:
 def progress_of_batch() -> sa.Executable:
     """A batch as it was last counted: one row, however many jobs it has."""
     columns = batches.c
-    counted = [
-        sa.func.coalesce(columns[name], sa.cast(columns.counted.op("->>")(name), sa.BigInteger))
-        for name in ("total", "failed", "cancelled")
-    ]
-    total, failed, cancelled = counted
-    ended = sa.func.coalesce(
-        columns.total, sa.cast(columns.counted.op("->>")("ended"), sa.BigInteger)
+
+    def number(name: str) -> sa.ColumnElement[Any]:
+        # The name as text: an operator for VARCHAR might be another role's.
+        return sa.cast(columns.counted.op("->>")(sa.cast(name, sa.Text)), sa.BigInteger)
+
+    total, failed, cancelled = (
+        sa.func.coalesce(columns[name], number(name)) for name in ("total", "failed", "cancelled")
     )
+    ended = sa.func.coalesce(columns.total, number("ended"))
     return sa.select(
         *(columns.id, columns.name, sa.cast(columns.meta, sa.Text), total, ended, failed),
         *(cancelled, columns.outcome, columns.callback_id),
