@@ -122,12 +122,6 @@ def test_jobs_are_admitted_in_the_order_of_priority_time_and_id() -> None:
     assert to_admit(waiting, {}, {"task": Rule(3)}, most=10) == [4, 2, 3]
 
 
-def test_a_full_key_keeps_no_other_key_back() -> None:
-    waiting = [job("task 1", id=number) for number in range(10)] + [job("task 2", id=99)]
-
-    assert to_admit(waiting, {"task 1": 2}, {"task": ANY}, most=10) == [99]
-
-
 def test_a_locked_job_lets_others_pass_but_not_under_a_strict_key() -> None:
     waiting = [job("task", id=1), job("task", id=2, second=1)]
 
@@ -330,14 +324,6 @@ def test_only_jobs_that_have_not_started_are_ready() -> None:
         TurnGroup("fair", "mail", 5): 2,
         TurnGroup("fair", "mail", 1): 1,
     }
-
-
-def test_jobs_that_are_ready_keep_back_none_of_another_priority() -> None:
-    ready = {TurnGroup("fair", "", 5): 9}
-
-    waiting = [job("fair a", id=1), job("fair a", id=2, priority=1)]
-
-    assert to_admit(waiting, {}, FAIR, most=9, turns=Turns(ready, most_ready=1)) == [2]
 
 
 def test_turns_are_taken_within_a_priority_and_others_keep_their_places() -> None:

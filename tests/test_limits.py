@@ -130,8 +130,6 @@ def test_a_rate_has_a_name_of_its_own_beside_a_limit_of_the_same_task_and_queue(
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
-        (5, "task send: limit is 5; give a Limit"),
-        (Limit(1, by="user"), "by 'user', which is not a parameter .* it may name tenant"),
         ((Limit(1), Limit(2)), "two of its limits are named 'send'"),
         (tuple(Limit(1, name=f"n{n}") for n in range(5)), "5 limits; give at most 4"),
     ],

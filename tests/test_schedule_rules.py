@@ -349,6 +349,7 @@ class TestRefusals:
         [
             ("0 25 * * *", "field 2, the hour, is '25'; it takes 0 to 23"),
             ("60 * * * *", "field 1, the minute, is '60'; it takes 0 to 59"),
+            ("*/0 * * * *", "field 1, the minute, is"),
             ("0 0 32 * *", "field 3, the day-of-month, is '32'; it takes 1 to the last day of"),
             ("0 0 * 13 *", "field 4, the month, is '13'; it takes 1 to 12, or JAN to DEC"),
             ("0 0 * * MOO", "field 5, the day-of-week, is 'MOO'; it takes 0 to 7, or SUN to SAT"),

@@ -89,21 +89,16 @@ class TestAdd:
         ("given", "error", "words"),
         [
             ({"cron": "0 25 * * *"}, OptionError, "field 2, the hour"),
-            ({"cron": None}, OptionError, "neither"),
-            ({"every": MINUTE}, OptionError, "both"),
-            ({"timezone": "Mars/Olympus"}, OptionError, "Mars/Olympus"),
             ({"args": (1, 2, 3)}, ArgumentsError, "report"),
             ({"args": {"customer": 7}}, ArgumentsError, "customer"),
             ({"args": [7]}, ArgumentsError, "args is list"),
             ({"args": ("\x00", None)}, ArgumentsError, "customer_id"),
             ({"catch_up": "all"}, OptionError, "catch_up"),
             ({"overlap": "queue"}, OptionError, "overlap"),
-            ({"overlap": "wait", "catch_up": "none"}, OptionError, "drops late ticks"),
             ({"delay": MINUTE}, UnknownOption, "no option 'delay'"),
             ({"priority": 10}, OptionError, "priority"),
             ({"unique_key": len}, OptionError, "unique_key"),
             ({"name": "two words"}, OptionError, "without spaces"),
-            ({"name": ""}, OptionError, "without spaces"),
         ],
     )
     def test_what_is_wrong_is_refused_before_anything_is_written(

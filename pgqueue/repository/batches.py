@@ -63,8 +63,8 @@ def add_batch(*, named: bool) -> sa.Executable:
 
 
 @cache
-def set_callbacks(callbacks: tuple[str, ...]) -> sa.Executable:
-    values = {name: json_parameter(name) for name in callbacks}
+def set_callbacks(names: tuple[str, ...]) -> sa.Executable:
+    values = {name: json_parameter(name) for name in names}
     return sa.update(batches).where(batches.c.id == BATCH).values(values)
 
 
@@ -233,14 +233,14 @@ def progress_of_batch() -> sa.Executable:
     """A batch as it was last counted: one row, however many jobs it has."""
     columns = batches.c
 
-    def counted(name: str) -> sa.ColumnElement[Any]:
-        key = sa.cast(sa.literal_column(f"'{name}'"), sa.Text)
-        return sa.cast(columns.counted.op("->>")(key), sa.BigInteger)
+    def number(name: str) -> sa.ColumnElement[Any]:
+        # The name as text: an operator for VARCHAR might be another role's.
+        return sa.cast(columns.counted.op("->>")(sa.cast(name, sa.Text)), sa.BigInteger)
 
     total, failed, cancelled = (
-        sa.func.coalesce(columns[name], counted(name)) for name in ("total", "failed", "cancelled")
+        sa.func.coalesce(columns[name], number(name)) for name in ("total", "failed", "cancelled")
     )
-    ended = sa.func.coalesce(columns.total, counted("ended"))
+    ended = sa.func.coalesce(columns.total, number("ended"))
     return sa.select(
         *(columns.id, columns.name, sa.cast(columns.meta, sa.Text), total, ended, failed),
         *(cancelled, columns.outcome, columns.callback_id),
@@ -563,9 +563,8 @@ class Batches:
         if row is None:
             return None
         waited_for, on_success, on_failure, on_cancelled = row
-        unfinished = self._run(next_unfinished(), batch_id, after=waited_for or 0).scalar()
-        counts = Counts(0, 0, 0, 0, unfinished)
-        if unfinished is None:
+        counts = Counts(0, 0, 0, 0, self._next_unfinished(batch_id, waited_for or 0))
+        if counts.first_unfinished is None:
             # Once more from the first job on: one may have been requeued, or added behind.
             counts = Counts(*self._run(count_jobs(), batch_id).one())
         if counts.first_unfinished is not None:
@@ -604,6 +603,10 @@ class Batches:
         """Delete up to ``size`` rows of a batch whose time is over; returns how many."""
         found = self._run(prune_batch(), batch_id, **_rules_of(retention), size=size)
         return int(found.scalar_one())
+
+    def _next_unfinished(self, batch_id: int, after: int) -> int | None:
+        found: int | None = self._run(next_unfinished(), batch_id, after=after).scalar()
+        return found
 
     def _end(
         self,

@@ -1,10 +1,9 @@
 """Arguments go in as a call and come out as the handler's keyword arguments."""
 
 import enum
-import json
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NewType, TypedDict
+from typing import Any, Literal, NewType, TypedDict
 from uuid import UUID
 
 import pytest
@@ -88,34 +87,8 @@ def test_a_datetime_comes_back_as_the_same_instant(moment: datetime) -> None:
     assert returned.replace(tzinfo=None) == moment.replace(tzinfo=None)
 
 
-@pytest.mark.parametrize(
-    ("annotation", "value", "stored"),
-    [
-        (UUID, UUID(int=7), '"00000000-0000-0000-0000-000000000007"'),
-        (datetime, datetime(2024, 2, 3, 4, 5, tzinfo=UTC), '"2024-02-03T04:05:00+00:00"'),
-        (
-            datetime,
-            datetime(2024, 2, 3, tzinfo=timezone(timedelta(hours=2))),
-            '"2024-02-03T00:00:00+02:00"',
-        ),
-        (date, date(2024, 2, 3), '"2024-02-03"'),
-        (time, time(4, 5), '"04:05:00"'),
-        (timedelta, timedelta(days=1, seconds=2.5), '"P1DT2.500000S"'),
-        (timedelta, timedelta(seconds=-1), '"-P0DT1S"'),
-        (Decimal, Decimal("1.50"), '"1.50"'),
-        (bytes, b"\x00\xff", '"AP8="'),
-        (Colour, Colour.RED, '"red"'),
-        (Colour, Colour.NONE, "null"),
-        (set[str], {"b", "a"}, '["a","b"]'),
-        (Item, Item("x", Decimal(1)), '{"name":"x","price":"1","tags":[]}'),
-        (float, 3, "3.0"),
-        (Any, "é\u2028\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"), None),
-    ],
-)
-def test_a_type_has_one_stored_form(annotation: Any, value: Any, stored: str | None) -> None:
-    text = written(payload_for(annotation), value)
-
-    assert text == f'{{"value":{stored or json.dumps(value, ensure_ascii=False)}}}'
+def test_an_int_for_a_float_is_stored_as_a_float() -> None:
+    assert written(payload_for(float), 3) == '{"value":3.0}'
 
 
 @pytest.mark.parametrize(
@@ -148,22 +121,12 @@ def test_a_key_given_twice_counts_as_its_last() -> None:
     assert payload_for(int).loads('{"value": 1, "value": 2}') == {"value": 2}
 
 
-def test_annotations_for_other_readers_are_taken_off() -> None:
-    assert travelled(Annotated[UserId, "of the payer"], UserId(7)) == 7
-
-
 def test_a_typed_dict_may_leave_out_what_is_not_required() -> None:
     assert travelled(Address, {"street": "x"}) == {"street": "x"}
     assert travelled(Address, {"street": "x", "moved_at": date(2024, 1, 1)}) == {
         "street": "x",
         "moved_at": date(2024, 1, 1),
     }
-
-
-def test_a_class_may_contain_itself() -> None:
-    basket = Basket([], parent=Basket([Item("x", Decimal(1))]))
-
-    assert travelled(Basket, basket) == basket
 
 
 def test_the_member_of_a_union_is_found_again() -> None:
@@ -221,23 +184,3 @@ def test_an_argument_changed_after_the_call_does_not_change_the_job() -> None:
     given_list[0].append(2)
 
     assert encoded == {"value": [[1]]}
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"__proto__": 1, "constructor": 2, "__class__": 3},
-        {"py/object": "os.system", "!!python/object": "gASVHgAAAA=="},
-        "<script>alert(1)</script>\x1b[31m\u202e",
-        "=cmd|' /C calc'!A0",
-        "one\r\ntwo",
-        "%s {0} $1 ; -- '",
-        "\U0001f600 \uffff \u2028 \ufeff",
-        r"a backslash: \u0000",
-        2**53 + 1,
-        10**400,
-        {},
-    ],
-)
-def test_strange_data_is_data(value: Any) -> None:
-    assert travelled(Any, value) == value

@@ -57,13 +57,6 @@ def test_a_call_that_does_not_fit_is_refused_as_python_would(
     assert "(user_id, greeting=..., loud=...)" in str(refused.value)
 
 
-def test_an_argument_required_by_name_is_missed() -> None:
-    def task(*, user_id: int) -> None: ...
-
-    with pytest.raises(ArgumentsError, match="user_id"):
-        payload_of(task).bind((), {})
-
-
 def test_many_calls_become_one_array() -> None:
     payload = payload_of(greet, injected=1)
 

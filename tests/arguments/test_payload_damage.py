@@ -59,10 +59,6 @@ def test_damaged_stored_arguments_are_refused(stored: str) -> None:
         payload_for(int).loads(stored)
 
 
-def test_of_a_key_stored_twice_the_last_counts() -> None:
-    assert payload_for(int).loads('{"value": 1, "value": 2}') == {"value": 2}
-
-
 @pytest.mark.parametrize(
     ("annotation", "stored"),
     [

@@ -94,23 +94,6 @@ def test_what_is_written_by_db_session_goes_when_the_job_does_not_end_well(
     assert words_in(database_url) == []
 
 
-def test_a_commit_of_db_session_in_a_transactional_handler_publishes_nothing(
-    app: Flask, queue: PgQueue, database_url: str
-) -> None:
-    @queue.task(name="commit", retry=NEVER, transactional=True)
-    def commit() -> None:
-        db.session.add(Note(word="committed"))
-        db.session.commit()
-        raise ValueError("after the commit")
-
-    with app.app_context():
-        commit.delay()
-
-    assert work(app, queue) == {"failed": 1}
-    assert words_in(database_url) == []
-    assert leftovers() == {}
-
-
 def test_rows_of_another_bind_go_to_their_own_database(
     queue: PgQueue, database_url: str, empty_database_url: str
 ) -> None:

@@ -134,6 +134,7 @@ CALLS = [
         ("262,145 bytes", "'order'", "pass its id", "max_payload_bytes"),
         ("x" * (262_144 - len('{"order":""}') + 1),),
     ),
+    Bad("bytes and not letters", PayloadError, ("'order'", "pass its id"), ("é" * 131_072,)),
     Bad("30 MB", PayloadError, ("'order'", "pass its id"), ("x" * 30_000_000,)),
     Bad("many keys", PayloadError, ("'order'",), (dict.fromkeys(map(str, range(10**5))),)),
     Bad("int keys", ArgumentsError, ("order", "str keys", "convert its keys"), ({1: 1},)),

@@ -4,39 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sqlalchemy.orm import Session
-
-Attempt = Callable[[Session], object]
-
-
-@dataclass(frozen=True, eq=False)
-class Refused:
-    """Given at an enqueue: each attempt raises this error, in words that match all of these."""
-
-    way: ClassVar[str] = "E"
-    name: str
-    attempts: tuple[Attempt, ...]
-    error: type[Exception]
-    said: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """Given at an enqueue: the handler gets what went in."""
-
-    way: ClassVar[str] = "E"
-    name: str
-    value: Any
-
-
-@dataclass(frozen=True, eq=False)
-class Checked:
-    """What has a promise of its own, which is checked in a transaction that is rolled back."""
-
-    name: str
-    check: Attempt
-    way: str = "E"
-
 
 @dataclass(frozen=True, eq=False)
 class Damaged:
@@ -79,6 +46,3 @@ class Ending:
     logged: str = ""
     args: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-
-
-Case = Refused | Kept | Checked | Damaged | Ending

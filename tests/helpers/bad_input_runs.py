@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from bad_input_jobs import KNOWN_LATER, RELEASED
-from bad_input_kinds import Damaged, Ending, Kept
+from bad_input_kinds import Damaged, Ending
 from sqlalchemy import Row, func, or_, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -17,7 +17,6 @@ from sqlalchemy.orm import Session
 from pgqueue import (
     Job,
     JobAttempt,
-    JobContext,
     Lease,
     MessageQueue,
     PgQueue,
@@ -34,7 +33,7 @@ WAITS = func.extract("epoch", Job.run_at - func.clock_timestamp()).label("second
 COLUMNS = (Job.id, Job.status, Job.outcome, Job.attempts, Job.result, Job.last_error, WAITS)
 """Not all of them: some of the times that we write are none that Python has."""
 
-C = TypeVar("C", Kept, Damaged, Ending)
+C = TypeVar("C", Damaged, Ending)
 
 
 @dataclass
@@ -53,7 +52,6 @@ class Seen:
     """The rules that the check finds broken once a worker has run."""
     still_broken: set[str] = field(default_factory=set)
     """Those it finds once somebody has done what the doctor says."""
-    received: list[Any] = field(default_factory=list)
     log: str = ""
 
 
@@ -62,21 +60,6 @@ Sights = dict[C, Seen]
 
 def behave(n: int = 0) -> int:
     return n
-
-
-def run_kept(queue: PgQueue, cases: Iterable[Kept]) -> "Sights[Kept]":
-    """Run a job for each value, whose handler notes down what it gets."""
-    received: dict[int, Any] = {}
-
-    @queue.task(name="kept.take")
-    def take(ctx: JobContext, value) -> None:  # type: ignore[no-untyped-def]  # plain JSON
-        received[ctx.job_id] = value
-
-    seen = {case: _enqueue(queue, take, (case.value,)) for case in cases}
-    _work(queue)
-    for one in seen.values():
-        one.received = [received[one.id]] if one.id in received else []
-    return _read(queue, seen)
 
 
 def run_damaged(queue: PgQueue, cases: Iterable[Damaged]) -> "Sights[Damaged]":

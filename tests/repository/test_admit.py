@@ -30,7 +30,6 @@ from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
 from pgqueue import Change, Job, JobStatus, Limit, PgQueue
 from pgqueue.errors import OptionError
 from pgqueue.outcomes import (
-    Cancelled,
     Failed,
     Outcome,
     Released,
@@ -127,9 +126,7 @@ ENDINGS: dict[str, Outcome] = {
     "succeeded": Succeeded(),
     "succeeded with a result": Succeeded({"sum": 3}),
     "failed": Failed(ERROR),
-    "cancelled by its handler": Cancelled("no need"),
     "retried later": Retried(HOUR, ERROR),
-    "snoozed": Snoozed(HOUR),
 }
 
 
@@ -707,17 +704,6 @@ class TestTurns:
         assert self.started(engine, worker) == [*second, *third]
         assert self.started(engine, worker) == first[2:]
 
-    def test_a_job_that_has_started_lets_the_next_be_admitted(
-        self, engine: Engine, worker: LogicalWorker
-    ) -> None:
-        put_some(engine, 5, "fair 1")
-        assert admit(engine) == 2
-        assert admit(engine) == 0
-
-        worker.claim(1)
-
-        assert admit(engine) == 1
-
     def test_ready_jobs_of_another_queue_or_priority_keep_none_back(self, engine: Engine) -> None:
         put_some(engine, 3, "fair 1")
         assert admit(engine) == 2
@@ -876,11 +862,8 @@ FAR = """
 
 
 class TestPlans:
-    @pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
-    def test_a_blocked_key_with_many_jobs_is_read_like_one_with_few(
-        self, engine: Engine, analyzed: bool
-    ) -> None:
-        self._fill(engine, of_one=100_000, keys=10, analyzed=analyzed)
+    def test_a_blocked_key_with_many_jobs_is_read_like_one_with_few(self, engine: Engine) -> None:
+        self._fill(engine, of_one=100_000, keys=10)
         own = prepare_at_once(worker_settings(engine.url, **AUTO_EXPLAIN))
         with own.connect() as connection, plans_of(connection) as plans:
             step = rounds().step(connection)
@@ -894,11 +877,10 @@ class TestPlans:
             assert plan.scans_of("jobs") <= {"Index Scan jobs_pkey"}
             assert plan.buffers < 1500
 
-    @pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
     def test_ten_thousand_keys_are_admitted_in_steps_that_read_no_table(
-        self, engine: Engine, analyzed: bool
+        self, engine: Engine
     ) -> None:
-        self._fill(engine, of_one=0, keys=10_000, analyzed=analyzed)
+        self._fill(engine, of_one=0, keys=10_000)
         own = prepare_at_once(worker_settings(engine.url, **AUTO_EXPLAIN))
         keys, admitted = rounds(), 0
         with own.connect() as connection, plans_of(connection) as plans:
@@ -916,14 +898,13 @@ class TestPlans:
             assert plan.buffers < 60_000
 
     @staticmethod
-    def _fill(engine: Engine, *, of_one: int, keys: int, analyzed: bool) -> None:
+    def _fill(engine: Engine, *, of_one: int, keys: int) -> None:
+        """Of which ANALYZE has seen nothing: then the planner knows least."""
         with engine.begin() as connection:
             for table in ("jobs", "waiting_messages", "limit_places", "message_queue"):
                 off = f"ALTER TABLE pgqueue.{table} SET (autovacuum_enabled = off)"
                 connection.execute(text(off))
             connection.execute(text(FAR), {"of_one": of_one, "keys": keys})
-            if analyzed:
-                connection.execute(text("ANALYZE"))
 
 
 UNUSED: dict[str, Any] = {

@@ -32,7 +32,6 @@ from pgqueue.repository.workers import Workers
 
 BAD_PLANS = [
     {"plan_cache_mode": "force_generic_plan"},
-    {"plan_cache_mode": "force_custom_plan"},
     {"enable_hashjoin": "off", "enable_mergejoin": "off", "enable_material": "off"},
     {"enable_nestloop": "off", "enable_seqscan": "on", "enable_sort": "on"},
     {"enable_indexscan": "off", "enable_indexonlyscan": "off", "enable_bitmapscan": "on"},
@@ -274,13 +273,10 @@ class TestStrangeRows:
 
 
 class TestOtherSettings:
-    @pytest.mark.parametrize("style", ["German", "SQL, DMY", "Postgres, MDY"])
-    def test_jobs_come_in_order_whatever_the_server_writes_dates_like(
-        self, engine: Engine, style: str
-    ) -> None:
+    def test_jobs_come_in_order_whatever_the_server_writes_dates_like(self, engine: Engine) -> None:
         with engine.begin() as connection:
             name = connection.scalar(text("SELECT current_database()"))
-            connection.execute(text(f"ALTER DATABASE {name} SET datestyle = '{style}'"))
+            connection.execute(text(f"ALTER DATABASE {name} SET datestyle = 'SQL, DMY'"))
             ids = [enqueue(connection) for _ in range(2)]
             days = ("2024-02-01 00:00:00+00", "2023-12-31 00:00:00+00")
             for id, day in zip(ids, days, strict=True):

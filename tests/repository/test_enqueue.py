@@ -15,7 +15,7 @@ from sqlalchemy.orm import (
     relationship,
 )
 
-from pgqueue import DuplicateJob, Job, JobStatus, MessageQueue, OptionError, PgQueue
+from pgqueue import DuplicateJob, Job, JobStatus, MessageQueue, PgQueue
 
 queue = PgQueue()
 silent = PgQueue(notify=False)
@@ -239,12 +239,6 @@ class TestOptions:
         assert timedelta(0) <= now - times[2] < timedelta(minutes=1)
         assert queue.check(session) == []
 
-    def test_a_wrong_one_is_refused_before_anything_is_written(self, session: Session) -> None:
-        with pytest.raises(OptionError):
-            greet.options(priority=10).enqueue(session, "Ada")
-
-        assert not session.in_transaction()
-
 
 class TestDuplicates:
     def test_at_a_flush_they_raise(self, engine: Engine, session: Session) -> None:
@@ -283,11 +277,6 @@ class TestDuplicates:
         assert once.enqueue(session, 7) is first
 
         assert first.meta == {"seen": True}
-
-    def test_a_long_key_is_a_key(self, session: Session) -> None:
-        ids = {greet.options(unique_key="k" * 9000).enqueue(session, "Ada").id for _ in range(2)}
-
-        assert len(ids) == 1
 
 
 def test_a_message_follows_the_job_and_not_the_caller(session: Session) -> None:

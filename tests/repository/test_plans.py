@@ -39,16 +39,8 @@ BACKLOG = """
 """
 
 
-@pytest.fixture(
-    scope="module", params=[200_000, pytest.param(1_000_000, marks=pytest.mark.battery)]
-)
-def jobs(request: pytest.FixtureRequest) -> int:
-    count: int = request.param
-    return count
-
-
 @pytest.fixture(scope="module")
-def backlog_url(server_url: str, template_url: str, jobs: int) -> Iterator[str]:
+def backlog_url(server_url: str, template_url: str) -> Iterator[str]:
     """A backlog that came in one go, and of which ANALYZE has seen nothing."""
     with fresh_database(server_url, template_url=template_url) as url:
         engine = create_engine(url)
@@ -57,7 +49,7 @@ def backlog_url(server_url: str, template_url: str, jobs: int) -> Iterator[str]:
                 connection.execute(
                     text(f"ALTER TABLE pgqueue.{table} SET (autovacuum_enabled = off)")
                 )
-            connection.execute(text(BACKLOG), {"jobs": jobs})
+            connection.execute(text(BACKLOG), {"jobs": 200_000})
         engine.dispose()
         yield url
 

@@ -2,11 +2,8 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,40 +139,6 @@ def test_a_forked_child_enqueues_on_connections_of_its_own(engine: Engine) -> No
         assert queue.check(session) == []
 
 
-@pytest.mark.journey
-def test_a_program_that_forks_workers_needs_nothing_special(
-    database_url: str, tmp_path: Path
-) -> None:
-    program = tmp_path / "forking.py"
-    program.write_text(
-        "import os, sys\n"
-        "from pgqueue import PgQueue, Worker\n"
-        "queue = PgQueue(sys.argv[1])\n"
-        "@queue.task\n"
-        "def quick(n: int) -> None: ...\n"
-        "with queue.session() as session:\n"
-        "    quick.enqueue_many(session, [(n,) for n in range(200)])\n"
-        "    session.commit()\n"
-        "children = []\n"
-        "for _ in range(2):\n"
-        "    child = os.fork()\n"
-        "    if not child:\n"
-        "        Worker(queue, concurrency=2).run_until_empty(timeout=60)\n"
-        "        sys.exit(0)\n"
-        "    children.append(child)\n"
-        "codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]\n"
-        "with queue.session() as session:\n"
-        "    assert queue.check(session) == []\n"
-        "    print(codes, [tuple(count)[1:] for count in queue.counts(session)])\n"
-    )
-
-    done = subprocess.run(
-        [sys.executable, str(program), database_url], capture_output=True, text=True, timeout=200
-    )
-
-    assert done.stdout.strip() == "[0, 0] [(<JobStatus.SUCCEEDED: 'succeeded'>, 200)]", done.stderr
-
-
 @pytest.mark.parametrize("instead", ["postgresql://localhost/shop", None])
 def test_a_worker_is_given_a_queue(instead: Any) -> None:
     with pytest.raises(OptionError, match="give the PgQueue whose tasks it is to run"):
@@ -216,16 +179,13 @@ def _in_a_child(say: Callable[[], str]) -> str:
     ("options", "message"),
     [
         ({"queues": {"mail": 0}}, "the weight of queue mail is 0; give a whole number from 1 to"),
-        ({"queues": {"mail": -1}}, "the weight of queue mail is -1"),
         ({"queues": {"mail": 1001}}, "the weight of queue mail is 1001"),
         ({"queues": {"mail": 1.5}}, "the weight of queue mail is 1.5"),
-        ({"queues": {"mail": float("nan")}}, "the weight of queue mail is nan"),
         ({"queues": {"mail": True}}, "the weight of queue mail is True"),
-        ({"queues": {"mail": "3"}}, "the weight of queue mail is '3'"),
         ({"queues": {"a b": 3}}, "a queue name has 1 to 64"),
-        ({"queues": {3: 3}}, "a queue name has 1 to 64"),
         ({"queues": {}}, "or a weight for each queue"),
         ({"queues": [("mail", 3)]}, "a queue name has 1 to 64"),
+        ({"poll_interval": timedelta(0)}, "0.01 seconds or more"),
         ({"max_jobs_per_child": 0}, "max_jobs_per_child is 0; give a whole number from 1"),
         ({"ahead": 1001}, "ahead is 1001; give a whole number from 0 to 1000"),
         ({"age_after": 600}, "age_after is 600; give a timedelta of 1 second to 365 days, or None"),
@@ -233,6 +193,6 @@ def _in_a_child(say: Callable[[], str]) -> str:
         ({"age_after": timedelta(days=366)}, "give a timedelta of 1 second"),
     ],
 )
-def test_bad_weights_and_ages_are_refused(options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
         Worker(PgQueue(), **options)

@@ -5,7 +5,6 @@ Nothing is written, and the transaction of the caller goes on as if it had not b
 
 import asyncio
 import functools
-import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -43,7 +42,6 @@ from pgqueue import (
     UnknownTask,
 )
 from pgqueue.errors import NotBound
-from pgqueue.repository.tables import CHANNEL
 from pgqueue.testing.databases import fresh_database
 
 
@@ -210,8 +208,6 @@ def _session_without_type(session, order_id: int) -> None: ...  # type: ignore[n
 def _context_without_type(ctx, order_id: int) -> None: ...  # type: ignore[no-untyped-def]
 def _async_session_without_type(async_session, n: int) -> None: ...  # type: ignore[no-untyped-def]
 def _context_after_session(session: Session, ctx, n: int) -> None: ...  # type: ignore[no-untyped-def]
-def _session_later(n: int, session: Session) -> None: ...
-def _anything(*args: int) -> None: ...
 def _rows() -> Iterator[int]:
     yield 1
 
@@ -227,8 +223,6 @@ async def _async_rows() -> AsyncIterator[int]:
         (_context_without_type, "'ctx' has no annotation.*write `ctx: JobContext`"),
         (_async_session_without_type, "write `async_session: AsyncSession`"),
         (_context_after_session, "'ctx' has no annotation.*write `ctx: JobContext`"),
-        (_session_later, "'session' is a Session.*move it to the front"),
-        (_anything, "'args' takes any number of arguments: take a list"),
         (Point, "cannot be made a task: decorate a function"),
         (7, "cannot be made a task: decorate a function"),
         (pay, "cannot be made a task: decorate a function"),
@@ -340,14 +334,6 @@ class TestAccepted:
             assert pay.enqueue(session, Text("fine")).args == {"order": "fine"}
             session.rollback()
 
-    def test_queues_that_differ_by_case_are_two(self, shared: Engine) -> None:
-        with Session(shared) as session:
-            first = keyed.options(queue="mail").enqueue(session, "k")
-            second = keyed.options(queue="Mail").enqueue(session, "k")
-            session.rollback()
-
-        assert first is not second
-
     def test_a_key_of_a_megabyte_is_a_key(self, shared: Engine) -> None:
         with Session(shared) as session:
             first, second = (keyed.enqueue(session, "k" * 2**17 + end) for end in "ab")
@@ -363,8 +349,3 @@ class TestAccepted:
             assert pay.options(unique_key="k").enqueue(session, 2) is first
             assert first.args == {"order": 1}
             session.rollback()
-
-
-def test_no_queue_is_named_in_the_channel_of_the_wake_ups() -> None:
-    # LISTEN cuts a name at 63 bytes without a word, and is where names become statements.
-    assert re.fullmatch("pgqueue_[0-9a-f]{8}", CHANNEL)

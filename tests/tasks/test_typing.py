@@ -136,12 +136,3 @@ def test_a_signature_that_would_be_filled_in_wrongly_is_refused_at_decoration(
     assert isinstance(caught.value, TypeError)
     assert function.__qualname__ in str(caught.value)
     assert queue.tasks == {}
-
-
-def test_parameters_without_annotations_are_arguments() -> None:
-    queue = PgQueue()
-
-    @queue.task
-    def anything(first, second=2): ...  # type: ignore[no-untyped-def]  # that is what is tested
-
-    assert anything.payload.names == ("first", "second")
