@@ -42,6 +42,8 @@ class RunningAttempt:
     """The ``ctx.finish()`` of its handler, if it has one."""
     has_begun = False
     """Whether its transactional handler has been called."""
+    is_committed = False
+    """Whether its transaction is committed, and the end of its job with it."""
     cancel_requested = False
     is_lost = False
     """It was settled from outside of its thread, or its lease has passed on: its result is
@@ -200,8 +202,9 @@ class RunningAttempt:
 
     @property
     def is_settled(self) -> bool:
-        """Whether its handler has ended the job with ``ctx.finish()``, and perhaps still runs."""
-        return self.finishing is not None and self.finishing.is_done
+        """Whether the end of the job is committed, while its thread perhaps still runs: by
+        ``ctx.finish()``, or before the listeners to ``after_commit`` are called."""
+        return self.is_committed or (self.finishing is not None and self.finishing.is_done)
 
     def context(self, session: Any = None) -> JobContext:
         claimed = self.claimed

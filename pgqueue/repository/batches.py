@@ -63,8 +63,8 @@ def add_batch(*, named: bool) -> sa.Executable:
 
 
 @cache
-def set_callbacks(names: tuple[str, ...]) -> sa.Executable:
-    values = {name: json_parameter(name) for name in names}
+def set_callbacks(callbacks: tuple[str, ...]) -> sa.Executable:
+    values = {name: json_parameter(name) for name in callbacks}
     return sa.update(batches).where(batches.c.id == BATCH).values(values)
 
 

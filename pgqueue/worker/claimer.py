@@ -171,6 +171,7 @@ class Claimer(Loop):
             prefetch.ran_dry()
         buffer.low_water = 0 if self._left else prefetch.ahead
         if claim.rows:
+            prefetch.brought(first=claim.rows[0].priority, last=claim.rows[-1].priority)
             self._isolation.start(claim.rows)
             runtime.ledger.claimed(claim.rows)
             buffer.put(claim.rows)

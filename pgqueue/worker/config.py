@@ -11,9 +11,7 @@ from pgqueue.worker.job_log import LogJobs
 MOST_WEIGHT = 1000
 MAX_JOBS_PER_CHILD = 10_000
 MOST_JOBS_PER_CHILD = 1_000_000_000
-AHEAD = 500
-"""More save little in a drain, and an urgent job waits for the claim under way."""
-MOST_AHEAD = 1000
+AHEAD = MOST_AHEAD = 1000
 AGE_AFTER = (timedelta(seconds=1), timedelta(days=365))
 
 

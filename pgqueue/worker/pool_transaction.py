@@ -92,6 +92,7 @@ class PoolTransaction(AttemptTransaction):
 
     def settled(self, outcome: Outcome, settled: Settled) -> None:
         self.attempt.ended_at = time.monotonic()
+        self.attempt.is_committed = True
         self._runtime.note_times(self.attempt)
         self._runtime.ledger.settled([(self.attempt.claimed, outcome)], [settled])
 

@@ -386,6 +386,8 @@ class _Server:
             return  # the server died before the signal was requested
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # Processes that a handler forks can be terminated, as programs that it starts can.
+        os.register_at_fork(after_in_child=_heed_signals)
         os.close(self._wake_up)
         self._control.close()
         for other in self._children.values():
@@ -406,6 +408,13 @@ class _Server:
 
 def _ignore(_number: int, _frame: object) -> None:
     """Ignore a signal: the worker handles it, or the main loop wakes up by it."""
+
+
+def _heed_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is _ignore:
+            is_interrupt = number is signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
 
 
 def _signal_at_end_of_parent(number: signal.Signals) -> None:
@@ -445,12 +454,13 @@ def _tell(signals: Connection, message: int | OSError) -> None:
 def _run_jobs(tasks: Tasks, around: Around, jobs: Connection, signals: Connection) -> None:
     """The child process, until its worker has ended."""
     attempts_logger.disabled = True  # the worker logs the outcomes
-    notices, reports = _Notices(signals), _Reports(jobs)
+    notices, sending = _Notices(signals), Lock()
     while True:
         try:
             claimed: Claimed = jobs.recv()
         except EOFError:
             return
+        reports = _Reports(jobs, sending)
         notices.read()  # those for earlier jobs, which their handlers have not read
         context = JobContext(
             job_id=claimed.job_id,
@@ -504,16 +514,23 @@ class _Notices:
 
 
 class _Reports:
-    """What a child tells its worker: the progress of a job, once a second, and then its outcome."""
+    """What a child tells its worker of one job: its progress, once a second, then its outcome.
 
-    def __init__(self, jobs: Connection) -> None:
+    A thread that the handler has left behind reports nothing any more.
+    """
+
+    def __init__(self, jobs: Connection, lock: Lock) -> None:
+        """``lock``: held to write to the pipe."""
         self._jobs = jobs
-        self._lock = Lock()
+        self._lock = lock
+        self._has_ended = False
         self._last: Progress | None = None
         self._timer: Timer | None = None
 
     def report(self, progress: Progress) -> None:
         with self._lock:
+            if self._has_ended:
+                return
             self._last = progress
             if self._timer is not None:
                 return
@@ -527,6 +544,7 @@ class _Reports:
     def end(self, outcome: Outcome) -> None:
         with self._lock:
             self._send_last()
+            self._has_ended = True
             self._jobs.send(outcome)
 
     def _send_later(self) -> None:

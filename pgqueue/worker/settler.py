@@ -34,6 +34,7 @@ from pgqueue.worker.ledger import Ledger
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import REPEAT, Outage
 from pgqueue.worker.reconnecting import is_lock_timeout
+from pgqueue.worker.rows import RowGuard, may_be_of_row
 
 logger = redaction.logger(__name__)
 
@@ -84,6 +85,9 @@ class Settler(Loop):
         self._is_kept = is_kept
         self._locked: list[Settlement] = []
         """Outcomes of jobs that another transaction has locked: they must not delay others."""
+        self._refused: list[Settlement] = []
+        """Outcomes that a trigger or a constraint refuses: they are tried again, one by one."""
+        self._guard = RowGuard()
         self._left: list[tuple[Settle, list[Settlement]]] = []
         """The rest of the batch that is being settled."""
         self._with_details: list[Settlement] = []
@@ -100,8 +104,9 @@ class Settler(Loop):
         while not self.stopping.is_set() and not self._left:
             if self._are_many:
                 time.sleep(LINGER)
-            is_last = self._stop_when_done.is_set() and not self._locked
-            is_near = self._locked or self.reconnecting.is_open
+            waits = bool(self._locked or self._refused)
+            is_last = self._stop_when_done.is_set() and not waits
+            is_near = waits or self.reconnecting.is_open
             wait = 0.0 if is_last else LOOK_AGAIN if is_near else AT_REST
             batch = self._ledger.done_batch(wait=wait)
             self._are_many = len(batch) >= LARGE_BATCH
@@ -109,7 +114,7 @@ class Settler(Loop):
                 self._begin(batch)
             elif is_last:
                 return False
-            elif self._locked:
+            elif waits:
                 break
             else:
                 self.reconnecting.rest()
@@ -125,6 +130,12 @@ class Settler(Loop):
             free, self._locked = self._parted(self._locked, connection)
             for claimed, outcome in free:
                 self._ledger.done(claimed, outcome)
+        refused, self._refused = self._refused, []
+        for item in refused:
+            if self._guard.rests(item[0].message_id):
+                self._refused.append(item)
+            else:
+                self._left.append((self._settle_others, [item]))
         while self._left and not self.stopping.is_set():
             settle, part = self._left[0]
             self._left[:1] = [(settle, each) for each in self._try(settle, part, connection)]
@@ -138,7 +149,7 @@ class Settler(Loop):
         return 0.0
 
     def end(self) -> None:
-        unwritten = self._locked + [item for _, part in self._left for item in part]
+        unwritten = self._locked + self._refused + [item for _, part in self._left for item in part]
         while batch := self._ledger.done_batch(wait=0):
             unwritten += batch
         if unwritten:
@@ -178,21 +189,27 @@ class Settler(Loop):
         fail or the batch is too large."""
         try:
             settle(connection, batch)
-        except (DataError, IntegrityError):
-            if len(batch) > 1:
-                return [[item] for item in batch]
-            [(claimed, outcome)] = batch
-            if is_plain_success(outcome) or outcome == _bare(outcome):
-                raise  # the outcome has no details that could be refused
-            logger.exception("job %s: storing its outcome without details", claimed.job_id)
-            return [[(claimed, _bare(outcome))]]
         except DBAPIError as error:
             if is_lock_timeout(error):
                 return self._without_locked(batch, connection)
             if isinstance(error.orig, TOO_LARGE) and len(batch) > 1:
                 return _parts(batch, (len(batch) + 1) // 2)
-            raise
+            if not may_be_of_row(error):
+                raise
+            if len(batch) > 1:
+                return [[item] for item in batch]
+            [(claimed, outcome)] = batch
+            has_details = not is_plain_success(outcome) and outcome != _bare(outcome)
+            if has_details and isinstance(error, DataError | IntegrityError):
+                logger.exception("job %s: storing its outcome without details", claimed.job_id)
+                return [[(claimed, _bare(outcome))]]
+            words = f"job {claimed.job_id}: the database refuses its outcome, and is asked again"
+            self._guard.failed(claimed.message_id, words, error)
+            self._refused += batch
+            return []
         self._waits = 0
+        if len(batch) == 1:
+            self._guard.succeeded(batch[0][0].message_id)
         return []
 
     def _without_locked(

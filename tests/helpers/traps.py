@@ -17,12 +17,10 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from pgqueue import repository
 from pgqueue.models import SCHEMA, JobStatus
 from pgqueue.repository import listing
-from pgqueue.repository.batches import set_callbacks
 from pgqueue.repository.cancel import KEYS
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.messages import Start
 from pgqueue.repository.references import Reference
-from pgqueue.repository.tables import message_queue, waiting_messages
 from pgqueue.schema import Roles, grant_statements, revoke_statements
 
 SIMILAR = {
@@ -83,12 +81,9 @@ def _arguments(build: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     names = inspect.signature(build).parameters
     others: dict[str, list[Any]] = {"start": list(Start), "references": [(), REFERENCES]}
     others["names"] = [("args", "next_at"), ("cron", "every", "paused_at")]
-    if build is set_callbacks:
-        others["names"] = [("on_failure", "on_success")]
-    others["table"] = list(KEYS)
     others["columns"] = [("priority", "run_at"), ("args", "unique_key")]
     others["callbacks"] = [("on_failure", "on_success"), ("on_cancelled",)]
-    others["table"] = [message_queue, waiting_messages]
+    others["table"] = list(KEYS)
     values = [others.get(name, [False, True]) for name in names]
     for chosen in itertools.product(*values):
         yield dict(zip(names, chosen, strict=True))

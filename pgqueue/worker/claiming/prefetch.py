@@ -6,6 +6,10 @@ crash of a worker affects fewer other jobs.
 
 HORIZON = 0.020
 """Seconds of work to claim ahead at once."""
+URGENT_SHARE = 3
+"""While claims bring urgent jobs, a third of this: urgent jobs wait for the claim under way."""
+CALM_AFTER = 500
+"""Claims in a row without an urgent job, after which the full number is claimed ahead again."""
 TOO_OLD = 0.050
 """Seconds a claimed job may wait before fewer jobs are claimed ahead."""
 STALE = 0.250
@@ -22,6 +26,8 @@ class Prefetch:
         self._rate = 0.0
         """Jobs a second that the handlers run while all slots are busy."""
         self._jobs, self._busy = 0, 0.0
+        self._calm_claims = CALM_AFTER
+        self._last_priority = 0
         self.ahead = 0
         """How many jobs to claim beyond the free slots; none if handlers are slow."""
 
@@ -36,9 +42,16 @@ class Prefetch:
             self._jobs, self._busy = jobs, busy
             self.ahead = min(self.ahead, int(self._rate * HORIZON))
 
+    def brought(self, *, first: int, last: int) -> None:
+        """Learn the priorities of a claim's first and last job, the most urgent first."""
+        overtakes = first < self._last_priority
+        self._calm_claims = 0 if overtakes else self._calm_claims + 1
+        self._last_priority = last
+
     def ran_dry(self) -> None:
         """Learn that a slot found no job although there were more to claim."""
-        most = min(self._most, int(self._rate * HORIZON))
+        share = 1 if self._calm_claims >= CALM_AFTER else URGENT_SHARE
+        most = min(self._most, int(self._rate * HORIZON)) // share
         self.ahead = min(max(2 * self.ahead, self._slots), most)
 
     def oldest_waits(self, seconds: float) -> None:
