@@ -63,6 +63,8 @@ TELL_WITHIN = 10.0
 REPORT_EVERY = 1.0
 """Seconds between two messages about the progress of a handler."""
 FORK = b"f"
+OF_WORKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that the worker handles, also if they are sent to the whole process group."""
 
 Tasks = Mapping[str, Task[..., Any]]
 RunJobs = Callable[[Connection, Connection], None]
@@ -337,7 +339,7 @@ class _Server:
         self._children: dict[int, Connection] = {}
         # Signals sent to the whole group are handled by the worker, which lets handlers finish.
         # Not SIG_IGN: programs that a handler starts would inherit it, and could not be terminated.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in OF_WORKER:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _ignore)
         with open(os.devnull) as nothing:
@@ -386,8 +388,7 @@ class _Server:
             return  # the server died before the signal was requested
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # Processes that a handler forks can be terminated, as programs that it starts can.
-        os.register_at_fork(after_in_child=_heed_signals)
+        _let_forks_be_terminated()
         os.close(self._wake_up)
         self._control.close()
         for other in self._children.values():
@@ -410,11 +411,28 @@ def _ignore(_number: int, _frame: object) -> None:
     """Ignore a signal: the worker handles it, or the main loop wakes up by it."""
 
 
-def _heed_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is _ignore:
-            is_interrupt = number is signal.SIGINT
-            signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+def _let_forks_be_terminated() -> None:
+    """Reset the signals in processes that a handler forks, as exec resets them in programs.
+
+    Until that is done they are blocked: a signal that is sent at once waits.
+    """
+    masks: list[Any] = []
+
+    def before() -> None:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, OF_WORKER))
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    def after_in_child() -> None:
+        for number in OF_WORKER:
+            if signal.getsignal(number) is _ignore:
+                is_interrupt = number is signal.SIGINT
+                default = signal.default_int_handler if is_interrupt else signal.SIG_DFL
+                signal.signal(number, default)
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after_in_child)
 
 
 def _signal_at_end_of_parent(number: signal.Signals) -> None:

@@ -17,6 +17,7 @@ from chaos.interleavings.logical_workers import (
     pairs,
     worker_settings,
 )
+from chaos.workers import wait_until
 from pgqueue import Job, PgQueue
 from pgqueue.database.autocommit import autocommitting
 from pgqueue.database.opening import worker_engine
@@ -82,6 +83,49 @@ def test_more_results_than_the_server_takes_at_once_are_all_kept(engine: Engine)
     kept = "SELECT outcome, jsonb_array_length(result) FROM pgqueue.jobs"
     with engine.connect() as connection:
         assert connection.execute(text(kept)).all() == [("succeeded", len(DIGITS))] * MANY
+
+
+REFUSAL = """
+    CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF NEW.id = {job} THEN RAISE EXCEPTION 'not this one'; END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER refuse BEFORE UPDATE ON pgqueue.jobs
+    FOR EACH ROW EXECUTE FUNCTION public.refuse()
+"""
+
+
+@pytest.mark.parametrize("outcome", [Succeeded(), Succeeded(1)], ids=["plain", "with a result"])
+def test_an_outcome_that_a_trigger_refuses_holds_up_no_other(
+    engine: Engine, outcome: Succeeded, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine.begin() as connection:
+        bad, *others = enqueue_many(connection, 5)
+        connection.execute(text(REFUSAL.format(job=bad)))
+    with crew_on(engine) as shared:
+        settler = Settler(
+            shared.engine, shared.ledger, shared.identity, shared.outage, goes_on=lambda _: None
+        )
+        for claimed in claimed_by(shared, engine, 5):
+            shared.ledger.done(claimed, outcome)
+        settler.start()
+        wait_until(lambda: ended(engine) == others)
+
+        with engine.begin() as connection:
+            connection.execute(text("DROP TRIGGER refuse ON pgqueue.jobs"))
+        wait_until(lambda: ended(engine) == [bad, *others])
+        settler.stop(seconds=60)
+
+    told = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert [line for line in told if f"job {bad}: the database refuses its outcome" in line]
+    assert len(told) == 1
+
+
+def ended(engine: Engine) -> list[int]:
+    with engine.connect() as connection:
+        statement = text("SELECT id FROM pgqueue.jobs WHERE outcome = 'succeeded' ORDER BY id")
+        return list(connection.scalars(statement))
 
 
 def test_what_a_settler_has_not_written_when_it_gives_up_is_named(

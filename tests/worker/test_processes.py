@@ -476,3 +476,37 @@ def test_a_script_without_a_main_guard_enqueues_once(database_url: str, tmp_path
     done = subprocess.run([sys.executable, script, database_url], capture_output=True, text=True)
 
     assert done.stdout.strip() == "{'succeeded': 1}", done.stderr
+
+
+def test_a_process_that_a_handler_forks_can_be_terminated(queue: PgQueue) -> None:
+    """The child itself ignores SIGTERM, which the worker handles; what it forks does not."""
+
+    def fork_and_end() -> int:
+        pid = os.fork()
+        if not pid:
+            signal.pause()
+            os._exit(0)
+        os.kill(pid, signal.SIGTERM)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    task = in_child(queue, fork_and_end, timeout=timedelta(seconds=60))
+    job = task.delay()
+
+    assert endings(Worker(queue)) == {"succeeded": 1}
+    assert result(queue, job.id) == -signal.SIGTERM
+
+
+def test_a_thread_that_a_handler_has_left_reports_nothing_of_the_next_job(queue: PgQueue) -> None:
+    left: list[JobContext] = []
+
+    def report(ctx: JobContext, number: int) -> None:
+        for each in (*left, ctx):
+            each.progress(number, 2, f"of job {each.job_id}")
+        left.append(ctx)
+
+    task = in_child(queue, report)
+    jobs = [task.delay(number).id for number in (1, 2)]
+
+    assert endings(Worker(queue, concurrency=1)) == {"succeeded": 2}
+    notes = [(job_of(queue, job).progress or {})["note"] for job in jobs]
+    assert notes == [f"of job {job}" for job in jobs]
