@@ -300,7 +300,10 @@ def _tell_after_commit(
 def _committed(session: Session) -> None:
     if session.in_nested_transaction():
         return  # a savepoint was released
-    for _, callbacks, ended in session.info.pop(ENDED, ()):
+    outermost = session.get_transaction()
+    for enclosing, callbacks, ended in session.info.pop(ENDED, ()):
+        if enclosing[-1] is not outermost:
+            continue  # session.close() has undone its transaction, which no event tells
         for callback in callbacks:
             try:
                 callback(ended)

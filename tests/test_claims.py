@@ -331,6 +331,9 @@ def test_the_callbacks_hear_of_attempts_once_they_are_committed(queue: PgQueue) 
         session.rollback()
         with queue.claim(session):
             pass
+        session.close()
+        with queue.claim(session):
+            pass
         with session.begin_nested():
             pass
         assert told == []
