@@ -1,7 +1,9 @@
 """Listeners to ``after_commit`` hear of the COMMIT of a job, once, and of nothing before it."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
+from chaos.workers import wait_until
 from pgqueue import Cancel, JobContext, PgQueue, Retry, Worker
 
 
@@ -218,3 +221,28 @@ def test_an_object_changed_after_the_last_commit_is_written(
 
     assert run(queue, kind, act) == {"succeeded": 1}
     assert words(engine) == (["changed"] if kind == "sync" else ["changed", "second"])
+
+
+def test_a_listener_past_the_timeout_does_not_fail_the_job(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, gate = PgQueue(engine), threading.Event()
+
+    @queue.task(timeout=timedelta(seconds=0.2))
+    def write(session: Session) -> None:
+        event.listen(session, "after_commit", lambda _: gate.wait(60))
+        session.execute(text("SELECT 1"))
+
+    def open_gate() -> None:
+        wait_until(lambda: "past its timeout" in caplog.text)
+        gate.set()
+
+    write.delay()
+    opening = threading.Thread(target=open_gate)
+    opening.start()
+    counts = Worker(queue).run_until_empty(timeout=60)
+    gate.set()
+    opening.join()
+
+    assert counts == {"succeeded": 1}
+    assert "has failed" not in caplog.text
