@@ -223,6 +223,7 @@ def test_an_object_changed_after_the_last_commit_is_written(
     assert words(engine) == (["changed"] if kind == "sync" else ["changed", "second"])
 
 
+@pytest.mark.journey  # its handler ends within its timeout only if the machine goes on
 def test_a_listener_past_the_timeout_does_not_fail_the_job(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
