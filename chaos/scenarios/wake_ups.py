@@ -178,7 +178,8 @@ def _sleepers(environment: Environment) -> list[int]:
 )
 def late_commits(environment: Environment, size: Size) -> None:
     """Others overtake a long transaction: its jobs start a sweep after its COMMIT at the latest."""
-    workers = environment.workers(size.workers, poll_interval=POLL, concurrency=2)
+    # Without prefetch: a prefetched job that waits too long is released, which rewinds the cursors.
+    workers = environment.workers(size.workers, poll_interval=POLL, concurrency=2, ahead=0)
     workers.until_registered()
     for _ in range(size.faults):
         with environment.queue.session() as late:
