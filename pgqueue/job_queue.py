@@ -597,10 +597,10 @@ class PgQueue:
         At least one condition besides ``status`` is needed, and all must hold.  Jobs that wait end
         first, the newest before the others, by one statement for each thousand.  Then each job
         that a worker has claimed is asked to stop, as :meth:`cancel` does.  The rows of the jobs
-        stay locked until the transaction ends, so commit soon.  The command ``pgqueue cancel``
-        commits after each thousand.
+        stay locked until the transaction ends, so commit soon.
 
-        Raises OptionError without a condition, and for a status of jobs that have ended.
+        Raises OptionError without a condition, for a condition that is no text, and for a status of
+        jobs that have ended; ArgumentsError for a batch that is no id.
         """
         statuses = [status] if isinstance(status, str) else list(status)
         if wrong := [one for one in statuses if one not in UNFINISHED]:
@@ -610,6 +610,11 @@ class PgQueue:
             )
         if not any(value is not None for value in conditions.values()):
             raise OptionError("cancel_where: which jobs? give a task, a queue, a batch or the like")
+        for name, value in conditions.items():
+            if name == "batch" and value is not None:
+                _checked_id(value, "batch")
+            elif value is not None and (not isinstance(value, str) or "\0" in value):
+                raise OptionError(f"cancel_where: {name} is {shown(value)}; give a text")
         which = JobFilter(frozenset(map(JobStatus, statuses)), **conditions)
         return dict(Cancels(in_transaction(session, "cancel of several jobs")).all_of(which))
 

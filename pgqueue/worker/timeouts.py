@@ -49,7 +49,7 @@ def late(run: RunningAttempt) -> Outcome:
         "job %d %s: past its timeout; its thread is abandoned", run.claimed.job_id, run.task.name
     )
     if run.is_settled:
-        return Succeeded()  # by ctx.finish(): nothing is left to settle
+        return Succeeded()  # committed: nothing is left to settle
     return after_timeout(run.task, run.claimed)
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import LogicalWorker, enqueue
-from pgqueue import Change, Job, JobStatus, Limit, OptionError, PgQueue
+from pgqueue import ArgumentsError, Change, Job, JobStatus, Limit, OptionError, PgQueue
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository.cancel import Cancels
 from pgqueue.repository.listing import JobFilter
@@ -92,6 +92,10 @@ def test_jobs_that_have_ended_and_all_jobs_are_refused(engine: Engine) -> None:
         cancel(engine, status="failed", queue="mail")
     with pytest.raises(OptionError, match="which jobs"):
         cancel(engine)
+    with pytest.raises(OptionError, match="tag is 7; give a text"):
+        cancel(engine, tag=7)
+    with pytest.raises(ArgumentsError, match="a batch's id is needed here, not str"):
+        cancel(engine, batch="7")
 
 
 def test_the_key_of_a_job_that_is_being_cancelled_is_free(
